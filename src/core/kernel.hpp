@@ -1,0 +1,49 @@
+// What a backend offers: a table of kernels, best first.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/problem.hpp"
+
+namespace tessella::core {
+
+struct Plan;
+
+// Memory a run needs beyond its tensors. state: zeroed once, left zero by every run. scratch: any content.
+struct WorkspaceSize {
+  int64_t state_bytes = 0;
+  int64_t scratch_bytes = 0;
+};
+
+struct Workspace {
+  void* state = nullptr;
+  void* scratch = nullptr;  // 64-byte aligned on the CPU
+};
+
+struct Kernel {
+  std::string_view name;     // "cpu.forward_avx512": file name, registry name, profiler name
+  std::string_view summary;  // one line for `tessella kernels`
+  uint32_t dtypes = 0;       // bit per DType, see dtype_bit()
+  int64_t max_head_dim = 0;
+  Features features;         // those it supports
+  bool automatic = true;     // false: runs only when named (the ladder)
+
+  // Why this machine cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
+  std::string (*unavailable)() = nullptr;
+  // Why this kernel refuses the problem beyond dtypes, head dim and features, or "". May be null.
+  std::string (*refuses)(const Problem&) = nullptr;
+  // For the sizes in the problem and num_threads threads; must not look at pointers.
+  WorkspaceSize (*workspace)(const Problem&, int num_threads) = nullptr;
+  // One line: tiles, threads. May be null.
+  std::string (*describe)(const Problem&, int num_threads) = nullptr;
+  void (*run)(const Problem&, const Plan&, Workspace) = nullptr;
+};
+
+constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }
+
+using KernelTable = std::span<const Kernel>;
+
+}  // namespace tessella::core

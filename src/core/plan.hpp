@@ -1,0 +1,26 @@
+// Plan: the kernel chosen for a problem, and why every better one was refused. Immutable, shared between threads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/kernel.hpp"
+#include "core/problem.hpp"
+
+namespace tessella::core {
+
+struct Refusal {
+  std::string_view kernel;
+  std::string reason;
+};
+
+struct Plan {
+  const Kernel* kernel = nullptr;
+  Problem bounds;  // sizes and features the plan was made for; its pointers are null
+  int num_threads = 1;
+  WorkspaceSize workspace;
+  std::vector<Refusal> refusals;  // kernels that stand before the chosen one
+  std::string explanation;
+};
+
+}  // namespace tessella::core

@@ -1,0 +1,70 @@
+// A strip: query rows of one KV head that walk the keys together, one SIMD lane a row.
+//
+// The query heads that share a KV head are packed query-major: row f of a (sequence, KV head) is query f / group of
+// head kv_head * group + f % group, so neighbouring rows see nearly the same keys and K and V are read once for all.
+// Scores of a strip are stored transposed, [key][row]: softmax, masks and rescaling are then vertical in the lanes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "core/sequence.hpp"
+
+namespace tessella::cpu {
+
+inline constexpr int kMaxStripRows = 64;
+
+struct Strip {
+  const core::Problem* problem = nullptr;
+  const core::Sequence* sequence = nullptr;
+  int64_t kv_head = 0;
+  int num_rows = 0;  // rows in use; lanes past it repeat the last row and are not stored
+  alignas(64) int32_t query[kMaxStripRows];
+  alignas(64) int32_t head[kMaxStripRows];
+  alignas(64) int32_t begin[kMaxStripRows];  // band of each row: keys [begin, end) and [0, min(keep_first, end))
+  alignas(64) int32_t end[kMaxStripRows];
+  int32_t keys_begin = 0;  // keys that some row sees lie in [keys_begin, keys_end) or below keep_end
+  int32_t keys_end = 0;
+  int32_t keep_end = 0;
+  int32_t full_begin = 0;  // every row sees every key of [full_begin, full_end) as far as the band goes
+  int32_t full_end = 0;
+};
+
+// Rows [row_begin, row_begin + num_rows) of a (sequence, KV head), padded to `lanes` rows.
+inline void fill_strip(Strip& strip, const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head,
+                       int64_t row_begin, int num_rows, int lanes) {
+  const int64_t group = problem.group();
+  strip.problem = &problem;
+  strip.sequence = &sequence;
+  strip.kv_head = kv_head;
+  strip.num_rows = num_rows;
+  for (int r = 0; r < lanes; ++r) {
+    const int64_t row = row_begin + std::min(r, num_rows - 1);
+    const int64_t query = row / group;
+    strip.query[r] = static_cast<int32_t>(query);
+    strip.head[r] = static_cast<int32_t>(kv_head * group + row % group);
+    strip.begin[r] = static_cast<int32_t>(sequence.band.begin(query));
+    strip.end[r] = static_cast<int32_t>(sequence.band.end(query));
+  }
+  // Rows are in query order and the band is monotone.
+  strip.keys_begin = strip.begin[0];
+  strip.keys_end = strip.end[lanes - 1];
+  strip.full_begin = strip.begin[lanes - 1];
+  strip.full_end = strip.end[0];
+  strip.keep_end = static_cast<int32_t>(std::min<int64_t>(problem.keep_first, strip.keys_end));
+}
+
+// Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees, in log2 units:
+// scale, softcap, bias, ALiBi, then -inf where the band or an element mask hides the key.
+// scores: [num_keys][lanes]. Masked products may be NaN.
+using ScoreChain = void (*)(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys);
+
+// Multiplies probabilities [num_keys][lanes] by 0 or 1 / (1 - p).
+using DropoutChain = void (*)(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys);
+
+// Everything but q.k, scale and the band: with any of these the score chain runs on every tile of a strip.
+inline constexpr core::Features kScoreFeatures =
+    core::kElementMasks | core::Feature::bias | core::Feature::alibi | core::Feature::softcap;
+
+}  // namespace tessella::cpu

@@ -1,0 +1,59 @@
+// The band: which keys a query row may see through every mask part that is an interval.
+//
+// Row i of a sequence sees keys [begin(i), end(i)) and [0, min(keep_first, end(i))). begin and end never fall as i
+// grows, so a tile of rows sees keys from begin(first row) to end(last row), and a key tile inside
+// [begin(last), end(first)) needs no element tests. Indices count from the sequence's first real key, so left
+// padding and packing do not change them. Bottom-right: query i stands at key i + seqlen_kv - seqlen_q.
+#pragma once
+
+#include "portable/integers.hpp"
+
+namespace tessella::portable {
+
+struct Band {
+  int64_t seqlen_q = 0;
+  int64_t seqlen_kv = 0;
+  int64_t window_left = -1;      // keys before the query's own position; -1 = no bound
+  int64_t window_right = -1;     // keys after it; 0 = causal; -1 = no bound
+  int64_t prefix = -1;           // keys [0, prefix) are seen by all, later ones causally; -1 = absent
+  int64_t chunk = 0;             // a query sees its own chunk of this many keys; 0 = absent
+  int64_t keep_first = 0;        // keys below this ignore every lower bound
+  bool causal_top_left = false;  // key j is seen iff j <= i
+
+  constexpr int64_t position(int64_t i) const { return i + seqlen_kv - seqlen_q; }
+
+  // One past the last visible key of row i, in [0, seqlen_kv].
+  constexpr int64_t end(int64_t i) const {
+    int64_t end = seqlen_kv;
+    const int64_t at = position(i);
+    if (window_right >= 0) end = min(end, at + window_right + 1);
+    if (prefix >= 0) end = min(end, max(prefix, at + 1));
+    if (causal_top_left) end = min(end, i + 1);
+    if (chunk > 0) end = min(end, at < 0 ? 0 : (at / chunk + 1) * chunk);
+    return max(end, 0);
+  }
+
+  // First visible key of row i that is not kept by keep_first, in [0, end(i)].
+  constexpr int64_t begin(int64_t i) const {
+    int64_t begin = 0;
+    const int64_t at = position(i);
+    if (window_left >= 0) begin = max(begin, at - window_left);
+    if (chunk > 0 && at > 0) begin = max(begin, at / chunk * chunk);
+    return min(begin, end(i));
+  }
+
+  constexpr bool visible(int64_t i, int64_t j) const {
+    return j < end(i) && (j >= begin(i) || j < keep_first);
+  }
+
+  // True if every row sees every key: nothing but lengths bounds the rows.
+  constexpr bool is_full() const {
+    return window_left < 0 && window_right < 0 && prefix < 0 && chunk == 0 && !causal_top_left;
+  }
+
+ private:
+  static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+  static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+};
+
+}  // namespace tessella::portable
