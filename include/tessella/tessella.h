@@ -1,0 +1,273 @@
+/* Tessella: exact attention, tile by tile. The C API, the stable ABI; the C++ headers are inline code over it.
+ *
+ * Every function returns a tessella_status; the text of a failure is tessella_last_error(). Nothing here prints,
+ * aborts or exits. All functions may be called from any thread. Structs that may grow begin with struct_size: set
+ * them with their _INIT macro. A shorter struct of an older program means defaults for what it lacks; a longer one of
+ * a newer program is refused with `unsupported` if it sets a field that this library does not know.
+ */
+#ifndef TESSELLA_TESSELLA_H
+#define TESSELLA_TESSELLA_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TESSELLA_VERSION_MAJOR 0
+#define TESSELLA_VERSION_MINOR 1
+#define TESSELLA_VERSION_PATCH 0
+#define TESSELLA_VERSION \
+  (TESSELLA_VERSION_MAJOR * 10000 + TESSELLA_VERSION_MINOR * 100 + TESSELLA_VERSION_PATCH)
+
+#if defined(_WIN32)
+#define TESSELLA_API
+#else
+#define TESSELLA_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t tessella_status;
+enum {
+  TESSELLA_OK = 0,
+  TESSELLA_INVALID_ARGUMENT = 1, /* a precondition does not hold; nothing was touched */
+  TESSELLA_UNSUPPORTED = 2,      /* valid, but no kernel here computes it; the text says why */
+  TESSELLA_OUT_OF_MEMORY = 3,
+  TESSELLA_DEVICE = 4,
+  TESSELLA_COMPILE = 5,
+  TESSELLA_IO = 6,
+  TESSELLA_INTERNAL = 7 /* a defect of the library */
+};
+
+typedef int32_t tessella_dtype;
+enum {
+  TESSELLA_DTYPE_DEFAULT = 0,
+  TESSELLA_F64 = 1,
+  TESSELLA_F32 = 2,
+  TESSELLA_BF16 = 3,
+  TESSELLA_F16 = 4,
+  TESSELLA_BOOL = 5, /* one byte, 0 = false */
+  TESSELLA_I32 = 6,
+  TESSELLA_I64 = 7
+};
+
+typedef int32_t tessella_device_type; /* DLPack's numbers */
+enum { TESSELLA_DEVICE_DEFAULT = 0 /* found out from the pointer */, TESSELLA_CPU = 1, TESSELLA_CUDA = 2 };
+
+/* A view of memory that somebody else owns. Frozen: this layout never changes.
+ * Attention operands are (batch, seqlen, heads, head_dim); 3-D (seqlen, heads, head_dim) and 2-D (seqlen, head_dim)
+ * count as batch 1 and head 1; with cu_seqlens, 3-D is packed (total, heads, head_dim). head_dim is contiguous.
+ * Any other memory layout is a matter of strides. */
+typedef struct tessella_tensor {
+  void* data;
+  tessella_dtype dtype;
+  int32_t ndim;
+  tessella_device_type device_type;
+  int32_t device_id;
+  int64_t shape[8];
+  int64_t strides[8];   /* in elements; all zero with a non-empty shape means dense row-major */
+  uint64_t reserved[4]; /* zero */
+} tessella_tensor;
+
+/* Dense (b, s, h, d) memory; and (b, h, s, d) memory seen as (b, s, h, d). */
+#define TESSELLA_TENSOR4(data, dtype, b, s, h, d) \
+  { (data), (dtype), 4, 0, 0, {(b), (s), (h), (d)}, {(int64_t)(s) * (h) * (d), (int64_t)(h) * (d), (d), 1}, {0} }
+#define TESSELLA_TENSOR4_BHSD(data, dtype, b, s, h, d) \
+  { (data), (dtype), 4, 0, 0, {(b), (s), (h), (d)}, {(int64_t)(s) * (h) * (d), (d), (int64_t)(s) * (d), 1}, {0} }
+#define TESSELLA_TENSOR3(data, dtype, s, h, d) \
+  { (data), (dtype), 3, 0, 0, {(s), (h), (d)}, {(int64_t)(h) * (d), (d), 1}, {0} }
+#define TESSELLA_TENSOR2(data, dtype, s, d) \
+  { (data), (dtype), 2, 0, 0, {(s), (d)}, {(d), 1}, {0} }
+#define TESSELLA_TENSOR1(data, dtype, n) \
+  { (data), (dtype), 1, 0, 0, {(n)}, {1}, {0} }
+
+/* Every pointer of a forward call. NULL = absent. q, k, v and out are required.
+ *
+ *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16
+ *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   dtype of q; heads_kv divides heads_q
+ *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; overlaps no input
+ *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q)   f32 (f64 allowed for f64 inputs);
+ *                  natural logarithm of the softmax's sum, sink included; -inf for a row that sees no key
+ *   seqlens_q/kv   (batch) i32   rows and keys in use; out rows past seqlens_q are 0, their lse -inf
+ *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1])
+ *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding; key indices of masks count from the first real key
+ *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores
+ *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
+ *   sink           (heads_q) f32   logits that join the softmax's sum and no value
+ *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool, true = visible
+ *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))  bool
+ *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
+ *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
+ *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
+ */
+typedef struct tessella_forward_args {
+  size_t struct_size;
+  const tessella_tensor* q;
+  const tessella_tensor* k;
+  const tessella_tensor* v;
+  const tessella_tensor* out;
+  const tessella_tensor* lse;
+  const tessella_tensor* seqlens_q;
+  const tessella_tensor* seqlens_kv;
+  const tessella_tensor* cu_seqlens_q;
+  const tessella_tensor* cu_seqlens_kv;
+  const tessella_tensor* leftpad_kv;
+  const tessella_tensor* bias;
+  const tessella_tensor* alibi_slopes;
+  const tessella_tensor* sink;
+  const tessella_tensor* dense_mask;
+  const tessella_tensor* block_map;
+  const tessella_tensor* document_ids_q;
+  const tessella_tensor* document_ids_kv;
+  const tessella_tensor* prefix_lengths;
+  const tessella_tensor* seed;
+  const tessella_tensor* offset;
+} tessella_forward_args;
+
+#define TESSELLA_FORWARD_ARGS_INIT \
+  { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Where plain calls take their workspace from. alloc returns memory aligned to `alignment`, or NULL. */
+typedef struct tessella_allocator {
+  void* (*alloc)(size_t bytes, size_t alignment, void* stream, void* user);
+  void (*free)(void* data, size_t bytes, void* stream, void* user);
+  void* user;
+} tessella_allocator;
+
+/* What is computed. Masks are a conjunction: a key is visible iff every part given says so.
+ * scores = scale * q.k -> softcap -> + bias + ALiBi -> masks -> softmax with sink -> dropout -> . v */
+typedef struct tessella_attention_options {
+  size_t struct_size;
+  float scale;   /* NaN = 1 / sqrt(head_dim_qk) */
+  float softcap; /* c * tanh(s / c); 0 = off */
+  float dropout; /* probability of a zero, in [0, 1) */
+  int32_t causal_top_left; /* 1: key j is visible iff j <= i */
+  int64_t window_left;     /* keys before and after the query's place i + seqlen_kv - seqlen_q; -1 = no bound */
+  int64_t window_right;    /* 0 = causal (bottom-right) */
+  int64_t chunk;           /* a query sees the keys of its own chunk of this many; 0 = off */
+  int64_t keep_first;      /* so many first keys stay visible whatever window_left and chunk say */
+  int64_t block_map_q;     /* queries and keys of one entry of block_map */
+  int64_t block_map_kv;
+  uint64_t seed;
+  uint64_t offset;
+  tessella_dtype out_dtype; /* checked against out where given */
+  int32_t num_splits;       /* 0 = automatic */
+  int32_t num_sms;          /* GPU: 0 = all */
+  int32_t num_threads;      /* CPU: 0 = all that the process may use */
+  int32_t deterministic;
+  int32_t batch_invariant;
+  int32_t check_device_values;
+  const char* kernel;       /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
+  int64_t max_seqlen_q;     /* upper bounds a plan is made for; 0 = the tensors' sizes */
+  int64_t max_seqlen_kv;
+  const char* score; /* user modifications as C++ text: GPU only */
+  const char* score_gradient;
+  const char* keep;
+  const tessella_allocator* allocator; /* NULL = the library's own */
+} tessella_attention_options;
+
+#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                           \
+  {                                                                                                               \
+    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, TESSELLA_DTYPE_DEFAULT, 0, 0, 0, \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                                              \
+  }
+
+typedef struct tessella_plan tessella_plan;
+
+/* state: zeroed once by tessella_plan_initialize, left zero by every run. scratch: any content. Both are aligned to
+ * 64 bytes. One run at a time may use a workspace. */
+typedef struct tessella_workspace {
+  void* state;
+  size_t state_bytes;
+  void* scratch;
+  size_t scratch_bytes;
+} tessella_workspace;
+
+/* Attention forward: out = softmax(scores) . v (FlashAttention-2, arXiv 2307.08691, algorithm 1).
+ * stream: CUDA stream for tensors on a GPU; ignored on the CPU, where the call returns when out is written. */
+TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
+                                              const tessella_attention_options* options, void* stream);
+
+/* Chooses and prepares a kernel for calls like this one: same dtypes, batch, heads, head dims, device and features,
+ * lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of args. */
+TESSELLA_API tessella_status tessella_plan_forward(const tessella_forward_args* args,
+                                                   const tessella_attention_options* options, tessella_plan** plan);
+TESSELLA_API void tessella_plan_free(tessella_plan* plan);
+/* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */
+TESSELLA_API tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forward_args* args,
+                                               const tessella_attention_options* options,
+                                               const tessella_workspace* workspace, void* stream);
+TESSELLA_API tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessella_workspace* workspace,
+                                                      void* stream);
+TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, size_t* state_bytes,
+                                                     size_t* scratch_bytes);
+/* Texts live as long as the plan. */
+TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
+TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
+
+/* Compares sampled rows of args->out with the reference in double, on the CPU. */
+typedef struct tessella_check_report {
+  size_t struct_size;
+  int64_t rows;           /* rows compared */
+  double max_error;       /* largest |out - reference| */
+  double plain_error;     /* the same of a plain computation: S and softmax in fp32, P rounded to the input dtype */
+  double tolerance;       /* what max_error was held against */
+  int32_t passed;         /* 1 if NaN and inf stand where they must and max_error <= tolerance */
+  int64_t worst_index[4]; /* batch, row, head, dim of the worst element */
+  double worst_got;
+  double worst_expected;
+} tessella_check_report;
+#define TESSELLA_CHECK_REPORT_INIT {sizeof(tessella_check_report), 0, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0}
+TESSELLA_API tessella_status tessella_check_forward(const tessella_forward_args* args,
+                                                    const tessella_attention_options* options, int64_t num_rows,
+                                                    uint64_t seed, tessella_check_report* report);
+
+/* The kernels of this library, best first within a device. */
+typedef struct tessella_kernel_info {
+  size_t struct_size;
+  const char* name;
+  const char* summary;
+  const char* dtypes;       /* "bf16 f16 f32" */
+  const char* features;     /* "causal/window chunk ..." */
+  const char* unavailable;  /* why this machine cannot run it, or "" */
+  int64_t max_head_dim;
+  int32_t automatic;        /* 0: runs only when named */
+} tessella_kernel_info;
+#define TESSELLA_KERNEL_INFO_INIT {sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0}
+TESSELLA_API int32_t tessella_kernel_count(void);
+TESSELLA_API tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info);
+/* *reason is "" if the kernel would run this call, else why not; it lives until the thread's next call. */
+TESSELLA_API tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forward_args* args,
+                                                     const tessella_attention_options* options, const char** reason);
+
+/* What an algorithm of the family does for this call, by its own count of its loops (docs/ladder.md). */
+typedef struct tessella_kernel_cost {
+  size_t struct_size;
+  double score_passes; /* times every score is produced or read */
+  double bytes_moved;  /* between memory and the tile that is worked on */
+  double extra_bytes;  /* memory beyond inputs and outputs */
+} tessella_kernel_cost;
+#define TESSELLA_KERNEL_COST_INIT {sizeof(tessella_kernel_cost), 0, 0, 0}
+TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forward_args* args,
+                                                     const tessella_attention_options* options,
+                                                     tessella_kernel_cost* cost);
+
+/* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
+ * managed tensor; reading never deletes it. To DLPack: *managed owns nothing but itself. */
+TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor,
+                                                  int32_t* read_only);
+TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, int32_t read_only,
+                                                void** managed);
+
+TESSELLA_API int32_t tessella_version(void);
+/* Text of the calling thread's last failure; lives until its next call into the library. */
+TESSELLA_API const char* tessella_last_error(void);
+/* Machine, instruction sets, threads and devices as lines "name: value"; lives until the thread's next call. */
+TESSELLA_API const char* tessella_info(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSELLA_TESSELLA_H */
