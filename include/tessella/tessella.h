@@ -15,8 +15,7 @@
 #define TESSELLA_VERSION_MAJOR 0
 #define TESSELLA_VERSION_MINOR 1
 #define TESSELLA_VERSION_PATCH 0
-#define TESSELLA_VERSION \
-  (TESSELLA_VERSION_MAJOR * 10000 + TESSELLA_VERSION_MINOR * 100 + TESSELLA_VERSION_PATCH)
+#define TESSELLA_VERSION (TESSELLA_VERSION_MAJOR * 10000 + TESSELLA_VERSION_MINOR * 100 + TESSELLA_VERSION_PATCH)
 
 #if defined(_WIN32)
 #define TESSELLA_API
@@ -55,6 +54,8 @@ enum {
 typedef int32_t tessella_device_type; /* DLPack's numbers */
 enum { TESSELLA_DEVICE_DEFAULT = 0 /* found out from the pointer */, TESSELLA_CPU = 1, TESSELLA_CUDA = 2 };
 
+enum { TESSELLA_READ_ONLY = 1 /* a flag: the memory must not be written, so it cannot be an output */ };
+
 /* A view of memory that somebody else owns. Frozen: this layout never changes.
  * Attention operands are (batch, seqlen, heads, head_dim); 3-D (seqlen, heads, head_dim) and 2-D (seqlen, head_dim)
  * count as batch 1 and head 1; with cu_seqlens, 3-D is packed (total, heads, head_dim). head_dim is contiguous.
@@ -67,20 +68,31 @@ typedef struct tessella_tensor {
   int32_t device_id;
   int64_t shape[8];
   int64_t strides[8];   /* in elements; all zero with a non-empty shape means dense row-major */
-  uint64_t reserved[4]; /* zero */
+  uint64_t flags;       /* TESSELLA_READ_ONLY or 0 */
+  uint64_t reserved[3]; /* zero */
 } tessella_tensor;
 
 /* Dense (b, s, h, d) memory; and (b, h, s, d) memory seen as (b, s, h, d). */
-#define TESSELLA_TENSOR4(data, dtype, b, s, h, d) \
-  { (data), (dtype), 4, 0, 0, {(b), (s), (h), (d)}, {(int64_t)(s) * (h) * (d), (int64_t)(h) * (d), (d), 1}, {0} }
-#define TESSELLA_TENSOR4_BHSD(data, dtype, b, s, h, d) \
-  { (data), (dtype), 4, 0, 0, {(b), (s), (h), (d)}, {(int64_t)(s) * (h) * (d), (d), (int64_t)(s) * (d), 1}, {0} }
-#define TESSELLA_TENSOR3(data, dtype, s, h, d) \
-  { (data), (dtype), 3, 0, 0, {(s), (h), (d)}, {(int64_t)(h) * (d), (d), 1}, {0} }
-#define TESSELLA_TENSOR2(data, dtype, s, d) \
-  { (data), (dtype), 2, 0, 0, {(s), (d)}, {(d), 1}, {0} }
-#define TESSELLA_TENSOR1(data, dtype, n) \
-  { (data), (dtype), 1, 0, 0, {(n)}, {1}, {0} }
+#define TESSELLA_TENSOR4(data, dtype, b, s, h, d)                                                                    \
+  {                                                                                                                  \
+    (data), (dtype), 4, 0, 0, {(b), (s), (h), (d)}, {(int64_t)(s) * (h) * (d), (int64_t)(h) * (d), (d), 1}, 0, { 0 } \
+  }
+#define TESSELLA_TENSOR4_BHSD(data, dtype, b, s, h, d)                                                               \
+  {                                                                                                                  \
+    (data), (dtype), 4, 0, 0, {(b), (s), (h), (d)}, {(int64_t)(s) * (h) * (d), (d), (int64_t)(s) * (d), 1}, 0, { 0 } \
+  }
+#define TESSELLA_TENSOR3(data, dtype, s, h, d)                                        \
+  {                                                                                   \
+    (data), (dtype), 3, 0, 0, {(s), (h), (d)}, {(int64_t)(h) * (d), (d), 1}, 0, { 0 } \
+  }
+#define TESSELLA_TENSOR2(data, dtype, s, d)                  \
+  {                                                          \
+    (data), (dtype), 2, 0, 0, {(s), (d)}, {(d), 1}, 0, { 0 } \
+  }
+#define TESSELLA_TENSOR1(data, dtype, n)           \
+  {                                                \
+    (data), (dtype), 1, 0, 0, {(n)}, {1}, 0, { 0 } \
+  }
 
 /* Every pointer of a forward call. NULL = absent. q, k, v and out are required.
  *
@@ -139,9 +151,9 @@ typedef struct tessella_allocator {
  * scores = scale * q.k -> softcap -> + bias + ALiBi -> masks -> softmax with sink -> dropout -> . v */
 typedef struct tessella_attention_options {
   size_t struct_size;
-  float scale;   /* NaN = 1 / sqrt(head_dim_qk) */
-  float softcap; /* c * tanh(s / c); 0 = off */
-  float dropout; /* probability of a zero, in [0, 1) */
+  float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
+  float softcap;           /* c * tanh(s / c); 0 = off */
+  float dropout;           /* probability of a zero, in [0, 1) */
   int32_t causal_top_left; /* 1: key j is visible iff j <= i */
   int64_t window_left;     /* keys before and after the query's place i + seqlen_kv - seqlen_q; -1 = no bound */
   int64_t window_right;    /* 0 = causal (bottom-right) */
@@ -158,8 +170,8 @@ typedef struct tessella_attention_options {
   int32_t deterministic;
   int32_t batch_invariant;
   int32_t check_device_values;
-  const char* kernel;       /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
-  int64_t max_seqlen_q;     /* upper bounds a plan is made for; 0 = the tensors' sizes */
+  const char* kernel;   /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
+  int64_t max_seqlen_q; /* upper bounds a plan is made for; 0 = the tensors' sizes */
   int64_t max_seqlen_kv;
   const char* score; /* user modifications as C++ text: GPU only */
   const char* score_gradient;
@@ -167,10 +179,10 @@ typedef struct tessella_attention_options {
   const tessella_allocator* allocator; /* NULL = the library's own */
 } tessella_attention_options;
 
-#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                           \
-  {                                                                                                               \
-    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, TESSELLA_DTYPE_DEFAULT, 0, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                                              \
+#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                                \
+  {                                                                                                                    \
+    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, \
+        0, 0, 0, 0, 0, 0, 0, 0                                                                                         \
   }
 
 typedef struct tessella_plan tessella_plan;
@@ -218,7 +230,8 @@ typedef struct tessella_check_report {
   double worst_got;
   double worst_expected;
 } tessella_check_report;
-#define TESSELLA_CHECK_REPORT_INIT {sizeof(tessella_check_report), 0, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0}
+#define TESSELLA_CHECK_REPORT_INIT \
+  { sizeof(tessella_check_report), 0, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0 }
 TESSELLA_API tessella_status tessella_check_forward(const tessella_forward_args* args,
                                                     const tessella_attention_options* options, int64_t num_rows,
                                                     uint64_t seed, tessella_check_report* report);
@@ -228,13 +241,14 @@ typedef struct tessella_kernel_info {
   size_t struct_size;
   const char* name;
   const char* summary;
-  const char* dtypes;       /* "bf16 f16 f32" */
-  const char* features;     /* "causal/window chunk ..." */
-  const char* unavailable;  /* why this machine cannot run it, or "" */
+  const char* dtypes;      /* "bf16 f16 f32" */
+  const char* features;    /* "causal/window chunk ..." */
+  const char* unavailable; /* why this machine cannot run it, or "" */
   int64_t max_head_dim;
-  int32_t automatic;        /* 0: runs only when named */
+  int32_t automatic; /* 0: runs only when named */
 } tessella_kernel_info;
-#define TESSELLA_KERNEL_INFO_INIT {sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0}
+#define TESSELLA_KERNEL_INFO_INIT \
+  { sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0 }
 TESSELLA_API int32_t tessella_kernel_count(void);
 TESSELLA_API tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info);
 /* *reason is "" if the kernel would run this call, else why not; it lives until the thread's next call. */
@@ -248,17 +262,17 @@ typedef struct tessella_kernel_cost {
   double bytes_moved;  /* between memory and the tile that is worked on */
   double extra_bytes;  /* memory beyond inputs and outputs */
 } tessella_kernel_cost;
-#define TESSELLA_KERNEL_COST_INIT {sizeof(tessella_kernel_cost), 0, 0, 0}
+#define TESSELLA_KERNEL_COST_INIT \
+  { sizeof(tessella_kernel_cost), 0, 0, 0 }
 TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forward_args* args,
                                                      const tessella_attention_options* options,
                                                      tessella_kernel_cost* cost);
 
 /* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
- * managed tensor; reading never deletes it. To DLPack: *managed owns nothing but itself. */
-TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor,
-                                                  int32_t* read_only);
-TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, int32_t read_only,
-                                                void** managed);
+ * managed tensor; reading never deletes it. A read-only one has TESSELLA_READ_ONLY set; the unversioned form cannot say
+ * so and to_dlpack refuses it. To DLPack: *managed owns itself, freed by its deleter, and not the memory. */
+TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor);
+TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, void** managed);
 
 TESSELLA_API int32_t tessella_version(void);
 /* Text of the calling thread's last failure; lives until its next call into the library. */

@@ -26,9 +26,7 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-[[noreturn]] inline void invalid(const std::string& message) {
-  throw Error(ErrorCode::invalid_argument, message);
-}
+[[noreturn]] inline void invalid(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
 [[noreturn]] inline void unsupported(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
 
 }  // namespace tessella::core

@@ -23,13 +23,19 @@ struct Workspace {
   void* scratch = nullptr;  // 64-byte aligned on the CPU
 };
 
+struct Cost {
+  double score_passes = 0;
+  double bytes_moved = 0;
+  double extra_bytes = 0;
+};
+
 struct Kernel {
   std::string_view name;     // "cpu.forward_avx512": file name, registry name, profiler name
   std::string_view summary;  // one line for `tessella kernels`
   uint32_t dtypes = 0;       // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
   Features features;         // those it supports
-  bool automatic = true;     // false: runs only when named (the ladder)
+  uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this machine cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
   std::string (*unavailable)() = nullptr;
@@ -37,6 +43,10 @@ struct Kernel {
   std::string (*refuses)(const Problem&) = nullptr;
   // For the sizes in the problem and num_threads threads; must not look at pointers.
   WorkspaceSize (*workspace)(const Problem&, int num_threads) = nullptr;
+  // Threads a run uses when the caller asks for `requested` (0 = all). Null: one.
+  int (*threads)(int requested) = nullptr;
+  // Passes over the scores, bytes moved, extra memory, by the algorithm's own loops. Null: not counted.
+  Cost (*cost)(const Problem&) = nullptr;
   // One line: tiles, threads. May be null.
   std::string (*describe)(const Problem&, int num_threads) = nullptr;
   void (*run)(const Problem&, const Plan&, Workspace) = nullptr;

@@ -149,14 +149,14 @@ struct Problem {
   Features features;
 
   // The part that may change from run to run.
-  Operand q;                  // (batch, seqlen_q, heads_q, head_dim_qk)
-  Operand k;                  // (batch, seqlen_kv, heads_kv, head_dim_qk)
-  Operand v;                  // (batch, seqlen_kv, heads_kv, head_dim_v)
-  Operand out;                // (batch, seqlen_q, heads_q, head_dim_v)
-  Operand lse;                // (batch, seqlen_q, heads_q, 1), f32, or f64 where dtype is f64
-  Table<int32_t> seqlens_q;   // (batch) rows in use
-  Table<int32_t> seqlens_kv;  // (batch) slots in use, left padding included
-  Table<int32_t> leftpad_kv;  // (batch) first slot in use
+  Operand q;                     // (batch, seqlen_q, heads_q, head_dim_qk)
+  Operand k;                     // (batch, seqlen_kv, heads_kv, head_dim_qk)
+  Operand v;                     // (batch, seqlen_kv, heads_kv, head_dim_v)
+  Operand out;                   // (batch, seqlen_q, heads_q, head_dim_v)
+  Operand lse;                   // (batch, seqlen_q, heads_q, 1), f32, or f64 where dtype is f64
+  Table<int32_t> seqlens_q;      // (batch) rows in use
+  Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
+  Table<int32_t> leftpad_kv;     // (batch) first slot in use
   Table<int32_t> cu_seqlens_q;   // (batch + 1) first row of each sequence in the packed tensor
   Table<int32_t> cu_seqlens_kv;  // (batch + 1)
   ScoreOperand bias;             // f32, or the dtype of q

@@ -42,9 +42,7 @@ struct Band {
     return min(begin, end(i));
   }
 
-  constexpr bool visible(int64_t i, int64_t j) const {
-    return j < end(i) && (j >= begin(i) || j < keep_first);
-  }
+  constexpr bool visible(int64_t i, int64_t j) const { return j < end(i) && (j >= begin(i) || j < keep_first); }
 
   // True if every row sees every key: nothing but lengths bounds the rows.
   constexpr bool is_full() const {

@@ -1,0 +1,59 @@
+// Plan: a kernel chosen and prepared for calls of one kind. Immutable; threads may share it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <tessella/attention.hpp>
+
+namespace tessella {
+
+// Memory of a run, 64-byte aligned; one run at a time may use it. state must have been initialised by its plan.
+using Workspace = tessella_workspace;
+
+class Plan {
+ public:
+  std::string kernel() const { return tessella_plan_kernel(plan_.get()); }
+  // The problem, the kernel, its workspace, and why each better kernel was refused.
+  std::string explain() const { return tessella_plan_explain(plan_.get()); }
+
+  // Bytes of state and scratch; the pointers are null.
+  Workspace workspace_size() const {
+    Workspace size{};
+    detail::check(tessella_plan_workspace(plan_.get(), &size.state_bytes, &size.scratch_bytes));
+    return size;
+  }
+  void initialize(const Workspace& workspace, void* stream = nullptr) const {
+    detail::check(tessella_plan_initialize(plan_.get(), &workspace, stream));
+  }
+
+  // Runs with the options the plan was made from (views in its mask must still be alive).
+  void run(const ForwardArgs& args, const Workspace& workspace, void* stream = nullptr) const {
+    run(args, options_, &workspace, stream);
+  }
+  // Takes its workspace as plain calls do.
+  void run(const ForwardArgs& args, void* stream = nullptr) const { run(args, options_, nullptr, stream); }
+  // With another scale, window width, softcap, seed, or other mask tensors of the same kinds.
+  void run(const ForwardArgs& args, const AttentionOptions& options, const Workspace* workspace,
+           void* stream = nullptr) const {
+    const detail::ForwardCall call(args, options);
+    detail::check(tessella_plan_run(plan_.get(), &call.args, &call.options, workspace, stream));
+  }
+
+ private:
+  friend Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options);
+  Plan(tessella_plan* plan, const AttentionOptions& options) : plan_(plan, tessella_plan_free), options_(options) {}
+
+  std::shared_ptr<tessella_plan> plan_;
+  AttentionOptions options_;
+};
+
+// For calls like this one; see tessella_plan_forward. Keeps no pointer of args.
+inline Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options = {}) {
+  const detail::ForwardCall call(args, options);
+  tessella_plan* plan = nullptr;
+  detail::check(tessella_plan_forward(&call.args, &call.options, &plan));
+  return Plan(plan, options);
+}
+
+}  // namespace tessella

@@ -1,0 +1,88 @@
+#include "api/arena.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::api {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kKept = size_t{64} << 20;  // a thread holds on to at most this much between calls
+
+size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+// One block per thread. A nested call (from inside a task that runs on this thread) finds it taken and gets its own.
+struct ThreadBlock {
+  void* data = nullptr;
+  size_t bytes = 0;
+  bool is_taken = false;
+  ~ThreadBlock() { std::free(data); }
+};
+thread_local ThreadBlock t_block;
+
+void* allocate(size_t bytes) {
+  const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+  void* data = std::aligned_alloc(alignment, rounded_up(bytes, alignment));
+  if (data == nullptr) {
+    throw core::Error(core::ErrorCode::out_of_memory,
+                      core::message("forward: no memory for a workspace of ", bytes, " bytes"));
+  }
+#ifdef MADV_HUGEPAGE
+  // 4 KB pages cost a third of the bandwidth of large scratch; a refusal costs nothing else.
+  if (alignment == kHugePage) madvise(data, rounded_up(bytes, alignment), MADV_HUGEPAGE);
+#endif
+  return data;
+}
+
+}  // namespace
+
+RunMemory::RunMemory(const core::WorkspaceSize& size, const tessella_allocator* allocator, void* stream)
+    : allocator_(allocator), stream_(stream) {
+  const size_t state = rounded_up(static_cast<size_t>(size.state_bytes), kAlignment);
+  bytes_ = state + static_cast<size_t>(size.scratch_bytes);
+  if (bytes_ == 0) return;
+  if (allocator_ != nullptr) {
+    block_ = allocator_->alloc(bytes_, kAlignment, stream_, allocator_->user);
+    if (block_ == nullptr) {
+      throw core::Error(core::ErrorCode::out_of_memory,
+                        core::message("forward: the caller's allocator returned NULL for ", bytes_, " bytes"));
+    }
+  } else if (!t_block.is_taken) {
+    if (t_block.bytes < bytes_) {
+      std::free(t_block.data);
+      t_block = {};
+      t_block.data = allocate(bytes_);
+      t_block.bytes = bytes_;
+    }
+    t_block.is_taken = true;
+    block_ = t_block.data;
+  } else {
+    block_ = allocate(bytes_);
+  }
+  if (state != 0) std::memset(block_, 0, state);
+  workspace_ = {state == 0 ? nullptr : block_, static_cast<std::byte*>(block_) + state};
+}
+
+RunMemory::~RunMemory() {
+  if (block_ == nullptr) return;
+  if (allocator_ != nullptr) {
+    allocator_->free(block_, bytes_, stream_, allocator_->user);
+  } else if (block_ == t_block.data) {
+    t_block.is_taken = false;
+    if (t_block.bytes > kKept) {
+      std::free(t_block.data);
+      t_block.data = nullptr;
+      t_block.bytes = 0;
+    }
+  } else {
+    std::free(block_);
+  }
+}
+
+}  // namespace tessella::api

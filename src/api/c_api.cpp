@@ -1,0 +1,238 @@
+// The C shim: exceptions become status codes, texts live per thread. No arithmetic.
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "api/dlpack.hpp"
+#include "api/forward.hpp"
+#include "api/info.hpp"
+#include "api/normalize.hpp"
+#include "core/choose.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+#include "reference/check.hpp"
+#include "tessella/tessella.h"
+
+struct tessella_plan {
+  tessella::core::Plan plan;
+  std::string kernel;
+};
+
+namespace {
+
+namespace core = tessella::core;
+namespace api = tessella::api;
+
+thread_local std::string t_error;
+thread_local std::string t_text;  // what a query returned last
+
+template <typename Fn>
+tessella_status guarded(Fn&& fn) noexcept {
+  const auto failed = [](tessella_status status, const char* text) {
+    try {
+      t_error = text;
+    } catch (...) {
+      t_error.clear();
+    }
+    return status;
+  };
+  try {
+    fn();
+    return TESSELLA_OK;
+  } catch (const core::Error& error) {
+    return failed(static_cast<tessella_status>(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(TESSELLA_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {
+    return failed(TESSELLA_INTERNAL, error.what());
+  } catch (...) {
+    return failed(TESSELLA_INTERNAL, "unknown exception");
+  }
+}
+
+void require(const void* pointer, const char* function, const char* argument) {
+  if (pointer == nullptr) core::invalid(core::message(function, ": ", argument, " is NULL, expected a pointer"));
+}
+
+// Writes no further than the caller's version of the struct reaches.
+template <typename Struct>
+void fill(Struct* out, Struct value, const char* function, const char* argument) {
+  require(out, function, argument);
+  const size_t size = out->struct_size;
+  if (size < sizeof(size_t)) {
+    core::invalid(
+        core::message(function, ": ", argument, "->struct_size is ", size, ", expected sizeof of the struct"));
+  }
+  value.struct_size = size;
+  std::memcpy(out, &value, std::min(size, sizeof(Struct)));
+}
+
+const core::Kernel& kernel_at(int32_t idx, const char* function) {
+  int64_t remaining = idx;
+  for (const core::KernelTable& table : api::kernel_tables()) {
+    if (remaining >= 0 && remaining < static_cast<int64_t>(table.size())) return table[static_cast<size_t>(remaining)];
+    remaining -= static_cast<int64_t>(table.size());
+  }
+  core::invalid(core::message(function, ": kernel_idx is ", idx, ", expected 0 to ", tessella_kernel_count() - 1));
+}
+
+}  // namespace
+
+extern "C" {
+
+tessella_status tessella_forward(const tessella_forward_args* args, const tessella_attention_options* options,
+                                 void* stream) {
+  return guarded([&] {
+    const tessella_attention_options grown = api::grown(options, "forward");
+    const core::Problem problem = api::read_problem(args, grown, "forward");
+    api::run(*api::cached_plan(problem, grown), problem, nullptr, grown.allocator, stream);
+  });
+}
+
+tessella_status tessella_plan_forward(const tessella_forward_args* args, const tessella_attention_options* options,
+                                      tessella_plan** plan) {
+  return guarded([&] {
+    require(plan, "plan_forward", "plan");
+    const tessella_attention_options grown = api::grown(options, "plan_forward");
+    const core::Problem problem = api::read_problem(args, grown, "plan_forward");
+    core::Plan made = api::plan_forward(problem, grown);
+    std::string kernel(made.kernel->name);
+    *plan = new tessella_plan{std::move(made), std::move(kernel)};
+  });
+}
+
+void tessella_plan_free(tessella_plan* plan) { delete plan; }
+
+tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forward_args* args,
+                                  const tessella_attention_options* options, const tessella_workspace* workspace,
+                                  void* stream) {
+  return guarded([&] {
+    require(plan, "plan_run", "plan");
+    const tessella_attention_options grown = api::grown(options, "plan_run");
+    const core::Problem problem = api::read_problem(args, grown, "plan_run");
+    if (options != nullptr && grown.kernel != nullptr && plan->kernel != grown.kernel) {
+      core::invalid(core::message("plan_run: kernel is \"", grown.kernel, "\", and the plan runs ", plan->kernel));
+    }
+    api::check_fits(plan->plan, problem);
+    api::run(plan->plan, problem, workspace, grown.allocator, stream);
+  });
+}
+
+tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessella_workspace* workspace, void*) {
+  return guarded([&] {
+    require(plan, "plan_initialize", "plan");
+    require(workspace, "plan_initialize", "workspace");
+    const auto needed = static_cast<size_t>(plan->plan.workspace.state_bytes);
+    if (needed == 0) return;
+    if (workspace->state == nullptr || workspace->state_bytes < needed) {
+      core::invalid(
+          core::message("plan_initialize: workspace.state has ", workspace->state_bytes, " bytes, expected ", needed));
+    }
+    std::memset(workspace->state, 0, needed);
+  });
+}
+
+tessella_status tessella_plan_workspace(const tessella_plan* plan, size_t* state_bytes, size_t* scratch_bytes) {
+  return guarded([&] {
+    require(plan, "plan_workspace", "plan");
+    if (state_bytes != nullptr) *state_bytes = static_cast<size_t>(plan->plan.workspace.state_bytes);
+    if (scratch_bytes != nullptr) *scratch_bytes = static_cast<size_t>(plan->plan.workspace.scratch_bytes);
+  });
+}
+
+const char* tessella_plan_kernel(const tessella_plan* plan) { return plan == nullptr ? "" : plan->kernel.c_str(); }
+const char* tessella_plan_explain(const tessella_plan* plan) {
+  return plan == nullptr ? "" : plan->plan.explanation.c_str();
+}
+
+tessella_status tessella_check_forward(const tessella_forward_args* args, const tessella_attention_options* options,
+                                       int64_t num_rows, uint64_t seed, tessella_check_report* report) {
+  return guarded([&] {
+    const tessella_attention_options grown = api::grown(options, "check_forward");
+    const core::Problem problem = api::read_problem(args, grown, "check_forward");
+    const tessella::reference::CheckReport found = tessella::reference::check_forward(problem, num_rows, seed);
+    tessella_check_report filled = TESSELLA_CHECK_REPORT_INIT;
+    filled.rows = found.rows;
+    filled.max_error = found.max_error;
+    filled.plain_error = found.plain_error;
+    filled.tolerance = found.tolerance;
+    filled.passed = found.passed ? 1 : 0;
+    for (int i = 0; i < 4; ++i) filled.worst_index[i] = found.worst_index[i];
+    filled.worst_got = found.worst_got;
+    filled.worst_expected = found.worst_expected;
+    fill(report, filled, "check_forward", "report");
+  });
+}
+
+int32_t tessella_kernel_count(void) {
+  size_t count = 0;
+  for (const core::KernelTable& table : api::kernel_tables()) count += table.size();
+  return static_cast<int32_t>(count);
+}
+
+tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info) {
+  return guarded([&] {
+    const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_describe");
+    const api::KernelTexts& texts = api::kernel_texts(kernel);
+    fill(info,
+         tessella_kernel_info{sizeof(tessella_kernel_info), texts.name.c_str(), texts.summary.c_str(),
+                              texts.dtypes.c_str(), texts.features.c_str(), texts.unavailable.c_str(),
+                              kernel.max_head_dim, kernel.automatic != 0 ? 1 : 0},
+         "kernel_describe", "info");
+  });
+}
+
+tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forward_args* args,
+                                        const tessella_attention_options* options, const char** reason) {
+  return guarded([&] {
+    require(reason, "kernel_refusal", "reason");
+    const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
+    const tessella_attention_options grown = api::grown(options, "kernel_refusal");
+    t_text = core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal"));
+    *reason = t_text.c_str();
+  });
+}
+
+tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forward_args* args,
+                                        const tessella_attention_options* options, tessella_kernel_cost* cost) {
+  return guarded([&] {
+    const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
+    const tessella_attention_options grown = api::grown(options, "kernel_cost_of");
+    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of");
+    if (kernel.cost == nullptr) {
+      core::unsupported(core::message("kernel_cost_of: ", kernel.name, " does not count its passes and bytes"));
+    }
+    const core::Cost counted = kernel.cost(problem);
+    fill(cost,
+         tessella_kernel_cost{sizeof(tessella_kernel_cost), counted.score_passes, counted.bytes_moved,
+                              counted.extra_bytes},
+         "kernel_cost_of", "cost");
+  });
+}
+
+tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor) {
+  return guarded([&] {
+    require(managed, "from_dlpack", "managed");
+    require(tensor, "from_dlpack", "tensor");
+    *tensor = api::from_dlpack(managed, versioned != 0);
+  });
+}
+
+tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, void** managed) {
+  return guarded([&] {
+    require(tensor, "to_dlpack", "tensor");
+    require(managed, "to_dlpack", "managed");
+    *managed = api::to_dlpack(*tensor, versioned != 0);
+  });
+}
+
+int32_t tessella_version(void) { return TESSELLA_VERSION; }
+const char* tessella_last_error(void) { return t_error.c_str(); }
+
+const char* tessella_info(void) {
+  if (guarded([] { t_text = api::info(); }) != TESSELLA_OK) return "";
+  return t_text.c_str();
+}
+
+}  // extern "C"

@@ -1,0 +1,182 @@
+#include "api/forward.hpp"
+
+#include <array>
+#include <bit>
+#include <list>
+#include <mutex>
+#include <string>
+
+#include "api/arena.hpp"
+#include "api/normalize.hpp"
+#include "core/choose.hpp"
+#include "core/environment.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+#include "core/validate.hpp"
+#include "cpu/kernels.hpp"
+#include "cuda/kernels.hpp"
+#include "reference/kernels.hpp"
+
+namespace tessella::api {
+namespace {
+
+using core::invalid;
+using core::message;
+using core::Plan;
+using core::Problem;
+
+// What a plan depends on, with lengths rounded up to a power of two.
+struct PlanKey {
+  std::array<int64_t, 14> numbers;
+  std::string kernel;
+  bool operator==(const PlanKey&) const = default;
+};
+
+int64_t rounded_length(int64_t length) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(length, 64))));
+}
+
+Problem with_bounds(Problem problem, int64_t max_seqlen_q, int64_t max_seqlen_kv) {
+  problem.seqlen_q = std::max(problem.seqlen_q, max_seqlen_q);
+  problem.seqlen_kv = std::max(problem.seqlen_kv, max_seqlen_kv);
+  problem.total_q = std::max(problem.total_q, problem.seqlen_q);
+  problem.total_kv = std::max(problem.total_kv, problem.seqlen_kv);
+  return problem;
+}
+
+Problem with_rounded_lengths(const Problem& p) {
+  Problem rounded = with_bounds(p, rounded_length(p.seqlen_q), rounded_length(p.seqlen_kv));
+  if (p.cu_seqlens_q) rounded.total_q = rounded_length(p.total_q);
+  if (p.cu_seqlens_kv) rounded.total_kv = rounded_length(p.total_kv);
+  return rounded;
+}
+
+PlanKey key(const Problem& p, std::string_view kernel) {
+  return {{static_cast<int64_t>(p.device.type), p.device.id, static_cast<int64_t>(p.dtype),
+           static_cast<int64_t>(p.out_dtype), p.batch, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v,
+           rounded_length(p.seqlen_q) << 32 | rounded_length(p.seqlen_kv), rounded_length(p.total_q),
+           rounded_length(p.total_kv), p.features.bits(), p.num_threads},
+          std::string(kernel)};
+}
+
+// The most recently used plans of the process, newest first.
+class PlanCache {
+ public:
+  std::shared_ptr<const Plan> find(const PlanKey& key) {
+    const std::lock_guard lock(mutex_);
+    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+      if (entry->key == key) {
+        entries_.splice(entries_.begin(), entries_, entry);
+        return entry->plan;
+      }
+    }
+    return nullptr;
+  }
+  void insert(PlanKey key, std::shared_ptr<const Plan> plan) {
+    const std::lock_guard lock(mutex_);
+    entries_.push_front({std::move(key), std::move(plan)});
+    if (entries_.size() > kCapacity) entries_.pop_back();
+  }
+
+ private:
+  static constexpr size_t kCapacity = 64;
+  struct Entry {
+    PlanKey key;
+    std::shared_ptr<const Plan> plan;
+  };
+  std::mutex mutex_;
+  std::list<Entry> entries_;
+};
+
+PlanCache& plan_cache() {
+  static PlanCache* cache = new PlanCache;  // never destroyed: calls may outlive static destruction
+  return *cache;
+}
+
+}  // namespace
+
+std::span<const core::KernelTable> kernel_tables() {
+  static const std::array<core::KernelTable, 3> tables{cuda::cuda_kernels(), cpu::cpu_kernels(),
+                                                       reference::reference_kernels()};
+  return tables;
+}
+
+Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options,
+                     const char* function) {
+  const Problem problem = normalize(grown(args, function), options, function);
+  core::validate(problem, function);
+  return problem;
+}
+
+std::string_view forced_kernel(const tessella_attention_options& options) {
+  return options.kernel != nullptr ? std::string_view(options.kernel) : core::environment_kernel();
+}
+
+Plan plan_forward(const Problem& problem, const tessella_attention_options& options) {
+  return core::choose(with_bounds(problem, options.max_seqlen_q, options.max_seqlen_kv), kernel_tables(),
+                      forced_kernel(options), "plan_forward");
+}
+
+std::shared_ptr<const Plan> cached_plan(const Problem& problem, const tessella_attention_options& options) {
+  const std::string_view forced = forced_kernel(options);
+  PlanKey wanted = key(problem, forced);
+  if (std::shared_ptr<const Plan> plan = plan_cache().find(wanted)) return plan;
+  auto plan =
+      std::make_shared<const Plan>(core::choose(with_rounded_lengths(problem), kernel_tables(), forced, "forward"));
+  plan_cache().insert(std::move(wanted), plan);
+  return plan;
+}
+
+void check_fits(const Plan& plan, const Problem& problem) {
+  const Problem& made_for = plan.bounds;
+  const auto same = [](const char* what, const auto& got, const auto& expected) {
+    if (got != expected) {
+      invalid(message("plan_run: ", what, " is ", got, ", expected ", expected, ", what the plan was made for"));
+    }
+  };
+  same("dtype of q", std::string(name(problem.dtype)), std::string(name(made_for.dtype)));
+  same("dtype of out", std::string(name(problem.out_dtype)), std::string(name(made_for.out_dtype)));
+  same("batch", problem.batch, made_for.batch);
+  same("heads_q", problem.heads_q, made_for.heads_q);
+  same("heads_kv", problem.heads_kv, made_for.heads_kv);
+  same("head_dim_qk", problem.head_dim_qk, made_for.head_dim_qk);
+  same("head_dim_v", problem.head_dim_v, made_for.head_dim_v);
+  for (const core::FeatureName& entry : core::kFeatureNames) {
+    const bool has = problem.features.has(entry.feature);
+    if (has != made_for.features.has(entry.feature)) {
+      invalid(message("plan_run: ", entry.name, has ? " is given" : " is absent", ", and the plan was made ",
+                      has ? "without it" : "with it"));
+    }
+  }
+  const auto within = [](const char* what, int64_t got, int64_t most) {
+    if (got > most)
+      invalid(message("plan_run: ", what, " is ", got, ", expected at most ", most, ", the plan's bound"));
+  };
+  within("seqlen_q", problem.seqlen_q, made_for.seqlen_q);
+  within("seqlen_kv", problem.seqlen_kv, made_for.seqlen_kv);
+  within("rows of q", problem.total_q, made_for.total_q);
+  within("rows of k", problem.total_kv, made_for.total_kv);
+}
+
+void run(const Plan& plan, const Problem& problem, const tessella_workspace* workspace,
+         const tessella_allocator* allocator, void* stream) {
+  if (workspace == nullptr) {
+    const RunMemory memory(plan.kernel->workspace(problem, plan.num_threads), allocator, stream);
+    plan.kernel->run(problem, plan, memory.workspace());
+    return;
+  }
+  const auto holds = [](const char* what, const void* data, size_t got, int64_t expected) {
+    if (expected == 0) return;
+    if (data == nullptr || got < static_cast<size_t>(expected)) {
+      invalid(message("plan_run: workspace.", what, " has ", data == nullptr ? 0 : got, " bytes, expected ", expected));
+    }
+    if (reinterpret_cast<uintptr_t>(data) % 64 != 0) {
+      invalid(message("plan_run: workspace.", what, " is not aligned, expected a multiple of 64 bytes"));
+    }
+  };
+  holds("state", workspace->state, workspace->state_bytes, plan.workspace.state_bytes);
+  holds("scratch", workspace->scratch, workspace->scratch_bytes, plan.workspace.scratch_bytes);
+  plan.kernel->run(problem, plan, {workspace->state, workspace->scratch});
+}
+
+}  // namespace tessella::api

@@ -1,0 +1,55 @@
+#include "api/info.hpp"
+
+#include <map>
+#include <mutex>
+
+#include "api/forward.hpp"
+#include "core/environment.hpp"
+#include "core/message.hpp"
+#include "cpu/parallel.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::api {
+namespace {
+
+KernelTexts make_texts(const core::Kernel& kernel) {
+  KernelTexts texts{std::string(kernel.name), std::string(kernel.summary), "", "",
+                    kernel.unavailable == nullptr ? "" : kernel.unavailable()};
+  const auto append = [](std::string& list, const char* word) {
+    list += (list.empty() ? "" : " ") + std::string(word);
+  };
+  for (const core::DType dtype : {core::DType::f64, core::DType::f32, core::DType::bf16, core::DType::f16}) {
+    if ((kernel.dtypes & core::dtype_bit(dtype)) != 0) append(texts.dtypes, name(dtype));
+  }
+  for (const core::FeatureName& entry : core::kFeatureNames) {
+    if (kernel.features.has(entry.feature)) append(texts.features, entry.name);
+  }
+  return texts;
+}
+
+}  // namespace
+
+const KernelTexts& kernel_texts(const core::Kernel& kernel) {
+  static std::mutex mutex;
+  static auto* texts = new std::map<const core::Kernel*, KernelTexts>;
+  const std::lock_guard lock(mutex);
+  const auto found = texts->find(&kernel);
+  return found != texts->end() ? found->second : texts->emplace(&kernel, make_texts(kernel)).first->second;
+}
+
+std::string info() {
+  std::string text = core::message("version: ", TESSELLA_VERSION_MAJOR, ".", TESSELLA_VERSION_MINOR, ".",
+                                   TESSELLA_VERSION_PATCH, "\nthreads: ", cpu::max_threads(), "\n");
+  for (const core::KernelTable& table : kernel_tables()) {
+    for (const core::Kernel& kernel : table) {
+      const std::string& reason = kernel_texts(kernel).unavailable;
+      text += core::message("kernel ", kernel.name, ": ", reason.empty() ? "available" : reason, "\n");
+    }
+  }
+  const std::string_view forced = core::environment_kernel();
+  if (!forced.empty()) text += core::message("TESSELLA_KERNEL: ", forced, "\n");
+  text += "CUDA: not in this build\n";
+  return text;
+}
+
+}  // namespace tessella::api

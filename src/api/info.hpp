@@ -1,0 +1,18 @@
+// Texts about the library and the machine.
+#pragma once
+
+#include <string>
+
+#include "core/kernel.hpp"
+
+namespace tessella::api {
+
+struct KernelTexts {
+  std::string name, summary, dtypes, features, unavailable;
+};
+// Lives as long as the process.
+const KernelTexts& kernel_texts(const core::Kernel& kernel);
+
+std::string info();
+
+}  // namespace tessella::api

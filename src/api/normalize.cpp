@@ -1,0 +1,306 @@
+#include "api/normalize.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "api/tensor_reader.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::api {
+namespace {
+
+using core::DType;
+using core::Feature;
+using core::invalid;
+using core::message;
+using core::Problem;
+using core::unsupported;
+
+template <typename Struct>
+Struct grow(const Struct* given, const Struct& defaults, const char* function, const char* name) {
+  if (given == nullptr) invalid(message(function, ": ", name, " is NULL, expected a pointer"));
+  const size_t size = given->struct_size;
+  if (size < sizeof(size_t) || size > 65536) {
+    invalid(
+        message(function, ": ", name, "->struct_size is ", size, ", expected sizeof of the struct (use its _INIT)"));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = sizeof(Struct); i < size; ++i) {
+    if (bytes[i] != 0) {
+      unsupported(message(function, ": ", name, " sets a field at byte ", i, " that version ", TESSELLA_VERSION_MAJOR,
+                          ".", TESSELLA_VERSION_MINOR, ".", TESSELLA_VERSION_PATCH,
+                          " of the library does not know (it knows ", sizeof(Struct), " bytes)"));
+    }
+  }
+  Struct grown = defaults;
+  std::memcpy(&grown, given, std::min(size, sizeof(Struct)));
+  grown.struct_size = sizeof(Struct);
+  return grown;
+}
+
+class Normalizer {
+ public:
+  Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function)
+      : args_(args), options_(options), reader_(function), function_(function) {}
+
+  Problem run() {
+    operands();
+    scalars();
+    lengths();
+    bounds();
+    outputs();
+    score_parts();
+    masks();
+    return p_;
+  }
+
+ private:
+  void operands() {
+    const bool packed_q = args_.cu_seqlens_q != nullptr;
+    const bool packed_kv = args_.cu_seqlens_kv != nullptr;
+    const AttentionShape q = reader_.attention("q", args_.q, packed_q, p_.q);
+    const AttentionShape k = reader_.attention("k", args_.k, packed_kv, p_.k);
+    const AttentionShape v = reader_.attention("v", args_.v, packed_kv, p_.v);
+    if (!core::is_float(p_.q.dtype)) {
+      invalid(message(function_, ": q.dtype is ", name(p_.q.dtype), ", expected f64, f32, bf16 or f16"));
+    }
+    for (const auto& [label, operand] : {std::pair{"k", &p_.k}, std::pair{"v", &p_.v}}) {
+      if (operand->dtype != p_.q.dtype) {
+        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ", name(p_.q.dtype),
+                        " = q.dtype"));
+      }
+    }
+    p_.dtype = p_.q.dtype;
+    p_.batch = q.batch;
+    p_.seqlen_q = p_.total_q = q.rows;
+    p_.seqlen_kv = p_.total_kv = k.rows;
+    p_.heads_q = q.heads;
+    p_.heads_kv = k.heads;
+    p_.head_dim_qk = q.head_dim;
+    p_.head_dim_v = v.head_dim;
+    if (packed_q) p_.batch = reader_.length("cu_seqlens_q", *args_.cu_seqlens_q) - 1;
+    if (!packed_kv && packed_q && k.batch != p_.batch) {
+      reader_.mismatch("k", *args_.k, 4, 0, k.batch, p_.batch, "the sequences of cu_seqlens_q");
+    }
+    if (packed_kv && !packed_q && reader_.length("cu_seqlens_kv", *args_.cu_seqlens_kv) != p_.batch + 1) {
+      reader_.table<int32_t>("cu_seqlens_kv", args_.cu_seqlens_kv, p_.batch + 1, "batch + 1");
+    }
+    if (!packed_q && !packed_kv && k.batch != q.batch) {
+      reader_.mismatch("k", *args_.k, 4, 0, k.batch, q.batch, "q.shape[0]");
+    }
+    if (k.head_dim != q.head_dim) reader_.mismatch("k", *args_.k, 4, 3, k.head_dim, q.head_dim, "q.shape[-1]");
+    if (!packed_kv && v.batch != k.batch) reader_.mismatch("v", *args_.v, 4, 0, v.batch, k.batch, "k.shape[0]");
+    if (v.rows != k.rows) reader_.mismatch("v", *args_.v, 4, 1, v.rows, k.rows, "the rows of k");
+    if (v.heads != k.heads) reader_.mismatch("v", *args_.v, 4, 2, v.heads, k.heads, "the heads of k");
+    if (q.heads < 1 || k.heads < 1 || q.heads % k.heads != 0) {
+      invalid(message(function_, ": q has ", q.heads, " heads and k has ", k.heads,
+                      ", expected heads of q to be a multiple of heads of k (layout batch, seqlen, heads, head_dim",
+                      reader_.swap_hint(q, k), ")"));
+    }
+    for (const auto& [label, dim] : {std::pair{"q", q.head_dim}, std::pair{"v", v.head_dim}}) {
+      if (dim < 1) invalid(message(function_, ": head_dim of ", label, " is ", dim, ", expected at least 1"));
+    }
+  }
+
+  void scalars() {
+    p_.scale = std::isnan(options_.scale) ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)))
+                                          : options_.scale;
+    p_.softcap = options_.softcap;
+    if (p_.softcap != 0) p_.features |= Feature::softcap;
+    p_.dropout = options_.dropout;
+    if (p_.dropout != 0) p_.features |= Feature::dropout;
+    p_.seed = options_.seed;
+    p_.offset = options_.offset;
+    if (args_.seed != nullptr) {
+      p_.seed = static_cast<uint64_t>(reader_.table<int64_t>("seed", args_.seed, 1, "one value").at(0));
+    }
+    if (args_.offset != nullptr) {
+      p_.offset = static_cast<uint64_t>(reader_.table<int64_t>("offset", args_.offset, 1, "one value").at(0));
+    }
+    p_.num_threads = options_.num_threads;
+    constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
+    p_.window_left = std::min(options_.window_left, kUnbounded);
+    p_.window_right = std::min(options_.window_right, kUnbounded);
+    if (p_.window_left != -1 || p_.window_right != -1) p_.features |= Feature::window;
+    if (options_.causal_top_left != 0) p_.features |= Feature::causal_top_left;
+    p_.chunk = std::min(options_.chunk, kUnbounded);
+    if (p_.chunk != 0) p_.features |= Feature::chunk;
+    p_.keep_first = std::min(options_.keep_first, kUnbounded);
+    if (p_.keep_first != 0) p_.features |= Feature::keep_first;
+    refuse_set("score", options_.score != nullptr);
+    refuse_set("score_gradient", options_.score_gradient != nullptr);
+    refuse_set("keep", options_.keep != nullptr);
+    refuse_set("num_sms", options_.num_sms != 0);
+    if (options_.num_splits < 0 || options_.num_splits > 1) {
+      unsupported(message(function_, ": num_splits is ", options_.num_splits,
+                          ", expected 0 or 1: the forward kernels of the CPU do not split keys"));
+    }
+  }
+
+  void refuse_set(const char* option, bool is_set) const {
+    if (is_set) unsupported(message(function_, ": option ", option, " is for GPUs, and q is on the CPU"));
+  }
+
+  void lengths() {
+    const auto table = [&](Feature feature, const char* name, const tessella_tensor* tensor, int64_t size,
+                           const char* meaning) {
+      core::Table<int32_t> values;
+      if (tensor == nullptr) return values;
+      p_.features |= feature;
+      return reader_.table<int32_t>(name, tensor, size, meaning);
+    };
+    p_.cu_seqlens_q = table(Feature::packed_q, "cu_seqlens_q", args_.cu_seqlens_q, p_.batch + 1, "batch + 1");
+    p_.cu_seqlens_kv = table(Feature::packed_kv, "cu_seqlens_kv", args_.cu_seqlens_kv, p_.batch + 1, "batch + 1");
+    p_.seqlens_q = table(Feature::seqlens_q, "seqlens_q", args_.seqlens_q, p_.batch, "batch");
+    p_.seqlens_kv = table(Feature::seqlens_kv, "seqlens_kv", args_.seqlens_kv, p_.batch, "batch");
+    p_.leftpad_kv = table(Feature::leftpad_kv, "leftpad_kv", args_.leftpad_kv, p_.batch, "batch");
+    p_.prefix = table(Feature::prefix, "prefix_lengths", args_.prefix_lengths, p_.batch, "batch");
+  }
+
+  // Packed: the longest sequence, or the caller's bound; validate() holds the tables against the tensors.
+  void bounds() {
+    const auto longest = [&](const core::Table<int32_t>& cu, int64_t seqlen) {
+      if (!cu) return seqlen;
+      int64_t most = 0;
+      for (int64_t b = 0; b < p_.batch; ++b) most = std::max<int64_t>(most, int64_t{cu.at(0, b + 1)} - cu.at(0, b));
+      return most;
+    };
+    p_.seqlen_q = longest(p_.cu_seqlens_q, p_.seqlen_q);
+    p_.seqlen_kv = longest(p_.cu_seqlens_kv, p_.seqlen_kv);
+    struct Bound {
+      const char* name;
+      int64_t bound, seqlen;
+    };
+    for (const auto& [name, bound, seqlen] : {Bound{"max_seqlen_q", options_.max_seqlen_q, p_.seqlen_q},
+                                              Bound{"max_seqlen_kv", options_.max_seqlen_kv, p_.seqlen_kv}}) {
+      if (bound < 0 || (bound > 0 && bound < seqlen)) {
+        invalid(message(function_, ": ", name, " is ", bound, ", expected 0 or at least ", seqlen,
+                        ", the longest sequence"));
+      }
+    }
+  }
+
+  void outputs() {
+    const AttentionShape out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out);
+    for (const auto& [name, tensor] : {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}}) {
+      if (tensor != nullptr && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
+        invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
+      }
+    }
+    p_.out_dtype = p_.out.dtype;
+    if (p_.out_dtype != p_.dtype && p_.out_dtype != DType::f32) {
+      invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ", name(p_.dtype),
+                      " = q.dtype, or f32"));
+    }
+    if (options_.out_dtype != TESSELLA_DTYPE_DEFAULT && options_.out_dtype != static_cast<int32_t>(p_.out_dtype)) {
+      invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ",
+                      name(static_cast<DType>(options_.out_dtype)), " = option out_dtype"));
+    }
+    if (!args_.cu_seqlens_q && out.batch != p_.batch) {
+      reader_.mismatch("out", *args_.out, 4, 0, out.batch, p_.batch, "q.shape[0]");
+    }
+    if (out.rows != p_.total_q) reader_.mismatch("out", *args_.out, 4, 1, out.rows, p_.total_q, "the rows of q");
+    if (out.heads != p_.heads_q) reader_.mismatch("out", *args_.out, 4, 2, out.heads, p_.heads_q, "the heads of q");
+    if (out.head_dim != p_.head_dim_v) {
+      reader_.mismatch("out", *args_.out, 4, 3, out.head_dim, p_.head_dim_v, "v.shape[-1]");
+    }
+    if (args_.lse != nullptr) {
+      p_.features |= Feature::lse;
+      p_.lse = reader_.lse(*args_.lse, args_.q->ndim, args_.cu_seqlens_q != nullptr, p_.batch, p_.heads_q, p_.total_q);
+      if (p_.lse.dtype != DType::f32 && !(p_.lse.dtype == DType::f64 && p_.dtype == DType::f64)) {
+        invalid(message(function_, ": lse.dtype is ", name(p_.lse.dtype), ", expected f32"));
+      }
+    }
+  }
+
+  void score_parts() {
+    const int64_t shape[4] = {p_.batch, p_.heads_q, p_.seqlen_q, p_.seqlen_kv};
+    if (args_.bias != nullptr) {
+      p_.features |= Feature::bias;
+      p_.bias =
+          reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
+      if (p_.bias.dtype != DType::f32 && p_.bias.dtype != p_.dtype) {
+        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected f32 or ", name(p_.dtype),
+                        " = q.dtype"));
+      }
+    }
+    if (args_.alibi_slopes != nullptr) {
+      p_.features |= Feature::alibi;
+      p_.alibi_slopes = reader_.alibi(*args_.alibi_slopes, p_.batch, p_.heads_q);
+    }
+    if (args_.sink != nullptr) {
+      p_.features |= Feature::sink;
+      p_.sink = reader_.table<float>("sink", args_.sink, p_.heads_q, "the heads of q");
+    }
+  }
+
+  void masks() {
+    const bool packed_q = args_.cu_seqlens_q != nullptr;
+    const bool packed_kv = args_.cu_seqlens_kv != nullptr;
+    const int64_t shape[4] = {p_.batch, p_.heads_q, p_.seqlen_q, p_.seqlen_kv};
+    const auto boolean = [&](const char* name, DType dtype) {
+      if (dtype != DType::boolean) {
+        invalid(message(function_, ": ", name, ".dtype is ", core::name(dtype), ", expected bool (true = visible)"));
+      }
+    };
+    if (args_.dense_mask != nullptr) {
+      p_.features |= Feature::dense_mask;
+      p_.dense_mask = reader_.broadcast("dense_mask", *args_.dense_mask, shape, packed_q, packed_kv);
+      boolean("dense_mask", p_.dense_mask.dtype);
+    }
+    if (args_.block_map != nullptr) {
+      for (const auto& [name, size] :
+           {std::pair{"block_map_q", options_.block_map_q}, std::pair{"block_map_kv", options_.block_map_kv}}) {
+        if (size < 1) invalid(message(function_, ": ", name, " is ", size, ", expected the size of a block_map tile"));
+      }
+      p_.features |= Feature::block_map;
+      p_.block_q = options_.block_map_q;
+      p_.block_kv = options_.block_map_kv;
+      const auto tiles = [](int64_t n, int64_t tile) { return n / tile + (n % tile != 0); };
+      const int64_t tiled[4] = {shape[0], shape[1], tiles(shape[2], p_.block_q), tiles(shape[3], p_.block_kv)};
+      p_.block_map = reader_.broadcast("block_map", *args_.block_map, tiled, packed_q, packed_kv);
+      boolean("block_map", p_.block_map.dtype);
+    }
+    if (args_.document_ids_q != nullptr || args_.document_ids_kv != nullptr) {
+      if (args_.document_ids_q == nullptr) {
+        invalid(message(function_, ": document_ids_q is absent, expected it beside document_ids_kv"));
+      }
+      if (args_.document_ids_kv == nullptr && (p_.total_q != p_.total_kv || packed_q != packed_kv)) {
+        invalid(message(function_, ": document_ids_kv is absent, expected it where q and k differ in length"));
+      }
+      p_.features |= Feature::document;
+      p_.document_q = reader_.per_row("document_ids_q", *args_.document_ids_q, packed_q, p_.batch, p_.total_q);
+      p_.document_kv = args_.document_ids_kv == nullptr ? p_.document_q
+                                                        : reader_.per_row("document_ids_kv", *args_.document_ids_kv,
+                                                                          packed_kv, p_.batch, p_.total_kv);
+    }
+  }
+
+  const tessella_forward_args& args_;
+  const tessella_attention_options& options_;
+  TensorReader reader_;
+  const char* function_;
+  Problem p_;
+};
+
+}  // namespace
+
+tessella_forward_args grown(const tessella_forward_args* args, const char* function) {
+  const tessella_forward_args defaults = TESSELLA_FORWARD_ARGS_INIT;
+  return grow(args, defaults, function, "args");
+}
+
+tessella_attention_options grown(const tessella_attention_options* options, const char* function) {
+  const tessella_attention_options defaults = TESSELLA_ATTENTION_OPTIONS_INIT;
+  return options == nullptr ? defaults : grow(options, defaults, function, "options");
+}
+
+core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
+                        const char* function) {
+  return Normalizer(args, options, function).run();
+}
+
+}  // namespace tessella::api

@@ -1,0 +1,18 @@
+// Makes the normal form of a call out of the C structs: the only code that reads raw arguments.
+#pragma once
+
+#include "core/problem.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::api {
+
+// Options of the caller's version grown to ours: what an older struct lacks has its default.
+// Throws Error(unsupported) if a newer struct sets a field that this library does not know.
+tessella_forward_args grown(const tessella_forward_args* args, const char* function);
+tessella_attention_options grown(const tessella_attention_options* options, const char* function);
+
+// Shapes, dtypes, strides and devices are checked here, values in core::validate().
+core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
+                        const char* function);
+
+}  // namespace tessella::api

@@ -1,0 +1,222 @@
+#include "api/tensor_reader.hpp"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::api {
+
+using core::DType;
+using core::invalid;
+using core::message;
+
+namespace {
+
+template <typename T>
+constexpr DType kDTypeOf = std::is_same_v<T, int32_t>   ? DType::i32
+                           : std::is_same_v<T, int64_t> ? DType::i64
+                                                        : DType::f32;
+
+std::string shape_text(const int64_t* shape, int ndim) {
+  std::string text = "(";
+  for (int i = 0; i < ndim; ++i) text += message(i == 0 ? "" : ", ", shape[i]);
+  return text + ")";
+}
+
+}  // namespace
+
+TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor) const {
+  View view;
+  if (tensor.ndim < 1 || tensor.ndim > 8) {
+    invalid(message(function_, ": ", name, ".ndim is ", tensor.ndim, ", expected 1 to 8"));
+  }
+  if (tensor.dtype < TESSELLA_F64 || tensor.dtype > TESSELLA_I64) {
+    invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype, ", expected a tessella_dtype"));
+  }
+  if (tensor.device_type == TESSELLA_CUDA) {
+    core::unsupported(message(function_, ": ", name, " is on a CUDA device, and this build has no CUDA backend"));
+  }
+  if (tensor.device_type != TESSELLA_CPU && tensor.device_type != TESSELLA_DEVICE_DEFAULT) {
+    invalid(message(function_, ": ", name, ".device_type is ", tensor.device_type, ", expected TESSELLA_CPU"));
+  }
+  if (tensor.flags > TESSELLA_READ_ONLY) {
+    invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY"));
+  }
+  for (const uint64_t word : tensor.reserved) {
+    if (word != 0) invalid(message(function_, ": ", name, ".reserved is ", word, ", expected zeros"));
+  }
+  view.data = static_cast<std::byte*>(tensor.data);
+  view.dtype = static_cast<DType>(tensor.dtype);
+  view.ndim = tensor.ndim;
+  const int64_t size = core::size_bytes(view.dtype);
+  const bool dense = std::all_of(tensor.strides, tensor.strides + view.ndim, [](int64_t s) { return s == 0; });
+  bool empty = false;
+  int64_t step = 1;   // elements of the axes to the right, for a dense tensor
+  double extent = 1;  // elements from the first to one past the last; in double, which cannot overflow
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    const int64_t length = tensor.shape[i];
+    if (length < 0) {
+      invalid(message(function_, ": ", name, ".shape[", i, "] is ", length, ", expected at least 0"));
+    }
+    const int64_t stride = dense ? step : tensor.strides[i];
+    if (stride < 0) {
+      invalid(message(function_, ": ", name, ".strides[", i, "] is ", tensor.strides[i], ", expected at least 0"));
+    }
+    view.shape[i] = length;
+    view.strides[i] = length > 1 ? stride : 0;
+    empty = empty || length == 0;
+    const double steps = static_cast<double>(step) * static_cast<double>(std::max<int64_t>(length, 1));
+    if (length > 1) extent += static_cast<double>(stride) * static_cast<double>(length - 1);
+    if (std::max(extent, steps) * static_cast<double>(size) > 0x1p62) {
+      invalid(message(function_, ": ", name, " has shape ", shape_text(tensor.shape, view.ndim),
+                      ", expected one whose bytes fit in 62 bits"));
+    }
+    step *= std::max<int64_t>(length, 1);
+  }
+  if (!empty && view.data == nullptr) invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
+  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
+    invalid(message(function_, ": ", name, ".data is not aligned, expected a multiple of ", size, " bytes for ",
+                    core::name(view.dtype)));
+  }
+  return view;
+}
+
+AttentionShape TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
+                                       core::Operand& operand) const {
+  if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
+  const View t = view(name, *tensor);
+  if (t.ndim < 2 || t.ndim > (packed ? 3 : 4)) {
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
+                    packed ? "(total, heads, head_dim) beside cu_seqlens"
+                           : "(batch, seqlen, heads, head_dim), (seqlen, heads, head_dim) or (seqlen, head_dim)"));
+  }
+  const int last = t.ndim - 1;
+  if (t.shape[last] > 1 && t.strides[last] != 1) {
+    invalid(message(function_, ": ", name, ".strides[", last, "] is ", t.strides[last],
+                    ", expected 1: head_dim must be contiguous"));
+  }
+  AttentionShape shape;
+  operand = {.data = t.data, .dtype = t.dtype};
+  shape.head_dim = t.shape[last];
+  if (t.ndim >= 3) {
+    shape.heads = t.shape[last - 1];
+    operand.head_stride = t.strides[last - 1];
+  }
+  const int row_axis = t.ndim == 4 ? 1 : 0;
+  shape.rows = t.shape[row_axis];
+  operand.row_stride = t.strides[row_axis];
+  if (t.ndim == 4) {
+    shape.batch = t.shape[0];
+    operand.batch_stride = t.strides[0];
+  }
+  return shape;
+}
+
+core::Operand TensorReader::lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch,
+                                int64_t heads, int64_t rows) const {
+  const View t = view("lse", tensor);
+  const int64_t full[3] = {batch, heads, rows};
+  const int ndim = ndim_q - 1;
+  const int64_t* expected = full + 3 - ndim;
+  if (t.ndim != ndim || !std::equal(expected, expected + ndim, t.shape)) {
+    invalid(message(function_, ": lse has shape ", shape_text(t.shape, t.ndim), ", expected ",
+                    shape_text(expected, ndim), packed ? " = (heads_q, total_q)" : " = (batch, heads_q, seqlen_q)"));
+  }
+  core::Operand operand{.data = t.data, .dtype = t.dtype};
+  operand.row_stride = t.strides[ndim - 1];
+  if (ndim >= 2) operand.head_stride = t.strides[ndim - 2];
+  if (ndim == 3) operand.batch_stride = t.strides[0];
+  return operand;
+}
+
+core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],
+                                           bool packed_q, bool packed_kv) const {
+  const View t = view(name, tensor);
+  const bool may_be_larger[4] = {false, false, packed_q, packed_kv};
+  bool fits = t.ndim <= 4;
+  int64_t strides[4] = {};
+  for (int i = 0; fits && i < t.ndim; ++i) {
+    const int axis = 4 - t.ndim + i;
+    fits = t.shape[i] == 1 || t.shape[i] == shape[axis] || (may_be_larger[axis] && t.shape[i] > shape[axis]);
+    strides[axis] = t.strides[i];
+  }
+  if (!fits) {
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
+                    ", expected one that broadcasts to ", shape_text(shape, 4), " = (batch, heads_q, queries, keys)"));
+  }
+  return {t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]};
+}
+
+template <typename T>
+core::Table<T> TensorReader::table(const char* name, const tessella_tensor* tensor, int64_t size,
+                                   const char* meaning) const {
+  const View t = view(name, *tensor);
+  if (t.dtype != kDTypeOf<T>) {
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected ", core::name(kDTypeOf<T>)));
+  }
+  if (t.ndim != 1 || t.shape[0] != size) {
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected (", size, ") = (",
+                    meaning, ")"));
+  }
+  // An empty table still counts as given.
+  static constexpr T kNone{};
+  return {t.data == nullptr ? &kNone : reinterpret_cast<const T*>(t.data), t.strides[0], t.strides[0]};
+}
+
+template core::Table<int32_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*) const;
+template core::Table<int64_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*) const;
+template core::Table<float> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*) const;
+
+core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads) const {
+  const View t = view("alibi_slopes", tensor);
+  if (t.dtype != DType::f32) {
+    invalid(message(function_, ": alibi_slopes.dtype is ", core::name(t.dtype), ", expected f32"));
+  }
+  const bool per_head = t.ndim == 1 && t.shape[0] == heads;
+  const bool per_batch = t.ndim == 2 && t.shape[0] == batch && t.shape[1] == heads;
+  if (!per_head && !per_batch) {
+    invalid(message(function_, ": alibi_slopes has shape ", shape_text(t.shape, t.ndim), ", expected (", heads,
+                    ") or (", batch, ", ", heads, ")"));
+  }
+  return {reinterpret_cast<const float*>(t.data), per_batch ? t.strides[0] : 0, t.strides[t.ndim - 1]};
+}
+
+core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
+                                           int64_t rows) const {
+  const View t = view(name, tensor);
+  if (t.dtype != DType::i32) {
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
+  }
+  const bool single = (packed || batch == 1) && t.ndim == 1 && t.shape[0] == rows;
+  const bool batched = !packed && t.ndim == 2 && t.shape[0] == batch && t.shape[1] == rows;
+  if (!single && !batched) {
+    invalid(
+        message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
+                packed ? message("(", rows, ") = (total)") : message("(", batch, ", ", rows, ") = (batch, seqlen)")));
+  }
+  return {reinterpret_cast<const int32_t*>(t.data), batched ? t.strides[0] : 0, t.strides[t.ndim - 1]};
+}
+
+int64_t TensorReader::length(const char* name, const tessella_tensor& tensor) const {
+  const View t = view(name, tensor);
+  if (t.ndim != 1 || t.shape[0] < 1) {
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected (batch + 1)"));
+  }
+  return t.shape[0];
+}
+
+void TensorReader::mismatch(const char* name, const tessella_tensor& tensor, int axes, int axis, int64_t got,
+                            int64_t expected, const char* expected_name) const {
+  const int own_axis = tensor.ndim == axes ? axis : axis - (axes - tensor.ndim);
+  invalid(message(function_, ": ", name, ".shape[", std::max(own_axis, 0), "] is ", got, ", expected ", expected, " = ",
+                  expected_name, " (layout batch, seqlen, heads, head_dim)"));
+}
+
+std::string TensorReader::swap_hint(const AttentionShape& q, const AttentionShape& k) const {
+  const bool would_fit = q.rows >= 1 && k.rows >= 1 && q.rows % k.rows == 0;
+  return would_fit ? "; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, head_dim)?" : "";
+}
+
+}  // namespace tessella::api

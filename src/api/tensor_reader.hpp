@@ -1,0 +1,64 @@
+// Reads tessella_tensor into the operands of a Problem; checks shape, dtype, strides, device and alignment.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/problem.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::api {
+
+// A tensor of attention as (batch, rows, heads, head_dim); packed tensors have batch 1.
+struct AttentionShape {
+  int64_t batch = 1;
+  int64_t rows = 0;
+  int64_t heads = 1;
+  int64_t head_dim = 0;
+};
+
+class TensorReader {
+ public:
+  explicit TensorReader(const char* function) : function_(function) {}
+
+  AttentionShape attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand) const;
+
+  // (batch, heads, rows) with as many axes as q less one; packed (heads, total).
+  core::Operand lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch, int64_t heads,
+                    int64_t rows) const;
+
+  // Axes aligned at the right; each is 1 or that of `shape`. On packed axes a larger one is fine.
+  core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],
+                               bool packed_q, bool packed_kv) const;
+
+  // One axis of `size` values of type T: int32_t, int64_t or float.
+  template <typename T>
+  core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning) const;
+
+  core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads) const;
+  // (batch, rows), or (rows) where batch is 1; packed (total).
+  core::Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
+                               int64_t rows) const;
+
+  int64_t length(const char* name, const tessella_tensor& tensor) const;
+
+  // Throws: axis `axis` (of batch, seqlen, heads, head_dim) of the tensor is `got`.
+  [[noreturn]] void mismatch(const char* name, const tessella_tensor& tensor, int axes, int axis, int64_t got,
+                             int64_t expected, const char* expected_name) const;
+  // ", did you pass (batch, heads, seqlen, head_dim)?" where that would fit.
+  std::string swap_hint(const AttentionShape& q, const AttentionShape& k) const;
+
+ private:
+  struct View {
+    std::byte* data = nullptr;
+    core::DType dtype = core::DType::none;
+    int ndim = 0;
+    int64_t shape[8] = {};
+    int64_t strides[8] = {};
+  };
+  View view(const char* name, const tessella_tensor& tensor) const;
+
+  const char* function_;
+};
+
+}  // namespace tessella::api

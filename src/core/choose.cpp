@@ -1,0 +1,92 @@
+#include "core/choose.hpp"
+
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::core {
+namespace {
+
+std::string names(Features features) {
+  std::string text;
+  for (const FeatureName& entry : kFeatureNames) {
+    if (features.has(entry.feature)) text += (text.empty() ? "" : " ") + std::string(entry.name);
+  }
+  return text;
+}
+
+std::string explain(const Plan& plan) {
+  const Problem& p = plan.bounds;
+  std::string text = message(
+      "batch=", p.batch, " seqlen_q=", p.seqlen_q, " seqlen_kv=", p.seqlen_kv, " heads_q=", p.heads_q,
+      " heads_kv=", p.heads_kv, " head_dim_qk=", p.head_dim_qk, " head_dim_v=", p.head_dim_v, " dtype=", name(p.dtype),
+      " out_dtype=", name(p.out_dtype), " device=cpu\n", "features: ", p.features.empty() ? "none" : names(p.features),
+      "\n", "kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")\n", "threads: ", plan.num_threads, "\n");
+  if (plan.kernel->describe != nullptr) text += plan.kernel->describe(p, plan.num_threads) + "\n";
+  text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
+                  " bytes\n");
+  for (const Refusal& refused : plan.refusals) text += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
+  return text;
+}
+
+Problem without_pointers(const Problem& problem) {
+  Problem bounds = problem;
+  bounds.q.data = bounds.k.data = bounds.v.data = bounds.out.data = bounds.lse.data = nullptr;
+  bounds.seqlens_q = bounds.seqlens_kv = bounds.leftpad_kv = bounds.cu_seqlens_q = bounds.cu_seqlens_kv = {};
+  bounds.bias = bounds.dense_mask = bounds.block_map = {};
+  bounds.alibi_slopes = bounds.sink = {};
+  bounds.document_q = bounds.document_kv = bounds.prefix = {};
+  return bounds;
+}
+
+}  // namespace
+
+std::string refusal(const Kernel& kernel, const Problem& problem) {
+  if (kernel.unavailable != nullptr) {
+    if (std::string reason = kernel.unavailable(); !reason.empty()) return reason;
+  }
+  if ((kernel.dtypes & dtype_bit(problem.dtype)) == 0) return message("does not compute ", name(problem.dtype));
+  for (const auto& [argument, head_dim] :
+       {std::pair{"head_dim_qk", problem.head_dim_qk}, std::pair{"head_dim_v", problem.head_dim_v}}) {
+    if (head_dim > kernel.max_head_dim) {
+      return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
+    }
+  }
+  const Features missing = problem.features.without(kernel.features);
+  if (!missing.empty()) return "does not support " + names(missing);
+  return kernel.refuses == nullptr ? std::string() : kernel.refuses(problem);
+}
+
+Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::string_view forced,
+            const char* function) {
+  Plan plan;
+  for (const KernelTable& table : tables) {
+    for (const Kernel& kernel : table) {
+      if (!forced.empty() && kernel.name != forced) continue;
+      std::string reason;
+      if (forced.empty() && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
+        if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+        reason = message("is not chosen for ", name(problem.dtype), " unless named");
+      } else {
+        reason = refusal(kernel, problem);
+      }
+      if (!reason.empty()) {
+        plan.refusals.push_back({kernel.name, reason});
+        continue;
+      }
+      plan.kernel = &kernel;
+      plan.bounds = without_pointers(problem);
+      plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(problem.num_threads);
+      plan.workspace = kernel.workspace(plan.bounds, plan.num_threads);
+      plan.explanation = explain(plan);
+      return plan;
+    }
+  }
+  if (!forced.empty() && plan.refusals.empty()) {
+    invalid(message(function, ": kernel is \"", forced, "\", expected a name that `tessella kernels` lists"));
+  }
+  std::string text = message(function, ": no kernel computes this call");
+  for (const Refusal& refused : plan.refusals) text += message("; ", refused.kernel, ": ", refused.reason);
+  unsupported(text);
+}
+
+}  // namespace tessella::core

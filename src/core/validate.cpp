@@ -1,0 +1,161 @@
+#include "core/validate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::core {
+namespace {
+
+class Validator {
+ public:
+  Validator(const Problem& problem, const char* function) : p_(problem), function_(function) {}
+
+  void run() const {
+    scalars();
+    lengths();
+    if (p_.prefix) {
+      for (int64_t b = 0; b < p_.batch; ++b) {
+        expect(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
+      }
+    }
+    out_is_separate();
+  }
+
+ private:
+  template <typename Value>
+  void expect(bool holds, const char* argument, const Value& got, const std::string& expected) const {
+    if (!holds) invalid(message(function_, ": ", argument, " is ", got, ", expected ", expected));
+  }
+  void expect(bool holds, const char* table, int64_t idx, int64_t got, const std::string& expected) const {
+    if (!holds) invalid(message(function_, ": ", table, "[", idx, "] is ", got, ", expected ", expected));
+  }
+
+  void scalars() const {
+    expect(std::isfinite(p_.scale), "scale", p_.scale, "a finite number");
+    expect(std::isfinite(p_.softcap) && p_.softcap >= 0, "softcap", p_.softcap, "a finite number, at least 0");
+    expect(p_.dropout >= 0 && p_.dropout < 1, "dropout", p_.dropout, "a probability in [0, 1)");
+    expect(p_.window_left >= -1, "window_left", p_.window_left, "at least -1 (no bound)");
+    expect(p_.window_right >= -1, "window_right", p_.window_right, "at least -1 (no bound)");
+    expect(p_.chunk >= 0, "chunk", p_.chunk, "at least 0 (off)");
+    expect(p_.keep_first >= 0, "keep_first", p_.keep_first, "at least 0 (off)");
+    expect(p_.num_threads >= 0, "num_threads", p_.num_threads, "at least 0 (all)");
+    constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
+    for (const auto& [name, seqlen] :
+         {std::pair{"seqlen_q * heads_q / heads_kv", p_.seqlen_q * p_.group()}, std::pair{"seqlen_kv", p_.seqlen_kv}}) {
+      if (seqlen > kMaxSeqlen) {
+        unsupported(message(function_, ": ", name, " is ", seqlen, ", expected at most ", kMaxSeqlen));
+      }
+    }
+  }
+
+  void packed(const char* name, const Table<int32_t>& cu, int64_t total) const {
+    if (!cu) return;
+    expect(cu.at(0, 0) == 0, name, 0, cu.at(0, 0), "0");
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      expect(cu.at(0, b + 1) >= cu.at(0, b), name, b + 1, cu.at(0, b + 1),
+             message("at least ", cu.at(0, b), " = ", name, "[", b, "]"));
+    }
+    expect(cu.at(0, p_.batch) <= total, name, p_.batch, cu.at(0, p_.batch),
+           message("at most ", total, ", the rows of the packed tensor"));
+  }
+
+  static int64_t slots(const Table<int32_t>& cu, int64_t seqlen, int64_t b) {
+    return cu ? cu.at(0, b + 1) - cu.at(0, b) : seqlen;
+  }
+
+  void lengths() const {
+    packed("cu_seqlens_q", p_.cu_seqlens_q, p_.total_q);
+    packed("cu_seqlens_kv", p_.cu_seqlens_kv, p_.total_kv);
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      const int64_t slots_q = slots(p_.cu_seqlens_q, p_.seqlen_q, b);
+      const int64_t slots_kv = slots(p_.cu_seqlens_kv, p_.seqlen_kv, b);
+      const auto within = [&](const char* name, const Table<int32_t>& table, int64_t most, const char* what) {
+        if (table) {
+          expect(table.at(b) >= 0 && table.at(b) <= most, name, b, table.at(b), message("0 to ", most, ", ", what));
+        }
+      };
+      within("seqlens_q", p_.seqlens_q, slots_q, "the rows of the sequence");
+      within("seqlens_kv", p_.seqlens_kv, slots_kv, "the keys of the sequence");
+      within("leftpad_kv", p_.leftpad_kv, p_.seqlens_kv ? p_.seqlens_kv.at(b) : slots_kv,
+             "the keys of the sequence in use");
+    }
+  }
+
+  // Bytes [begin, end) between the first and the last element.
+  struct Range {
+    const std::byte* begin;
+    const std::byte* end;
+    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+  };
+  static Range range(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
+    if (t.data == nullptr || batch == 0 || rows == 0 || heads == 0 || dim == 0) return {nullptr, nullptr};
+    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + dim * size_bytes(t.dtype)};
+  }
+
+  // Slices of one buffer interleave without touching: equal row strides, and apart within a row.
+  static bool apart_within_rows(const Operand& a, int64_t heads_a, int64_t dim_a, const Operand& b, int64_t heads_b,
+                                int64_t dim_b) {
+    const int64_t size = size_bytes(a.dtype);
+    const int64_t row = a.row_stride * size;
+    if (size != size_bytes(b.dtype) || row == 0 || b.row_stride * size != row) return false;
+    if (a.batch_stride * size % row != 0 || b.batch_stride * size % row != 0) return false;
+    const int64_t width_a = ((heads_a - 1) * a.head_stride + dim_a) * size;
+    const int64_t width_b = ((heads_b - 1) * b.head_stride + dim_b) * size;
+    const int64_t b_after_a = ((b.data - a.data) % row + row) % row;
+    return b_after_a >= width_a && b_after_a + width_b <= row;
+  }
+
+  void out_is_separate() const {
+    const int64_t batch = p_.cu_seqlens_q ? 1 : p_.batch;
+    const int64_t batch_kv = p_.cu_seqlens_kv ? 1 : p_.batch;
+    not_folded("out", p_.out, batch, p_.total_q, p_.head_dim_v);
+    if (p_.lse.data != nullptr) not_folded("lse", p_.lse, batch, p_.total_q, 1);
+    const Range out = range(p_.out, batch, p_.total_q, p_.heads_q, p_.head_dim_v);
+    const Range lse = range(p_.lse, batch, p_.total_q, p_.heads_q, 1);
+    if (out.meets(lse)) invalid(message(function_, ": lse overlaps out, expected memory of its own"));
+    const auto separate = [&](const char* name, const Operand& t, int64_t t_batch, int64_t rows, int64_t heads,
+                              int64_t dim) {
+      const Range input = range(t, t_batch, rows, heads, dim);
+      if (lse.meets(input)) invalid(message(function_, ": lse overlaps ", name, ", expected memory of its own"));
+      if (out.meets(input) && !apart_within_rows(p_.out, p_.heads_q, p_.head_dim_v, t, heads, dim)) {
+        invalid(message(function_, ": out overlaps ", name, ", expected memory of its own"));
+      }
+    };
+    separate("q", p_.q, batch, p_.total_q, p_.heads_q, p_.head_dim_qk);
+    separate("k", p_.k, batch_kv, p_.total_kv, p_.heads_kv, p_.head_dim_qk);
+    separate("v", p_.v, batch_kv, p_.total_kv, p_.heads_kv, p_.head_dim_v);
+  }
+
+  // No two elements share memory: sorted by stride, each axis steps over all that lies inside it.
+  void not_folded(const char* name, const Operand& t, int64_t batch, int64_t rows, int64_t dim) const {
+    struct Axis {
+      int64_t stride, size;
+    };
+    Axis axes[] = {{t.batch_stride, batch}, {t.row_stride, rows}, {t.head_stride, p_.heads_q}};
+    std::sort(std::begin(axes), std::end(axes), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+    int64_t extent = dim;
+    for (const Axis& axis : axes) {
+      if (axis.size == 0) return;
+      if (axis.size == 1) continue;
+      if (axis.stride < extent) {
+        invalid(message(function_, ": ", name, " has an axis of stride ", axis.stride, ", expected at least ", extent,
+                        " so that no two elements share memory"));
+      }
+      extent += axis.stride * (axis.size - 1);
+    }
+  }
+
+  const Problem& p_;
+  const char* function_;
+};
+
+}  // namespace
+
+void validate(const Problem& problem, const char* function) { Validator(problem, function).run(); }
+
+}  // namespace tessella::core

@@ -1,0 +1,11 @@
+// Preconditions on values: ranges, lengths, tables, memory. Shapes were checked when the Problem was made.
+#pragma once
+
+#include "core/problem.hpp"
+
+namespace tessella::core {
+
+// Throws Error(invalid_argument or unsupported) naming `function`, the argument, what it is and what was expected.
+void validate(const Problem& problem, const char* function);
+
+}  // namespace tessella::core
