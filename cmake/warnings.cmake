@@ -1,0 +1,14 @@
+# tessella_warnings(target): the warnings this project lives with; errors under TESSELLA_WERROR. Private: a user who
+# builds us as a subdirectory gets none of it.
+function(tessella_warnings target)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wpedantic -Wshadow -Wundef
+    $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi>
+    # Designated initialisers name what differs; the rest keeps its default on purpose.
+    -Wno-missing-field-initializers
+    # NEON vectors in a template argument or a by-value parameter: notes about ABI changes of old compilers.
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi -Wno-ignored-attributes>)
+  if(TESSELLA_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Holds the tree to docs/design.md: which folder may include which, file names, file sizes.
+
+usage: check.py [ROOT] [--self-test]     exit status 1 when an arrow or a name is wrong; long files are only reported
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+# Folder -> folders it may include from. A path stands for everything below it; the longest match of a file wins.
+ARROWS = {
+    "include/tessella": {"include/tessella"},
+    "src/portable": {"src/portable"},
+    "src/core": {"src/core", "src/portable"},
+    "src/reference": {"src/reference", "src/core", "src/portable"},
+    "src/cpu": {"src/cpu", "src/core", "src/portable"},
+    "src/cuda": {"src/cuda", "src/core", "src/portable"},
+    "src/parallel": {"src/parallel", "src/core", "src/portable"},
+    "src/api": {"src/api", "src/core", "src/portable", "src/parallel", "include/tessella"},
+    "apps": {"apps", "include/tessella"},
+    "bench": {"bench", "include/tessella"},
+    "bindings": {"bindings", "include/tessella"},
+    "examples": {"examples", "include/tessella"},
+}
+# The tables of kernels, which api hands to choose(); and what the oracle and the thread count offer the front door.
+TABLES = re.compile(r"src/(reference|cpu|cuda)/(kernel_?table|table|kernels|oracle|attention|check|ladder|cost|parallel)\.hpp")
+TABLE_USERS = ("src/api",)
+# Headers of other projects stay behind these walls.
+FOREIGN = {
+    "hwy/": ("src/cpu",),
+    "oneapi/": ("src/cpu",),
+    "tbb/": ("src/cpu",),
+    "cuda": ("src/cuda",),
+    "torch/": ("bindings",),
+    "ATen/": ("bindings",),
+}
+FORBIDDEN_NAMES = re.compile(r"(^|[_-])(utils?|helpers?|commons?|misc|v2)([_.-]|$)")
+LONG = 500
+SOURCES = {".h", ".hpp", ".c", ".cpp", ".cc", ".cu", ".cuh", ".inl"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def tracked(root):
+    """Files git knows or would add; without git, every file below root."""
+    try:
+        out = subprocess.run(["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"], check=True,
+                             capture_output=True, text=True).stdout
+        names = out.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        names = [str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()]
+    return sorted(name for name in names if (root / name).is_file())
+
+
+def folder_of(name):
+    matches = [folder for folder in ARROWS if name.startswith(folder + "/")]
+    return max(matches, key=len) if matches else None
+
+
+def resolve(root, source, spelled):
+    """The file of this tree that an include means, or None when it is somebody else's header."""
+    for base in (pathlib.PurePosixPath(source).parent, "src", "include", "tests", "apps/tessella", "."):
+        path = (root / base / spelled).resolve()
+        if path.is_file() and path.is_relative_to(root):
+            return path.relative_to(root).as_posix()
+    return None
+
+
+def check(root):
+    root = root.resolve()
+    errors, notes, num_includes = [], [], 0
+    for name in tracked(root):
+        stem = pathlib.PurePosixPath(name).name
+        if FORBIDDEN_NAMES.search(stem) or any(FORBIDDEN_NAMES.search(p) for p in pathlib.PurePosixPath(name).parts[:-1]):
+            errors.append(f"{name}: the name says nothing about what is inside")
+        if pathlib.PurePosixPath(name).suffix not in SOURCES:
+            continue
+        text = (root / name).read_text(encoding="utf-8", errors="replace")
+        lines = text.count("\n")
+        if lines > LONG:
+            notes.append(f"{name}: {lines} lines")
+        folder = folder_of(name)
+        if folder is None:
+            if name.startswith("src/"):
+                errors.append(f"{name}: lies in no folder of the design")
+            continue
+        for match in INCLUDE.finditer(text):
+            spelled = match.group(2)
+            num_includes += 1
+            line = text.count("\n", 0, match.start(2)) + 1
+            target = resolve(root, name, spelled)
+            if target is None:
+                for prefix, homes in FOREIGN.items():
+                    if spelled.startswith(prefix) and folder not in homes:
+                        errors.append(f"{name}:{line}: <{spelled}> belongs behind {', '.join(homes)}")
+                continue
+            to = folder_of(target)
+            if to in ARROWS[folder] or (folder in TABLE_USERS and TABLES.fullmatch(target)):
+                continue
+            errors.append(f"{name}:{line}: {folder} must not include {target}")
+    return errors, notes, num_includes
+
+
+def self_test():
+    """The check must fail where it should: one wrong tree with every kind of mistake."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        files = {
+            "include/tessella/tessella.h": "",
+            "src/core/plan.hpp": '#include "cpu/table.hpp"\n',
+            "src/cpu/table.hpp": '#include "core/plan.hpp"\n#include <hwy/highway.h>\n',
+            "src/cpu/strip.hpp": "\n" * 600,
+            "src/api/door.cpp": '#include "cpu/table.hpp"\n#include "cpu/strip.hpp"\n',
+            "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
+            "src/core/string_utils.hpp": "",
+            "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n',
+            "src/stray.cpp": "",
+        }
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        errors, notes, _ = check(root)
+    expected = ["apps/tessella/main.cpp:2: apps must not include src/core/plan.hpp",
+                "src/api/door.cpp:2: src/api must not include src/cpu/strip.hpp",
+                "src/core/plan.hpp:1: src/core must not include src/cpu/table.hpp",
+                "src/core/string_utils.hpp: the name says nothing about what is inside",
+                "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu",
+                "src/stray.cpp: lies in no folder of the design"]
+    if errors != expected or notes != ["src/cpu/strip.hpp: 600 lines"]:
+        print("arrows: the check misses what it must find:", *errors, *notes, sep="\n  ")
+        return 1
+    return 0
+
+
+def main(argv):
+    if "--self-test" in argv:
+        return self_test()
+    paths = [a for a in argv if not a.startswith("-")]
+    root = pathlib.Path(paths[0]) if paths else pathlib.Path(__file__).parent.parent.parent
+    errors, notes, num_includes = check(root)
+    for note in notes:
+        print("note:", note)
+    for error in errors:
+        print("error:", error)
+    print(f"arrows: {num_includes} includes, {len(errors)} wrong")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
