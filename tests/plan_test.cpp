@@ -1,0 +1,127 @@
+// Plans: what they are made for, what they refuse, and that the choice is explained.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tessella/attention.hpp"
+
+namespace ts = tessella;
+
+namespace {
+
+struct Tensors {
+  explicit Tensors(int64_t seqlen, ts::DType dtype = ts::f32)
+      : q(static_cast<size_t>(seqlen * 2 * 16), 0.5), out(q.size(), -7.0), lse(static_cast<size_t>(2 * seqlen)) {
+    const auto view = [&](std::vector<double>& data) { return ts::view(data.data(), dtype, {1, seqlen, 2, 16}); };
+    args = {.q = view(q), .k = view(q), .v = view(q), .out = view(out)};
+  }
+  std::vector<double> q, out;  // room for every dtype; f32 reads finite numbers out of these bytes
+  std::vector<float> lse;
+  ts::ForwardArgs args;
+};
+
+TEST(Plan, ExplainsItsChoice) {
+  Tensors t(32);
+  const std::string text = ts::plan_forward(t.args, {.mask = ts::Mask::causal()}).explain();
+  EXPECT_NE(text.find("batch=1 seqlen_q=32 seqlen_kv=32 heads_q=2"), std::string::npos) << text;
+  EXPECT_NE(text.find("features: causal/window"), std::string::npos) << text;
+  EXPECT_NE(text.find("kernel: cpu."), std::string::npos) << text;
+}
+
+TEST(Plan, DoubleRunsOnTheReferenceAndSaysSo) {
+  Tensors t(8, ts::f64);
+  const ts::Plan plan = ts::plan_forward(t.args);
+  EXPECT_EQ(plan.kernel(), "reference.attention");
+  EXPECT_NE(plan.explain().find("does not compute f64"), std::string::npos) << plan.explain();
+}
+
+TEST(Plan, AForcedKernelRunsOrFailsWithItsReason) {
+  Tensors t(8);
+  EXPECT_EQ(ts::plan_forward(t.args, {.kernel = "cpu.forward_baseline"}).kernel(), "cpu.forward_baseline");
+  Tensors wide(8, ts::f64);
+  try {
+    ts::plan_forward(wide.args, {.kernel = "cpu.forward_baseline"});
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_EQ(error.code(), ts::ErrorCode::unsupported);
+    EXPECT_NE(std::string(error.what()).find("cpu.forward_baseline: does not compute f64"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Plan, TheEnvironmentForcesAKernel) {
+  Tensors t(8);
+  setenv("TESSELLA_KERNEL", "reference.attention", 1);
+  EXPECT_EQ(ts::plan_forward(t.args).kernel(), "reference.attention");
+  unsetenv("TESSELLA_KERNEL");
+  EXPECT_NE(ts::plan_forward(t.args).kernel(), "reference.attention");
+}
+
+TEST(Plan, RunsShorterCallsAndRefusesLongerOnes) {
+  Tensors made(32), shorter(8), longer(33);
+  const ts::Plan plan = ts::plan_forward(made.args);
+  EXPECT_NO_THROW(plan.run(shorter.args));
+  try {
+    plan.run(longer.args);
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("plan_run: seqlen_q is 33, expected at most 32"), std::string::npos)
+        << error.what();
+  }
+  const ts::Plan roomy = ts::plan_forward(made.args, {.max_seqlen_q = 64, .max_seqlen_kv = 64});
+  EXPECT_NO_THROW(roomy.run(longer.args));
+}
+
+TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
+  Tensors t(8);
+  const ts::Plan plan = ts::plan_forward(t.args);
+  ts::ForwardArgs with_lse = t.args;
+  with_lse.lse = ts::view(t.lse.data(), ts::f32, {1, 2, 8});
+  try {
+    plan.run(with_lse);
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("plan_run: lse is given, and the plan was made without it"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_THROW(plan.run(t.args, {.mask = ts::Mask::causal()}, nullptr), ts::Error);
+  EXPECT_NO_THROW(plan.run(t.args, {.scale = 0.5f}, nullptr));
+}
+
+TEST(Plan, AShortOrCrookedWorkspaceIsRefused) {
+  Tensors t(64);
+  const ts::Plan plan = ts::plan_forward(t.args);
+  const ts::Workspace size = plan.workspace_size();
+  ASSERT_GT(size.scratch_bytes, 0u);
+  std::vector<char> memory(size.scratch_bytes + 128);
+  char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  EXPECT_NO_THROW(plan.run(t.args, ts::Workspace{nullptr, 0, aligned, size.scratch_bytes}));
+  EXPECT_THROW(plan.run(t.args, ts::Workspace{nullptr, 0, aligned, size.scratch_bytes - 1}), ts::Error);
+  EXPECT_THROW(plan.run(t.args, ts::Workspace{nullptr, 0, aligned + 4, size.scratch_bytes}), ts::Error);
+  EXPECT_THROW(plan.run(t.args, ts::Workspace{nullptr, 0, nullptr, size.scratch_bytes}), ts::Error);
+}
+
+TEST(Plan, KernelsDescribeThemselves) {
+  ASSERT_GT(tessella_kernel_count(), 5);
+  Tensors t(8);
+  const ts::detail::ForwardCall call(t.args, {});
+  for (int32_t i = 0; i < tessella_kernel_count(); ++i) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    ASSERT_EQ(tessella_kernel_describe(i, &info), TESSELLA_OK);
+    EXPECT_GT(std::string(info.summary).size(), 0u) << info.name;
+    const char* reason = nullptr;
+    ASSERT_EQ(tessella_kernel_refusal(i, &call.args, &call.options, &reason), TESSELLA_OK);
+    if (info.unavailable[0] != '\0') {
+      EXPECT_STREQ(reason, info.unavailable);
+    }
+  }
+  tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+  EXPECT_EQ(tessella_kernel_describe(-1, &info), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessella_kernel_describe(tessella_kernel_count(), &info), TESSELLA_INVALID_ARGUMENT);
+}
+
+}  // namespace
