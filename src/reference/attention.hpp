@@ -1,0 +1,38 @@
+// The oracle: one row of attention by plain loops, in double for the reference and in the precision of the inputs for
+// the *plain* computation that scales every tolerance (docs/numerics.md).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/kernel.hpp"
+#include "core/problem.hpp"
+#include "core/sequence.hpp"
+
+namespace tessella::reference {
+
+// How far rounding alone may move a row: see compare.hpp.
+struct RowNoise {
+  std::vector<double> out;  // one per element of the row
+  double lse = 0;
+};
+
+// Elements of scratch that a row needs: linear in the length.
+int64_t row_scratch(const core::Problem& problem);
+
+// out[0, head_dim_v) of query i of a head; returns the LSE. noise may be null.
+double attention_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i,
+                     double* scratch, double* out, RowNoise* noise = nullptr);
+
+// The same row as standard attention computes it: S and softmax in fp32, P normalised and rounded to the dtype of the
+// inputs, fp32 accumulation. Not yet rounded to the dtype of out.
+float plain_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i, float* scratch,
+                float* out);
+
+// Threads of a run that asks for `requested`; 0 = all that the process may use.
+int num_threads(int requested);
+
+core::WorkspaceSize attention_workspace(const core::Problem& problem, int num_threads);
+void attention_run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace);
+
+}  // namespace tessella::reference

@@ -1,0 +1,112 @@
+#include "reference/check.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "core/sequence.hpp"
+#include "portable/dropout.hpp"
+#include "reference/attention.hpp"
+#include "reference/element.hpp"
+#include "reference/score.hpp"
+
+namespace tessella::reference {
+namespace {
+
+using core::Problem;
+using core::Sequence;
+
+// tanh amplifies the rounding of its argument differently from kernel to kernel.
+double factor(const Problem& p) { return p.features.has(core::Feature::softcap) ? 3 : 2; }
+
+class Checker {
+ public:
+  explicit Checker(const Problem& p)
+      : p_(p),
+        out_(factor(p)),
+        lse_(factor(p)),
+        scratch_(static_cast<size_t>(row_scratch(p))),
+        plain_scratch_(static_cast<size_t>(row_scratch(p))),
+        expected_(static_cast<size_t>(p.head_dim_v)),
+        plain_(static_cast<size_t>(p.head_dim_v)) {}
+
+  // Row i of a sequence, which may lie past the rows in use: then the output is 0.
+  void row(const Sequence& s, int64_t head, int64_t i) {
+    double lse = kHidden<double>;
+    double plain_lse = kHidden<double>;
+    std::fill(expected_.begin(), expected_.end(), 0.0);
+    std::fill(plain_.begin(), plain_.end(), 0.0F);
+    noise_.out.assign(expected_.size(), 0);
+    if (i < s.len_q) {
+      lse = attention_row(p_, s, head, i, scratch_.data(), expected_.data(), &noise_);
+      if (p_.dtype != core::DType::f64) {
+        plain_lse = plain_row(p_, s, head, i, plain_scratch_.data(), plain_.data());
+      }
+    }
+    const std::byte* out = p_.out.row(s.batch_idx, s.row_q + i, head);
+    for (int64_t c = 0; c < p_.head_dim_v; ++c) {
+      const auto at = static_cast<size_t>(c);
+      // Plain computation of doubles is the reference itself.
+      const double plain = p_.dtype == core::DType::f64 ? expected_[at] : round_to(p_.out_dtype, plain_[at]);
+      out_.add({s.batch_idx, i, head, c}, load<double>(out, p_.out_dtype, c), expected_[at], plain, noise_.out[at]);
+    }
+    if (p_.lse.data != nullptr) {
+      lse_.add({s.batch_idx, i, head, -1}, load<double>(p_.lse.row(s.batch_idx, s.row_q + i, head), p_.lse.dtype, 0),
+               lse, p_.dtype == core::DType::f64 ? lse : plain_lse, noise_.lse);
+    }
+    ++rows_;
+  }
+
+  CheckReport report() const {
+    const Comparison& worse = out_.passed() && !lse_.passed() ? lse_ : out_;
+    return {.rows = rows_,
+            .max_error = worse.max_error(),
+            .plain_error = worse.plain_error(),
+            .tolerance = worse.tolerance(),
+            .passed = worse.passed(),
+            .worst_index = worse.worst_index(),
+            .worst_got = worse.worst_got(),
+            .worst_expected = worse.worst_expected()};
+  }
+
+ private:
+  const Problem& p_;
+  Comparison out_;
+  Comparison lse_;
+  int64_t rows_ = 0;
+  std::vector<double> scratch_;
+  std::vector<float> plain_scratch_;
+  std::vector<double> expected_;
+  std::vector<float> plain_;
+  RowNoise noise_;
+};
+
+}  // namespace
+
+CheckReport check_forward(const Problem& p, int64_t num_rows, uint64_t seed) {
+  int64_t total = 0;
+  for (int64_t b = 0; b < p.batch; ++b) total += core::sequence(p, b).slots_q * p.heads_q;
+  const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
+
+  Checker checker(p);
+  int64_t begin = 0;  // first row, counted over all sequences, of the sequence at hand
+  int64_t sample = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = core::sequence(p, b);
+    for (; sample < samples; ++sample) {
+      // One row from each of `samples` equal parts of all rows.
+      const auto part = static_cast<int64_t>(static_cast<__int128>(sample) * total / samples);
+      const auto next = static_cast<int64_t>(static_cast<__int128>(sample + 1) * total / samples);
+      const portable::Random4 random =
+          portable::philox4x32_7({{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32), 0, 0}},
+                                 static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+      const int64_t row = part + random.word[0] % (next - part) - begin;
+      if (row >= s.slots_q * p.heads_q) break;
+      checker.row(s, row % p.heads_q, row / p.heads_q);
+    }
+    begin += s.slots_q * p.heads_q;
+  }
+  return checker.report();
+}
+
+}  // namespace tessella::reference

@@ -1,0 +1,28 @@
+// Sampled rows of a computed output against the reference: promise 1 of docs/design.md, held on the spot.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/problem.hpp"
+#include "reference/compare.hpp"
+
+namespace tessella::reference {
+
+// Of the output where that fails or nothing does; of the LSE (dim -1) where only that fails.
+struct CheckReport {
+  int64_t rows = 0;
+  double max_error = 0;
+  double plain_error = 0;
+  double tolerance = 0;
+  bool passed = true;
+  Index worst_index{};
+  double worst_got = 0;
+  double worst_expected = 0;
+};
+
+// problem.out (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread evenly and
+// drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
+CheckReport check_forward(const core::Problem& problem, int64_t num_rows, uint64_t seed);
+
+}  // namespace tessella::reference

@@ -1,0 +1,54 @@
+#include "reference/kernels.hpp"
+
+#include <limits>
+
+#include "core/plan.hpp"
+#include "reference/attention.hpp"
+#include "reference/ladder.hpp"
+
+namespace tessella::reference {
+namespace {
+
+constexpr uint32_t kFloats =
+    core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
+constexpr int64_t kAnyHeadDim = std::numeric_limits<int32_t>::max();
+
+template <const Algorithm& algorithm>
+core::Kernel ladder_kernel() {
+  return {.name = algorithm.name,
+          .summary = algorithm.summary,
+          .dtypes = kFloats,
+          .max_head_dim = kAnyHeadDim,
+          .features = core::all_features(),
+          .automatic = 0,
+          .workspace = [](const core::Problem& p, int threads) { return ladder_workspace(algorithm, p, threads); },
+          .threads = num_threads,
+          .cost = [](const core::Problem& p) { return ladder_cost(algorithm, p); },
+          .run = [](const core::Problem& p, const core::Plan& plan,
+                    core::Workspace workspace) { ladder_run(algorithm, p, plan.num_threads, workspace.scratch); }};
+}
+
+}  // namespace
+
+core::KernelTable reference_kernels() {
+  static const core::Kernel kernels[] = {
+      {.name = "reference.attention",
+       .summary = "plain loops in double, the oracle",
+       .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+       .max_head_dim = kAnyHeadDim,
+       .features = core::all_features(),
+       .automatic = core::dtype_bit(core::DType::f64),
+       .workspace = attention_workspace,
+       .threads = num_threads,
+       .run = attention_run},
+      ladder_kernel<kStandard>(),
+      ladder_kernel<kSafeSoftmax>(),
+      ladder_kernel<kOnlineSoftmax>(),
+      ladder_kernel<kOnePass>(),
+      ladder_kernel<kFlash1>(),
+      ladder_kernel<kFlash2>(),
+  };
+  return kernels;
+}
+
+}  // namespace tessella::reference

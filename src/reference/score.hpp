@@ -1,0 +1,67 @@
+// The score chain of one key, shared by the reference and the ladder:
+//   s = scale * q.k -> softcap -> + bias + ALiBi -> masks (-inf),
+// and the factor that dropout puts on its probability.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/problem.hpp"
+#include "core/sequence.hpp"
+#include "portable/dropout.hpp"
+#include "reference/element.hpp"
+
+namespace tessella::reference {
+
+template <typename Real>
+inline constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
+
+// What softmax sees of a visible key whose product q.k is given.
+template <typename Real>
+Real score(const core::Problem& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j, Real product) {
+  Real value = static_cast<Real>(p.scale) * product;
+  if (p.features.has(core::Feature::softcap)) {
+    const Real cap = static_cast<Real>(p.softcap);
+    value = cap * std::tanh(value / cap);
+  }
+  if (p.features.has(core::Feature::bias)) {
+    value += load<Real>(p.bias.data, p.bias.dtype, p.bias.index(s.batch_idx, head, i, s.slot_kv + j));
+  }
+  if (p.features.has(core::Feature::alibi)) {
+    const Real distance = static_cast<Real>(std::abs(i + s.len_kv - s.len_q - j));
+    value -= static_cast<Real>(p.alibi_slopes.at(s.batch_idx, head)) * distance;
+  }
+  return value;
+}
+
+// The logit that joins the softmax's sum and no value; hidden where absent.
+template <typename Real>
+Real sink(const core::Problem& p, int64_t head) {
+  return p.features.has(core::Feature::sink) ? static_cast<Real>(p.sink.at(0, head)) : kHidden<Real>;
+}
+
+// 0 or 1 / (1 - p), after the softmax's sum.
+class DropoutFactor {
+ public:
+  explicit DropoutFactor(const core::Problem& p)
+      : on_(p.features.has(core::Feature::dropout)),
+        heads_q_(p.heads_q),
+        keep_scale_(1.0 / (1.0 - static_cast<double>(p.dropout))),
+        mask_{p.seed, p.offset, static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536.0))} {}
+
+  template <typename Real>
+  Real at(const core::Sequence& s, int64_t head, int64_t i, int64_t j) const {
+    if (!on_) return 1;
+    const auto head_idx = static_cast<uint64_t>(s.batch_idx * heads_q_ + head);
+    return mask_.keeps(head_idx, i, j) ? static_cast<Real>(keep_scale_) : Real{0};
+  }
+
+ private:
+  bool on_;
+  int64_t heads_q_;
+  double keep_scale_;
+  portable::Dropout mask_;
+};
+
+}  // namespace tessella::reference

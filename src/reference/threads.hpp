@@ -1,0 +1,32 @@
+// Fan-out over std::thread for the reference and the ladder, which must not depend on a backend.
+// Threads live for one call, so that a forked child needs nothing from its parent.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace tessella::reference {
+
+// fn(item, worker) for item in [0, items), each once; worker < num_threads, never shared by two running calls.
+// fn must not throw.
+template <typename Fn>
+void for_each(int64_t items, int num_threads, Fn&& fn) {
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int worker) {
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) fn(item, worker);
+  };
+  std::vector<std::jthread> threads;
+  const int helpers = static_cast<int>(std::min<int64_t>(num_threads, items)) - 1;
+  try {
+    for (int worker = 1; worker <= helpers; ++worker) threads.emplace_back(work, worker);
+  } catch (const std::system_error&) {
+    // No more threads to be had: those that started, and this one, do all items.
+  }
+  work(0);
+}
+
+}  // namespace tessella::reference
