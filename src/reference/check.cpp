@@ -95,8 +95,9 @@ CheckReport check_forward(const Problem& p, int64_t num_rows, uint64_t seed) {
     const Sequence s = core::sequence(p, b);
     for (; sample < samples; ++sample) {
       // One row from each of `samples` equal parts of all rows.
-      const auto part = static_cast<int64_t>(static_cast<__int128>(sample) * total / samples);
-      const auto next = static_cast<int64_t>(static_cast<__int128>(sample + 1) * total / samples);
+      const auto part_begin = [&](int64_t i) { return total / samples * i + total % samples * i / samples; };
+      const int64_t part = part_begin(sample);
+      const int64_t next = part_begin(sample + 1);
       const portable::Random4 random =
           portable::philox4x32_7({{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32), 0, 0}},
                                  static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
