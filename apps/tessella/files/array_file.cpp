@@ -1,0 +1,88 @@
+#include "files/array_file.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "files/input_error.hpp"
+#include "files/mapped_file.hpp"
+#include "files/npy.hpp"
+#include "files/npz.hpp"
+#include "files/safetensors.hpp"
+
+namespace tessella::cli {
+namespace {
+
+bool starts_with(std::span<const std::byte> bytes, std::string_view magic) {
+  return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
+}
+
+std::string extension_of(const std::string& path) { return std::filesystem::path(path).extension().string(); }
+
+void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  file.flush();
+  if (!file) throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
+}
+
+}  // namespace
+
+std::vector<Array> read_array_file(const std::string& path) {
+  const MappedFile file = map_file(path);
+  const std::string extension = extension_of(path);
+  if (starts_with(file.bytes, "\x93NUMPY") || extension == ".npy") {
+    std::vector<Array> arrays;
+    arrays.push_back(read_npy(path, "", file.bytes, file.storage));
+    return arrays;
+  }
+  if (starts_with(file.bytes, "PK") || extension == ".npz") return read_npz(path, file.bytes);
+  if (extension == ".safetensors") return read_safetensors(path, file.bytes, file.storage);
+  throw InputError(fmt::format("{}: extension is '{}', expected .npy, .npz or .safetensors", path, extension));
+}
+
+Array read_one_array(const std::string& where) {
+  std::string path = where;
+  std::string name;
+  const size_t colon = where.rfind(':');
+  if (colon != std::string::npos && !std::filesystem::exists(where)) {
+    path = where.substr(0, colon);
+    name = where.substr(colon + 1);
+  }
+  std::vector<Array> arrays = read_array_file(path);
+  std::string names;
+  for (Array& array : arrays) {
+    if (!name.empty() && array.name == name) return std::move(array);
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name);
+  }
+  if (!name.empty()) throw InputError(fmt::format("{}: no array is called '{}'; it has {}", path, name, names));
+  if (arrays.size() != 1) {
+    throw InputError(
+        fmt::format("{}: has {} arrays, say which: {}:NAME, NAME out of {}", path, arrays.size(), path, names));
+  }
+  return std::move(arrays.front());
+}
+
+void check_writable(const std::string& path, size_t num_arrays) {
+  const std::string extension = extension_of(path);
+  if (extension != ".npy" && extension != ".npz" && extension != ".safetensors") {
+    throw InputError(fmt::format("{}: extension is '{}', expected .npy, .npz or .safetensors", path, extension));
+  }
+  if (extension == ".npy" && num_arrays != 1) {
+    throw InputError(
+        fmt::format("{}: a .npy file holds one array, not {}; use .npz or .safetensors", path, num_arrays));
+  }
+}
+
+void write_array_file(const std::string& path, std::span<const Array> arrays) {
+  check_writable(path, arrays.size());
+  const std::string extension = extension_of(path);
+  if (extension == ".npy") return write_bytes(path, to_npy(arrays.front()));
+  if (extension == ".npz") return write_npz(path, arrays);
+  write_bytes(path, to_safetensors(arrays));
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,22 @@
+// Files of arrays, by what is in them when reading and by their extension when writing.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "files/array.hpp"
+
+namespace tessella::cli {
+
+// Every array of a .npy, .npz or .safetensors file.
+std::vector<Array> read_array_file(const std::string& path);
+
+// The one array of "FILE", or the one called NAME of "FILE:NAME".
+Array read_one_array(const std::string& where);
+
+// "out.npy" takes one array. Throws before anything is written if the extension is unknown.
+void check_writable(const std::string& path, size_t num_arrays);
+void write_array_file(const std::string& path, std::span<const Array> arrays);
+
+}  // namespace tessella::cli

@@ -1,0 +1,119 @@
+#include "files/element_type.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "files/input_error.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr ElementType kElementTypes[] = {
+    {TESSELLA_F64, 8, "f64", "<f8", "F64"},    {TESSELLA_F32, 4, "f32", "<f4", "F32"},
+    {TESSELLA_BF16, 2, "bf16", "|V2", "BF16"}, {TESSELLA_F16, 2, "f16", "<f2", "F16"},
+    {TESSELLA_BOOL, 1, "bool", "|b1", "BOOL"}, {TESSELLA_I32, 4, "i32", "<i4", "I32"},
+    {TESSELLA_I64, 8, "i64", "<i8", "I64"},
+};
+
+template <typename Predicate>
+const ElementType* find_where(Predicate matches) {
+  for (const ElementType& type : kElementTypes) {
+    if (matches(type)) return &type;
+  }
+  return nullptr;
+}
+
+template <typename T>
+T load(const void* data, int64_t idx) {
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(data) + idx * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <typename T>
+void store(void* data, int64_t idx, T value) {
+  std::memcpy(static_cast<std::byte*>(data) + idx * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
+double half_to_double(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const int mantissa = bits & 1023;
+  const double sign = bits & 0x8000 ? -1 : 1;
+  if (exponent == 31) return mantissa ? std::nan("") : sign * HUGE_VAL;
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
+}
+
+uint16_t float_to_half(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const float magnitude = std::fabs(value);
+  if (std::isnan(value)) return sign | 0x7E00;
+  if (magnitude >= 65520.f) return sign | 0x7C00;
+  int exponent = 0;
+  std::frexp(magnitude, &exponent);
+  // The grid of half around this value; nearbyint rounds to even, and a carry moves on to the next exponent.
+  const int unit = std::max(exponent - 11, -24);
+  const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -unit)));
+  if (unit == -24) return sign | static_cast<uint16_t>(steps);  // subnormal, or the first normal binade
+  return sign | static_cast<uint16_t>(static_cast<uint32_t>(unit + 24) * 1024 + steps);
+}
+
+uint16_t float_to_bfloat16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace
+
+const ElementType* find_element_type(tessella_dtype dtype) {
+  return find_where([&](const ElementType& type) { return type.dtype == dtype; });
+}
+const ElementType* find_element_type_by_name(std::string_view name) {
+  return find_where([&](const ElementType& type) { return type.name == name; });
+}
+const ElementType* find_element_type_by_numpy(std::string_view descr) {
+  return find_where([&](const ElementType& type) { return type.dtype != TESSELLA_BF16 && type.numpy == descr; });
+}
+const ElementType* find_element_type_by_safetensors(std::string_view name) {
+  return find_where([&](const ElementType& type) { return type.safetensors == name; });
+}
+
+const ElementType& element_type_named(std::string_view name) {
+  if (const ElementType* type = find_element_type_by_name(name)) return *type;
+  std::string names;
+  for (const ElementType& type : kElementTypes) names += fmt::format("{}{}", names.empty() ? "" : ", ", type.name);
+  throw InputError(fmt::format("dtype is '{}', expected one of {}", name, names));
+}
+
+std::string dtype_name(tessella_dtype dtype) {
+  const ElementType* type = find_element_type(dtype);
+  return type ? type->name : fmt::format("dtype {}", dtype);
+}
+
+double load_element(const void* data, tessella_dtype dtype, int64_t idx) {
+  switch (dtype) {
+    case TESSELLA_F64: return load<double>(data, idx);
+    case TESSELLA_F32: return load<float>(data, idx);
+    case TESSELLA_BF16: return std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(data, idx)) << 16);
+    case TESSELLA_F16: return half_to_double(load<uint16_t>(data, idx));
+    case TESSELLA_BOOL: return load<uint8_t>(data, idx) != 0;
+    case TESSELLA_I32: return load<int32_t>(data, idx);
+    case TESSELLA_I64: return static_cast<double>(load<int64_t>(data, idx));
+    default: throw InputError(fmt::format("cannot read elements of dtype {}", dtype));
+  }
+}
+
+void store_element(void* data, tessella_dtype dtype, int64_t idx, float value) {
+  switch (dtype) {
+    case TESSELLA_F64: return store<double>(data, idx, value);
+    case TESSELLA_F32: return store<float>(data, idx, value);
+    case TESSELLA_BF16: return store<uint16_t>(data, idx, float_to_bfloat16(value));
+    case TESSELLA_F16: return store<uint16_t>(data, idx, float_to_half(value));
+    default: throw InputError(fmt::format("dtype is {}, expected f64, f32, bf16 or f16", dtype_name(dtype)));
+  }
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,34 @@
+// Element types: the library's dtypes under the names that users and files give them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tessella/tessella.h"
+
+namespace tessella::cli {
+
+struct ElementType {
+  tessella_dtype dtype;
+  int64_t bytes;
+  const char* name;         // on the command line and in tables
+  const char* numpy;        // .npy's descr; bf16 is raw to numpy
+  const char* safetensors;  // the header's dtype
+};
+
+// Null if no element type has that name.
+const ElementType* find_element_type(tessella_dtype dtype);
+const ElementType* find_element_type_by_name(std::string_view name);
+const ElementType* find_element_type_by_numpy(std::string_view descr);
+const ElementType* find_element_type_by_safetensors(std::string_view name);
+
+// The type called `name`; an InputError that lists the names otherwise.
+const ElementType& element_type_named(std::string_view name);
+std::string dtype_name(tessella_dtype dtype);
+
+// One element as a double, and a float stored as one element (rounded to nearest even).
+double load_element(const void* data, tessella_dtype dtype, int64_t idx);
+void store_element(void* data, tessella_dtype dtype, int64_t idx, float value);
+
+}  // namespace tessella::cli

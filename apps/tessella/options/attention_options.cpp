@@ -1,0 +1,130 @@
+#include "options/attention_options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <variant>
+
+#include "files/array_file.hpp"
+#include "files/input_error.hpp"
+#include "options/mask_text.hpp"
+#include "options/number_text.hpp"
+
+namespace tessella::cli {
+namespace {
+
+using Options = tessella_attention_options;
+
+struct TensorTarget {
+  Call::Member member;
+  tessella_dtype dtype;  // of numbers on the command line, and what a file is converted to; DEFAULT: as it is
+};
+struct FlagTarget {
+  int32_t Options::*member;
+};
+struct DtypeTarget {
+  tessella_dtype Options::*member;
+};
+using Target = std::variant<float Options::*, int64_t Options::*, uint64_t Options::*, int32_t Options::*,
+                            const char * Options::*, FlagTarget, DtypeTarget, TensorTarget>;
+
+struct Row {
+  const char* name;
+  Target target;
+  const char* help;
+};
+
+using Args = tessella_forward_args;
+constexpr const char* kNumbersOrFile = "numbers 1,2,3 or FILE[:NAME]";
+
+const Row kRows[] = {
+    {"scale", &Options::scale, "factor on q.k [1/sqrt(head_dim)]"},
+    {"softcap", &Options::softcap, "c of c*tanh(s/c) [0 = off]"},
+    {"dropout", &Options::dropout, "probability of a zero [0]"},
+    {"seed", &Options::seed, "dropout's seed"},
+    {"offset", &Options::offset, "dropout's offset"},
+    {"bias", TensorTarget{&Args::bias, TESSELLA_DTYPE_DEFAULT}, "added to the scaled scores; FILE[:NAME]"},
+    {"alibi-slopes", TensorTarget{&Args::alibi_slopes, TESSELLA_F32}, kNumbersOrFile},
+    {"sink", TensorTarget{&Args::sink, TESSELLA_F32}, "logit per head that joins the sum and no value"},
+    {"seqlens-q", TensorTarget{&Args::seqlens_q, TESSELLA_I32}, "rows in use per sequence"},
+    {"seqlens-kv", TensorTarget{&Args::seqlens_kv, TESSELLA_I32}, "keys in use per sequence"},
+    {"leftpad-kv", TensorTarget{&Args::leftpad_kv, TESSELLA_I32}, "keys of padding in front, per sequence"},
+    {"cu-seqlens-q", TensorTarget{&Args::cu_seqlens_q, TESSELLA_I32},
+     "packed q: first row of each sequence, and the end"},
+    {"cu-seqlens-kv", TensorTarget{&Args::cu_seqlens_kv, TESSELLA_I32}, "the same for k and v"},
+    {"document-ids-q", TensorTarget{&Args::document_ids_q, TESSELLA_I32}, "where they differ from the keys'"},
+    {"document-ids-kv", TensorTarget{&Args::document_ids_kv, TESSELLA_I32}, "a key is visible iff the ids are equal"},
+    {"out-dtype", DtypeTarget{&Options::out_dtype}, "that of q, or f32"},
+    {"kernel", &Options::kernel, "a name of `tessella kernels` [automatic]"},
+    {"num-threads", &Options::num_threads, "0 = all that the process may use"},
+    {"num-splits", &Options::num_splits, "0 = automatic"},
+    {"num-sms", &Options::num_sms, "GPU; 0 = all"},
+    {"max-seqlen-q", &Options::max_seqlen_q, "bound of a plan; 0 = the tensors' sizes"},
+    {"max-seqlen-kv", &Options::max_seqlen_kv, "bound of a plan; 0 = the tensors' sizes"},
+    {"deterministic", FlagTarget{&Options::deterministic}, "the same bits in every run"},
+    {"batch-invariant", FlagTarget{&Options::batch_invariant}, "bits that do not depend on batch or lengths"},
+    {"check-device-values", FlagTarget{&Options::check_device_values}, "check values that live on a GPU"},
+    {"score", &Options::score, "C++ text that modifies scores; GPU"},
+    {"keep", &Options::keep, "C++ text of a mask; GPU"},
+};
+
+std::string flag_of(const Row& row) { return fmt::format("--{}", row.name); }
+
+Array read_tensor(const std::string& what, const std::string& text, tessella_dtype dtype) {
+  if (dtype != TESSELLA_DTYPE_DEFAULT && is_number_list(text)) {
+    return array_of_numbers(what, dtype, parse_numbers(what, text));
+  }
+  Array array = read_one_array(text);
+  return dtype == TESSELLA_DTYPE_DEFAULT ? array : converted(array, dtype);
+}
+
+struct Apply {
+  Call& call;
+  const std::string what;
+  const std::string& text;
+
+  void operator()(float Options::*member) const { call.options.*member = static_cast<float>(parse_number(what, text)); }
+  void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, text); }
+  void operator()(uint64_t Options::*member) const {
+    call.options.*member =
+        static_cast<uint64_t>(parse_integer_between(what, text, 0, std::numeric_limits<int64_t>::max()));
+  }
+  void operator()(int32_t Options::*member) const {
+    call.options.*member =
+        static_cast<int32_t>(parse_integer_between(what, text, 0, std::numeric_limits<int32_t>::max()));
+  }
+  void operator()(const char* Options::*member) const { call.options.*member = call.texts.emplace_back(text).c_str(); }
+  void operator()(FlagTarget target) const { call.options.*target.member = 1; }
+  void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(text).dtype; }
+  void operator()(TensorTarget target) const { call.set(target.member, read_tensor(what, text, target.dtype)); }
+};
+
+}  // namespace
+
+void AttentionOptionValues::add_without_mask_to(CLI::App& app) {
+  for (const Row& row : kRows) {
+    CLI::Option* option = std::holds_alternative<FlagTarget>(row.target)
+                              ? app.add_flag(flag_of(row), flags_[row.name], row.help)
+                              : app.add_option(flag_of(row), values_[row.name], row.help)->type_name("");
+    option->group("Attention");
+  }
+}
+
+void AttentionOptionValues::add_to(CLI::App& app) {
+  app.add_option("--mask", masks_, kMaskHelp)->allow_extra_args(false)->type_name("MASK");
+  add_without_mask_to(app);
+}
+
+void AttentionOptionValues::apply(Call& call) const {
+  for (const Row& row : kRows) {
+    const auto value = values_.find(row.name);
+    const auto flag = flags_.find(row.name);
+    const bool given = (value != values_.end() && !value->second.empty()) || (flag != flags_.end() && flag->second);
+    static const std::string kFlag = "1";
+    if (given) std::visit(Apply{call, flag_of(row), value != values_.end() ? value->second : kFlag}, row.target);
+  }
+  for (const std::string& mask : masks_) apply_mask(mask, call);
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,28 @@
+// Every argument and option of a call under the library's own name, from one table.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "options/call.hpp"
+
+namespace tessella::cli {
+
+class AttentionOptionValues {
+ public:
+  // Adds --scale, --softcap, ... and --mask to a command.
+  void add_to(CLI::App& app);
+  // The same without --mask, for commands that run over a list of masks.
+  void add_without_mask_to(CLI::App& app);
+  // Fills the call, whose q, k and v are already set: reads files, parses numbers.
+  void apply(Call& call) const;
+
+ private:
+  std::map<std::string, std::string> values_;  // by option name; absent where not given
+  std::map<std::string, bool> flags_;
+  std::vector<std::string> masks_;
+};
+
+}  // namespace tessella::cli

@@ -1,0 +1,52 @@
+// One call of the library and the memory behind it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "files/array.hpp"
+#include "tessella/error.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::cli {
+
+// args points into arrays, so a call is moved and never copied.
+struct Call {
+  tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
+  tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
+  std::deque<Array> arrays;       // addresses stay
+  std::deque<std::string> texts;  // what options' strings point at
+
+  Call() = default;
+  Call(Call&&) = default;
+  Call& operator=(Call&&) = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  using Member = const tessella_tensor* tessella_forward_args::*;
+  // Keeps the array and points args' member at it.
+  Array& set(Member member, Array array) {
+    arrays.push_back(std::move(array));
+    args.*member = &arrays.back().tensor;
+    return arrays.back();
+  }
+};
+
+struct FreePlan {
+  void operator()(tessella_plan* plan) const { tessella_plan_free(plan); }
+};
+using PlanHandle = std::unique_ptr<tessella_plan, FreePlan>;
+
+// Throws tessella::Error with the library's own sentence.
+inline void check(tessella_status status) {
+  if (status != TESSELLA_OK) throw Error(static_cast<ErrorCode>(status), tessella_last_error());
+}
+
+inline PlanHandle make_plan(const Call& call) {
+  tessella_plan* plan = nullptr;
+  check(tessella_plan_forward(&call.args, &call.options, &plan));
+  return PlanHandle(plan);
+}
+
+}  // namespace tessella::cli

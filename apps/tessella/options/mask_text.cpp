@@ -1,0 +1,147 @@
+#include "options/mask_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+#include "files/array_file.hpp"
+#include "files/input_error.hpp"
+#include "options/number_text.hpp"
+
+namespace tessella::cli {
+namespace {
+
+struct Part {
+  const char* name;
+  bool takes_value;
+  void (*apply)(const std::string& what, const std::string& value, Call& call);
+};
+
+std::string trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(' ');
+  if (begin == std::string_view::npos) return {};
+  return std::string(text.substr(begin, text.find_last_not_of(' ') - begin + 1));
+}
+
+int64_t narrower(int64_t a, int64_t b) { return a == -1 ? b : b == -1 ? a : std::min(a, b); }
+
+void set_once(const std::string& what, int64_t& option, int64_t value) {
+  if (option != 0 && option != value) throw InputError(fmt::format("{} is given twice, expected once", what));
+  option = value;
+}
+
+void set_tensor_once(const std::string& what, Call::Member member, Call& call, Array array) {
+  if (call.args.*member) throw InputError(fmt::format("{} is given twice, expected once", what));
+  call.set(member, std::move(array));
+}
+
+Array read_integers(const std::string& what, const std::string& value) {
+  if (is_number_list(value)) return array_of_numbers(what, TESSELLA_I32, parse_numbers(what, value));
+  return converted(read_one_array(value), TESSELLA_I32);
+}
+
+// The batch of a call that is not packed; packed tensors have no batch axis to spread values over.
+int64_t batch_of(const Call& call) { return call.args.q->ndim == 4 ? call.args.q->shape[0] : 1; }
+
+void window(const std::string& what, const std::string& value, Call& call) {
+  const std::vector<std::string> sides = split(value, ',');
+  if (sides.size() != 2) throw InputError(fmt::format("{} is '{}', expected window:LEFT,RIGHT", what, value));
+  call.options.window_left = narrower(call.options.window_left, parse_integer_between(what, sides[0], -1, INT64_MAX));
+  call.options.window_right = narrower(call.options.window_right, parse_integer_between(what, sides[1], -1, INT64_MAX));
+}
+
+// One length stands for every sequence.
+void prefix(const std::string& what, const std::string& value, Call& call) {
+  Array lengths = read_integers(what, value);
+  if (lengths.tensor.ndim == 1 && lengths.tensor.shape[0] == 1) {
+    lengths.tensor.shape[0] = call.args.cu_seqlens_q ? call.args.cu_seqlens_q->shape[0] - 1 : batch_of(call);
+    lengths.tensor.strides[0] = 0;
+  }
+  set_tensor_once(what, &tessella_forward_args::prefix_lengths, call, std::move(lengths));
+}
+
+// One row of ids stands for every sequence.
+void document(const std::string& what, const std::string& value, Call& call) {
+  Array ids = read_integers(what, value);
+  if (ids.tensor.ndim == 1 && !call.args.cu_seqlens_q) {
+    ids.tensor.ndim = 2;
+    ids.tensor.shape[1] = ids.tensor.shape[0];
+    ids.tensor.strides[1] = ids.tensor.strides[0];
+    ids.tensor.shape[0] = batch_of(call);
+    ids.tensor.strides[0] = 0;
+  }
+  set_tensor_once(what, &tessella_forward_args::document_ids_q, call, ids);
+  set_tensor_once(what, &tessella_forward_args::document_ids_kv, call, std::move(ids));
+}
+
+void dense(const std::string& what, const std::string& value, Call& call) {
+  set_tensor_once(what, &tessella_forward_args::dense_mask, call, read_one_array(value));
+}
+
+void block_map(const std::string& what, const std::string& value, Call& call) {
+  const std::vector<std::string> parts = split(value, ',');
+  if (parts.size() != 3)
+    throw InputError(fmt::format("{} is '{}', expected block_map:FILE,TILE_Q,TILE_KV", what, value));
+  call.options.block_map_q = parse_integer(what, parts[1]);
+  call.options.block_map_kv = parse_integer(what, parts[2]);
+  set_tensor_once(what, &tessella_forward_args::block_map, call, read_one_array(parts[0]));
+}
+
+constexpr Part kParts[] = {
+    {"none", false, [](const std::string&, const std::string&, Call&) {}},
+    {"causal", false, [](const std::string& what, const std::string&, Call& call) { window(what, "-1,0", call); }},
+    {"causal_top_left", false,
+     [](const std::string&, const std::string&, Call& call) { call.options.causal_top_left = 1; }},
+    {"window", true, window},
+    {"chunk", true,
+     [](const std::string& what, const std::string& value, Call& call) {
+       set_once(what, call.options.chunk, parse_integer_between(what, value, 1, INT64_MAX));
+     }},
+    {"keep_first", true,
+     [](const std::string& what, const std::string& value, Call& call) {
+       set_once(what, call.options.keep_first, parse_integer_between(what, value, 0, INT64_MAX));
+     }},
+    {"prefix", true, prefix},
+    {"document", true, document},
+    {"dense", true, dense},
+    {"block_map", true, block_map},
+};
+
+void apply_part(const std::string& text, Call& call) {
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  const auto* part = std::ranges::find_if(kParts, [&](const Part& row) { return row.name == name; });
+  if (part == std::end(kParts)) {
+    std::string names;
+    for (const Part& row : kParts) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+    throw InputError(fmt::format("--mask part is '{}', expected one of {}", text, names));
+  }
+  const std::string what = fmt::format("--mask {}", name);
+  if (part->takes_value != (colon != std::string::npos)) {
+    throw InputError(fmt::format("{} takes {} value, got '{}'", what, part->takes_value ? "a" : "no", text));
+  }
+  part->apply(what, part->takes_value ? text.substr(colon + 1) : "", call);
+}
+
+}  // namespace
+
+void apply_mask(std::string_view text, Call& call) {
+  for (const std::string& part : split(text, '&')) apply_part(trimmed(part), call);
+}
+
+std::vector<std::string> split_masks(std::string_view text) {
+  std::vector<std::string> masks;
+  for (const std::string& piece : split(text, ',')) {
+    const bool starts_mask = masks.empty() || piece.empty() || std::isalpha(static_cast<unsigned char>(piece[0])) != 0;
+    if (starts_mask) {
+      masks.push_back(piece);
+    } else {
+      masks.back() += "," + piece;
+    }
+  }
+  return masks;
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,115 @@
+#include "options/number_text.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "files/input_error.hpp"
+
+namespace tessella::cli {
+namespace {
+
+struct Unit {
+  double size;
+  const char* name;
+};
+
+// The largest unit that leaves at least 1 in front of it.
+template <size_t N>
+std::string with_unit(double value, const Unit (&units)[N], int digits) {
+  for (const Unit& unit : units) {
+    if (value >= unit.size || &unit == &units[N - 1]) {
+      const double scaled = value / unit.size;
+      const int whole = scaled >= 100 ? 3 : scaled >= 10 ? 2 : 1;
+      return fmt::format("{:.{}f} {}", scaled, std::max(0, digits - whole), unit.name);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+double parse_number(const std::string& what, std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    throw InputError(fmt::format("{} is '{}', expected a number", what, text));
+  }
+  return value;
+}
+
+int64_t parse_integer(const std::string& what, std::string_view text) {
+  std::string_view digits = text;
+  int64_t unit = 1;
+  if (!digits.empty()) {
+    const char last = digits.back();
+    unit = last == 'k' ? int64_t{1} << 10 : last == 'm' ? int64_t{1} << 20 : last == 'g' ? int64_t{1} << 30 : 1;
+    if (unit != 1) digits.remove_suffix(1);
+  }
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (digits.empty() || error != std::errc() || end != digits.data() + digits.size() ||
+      std::abs(static_cast<double>(value)) * static_cast<double>(unit) >= 0x1p63) {
+    throw InputError(fmt::format("{} is '{}', expected a whole number", what, text));
+  }
+  return value * unit;
+}
+
+int64_t parse_integer_between(const std::string& what, std::string_view text, int64_t low, int64_t high) {
+  const int64_t value = parse_integer(what, text);
+  if (value < low || value > high) {
+    throw InputError(fmt::format("{} is {}, expected {} to {}", what, value, low, high));
+  }
+  return value;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0;;) {
+    const size_t end = text.find(separator, begin);
+    parts.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+std::vector<int64_t> parse_sizes(const std::string& what, std::string_view text) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  std::vector<int64_t> sizes;
+  for (const std::string& part : split(text, ',')) {
+    const size_t colon = part.find(':');
+    const int64_t first = parse_integer_between(what, part.substr(0, colon), 1, kMost);
+    const int64_t last =
+        colon == std::string::npos ? first : parse_integer_between(what, part.substr(colon + 1), first, kMost);
+    for (int64_t size = first; size <= last; size *= 2) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+bool is_number_list(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789+-.,eEinfa") == std::string_view::npos &&
+         text.find_first_of("0123456789") != std::string_view::npos;
+}
+
+std::vector<double> parse_numbers(const std::string& what, std::string_view text) {
+  std::vector<double> numbers;
+  for (const std::string& part : split(text, ',')) numbers.push_back(parse_number(what, part));
+  return numbers;
+}
+
+std::string bytes_text(double bytes) {
+  static constexpr Unit kUnits[] = {{0x1p40, "TiB"}, {0x1p30, "GiB"}, {0x1p20, "MiB"}, {0x1p10, "KiB"}};
+  if (bytes < 1024) return fmt::format("{:.0f} B", bytes);
+  return with_unit(bytes, kUnits, 3);
+}
+
+std::string seconds_text(double seconds) {
+  static constexpr Unit kUnits[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}};
+  return with_unit(seconds, kUnits, 3);
+}
+
+std::string error_text(double error) { return error == 0 ? "0" : fmt::format("{:.1e}", error); }
+
+}  // namespace tessella::cli
