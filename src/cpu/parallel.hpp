@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace tessella::cpu {
 
 // Threads a call may use: min(affinity, cgroup quota, TESSELLA_NUM_THREADS); inside a oneTBB task, the caller's arena.
 int max_threads();
+
+// Threads a call uses when its caller asks for `requested`; 0 asks for all.
+int threads_for(int requested);
 
 // Calls fn(item, worker) for item in [0, items), each item once, in increasing order of start; worker is in
 // [0, num_threads) and no two running calls share it. Exceptions of fn reach the caller.
@@ -14,10 +18,11 @@ void parallel_for(int64_t items, int num_threads, void (*fn)(void* context, int6
 
 template <typename Fn>
 void parallel_for(int64_t items, int num_threads, Fn&& fn) {
+  using Function = std::remove_reference_t<Fn>;
   parallel_for(
       items, num_threads,
-      [](void* context, int64_t item, int worker) { (*static_cast<Fn*>(context))(item, worker); },
-      static_cast<void*>(&fn));
+      [](void* context, int64_t item, int worker) { (*static_cast<Function*>(context))(item, worker); },
+      const_cast<void*>(static_cast<const void*>(&fn)));
 }
 
 }  // namespace tessella::cpu

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "core/problem.hpp"
 #include "core/sequence.hpp"
+#include "portable/dropout.hpp"
 
 namespace tessella::cpu {
 
@@ -62,6 +64,10 @@ using ScoreChain = void (*)(const Strip& strip, int lanes, float* scores, int64_
 
 // Multiplies probabilities [num_keys][lanes] by 0 or 1 / (1 - p).
 using DropoutChain = void (*)(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys);
+
+inline portable::Dropout dropout_of(const core::Problem& problem) {
+  return {problem.seed, problem.offset, static_cast<uint32_t>(std::lround(problem.dropout * 65536.0f))};
+}
 
 // Everything but q.k, scale and the band: with any of these the score chain runs on every tile of a strip.
 inline constexpr core::Features kScoreFeatures =

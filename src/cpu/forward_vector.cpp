@@ -1,0 +1,164 @@
+// Compiles forward-inl.hpp once per instruction set and hands the kernels out by name; drives items over threads.
+//
+// Highway 1.0.3 knows no plain SSE2: the x86 baseline is one lane wide and only there so that every machine runs.
+#include "cpu/forward_vector.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward_vector.cpp"
+#include "cpu/forward-inl.hpp"
+#include "hwy/foreach_target.h"  // must come before highway.h
+#include "hwy/highway.h"
+
+#if HWY_ONCE
+
+#include "cpu/parallel.hpp"
+
+namespace tessella::cpu {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Keys whose K and V rows fill about 256 KB of scratch.
+int64_t chunk_keys(const core::Problem& p) {
+  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
+  const int64_t keys = dim <= 64 ? 512 : dim <= 128 ? 256 : dim <= 256 ? 128 : kTileKeys;
+  return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
+}
+
+int item_strips(const core::Problem& p) {
+  const int64_t strips = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kStripRows) / kStripRows;
+  return static_cast<int>(std::min<int64_t>(strips, kMaxItemStrips));
+}
+
+// Work too small to wake a second thread for: about 10 microseconds.
+bool runs_alone(const core::Problem& p) {
+  constexpr double kFlops = 1e6;
+  const auto rows = static_cast<double>(p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q);
+  return 2.0 * rows * static_cast<double>(p.heads_q * p.seqlen_kv * (p.head_dim_qk + p.head_dim_v)) < kFlops;
+}
+
+}  // namespace
+
+VectorScratch::VectorScratch(const core::Problem& p, std::byte* base) {
+  const int64_t strips_per_item = item_strips(p);
+  chunk_keys = cpu::chunk_keys(p);
+  q_stride = kStripRows * p.head_dim_qk;
+  k_stride = round_up(p.head_dim_qk, 16);
+  o_stride = round_up(p.head_dim_v, 16);
+  const auto take = [&](int64_t count, auto*& pointer) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + bytes);
+    bytes += round_up(count * static_cast<int64_t>(sizeof(*pointer)), 64);
+  };
+  take(strips_per_item, strips);
+  take(strips_per_item * q_stride, q);
+  take(strips_per_item * kStripRows * o_stride, o);
+  take(chunk_keys * k_stride, k);
+  take(chunk_keys * o_stride, v);
+  take(kTileKeys * kStripRows, tile);
+}
+
+core::WorkspaceSize vector_workspace(const core::Problem& problem, int num_threads) {
+  const int64_t list = round_up(ForwardItems::scratch_bytes(problem, kStripRows), 64);
+  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch(problem, nullptr).bytes};
+}
+
+void run_vector(const VectorKernel& kernel, const core::Problem& problem, const core::Plan& plan,
+                core::Workspace workspace) {
+  const int threads = runs_alone(problem) ? 1 : plan.num_threads;
+  auto* base = static_cast<std::byte*>(workspace.scratch);
+  const ForwardItems items(problem, item_rows(problem, threads, kStripRows, item_strips(problem)), base);
+  base += round_up(ForwardItems::scratch_bytes(problem, kStripRows), 64);
+  const int64_t thread_bytes = VectorScratch(problem, nullptr).bytes;
+  parallel_for(items.size(), threads, [&](int64_t idx, int worker) {
+    kernel.run_item(problem, items[idx], VectorScratch(problem, base + worker * thread_bytes));
+  });
+}
+
+RowEnd end_row(const core::Problem& problem, int64_t head, float max, float sum) {
+  constexpr double kLn2 = 0.693147180559945309417;
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double sink = problem.sink ? problem.sink.at(0, head) / kLn2 : -infinity;
+  if (sum == 0) return {.empty = true, .factor = 0, .lse = static_cast<float>(sink * kLn2)};
+  // The sink joins the sum; the larger of it and the maximum keeps both powers finite.
+  const double top = std::max<double>(std::isinf(max) ? 0.0 : max, sink);
+  double scale = 1;
+  double total = sum;
+  if (sink != -infinity) {
+    scale = std::exp2(max - top);
+    total = sum * scale + std::exp2(sink - top);
+  }
+  RowEnd end{.empty = false, .factor = static_cast<float>(scale / total), .lse = 0};
+  if (problem.lse.data != nullptr) end.lse = static_cast<float>((top + std::log2(total)) * kLn2);
+  return end;
+}
+
+bool seen_by_any_query(const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head, int64_t j) {
+  const int64_t group = problem.group();
+  for (int64_t i = sequence.len_q - 1; i >= 0; --i) {
+    if (!sequence.band.visible(i, j)) continue;
+    for (int64_t g = 0; g < group; ++g) {
+      if (core::visible(problem, sequence, kv_head * group + g, i, j)) return true;
+    }
+  }
+  return false;
+}
+
+const VectorKernel& vector_kernel(InstructionSet set) {
+#define TESSELLA_VECTOR_KERNEL(target) \
+  { &target::run_item, &target::score_chain, &target::dropout_chain }
+  static constexpr VectorKernel kBaseline = {&HWY_STATIC_DISPATCH(run_item), &HWY_STATIC_DISPATCH(score_chain),
+                                             &HWY_STATIC_DISPATCH(dropout_chain)};
+  static constexpr VectorKernel kNone;
+  switch (set) {
+    case InstructionSet::avx512: {
+#if HWY_TARGETS & HWY_AVX3
+      static constexpr VectorKernel kAvx512 = TESSELLA_VECTOR_KERNEL(N_AVX3);
+      return kAvx512;
+#else
+      return kNone;
+#endif
+    }
+    case InstructionSet::avx2: {
+#if HWY_TARGETS & HWY_AVX2
+      static constexpr VectorKernel kAvx2 = TESSELLA_VECTOR_KERNEL(N_AVX2);
+      return kAvx2;
+#else
+      return kNone;
+#endif
+    }
+    case InstructionSet::sse4: {
+#if HWY_TARGETS & HWY_SSE4
+      static constexpr VectorKernel kSse4 = TESSELLA_VECTOR_KERNEL(N_SSE4);
+      return kSse4;
+#else
+      return kNone;
+#endif
+    }
+    case InstructionSet::baseline: return kBaseline;
+  }
+  return kNone;
+#undef TESSELLA_VECTOR_KERNEL
+}
+
+std::string vector_unavailable(InstructionSet set) {
+  if (vector_kernel(set).run_item == nullptr) return "not in this build";
+  const auto supported = static_cast<uint64_t>(hwy::SupportedTargets());
+  switch (set) {
+    case InstructionSet::avx512: return supported & HWY_AVX3 ? "" : "the CPU lacks AVX-512 F, BW, CD, DQ or VL";
+    case InstructionSet::avx2: return supported & HWY_AVX2 ? "" : "the CPU lacks AVX2, FMA, BMI2 or F16C";
+    case InstructionSet::sse4: return supported & HWY_SSE4 ? "" : "the CPU lacks SSE4.2, AES or PCLMUL";
+    case InstructionSet::baseline: break;
+  }
+  return "";
+}
+
+}  // namespace tessella::cpu
+
+#endif  // HWY_ONCE

@@ -1,0 +1,67 @@
+// Rows of the CPU kernel table. What a row needs from the machine is asked once per process.
+#include "cpu/kernels.hpp"
+
+#include <array>
+#include <string>
+
+#include "cpu/forward_vector.hpp"
+#include "cpu/parallel.hpp"
+#if __has_include("cpu/forward_amx.hpp") && defined(__x86_64__)
+#include "cpu/forward_amx.hpp"
+#define TESSELLA_HAS_AMX 1
+#else
+#define TESSELLA_HAS_AMX 0
+#endif
+
+namespace tessella::cpu {
+namespace {
+
+template <InstructionSet kSet>
+struct VectorRow {
+  static std::string unavailable() {
+    static const std::string kReason = vector_unavailable(kSet);
+    return kReason;
+  }
+  static std::string describe(const core::Problem&, int num_threads) {
+    return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
+           std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+  }
+  static void run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace) {
+    run_vector(vector_kernel(kSet), problem, plan, workspace);
+  }
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary) {
+    core::Kernel kernel;
+    kernel.name = name;
+    kernel.summary = summary;
+    kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+    kernel.max_head_dim = 512;
+    kernel.features = core::all_features();
+    kernel.unavailable = unavailable;
+    kernel.workspace = vector_workspace;
+    kernel.threads = threads_for;
+    kernel.describe = describe;
+    kernel.run = run;
+    return kernel;
+  }
+};
+
+}  // namespace
+
+core::KernelTable cpu_kernels() {
+  static const std::array kKernels = {
+#if TESSELLA_HAS_AMX
+    kForwardAmx,
+#endif
+#if defined(__x86_64__)
+    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
+    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
+    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
+#else
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
+#endif
+  };
+  return kKernels;
+}
+
+}  // namespace tessella::cpu

@@ -1,0 +1,145 @@
+// One fork-join call: workers take items from a shared counter until none is left.
+//
+// Workers are oneTBB tasks in an arena of our own, or in the caller's arena inside a oneTBB task. A forked child has
+// no oneTBB workers and perhaps locks that nobody will release, so if the parent had used oneTBB the child uses
+// std::thread; so does a build with TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
+#include "cpu/parallel.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "cpu/thread_limit.hpp"
+
+#ifndef TESSELLA_STD_THREADS
+#include <oneapi/tbb/info.h>
+#include <oneapi/tbb/task_arena.h>
+#include <oneapi/tbb/task_group.h>
+#include <pthread.h>
+#endif
+
+namespace tessella::cpu {
+namespace {
+
+using Function = void (*)(void* context, int64_t item, int worker);
+
+// The work of one call, shared by its workers.
+class Job {
+ public:
+  Job(int64_t items, Function fn, void* context) : items_(items), fn_(fn), context_(context) {}
+
+  // Never throws: an exception stops the handing out of items and is kept for finish().
+  void work(int worker) noexcept {
+    try {
+      for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
+        fn_(context_, item, worker);
+      }
+    } catch (...) {
+      next_.store(items_, std::memory_order_relaxed);
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+  }
+
+  void finish() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const int64_t items_;
+  const Function fn_;
+  void* const context_;
+  std::atomic<int64_t> next_{0};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+void run_on_std_threads(Job& job, int num_threads) {
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(num_threads - 1));
+  try {
+    for (int worker = 1; worker < num_threads; ++worker) threads.emplace_back([&job, worker] { job.work(worker); });
+  } catch (const std::system_error&) {
+    // No more threads to be had: those there are do the work.
+  }
+  job.work(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+#ifndef TESSELLA_STD_THREADS
+
+namespace tbb = oneapi::tbb;
+
+std::atomic<bool> used_tbb{false};
+std::atomic<bool> forked_after_use{false};
+
+bool in_arena() { return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized; }
+
+// Never destroyed: oneTBB may be gone before our static destructors run.
+tbb::task_arena& own_arena() {
+  static auto* const kArena = [] {
+    pthread_atfork(nullptr, nullptr, [] {
+      if (used_tbb.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
+    });
+    return new tbb::task_arena(thread_limit(), 1);
+  }();
+  return *kArena;
+}
+
+void run_as_tasks(Job& job, int num_threads) {
+  tbb::task_group tasks;
+  for (int worker = 1; worker < num_threads; ++worker) tasks.run([&job, worker] { job.work(worker); });
+  job.work(0);
+  tasks.wait();
+}
+
+void run_on_tbb(Job& job, int num_threads) {
+  if (in_arena()) {
+    // While waiting, the caller must not pick up unrelated tasks of its arena.
+    tbb::this_task_arena::isolate([&] { run_as_tasks(job, num_threads); });
+    return;
+  }
+  tbb::task_arena& arena = own_arena();
+  used_tbb.store(true, std::memory_order_relaxed);
+  arena.execute([&] { run_as_tasks(job, num_threads); });
+}
+
+#endif
+
+}  // namespace
+
+int max_threads() {
+#ifndef TESSELLA_STD_THREADS
+  if (!forked_after_use.load(std::memory_order_relaxed) && in_arena()) {
+    return std::clamp(tbb::this_task_arena::max_concurrency(), 1, thread_limit());
+  }
+#endif
+  return thread_limit();
+}
+
+int threads_for(int requested) { return requested <= 0 ? max_threads() : std::min(requested, max_threads()); }
+
+void parallel_for(int64_t items, int num_threads, Function fn, void* context) {
+  const int threads = static_cast<int>(std::min<int64_t>(items, std::min(num_threads, thread_limit())));
+  if (threads <= 1) {
+    for (int64_t item = 0; item < items; ++item) fn(context, item, 0);
+    return;
+  }
+  Job job(items, fn, context);
+#ifdef TESSELLA_STD_THREADS
+  run_on_std_threads(job, threads);
+#else
+  if (forked_after_use.load(std::memory_order_relaxed)) {
+    run_on_std_threads(job, threads);
+  } else {
+    run_on_tbb(job, threads);
+  }
+#endif
+  job.finish();
+}
+
+}  // namespace tessella::cpu
