@@ -1,0 +1,54 @@
+/* A program of a newer release, whose structs have fields that this library does not know: left at zero they change
+ * nothing; a set one is refused by its place, not ignored. */
+#include <stdio.h>
+#include <string.h>
+#include <tessella/tessella.h>
+
+#include "expect.h"
+
+enum { kRows = 2, kDim = 4 };
+
+typedef struct newer_options {
+  tessella_attention_options known;
+  int64_t invented;
+  int64_t invented_too;
+} newer_options;
+
+typedef struct newer_args {
+  tessella_forward_args known;
+  const tessella_tensor* invented;
+} newer_args;
+
+/* The text names the field: by its place in the struct, for the library knows no name. */
+static int names_byte(size_t offset) {
+  char text[32];
+  snprintf(text, sizeof text, "%zu", offset);
+  return strstr(tessella_last_error(), text) != NULL;
+}
+
+int main(void) {
+  float q[kRows * kDim] = {0}, k[kRows * kDim] = {0}, v[kRows * kDim] = {0}, out[kRows * kDim];
+  const tessella_tensor q_view = TESSELLA_TENSOR2(q, TESSELLA_F32, kRows, kDim);
+  const tessella_tensor k_view = TESSELLA_TENSOR2(k, TESSELLA_F32, kRows, kDim);
+  const tessella_tensor v_view = TESSELLA_TENSOR2(v, TESSELLA_F32, kRows, kDim);
+  const tessella_tensor out_view = TESSELLA_TENSOR2(out, TESSELLA_F32, kRows, kDim);
+  newer_args args = {TESSELLA_FORWARD_ARGS_INIT, NULL};
+  args.known.struct_size = sizeof args;
+  args.known.q = &q_view;
+  args.known.k = &k_view;
+  args.known.v = &v_view;
+  args.known.out = &out_view;
+  newer_options options = {TESSELLA_ATTENTION_OPTIONS_INIT, 0, 0};
+  options.known.struct_size = sizeof options;
+  EXPECT(tessella_forward(&args.known, &options.known, NULL) == TESSELLA_OK);
+
+  options.invented_too = 5;
+  EXPECT(tessella_forward(&args.known, &options.known, NULL) == TESSELLA_UNSUPPORTED);
+  EXPECT(strstr(tessella_last_error(), "options") && names_byte(offsetof(newer_options, invented_too)));
+  options.invented_too = 0;
+
+  args.invented = (const tessella_tensor*)(uintptr_t)1; /* never followed */
+  EXPECT(tessella_forward(&args.known, &options.known, NULL) == TESSELLA_UNSUPPORTED);
+  EXPECT(strstr(tessella_last_error(), "args") && names_byte(offsetof(newer_args, invented)));
+  return num_failures != 0;
+}

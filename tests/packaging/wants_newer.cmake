@@ -1,0 +1,1 @@
+find_package(tessella 0.99 REQUIRED)
