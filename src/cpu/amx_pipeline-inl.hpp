@@ -1,0 +1,299 @@
+// Attention of 32-query strips as one stream of 32-key blocks, software-pipelined across blocks, units and strips.
+//
+//   slot of the stream     tile unit                                 vector unit
+//   i                      S^T(i) = K Q^T                            P(i-1) = exp2(S(i-1) - m)
+//                          O^T += V^T P^T of the unit before that    (interleaved between the tile steps)
+//                          of block i-1, its share of the panels
+//
+// A unit is up to unit_blocks() blocks at an absolute multiple of keys: O^T tiles are loaded and stored once a unit.
+// Neither knows where a strip ends: the next strip's S is computed while the last one's P and O are finished.
+// Scores ring: 2 blocks. P ring: 2 units. A strip's result depends on its own blocks only, not on its neighbours.
+// Include inside the target region of forward_amx.cpp only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/amx_pack-inl.hpp"
+#include "cpu/amx_softmax-inl.hpp"
+#include "cpu/amx_tiles-inl.hpp"
+#include "cpu/strip.hpp"
+
+namespace tessella::cpu::amx {
+
+// Blocks a unit: as many as V has panels, so that a slot does one panel; more would push P out of L1.
+constexpr int unit_blocks(int v_panels) { return std::clamp(v_panels, 2, 4); }
+
+// What every block of a call shares.
+struct BlockContext {
+  int qk_steps = 0;  // 32-dim steps of q.k
+  int v_panels = 0;  // 32-dim panels of v
+  float scale_log2 = 0;
+  ScoreChain chain = nullptr;      // if set, it applies the scale
+  DropoutChain dropout = nullptr;
+};
+
+struct StripWork {
+  Strip strip;
+  SoftmaxState softmax;
+  int64_t row_begin = 0;
+  uint16_t* q = nullptr;  // B tiles
+  float* o = nullptr;     // C tiles
+  bool o_live = false;    // o holds something
+};
+
+// Tile memory of a worker.
+struct PipelineMemory {
+  float* scores = nullptr;    // [2][kBlockFloats]
+  uint16_t* probs = nullptr;  // [2][unit_blocks][kPairElements]
+  float* dump = nullptr;      // 4 tiles: stores of accumulators that hold nothing
+};
+
+// A run of blocks of one strip within a unit: blocks [block_begin, block_end) of the unit.
+struct UnitWork {
+  StripWork* strip = nullptr;
+  const uint16_t* v = nullptr;
+  uint16_t* probs = nullptr;
+  int block_begin = 0;
+  int block_end = 0;
+  bool last = false;  // of its strip
+
+  int size() const { return block_end - block_begin; }
+};
+
+// kQkSteps, kVPanels: compile-time copies of BlockContext's, or 0. kLse: LSE is wanted.
+template <int kQkSteps, int kVPanels, bool kLse>
+class Pipeline {
+ public:
+  // finish(strip) is called once the last unit of a strip is in o.
+  using Finish = void (*)(void* context, StripWork& strip);
+
+  Pipeline(const BlockContext& context, const PipelineMemory& memory, Finish finish, void* finish_context)
+      : context_(context), memory_(memory), finish_(finish), finish_context_(finish_context) {
+    drop_held();
+  }
+
+  // Blocks [block_begin, block_end) of the unit whose first key is unit_key; k, v: tiles of the unit.
+  void push(StripWork& strip, const uint16_t* k, const uint16_t* v, int64_t unit_key, int block_begin, int block_end,
+            bool last) {
+    const UnitWork unit{&strip, v, memory_.probs + parity_ * blocks() * kPairElements, block_begin, block_end, last};
+    parity_ ^= 1;
+    for (int block = block_begin; block < block_end; ++block) {
+      float* scores = memory_.scores + (num_slots_++ & 1) * kBlockFloats;
+      const uint16_t* k_block = k + int64_t{block} * steps() * kPairElements;
+      bool steady = false;
+      if constexpr (kVPanels > 0) {
+        steady = is_steady();
+        if (steady) slot<true>(k_block, strip.q, scores);
+      }
+      if (!steady) slot<false>(k_block, strip.q, scores);
+      finish_retired();
+      if (block == block_begin) advance(unit);
+      job_ = {scores, unit.probs + block * kPairElements, unit_key + block * kBlockKeys, block};
+    }
+  }
+
+  // Completes everything pushed.
+  void drain() {
+    if (filling_.strip == nullptr) return;
+    slot<false>(nullptr, nullptr, nullptr);
+    finish_retired();
+    advance({});
+    multiply_panels(0, panels(), [] {});
+    release_held();
+    finish_retired();
+    advance({});
+    finish_retired();
+  }
+
+ private:
+  struct Job {
+    float* scores = nullptr;
+    uint16_t* probs = nullptr;
+    int64_t key_begin = 0;
+    int block = 0;
+  };
+
+  int steps() const { return kQkSteps > 0 ? kQkSteps : context_.qk_steps; }
+  int panels() const { return kVPanels > 0 ? kVPanels : context_.v_panels; }
+  int blocks() const { return unit_blocks(panels()); }
+
+  // Whole units in both stages: every count of the slot is known at compile time.
+  bool is_steady() const {
+    return filling_.size() == blocks() && draining_.size() == blocks() && context_.chain == nullptr &&
+           context_.dropout == nullptr;
+  }
+
+  void drop_held() {
+    held_.hold(memory_.dump, memory_.dump + kTileFloats, memory_.dump + 2 * kTileFloats,
+               memory_.dump + 3 * kTileFloats, 64);
+  }
+  void release_held() {
+    held_.release<0>();
+    held_.release<1>();
+    held_.release<2>();
+    held_.release<3>();
+    drop_held();
+  }
+
+  // The unit in the P.V stage is done but for held tiles; the unit in the softmax stage takes its place.
+  void advance(const UnitWork& next) {
+    if (draining_.strip != nullptr) {
+      draining_.strip->o_live = true;
+      if (draining_.last) retired_ = draining_.strip;
+    }
+    draining_ = filling_;
+    filling_ = next;
+  }
+
+  void finish_retired() {
+    if (retired_ == nullptr) return;
+    StripWork* strip = retired_;
+    retired_ = nullptr;
+    finish_(finish_context_, *strip);
+  }
+
+  // Panels [begin, end) of O^T += V^T P^T for the draining unit; between() runs after each tile step.
+  template <bool kWholeUnit = false, typename Between>
+  [[gnu::always_inline]] void multiply_panels(int begin, int end, Between&& between) {
+    const int block_begin = kWholeUnit ? 0 : draining_.block_begin;
+    const int block_end = kWholeUnit ? unit_blocks(kVPanels) : draining_.block_end;
+    for (int panel = begin; panel < end; ++panel) {
+      const uint16_t* v = draining_.v + int64_t{panel} * blocks() * kPairElements;
+      float* o = draining_.strip->o + panel * 4 * kTileFloats;
+      if (draining_.strip->o_live) {
+        resume_tile_step(v + block_begin * kPairElements, draining_.probs + block_begin * kPairElements, o, held_);
+      } else {
+        first_tile_step(v + block_begin * kPairElements, draining_.probs + block_begin * kPairElements, held_);
+      }
+      held_.hold(o, o + kTileFloats, o + 2 * kTileFloats, o + 3 * kTileFloats, 64);
+      between();
+#pragma GCC unroll 4
+      for (int block = block_begin + 1; block < block_end; ++block) {
+        tile_step(v + block * kPairElements, draining_.probs + block * kPairElements);
+        between();
+      }
+    }
+  }
+
+  // Scores of the next block (if k is not null), probabilities of the job and its share of P.V.
+  template <bool kSteady>
+  [[gnu::noinline]] void slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
+    constexpr int kPanelsPerSlot = kVPanels / unit_blocks(kVPanels);
+    constexpr int kSteps = kQkSteps - 1 + kPanelsPerSlot * unit_blocks(kVPanels);
+    constexpr int kRowsPerStep = kSteady ? (kKeyPairs + kSteps - 1) / kSteps : 2;
+
+    if (kSteady || k != nullptr) {
+      first_tile_step(k, q, held_);
+      held_.hold(next_scores, next_scores + 16, next_scores + 16 * kRows, next_scores + 16 * kRows + 16,
+                 kRows * 4);
+    } else {
+      release_held();
+    }
+    if (!kSteady && filling_.strip == nullptr) {  // nothing before the first block
+      for (int step = 1; step < steps(); ++step) tile_step(k + step * kPairElements, q + step * kPairElements);
+      return;
+    }
+
+    SoftmaxState& softmax = filling_.strip->softmax;
+    bool done = false;
+    if (softmax.unset != 0 || is_special(filling_.strip->strip, job_.key_begin)) done = prepare();
+    int pair = !kSteady && done ? kKeyPairs : 0;  // a steady slot has no dropout
+    SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.chain == nullptr ? context_.scale_log2 : 1.0f);
+    const auto run_rows = [&]() __attribute__((always_inline)) {
+      if (pair + kRowsPerStep <= kKeyPairs) {
+        rows.template run<kRowsPerStep>(pair);
+        pair += kRowsPerStep;
+      }
+    };
+    if (kSteady || k != nullptr) {
+#pragma GCC unroll 4
+      for (int step = 1; step < steps(); ++step) {
+        tile_step(k + step * kPairElements, q + step * kPairElements);
+        run_rows();
+      }
+    }
+    if (kSteady || draining_.strip != nullptr) {
+      const int position = job_.block - filling_.block_begin;
+      const int size = kSteady ? unit_blocks(kVPanels) : filling_.size();
+      if constexpr (kSteady) {
+        multiply_panels<true>(position * kPanelsPerSlot, (position + 1) * kPanelsPerSlot, run_rows);
+      } else {
+        multiply_panels(position * panels() / size, (position + 1) * panels() / size, run_rows);
+      }
+    }
+    while (pair < kKeyPairs) rows.template run<1>(pair++);
+    if ((kSteady || !done) && !rows.finish(softmax)) raise_and_repeat();
+  }
+
+  // True if the block needs prepare() for more than rows without a maximum.
+  bool is_special(const Strip& strip, int64_t key) const {
+    const bool inside = (key >= strip.full_begin || key + kBlockKeys <= strip.keep_end) &&
+                        key + kBlockKeys <= strip.full_end;
+    return !inside || context_.chain != nullptr || context_.dropout != nullptr;
+  }
+
+  // Masks, score chain, first maxima, dropout of the job. True if its probabilities are done too.
+  [[gnu::noinline]] bool prepare() {
+    StripWork& work = *filling_.strip;
+    float scale_log2 = context_.scale_log2;
+    if (context_.chain != nullptr) {
+      context_.chain(work.strip, kRows, job_.scores, job_.key_begin, kBlockKeys);
+      scale_log2 = 1;
+    } else if (is_special(work.strip, job_.key_begin)) {
+      hide_outside_band(work.strip, job_.scores, job_.key_begin);
+    }
+    if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2);
+    if (context_.dropout == nullptr) return false;
+    raise_and_rescale(scale_log2);
+    exponentiate_block(work.softmax, job_.scores, scale_log2);
+    context_.dropout(work.strip, kRows, job_.scores, job_.key_begin, kBlockKeys);
+    round_block(job_.scores, job_.probs);
+    return true;
+  }
+
+  // Rare: the job's probabilities were taken against too low a maximum.
+  [[gnu::noinline, gnu::cold]] void raise_and_repeat() {
+    const float scale_log2 = context_.chain == nullptr ? context_.scale_log2 : 1.0f;
+    release_held();  // tiles of O among them
+    raise_and_rescale(scale_log2);
+    SoftmaxRows<kLse> rows(filling_.strip->softmax, job_.scores, job_.probs, scale_log2);
+    rows.template run<kKeyPairs>(0);
+    rows.finish(filling_.strip->softmax);
+  }
+
+  // Brings everything accumulated for the job's strip (sums, O, P not yet multiplied) to a higher maximum.
+  // No tile of O may be held: true at the end of a slot after release_held(), and after a slot's first step.
+  void raise_and_rescale(float scale_log2) {
+    alignas(64) float factor[kRows];
+    StripWork& work = *filling_.strip;
+    if (!raise_maximum(work.softmax, job_.scores, scale_log2, factor)) return;
+    for (int half = 0; half < 2; ++half) {
+      const __m512 power = _mm512_load_ps(factor + 16 * half);
+      if (work.o_live || draining_.strip == &work) {
+        for (int i = 0; i < 2 * panels(); ++i) rescale_floats(work.o + (2 * i + half) * kTileFloats, power);
+      }
+      for (int block = filling_.block_begin; block < job_.block; ++block) {
+        rescale_probs(filling_.probs + (2 * block + half) * kTileElements, power);
+      }
+      if (draining_.strip != &work) continue;
+      for (int block = draining_.block_begin; block < draining_.block_end; ++block) {
+        rescale_probs(draining_.probs + (2 * block + half) * kTileElements, power);
+      }
+    }
+  }
+
+  const BlockContext context_;
+  const PipelineMemory memory_;
+  const Finish finish_;
+  void* const finish_context_;
+  HeldTiles held_;
+  UnitWork filling_;   // in the softmax stage
+  UnitWork draining_;  // in the P.V stage
+  Job job_;
+  StripWork* retired_ = nullptr;  // its last tiles are held
+  int parity_ = 0;
+  int num_slots_ = 0;
+};
+
+}  // namespace tessella::cpu::amx

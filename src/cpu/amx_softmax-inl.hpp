@@ -1,0 +1,247 @@
+// Online softmax of one 32-query strip over blocks of 32 keys, scores stored [key][query row].
+//
+// Lanes are query rows, so nothing crosses lanes. Probabilities are exp2(s - m) against a lazy maximum m: the true
+// maximum of the first block that shows the row a key (a row with one key is exact), then raised only when a block's
+// sum shows that a score may have passed m + 8, and then by a whole number, so that everything accumulated so far is
+// rescaled by an exact power of two. P is rounded to bf16 half up: it differs from half-to-even only on ties, one in
+// 2^16, and costs 4 instructions for 32 values, in the order the tiles want.
+// Include inside the target region of forward_amx.cpp only.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "cpu/amx_tiles-inl.hpp"
+#include "cpu/strip.hpp"
+
+namespace tessella::cpu::amx {
+
+inline constexpr int kRows = 32;
+inline constexpr int kBlockKeys = 32;
+inline constexpr int kBlockFloats = kBlockKeys * kRows;
+inline constexpr int kKeyPairs = kBlockKeys / 2;
+
+// A score may pass the maximum by 2^kLazyBits in probability before the maximum must rise; a block's sum above
+// kSumLimit proves that one did, and one at or below it that none passed by more than 13 bits: far from overflow.
+inline constexpr float kLazyBits = 8;
+inline constexpr float kSumLimit = (kBlockKeys + 1) * 256.0f;
+
+struct alignas(64) SoftmaxState {
+  float offset[kRows];  // -m in log2 units; 0 while the row has seen no key
+  float sum[2][kRows];   // of probabilities as rounded to bf16, even and odd keys apart
+  float exact[2][kRows];  // of probabilities before rounding; kept only if LSE is wanted
+  uint32_t unset;            // bit per row that has seen no key
+
+  void reset() {
+    std::memset(this, 0, sizeof *this);
+    unset = ~uint32_t{0};
+  }
+};
+
+// 2^x, relative error 2e-7 (2^0 is exact): minimax of degree 5 on [0, 1) with constant term 1. -inf gives 0.
+[[gnu::always_inline]] inline __m512 exp2_lanes(__m512 x) {
+  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0.001867130082f), _mm512_set1_ps(0.009017030285f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.05579991315f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.2401644501f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.6931513118f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, x);
+}
+
+// Rounds to a bf16 value, half up.
+[[gnu::always_inline]] inline __m512 round_to_bf16(__m512 value) {
+  const __m512i sum = _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
+  return _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+}
+
+// Two keys' bf16 values, lane by lane in one dword: `even` in the low half.
+[[gnu::always_inline]] inline __m512i join_pair(__m512 even, __m512 odd) {
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
+}
+
+// kExact: also sum unrounded probabilities. Out is divided by the sum of rounded ones, whose errors then cancel in rows
+// that one key dominates; LSE needs the others.
+//
+// Probabilities of a block, a few key pairs at a time so that the caller can put tile steps between.
+template <bool kExact>
+class SoftmaxRows {
+ public:
+  [[gnu::always_inline]] SoftmaxRows(const SoftmaxState& state, const float* scores, uint16_t* probs, float scale_log2)
+      : scores_(scores), probs_(probs), scale_(_mm512_set1_ps(scale_log2)) {
+    offset0_ = _mm512_load_ps(state.offset);
+    offset1_ = _mm512_load_ps(state.offset + 16);
+    for (Sums& sums : sums_) sums.even = sums.odd = sums.exact_even = sums.exact_odd = _mm512_setzero_ps();
+  }
+
+  // Key pairs [pair, pair + count) -> probs: two B tiles [16 pairs][16 rows][2].
+  template <int kCount>
+  [[gnu::always_inline]] void run(int pair) {
+#pragma GCC unroll 16
+    for (int i = pair; i < pair + kCount; ++i) {
+      const float* s = scores_ + 2 * i * kRows;
+      half_pair(s, offset0_, sums_[0], probs_ + i * 32);
+      half_pair(s + 16, offset1_, sums_[1], probs_ + kTileElements + i * 32);
+    }
+  }
+
+  // False, and nothing added, if the maximum was too low for some row.
+  [[gnu::always_inline]] bool finish(SoftmaxState& state) const {
+    const __m512 limit = _mm512_set1_ps(kSumLimit);
+    const __mmask16 over =
+        _mm512_cmp_ps_mask(_mm512_add_ps(sums_[0].even, sums_[0].odd), limit, _CMP_GT_OQ) |
+        _mm512_cmp_ps_mask(_mm512_add_ps(sums_[1].even, sums_[1].odd), limit, _CMP_GT_OQ);
+    if (__builtin_expect(over != 0, 0)) return false;
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      add(state.sum[0] + 16 * half, sums_[half].even);
+      add(state.sum[1] + 16 * half, sums_[half].odd);
+      if (!kExact) continue;
+      add(state.exact[0] + 16 * half, sums_[half].exact_even);
+      add(state.exact[1] + 16 * half, sums_[half].exact_odd);
+    }
+    return true;
+  }
+
+ private:
+  struct Sums {
+    __m512 even, odd, exact_even, exact_odd;
+  };
+
+  // One key pair of 16 rows.
+  [[gnu::always_inline]] void half_pair(const float* s, __m512 offset, Sums& sums, uint16_t* probs) const {
+    const __m512 even = exp2_lanes(_mm512_fmadd_ps(_mm512_load_ps(s), scale_, offset));
+    const __m512 odd = exp2_lanes(_mm512_fmadd_ps(_mm512_load_ps(s + kRows), scale_, offset));
+    if (kExact) {
+      sums.exact_even = _mm512_add_ps(sums.exact_even, even);
+      sums.exact_odd = _mm512_add_ps(sums.exact_odd, odd);
+    }
+    const __m512 rounded_even = round_to_bf16(even);
+    const __m512 rounded_odd = round_to_bf16(odd);
+    sums.even = _mm512_add_ps(sums.even, rounded_even);
+    sums.odd = _mm512_add_ps(sums.odd, rounded_odd);
+    _mm512_store_si512(probs, join_pair(rounded_even, rounded_odd));
+  }
+
+  [[gnu::always_inline]] static void add(float* sum, __m512 value) {
+    _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), value));
+  }
+
+  const float* scores_;
+  uint16_t* probs_;
+  __m512 scale_;
+  __m512 offset0_, offset1_;
+  Sums sums_[2];  // of rows 0-15 and 16-31
+};
+
+// -inf where the band hides a key of [key_begin, key_begin + 32).
+[[gnu::noinline]] inline void hide_outside_band(const Strip& strip, float* scores, int64_t key_begin) {
+  const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const __m512i keep = _mm512_set1_epi32(strip.keep_end);
+  for (int half = 0; half < 2; ++half) {
+    const __m512i begin = _mm512_load_si512(strip.begin + 16 * half);
+    const __m512i end = _mm512_load_si512(strip.end + 16 * half);
+    for (int i = 0; i < kBlockKeys; ++i) {
+      const __m512i key = _mm512_set1_epi32(static_cast<int>(key_begin) + i);
+      const __mmask16 seen = _mm512_cmplt_epi32_mask(key, end) &
+                             (_mm512_cmpge_epi32_mask(key, begin) | _mm512_cmplt_epi32_mask(key, keep));
+      float* s = scores + i * kRows + 16 * half;
+      _mm512_store_ps(s, _mm512_mask_mov_ps(hidden, seen, _mm512_load_ps(s)));
+    }
+  }
+}
+
+// Largest score of each row of one half (16 rows) of a block.
+inline __m512 block_maximum(const float* scores) {
+  __m512 even = _mm512_load_ps(scores);
+  __m512 odd = _mm512_load_ps(scores + kRows);
+  for (int i = 2; i < kBlockKeys; i += 2) {
+    even = _mm512_max_ps(even, _mm512_load_ps(scores + i * kRows));
+    odd = _mm512_max_ps(odd, _mm512_load_ps(scores + (i + 1) * kRows));
+  }
+  return _mm512_max_ps(even, odd);
+}
+
+// Gives rows that see their first key in this block the block's maximum.
+[[gnu::noinline]] inline void set_first_maximum(SoftmaxState& state, const float* scores, float scale_log2) {
+  for (int half = 0; half < 2; ++half) {
+    const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
+    const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    // "not equal to -inf": a row of NaN counts as set.
+    const __mmask16 set = static_cast<__mmask16>(state.unset >> (16 * half)) &
+                          _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
+    float* offset = state.offset + 16 * half;
+    _mm512_mask_store_ps(offset, set, _mm512_sub_ps(_mm512_setzero_ps(), maximum));
+    state.unset &= ~(static_cast<uint32_t>(set) << (16 * half));
+  }
+}
+
+// Raises the maximum of rows whose block maximum passes it by more than kLazyBits. Powers of two that the
+// accumulated rows must be multiplied by go to factor[32]; returns false if no row changed.
+[[gnu::noinline]] inline bool raise_maximum(SoftmaxState& state, const float* scores, float scale_log2, float* factor) {
+  bool raised = false;
+  for (int half = 0; half < 2; ++half) {
+    float* offset = state.offset + 16 * half;
+    const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
+    const __m512 excess = _mm512_add_ps(maximum, _mm512_load_ps(offset));
+    const __mmask16 over = _mm512_cmp_ps_mask(excess, _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
+    raised |= over != 0;
+    const __m512 steps = _mm512_maskz_roundscale_ps(over, excess, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+    const __m512 power = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(_mm512_setzero_ps(), steps));
+    _mm512_store_ps(factor + 16 * half, power);
+    _mm512_store_ps(offset, _mm512_sub_ps(_mm512_load_ps(offset), steps));
+    for (float* sum : {state.sum[0], state.sum[1], state.exact[0], state.exact[1]}) {
+      _mm512_store_ps(sum + 16 * half, _mm512_mul_ps(_mm512_load_ps(sum + 16 * half), power));
+    }
+  }
+  return raised;
+}
+
+// C or fp32 rows [..][16 lanes] times a factor a lane.
+inline void rescale_floats(float* tile, __m512 factor) {
+  for (int i = 0; i < kTileRows; ++i) {
+    _mm512_store_ps(tile + i * 16, _mm512_mul_ps(_mm512_load_ps(tile + i * 16), factor));
+  }
+}
+
+// A tile of P times an exact power of two a lane.
+inline void rescale_probs(uint16_t* tile, __m512 factor) {
+  for (int i = 0; i < kTileRows; ++i) {
+    const __m512i pair = _mm512_load_si512(tile + i * 32);
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+    _mm512_store_si512(tile + i * 32, join_pair(_mm512_mul_ps(even, factor), round_to_bf16(_mm512_mul_ps(odd, factor))));
+  }
+}
+
+// exp2 of the whole block in place, in fp32, added to the sums: for dropout, which acts on probabilities.
+inline void exponentiate_block(SoftmaxState& state, float* scores, float scale_log2) {
+  const __m512 scale = _mm512_set1_ps(scale_log2);
+  for (int half = 0; half < 2; ++half) {
+    const __m512 offset = _mm512_load_ps(state.offset + 16 * half);
+    for (int i = 0; i < kBlockKeys; ++i) {
+      float* s = scores + i * kRows + 16 * half;
+      const __m512 p = exp2_lanes(_mm512_fmadd_ps(_mm512_load_ps(s), scale, offset));
+      _mm512_store_ps(s, p);
+      for (float* sum : {state.sum[i % 2] + 16 * half, state.exact[i % 2] + 16 * half}) {
+        _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), p));
+      }
+    }
+  }
+}
+
+inline void round_block(const float* values, uint16_t* probs) {
+  for (int i = 0; i < kKeyPairs; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const float* v = values + 2 * i * kRows + 16 * half;
+      _mm512_store_si512(probs + half * kTileElements + i * 32,
+                         join_pair(round_to_bf16(_mm512_load_ps(v)), round_to_bf16(_mm512_load_ps(v + kRows))));
+    }
+  }
+}
+
+}  // namespace tessella::cpu::amx
