@@ -11,6 +11,7 @@
 #include "core/environment.hpp"
 #include "core/plan.hpp"
 #include "reference/element.hpp"
+#include "reference/rest.hpp"
 #include "reference/score.hpp"
 #include "reference/threads.hpp"
 
@@ -128,15 +129,22 @@ void attention_run(const Problem& p, const core::Plan& plan, core::Workspace wor
     const Sequence s = core::sequence(p, item / (p.heads_q * blocks));
     const int64_t head = item / blocks % p.heads_q;
     const int64_t begin = item % blocks * kRowsPerItem;
+    const int64_t end = std::min(begin + kRowsPerItem, s.slots_q);
     double* out = static_cast<double*>(workspace.scratch) + worker * doubles;
-    for (int64_t i = begin; i < std::min(begin + kRowsPerItem, s.slots_q); ++i) {
-      double lse = kHidden<double>;
-      std::fill(out, out + p.head_dim_v, 0.0);
-      if (i < s.len_q) lse = attention_row(p, s, head, i, out + p.head_dim_v, out);
+    for (int64_t i = begin; i < std::min(end, s.len_q); ++i) {
+      const double lse = attention_row(p, s, head, i, out + p.head_dim_v, out);
       store_row(p.out.row(s.batch_idx, s.row_q + i, head), p.out_dtype, p.head_dim_v, out);
-      if (p.lse.data) store_row(p.lse.row(s.batch_idx, s.row_q + i, head), p.lse.dtype, 1, &lse);
+      if (p.lse.data != nullptr) store_row(p.lse.row(s.batch_idx, s.row_q + i, head), p.lse.dtype, 1, &lse);
     }
+    std::fill(out, out + p.head_dim_v, 0.0);
+    store_unused(p, s, head, std::max(begin, s.len_q), end, out);
   });
+  auto* zeros = static_cast<double*>(workspace.scratch);
+  const Sequence unused = rest(p);
+  for (int64_t head = 0; head < p.heads_q && unused.slots_q > 0; ++head) {
+    std::fill(zeros, zeros + p.head_dim_v, 0.0);
+    store_unused(p, unused, head, 0, unused.slots_q, zeros);
+  }
 }
 
 }  // namespace tessella::reference

@@ -8,6 +8,7 @@
 #include "portable/dropout.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
+#include "reference/rest.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {
@@ -81,27 +82,31 @@ class Checker {
   RowNoise noise_;
 };
 
+// One row from each of `samples` equal parts of all rows.
+int64_t sampled_row(int64_t sample, int64_t samples, int64_t total, uint64_t seed) {
+  const auto part = static_cast<int64_t>(static_cast<__int128>(sample) * total / samples);
+  const auto next = static_cast<int64_t>(static_cast<__int128>(sample + 1) * total / samples);
+  const portable::Random4 random =
+      portable::philox4x32_7({{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32), 0, 0}},
+                             static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  return part + random.word[0] % (next - part);
+}
+
 }  // namespace
 
 CheckReport check_forward(const Problem& p, int64_t num_rows, uint64_t seed) {
+  const auto sequence = [&](int64_t b) { return b < p.batch ? core::sequence(p, b) : rest(p); };
   int64_t total = 0;
-  for (int64_t b = 0; b < p.batch; ++b) total += core::sequence(p, b).slots_q * p.heads_q;
+  for (int64_t b = 0; b <= p.batch; ++b) total += sequence(b).slots_q * p.heads_q;
   const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
 
   Checker checker(p);
   int64_t begin = 0;  // first row, counted over all sequences, of the sequence at hand
   int64_t sample = 0;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = core::sequence(p, b);
+  for (int64_t b = 0; b <= p.batch; ++b) {
+    const Sequence s = sequence(b);
     for (; sample < samples; ++sample) {
-      // One row from each of `samples` equal parts of all rows.
-      const auto part_begin = [&](int64_t i) { return total / samples * i + total % samples * i / samples; };
-      const int64_t part = part_begin(sample);
-      const int64_t next = part_begin(sample + 1);
-      const portable::Random4 random =
-          portable::philox4x32_7({{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32), 0, 0}},
-                                 static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-      const int64_t row = part + random.word[0] % (next - part) - begin;
+      const int64_t row = sampled_row(sample, samples, total, seed) - begin;
       if (row >= s.slots_q * p.heads_q) break;
       checker.row(s, row % p.heads_q, row / p.heads_q);
     }

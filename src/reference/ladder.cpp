@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "reference/element.hpp"
+#include "reference/rest.hpp"
 #include "reference/threads.hpp"
 #include "reference/vector.hpp"
 
@@ -126,10 +127,16 @@ void ladder_run(const Algorithm& algorithm, const Problem& p, int num_threads, v
     const int64_t head = item % p.heads_q;
     float* own = static_cast<float*>(scratch) + worker * floats;
     algorithm.run(Head(p, s, head, traffic), own);
-    // Rows past those in use; every algorithm's scratch holds at least one row of out.
+    // Every algorithm's scratch holds at least one row of out.
     std::fill(own, own + p.head_dim_v, 0.0F);
-    for (int64_t i = s.len_q; i < s.slots_q; ++i) Head(p, s, head, nullptr).store(i, own, kHidden<float>);
+    store_unused(p, s, head, s.len_q, s.slots_q, own);
   });
+  auto* zeros = static_cast<float*>(scratch);
+  const Sequence unused = rest(p);
+  for (int64_t head = 0; head < p.heads_q && unused.slots_q > 0; ++head) {
+    std::fill(zeros, zeros + p.head_dim_v, 0.0F);
+    store_unused(p, unused, head, 0, unused.slots_q, zeros);
+  }
 }
 
 }  // namespace tessella::reference
