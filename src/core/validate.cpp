@@ -138,9 +138,9 @@ class Validator {
     };
     Axis axes[] = {{t.batch_stride, batch}, {t.row_stride, rows}, {t.head_stride, p_.heads_q}};
     std::sort(std::begin(axes), std::end(axes), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+    if (batch == 0 || rows == 0) return;
     int64_t extent = dim;
     for (const Axis& axis : axes) {
-      if (axis.size == 0) return;
       if (axis.size == 1) continue;
       if (axis.stride < extent) {
         invalid(message(function_, ": ", name, " has an axis of stride ", axis.stride, ", expected at least ", extent,
