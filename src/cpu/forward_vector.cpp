@@ -12,8 +12,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward_vector.cpp"
+#include "hwy/foreach_target.h"  // must come before all that includes highway.h
+
 #include "cpu/forward-inl.hpp"
-#include "hwy/foreach_target.h"  // must come before highway.h
 #include "hwy/highway.h"
 
 #if HWY_ONCE

@@ -45,12 +45,15 @@ int main(void) {
   args.k = &k_view;
   args.v = &v_view;
   args.out = &out_view;
+  const tessella_tensor lse_view = {lse, TESSELLA_F32, 3, 0, 0, {1, 1, kRows}, {0}, 0, {0}};
+  args.lse = &lse_view;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
 
   EXPECT(tessella_version() == TESSELLA_VERSION);
   EXPECT(strstr(tessella_info(), "threads") != NULL);
   EXPECT(tessella_forward(&args, NULL, NULL) == TESSELLA_OK);
   EXPECT(fabsf(out[0] - mean_of_v(kRows, 0)) < 1e-3f);
+  EXPECT(fabsf(lse[0] - logf(kRows)) < 1e-5f); /* all scores are 0 */
 
   options.window_right = 0;
   EXPECT(tessella_forward(&args, &options, NULL) == TESSELLA_OK);
