@@ -45,7 +45,7 @@ int main(void) {
   args.k = &k_view;
   args.v = &v_view;
   args.out = &out_view;
-  const tessella_tensor lse_view = {lse, TESSELLA_F32, 3, 0, 0, {1, 1, kRows}, {0}, 0, {0}};
+  const tessella_tensor lse_view = TESSELLA_TENSOR1(lse, TESSELLA_F32, kRows);
   args.lse = &lse_view;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
 
