@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <variant>
 
 #include "files/array_file.hpp"
@@ -115,6 +116,8 @@ void AttentionOptionValues::add_to(CLI::App& app) {
   app.add_option("--mask", masks_, kMaskHelp)->allow_extra_args(false)->type_name("MASK");
   add_without_mask_to(app);
 }
+
+std::string AttentionOptionValues::take_kernel() { return std::exchange(values_["kernel"], ""); }
 
 void AttentionOptionValues::apply(Call& call) const {
   for (const Row& row : kRows) {

@@ -1,0 +1,124 @@
+#include "commands/attend_inputs.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "files/array_file.hpp"
+#include "files/input_error.hpp"
+#include "report/progress.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr const char* kOperands[] = {"q", "k", "v"};
+
+std::string names_of(const std::vector<Array>& arrays) {
+  std::string names;
+  for (const Array& array : arrays) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name.empty() ? array.source : array.name);
+  }
+  return names;
+}
+
+// Arrays called q, k and v take their places; the others fill the rest in order, and none may be left over then.
+std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> arrays) {
+  std::array<std::optional<Array>, 3> found;
+  const std::string all = names_of(arrays);
+  std::vector<Array> others;
+  for (Array& array : arrays) {
+    bool taken = false;
+    for (size_t i = 0; i < 3 && !taken; ++i) {
+      const std::string wanted = inputs.names.empty() ? kOperands[i] : inputs.names[i];
+      taken = !found[i] && array.name == wanted;
+      if (taken) found[i] = std::move(array);
+    }
+    if (!taken) others.push_back(std::move(array));
+  }
+  const size_t missing = 3 - static_cast<size_t>(found[0].has_value()) - found[1].has_value() - found[2].has_value();
+  if (!inputs.names.empty() && missing > 0) {
+    throw InputError(fmt::format("--names: {} of the 3 are not there; the files have {}", missing, all));
+  }
+  if (missing > 0 && others.size() != missing) {
+    throw InputError(
+        fmt::format("got {} arrays ({}), expected q, k and v: three arrays, or arrays of these names, or "
+                    "--names Q,K,V",
+                    arrays.size(), all));
+  }
+  if (missing == 0 && !others.empty()) note(fmt::format("not used: {}", names_of(others)));
+  for (size_t i = 0, next = 0; i < 3; ++i) {
+    if (!found[i]) found[i] = std::move(others[next++]);
+  }
+  return {std::move(*found[0]), std::move(*found[1]), std::move(*found[2])};
+}
+
+// Exchanges the axes of seqlen and heads, both ways.
+void swap_layout(Layout layout, tessella_tensor& tensor) {
+  if (layout == Layout::bshd || tensor.ndim < 3) return;
+  const int axis = tensor.ndim - 3;
+  std::swap(tensor.shape[axis], tensor.shape[axis + 1]);
+  std::swap(tensor.strides[axis], tensor.strides[axis + 1]);
+}
+
+void check_operand(const char* name, const Array& array) {
+  const tessella_tensor& tensor = array.tensor;
+  if (tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
+    const bool raw = array.element_bytes == 2;
+    throw InputError(fmt::format("{}: {} has elements of type {}, expected f64, f32, bf16 or f16{}", array.source, name,
+                                 array.file_type, raw ? "; raw bf16 wants --dtype bf16" : ""));
+  }
+  if (tensor.ndim < 2 || tensor.ndim > 4) {
+    throw InputError(fmt::format("{}: {} has shape {}, expected 2 to 4 axes (batch, seqlen, heads, head_dim)",
+                                 array.source, name, shape_text(tensor)));
+  }
+  const int last = tensor.ndim - 1;
+  if (tensor.strides[last] != 1 && tensor.shape[last] > 1) {
+    throw InputError(
+        fmt::format("{}: {} is in Fortran order: its head_dim has stride {}, expected 1; save "
+                    "numpy.ascontiguousarray of it",
+                    array.source, name, tensor.strides[last]));
+  }
+}
+
+}  // namespace
+
+void read_inputs(const AttendInputs& inputs, Call& call) {
+  std::vector<Array> arrays;
+  for (const std::string& file : inputs.files) {
+    for (Array& array : read_array_file(file)) arrays.push_back(std::move(array));
+  }
+  std::array<Array, 3> operands = assign(inputs, std::move(arrays));
+  constexpr Call::Member kMembers[] = {&tessella_forward_args::q, &tessella_forward_args::k, &tessella_forward_args::v};
+  for (size_t i = 0; i < 3; ++i) {
+    if (inputs.dtype != TESSELLA_DTYPE_DEFAULT) resolve_dtype(operands[i], inputs.dtype);
+    check_operand(kOperands[i], operands[i]);
+    swap_layout(inputs.layout, operands[i].tensor);
+    call.set(kMembers[i], std::move(operands[i]));
+  }
+}
+
+Array allocate_out(Layout layout, Call& call) {
+  tessella_tensor shape = *call.args.q;
+  shape.shape[shape.ndim - 1] = call.args.v->shape[call.args.v->ndim - 1];
+  swap_layout(layout, shape);
+  const tessella_dtype dtype = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : shape.dtype;
+  Array out = allocate_array("out", dtype, std::span(shape.shape, static_cast<size_t>(shape.ndim)));
+  Array& set = call.set(&tessella_forward_args::out, out);
+  swap_layout(layout, set.tensor);
+  return out;
+}
+
+Array allocate_lse(Call& call) {
+  const tessella_tensor& q = *call.args.q;
+  const int64_t heads = q.ndim == 2 ? 1 : q.shape[q.ndim - 2];
+  const int64_t rows = q.shape[q.ndim == 2 ? 0 : q.ndim - 3];
+  const int64_t shape[] = {q.ndim == 4 ? q.shape[0] : 1, heads, rows};
+  Array lse = allocate_array("lse", q.dtype == TESSELLA_F64 ? TESSELLA_F64 : TESSELLA_F32,
+                             std::span(shape).subspan(static_cast<size_t>(4 - q.ndim)));
+  call.set(&tessella_forward_args::lse, lse);
+  return lse;
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,27 @@
+// q, k and v of `tessella attend` out of its files.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "options/call.hpp"
+
+namespace tessella::cli {
+
+enum class Layout { bshd, bhsd };  // of the files; the library's own is bshd
+
+struct AttendInputs {
+  std::vector<std::string> files;
+  std::vector<std::string> names;  // of q, k and v in the files; empty: by name "q", "k", "v", else by position
+  Layout layout = Layout::bshd;
+  tessella_dtype dtype = TESSELLA_DTYPE_DEFAULT;  // of raw .npy elements
+};
+
+// Sets the call's q, k and v.
+void read_inputs(const AttendInputs& inputs, Call& call);
+
+// Sets the call's out (and lse), in the memory layout of the inputs. Returns out as the files are laid out.
+Array allocate_out(Layout layout, Call& call);
+Array allocate_lse(Call& call);
+
+}  // namespace tessella::cli

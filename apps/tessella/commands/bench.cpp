@@ -1,0 +1,265 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "commands/bench_cell.hpp"
+#include "commands/commands.hpp"
+#include "files/input_error.hpp"
+#include "options/mask_text.hpp"
+#include "options/number_text.hpp"
+#include "report/machine.hpp"
+#include "report/progress.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr const char* kExamples =
+    R"(Checks every problem against the double reference, then times it. The default is the protocol of the FlashAttention
+papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim). Where that takes longer than --budget
+seconds, fewer sequences and heads are run, and the table says how many: attention is linear in both.
+FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal. Spread = distance of the quartiles / median.
+
+Examples:
+  tessella bench --dtype bf16 --head-dim 64,128 --seqlen 512:16384 --mask none,causal --json > results.json
+  tessella bench --preset llama --rival none
+  tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal,window:1024,0 --kernel reference.flash_2,cpu.vector)";
+
+struct Settings {
+  AttentionOptionValues options;
+  std::string dtype = "bf16";
+  std::string head_dim = "64,128";
+  std::string seqlen = "512:16384";
+  std::string mask = "none,causal";
+  std::string heads;  // "" = 2048 / head_dim
+  std::string batch;  // "" = 16k / seqlen
+  std::string kernels;
+  std::string rival = "reference.standard";
+  std::string budget = "2";
+  std::string check_rows = "16";
+  std::string preset;
+  bool json = false;
+  bool csv = false;
+};
+
+struct Preset {
+  const char* name;
+  const char* help;
+  struct {
+    std::string Settings::*member;
+    const char* option;
+    const char* value;
+  } values[6];
+};
+
+const Preset kPresets[] = {
+    {"paper",
+     "16k tokens x 2048 hidden",
+     {{&Settings::head_dim, "--head-dim", "64,128"},
+      {&Settings::seqlen, "--seqlen", "512:16384"},
+      {&Settings::mask, "--mask", "none,causal"}}},
+    {"gpt2",
+     "12 heads x 64, 1024 tokens, batch 8, causal",
+     {{&Settings::head_dim, "--head-dim", "64"},
+      {&Settings::seqlen, "--seqlen", "1024"},
+      {&Settings::mask, "--mask", "causal"},
+      {&Settings::heads, "--heads", "12"},
+      {&Settings::batch, "--batch", "8"}}},
+    {"llama",
+     "32/8 heads x 128, 2k to 8k tokens, causal",
+     {{&Settings::head_dim, "--head-dim", "128"},
+      {&Settings::seqlen, "--seqlen", "2048:8192"},
+      {&Settings::mask, "--mask", "causal"},
+      {&Settings::heads, "--heads", "32/8"},
+      {&Settings::batch, "--batch", "1"}}},
+};
+
+// Values of the preset where the command line gives none.
+void apply_preset(const CLI::App& command, Settings& settings) {
+  if (settings.preset.empty()) return;
+  const auto* preset = std::ranges::find_if(kPresets, [&](const Preset& row) { return row.name == settings.preset; });
+  if (preset == std::end(kPresets)) {
+    std::string names;
+    for (const Preset& row : kPresets) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+    throw InputError(fmt::format("--preset is '{}', expected one of {}", settings.preset, names));
+  }
+  for (const auto& value : preset->values) {
+    if (value.option && command.get_option(value.option)->count() == 0) settings.*value.member = value.value;
+  }
+}
+
+std::vector<RandomCase> list_problems(const Settings& settings) {
+  constexpr int64_t kTokens = 16384;
+  constexpr int64_t kHidden = 2048;
+  constexpr int64_t kMost = 1 << 20;
+  std::vector<RandomCase> problems;
+  for (const std::string& dtype : split(settings.dtype, ',')) {
+    for (const int64_t head_dim : parse_sizes("--head-dim", settings.head_dim)) {
+      for (const std::string& mask : split_masks(settings.mask)) {
+        for (const int64_t seqlen : parse_sizes("--seqlen", settings.seqlen)) {
+          RandomCase problem{.dtype = element_type_named(dtype).dtype,
+                             .seqlen_q = seqlen,
+                             .seqlen_kv = seqlen,
+                             .head_dim = head_dim,
+                             .mask = mask};
+          problem.heads_q = problem.heads_kv = std::max<int64_t>(1, kHidden / head_dim);
+          problem.batch = std::max<int64_t>(1, kTokens / seqlen);
+          if (!settings.heads.empty()) parse_heads("--heads", settings.heads, problem.heads_q, problem.heads_kv);
+          if (!settings.batch.empty()) problem.batch = parse_integer_between("--batch", settings.batch, 1, kMost);
+          problems.push_back(problem);
+        }
+      }
+    }
+  }
+  return problems;
+}
+
+Json describe(const RandomCase& problem, const BenchResult& result) {
+  // Other masks than causal leave out what the formula counts; a rate would flatter or libel them.
+  const bool has_rate = problem.mask == "none" || problem.mask == "causal";
+  const double heads = static_cast<double>(problem.batch * problem.heads_q);
+  const Json rate = has_rate ? Json(problem.flops() / heads / result.seconds_per_head) : Json();
+  return {{"kernel", result.kernel},
+          {"dtype", dtype_name(problem.dtype)},
+          {"head_dim", problem.head_dim},
+          {"mask", problem.mask},
+          {"seqlen", problem.seqlen_q},
+          {"batch", result.batch},
+          {"heads", result.heads_q == result.heads_kv ? fmt::format("{}", result.heads_q)
+                                                      : fmt::format("{}/{}", result.heads_q, result.heads_kv)},
+          {"asked_batch", problem.batch},
+          {"asked_heads", problem.heads_q},
+          {"runs", result.timing.runs},
+          {"seconds", result.timing.median},
+          {"min_seconds", result.timing.min},
+          {"max_seconds", result.timing.max},
+          {"spread", result.timing.spread},
+          {"flops", rate},
+          {"max_error", result.check.max_error},
+          {"tolerance", result.check.tolerance},
+          {"check", result.check.passed ? "ok" : "FAILED"}};
+}
+
+Table make_table(const std::string& rival) {
+  const auto seconds = [](const Json& value) { return seconds_text(value.get<double>()); };
+  return {{{"kernel", "kernel", {}, true},
+           {"dtype", "dtype", {}, true},
+           {"head_dim", "head_dim", {}},
+           {"mask", "mask", {}, true},
+           {"seqlen", "seqlen", {}},
+           {"batch", "batch", {}},
+           {"heads", "heads", {}},
+           {"asked_batch", "", {}},
+           {"asked_heads", "", {}},
+           {"runs", "runs", {}},
+           {"seconds", "time", seconds},
+           {"min_seconds", "", {}},
+           {"max_seconds", "", {}},
+           {"spread", "spread", [](const Json& value) { return fmt::format("{:.1f} %", value.get<double>() * 100); }},
+           {"flops", "GFLOP/s", [](const Json& value) { return fmt::format("{:.1f}", value.get<double>() / 1e9); }},
+           {"rival", "", {}},
+           {"rival_seconds_per_head", "", {}},
+           {"speedup", fmt::format("x {}", rival),
+            [](const Json& value) { return fmt::format("{:.1f}", value.get<double>()); }},
+           {"max_error", "", {}},
+           {"tolerance", "", {}},
+           {"check", "check", {}, true}},
+          {}};
+}
+
+// Everything measured for one problem: each kernel, over the same rival.
+void bench_problem(const Settings& settings, const RandomCase& problem, double budget, int64_t check_rows,
+                   Table& table) {
+  std::string why;
+  const auto run = [&](const std::string& kernel) {
+    return bench_cell(problem, kernel, settings.options, budget, check_rows, why);
+  };
+  const std::string where = fmt::format("{}, head_dim {}, {}, seqlen {}", dtype_name(problem.dtype), problem.head_dim,
+                                        problem.mask, problem.seqlen_q);
+  std::optional<BenchResult> rival;
+  if (settings.rival != "none") {
+    rival = run(settings.rival);
+    if (!rival) note(fmt::format("no rival at {}: {}", where, why));
+  }
+  for (const std::string& kernel : split(settings.kernels, ',')) {
+    const std::optional<BenchResult> result = run(kernel);
+    if (!result) {
+      note(fmt::format("not run at {}: {}", where, why));
+      continue;
+    }
+    Json row = describe(problem, *result);
+    if (rival) {
+      row["rival"] = rival->kernel;
+      row["rival_seconds_per_head"] = rival->seconds_per_head;
+      row["speedup"] = rival->seconds_per_head / result->seconds_per_head;
+    }
+    table.rows.push_back(row);
+  }
+}
+
+int bench(const Settings& settings) {
+  const std::vector<RandomCase> problems = list_problems(settings);
+  const double budget = parse_number("--budget", settings.budget);
+  const int64_t check_rows = parse_integer_between("--check-rows", settings.check_rows, 1, INT64_MAX);
+  if (!(budget > 0 && budget < 1e6)) throw InputError(fmt::format("--budget is {}, expected seconds above 0", budget));
+  if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
+  Table table = make_table(settings.rival);
+  {
+    Progress progress;
+    for (size_t i = 0; i < problems.size(); ++i) {
+      progress.show(fmt::format("{}/{}: {} head_dim {} {} seqlen {}", i + 1, problems.size(),
+                                dtype_name(problems[i].dtype), problems[i].head_dim, problems[i].mask,
+                                problems[i].seqlen_q));
+      bench_problem(settings, problems[i], budget, check_rows, table);
+    }
+  }
+  const bool is_scaled = std::ranges::any_of(table.rows, [](const Json& row) {
+    return row["batch"] != row["asked_batch"] || std::stoll(row["heads"].get<std::string>()) != row["asked_heads"];
+  });
+  if (is_scaled)
+    note(fmt::format("scaled down: fewer sequences and heads than asked, to {} s a problem (--budget)", budget));
+  if (settings.rival != "none")
+    note(fmt::format("x {}: time per head of that kernel in this run over ours", settings.rival));
+  Json about = about_run("bench");
+  about["budget_seconds"] = budget;
+  print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
+  const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"] == "ok"; });
+  return passed ? kDone : kCheckFailed;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Run& run) {
+  CLI::App* command = app.add_subcommand("bench", "Check, then time, over a range of problems");
+  auto settings = std::make_shared<Settings>();
+  command->footer(kExamples);
+  const auto add = [&](const char* name, std::string& value, const std::string& help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  };
+  std::string presets;
+  for (const Preset& preset : kPresets)
+    presets += fmt::format("{}{}: {}", presets.empty() ? "" : "; ", preset.name, preset.help);
+  add("--preset", settings->preset, presets);
+  add("--dtype", settings->dtype, "list of f32, bf16, f16, f64");
+  add("--head-dim", settings->head_dim, "list, or FIRST:LAST doubling");
+  add("--seqlen", settings->seqlen, "list, or FIRST:LAST doubling");
+  add("--mask", settings->mask, "list of masks as of `attend`");
+  add("--heads", settings->heads, "16, or 32/8 query over KV heads [2048 / head_dim]");
+  add("--batch", settings->batch, "sequences [16k / seqlen]");
+  add("--rival", settings->rival, "kernel to compare with, or none");
+  add("--budget", settings->budget, "seconds a measurement may take");
+  add("--check-rows", settings->check_rows, "rows held against the double reference");
+  command->add_flag("--json", settings->json, "results as JSON");
+  command->add_flag("--csv", settings->csv, "results as CSV");
+  settings->options.add_without_mask_to(*command);
+  command->get_option("--kernel")->description("list of names of `tessella kernels` [automatic]");
+  command->callback([&run, settings, command] {
+    run = [settings, command] {
+      apply_preset(*command, *settings);
+      settings->kernels = settings->options.take_kernel();
+      return bench(*settings);
+    };
+  });
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,81 @@
+#include "commands/bench_cell.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "commands/kernel_list.hpp"
+#include "options/number_text.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr double kRunsWanted = 5;  // in the budget: a median of fewer says little
+
+double free_memory() {
+  return static_cast<double>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+// As many KV heads, then sequences, as fit; never less than one head.
+RandomCase scaled(RandomCase problem, double units) {
+  const int64_t fit = std::max<int64_t>(1, static_cast<int64_t>(units));
+  const int64_t group = problem.heads_q / problem.heads_kv;
+  if (fit < problem.heads_kv) {
+    problem.batch = 1;
+    problem.heads_kv = fit;
+    problem.heads_q = fit * group;
+  } else {
+    problem.batch = std::min(problem.batch, fit / problem.heads_kv);
+  }
+  return problem;
+}
+
+double extra_bytes(const Call& call, const std::string& kernel) {
+  tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
+  const KernelEntry entry = kernel_named("kernel", kernel);
+  const tessella_status status = tessella_kernel_cost_of(entry.idx, &call.args, &call.options, &cost);
+  if (status == TESSELLA_UNSUPPORTED) return 0;  // counts none: linear memory
+  check(status);
+  return cost.extra_bytes;
+}
+
+Call make_call(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options) {
+  Call call = make_random_call(problem, options);
+  if (!kernel.empty()) call.options.kernel = call.texts.emplace_back(kernel).c_str();
+  return call;
+}
+
+void run_plan(const PlanHandle& plan, const Call& call) {
+  check(tessella_plan_run(plan.get(), &call.args, &call.options, nullptr, nullptr));
+}
+
+}  // namespace
+
+std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
+                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                      std::string& why) {
+  RandomCase one = scaled(problem, 1);
+  Call probe = make_call(one, kernel, options);
+  PlanHandle plan = make_plan(probe);
+  const std::string name = tessella_plan_kernel(plan.get());
+  const double extra = extra_bytes(probe, name);
+  if (extra > free_memory() / 2) {
+    why = fmt::format("{} would take {} of memory per head", name, bytes_text(extra));
+    return std::nullopt;
+  }
+  double unit_seconds = seconds_of([&] { run_plan(plan, probe); });
+  if (unit_seconds < budget / kRunsWanted) unit_seconds = seconds_of([&] { run_plan(plan, probe); });  // warm
+
+  const RandomCase sized = scaled(problem, budget / kRunsWanted / unit_seconds);
+  Call call = make_call(sized, kernel, options);
+  plan = make_plan(call);
+  if (unit_seconds * static_cast<double>(sized.batch * sized.heads_kv) < budget / 2) run_plan(plan, call);  // warm
+  BenchResult result{tessella_plan_kernel(plan.get()), sized.batch, sized.heads_q, sized.heads_kv, {}, 0};
+  result.timing = measure([&] { run_plan(plan, call); }, budget);
+  result.seconds_per_head = result.timing.median / static_cast<double>(sized.batch * sized.heads_q);
+  check(tessella_check_forward(&call.args, &call.options, check_rows, 1, &result.check));
+  return result;
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,28 @@
+// One measurement of bench: a kernel over one problem, scaled to what this machine does in the time given.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "commands/random_case.hpp"
+#include "report/timing.hpp"
+
+namespace tessella::cli {
+
+struct BenchResult {
+  std::string kernel;
+  int64_t batch = 0;  // what was run: attention is linear in both, so a slow machine runs fewer
+  int64_t heads_q = 0;
+  int64_t heads_kv = 0;
+  Timing timing;
+  double seconds_per_head = 0;  // of one query head of one sequence
+  tessella_check_report check = TESSELLA_CHECK_REPORT_INIT;
+};
+
+// `kernel` "" lets the library choose. Empty where the kernel's memory beyond inputs and outputs would not fit;
+// `why` then says so. Throws tessella::Error where it refuses.
+std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
+                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                      std::string& why);
+
+}  // namespace tessella::cli

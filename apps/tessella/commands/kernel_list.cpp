@@ -1,0 +1,34 @@
+#include "commands/kernel_list.hpp"
+
+#include <fmt/format.h>
+
+#include "files/input_error.hpp"
+
+namespace tessella::cli {
+
+std::vector<KernelEntry> list_kernels() {
+  std::vector<KernelEntry> kernels;
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    KernelEntry& kernel = kernels.emplace_back();
+    kernel.idx = idx;
+    check(tessella_kernel_describe(idx, &kernel.info));
+  }
+  return kernels;
+}
+
+std::string refusal(const KernelEntry& kernel, const Call& call) {
+  const char* reason = "";
+  check(tessella_kernel_refusal(kernel.idx, &call.args, &call.options, &reason));
+  return reason;
+}
+
+KernelEntry kernel_named(const std::string& what, const std::string& name) {
+  std::string names;
+  for (const KernelEntry& kernel : list_kernels()) {
+    if (name == kernel.info.name) return kernel;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.info.name);
+  }
+  throw InputError(fmt::format("{} is '{}', expected one of {}", what, name, names));
+}
+
+}  // namespace tessella::cli

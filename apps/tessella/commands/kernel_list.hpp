@@ -1,0 +1,24 @@
+// The library's kernels as it describes them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "options/call.hpp"
+
+namespace tessella::cli {
+
+struct KernelEntry {
+  int32_t idx = 0;
+  tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+};
+
+std::vector<KernelEntry> list_kernels();
+
+// "" if the kernel would run this call.
+std::string refusal(const KernelEntry& kernel, const Call& call);
+
+// The kernel of that name; InputError that lists the names otherwise.
+KernelEntry kernel_named(const std::string& what, const std::string& name);
+
+}  // namespace tessella::cli

@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "commands/commands.hpp"
+#include "commands/kernel_list.hpp"
+#include "commands/random_case.hpp"
+#include "files/input_error.hpp"
+#include "options/number_text.hpp"
+#include "report/machine.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  tessella kernels
+  tessella kernels --markdown
+  tessella kernels --why --dtype bf16 --head-dim 128 --seqlen 4096 --heads 32/8 --mask causal)";
+
+struct Settings {
+  AttentionOptionValues options;
+  std::string dtype = "bf16";
+  std::string head_dim = "128";
+  std::string seqlen = "4096";
+  std::string heads = "16";
+  std::string batch = "1";
+  std::string mask = "none";
+  bool why = false;
+  bool markdown = false;
+  bool json = false;
+};
+
+constexpr int64_t kAnyHeadDim = 1 << 16;
+
+std::string head_dim_text(const Json& head_dim) {
+  return head_dim.get<int64_t>() > kAnyHeadDim ? "any" : head_dim.dump();
+}
+
+// Features of each kernel, said as "all" or by what is missing, which is shorter.
+std::string features_text(const std::string& features, const std::vector<std::string>& all) {
+  const std::vector<std::string> mine = split(features, ' ');
+  std::string missing;
+  for (const std::string& feature : all) {
+    if (std::ranges::find(mine, feature) == mine.end()) missing += (missing.empty() ? "" : ", ") + feature;
+  }
+  return missing.empty() ? "all" : "all but " + missing;
+}
+
+std::vector<std::string> all_features(const std::vector<KernelEntry>& kernels) {
+  std::vector<std::string> all;
+  for (const KernelEntry& kernel : kernels) {
+    for (const std::string& feature : split(kernel.info.features, ' ')) {
+      if (!feature.empty() && std::ranges::find(all, feature) == all.end()) all.push_back(feature);
+    }
+  }
+  return all;
+}
+
+// Which kernels there are: the same on every machine but for "here".
+int print_matrix(const Settings& settings) {
+  const std::vector<KernelEntry> kernels = list_kernels();
+  const std::vector<std::string> all = all_features(kernels);
+  Table table;
+  table.columns = {
+      {"kernel", "kernel", {}, true},
+      {"summary", settings.markdown ? "what it is" : "", {}, true},
+      {"dtypes", "dtypes", {}, true},
+      {"max_head_dim", "head_dim up to", head_dim_text},
+      {"chosen", "chosen", {}, true},
+      {"features", "features", [&](const Json& f) { return features_text(f.get<std::string>(), all); }, true},
+      {"unavailable", settings.markdown ? "" : "here",
+       [](const Json& reason) { return reason == "" ? "yes" : "no: " + reason.get<std::string>(); }, true}};
+  for (const KernelEntry& kernel : kernels) {
+    const tessella_kernel_info& info = kernel.info;
+    table.rows.push_back({{"kernel", info.name},
+                          {"summary", info.summary},
+                          {"dtypes", info.dtypes},
+                          {"max_head_dim", info.max_head_dim},
+                          {"chosen", info.automatic ? "automatically" : "by name"},
+                          {"features", info.features},
+                          {"unavailable", info.unavailable}});
+  }
+  const TableFormat format = settings.json       ? TableFormat::json
+                             : settings.markdown ? TableFormat::markdown
+                                                 : TableFormat::text;
+  print_table(table, format, settings.json ? about_run("kernels") : Json());
+  if (format == TableFormat::json) return kDone;
+  std::string features;
+  for (const std::string& feature : all) features += (features.empty() ? "" : ", ") + feature;
+  fmt::print("\nFeatures: {}.\n", features);
+  return kDone;
+}
+
+int print_why(const Settings& settings) {
+  RandomCase random_case;
+  random_case.dtype = element_type_named(settings.dtype).dtype;
+  parse_heads("--heads", settings.heads, random_case.heads_q, random_case.heads_kv);
+  random_case.batch = parse_integer_between("--batch", settings.batch, 1, 1 << 30);
+  random_case.seqlen_q = random_case.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 0, 1 << 30);
+  random_case.head_dim = parse_integer_between("--head-dim", settings.head_dim, 1, 1 << 20);
+  random_case.mask = settings.mask;
+  const Call call = make_random_call(random_case, settings.options, false);
+  std::string chosen;
+  try {
+    chosen = tessella_plan_kernel(make_plan(call).get());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;  // the table says who refused, and why
+  }
+  Table table;
+  table.columns = {{"kernel", "kernel", {}, true}, {"answer", "answer", {}, true}};
+  for (const KernelEntry& kernel : list_kernels()) {
+    std::string answer = refusal(kernel, call);
+    if (answer.empty()) answer = kernel.info.name == chosen ? "runs this" : "would run if named";
+    table.rows.push_back({{"kernel", kernel.info.name}, {"answer", answer}});
+  }
+  print_table(table,
+              settings.json       ? TableFormat::json
+              : settings.markdown ? TableFormat::markdown
+                                  : TableFormat::text,
+              settings.json ? about_run("kernels --why") : Json());
+  return kDone;
+}
+
+}  // namespace
+
+void add_kernels(CLI::App& app, Run& run) {
+  CLI::App* command = app.add_subcommand("kernels", "The kernels, and why each would or would not run a problem");
+  auto settings = std::make_shared<Settings>();
+  command->footer(kExamples);
+  command->add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
+  const auto add = [&](const char* name, std::string& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name("")->group("Problem");
+  };
+  add("--dtype", settings->dtype, "f64, f32, bf16 or f16");
+  add("--head-dim", settings->head_dim, "");
+  add("--seqlen", settings->seqlen, "");
+  add("--heads", settings->heads, "query heads, or 32/8 over KV heads");
+  add("--batch", settings->batch, "");
+  add("--mask", settings->mask, "as of `attend`");
+  command->add_flag("--markdown", settings->markdown, "as a Markdown table");
+  command->add_flag("--json", settings->json, "as JSON");
+  settings->options.add_without_mask_to(*command);
+  command->callback([&run, settings] {
+    run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
+  });
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,146 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "commands/bench_cell.hpp"
+#include "commands/commands.hpp"
+#include "commands/kernel_list.hpp"
+#include "files/input_error.hpp"
+#include "options/number_text.hpp"
+#include "report/machine.hpp"
+#include "report/progress.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr const char* kExamples =
+    R"(From standard attention to FlashAttention-2 and this machine's kernels, over one problem. Passes: how often each score is
+produced or read. Moved: bytes between memory and the tile that is worked on. Extra: memory beyond inputs and outputs.
+Error: largest difference from the double reference, over sampled rows.
+
+Examples:
+  tessella ladder
+  tessella ladder --seqlen 4096 --head-dim 128 --dtype bf16 --mask causal --heads 4)";
+
+struct Settings {
+  AttentionOptionValues options;
+  std::string dtype = "f32";
+  std::string head_dim = "64";
+  std::string seqlen = "2048";
+  std::string heads = "2";
+  std::string batch = "1";
+  std::string mask = "none";
+  std::string budget = "1";
+  bool json = false;
+  bool csv = false;
+};
+
+RandomCase problem_of(const Settings& settings) {
+  RandomCase problem;
+  problem.dtype = element_type_named(settings.dtype).dtype;
+  parse_heads("--heads", settings.heads, problem.heads_q, problem.heads_kv);
+  problem.batch = parse_integer_between("--batch", settings.batch, 1, 1 << 20);
+  problem.seqlen_q = problem.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 1, 1 << 30);
+  problem.head_dim = parse_integer_between("--head-dim", settings.head_dim, 1, 1 << 20);
+  problem.mask = settings.mask;
+  return problem;
+}
+
+// Null where the kernel does not count its passes and bytes.
+void add_cost(const KernelEntry& kernel, const Call& call, Json& row) {
+  tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
+  const tessella_status status = tessella_kernel_cost_of(kernel.idx, &call.args, &call.options, &cost);
+  if (status == TESSELLA_UNSUPPORTED) return;
+  check(status);
+  row["score_passes"] = cost.score_passes;
+  row["bytes_moved"] = cost.bytes_moved;
+  row["extra_bytes"] = cost.extra_bytes;
+}
+
+Table make_table() {
+  const auto bytes = [](const Json& value) { return bytes_text(value.get<double>()); };
+  const auto error = [](const Json& value) { return error_text(value.get<double>()); };
+  return {{{"kernel", "algorithm", {}, true},
+           {"score_passes", "passes", [](const Json& value) { return fmt::format("{:.3g}", value.get<double>()); }},
+           {"bytes_moved", "moved", bytes},
+           {"extra_bytes", "extra", bytes},
+           {"seconds", "time", [](const Json& value) { return seconds_text(value.get<double>()); }},
+           {"spread", "", {}},
+           {"max_error", "error", error},
+           {"plain_error", "", {}},
+           {"tolerance", "allowed", error},
+           {"check", "check", {}, true}},
+          {}};
+}
+
+int ladder(const Settings& settings) {
+  const RandomCase problem = problem_of(settings);
+  const double budget = parse_number("--budget", settings.budget);
+  if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
+  const Call call = make_random_call(problem, settings.options, false);
+  Table table = make_table();
+  bool passed = true;
+  {
+    Progress progress;
+    for (const KernelEntry& kernel : list_kernels()) {
+      const std::string name = kernel.info.name;
+      progress.show(name);
+      if (const std::string reason = refusal(kernel, call); !reason.empty()) {
+        note(fmt::format("{}: {}", name, reason));
+        continue;
+      }
+      std::string why;
+      const std::optional<BenchResult> result = bench_cell(problem, name, settings.options, budget, 256, why);
+      if (!result) {
+        note(fmt::format("{}: {}", name, why));
+        continue;
+      }
+      Json row = {{"kernel", name}};
+      add_cost(kernel, call, row);
+      // Where fewer heads were run than asked, the time is that of all of them.
+      row["seconds"] = result->seconds_per_head * static_cast<double>(problem.batch * problem.heads_q);
+      row["spread"] = result->timing.spread;
+      row["max_error"] = result->check.max_error;
+      row["plain_error"] = result->check.plain_error;
+      row["tolerance"] = result->check.tolerance;
+      row["check"] = result->check.passed ? "ok" : "FAILED";
+      passed = passed && result->check.passed;
+      table.rows.push_back(row);
+    }
+  }
+  // Kernels come best first; a ladder is climbed from the other end.
+  std::ranges::stable_partition(table.rows, [](const Json& row) { return row.contains("score_passes"); });
+  note(fmt::format("batch {}, seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch, problem.seqlen_q,
+                   settings.heads, problem.head_dim, settings.dtype, problem.mask));
+  Json about = about_run("ladder");
+  about["problem"] = {{"batch", problem.batch},       {"seqlen", problem.seqlen_q},   {"heads_q", problem.heads_q},
+                      {"heads_kv", problem.heads_kv}, {"head_dim", problem.head_dim}, {"dtype", settings.dtype},
+                      {"mask", problem.mask}};
+  print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
+  return passed ? kDone : kCheckFailed;
+}
+
+}  // namespace
+
+void add_ladder(CLI::App& app, Run& run) {
+  CLI::App* command = app.add_subcommand("ladder", "Every algorithm of the family side by side");
+  auto settings = std::make_shared<Settings>();
+  command->footer(kExamples);
+  const auto add = [&](const char* name, std::string& value, const char* help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  };
+  add("--seqlen", settings->seqlen, "");
+  add("--head-dim", settings->head_dim, "");
+  add("--heads", settings->heads, "16, or 32/8 query over KV heads");
+  add("--batch", settings->batch, "");
+  add("--dtype", settings->dtype, "f32, bf16, f16 or f64");
+  add("--mask", settings->mask, "as of `attend`");
+  add("--budget", settings->budget, "seconds a measurement may take");
+  command->add_flag("--json", settings->json, "results as JSON");
+  command->add_flag("--csv", settings->csv, "results as CSV");
+  settings->options.add_without_mask_to(*command);
+  command->callback([&run, settings] { run = [settings] { return ladder(*settings); }; });
+}
+
+}  // namespace tessella::cli

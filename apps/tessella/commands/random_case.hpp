@@ -1,0 +1,32 @@
+// A call over random inputs: what bench, ladder and kernels --why run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "options/attention_options.hpp"
+#include "options/call.hpp"
+
+namespace tessella::cli {
+
+struct RandomCase {
+  tessella_dtype dtype = TESSELLA_F32;
+  int64_t batch = 1;
+  int64_t heads_q = 1;
+  int64_t heads_kv = 1;
+  int64_t seqlen_q = 0;
+  int64_t seqlen_kv = 0;
+  int64_t head_dim = 64;
+  std::string mask = "none";
+
+  // 4 * b * h * sq * skv * d; causal counts half, as every paper of the family does.
+  double flops() const;
+};
+
+// "16", or "32/8": query heads over KV heads.
+void parse_heads(const std::string& what, const std::string& text, int64_t& heads_q, int64_t& heads_kv);
+
+// q, k, v and out; `fill` false leaves zeros, for questions that do not read them.
+Call make_random_call(const RandomCase& random_case, const AttentionOptionValues& options, bool fill = true);
+
+}  // namespace tessella::cli

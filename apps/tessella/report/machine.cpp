@@ -1,0 +1,42 @@
+#include "report/machine.hpp"
+
+#include <fmt/chrono.h>
+
+#include <ctime>
+#include <fstream>
+#include <string_view>
+
+#include "options/number_text.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::cli {
+namespace {
+
+// The processor in its own words, where Linux tells.
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+Json library_info() {
+  Json info = Json::object();
+  for (const std::string& line : split(tessella_info(), '\n')) {
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) info[line.substr(0, colon)] = line.substr(colon + 2);
+  }
+  return info;
+}
+
+Json about_run(const std::string& command) {
+  return {{"command", command},
+          {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+          {"processor", processor()},
+          {"library", library_info()}};
+}
+
+}  // namespace tessella::cli

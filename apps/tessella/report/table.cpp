@@ -1,0 +1,96 @@
+#include "report/table.hpp"
+
+#include <algorithm>
+
+namespace tessella::cli {
+namespace {
+
+std::string cell_text(const Column& column, const Json& row) {
+  const auto found = row.find(column.key);
+  if (found == row.end() || found->is_null()) return "-";
+  if (column.text) return column.text(*found);
+  return found->is_string() ? found->get<std::string>() : found->dump();
+}
+
+std::vector<Column> shown_columns(const Table& table) {
+  std::vector<Column> shown;
+  for (const Column& column : table.columns) {
+    if (!column.heading.empty()) shown.push_back(column);
+  }
+  return shown;
+}
+
+std::string csv_cell(const Json& value) {
+  if (value.is_null()) return "";
+  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
+}  // namespace
+
+std::string table_text(const Table& table) {
+  const std::vector<Column> columns = shown_columns(table);
+  std::vector<std::vector<std::string>> lines(1);
+  for (const Column& column : columns) lines[0].push_back(column.heading);
+  for (const Json& row : table.rows) {
+    std::vector<std::string>& line = lines.emplace_back();
+    for (const Column& column : columns) line.push_back(cell_text(column, row));
+  }
+  std::string text;
+  for (const auto& line : lines) {
+    std::string out;
+    for (size_t i = 0; i < columns.size(); ++i) {
+      size_t width = 0;
+      for (const auto& other : lines) width = std::max(width, other[i].size());
+      out += columns[i].left ? fmt::format("{:<{}}", line[i], width) : fmt::format("{:>{}}", line[i], width);
+      out += "  ";
+    }
+    text += out.substr(0, out.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
+std::string table_csv(const Table& table) {
+  std::string text;
+  for (const Column& column : table.columns) text += (text.empty() ? "" : ",") + column.key;
+  for (const Json& row : table.rows) {
+    std::string line;
+    for (const Column& column : table.columns) {
+      line += (&column == table.columns.data() ? "" : ",") + csv_cell(row.value(column.key, Json()));
+    }
+    text += "\n" + line;
+  }
+  return text + "\n";
+}
+
+std::string table_markdown(const Table& table) {
+  const std::vector<Column> columns = shown_columns(table);
+  std::string text = "|";
+  for (const Column& column : columns) text += " " + column.heading + " |";
+  text += "\n|";
+  for (const Column& column : columns) text += column.left ? "---|" : "--:|";
+  for (const Json& row : table.rows) {
+    text += "\n|";
+    for (const Column& column : columns) text += " " + cell_text(column, row) + " |";
+  }
+  return text + "\n";
+}
+
+void print_table(const Table& table, TableFormat format, const Json& about) {
+  switch (format) {
+    case TableFormat::text: fmt::print("{}", table_text(table)); break;
+    case TableFormat::csv: fmt::print("{}", table_csv(table)); break;
+    case TableFormat::markdown: fmt::print("{}", table_markdown(table)); break;
+    case TableFormat::json: {
+      Json document = about;
+      document["results"] = table.rows;
+      fmt::print("{}\n", document.dump(2));
+      break;
+    }
+  }
+}
+
+}  // namespace tessella::cli
