@@ -1,0 +1,230 @@
+// Any bytes as the structs of a call. Tensors claim only memory that they have; everything else may be nonsense: the
+// library must refuse it with a text or compute, and never crash, read or write outside.
+//
+// The memory of every tensor ends where a poisoned zone begins, so the address sanitizer sees one byte too far.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "tessella/tessella.h"
+
+namespace {
+
+// Takes values from the front of the input; past its end everything is zero.
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  uint8_t byte() {
+    if (size_ == 0) return 0;
+    --size_;
+    return *data_++;
+  }
+  template <typename T>
+  T value() {
+    T result{};
+    uint8_t raw[sizeof(T)];
+    for (uint8_t& b : raw) b = byte();
+    std::memcpy(&result, raw, sizeof(T));
+    return result;
+  }
+  // Mostly small numbers, sometimes any: both sides of every bound.
+  int64_t number() {
+    const uint8_t kind = byte();
+    if (kind < 200) return kind % 12;
+    if (kind < 220) return -static_cast<int64_t>(byte() % 4) - 1;
+    if (kind < 240) return value<int16_t>();
+    return value<int64_t>();
+  }
+  bool empty() const { return size_ == 0; }
+
+ private:
+  const uint8_t* data_;
+  size_t size_;
+};
+
+int64_t element_bytes(int32_t dtype) {
+  switch (dtype) {
+    case TESSELLA_F64:
+    case TESSELLA_I64: return 8;
+    case TESSELLA_F32:
+    case TESSELLA_I32: return 4;
+    case TESSELLA_BF16:
+    case TESSELLA_F16: return 2;
+    default: return 1;
+  }
+}
+
+constexpr int64_t kMaxBytes = 1 << 16;  // per tensor: a case takes milliseconds
+
+// A tensor whose memory reaches exactly as far as its shape and strides claim, or nullptr where they claim too much:
+// then the library must refuse without following them, so the pointer is null and the claim stays.
+struct OwnedTensor {
+  tessella_tensor tensor{};
+  std::unique_ptr<uint8_t[]> memory;
+};
+
+void give_memory(Bytes& bytes, OwnedTensor& owned) {
+  tessella_tensor& t = owned.tensor;
+  if (t.ndim < 0 || t.ndim > 8) return;
+  const int64_t size = element_bytes(t.dtype);
+  bool dense = true;
+  for (int axis = 0; axis < t.ndim; ++axis) dense = dense && t.strides[axis] == 0;
+  // In 128 bits nothing overflows; negative axes and strides are left to the library to refuse.
+  __extension__ __int128 reach = 1, elements = 1;
+  for (int axis = 0; axis < t.ndim; ++axis) {
+    if (t.shape[axis] < 0 || t.strides[axis] < 0) return;
+    elements *= t.shape[axis];
+    if (elements > kMaxBytes) return;
+    if (t.shape[axis] > 0) reach += static_cast<decltype(reach)>(t.shape[axis] - 1) * t.strides[axis];
+    if (reach > kMaxBytes) return;
+  }
+  const auto num_bytes = static_cast<size_t>((elements == 0 ? 0 : dense ? elements : reach) * size);
+  owned.memory = std::make_unique<uint8_t[]>(num_bytes);
+  for (size_t i = 0; i < num_bytes && !bytes.empty(); ++i) owned.memory[i] = bytes.byte();
+  t.data = owned.memory.get();
+}
+
+// `usual` is the shape that fits the call; one byte decides how far the tensor departs from it.
+void make_tensor(Bytes& bytes, OwnedTensor& owned, std::initializer_list<int64_t> usual, int32_t dtype) {
+  tessella_tensor& t = owned.tensor;
+  t.dtype = dtype;
+  t.ndim = static_cast<int32_t>(usual.size());
+  std::copy(usual.begin(), usual.end(), t.shape);
+  const uint8_t odd = bytes.byte();
+  if (odd & 1) t.shape[odd / 8 % 8] = bytes.number();
+  if (odd & 2) {
+    int64_t stride = 1;
+    for (int axis = t.ndim - 1; axis >= 0; --axis) {
+      t.strides[axis] = stride;
+      stride *= std::clamp<int64_t>(t.shape[axis], 1, 64);
+    }
+    t.strides[odd / 8 % 4] += bytes.number();
+  }
+  if ((odd & 0xc4) == 4) t.dtype = bytes.byte() % 10;
+  if ((odd & 0xf8) == 0xf8) {
+    t.ndim = static_cast<int32_t>(bytes.number());
+    t.device_type = bytes.byte() % 4;
+    t.flags = bytes.byte() % 4;
+    t.reserved[0] = bytes.byte() % 2;
+  }
+  give_memory(bytes, owned);
+}
+
+void call(Bytes& bytes) {
+  static constexpr int32_t kDtypes[] = {TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16, TESSELLA_F64};
+  const int32_t dtype = kDtypes[bytes.byte() % 4];
+  const int64_t batch = bytes.byte() % 4, seqlen_q = bytes.byte() % 40, seqlen_kv = bytes.byte() % 70;
+  const int64_t heads_kv = bytes.byte() % 3 + 1, heads_q = heads_kv * (bytes.byte() % 3 + 1);
+  const int64_t dim_qk = bytes.byte() % 40 + 1, dim_v = bytes.byte() % 40 + 1;
+  const auto present = bytes.value<uint16_t>();
+
+  tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
+  std::vector<OwnedTensor> owned(20);
+  size_t used = 0;
+  const auto put = [&](const tessella_tensor*& field, std::initializer_list<int64_t> shape, int32_t type) {
+    make_tensor(bytes, owned[used], shape, type);
+    field = &owned[used++].tensor;
+  };
+  const auto maybe = [&](int bit, const tessella_tensor*& field, std::initializer_list<int64_t> shape, int32_t type) {
+    if (present >> bit & 1) put(field, shape, type);
+  };
+  // Half of the calls are packed: rows of all sequences in one axis.
+  const bool packed = present & 1;
+  if (packed) {
+    put(args.q, {seqlen_q, heads_q, dim_qk}, dtype);
+    put(args.k, {seqlen_kv, heads_kv, dim_qk}, dtype);
+    put(args.v, {seqlen_kv, heads_kv, dim_v}, dtype);
+    put(args.out, {seqlen_q, heads_q, dim_v}, dtype);
+    put(args.cu_seqlens_q, {batch + 1}, TESSELLA_I32);
+    put(args.cu_seqlens_kv, {batch + 1}, TESSELLA_I32);
+    maybe(1, args.lse, {heads_q, seqlen_q}, TESSELLA_F32);
+  } else {
+    put(args.q, {batch, seqlen_q, heads_q, dim_qk}, dtype);
+    put(args.k, {batch, seqlen_kv, heads_kv, dim_qk}, dtype);
+    put(args.v, {batch, seqlen_kv, heads_kv, dim_v}, dtype);
+    put(args.out, {batch, seqlen_q, heads_q, dim_v}, dtype);
+    maybe(1, args.lse, {batch, heads_q, seqlen_q}, TESSELLA_F32);
+    maybe(2, args.leftpad_kv, {batch}, TESSELLA_I32);
+  }
+  maybe(3, args.seqlens_q, {batch}, TESSELLA_I32);
+  maybe(4, args.seqlens_kv, {batch}, TESSELLA_I32);
+  maybe(5, args.bias, {heads_q, seqlen_q, seqlen_kv}, TESSELLA_F32);
+  maybe(6, args.alibi_slopes, {heads_q}, TESSELLA_F32);
+  maybe(7, args.sink, {heads_q}, TESSELLA_F32);
+  maybe(8, args.dense_mask, {seqlen_q, seqlen_kv}, TESSELLA_BOOL);
+  const int64_t block_q = bytes.number(), block_kv = bytes.number();
+  maybe(9, args.block_map, {(seqlen_q + 7) / 8, (seqlen_kv + 7) / 8}, TESSELLA_BOOL);
+  if (present >> 10 & 1) {
+    if (packed) {
+      put(args.document_ids_q, {seqlen_q}, TESSELLA_I32);
+      put(args.document_ids_kv, {seqlen_kv}, TESSELLA_I32);
+    } else {
+      put(args.document_ids_q, {batch, seqlen_q}, TESSELLA_I32);
+      put(args.document_ids_kv, {batch, seqlen_kv}, TESSELLA_I32);
+    }
+  }
+  maybe(11, args.prefix_lengths, {batch}, TESSELLA_I32);
+  maybe(12, args.seed, {1}, TESSELLA_I64);
+
+  tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
+  if (present >> 13 & 1) {
+    options.scale = bytes.value<float>();
+    options.softcap = bytes.value<float>();
+    options.dropout = bytes.byte() / 200.0f;
+    options.causal_top_left = bytes.byte() % 3 - 1;
+    options.out_dtype = bytes.byte() % 9 - 1;
+    options.num_splits = static_cast<int32_t>(bytes.number());
+    options.num_sms = static_cast<int32_t>(bytes.number());
+    options.max_seqlen_q = bytes.number();
+    options.max_seqlen_kv = bytes.number();
+  }
+  if (present >> 14 & 1) {
+    options.window_left = bytes.number();
+    options.window_right = bytes.number();
+    options.chunk = bytes.number();
+    options.keep_first = bytes.number();
+  }
+  options.block_map_q = present >> 9 & 1 && block_q < 4 ? 8 : block_q;
+  options.block_map_kv = present >> 9 & 1 && block_kv < 4 ? 8 : block_kv;
+  options.num_threads = bytes.byte() % 3;
+  // A name of the table, none, or one that is nobody's; a forced kernel runs or says why not.
+  tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+  const uint8_t kernel = bytes.byte();
+  if (kernel < 128 && tessella_kernel_describe(kernel % tessella_kernel_count(), &info) == TESSELLA_OK) {
+    options.kernel = info.name;
+  } else if (kernel == 255) {
+    options.kernel = "nobody";
+  }
+
+  // Sizes of other versions: shorter means defaults, longer reads zeros behind the struct.
+  struct {
+    tessella_attention_options options;
+    uint8_t behind[64];
+  } sized{options, {}};
+  if (present >> 15 & 1) {
+    sized.options.struct_size = bytes.byte() % 3 == 0 ? bytes.byte() % sizeof(sized) : sizeof(sized);
+    sized.behind[bytes.byte() % 64] = bytes.byte() % 2;
+  }
+
+  const tessella_status status = tessella_forward(&args, &sized.options, nullptr);
+  if (status < TESSELLA_OK || status >= TESSELLA_INTERNAL || (status != TESSELLA_OK && !*tessella_last_error())) {
+    std::fprintf(stderr, "status %d: %s\n", status, tessella_last_error());
+    std::abort();
+  }
+  tessella_plan* plan = nullptr;
+  if (tessella_plan_forward(&args, &sized.options, &plan) == TESSELLA_OK) tessella_plan_free(plan);
+  const char* reason = nullptr;
+  tessella_kernel_refusal(kernel % tessella_kernel_count(), &args, &sized.options, &reason);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Bytes bytes(data, size);
+  call(bytes);
+  return 0;
+}
