@@ -9,8 +9,8 @@ function(tessella_warnings target)
     # False alarms of g++ 12: std::string's operator+ (GCC bug 105651), and the AVX-512 intrinsics' own undefined
     # vectors (GCC bug 105593).
     $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized>
-    # NEON vectors in a template argument or a by-value parameter: notes about ABI changes of old compilers.
-    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-psabi -Wno-ignored-attributes>)
+    # Vectors as template arguments, tuning attributes that only one compiler knows, ABI changes of old compilers.
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-ignored-attributes -Wno-psabi>)
   if(TESSELLA_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

@@ -1,0 +1,26 @@
+#!/bin/bash
+# usage: bundle.sh BUILD FOLDER    Collects the library, what it needs, the tests, the command line and the benchmarks in
+# one folder that runs on a machine without Highway and oneTBB: every program looks for libraries beside itself.
+set -euo pipefail
+build=$1 folder=$2 source=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$folder"
+
+library=$(find "$build" -name 'libtessella.so.*.*' -type f | head -1)
+soname=$(objdump -p "$library" | awk '$1 == "SONAME" {print $2}')
+install -m 755 -s "$library" "$folder/$soname"
+ln -sf "$soname" "$folder/libtessella.so"
+programs=$(find "$build" -path '*CMakeFiles*' -prune -o -type f -perm -u+x -print |
+  while read -r file; do case $(file -b "$file") in *ELF*executable*|*ELF*interpreter*) echo "$file" ;; esac; done)
+for program in $programs; do install -m 755 -s "$program" "$folder"; done
+
+# Private dependencies, by the names the loader asks for. oneTBB opens its allocator by name if it lies there.
+ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
+  while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
+cp "$source"/bench/*.py "$folder"
+
+for file in "$folder/$soname" $(for p in $programs; do echo "$folder/$(basename "$p")"; done); do
+  if ! readelf -d "$file" | grep -q 'RUNPATH.*\$ORIGIN'; then echo "note: $(basename "$file") needs LD_LIBRARY_PATH" >&2; fi
+done
+size=$(du -sm "$folder" | cut -f1)
+echo "$folder: $(find "$folder" -type f | wc -l) files, $size MiB"
+[[ $size -le 60 ]] || { echo "more than 60 MiB" >&2; exit 1; }
