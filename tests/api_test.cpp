@@ -83,7 +83,7 @@ const Refusal kRefusals[] = {
        c.args.k = ts::view(c.k.data(), ts::f32, {kBatch, 2, 3, kDim});
        c.args.v = ts::view(c.v.data(), ts::f32, {kBatch, 2, 3, kDim});
      },
-     kInvalid, "q has 4 heads and k has 3 heads, expected heads of q to be a multiple"},
+     kInvalid, "q has 4 heads and k has 3, expected heads of q to be a multiple"},
     {"swapped_axes_are_named",
      [](Call& c) {
        c.args.q = ts::view(c.q.data(), ts::f32, {kBatch, kHeadsQ, kSeqlenQ, kDim});
