@@ -1,0 +1,46 @@
+// The kernels of the library by name, for suites that run on each of them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tessella/tessella.h"
+
+namespace tessella::tests {
+
+struct KernelInfo {
+  std::string name;
+  std::string dtypes;
+  std::string unavailable;
+  int64_t max_head_dim = 0;
+  bool computes(const std::string& dtype) const { return dtypes.find(dtype) != std::string::npos; }
+};
+
+inline std::vector<KernelInfo> all_kernels() {
+  std::vector<KernelInfo> kernels;
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
+    kernels.push_back({info.name, info.dtypes, info.unavailable, info.max_head_dim});
+  }
+  return kernels;
+}
+
+// A suite of tests that skip where their kernel cannot run, saying why.
+class EachKernel : public testing::TestWithParam<KernelInfo> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().unavailable.empty()) GTEST_SKIP() << GetParam().unavailable;
+  }
+};
+
+inline std::string kernel_test_name(const testing::TestParamInfo<KernelInfo>& test) {
+  std::string name = test.param.name;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+}  // namespace tessella::tests

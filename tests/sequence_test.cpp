@@ -1,0 +1,89 @@
+// A sequence of a batch in its own coordinates: dense, with lengths, with left padding, packed.
+#include "core/sequence.hpp"
+
+#include <gtest/gtest.h>
+
+namespace tessella::tests {
+namespace {
+
+using core::Feature;
+using core::Problem;
+using core::Sequence;
+
+Problem dense() {
+  Problem p;
+  p.batch = 2;
+  p.heads_q = p.heads_kv = 1;
+  p.seqlen_q = p.total_q = 5;
+  p.seqlen_kv = p.total_kv = 7;
+  return p;
+}
+
+TEST(Sequence, DenseTakesAll) {
+  const Sequence s = core::sequence(dense(), 1);
+  EXPECT_EQ(s.len_q, 5);
+  EXPECT_EQ(s.slots_q, 5);
+  EXPECT_EQ(s.len_kv, 7);
+  EXPECT_EQ(s.row_q, 0);
+  EXPECT_EQ(s.row_kv, 0);
+  EXPECT_EQ(s.band.seqlen_q, 5);
+  EXPECT_EQ(s.band.seqlen_kv, 7);
+}
+
+TEST(Sequence, LengthsAndLeftPadding) {
+  Problem p = dense();
+  const int32_t used_q[] = {5, 3}, used_kv[] = {7, 6}, leftpad[] = {0, 2};
+  p.seqlens_q = {used_q, 1};
+  p.seqlens_kv = {used_kv, 1};
+  p.leftpad_kv = {leftpad, 1};
+  const Sequence s = core::sequence(p, 1);
+  EXPECT_EQ(s.len_q, 3);
+  EXPECT_EQ(s.slots_q, 5);
+  EXPECT_EQ(s.len_kv, 4);  // the length counts padding
+  EXPECT_EQ(s.row_kv, 2);
+  EXPECT_EQ(s.slot_kv, 2);
+}
+
+TEST(Sequence, Packed) {
+  Problem p = dense();
+  const int32_t cu_q[] = {0, 2, 5}, cu_kv[] = {0, 7, 10}, leftpad[] = {0, 1};
+  p.total_q = 5;
+  p.total_kv = 10;
+  p.cu_seqlens_q = {cu_q, 1, 1};
+  p.cu_seqlens_kv = {cu_kv, 1, 1};
+  p.leftpad_kv = {leftpad, 1};
+  const Sequence s = core::sequence(p, 1);
+  EXPECT_EQ(s.row_q, 2);
+  EXPECT_EQ(s.len_q, 3);
+  EXPECT_EQ(s.row_kv, 8);
+  EXPECT_EQ(s.slot_kv, 1);
+  EXPECT_EQ(s.len_kv, 2);
+}
+
+TEST(Sequence, ElementMasksUseRowsAndSlots) {
+  Problem p = dense();
+  const int32_t leftpad[] = {1, 0};
+  p.leftpad_kv = {leftpad, 1};
+  std::byte mask[7] = {};
+  mask[3] = std::byte{1};  // slot 3 is key 2 of a sequence with one slot of padding
+  p.features = Feature::dense_mask;
+  p.dense_mask = {mask, core::DType::boolean, 0, 0, 0, 1};
+  const Sequence s = core::sequence(p, 0);
+  for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 0, j), j == 2);
+
+  p.features = Feature::block_map;
+  std::byte map[2] = {std::byte{0}, std::byte{1}};
+  p.block_q = 8;
+  p.block_kv = 4;
+  p.block_map = {map, core::DType::boolean, 0, 0, 0, 1};
+  for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 4, j), j + 1 >= 4);
+
+  p.features = Feature::document;
+  const int32_t ids_q[] = {0, 0, 1, 1, 1, 9, 9, 9, 9, 9}, ids_kv[] = {5, 0, 1, 1, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9};
+  p.document_q = {ids_q, 5, 1};
+  p.document_kv = {ids_kv, 7, 1};
+  for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 2, j), j == 1 || j == 2);
+}
+
+}  // namespace
+}  // namespace tessella::tests
