@@ -34,7 +34,7 @@ struct VectorRow {
     kernel.name = name;
     kernel.summary = summary;
     kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
-    kernel.max_head_dim = 512;
+    kernel.max_head_dim = kMaxHeadDim;
     kernel.features = core::all_features();
     kernel.unavailable = unavailable;
     kernel.workspace = vector_workspace;
