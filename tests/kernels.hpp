@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,11 @@ struct KernelInfo {
   std::string dtypes;
   std::string unavailable;
   int64_t max_head_dim = 0;
-  bool computes(const std::string& dtype) const { return dtypes.find(dtype) != std::string::npos; }
+  bool computes(const std::string& dtype) const {  // whole words: "bf16" is no "f16"
+    return (" " + dtypes + " ").find(" " + dtype + " ") != std::string::npos;
+  }
 };
+inline void PrintTo(const KernelInfo& kernel, std::ostream* stream) { *stream << kernel.name; }
 
 inline std::vector<KernelInfo> all_kernels() {
   std::vector<KernelInfo> kernels;
