@@ -82,11 +82,11 @@ class Pipeline {
       float* scores = memory_.scores + (num_slots_++ & 1) * kBlockFloats;
       const uint16_t* k_block = k + int64_t{block} * steps() * kPairElements;
       bool steady = false;
-      if constexpr (kVPanels > 0) {
+      if constexpr (kVPanels > 0 && kVPanels % unit_blocks(kVPanels) == 0) {
         steady = is_steady();
-        if (steady) slot<true>(k_block, strip.q, scores);
+        if (steady) steady_slot(k_block, strip.q, scores);
       }
-      if (!steady) slot<false>(k_block, strip.q, scores);
+      if (!steady) slot(k_block, strip.q, scores);
       finish_retired();
       if (block == block_begin) advance(unit);
       job_ = {scores, unit.probs + block * kPairElements, unit_key + block * kBlockKeys, block};
@@ -96,10 +96,10 @@ class Pipeline {
   // Completes everything pushed.
   void drain() {
     if (filling_.strip == nullptr) return;
-    slot<false>(nullptr, nullptr, nullptr);
+    slot(nullptr, nullptr, nullptr);
     finish_retired();
     advance({});
-    multiply_panels(0, panels(), [] {});
+    multiply_panels<false>(0, panels(), [] {});
     release_held();
     finish_retired();
     advance({});
@@ -134,6 +134,7 @@ class Pipeline {
     held_.release<2>();
     held_.release<3>();
     drop_held();
+    scores_held_ = false;
   }
 
   // The unit in the P.V stage is done but for held tiles; the unit in the softmax stage takes its place.
@@ -153,77 +154,84 @@ class Pipeline {
     finish_(finish_context_, *strip);
   }
 
-  // Panels [begin, end) of O^T += V^T P^T for the draining unit; between() runs after each tile step.
-  template <bool kWholeUnit = false, typename Between>
-  [[gnu::always_inline]] void multiply_panels(int begin, int end, Between&& between) {
+  // S^T of a block; its tiles are held.
+  template <typename Tick>
+  [[gnu::always_inline]] void multiply_scores(const uint16_t* k, const uint16_t* q, float* scores, Tick&& tick) {
+    first_tile_step(k, q, held_, tick);
+    held_.hold(scores, scores + 16, scores + 16 * kRows, scores + 16 * kRows + 16, kRows * 4);
+    scores_held_ = true;
+#pragma GCC unroll 8
+    for (int step = 1; step < steps(); ++step) tile_step(k + step * kPairElements, q + step * kPairElements, tick);
+  }
+
+  // Panels [begin, end) of O^T += V^T P^T for the draining unit; the last one's tiles are held.
+  template <bool kWholeUnit, typename Tick>
+  [[gnu::always_inline]] void multiply_panels(int begin, int end, Tick&& tick) {
     const int block_begin = kWholeUnit ? 0 : draining_.block_begin;
     const int block_end = kWholeUnit ? unit_blocks(kVPanels) : draining_.block_end;
+    const uint16_t* probs = draining_.probs;
+#pragma GCC unroll 4
     for (int panel = begin; panel < end; ++panel) {
       const uint16_t* v = draining_.v + int64_t{panel} * blocks() * kPairElements;
       float* o = draining_.strip->o + panel * 4 * kTileFloats;
       if (draining_.strip->o_live) {
-        resume_tile_step(v + block_begin * kPairElements, draining_.probs + block_begin * kPairElements, o, held_);
+        resume_tile_step(v + block_begin * kPairElements, probs + block_begin * kPairElements, o, held_, tick);
       } else {
-        first_tile_step(v + block_begin * kPairElements, draining_.probs + block_begin * kPairElements, held_);
+        first_tile_step(v + block_begin * kPairElements, probs + block_begin * kPairElements, held_, tick);
       }
       held_.hold(o, o + kTileFloats, o + 2 * kTileFloats, o + 3 * kTileFloats, 64);
-      between();
+      scores_held_ = false;
 #pragma GCC unroll 4
       for (int block = block_begin + 1; block < block_end; ++block) {
-        tile_step(v + block * kPairElements, draining_.probs + block * kPairElements);
-        between();
+        tile_step(v + block * kPairElements, probs + block * kPairElements, tick);
       }
     }
   }
 
-  // Scores of the next block (if k is not null), probabilities of the job and its share of P.V.
-  template <bool kSteady>
-  [[gnu::noinline]] void slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
-    constexpr int kPanelsPerSlot = kVPanels / unit_blocks(kVPanels);
-    constexpr int kSteps = kQkSteps - 1 + kPanelsPerSlot * unit_blocks(kVPanels);
-    constexpr int kRowsPerStep = kSteady ? (kKeyPairs + kSteps - 1) / kSteps : 2;
-
-    if (kSteady || k != nullptr) {
-      first_tile_step(k, q, held_);
-      held_.hold(next_scores, next_scores + 16, next_scores + 16 * kRows, next_scores + 16 * kRows + 16,
-                 kRows * 4);
-    } else {
-      release_held();
-    }
-    if (!kSteady && filling_.strip == nullptr) {  // nothing before the first block
-      for (int step = 1; step < steps(); ++step) tile_step(k + step * kPairElements, q + step * kPairElements);
-      return;
-    }
-
+  // Scores of the next block, probabilities of the job, its share of P.V; all counts known at compile time.
+  [[gnu::noinline]] void steady_slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
+    constexpr int kPanels = kVPanels / unit_blocks(kVPanels);
+    constexpr int kTicks = 4 * (kQkSteps + kVPanels);
+    if (scores_held_) release_held();
+    if (needs_prepare()) prepare();
     SoftmaxState& softmax = filling_.strip->softmax;
-    bool done = false;
-    if (softmax.unset != 0 || is_special(filling_.strip->strip, job_.key_begin)) done = prepare();
-    int pair = !kSteady && done ? kKeyPairs : 0;  // a steady slot has no dropout
+    SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.scale_log2);
+    int ticks = 0;
+    const auto tick = [&]() __attribute__((always_inline)) {
+      rows.run(kPieces * ticks / kTicks, kPieces * (ticks + 1) / kTicks);
+      ++ticks;
+    };
+    multiply_scores(k, q, next_scores, tick);
+    multiply_panels<true>(job_.block * kPanels, (job_.block + 1) * kPanels, tick);
+    if (!rows.finish(softmax)) raise_and_repeat();
+  }
+
+  // The same for any counts; k null: no next block.
+  [[gnu::noinline]] void slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
+    if (scores_held_) release_held();
+    if (filling_.strip == nullptr) return multiply_scores(k, q, next_scores, [] {});
+    const bool done = needs_prepare() && prepare();
+    const int position = job_.block - filling_.block_begin;
+    const int panel_begin = draining_.strip == nullptr ? 0 : position * panels() / filling_.size();
+    const int panel_end = draining_.strip == nullptr ? 0 : (position + 1) * panels() / filling_.size();
+    const int num_ticks = 4 * ((k == nullptr ? 0 : steps()) + (panel_end - panel_begin) * draining_.size());
+    SoftmaxState& softmax = filling_.strip->softmax;
     SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.chain == nullptr ? context_.scale_log2 : 1.0f);
-    const auto run_rows = [&]() __attribute__((always_inline)) {
-      if (pair + kRowsPerStep <= kKeyPairs) {
-        rows.template run<kRowsPerStep>(pair);
-        pair += kRowsPerStep;
+    int piece = done ? kPieces : 0;
+    int credit = 0;  // pieces due, in units of 1 / num_ticks
+    const auto tick = [&]() __attribute__((always_inline)) {
+      for (credit += kPieces; credit >= 2 * num_ticks && piece < kPieces; credit -= 2 * num_ticks, piece += 2) {
+        rows.run(piece, piece + 2);
       }
     };
-    if (kSteady || k != nullptr) {
-#pragma GCC unroll 4
-      for (int step = 1; step < steps(); ++step) {
-        tile_step(k + step * kPairElements, q + step * kPairElements);
-        run_rows();
-      }
-    }
-    if (kSteady || draining_.strip != nullptr) {
-      const int position = job_.block - filling_.block_begin;
-      const int size = kSteady ? unit_blocks(kVPanels) : filling_.size();
-      if constexpr (kSteady) {
-        multiply_panels<true>(position * kPanelsPerSlot, (position + 1) * kPanelsPerSlot, run_rows);
-      } else {
-        multiply_panels(position * panels() / size, (position + 1) * panels() / size, run_rows);
-      }
-    }
-    while (pair < kKeyPairs) rows.template run<1>(pair++);
-    if ((kSteady || !done) && !rows.finish(softmax)) raise_and_repeat();
+    if (k != nullptr) multiply_scores(k, q, next_scores, tick);
+    multiply_panels<false>(panel_begin, panel_end, tick);
+    for (; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
+    if (!done && !rows.finish(softmax)) raise_and_repeat();
+  }
+
+  bool needs_prepare() const {
+    return filling_.strip->softmax.unset != 0 || is_special(filling_.strip->strip, job_.key_begin);
   }
 
   // True if the block needs prepare() for more than rows without a maximum.
@@ -238,7 +246,11 @@ class Pipeline {
     StripWork& work = *filling_.strip;
     float scale_log2 = context_.scale_log2;
     if (context_.chain != nullptr) {
-      context_.chain(work.strip, kRows, job_.scores, job_.key_begin, kBlockKeys);
+      // Past the last key there is no bias or mask to read; the band hides what the chain left out.
+      const int64_t left = work.strip.keys_end - job_.key_begin;
+      const int64_t keys = left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys;
+      context_.chain(work.strip, kRows, job_.scores, job_.key_begin, static_cast<int>(keys));
+      if (keys < kBlockKeys) hide_outside_band(work.strip, job_.scores, job_.key_begin);
       scale_log2 = 1;
     } else if (is_special(work.strip, job_.key_begin)) {
       hide_outside_band(work.strip, job_.scores, job_.key_begin);
@@ -255,19 +267,18 @@ class Pipeline {
   // Rare: the job's probabilities were taken against too low a maximum.
   [[gnu::noinline, gnu::cold]] void raise_and_repeat() {
     const float scale_log2 = context_.chain == nullptr ? context_.scale_log2 : 1.0f;
-    release_held();  // tiles of O among them
     raise_and_rescale(scale_log2);
     SoftmaxRows<kLse> rows(filling_.strip->softmax, job_.scores, job_.probs, scale_log2);
-    rows.template run<kKeyPairs>(0);
+    for (int piece = 0; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
     rows.finish(filling_.strip->softmax);
   }
 
   // Brings everything accumulated for the job's strip (sums, O, P not yet multiplied) to a higher maximum.
-  // No tile of O may be held: true at the end of a slot after release_held(), and after a slot's first step.
   void raise_and_rescale(float scale_log2) {
     alignas(64) float factor[kRows];
     StripWork& work = *filling_.strip;
     if (!raise_maximum(work.softmax, job_.scores, scale_log2, factor)) return;
+    release_held();  // tiles of O may be among them
     for (int half = 0; half < 2; ++half) {
       const __m512 power = _mm512_load_ps(factor + 16 * half);
       if (work.o_live || draining_.strip == &work) {
@@ -288,6 +299,7 @@ class Pipeline {
   const Finish finish_;
   void* const finish_context_;
   HeldTiles held_;
+  bool scores_held_ = false;  // the held tiles are scores
   UnitWork filling_;   // in the softmax stage
   UnitWork draining_;  // in the P.V stage
   Job job_;
