@@ -56,9 +56,8 @@ int main(int argc, char** argv) {
     const tessella_workspace workspace{aligned(state_bytes), state_bytes, aligned(scratch_bytes), scratch_bytes};
     ts::detail::check(tessella_plan_initialize(raw, &workspace, nullptr));
     time_calls("tessella_forward", [&] { ts::detail::check(tessella_forward(&call.args, &call.options, nullptr)); });
-    time_calls("tessella_plan_run", [&] {
-      ts::detail::check(tessella_plan_run(raw, &call.args, &call.options, &workspace, nullptr));
-    });
+    time_calls("tessella_plan_run",
+               [&] { ts::detail::check(tessella_plan_run(raw, &call.args, &call.options, &workspace, nullptr)); });
     time_calls("tessella_plan_forward + free", [&] {
       tessella_plan* made = nullptr;
       ts::detail::check(tessella_plan_forward(&call.args, &call.options, &made));

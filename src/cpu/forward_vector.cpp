@@ -54,7 +54,8 @@ VectorScratch::VectorScratch(const core::Problem& p, std::byte* base) {
   k_stride = round_up(p.head_dim_qk, 16);
   o_stride = round_up(p.head_dim_v, 16);
   const auto take = [&](int64_t count, auto*& pointer) {
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + bytes);
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    pointer = base == nullptr ? nullptr : reinterpret_cast<Pointer>(base + bytes);  // null: only sizes are asked for
     bytes += round_up(count * static_cast<int64_t>(sizeof(*pointer)), 64);
   };
   take(strips_per_item, strips);

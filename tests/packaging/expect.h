@@ -6,12 +6,12 @@
 
 static int num_failures = 0;
 
-#define EXPECT(condition)                                                                                 \
-  do {                                                                                                    \
-    if (!(condition)) {                                                                                   \
-      ++num_failures;                                                                                     \
+#define EXPECT(condition)                                                                                      \
+  do {                                                                                                         \
+    if (!(condition)) {                                                                                        \
+      ++num_failures;                                                                                          \
       fprintf(stderr, "%s:%d: %s does not hold; %s\n", __FILE__, __LINE__, #condition, tessella_last_error()); \
-    }                                                                                                     \
+    }                                                                                                          \
   } while (0)
 
 #endif /* TESSELLA_TESTS_PACKAGING_EXPECT_H */

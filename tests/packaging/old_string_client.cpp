@@ -1,13 +1,13 @@
-// A C++ program with the other std::string ABI (_GLIBCXX_USE_CXX11_ABI=0): the C++ headers are inline and only C crosses
-// the boundary, so it links and runs; exceptions and their texts are made in this program.
+// A C++ program with the other std::string ABI (_GLIBCXX_USE_CXX11_ABI=0): the C++ headers are inline and only C
+// crosses the boundary, so it links and runs; exceptions and their texts are made in this program.
 #include <cstring>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "expect.h"
 #include "tessella/attention.hpp"
 #include "tessella/plan.hpp"
-#include "expect.h"
 
 static_assert(_GLIBCXX_USE_CXX11_ABI == 0, "build this with _GLIBCXX_USE_CXX11_ABI=0");
 
