@@ -82,11 +82,9 @@ tessella_check_report run_check(const Settings& settings, const Call& call) {
 }
 
 void print_check(const tessella_check_report& report) {
-  fmt::print(
-      "check   {} of {} rows against the double reference: max error {}, plain fp32-softmax error {}, "
-      "tolerance {}\n",
-      report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error), error_text(report.plain_error),
-      error_text(report.tolerance));
+  fmt::print("check   {}: {} rows against the double reference, max error {} (plain fp32 softmax {}, allowed {})\n",
+             report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error),
+             error_text(report.plain_error), error_text(report.tolerance));
   if (!report.passed) {
     const int64_t* at = report.worst_index;
     fmt::print("        worst at batch {}, row {}, head {}, dim {}: got {}, expected {}\n", at[0], at[1], at[2], at[3],
@@ -160,8 +158,8 @@ int attend(Settings settings) {
     for (const auto& [name, array] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
       fmt::print("{:<7} {} {}  {}\n", name, shape_text(array->tensor), dtype_name(array->tensor.dtype), array->source);
     }
-    fmt::print("kernel  {}, {}\n", kernel, seconds_text(seconds));
-    if (settings.explain) fmt::print("{}\n", tessella_plan_explain(plan.get()));
+    fmt::print("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
+    if (settings.explain) fmt::print("{}", tessella_plan_explain(plan.get()));
     fmt::print("out     {} {}  min {:.4g}, max {:.4g}, mean {:.4g}{}{}\n", shape_text(*call.args.out),
                dtype_name(out.tensor.dtype), summary.min, summary.max, summary.mean,
                summary.num_not_finite ? fmt::format(", {} not finite", summary.num_not_finite) : "",

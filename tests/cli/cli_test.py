@@ -1,0 +1,365 @@
+"""Runs the command line as a user does: cli_test.py TESSELLA REPOSITORY [unittest options].
+
+Files are written here byte by byte with the standard library, so that wrong ones are wrong in one way only; where
+numpy is installed it also reads what the program wrote.
+"""
+
+import io
+import json
+import math
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+TESSELLA, REPOSITORY = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+SAMPLE = REPOSITORY / "examples" / "minilm_layer.safetensors"
+SHAPE = (1, 8, 2, 4)
+
+
+def run(*arguments, expect=0, cwd=None):
+    done = subprocess.run([TESSELLA, *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == expect, f"exit {done.returncode}, expected {expect}: {arguments}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def floats(seed, shape=SHAPE):
+    generator = random.Random(seed)
+    return struct.pack(f"<{math.prod(shape)}f", *(generator.gauss(0, 1) for _ in range(math.prod(shape))))
+
+
+def npy(data, shape=SHAPE, descr="<f4", fortran=False, version=1, magic=b"\x93NUMPY"):
+    header = f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}".encode()
+    header += b" " * (63 - (len(header) + 10) % 64) + b"\n"
+    return magic + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(header)) + header + data
+
+
+def npz(arrays, compression=zipfile.ZIP_STORED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, data in arrays.items():
+            archive.writestr(f"{name}.npy", data)
+    return file.getvalue()
+
+
+def safetensors(header, data):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(begin, end, shape=SHAPE, dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def read_npy(path):
+    data = pathlib.Path(path).read_bytes()
+    length = struct.unpack("<H", data[8:10])[0]
+    header = eval(data[10 : 10 + length])  # the test's own output
+    return header, data[10 + length :]
+
+
+def expected_attention(q, k, v, shape=SHAPE):
+    """One head at a time, in Python's doubles."""
+    _, rows, heads, dim = shape
+    q, k, v = (struct.unpack(f"<{math.prod(shape)}f", x) for x in (q, k, v))
+    at = lambda x, i, h: x[(i * heads + h) * dim : (i * heads + h) * dim + dim]
+    out = []
+    for i in range(rows):
+        for h in range(heads):
+            scores = [sum(a * b for a, b in zip(at(q, i, h), at(k, j, h))) / math.sqrt(dim) for j in range(rows)]
+            probs = [math.exp(s - max(scores)) for s in scores]
+            out += [sum(p * at(v, j, h)[d] for j, p in enumerate(probs)) / sum(probs) for d in range(dim)]
+    return out
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.q, self.k, self.v = (floats(seed) for seed in range(3))
+
+    def write(self, name, data):
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def write_npys(self):
+        return [self.write(f"{n}.npy", npy(x)) for n, x in zip("qkv", (self.q, self.k, self.v))]
+
+    def check_out(self, path):
+        header, data = read_npy(path)
+        self.assertEqual(header["shape"], SHAPE)
+        for got, expected in zip(struct.unpack("<64f", data), expected_attention(self.q, self.k, self.v)):
+            self.assertAlmostEqual(got, expected, places=5)
+
+    def refuses(self, *arguments, saying):
+        done = run(*arguments, expect=2)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("tessella: "), done.stderr)
+        self.assertIn(saying, done.stderr)
+
+
+class Attend(CliTest):
+    def test_three_npy_files(self):
+        out = self.folder / "out.npy"
+        run("attend", *self.write_npys(), "--out", out, "--check")
+        self.check_out(out)
+
+    def test_npy_version_2(self):
+        files = [self.write(f"{n}.npy", npy(x, version=2)) for n, x in zip("qkv", (self.q, self.k, self.v))]
+        run("attend", *files, "--out", self.folder / "out.npy")
+        self.check_out(self.folder / "out.npy")
+
+    def test_npz_stored_and_deflated_in_any_order(self):
+        for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            arrays = {"v": npy(self.v), "q": npy(self.q), "k": npy(self.k)}
+            file = self.write("qkv.npz", npz(arrays, compression))
+            run("attend", file, "--out", self.folder / "out.npy", "--check")
+            self.check_out(self.folder / "out.npy")
+
+    def test_names(self):
+        file = self.write("x.npz", npz({"c": npy(self.v), "a": npy(self.q), "b": npy(self.k), "d": npy(self.q)}))
+        run("attend", file, "--names", "a,b,c", "--out", self.folder / "out.npy")
+        self.check_out(self.folder / "out.npy")
+        self.refuses("attend", file, "--names", "a,b,x", saying="1 of the 3 are not there; the files have c, a, b, d")
+        self.refuses("attend", file, saying="got 4 arrays (c, a, b, d)")
+
+    def test_safetensors_unaligned(self):
+        size = len(self.q)
+        header = {"__metadata__": {"a": "b"}, **{n: entry(i * size, (i + 1) * size) for i, n in enumerate("qkv")}}
+        text = json.dumps(header).encode()
+        for padding in range(4):
+            file = self.write("x.safetensors", safetensors(text + b" " * padding, self.q + self.k + self.v))
+            run("attend", file, "--out", self.folder / "out.npy", "--check")
+            self.check_out(self.folder / "out.npy")
+
+    def test_bhsd_layout(self):
+        def swapped(x):  # (s, h, d) to (h, s, d)
+            return b"".join(x[(s * 2 + h) * 16 : (s * 2 + h) * 16 + 16] for h in range(2) for s in range(8))
+
+        files = [self.write(f"{n}.npy", npy(swapped(x), (1, 2, 8, 4))) for n, x in zip("qkv", (self.q, self.k, self.v))]
+        run("attend", *files, "--layout", "bhsd", "--out", self.folder / "out.npy")
+        header, data = read_npy(self.folder / "out.npy")
+        self.assertEqual(header["shape"], (1, 2, 8, 4))
+        expected = expected_attention(self.q, self.k, self.v)
+        for i, got in enumerate(struct.unpack("<64f", data)):
+            h, s, d = i // 32, i // 4 % 8, i % 4
+            self.assertAlmostEqual(got, expected[(s * 2 + h) * 4 + d], places=5)
+
+    def test_raw_bf16(self):
+        raw = lambda x: b"".join(x[i + 2 : i + 4] for i in range(0, len(x), 4))  # the upper half of each float
+        files = [self.write(f"{n}.npy", npy(raw(x), descr="|V2")) for n, x in zip("qkv", (self.q, self.k, self.v))]
+        self.refuses("attend", *files, saying="|V2")
+        run("attend", *files, "--dtype", "bf16", "--check=0", "--out", self.folder / "out.npy")
+        self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "|V2")
+        run("attend", *files, "--dtype", "bf16", "--out-dtype", "f32", "--out", self.folder / "out.npy")
+        self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "<f4")
+        self.refuses("attend", *self.write_npys(), "--dtype", "bf16", saying="elements are <f4 (4 bytes)")
+
+    def test_outputs(self):
+        files = self.write_npys()
+        run("attend", *files, "--out", self.folder / "o.npy", "--lse", self.folder / "l.npy")
+        self.assertEqual(read_npy(self.folder / "l.npy")[0]["shape"], (1, 2, 8))
+        run("attend", *files, "--out", self.folder / "both.npz", "--lse", self.folder / "both.npz")
+        with zipfile.ZipFile(self.folder / "both.npz") as archive:
+            self.assertEqual(archive.namelist(), ["out.npy", "lse.npy"])
+            self.assertEqual(archive.read("out.npy"), (self.folder / "o.npy").read_bytes())
+        run("attend", *files, "--out", self.folder / "o.safetensors")
+        data = (self.folder / "o.safetensors").read_bytes()
+        self.assertTrue(data.endswith(read_npy(self.folder / "o.npy")[1]))
+        self.refuses("attend", *files, "--out", "o.txt", saying="expected .npy, .npz or .safetensors")
+        self.refuses("attend", *files, "--out", "a.npy", "--lse", "a.npy", saying="one array, not 2")
+        self.refuses("attend", *files, "--out", self.folder / "no" / "o.npy", saying="cannot write")
+
+    def test_masks_and_options(self):
+        files = self.write_npys()
+        ids = self.write("ids.npy", npy(struct.pack("<8q", 0, 0, 0, 1, 1, 1, 2, 2), (8,), "<i8"))
+        dense = self.write("dense.npy", npy(bytes([1, 0] * 32), (8, 8), "|b1"))
+        bias = self.write("bias.npy", npy(floats(7, (8, 8)), (8, 8)))
+        masks = ["none", "causal", "causal_top_left", "window:3,0", "window:2,-1", "chunk:3", "causal & keep_first:2",
+                 "window:2,0&keep_first:1", "prefix:3", f"document:{ids}", "document:0,0,0,0,1,1,1,1", f"dense:{dense}"]
+        for mask in masks:
+            run("attend", *files, "--mask", mask, "--check=0")
+        run("attend", *files, "--mask", "causal", "--mask", f"document:{ids}", "--scale", 0.3, "--softcap", 5, "--sink", "0.5,-1",
+            "--alibi-slopes", "0.5,0.25", "--bias", bias, "--dropout", 0.25, "--seed", 3, "--seqlens-kv", 7, "--check=0")
+        run("attend", *files, "--kernel", "reference.flash_2", "--num-threads", 1, "--check=0")
+
+    def test_packed(self):
+        files = [self.write(f"{n}.npy", npy(x, SHAPE[1:])) for n, x in zip("qkv", (self.q, self.k, self.v))]
+        lengths = ["--cu-seqlens-q", "0,3,8", "--cu-seqlens-kv", "0,3,8"]
+        run("attend", *files, *lengths, "--mask", "causal", "--check=0", "--lse", self.folder / "l.npy")
+        self.assertEqual(read_npy(self.folder / "l.npy")[0]["shape"], (2, 8))
+
+    def test_wrong_options(self):
+        for arguments, saying in [
+            (["--mask", "caual"], "--mask part is 'caual', expected one of none, causal"),
+            (["--mask", "window:3"], "expected window:LEFT,RIGHT"),
+            (["--mask", "causal:3"], "--mask causal takes no value"),
+            (["--mask", "chunk:2 & chunk:3"], "--mask chunk is given twice"),
+            (["--scale", "x"], "--scale is 'x', expected a number"),
+            (["--seed", "-1"], "--seed is -1"),
+            (["--sink", "1,2,3"], "sink"),
+            (["--seqlens-kv", "1.5"], "expected a whole number that fits i32"),
+            (["--layout", "sbhd"], "--layout is 'sbhd'"),
+            (["--kernel", "nosuch"], "nosuch"),
+            (["--dtype", "f8"], "dtype is 'f8', expected one of f64"),
+            (["--no-such"], "--no-such"),
+            (["--check=x"], "--check is 'x'"),
+        ]:
+            self.refuses("attend", SAMPLE, *arguments, saying=saying)
+
+    def test_json(self):
+        result = json.loads(run("attend", SAMPLE, "--check", "--explain", "--json").stdout)
+        self.assertTrue(result["check"]["passed"])
+        self.assertEqual(result["q"]["shape"], [1, 347, 12, 32])
+        self.assertIn(result["kernel"], result["explain"])
+
+    @unittest.skipUnless(numpy, "numpy is not installed")
+    def test_numpy(self):
+        arrays = {n: numpy.random.randn(2, 5, 3, 8).astype("f2") for n in "qkv"}
+        numpy.savez_compressed(self.folder / "x.npz", **arrays)
+        run("attend", self.folder / "x.npz", "--out", self.folder / "out.npz", "--check=0")
+        self.assertEqual(numpy.load(self.folder / "out.npz")["out"].dtype, numpy.float16)
+        numpy.save(self.folder / "f.npy", numpy.asfortranarray(arrays["q"]))
+        files = [self.folder / "f.npy"] * 3
+        self.refuses("attend", *files, saying="Fortran order: its head_dim has stride 30, expected 1")
+
+
+class BadFiles(CliTest):
+    def check_file(self, name, data, saying):
+        self.refuses("attend", self.write(name, data), saying=saying)
+
+    def test_npy(self):
+        good = npy(self.q)
+        for data, saying in [
+            (b"", "magic"),
+            (b"\x93NUMPY\x01", "truncated"),
+            (npy(self.q, magic=b"\x93NUMPX"), "magic"),
+            (npy(self.q, version=9), "version is 9"),
+            (good[:60], "truncated: header of"),
+            (good[:-1], "truncated: 255 bytes of data"),
+            (good + b"x", "bytes after the array: 257"),
+            (npy(self.q, descr=">f4"), "big-endian"),
+            (npy(self.q, descr="hello"), "element type is 'hello'"),
+            (npy(self.q, shape=(-1, 8)), "extent of -1"),
+            (npy(self.q, shape=(2**62, 2**62)), "larger than memory can be"),
+            (npy(self.q, shape=(2**62, 2**62, 0)), "larger than memory can be"),
+            (npy(self.q, shape=(2**70,)), "an extent of 63 bits"),
+            (npy(self.q, shape=(1,) * 9), "9 axes"),
+            (npy(self.q, shape="[1, 2]"), "expected '('"),
+            (npy(self.q, fortran="Maybe"), "expected True or False"),
+            (npy(self.q, descr="<f4', 'x': '1"), "key 'x'"),
+        ]:
+            self.check_file("bad.npy", data, saying)
+
+    def test_npz(self):
+        good = npz({n: npy(self.q) for n in "qkv"}, zipfile.ZIP_DEFLATED)
+        for data, saying in [
+            (b"PK", "cannot read as .npz"),
+            (good[: len(good) // 2], "cannot read as .npz"),
+            (npz({"q": b"junk"}), "bad.npz:q: no .npy file"),
+            (npz({}), ""),
+            (npz({"q": npy(self.q)[:-3]}), "bad.npz:q: truncated"),
+        ]:
+            self.check_file("bad.npz", data, saying)
+        stored = bytearray(npz({n: npy(self.q) for n in "qkv"}))
+        stored[stored.index(self.q) + 5] ^= 1
+        self.check_file("bad.npz", bytes(stored), "CRC")
+
+    def test_safetensors(self):
+        size = len(self.q)
+        two = self.q + self.k
+        for data, saying in [
+            (b"\x01", "truncated: 1 bytes"),
+            (struct.pack("<Q", 2**63), "expected at most"),
+            (struct.pack("<Q", 1000) + b"{}", "truncated: header of 1000"),
+            (safetensors(b"{", b""), "no JSON"),
+            (safetensors(b"[]", b""), "a JSON array, expected an object"),
+            (safetensors({"q": 1}, b""), ":q: header entry is a JSON number"),
+            (safetensors({"q": {}}, b""), ":q: header entry lacks 'dtype'"),
+            (safetensors({"q": entry(0, size)}, self.q[:-4]), "lie outside"),
+            (safetensors({"q": entry(size, 0)}, self.q), "lie outside"),
+            (safetensors({"q": entry(0, size, (1, 8, 2, 5))}, self.q), "needs 320"),
+            (safetensors({"q": entry(0, size, (2**40, 2**40))}, self.q), "larger than memory can be"),
+            (safetensors({"q": entry(0, size), "k": entry(size - 4, 2 * size - 4)}, two), "inside another tensor"),
+            (safetensors({"q": entry(0, size)}, two), "512 bytes of data, the header describes 256"),
+            (safetensors({"q": entry(4, size + 4)}, two), "belong to no tensor"),
+            (safetensors({"q": {**entry(0, size), "data_offsets": [-1, 255]}}, self.q), "data_offsets[0] is -1"),
+            (safetensors({"q": {**entry(0, size), "shape": "x"}}, self.q), "shape is a JSON string"),
+        ]:
+            self.check_file("bad.safetensors", data, saying)
+
+    def test_not_a_file(self):
+        self.refuses("attend", self.folder / "nosuch.npy", saying="cannot open: No such file")
+        self.refuses("attend", self.folder, saying="no regular file")
+        self.check_file("x.txt", b"hello", "extension is '.txt'")
+
+
+class Others(CliTest):
+    def test_info(self):
+        self.assertIn("version: ", run("info").stdout)
+        self.assertIn("version", json.loads(run("info", "--json").stdout)["library"])
+
+    def test_kernels(self):
+        self.assertIn("reference.attention", run("kernels").stdout)
+        why = run("kernels", "--why", "--dtype", "f64", "--head-dim", 64, "--seqlen", 100, "--mask", "causal").stdout
+        self.assertIn("runs this", why)
+        self.assertIn("does not compute f64", why)
+        self.assertEqual(len(json.loads(run("kernels", "--json").stdout)["results"]), why.count("\n") - 1)
+        self.refuses("kernels", "--why", "--heads", "3/2", saying="multiple of KV heads")
+
+    def test_readme_shows_the_support_matrix(self):
+        readme = (REPOSITORY / "README.md").read_text()
+        shown = readme.split("<!-- tessella kernels --markdown -->\n")[1].split("<!-- end -->")[0]
+        self.assertEqual(shown, run("kernels", "--markdown").stdout, "paste the output of `tessella kernels --markdown`")
+
+    def test_ladder(self):
+        done = run("ladder", "--seqlen", 64, "--head-dim", 16, "--heads", "2/1", "--budget", 0.01, "--json")
+        rows = {row["kernel"]: row for row in json.loads(done.stdout)["results"]}
+        for name in ("standard", "safe_softmax", "online_softmax", "one_pass", "flash_1", "flash_2"):
+            self.assertEqual(rows[f"reference.{name}"]["check"], "ok")
+        self.assertGreater(rows["reference.standard"]["extra_bytes"], rows["reference.flash_2"]["extra_bytes"])
+        self.assertEqual(run("ladder", "--seqlen", 16, "--budget", 0.01, "--csv").stdout.count("\n"), len(rows) + 1)
+
+    def test_bench(self):
+        small = ["--seqlen", "32:128", "--head-dim", 16, "--heads", "4/2", "--batch", 2, "--budget", 0.01]
+        done = run("bench", *small, "--dtype", "f32", "--mask", "none,causal,window:8,0", "--json")
+        rows = json.loads(done.stdout)["results"]
+        self.assertEqual([row["seqlen"] for row in rows], [32, 64, 128] * 3)
+        self.assertTrue(all(row["check"] == "ok" and row["speedup"] > 0 for row in rows))
+        self.assertIsNone(rows[-1]["flops"])
+        text = run("bench", *small, "--rival", "none", "--kernel", "reference.flash_1,reference.flash_2").stdout
+        self.assertEqual(text.count("\n"), 1 + 2 * 3 * 2)
+        self.assertEqual(run("bench", *small, "--csv").stdout.splitlines()[0].split(",")[0], "kernel")
+        for arguments, saying in [
+            (["--preset", "x"], "expected one of paper, gpt2, llama"),
+            (["--seqlen", "16:8"], "--seqlen is 8, expected 16"),
+            (["--seqlen", "0"], "--seqlen is 0"),
+            (["--dtype", "x"], "dtype is 'x'"),
+            (["--budget", "0"], "--budget is 0"),
+            (["--json", "--csv"], "expected one"),
+            (["--rival", "nosuch"], "nosuch"),
+        ]:
+            self.refuses("bench", *arguments, saying=saying)
+
+    def test_help(self):
+        for command in ("attend", "bench", "ladder", "kernels"):
+            self.assertIn("Examples:", run(command, "--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^\d+\.\d+\.\d+\n$")
+        self.refuses(saying="command is missing, expected one of attend, bench")
+        self.refuses("nosuch", saying="command is 'nosuch', expected one of attend, bench")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
