@@ -149,7 +149,7 @@ void random_shape(Random& random, Case& c) {
   c.head_dim_qk = random_head_dim(random);
   c.head_dim_v = random.chance(0.7) ? c.head_dim_qk : random_head_dim(random);
   // A case costs milliseconds: sizes shrink, one after the other, until its products are few.
-  constexpr int64_t kMostProducts = 600'000;
+  constexpr int64_t kMostProducts = 2'000'000;
   const auto products = [&] {
     return c.batch * c.heads_q * c.seqlen_q * c.seqlen_kv * std::max(c.head_dim_qk, c.head_dim_v);
   };
