@@ -27,6 +27,6 @@ finish() {
 configure_and_build() {
   local preset=$1
   shift
-  cmake --preset "$preset" >"build-$preset.log" 2>&1 && cmake --build --preset "$preset" "$@" >>"build-$preset.log" 2>&1 ||
-    { tail -n 60 "build-$preset.log"; return 1; }
+  mkdir -p build && cmake --preset "$preset" >"build/$preset.log" 2>&1 && cmake --build --preset "$preset" "$@" >>"build/$preset.log" 2>&1 ||
+    { tail -n 60 "build/$preset.log"; return 1; }
 }

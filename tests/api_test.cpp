@@ -260,7 +260,7 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::ValuesIn(kRefusals),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Api, AValidCallRuns) {
   Call call;
