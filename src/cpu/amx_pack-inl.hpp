@@ -116,15 +116,15 @@ inline void pack_q(const uint16_t* const* rows, int64_t head_dim, uint16_t* tile
 }
 
 // 32 elements, as `dtype`, at out.
-[[gnu::always_inline]] inline void store_row(std::byte* out, core::DType dtype, __mmask32 dims, __m512 low, __m512 high) {
+[[gnu::always_inline]] inline void store_row(std::byte* out, core::DType dtype, __mmask32 dims, __m512 low,
+                                             __m512 high) {
   const __mmask16 low_dims = static_cast<__mmask16>(dims);
   const __mmask16 high_dims = static_cast<__mmask16>(dims >> 16);
   if (dtype == core::DType::bf16) {
     _mm512_mask_storeu_epi16(out, dims, (__m512i)_mm512_cvtne2ps_pbh(high, low));
   } else if (dtype == core::DType::f16) {
     _mm256_mask_storeu_epi16(out, low_dims, _mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    _mm256_mask_storeu_epi16(out + 32, high_dims,
-                             _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_mask_storeu_epi16(out + 32, high_dims, _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   } else {
     _mm512_mask_storeu_ps(out, low_dims, low);
     _mm512_mask_storeu_ps(out + 64, high_dims, high);

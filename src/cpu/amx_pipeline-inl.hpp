@@ -29,7 +29,7 @@ struct BlockContext {
   int qk_steps = 0;  // 32-dim steps of q.k
   int v_panels = 0;  // 32-dim panels of v
   float scale_log2 = 0;
-  ScoreChain chain = nullptr;      // if set, it applies the scale
+  ScoreChain chain = nullptr;  // if set, it applies the scale
   DropoutChain dropout = nullptr;
 };
 
@@ -125,8 +125,8 @@ class Pipeline {
   }
 
   void drop_held() {
-    held_.hold(memory_.dump, memory_.dump + kTileFloats, memory_.dump + 2 * kTileFloats,
-               memory_.dump + 3 * kTileFloats, 64);
+    held_.hold(memory_.dump, memory_.dump + kTileFloats, memory_.dump + 2 * kTileFloats, memory_.dump + 3 * kTileFloats,
+               64);
   }
   void release_held() {
     held_.release<0>();
@@ -160,8 +160,9 @@ class Pipeline {
     first_tile_step(k, q, held_, tick);
     held_.hold(scores, scores + 16, scores + 16 * kRows, scores + 16 * kRows + 16, kRows * 4);
     scores_held_ = true;
+    const int num_steps = steps();
 #pragma GCC unroll 8
-    for (int step = 1; step < steps(); ++step) tile_step(k + step * kPairElements, q + step * kPairElements, tick);
+    for (int step = 1; step < num_steps; ++step) tile_step(k + step * kPairElements, q + step * kPairElements, tick);
   }
 
   // Panels [begin, end) of O^T += V^T P^T for the draining unit; the last one's tiles are held.
@@ -236,8 +237,8 @@ class Pipeline {
 
   // True if the block needs prepare() for more than rows without a maximum.
   bool is_special(const Strip& strip, int64_t key) const {
-    const bool inside = (key >= strip.full_begin || key + kBlockKeys <= strip.keep_end) &&
-                        key + kBlockKeys <= strip.full_end;
+    const bool inside =
+        (key >= strip.full_begin || key + kBlockKeys <= strip.keep_end) && key + kBlockKeys <= strip.full_end;
     return !inside || context_.chain != nullptr || context_.dropout != nullptr;
   }
 
@@ -300,8 +301,8 @@ class Pipeline {
   void* const finish_context_;
   HeldTiles held_;
   bool scores_held_ = false;  // the held tiles are scores
-  UnitWork filling_;   // in the softmax stage
-  UnitWork draining_;  // in the P.V stage
+  UnitWork filling_;          // in the softmax stage
+  UnitWork draining_;         // in the P.V stage
   Job job_;
   StripWork* retired_ = nullptr;  // its last tiles are held
   int parity_ = 0;

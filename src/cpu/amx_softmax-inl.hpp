@@ -24,6 +24,7 @@ inline constexpr int kRows = 32;
 inline constexpr int kBlockKeys = 32;
 inline constexpr int kBlockFloats = kBlockKeys * kRows;
 inline constexpr int kKeyPairs = kBlockKeys / 2;
+inline constexpr int kPieces = 2 * kKeyPairs;  // of a block's softmax
 
 // A score may pass the maximum by 2^kLazyBits in probability before the maximum must rise; a block's sum above
 // kSumLimit proves that one did, and one at or below it that none passed by more than 13 bits: far from overflow.
@@ -31,10 +32,10 @@ inline constexpr float kLazyBits = 8;
 inline constexpr float kSumLimit = (kBlockKeys + 1) * 256.0f;
 
 struct alignas(64) SoftmaxState {
-  float offset[kRows];  // -m in log2 units; 0 while the row has seen no key
-  float sum[2][kRows];   // of probabilities as rounded to bf16, even and odd keys apart
+  float offset[kRows];    // -m in log2 units; 0 while the row has seen no key
+  float sum[2][kRows];    // of probabilities as rounded to bf16, even and odd keys apart
   float exact[2][kRows];  // of probabilities before rounding; kept only if LSE is wanted
-  uint32_t unset;            // bit per row that has seen no key
+  uint32_t unset;         // bit per row that has seen no key
 
   void reset() {
     std::memset(this, 0, sizeof *this);
@@ -75,34 +76,34 @@ class SoftmaxRows {
       : scores_(scores), probs_(probs), scale_(_mm512_set1_ps(scale_log2)) {
     offset0_ = _mm512_load_ps(state.offset);
     offset1_ = _mm512_load_ps(state.offset + 16);
-    for (Sums& sums : sums_) sums.even = sums.odd = sums.exact_even = sums.exact_odd = _mm512_setzero_ps();
+    low_ = high_ = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
   }
 
-  // Key pairs [pair, pair + count) -> probs: two B tiles [16 pairs][16 rows][2].
-  template <int kCount>
-  [[gnu::always_inline]] void run(int pair) {
-#pragma GCC unroll 16
-    for (int i = pair; i < pair + kCount; ++i) {
-      const float* s = scores_ + 2 * i * kRows;
-      half_pair(s, offset0_, sums_[0], probs_ + i * 32);
-      half_pair(s + 16, offset1_, sums_[1], probs_ + kTileElements + i * 32);
+  // Probabilities of pieces [begin, end) of kPieces: a key pair of 16 rows each. A pair is 16 rows of one B tile.
+  [[gnu::always_inline]] void run(int begin, int end) {
+#pragma GCC unroll 8
+    for (int piece = begin; piece < end; ++piece) {
+      const float* s = scores_ + piece / 2 * 2 * kRows;
+      uint16_t* probs = probs_ + piece / 2 * 32;
+      if (piece % 2 == 0) {
+        run_piece(s, offset0_, low_, probs);
+      } else {
+        run_piece(s + 16, offset1_, high_, probs + kTileElements);
+      }
     }
   }
 
   // False, and nothing added, if the maximum was too low for some row.
   [[gnu::always_inline]] bool finish(SoftmaxState& state) const {
     const __m512 limit = _mm512_set1_ps(kSumLimit);
-    const __mmask16 over =
-        _mm512_cmp_ps_mask(_mm512_add_ps(sums_[0].even, sums_[0].odd), limit, _CMP_GT_OQ) |
-        _mm512_cmp_ps_mask(_mm512_add_ps(sums_[1].even, sums_[1].odd), limit, _CMP_GT_OQ);
+    const __mmask16 over = _mm512_cmp_ps_mask(_mm512_add_ps(low_.even, low_.odd), limit, _CMP_GT_OQ) |
+                           _mm512_cmp_ps_mask(_mm512_add_ps(high_.even, high_.odd), limit, _CMP_GT_OQ);
     if (__builtin_expect(over != 0, 0)) return false;
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      add(state.sum[0] + 16 * half, sums_[half].even);
-      add(state.sum[1] + 16 * half, sums_[half].odd);
-      if (!kExact) continue;
-      add(state.exact[0] + 16 * half, sums_[half].exact_even);
-      add(state.exact[1] + 16 * half, sums_[half].exact_odd);
+    add(state.sum, low_.even, low_.odd, 0);
+    add(state.sum, high_.even, high_.odd, 16);
+    if (kExact) {
+      add(state.exact, low_.exact_even, low_.exact_odd, 0);
+      add(state.exact, high_.exact_even, high_.exact_odd, 16);
     }
     return true;
   }
@@ -112,8 +113,8 @@ class SoftmaxRows {
     __m512 even, odd, exact_even, exact_odd;
   };
 
-  // One key pair of 16 rows.
-  [[gnu::always_inline]] void half_pair(const float* s, __m512 offset, Sums& sums, uint16_t* probs) const {
+  // Two keys of 16 rows.
+  [[gnu::always_inline]] void run_piece(const float* s, __m512 offset, Sums& sums, uint16_t* probs) const {
     const __m512 even = exp2_lanes(_mm512_fmadd_ps(_mm512_load_ps(s), scale_, offset));
     const __m512 odd = exp2_lanes(_mm512_fmadd_ps(_mm512_load_ps(s + kRows), scale_, offset));
     if (kExact) {
@@ -127,15 +128,16 @@ class SoftmaxRows {
     _mm512_store_si512(probs, join_pair(rounded_even, rounded_odd));
   }
 
-  [[gnu::always_inline]] static void add(float* sum, __m512 value) {
-    _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), value));
+  [[gnu::always_inline]] static void add(float (*sum)[kRows], __m512 even, __m512 odd, int row) {
+    _mm512_store_ps(sum[0] + row, _mm512_add_ps(_mm512_load_ps(sum[0] + row), even));
+    _mm512_store_ps(sum[1] + row, _mm512_add_ps(_mm512_load_ps(sum[1] + row), odd));
   }
 
   const float* scores_;
   uint16_t* probs_;
   __m512 scale_;
   __m512 offset0_, offset1_;
-  Sums sums_[2];  // of rows 0-15 and 16-31
+  Sums low_, high_;  // rows 0-15 and 16-31
 };
 
 // -inf where the band hides a key of [key_begin, key_begin + 32).
@@ -172,8 +174,8 @@ inline __m512 block_maximum(const float* scores) {
     const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     // "not equal to -inf": a row of NaN counts as set.
-    const __mmask16 set = static_cast<__mmask16>(state.unset >> (16 * half)) &
-                          _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
+    const __mmask16 set =
+        static_cast<__mmask16>(state.unset >> (16 * half)) & _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
     float* offset = state.offset + 16 * half;
     _mm512_mask_store_ps(offset, set, _mm512_sub_ps(_mm512_setzero_ps(), maximum));
     state.unset &= ~(static_cast<uint32_t>(set) << (16 * half));
@@ -214,7 +216,8 @@ inline void rescale_probs(uint16_t* tile, __m512 factor) {
     const __m512i pair = _mm512_load_si512(tile + i * 32);
     const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
     const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
-    _mm512_store_si512(tile + i * 32, join_pair(_mm512_mul_ps(even, factor), round_to_bf16(_mm512_mul_ps(odd, factor))));
+    _mm512_store_si512(tile + i * 32,
+                       join_pair(_mm512_mul_ps(even, factor), round_to_bf16(_mm512_mul_ps(odd, factor))));
   }
 }
 

@@ -89,56 +89,75 @@ struct HeldTiles {
   }
 };
 
-// C += A * B for a pair of A tiles and a pair of B tiles.
-inline void tile_step(const uint16_t* a, const uint16_t* b) {
+// C += A * B for a pair of A tiles and a pair of B tiles. tick() runs after every product: vector work put there
+// overlaps with the tile unit, while the same work in one piece does not fit the reorder window (133 against 189 ns for
+// 16 products and 320 FMAs, measured).
+template <typename Tick>
+[[gnu::always_inline]] inline void tile_step(const uint16_t* a, const uint16_t* b, Tick&& tick) {
   tile_load_stream<4>(a);
   tile_load<6>(b);
   tile_dot<0, 4, 6>();
+  tick();
   tile_load<7>(b + kTileElements);
   tile_dot<1, 4, 7>();
+  tick();
   tile_load_stream<5>(a + kTileElements);
   tile_dot<2, 5, 6>();
+  tick();
   tile_dot<3, 5, 7>();
+  tick();
 }
 
 // The same with C = A * B, storing the held tiles on the way.
-inline void first_tile_step(const uint16_t* a, const uint16_t* b, const HeldTiles& held) {
+template <typename Tick>
+[[gnu::always_inline]] inline void first_tile_step(const uint16_t* a, const uint16_t* b, const HeldTiles& held,
+                                                   Tick&& tick) {
   held.release<0>();
   tile_zero<0>();
   tile_load_stream<4>(a);
   tile_load<6>(b);
   tile_dot<0, 4, 6>();
+  tick();
   held.release<1>();
   tile_zero<1>();
   tile_load<7>(b + kTileElements);
   tile_dot<1, 4, 7>();
+  tick();
   held.release<2>();
   tile_zero<2>();
   tile_load_stream<5>(a + kTileElements);
   tile_dot<2, 5, 6>();
+  tick();
   held.release<3>();
   tile_zero<3>();
   tile_dot<3, 5, 7>();
+  tick();
 }
 
 // The same with C = c + A * B; c: four tiles of kTileFloats.
-inline void resume_tile_step(const uint16_t* a, const uint16_t* b, const float* c, const HeldTiles& held) {
+template <typename Tick>
+[[gnu::always_inline]] inline void resume_tile_step(const uint16_t* a, const uint16_t* b, const float* c,
+                                                    const HeldTiles& held, Tick&& tick) {
   held.release<0>();
   tile_load<0>(c);
   tile_load_stream<4>(a);
   tile_load<6>(b);
   tile_dot<0, 4, 6>();
+  tick();
   held.release<1>();
   tile_load<1>(c + kTileFloats);
   tile_load<7>(b + kTileElements);
   tile_dot<1, 4, 7>();
+  tick();
   held.release<2>();
   tile_load<2>(c + 2 * kTileFloats);
   tile_load_stream<5>(a + kTileElements);
   tile_dot<2, 5, 6>();
+  tick();
   held.release<3>();
   tile_load<3>(c + 3 * kTileFloats);
   tile_dot<3, 5, 7>();
+  tick();
 }
 
 }  // namespace tessella::cpu::amx

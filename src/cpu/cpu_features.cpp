@@ -27,13 +27,13 @@ struct CpuidBit {
 
 // Intel SDM volume 2A, CPUID.
 constexpr CpuidBit kRequired[] = {
-    {7, 0, 1, 16, "avx512f"},  {7, 0, 1, 17, "avx512dq"},    {7, 0, 1, 30, "avx512bw"}, {7, 0, 1, 31, "avx512vl"},
+    {7, 0, 1, 16, "avx512f"},   {7, 0, 1, 17, "avx512dq"}, {7, 0, 1, 30, "avx512bw"}, {7, 0, 1, 31, "avx512vl"},
     {7, 1, 0, 5, "avx512bf16"}, {7, 0, 3, 22, "amx_bf16"}, {7, 0, 3, 24, "amx_tile"},
 };
 
-constexpr int kXtileData = 18;                                 // XCR0 component of the tile registers
+constexpr int kXtileData = 18;                               // XCR0 component of the tile registers
 constexpr uint64_t kXcr0 = 0xE6 | 3ull << (kXtileData - 1);  // SSE, AVX, the three AVX-512 parts, tile config and data
-constexpr long kArchReqXcompPerm = 0x1023;                     // asm/prctl.h
+constexpr long kArchReqXcompPerm = 0x1023;                   // asm/prctl.h
 
 std::string probe() {
   uint32_t reg[4];

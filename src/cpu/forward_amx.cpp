@@ -33,7 +33,9 @@
 // Code from here on may use AMX and AVX-512; headers above stay at the baseline, so that no inline function of theirs
 // is emitted with instructions other machines lack.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16"))), apply_to = function)
+#pragma clang attribute push(                                                                                          \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16"))), \
+    apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16")
@@ -82,7 +84,9 @@ struct Layout {
     pair_elements = units * (k_unit + v_unit);
     pairs = p.batch * p.heads_kv;
     // One thread takes a pair at a time: what it has packed is still in L2.
-    wave_pairs = num_threads == 1 ? 1 : std::clamp<int64_t>(kPackedBytes / std::max<int64_t>(2 * pair_elements, 1), 1, std::max<int64_t>(pairs, 1));
+    wave_pairs = num_threads == 1 ? 1
+                                  : std::clamp<int64_t>(kPackedBytes / std::max<int64_t>(2 * pair_elements, 1), 1,
+                                                        std::max<int64_t>(pairs, 1));
     chunk_units = std::max<int64_t>(1, kChunkBytes / (2 * (k_unit + v_unit)));
     q_elements = qk_steps * kPairElements;
     o_floats = v_panels * 4 * kTileFloats;
@@ -91,7 +95,8 @@ struct Layout {
     rows_per_item = item_rows(p, num_threads, kRows, max_strips);
     num_strips = kLiveStrips;
     if (units > chunk_units) num_strips = std::max<int64_t>(num_strips, rows_per_item / kRows);
-    worker_bytes = 4 * (2 * kBlockFloats + 4 * kTileFloats) + 2 * (2 * blocks * kPairElements) + num_strips * strip_bytes;
+    worker_bytes =
+        4 * (2 * kBlockFloats + 4 * kTileFloats) + 2 * (2 * blocks * kPairElements) + num_strips * strip_bytes;
   }
 };
 
@@ -165,8 +170,7 @@ class Item {
     memory_.scores = reinterpret_cast<float*>(memory);
     memory_.dump = memory_.scores + 2 * kBlockFloats;
     memory_.probs = reinterpret_cast<uint16_t*>(memory_.dump + 4 * kTileFloats);
-    strips_ = reinterpret_cast<std::byte*>(memory_.probs +
-                                           2 * (call.layout.unit_keys / kBlockKeys) * kPairElements);
+    strips_ = reinterpret_cast<std::byte*>(memory_.probs + 2 * (call.layout.unit_keys / kBlockKeys) * kPairElements);
   }
 
   void run() {
