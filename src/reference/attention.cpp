@@ -62,7 +62,9 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     for (int64_t c = 0; c < p.head_dim_qk; ++c) product += q[c] * kv[c];
     scores[j] = score(p, s, head, i, j, product);
     largest = std::max(largest, scores[j]);
-    if (std::isfinite(scores[j])) largest_magnitude = std::max(largest_magnitude, std::abs(scores[j]));
+    // What softcap hides of a product's size is still what its sum was rounded at.
+    const Real magnitude = std::max(std::abs(scores[j]), std::abs(static_cast<Real>(p.scale) * product));
+    if (std::isfinite(magnitude)) largest_magnitude = std::max(largest_magnitude, magnitude);
   }
   // Where nothing is visible -inf - -inf would be NaN; any finite maximum gives the sum 0 that is due.
   if (largest == kHidden<Real>) largest = 0;
