@@ -14,7 +14,7 @@ programs=$(find "$build" -path '*CMakeFiles*' -prune -o -type f -perm -u+x -prin
 for program in $programs; do install -m 755 -s "$program" "$folder"; done
 
 # Private dependencies, by the names the loader asks for. oneTBB opens its allocator by name if it lies there.
-ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
+ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
 cp "$source"/bench/*.py "$folder"
 
