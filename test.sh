@@ -1,0 +1,12 @@
+#!/bin/sh
+# Builds and runs every test. Arguments go to ctest: ./test.sh -R cli
+set -eu
+cd "$(dirname "$0")"
+
+scripts/require_packages.sh cmake ninja-build g++ pkg-config libhwy-dev libtbb-dev libcli11-dev libfmt-dev \
+  nlohmann-json3-dev libzip-dev libgtest-dev python3
+
+echo "== Building build/try with its tests (a few minutes)" >&2
+cmake -S . -B build/try -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSELLA_BUILD_TESTS=ON
+cmake --build build/try
+ctest --test-dir build/try --output-on-failure --parallel "$(nproc)" "$@"
