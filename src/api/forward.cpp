@@ -25,15 +25,18 @@ using core::message;
 using core::Plan;
 using core::Problem;
 
-// What a plan depends on, with lengths rounded up to a power of two.
+// What a plan depends on, with lengths rounded up.
 struct PlanKey {
   std::array<int64_t, 14> numbers;
   std::string kernel;
   bool operator==(const PlanKey&) const = default;
 };
 
+// To a quarter of a power of two: a sequence that grows meets few plans, and no workspace is over a quarter too large.
 int64_t rounded_length(int64_t length) {
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(length, 64))));
+  const auto at_least = static_cast<uint64_t>(std::max<int64_t>(length, 64));
+  const uint64_t step = std::bit_floor(at_least) / 4;
+  return static_cast<int64_t>((at_least + step - 1) / step * step);
 }
 
 Problem with_bounds(Problem problem, int64_t max_seqlen_q, int64_t max_seqlen_kv) {
@@ -161,7 +164,7 @@ void check_fits(const Plan& plan, const Problem& problem) {
 void run(const Plan& plan, const Problem& problem, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream) {
   if (workspace == nullptr) {
-    const RunMemory memory(plan.kernel->workspace(problem, plan.num_threads), allocator, stream);
+    const RunMemory memory(plan.workspace, allocator, stream);
     plan.kernel->run(problem, plan, memory.workspace());
     return;
   }
