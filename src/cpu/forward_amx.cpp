@@ -67,6 +67,7 @@ struct Layout {
   int64_t units;           // of the longest sequence
   int64_t pair_elements;
   int64_t pairs, wave_pairs;
+  int64_t packed_bytes;
   int64_t chunk_units;
   int64_t rows_per_item;
   int64_t num_strips;  // states of a worker
@@ -83,10 +84,11 @@ struct Layout {
     units = ceil_div(p.seqlen_kv, unit_keys);
     pair_elements = units * (k_unit + v_unit);
     pairs = p.batch * p.heads_kv;
-    // One thread takes a pair at a time: what it has packed is still in L2.
-    wave_pairs = num_threads == 1 ? 1
-                                  : std::clamp<int64_t>(kPackedBytes / std::max<int64_t>(2 * pair_elements, 1), 1,
-                                                        std::max<int64_t>(pairs, 1));
+    // One thread takes a pair at a time: what it has packed is still in L2. Bytes never grow as sizes shrink, so a
+    // plan for longer sequences serves shorter ones.
+    const int64_t pair_bytes = 2 * pair_elements;
+    packed_bytes = num_threads == 1 ? pair_bytes : std::max(pair_bytes, std::min(pairs * pair_bytes, kPackedBytes));
+    wave_pairs = pair_bytes == 0 ? std::max<int64_t>(pairs, 1) : packed_bytes / pair_bytes;
     chunk_units = std::max<int64_t>(1, kChunkBytes / (2 * (k_unit + v_unit)));
     q_elements = qk_steps * kPairElements;
     o_floats = v_panels * 4 * kTileFloats;
@@ -94,7 +96,9 @@ struct Layout {
     const int max_strips = static_cast<int>(std::clamp<int64_t>(kStripBytes / strip_bytes, kLiveStrips, kMaxStrips));
     rows_per_item = item_rows(p, num_threads, kRows, max_strips);
     num_strips = kLiveStrips;
-    if (units > chunk_units) num_strips = std::max<int64_t>(num_strips, rows_per_item / kRows);
+    if (units > chunk_units) {
+      num_strips = std::clamp<int64_t>(ceil_div(p.seqlen_q * p.group(), kRows), kLiveStrips, max_strips);
+    }
     worker_bytes =
         4 * (2 * kBlockFloats + 4 * kTileFloats) + 2 * (2 * blocks * kPairElements) + num_strips * strip_bytes;
   }
@@ -337,7 +341,7 @@ void fill_rows_of_no_sequence(const core::Problem& p) {
 }
 
 void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace) {
-  Call call{p, Layout(plan.bounds, plan.num_threads), {}, nullptr, nullptr};
+  Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr};
   const Layout& l = call.layout;
   call.block = {l.qk_steps, l.v_panels, p.scale * kLog2e, nullptr, nullptr};
   // The chain also serves scales that would turn the -inf of a hidden key into something else.
@@ -345,7 +349,7 @@ void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspa
   if (p.features.has_any(kScoreFeatures) || !(p.scale > 0)) call.block.chain = vector.score_chain;
   if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
   call.packed = static_cast<std::byte*>(workspace.scratch);
-  call.workers = call.packed + l.wave_pairs * l.pair_elements * 2;
+  call.workers = call.packed + l.packed_bytes;
 
   fill_rows_of_no_sequence(p);
   const int64_t pack_items = ceil_div(l.units, kPackUnits);
@@ -384,7 +388,7 @@ std::string unavailable() {
 
 core::WorkspaceSize workspace(const core::Problem& p, int num_threads) {
   const Layout l(p, num_threads);
-  return {.scratch_bytes = l.wave_pairs * l.pair_elements * 2 + num_threads * l.worker_bytes};
+  return {.scratch_bytes = l.packed_bytes + num_threads * l.worker_bytes};
 }
 
 }  // namespace
