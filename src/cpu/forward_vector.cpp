@@ -83,22 +83,30 @@ void run_vector(const VectorKernel& kernel, const core::Problem& problem, const 
   });
 }
 
-RowEnd end_row(const core::Problem& problem, int64_t head, float max, float sum) {
+void end_rows(const StripState& state, RowEnds& ends) {
   constexpr double kLn2 = 0.693147180559945309417;
-  const double infinity = std::numeric_limits<double>::infinity();
-  const double sink = problem.sink ? problem.sink.at(0, head) / kLn2 : -infinity;
-  if (sum == 0) return {.empty = true, .factor = 0, .lse = static_cast<float>(sink * kLn2)};
-  // The sink joins the sum; the larger of it and the maximum keeps both powers finite.
-  const double top = std::max<double>(std::isinf(max) ? 0.0 : max, sink);
-  double scale = 1;
-  double total = sum;
-  if (sink != -infinity) {
-    scale = std::exp2(max - top);
-    total = sum * scale + std::exp2(sink - top);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const core::Problem& p = *state.strip.problem;
+  for (int r = 0; r < state.strip.num_rows; ++r) {
+    double top = state.max[r];
+    double total = state.sum[r];
+    double scale = 1;
+    const double sink = p.sink ? p.sink.at(0, state.strip.head[r]) / kLn2 : -kInfinity;
+    if (total == 0) {
+      ends.factor[r] = 0;
+      ends.lse[r] = static_cast<float>(sink * kLn2);
+      continue;
+    }
+    if (top == -kInfinity) top = 0;  // a row of NaN
+    if (sink != -kInfinity) {        // the larger of sink and maximum keeps both powers finite
+      const double largest = std::max(top, sink);
+      scale = std::exp2(top - largest);
+      total = total * scale + std::exp2(sink - largest);
+      top = largest;
+    }
+    ends.factor[r] = static_cast<float>(scale / total);
+    if (p.lse.data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * kLn2);
   }
-  RowEnd end{.empty = false, .factor = static_cast<float>(scale / total), .lse = 0};
-  if (problem.lse.data != nullptr) end.lse = static_cast<float>((top + std::log2(total)) * kLn2);
-  return end;
 }
 
 bool seen_by_any_query(const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head, int64_t j) {

@@ -65,13 +65,13 @@ core::WorkspaceSize vector_workspace(const core::Problem& problem, int num_threa
 void run_vector(const VectorKernel& kernel, const core::Problem& problem, const core::Plan& plan,
                 core::Workspace workspace);
 
-// How a row ends: its output is factor * o, or 0 if it saw nothing. max in log2 units, sum relative to it.
-struct RowEnd {
-  bool empty = true;
-  float factor = 0;
-  float lse = 0;
+// How the rows of a strip end: output is factor * o, or 0 where nothing was seen; LSE in natural
+// log, computed only if the problem wants it.
+struct RowEnds {
+  float factor[kStripRows];
+  float lse[kStripRows];
 };
-RowEnd end_row(const core::Problem& problem, int64_t head, float max, float sum);
+void end_rows(const StripState& state, RowEnds& ends);
 
 // True if some query of the sequence may attend to key j of a KV head.
 bool seen_by_any_query(const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head, int64_t j);

@@ -4,14 +4,9 @@
 #include <array>
 #include <string>
 
+#include "cpu/forward_amx.hpp"
 #include "cpu/forward_vector.hpp"
 #include "cpu/parallel.hpp"
-#if __has_include("cpu/forward_amx.hpp") && defined(__x86_64__)
-#include "cpu/forward_amx.hpp"
-#define TESSELLA_HAS_AMX 1
-#else
-#define TESSELLA_HAS_AMX 0
-#endif
 
 namespace tessella::cpu {
 namespace {
@@ -49,10 +44,8 @@ struct VectorRow {
 
 core::KernelTable cpu_kernels() {
   static const std::array kKernels = {
-#if TESSELLA_HAS_AMX
-    kForwardAmx,
-#endif
 #if defined(__x86_64__)
+    kForwardAmx,
     VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
     VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
     VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
