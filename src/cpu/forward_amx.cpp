@@ -1,22 +1,28 @@
 // Attention forward on AMX: S^T = K Q^T and O^T = V^T P^T in bf16 tiles, softmax between the tile steps in AVX-512.
 //
 //   for each wave of (batch, KV head) pairs whose packed K and V fit kPackedBytes
-//     pack     K tiles, V^T tiles                      parallel over 256-key runs
-//     compute  for chunk of keys (K, V: 512 KB of L2)  parallel over items: runs of 32-row strips of a pair
-//                for strip of item                     O, m, l of all strips stay in L2 between chunks
-//                  for unit, block of 32 keys          Pipeline (amx_pipeline-inl.hpp)
+//     for each pair, every thread from a start of its own
+//       pack     K tiles, V^T tiles                      in 256-key runs
+//       compute  for chunk of keys (K, V: 512 KB of L2)  in items: runs of 32-row strips
+//                  for strip of item                     O, m, l of all strips stay in L2 between chunks
+//                    for unit, block of 32 keys          Pipeline (amx_pipeline-inl.hpp)
 //
+// Threads that begin at a pair share its packing and its items, and move on when none is left: what a thread packs it
+// mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing.
 // Strips hold rows of all query heads of a KV head (strip.hpp), so K and V are packed and read once for a group.
 // Chunks and units start at absolute keys and rows of a strip do not meet: results do not depend on threads.
 #include "cpu/forward_amx.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <string>
+#include <thread>
 
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
@@ -52,6 +58,7 @@ using namespace amx;
 constexpr int64_t kPackedBytes = int64_t{32} << 20;  // of K and V packed at a time, or one KV head if that is more
 constexpr int64_t kChunkBytes = int64_t{512} << 10;  // of K and V tiles: a quarter of L2, beside the strips' O and Q
 constexpr int64_t kStripBytes = int64_t{512} << 10;  // of strips that go through a chunk together
+constexpr int64_t kMaxWavePairs = 4096;              // bounds the memory of their progress
 constexpr int kPackUnits = 2;                        // a work item of packing
 constexpr int kMaxStrips = 16;
 constexpr int kLiveStrips = 4;  // in the pipeline at once if every strip has one block: S, P, P.V, finish
@@ -67,7 +74,7 @@ struct Layout {
   int64_t units;           // of the longest sequence
   int64_t pair_elements;
   int64_t pairs, wave_pairs;
-  int64_t packed_bytes;
+  int64_t packed_bytes, progress_bytes;
   int64_t chunk_units;
   int64_t rows_per_item;
   int64_t num_strips;  // states of a worker
@@ -88,7 +95,8 @@ struct Layout {
     // plan for longer sequences serves shorter ones.
     const int64_t pair_bytes = 2 * pair_elements;
     packed_bytes = num_threads == 1 ? pair_bytes : std::max(pair_bytes, std::min(pairs * pair_bytes, kPackedBytes));
-    wave_pairs = pair_bytes == 0 ? std::max<int64_t>(pairs, 1) : packed_bytes / pair_bytes;
+    wave_pairs = std::clamp<int64_t>(pair_bytes == 0 ? pairs : packed_bytes / pair_bytes, 1, kMaxWavePairs);
+    progress_bytes = 64 * std::clamp<int64_t>(pairs, 1, kMaxWavePairs);
     chunk_units = std::max<int64_t>(1, kChunkBytes / (2 * (k_unit + v_unit)));
     q_elements = qk_steps * kPairElements;
     o_floats = v_panels * 4 * kTileFloats;
@@ -104,12 +112,23 @@ struct Layout {
   }
 };
 
+// How far the threads are with one pair.
+struct alignas(64) Progress {
+  std::atomic<int64_t> next_pack{0};
+  std::atomic<int64_t> packed{0};
+  std::atomic<int64_t> next_item{0};
+};
+
 struct Call {
   const core::Problem& p;
   const Layout layout;
   BlockContext block;
   std::byte* packed = nullptr;
+  Progress* progress = nullptr;  // one a pair of the wave
   std::byte* workers = nullptr;
+
+  int64_t pack_items() const { return ceil_div(layout.units, kPackUnits); }
+  int64_t work_items() const { return ceil_div(p.seqlen_q * p.group(), layout.rows_per_item); }
 
   uint16_t* k_tiles(int64_t slot) const { return reinterpret_cast<uint16_t*>(packed) + slot * layout.pair_elements; }
   uint16_t* v_tiles(int64_t slot) const { return k_tiles(slot) + layout.units * layout.k_unit; }
@@ -340,8 +359,26 @@ void fill_rows_of_no_sequence(const core::Problem& p) {
   }
 }
 
+// Packs what nobody packs yet, waits for the rest, computes what nobody computes yet.
+void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
+  Progress& progress = call.progress[slot];
+  const int64_t pack_items = call.pack_items();
+  const int64_t items = call.work_items();
+  if (progress.next_item.load(std::memory_order_relaxed) >= items) return;
+  for (int64_t item; (item = progress.next_pack.fetch_add(1, std::memory_order_relaxed)) < pack_items;) {
+    const int64_t unit = item * kPackUnits;
+    pack_units(call, pair, slot, unit, std::min(unit + kPackUnits, call.layout.units));
+    progress.packed.fetch_add(1, std::memory_order_release);
+  }
+  while (progress.packed.load(std::memory_order_acquire) < pack_items) std::this_thread::yield();
+  for (int64_t item; (item = progress.next_item.fetch_add(1, std::memory_order_relaxed)) < items;) {
+    // Later rows first: under causal masks they see most.
+    run_item(call, pair, slot, (items - 1 - item) * call.layout.rows_per_item, worker);
+  }
+}
+
 void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace) {
-  Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr};
+  Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr, nullptr};
   const Layout& l = call.layout;
   call.block = {l.qk_steps, l.v_panels, p.scale * kLog2e, nullptr, nullptr};
   // The chain also serves scales that would turn the -inf of a hidden key into something else.
@@ -349,22 +386,19 @@ void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspa
   if (p.features.has_any(kScoreFeatures) || !(p.scale > 0)) call.block.chain = vector.score_chain;
   if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
   call.packed = static_cast<std::byte*>(workspace.scratch);
-  call.workers = call.packed + l.packed_bytes;
+  call.progress = reinterpret_cast<Progress*>(call.packed + l.packed_bytes);
+  call.workers = call.packed + l.packed_bytes + l.progress_bytes;
 
   fill_rows_of_no_sequence(p);
-  const int64_t pack_items = ceil_div(l.units, kPackUnits);
-  const int64_t items = ceil_div(p.seqlen_q * p.group(), l.rows_per_item);
   for (int64_t pair_begin = 0; pair_begin < l.pairs; pair_begin += l.wave_pairs) {
     const int64_t wave_pairs = std::min(l.wave_pairs, l.pairs - pair_begin);
-    parallel_for(wave_pairs * pack_items, plan.num_threads, [&](int64_t item, int) {
-      const int64_t slot = item / pack_items;
-      const int64_t unit = item % pack_items * kPackUnits;
-      pack_units(call, pair_begin + slot, slot, unit, std::min(unit + kPackUnits, l.units));
-    });
-    parallel_for(wave_pairs * items, plan.num_threads, [&](int64_t item, int worker) {
-      // Later rows first: under causal masks they see most.
-      const int64_t slot = item / items;
-      run_item(call, pair_begin + slot, slot, (items - 1 - item % items) * l.rows_per_item, worker);
+    for (int64_t slot = 0; slot < wave_pairs; ++slot) new (&call.progress[slot]) Progress;
+    const int64_t starts = std::min<int64_t>(plan.num_threads, wave_pairs * call.work_items());
+    parallel_for(starts, plan.num_threads, [&](int64_t start, int worker) {
+      for (int64_t step = 0; step < wave_pairs; ++step) {
+        const int64_t slot = (start * wave_pairs / starts + step) % wave_pairs;
+        work_on_pair(call, pair_begin + slot, slot, worker);
+      }
     });
   }
 }
@@ -388,7 +422,7 @@ std::string unavailable() {
 
 core::WorkspaceSize workspace(const core::Problem& p, int num_threads) {
   const Layout l(p, num_threads);
-  return {.scratch_bytes = l.packed_bytes + num_threads * l.worker_bytes};
+  return {.scratch_bytes = l.packed_bytes + l.progress_bytes + num_threads * l.worker_bytes};
 }
 
 }  // namespace
