@@ -91,9 +91,9 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
       noise->out[c] = 2 * (units.prob + units.score) * std::sqrt(noise->out[c]) +
                       unit_roundoff(p.out_dtype) * std::abs(static_cast<double>(out[c])) + underflow_unit(p.out_dtype);
     }
-    // The LSE is rounded to fp32 once more and otherwise errs as the scores do.
+    // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e.
     const double lse_unit = unit_roundoff(p.lse.dtype == DType::f64 ? DType::f64 : DType::f32);
-    noise->lse = 2 * units.score + (std::isfinite(lse) ? lse_unit * std::abs(static_cast<double>(lse)) : 0);
+    noise->lse = 2 * units.score + (std::isfinite(lse) ? 2 * lse_unit * std::abs(static_cast<double>(lse)) : 0);
   }
   return lse;
 }
