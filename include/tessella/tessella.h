@@ -246,7 +246,7 @@ typedef struct tessella_kernel_info {
   const char* features;    /* "causal/window chunk ..." */
   const char* unavailable; /* why this machine cannot run it, or "" */
   int64_t max_head_dim;
-  int32_t automatic; /* 0: runs only when named */
+  const char* automatic; /* dtypes for which it may be chosen unnamed: "f64"; "" = it runs only when named */
 } tessella_kernel_info;
 #define TESSELLA_KERNEL_INFO_INIT \
   { sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0 }

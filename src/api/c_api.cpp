@@ -178,7 +178,7 @@ tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_inf
     fill(info,
          tessella_kernel_info{sizeof(tessella_kernel_info), texts.name.c_str(), texts.summary.c_str(),
                               texts.dtypes.c_str(), texts.features.c_str(), texts.unavailable.c_str(),
-                              kernel.max_head_dim, kernel.automatic != 0 ? 1 : 0},
+                              kernel.max_head_dim, texts.automatic.c_str()},
          "kernel_describe", "info");
   });
 }

@@ -13,13 +13,19 @@ namespace tessella::api {
 namespace {
 
 KernelTexts make_texts(const core::Kernel& kernel) {
-  KernelTexts texts{std::string(kernel.name), std::string(kernel.summary), "", "",
-                    kernel.unavailable == nullptr ? "" : kernel.unavailable()};
+  KernelTexts texts{std::string(kernel.name),
+                    std::string(kernel.summary),
+                    "",
+                    "",
+                    kernel.unavailable == nullptr ? "" : kernel.unavailable(),
+                    ""};
   const auto append = [](std::string& list, const char* word) {
     list += (list.empty() ? "" : " ") + std::string(word);
   };
   for (const core::DType dtype : {core::DType::f64, core::DType::f32, core::DType::bf16, core::DType::f16}) {
-    if ((kernel.dtypes & core::dtype_bit(dtype)) != 0) append(texts.dtypes, name(dtype));
+    if ((kernel.dtypes & core::dtype_bit(dtype)) == 0) continue;
+    append(texts.dtypes, name(dtype));
+    if ((kernel.automatic & core::dtype_bit(dtype)) != 0) append(texts.automatic, name(dtype));
   }
   for (const core::FeatureName& entry : core::kFeatureNames) {
     if (kernel.features.has(entry.feature)) append(texts.features, entry.name);

@@ -8,7 +8,7 @@
 namespace tessella::api {
 
 struct KernelTexts {
-  std::string name, summary, dtypes, features, unavailable;
+  std::string name, summary, dtypes, features, unavailable, automatic;
 };
 // Lives as long as the process.
 const KernelTexts& kernel_texts(const core::Kernel& kernel);

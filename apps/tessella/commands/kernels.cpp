@@ -57,6 +57,12 @@ std::vector<std::string> all_features(const std::vector<KernelEntry>& kernels) {
   return all;
 }
 
+std::string chosen_text(const tessella_kernel_info& info) {
+  const std::string automatic = info.automatic;
+  if (automatic.empty()) return "by name";
+  return automatic == info.dtypes ? "automatically" : "for " + automatic;
+}
+
 // Which kernels there are: the same on every machine but for "here".
 int print_matrix(const Settings& settings) {
   const std::vector<KernelEntry> kernels = list_kernels();
@@ -77,7 +83,7 @@ int print_matrix(const Settings& settings) {
                           {"summary", info.summary},
                           {"dtypes", info.dtypes},
                           {"max_head_dim", info.max_head_dim},
-                          {"chosen", info.automatic ? "automatically" : "by name"},
+                          {"chosen", chosen_text(info)},
                           {"features", info.features},
                           {"unavailable", info.unavailable}});
   }
