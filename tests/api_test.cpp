@@ -167,6 +167,13 @@ const Refusal kRefusals[] = {
        c.args.out = ts::view(c.out.data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim}, {96, 32, 0, 1});
      },
      kInvalid, "out has an axis of stride 0, expected at least 8 so that no two elements share memory"},
+    {"out_over_bias",
+     [](Call& c) {
+       c.args.bias = ts::view(c.out.data(), ts::f32, {kSeqlenQ, kSeqlenKv});
+     },
+     kInvalid, "out overlaps bias"},
+    {"sink_repeated", [](Call& c) { c.args.sink = ts::view(g_floats, ts::f32, {2}, {0}); }, kInvalid,
+     "sink has shape (2)"},
     {"lse_in_out",
      [](Call& c) {
        c.args.lse = ts::view(c.out.data(), ts::f32, {kBatch, kHeadsQ, kSeqlenQ});
@@ -363,7 +370,49 @@ TEST(Api, TheAllocatorOfTheCallerIsUsed) {
   }
 }
 
+TEST(Api, BoundsOfAPlanAreLimited) {
+  Call call;
+  for (const int64_t bound : {INT64_MAX, int64_t{1} << 40, int64_t{1} << 31}) {
+    call.options.max_seqlen_kv = bound;
+    try {
+      ts::plan_forward(call.args, call.options);
+      FAIL() << bound;
+    } catch (const ts::Error& error) {
+      EXPECT_EQ(error.code(), kUnsupported) << error.what();
+    }
+  }
+}
+
+TEST(Api, AStrideOfZeroRepeatsAValue) {
+  Call repeated, listed;
+  float sink = 0.75f;
+  std::vector<float> sinks(kHeadsQ, sink);
+  repeated.args.sink = ts::view(&sink, ts::f32, {kHeadsQ}, {0});
+  listed.args.sink = ts::view(sinks.data(), ts::f32, {kHeadsQ});
+  ts::forward(repeated.args);
+  ts::forward(listed.args);
+  EXPECT_EQ(repeated.out, listed.out);
+  EXPECT_EQ(repeated.lse, listed.lse);
+}
+
+TEST(Api, ACrookedAllocatorIsRefused) {
+  Call call;
+  static std::vector<char> memory(1 << 20);
+  const tessella_allocator crooked{[](size_t, size_t, void*, void*) -> void* {
+                                     return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) + 16;
+                                   },
+                                   [](void*, size_t, void*, void*) {}, nullptr};
+  call.options.allocator = &crooked;
+  EXPECT_THROW(ts::forward(call.args, call.options), ts::Error);
+  const tessella_allocator none{};
+  call.options.allocator = &none;
+  EXPECT_THROW(ts::forward(call.args, call.options), ts::Error);
+}
+
 TEST(Mask, PartsJoin) {
+  tessella_attention_options spoiled = TESSELLA_ATTENTION_OPTIONS_INIT;
+  (ts::Mask::chunk(-3) & ts::Mask::causal()).fill(spoiled);
+  EXPECT_EQ(spoiled.chunk, -3);  // for the library to refuse
   EXPECT_THROW(ts::Mask::chunk(4) & ts::Mask::chunk(8), ts::Error);
   EXPECT_THROW(ts::Mask::document(ints(0, 2)) & ts::Mask::document(ints(0, 2)), ts::Error);
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;

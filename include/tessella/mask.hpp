@@ -117,7 +117,7 @@ class Mask {
   }
   static void join_number(int64_t& mine, int64_t other, const char* part) {
     if (mine != 0 && other != 0 && mine != other) twice(part);
-    mine = std::max(mine, other);
+    if (other != 0) mine = other;
   }
   static void join_tensor(TensorView& mine, const TensorView& other, const char* part) {
     if (mine.is_present() && other.is_present()) twice(part);

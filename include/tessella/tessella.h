@@ -67,7 +67,7 @@ typedef struct tessella_tensor {
   tessella_device_type device_type;
   int32_t device_id;
   int64_t shape[8];
-  int64_t strides[8];   /* in elements; all zero with a non-empty shape means dense row-major */
+  int64_t strides[8];   /* in elements; 0 repeats an axis */
   uint64_t flags;       /* TESSELLA_READ_ONLY or 0 */
   uint64_t reserved[3]; /* zero */
 } tessella_tensor;
@@ -141,7 +141,7 @@ typedef struct tessella_forward_args {
 #define TESSELLA_FORWARD_ARGS_INIT \
   { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Where plain calls take their workspace from. alloc returns memory aligned to `alignment`, or NULL. */
+/* Where plain calls take their workspace from. alloc returns memory aligned to `alignment`, or NULL. Frozen. */
 typedef struct tessella_allocator {
   void* (*alloc)(size_t bytes, size_t alignment, void* stream, void* user);
   void (*free)(void* data, size_t bytes, void* stream, void* user);

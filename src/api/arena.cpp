@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kKept = size_t{64} << 20;  // a thread holds on to at most this much between calls
+constexpr size_t kKept = size_t{256} << 20;  // a thread holds on to at most this much between calls
 
 size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -48,10 +49,18 @@ RunMemory::RunMemory(const core::WorkspaceSize& size, const tessella_allocator* 
   bytes_ = state + static_cast<size_t>(size.scratch_bytes);
   if (bytes_ == 0) return;
   if (allocator_ != nullptr) {
+    if (allocator_->alloc == nullptr || allocator_->free == nullptr) {
+      core::invalid("forward: allocator has no alloc or no free, expected both");
+    }
     block_ = allocator_->alloc(bytes_, kAlignment, stream_, allocator_->user);
     if (block_ == nullptr) {
       throw core::Error(core::ErrorCode::out_of_memory,
                         core::message("forward: the caller's allocator returned NULL for ", bytes_, " bytes"));
+    }
+    if (reinterpret_cast<uintptr_t>(block_) % kAlignment != 0) {
+      allocator_->free(block_, bytes_, stream_, allocator_->user);
+      core::invalid(core::message("forward: the caller's allocator returned memory that is not aligned to ", kAlignment,
+                                  " bytes"));
     }
   } else if (!t_block.is_taken) {
     if (t_block.bytes < bytes_) {

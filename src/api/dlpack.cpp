@@ -72,12 +72,6 @@ Managed* exported(const tessella_tensor& tensor, const DLDataType& dtype) {
   auto* made = new Exported<Managed>;
   std::copy_n(tensor.shape, 8, made->shape);
   std::copy_n(tensor.strides, 8, made->strides);
-  const bool dense = std::all_of(tensor.strides, tensor.strides + tensor.ndim, [](int64_t s) { return s == 0; });
-  int64_t step = 1;
-  for (int i = tensor.ndim - 1; dense && i >= 0; --i) {
-    made->strides[i] = step;
-    step *= tensor.shape[i];
-  }
   const int32_t device = tensor.device_type == TESSELLA_DEVICE_DEFAULT ? TESSELLA_CPU : tensor.device_type;
   made->managed.dl_tensor = {
       tensor.data, {device, tensor.device_id}, tensor.ndim, dtype, made->shape, made->strides, 0};

@@ -62,11 +62,13 @@ PlanKey key(const Problem& p, std::string_view kernel) {
           std::string(kernel)};
 }
 
-// The most recently used plans of the process, newest first.
+// The most recently used plans of the process, newest first. A lock that is taken counts as a miss: a child forked
+// while another thread held it would wait forever.
 class PlanCache {
  public:
   std::shared_ptr<const Plan> find(const PlanKey& key) {
-    const std::lock_guard lock(mutex_);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return nullptr;
     for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
       if (entry->key == key) {
         entries_.splice(entries_.begin(), entries_, entry);
@@ -76,7 +78,8 @@ class PlanCache {
     return nullptr;
   }
   void insert(PlanKey key, std::shared_ptr<const Plan> plan) {
-    const std::lock_guard lock(mutex_);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
     entries_.push_front({std::move(key), std::move(plan)});
     if (entries_.size() > kCapacity) entries_.pop_back();
   }
@@ -116,8 +119,9 @@ std::string_view forced_kernel(const tessella_attention_options& options) {
 }
 
 Plan plan_forward(const Problem& problem, const tessella_attention_options& options) {
-  return core::choose(with_bounds(problem, options.max_seqlen_q, options.max_seqlen_kv), kernel_tables(),
-                      forced_kernel(options), "plan_forward");
+  const Problem bounds = with_bounds(problem, options.max_seqlen_q, options.max_seqlen_kv);
+  core::validate_sizes(bounds, "plan_forward");
+  return core::choose(bounds, kernel_tables(), forced_kernel(options), "plan_forward");
 }
 
 std::shared_ptr<const Plan> cached_plan(const Problem& problem, const tessella_attention_options& options) {

@@ -1,7 +1,6 @@
 #include "api/info.hpp"
 
 #include <map>
-#include <mutex>
 
 #include "api/forward.hpp"
 #include "core/environment.hpp"
@@ -36,11 +35,14 @@ KernelTexts make_texts(const core::Kernel& kernel) {
 }  // namespace
 
 const KernelTexts& kernel_texts(const core::Kernel& kernel) {
-  static std::mutex mutex;
-  static auto* texts = new std::map<const core::Kernel*, KernelTexts>;
-  const std::lock_guard lock(mutex);
-  const auto found = texts->find(&kernel);
-  return found != texts->end() ? found->second : texts->emplace(&kernel, make_texts(kernel)).first->second;
+  static const auto& texts = *[] {
+    auto* all = new std::map<const core::Kernel*, KernelTexts>;
+    for (const core::KernelTable& table : kernel_tables()) {
+      for (const core::Kernel& entry : table) all->emplace(&entry, make_texts(entry));
+    }
+    return all;
+  }();
+  return texts.at(&kernel);
 }
 
 std::string info() {

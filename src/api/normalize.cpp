@@ -41,6 +41,19 @@ Struct grow(const Struct* given, const Struct& defaults, const char* function, c
   return grown;
 }
 
+// True if the bytes between the first and the last element of each meet. Both were read before, so extents fit.
+bool overlap(const tessella_tensor& a, const tessella_tensor& b) {
+  const auto end = [](const tessella_tensor& t) {
+    int64_t last = 0;
+    for (int i = 0; i < t.ndim; ++i) {
+      if (t.shape[i] == 0) return static_cast<const char*>(t.data);
+      last += t.shape[i] > 1 ? (t.shape[i] - 1) * t.strides[i] : 0;
+    }
+    return static_cast<const char*>(t.data) + (last + 1) * core::size_bytes(static_cast<DType>(t.dtype));
+  };
+  return static_cast<const char*>(a.data) < end(b) && static_cast<const char*>(b.data) < end(a);
+}
+
 class Normalizer {
  public:
   Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function)
@@ -54,6 +67,7 @@ class Normalizer {
     outputs();
     score_parts();
     masks();
+    outputs_are_separate();
     return p_;
   }
 
@@ -276,6 +290,28 @@ class Normalizer {
       p_.document_kv = args_.document_ids_kv == nullptr ? p_.document_q
                                                         : reader_.per_row("document_ids_kv", *args_.document_ids_kv,
                                                                           packed_kv, p_.batch, p_.total_kv);
+    }
+  }
+
+  // q, k and v may interleave with out and are held against it in core::validate(); everything else must lie apart.
+  void outputs_are_separate() const {
+    struct Named {
+      const char* name;
+      const tessella_tensor* tensor;
+    };
+    const Named inputs[] = {{"seqlens_q", args_.seqlens_q},           {"seqlens_kv", args_.seqlens_kv},
+                            {"cu_seqlens_q", args_.cu_seqlens_q},     {"cu_seqlens_kv", args_.cu_seqlens_kv},
+                            {"leftpad_kv", args_.leftpad_kv},         {"bias", args_.bias},
+                            {"alibi_slopes", args_.alibi_slopes},     {"sink", args_.sink},
+                            {"dense_mask", args_.dense_mask},         {"block_map", args_.block_map},
+                            {"document_ids_q", args_.document_ids_q}, {"document_ids_kv", args_.document_ids_kv},
+                            {"prefix_lengths", args_.prefix_lengths}};
+    for (const Named& output : {Named{"out", args_.out}, Named{"lse", args_.lse}}) {
+      for (const Named& input : inputs) {
+        if (output.tensor != nullptr && input.tensor != nullptr && overlap(*output.tensor, *input.tensor)) {
+          invalid(message(function_, ": ", output.name, " overlaps ", input.name, ", expected memory of its own"));
+        }
+      }
     }
   }
 

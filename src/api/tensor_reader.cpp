@@ -51,7 +51,6 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   view.dtype = static_cast<DType>(tensor.dtype);
   view.ndim = tensor.ndim;
   const int64_t size = core::size_bytes(view.dtype);
-  const bool dense = std::all_of(tensor.strides, tensor.strides + view.ndim, [](int64_t s) { return s == 0; });
   bool empty = false;
   int64_t step = 1;   // elements of the axes to the right, for a dense tensor
   double extent = 1;  // elements from the first to one past the last; in double, which cannot overflow
@@ -60,7 +59,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     if (length < 0) {
       invalid(message(function_, ": ", name, ".shape[", i, "] is ", length, ", expected at least 0"));
     }
-    const int64_t stride = dense ? step : tensor.strides[i];
+    const int64_t stride = tensor.strides[i];
     if (stride < 0) {
       invalid(message(function_, ": ", name, ".strides[", i, "] is ", tensor.strides[i], ", expected at least 0"));
     }

@@ -14,13 +14,14 @@ std::string names(Features features) {
   return text;
 }
 
-std::string explain(const Plan& plan) {
+std::string explain(const Plan& plan, std::string_view forced) {
   const Problem& p = plan.bounds;
   std::string text = message(
       "batch=", p.batch, " seqlen_q=", p.seqlen_q, " seqlen_kv=", p.seqlen_kv, " heads_q=", p.heads_q,
       " heads_kv=", p.heads_kv, " head_dim_qk=", p.head_dim_qk, " head_dim_v=", p.head_dim_v, " dtype=", name(p.dtype),
       " out_dtype=", name(p.out_dtype), " device=cpu\n", "features: ", p.features.empty() ? "none" : names(p.features),
-      "\n", "kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")\n", "threads: ", plan.num_threads, "\n");
+      "\n", "kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
+      forced.empty() ? "" : ", named by the caller", "\n", "threads: at most ", plan.num_threads, "\n");
   if (plan.kernel->describe != nullptr) text += plan.kernel->describe(p, plan.num_threads) + "\n";
   text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                   " bytes\n");
@@ -77,7 +78,7 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
       plan.bounds = without_pointers(problem);
       plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(problem.num_threads);
       plan.workspace = kernel.workspace(plan.bounds, plan.num_threads);
-      plan.explanation = explain(plan);
+      plan.explanation = explain(plan, forced);
       return plan;
     }
   }

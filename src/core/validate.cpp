@@ -44,13 +44,7 @@ class Validator {
     expect(p_.chunk >= 0, "chunk", p_.chunk, "at least 0 (off)");
     expect(p_.keep_first >= 0, "keep_first", p_.keep_first, "at least 0 (off)");
     expect(p_.num_threads >= 0, "num_threads", p_.num_threads, "at least 0 (all)");
-    constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
-    for (const auto& [name, seqlen] :
-         {std::pair{"seqlen_q * heads_q / heads_kv", p_.seqlen_q * p_.group()}, std::pair{"seqlen_kv", p_.seqlen_kv}}) {
-      if (seqlen > kMaxSeqlen) {
-        unsupported(message(function_, ": ", name, " is ", seqlen, ", expected at most ", kMaxSeqlen));
-      }
-    }
+    validate_sizes(p_, function_);
   }
 
   void packed(const char* name, const Table<int32_t>& cu, int64_t total) const {
@@ -155,6 +149,23 @@ class Validator {
 };
 
 }  // namespace
+
+void validate_sizes(const Problem& p, const char* function) {
+  constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
+  if (p.seqlen_q > kMaxSeqlen / p.group()) {
+    unsupported(message(function, ": seqlen_q is ", p.seqlen_q, ", expected at most ", kMaxSeqlen / p.group(), " for ",
+                        p.group(), " query heads a KV head"));
+  }
+  if (p.seqlen_kv > kMaxSeqlen) {
+    unsupported(message(function, ": seqlen_kv is ", p.seqlen_kv, ", expected at most ", kMaxSeqlen));
+  }
+  // In double, which cannot overflow: sizes of scratch are sums of such products with small factors.
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(std::max(p.seqlen_q, p.seqlen_kv));
+  const double elements = rows * static_cast<double>(p.heads_q) * static_cast<double>(p.head_dim_qk + p.head_dim_v);
+  if (elements > 0x1p52) {
+    unsupported(message(function, ": batch * seqlen * heads * head_dim is ", elements, ", expected at most 2^52"));
+  }
+}
 
 void validate(const Problem& problem, const char* function) { Validator(problem, function).run(); }
 

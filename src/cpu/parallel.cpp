@@ -9,11 +9,10 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
-#include "cpu/thread_limit.hpp"
+#include "core/thread_limit.hpp"
 
 #ifndef TESSELLA_STD_THREADS
 #include <oneapi/tbb/parallel_for.h>
@@ -24,6 +23,8 @@
 
 namespace tessella::cpu {
 namespace {
+
+using core::thread_limit;
 
 using Function = void (*)(void* context, int64_t item, int worker);
 
@@ -59,15 +60,14 @@ class Job {
 };
 
 void run_on_std_threads(Job& job, int num_threads) {
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;  // join whatever happens
   threads.reserve(static_cast<size_t>(num_threads - 1));
   try {
     for (int worker = 1; worker < num_threads; ++worker) threads.emplace_back([&job, worker] { job.work(worker); });
-  } catch (const std::system_error&) {
-    // No more threads to be had: those there are do the work.
+  } catch (...) {
+    // No more threads, or no memory for them: those there are do the work.
   }
   job.work(0);
-  for (std::thread& thread : threads) thread.join();
 }
 
 #ifndef TESSELLA_STD_THREADS

@@ -1,9 +1,9 @@
 // How many threads the process may use.
 #pragma once
 
-namespace tessella::cpu {
+namespace tessella::core {
 
 // min(affinity, cgroup CPU quota rounded up, TESSELLA_NUM_THREADS), at least 1. Read once per process.
 int thread_limit();
 
-}  // namespace tessella::cpu
+}  // namespace tessella::core

@@ -1,6 +1,6 @@
 // Reads affinity and the CPU quota of the process's control groups, version 2 (cpu.max) and version 1
 // (cpu.cfs_quota_us). A quota may be set on any group above the process's own; the smallest counts.
-#include "cpu/thread_limit.hpp"
+#include "core/thread_limit.hpp"
 
 #include <sched.h>
 
@@ -12,7 +12,9 @@
 #include <thread>
 #include <vector>
 
-namespace tessella::cpu {
+#include "core/environment.hpp"
+
+namespace tessella::core {
 namespace {
 
 int affinity_count() {
@@ -77,17 +79,15 @@ int cgroup_count() {
   return count;
 }
 
-int environment_count() {
-  const char* text = std::getenv("TESSELLA_NUM_THREADS");
-  const long count = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
-  return count > 0 && count < INT_MAX ? static_cast<int>(count) : INT_MAX;
-}
-
 }  // namespace
 
 int thread_limit() {
-  static const int kLimit = std::min({affinity_count(), cgroup_count(), environment_count()});
+  static const int kLimit = [] {
+    const int wanted = environment_num_threads();
+    const int most = std::min(affinity_count(), cgroup_count());
+    return wanted > 0 ? std::min(wanted, most) : most;
+  }();
   return kLimit;
 }
 
-}  // namespace tessella::cpu
+}  // namespace tessella::core
