@@ -56,8 +56,11 @@ void window(const std::string& what, const std::string& value, Call& call) {
 void prefix(const std::string& what, const std::string& value, Call& call) {
   Array lengths = read_integers(what, value);
   if (lengths.tensor.ndim == 1 && lengths.tensor.shape[0] == 1) {
-    lengths.tensor.shape[0] = call.args.cu_seqlens_q ? call.args.cu_seqlens_q->shape[0] - 1 : batch_of(call);
-    lengths.tensor.strides[0] = 0;
+    const int64_t shape[] = {call.args.cu_seqlens_q ? call.args.cu_seqlens_q->shape[0] - 1 : batch_of(call)};
+    Array repeated = allocate_array(lengths.name, TESSELLA_I32, shape);
+    repeated.source = lengths.source;
+    std::fill_n(static_cast<int32_t*>(repeated.tensor.data), shape[0], *static_cast<int32_t*>(lengths.tensor.data));
+    lengths = std::move(repeated);
   }
   set_tensor_once(what, &tessella_forward_args::prefix_lengths, call, std::move(lengths));
 }
