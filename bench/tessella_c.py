@@ -37,7 +37,7 @@ class CheckReport(c.Structure):
 class KernelInfo(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("name", c.c_char_p), ("summary", c.c_char_p), ("dtypes", c.c_char_p),
                 ("features", c.c_char_p), ("unavailable", c.c_char_p), ("max_head_dim", c.c_int64),
-                ("automatic", c.c_int32)]
+                ("automatic", c.c_char_p)]
 
 
 class Error(RuntimeError):
@@ -49,6 +49,7 @@ class Call:
 
     def __init__(self, library, tensors, causal, num_threads, kernel):
         self.library = library
+        self.dtype = tensors[0][1]
         self.tensors = [Tensor(data=data, dtype=DTYPES[dtype], ndim=4, shape=(c.c_int64 * 8)(*shape),
                                strides=(c.c_int64 * 8)(*strides)) for data, dtype, shape, strides in tensors]
         self.args = Args(c.sizeof(Args), *[c.pointer(tensor) for tensor in self.tensors])
@@ -79,9 +80,11 @@ class Call:
                 "plain_error": report.plain_error, "tolerance": report.tolerance}
 
     def first_kernel(self, accept):
-        """The best kernel for this call whose name `accept`s; None when there is none."""
+        """The best kernel chosen unnamed for calls like this one that `accept` says yes to by name; None if there is none."""
         reason = c.c_char_p()
-        for name, kernel_idx in self.library.kernels():
+        for name, kernel_idx, dtypes in self.library.kernels():
+            if self.dtype not in dtypes:
+                continue
             self.options.kernel = None
             status = self.library.c.tessella_kernel_refusal(kernel_idx, self.args_ref, self.options_ref,
                                                             c.byref(reason))
@@ -108,11 +111,11 @@ class Library:
         return self.c.tessella_info().decode()
 
     def kernels(self):
-        """(name, index) of the kernels that may be chosen on this machine, best first."""
+        """(name, index, dtypes it may be chosen for) of the kernels for this machine that need no naming, best first."""
         found = []
         for kernel_idx in range(self.c.tessella_kernel_count()):
             info = KernelInfo(struct_size=c.sizeof(KernelInfo))
             self.require(self.c.tessella_kernel_describe(kernel_idx, c.byref(info)))
             if info.automatic and not info.unavailable:
-                found.append((info.name.decode(), kernel_idx))
+                found.append((info.name.decode(), kernel_idx, info.automatic.decode().split()))
         return found
