@@ -15,15 +15,15 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(Checks every problem against the double reference, then times it. The default is the protocol of the FlashAttention
-papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim). Where that takes longer than --budget
-seconds, fewer sequences and heads are run, and the table says how many: attention is linear in both.
+    R"(Times every problem, and checks rows drawn from each result (--check-rows) against the double reference.
+The default is the protocol of the FlashAttention papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim).
+Where that takes longer than --budget seconds, fewer sequences and heads are run, and the table says how many: attention is linear in both.
 FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal. Spread = distance of the quartiles / median.
 
 Examples:
   tessella bench --dtype bf16 --head-dim 64,128 --seqlen 512:16384 --mask none,causal --json > results.json
   tessella bench --preset llama --rival none
-  tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal,window:1024,0 --kernel reference.flash_2,cpu.vector)";
+  tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal --kernel cpu.forward_avx2,reference.flash_2)";
 
 struct Settings {
   AttentionOptionValues options;
