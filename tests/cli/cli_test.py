@@ -4,6 +4,7 @@ Files are written here byte by byte with the standard library, so that wrong one
 numpy is installed it also reads what the program wrote.
 """
 
+import csv
 import io
 import json
 import math
@@ -182,6 +183,38 @@ class Attend(CliTest):
         self.refuses("attend", *files, "--out", "o.txt", saying="expected .npy, .npz or .safetensors")
         self.refuses("attend", *files, "--out", "a.npy", "--lse", "a.npy", saying="one array, not 2")
         self.refuses("attend", *files, "--out", self.folder / "no" / "o.npy", saying="cannot write")
+        for option, name in (("--out", "no/o.npy"), ("--lse", "no/l.npz"), ("--out", "q.npy/o.npy")):
+            # Said before anything is read: the input is not there either.
+            self.refuses("attend", self.folder / "nosuch.npy", option, self.folder / name, saying=f"{name}: cannot write")
+        (self.folder / "folder.npy").mkdir()
+        self.refuses("attend", *files, "--out", self.folder / "folder.npy", saying="Is a directory")
+        self.assertFalse((self.folder / "no").exists())
+
+    def test_nan_is_counted(self):
+        nan = npy(struct.pack("<64f", *[math.nan] * 64))
+        q, k, v = self.write_npys()
+        self.assertRegex(run("attend", self.write("n.npy", nan), k, v).stdout, r"out .*  all NaN\n")
+        one = bytearray(self.v)
+        one[-4:] = struct.pack("<f", math.nan)
+        self.assertRegex(run("attend", q, k, self.write("w.npy", npy(bytes(one)))).stdout, r"min -?[\d.]+.*, 8 NaN\n")
+
+    def test_one_prefix_stands_for_every_sequence(self):
+        shape = (3, 8, 2, 4)
+        files = [self.write(f"{n}.npy", npy(floats(i, shape), shape)) for i, n in enumerate("qkv")]
+        outs = []
+        for prefix in ("4", "4,4,4"):
+            run("attend", *files, "--mask", f"prefix:{prefix}", "--check=0", "--out", self.folder / "o.npy")
+            outs.append(read_npy(self.folder / "o.npy"))
+        self.assertEqual(*outs)
+        packed = [self.write(f"{n}.npy", npy(floats(i), SHAPE[1:])) for i, n in enumerate("qkv")]
+        lengths = ["--cu-seqlens-q", "0,3,8", "--cu-seqlens-kv", "0,3,8"]
+        run("attend", *packed, *lengths, "--mask", "prefix:2", "--check=0")
+
+    def test_seed_is_any_64_bits(self):
+        files = self.write_npys()
+        run("attend", *files, "--dropout", 0.5, "--seed", 2**64 - 1, "--offset", 2**63, "--check=0")
+        for seed in (2**64, -1, "1.5", "x"):
+            self.refuses("attend", *files, "--seed", seed, saying=f"--seed is {seed}, expected a whole number of 0 to {2**64 - 1}")
 
     def test_masks_and_options(self):
         files = self.write_npys()
@@ -319,6 +352,11 @@ class Others(CliTest):
         self.assertIn("does not compute f64", why)
         self.assertEqual(len(json.loads(run("kernels", "--json").stdout)["results"]), why.count("\n") - 1)
         self.refuses("kernels", "--why", "--heads", "3/2", saying="multiple of KV heads")
+        for arguments in ((), ("--why",)):
+            rows = json.loads(run("kernels", *arguments, "--json").stdout)["results"]
+            lines = list(csv.DictReader(io.StringIO(run("kernels", *arguments, "--csv").stdout)))
+            self.assertEqual(lines, [{key: str(value) for key, value in row.items()} for row in rows])
+            self.refuses("kernels", *arguments, "--csv", "--json", saying="more than one is given")
 
     @unittest.skipUnless(platform.machine() == "x86_64", "README shows the kernels of x86-64")
     def test_readme_shows_the_support_matrix(self):

@@ -41,24 +41,40 @@ struct OutputSummary {
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
   double mean = 0;
-  int64_t num_not_finite = 0;
+  int64_t num_finite = 0;
+  int64_t num_nan = 0;
+  int64_t num_infinite = 0;
 };
 
 OutputSummary summarize(const Array& out) {
   OutputSummary summary;
   const int64_t size = num_elements(out.tensor);
-  int64_t num_finite = 0;
   for (int64_t i = 0; i < size; ++i) {
     const double value = load_element(out.tensor.data, out.tensor.dtype, i);
+    summary.num_nan += std::isnan(value);
+    summary.num_infinite += std::isinf(value);
     if (!std::isfinite(value)) continue;
-    ++num_finite;
+    ++summary.num_finite;
     summary.min = std::min(summary.min, value);
     summary.max = std::max(summary.max, value);
     summary.mean += value;
   }
-  summary.num_not_finite = size - num_finite;
-  if (num_finite > 0) summary.mean /= static_cast<double>(num_finite);
+  if (summary.num_finite > 0) summary.mean /= static_cast<double>(summary.num_finite);
   return summary;
+}
+
+// "min -1, max 1, mean 0, 3 NaN", of the finite elements; "all NaN".
+std::string summary_text(const OutputSummary& summary) {
+  const int64_t num_all = summary.num_finite + summary.num_nan + summary.num_infinite;
+  if (num_all == 0) return "no elements";
+  if (summary.num_nan == num_all) return "all NaN";
+  if (summary.num_infinite == num_all) return "all infinite";
+  std::string text = "nothing finite";
+  if (summary.num_finite > 0)
+    text = fmt::format("min {:.4g}, max {:.4g}, mean {:.4g}", summary.min, summary.max, summary.mean);
+  if (summary.num_nan > 0) text += fmt::format(", {} NaN", summary.num_nan);
+  if (summary.num_infinite > 0) text += fmt::format(", {} infinite", summary.num_infinite);
+  return text;
 }
 
 Json describe_array(const Array& array) {
@@ -160,9 +176,7 @@ int attend(Settings settings) {
     }
     fmt::print("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
     if (settings.explain) fmt::print("{}", tessella_plan_explain(plan.get()));
-    fmt::print("out     {} {}  min {:.4g}, max {:.4g}, mean {:.4g}{}{}\n", shape_text(*call.args.out),
-               dtype_name(out.tensor.dtype), summary.min, summary.max, summary.mean,
-               summary.num_not_finite ? fmt::format(", {} not finite", summary.num_not_finite) : "",
+    fmt::print("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(summary),
                settings.out.empty() ? "" : "  -> " + settings.out);
     if (report) print_check(*report);
   }

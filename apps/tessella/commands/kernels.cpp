@@ -29,6 +29,12 @@ struct Settings {
   bool why = false;
   bool markdown = false;
   bool json = false;
+  bool csv = false;
+
+  TableFormat format() const {
+    if (markdown + json + csv > 1) throw InputError("of --markdown, --json and --csv more than one is given");
+    return json ? TableFormat::json : csv ? TableFormat::csv : markdown ? TableFormat::markdown : TableFormat::text;
+  }
 };
 
 constexpr int64_t kAnyHeadDim = 1 << 16;
@@ -65,6 +71,7 @@ std::string chosen_text(const tessella_kernel_info& info) {
 
 // Which kernels there are: the same on every machine but for "here".
 int print_matrix(const Settings& settings) {
+  const TableFormat format = settings.format();
   const std::vector<KernelEntry> kernels = list_kernels();
   const std::vector<std::string> all = all_features(kernels);
   Table table;
@@ -87,11 +94,8 @@ int print_matrix(const Settings& settings) {
                           {"features", info.features},
                           {"unavailable", info.unavailable}});
   }
-  const TableFormat format = settings.json       ? TableFormat::json
-                             : settings.markdown ? TableFormat::markdown
-                                                 : TableFormat::text;
   print_table(table, format, settings.json ? about_run("kernels") : Json());
-  if (format == TableFormat::json) return kDone;
+  if (format == TableFormat::json || format == TableFormat::csv) return kDone;
   std::string features;
   for (const std::string& feature : all) features += (features.empty() ? "" : ", ") + feature;
   fmt::print("\nFeatures: {}.\n", features);
@@ -99,6 +103,7 @@ int print_matrix(const Settings& settings) {
 }
 
 int print_why(const Settings& settings) {
+  const TableFormat format = settings.format();
   RandomCase random_case;
   random_case.dtype = element_type_named(settings.dtype).dtype;
   parse_heads("--heads", settings.heads, random_case.heads_q, random_case.heads_kv);
@@ -120,11 +125,7 @@ int print_why(const Settings& settings) {
     if (answer.empty()) answer = kernel.info.name == chosen ? "runs this" : "would run if named";
     table.rows.push_back({{"kernel", kernel.info.name}, {"answer", answer}});
   }
-  print_table(table,
-              settings.json       ? TableFormat::json
-              : settings.markdown ? TableFormat::markdown
-                                  : TableFormat::text,
-              settings.json ? about_run("kernels --why") : Json());
+  print_table(table, format, settings.json ? about_run("kernels --why") : Json());
   return kDone;
 }
 
@@ -146,6 +147,7 @@ void add_kernels(CLI::App& app, Run& run) {
   add("--mask", settings->mask, "as of `attend`");
   command->add_flag("--markdown", settings->markdown, "as a Markdown table");
   command->add_flag("--json", settings->json, "as JSON");
+  command->add_flag("--csv", settings->csv, "as CSV");
   settings->options.add_without_mask_to(*command);
   command->callback([&run, settings] {
     run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };

@@ -1,7 +1,10 @@
 #include "files/array_file.hpp"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -75,6 +78,17 @@ void check_writable(const std::string& path, size_t num_arrays) {
     throw InputError(
         fmt::format("{}: a .npy file holds one array, not {}; use .npz or .safetensors", path, num_arrays));
   }
+  const auto refuse = [&](int error) {
+    throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(error)));
+  };
+  struct stat status = {};
+  const bool exists = ::stat(path.c_str(), &status) == 0;
+  if (!exists && errno != ENOENT) refuse(errno);
+  if (exists && S_ISDIR(status.st_mode)) refuse(EISDIR);
+  if (exists && ::access(path.c_str(), W_OK) != 0) refuse(errno);
+  // A .npz is written beside its place and renamed.
+  const std::string folder = (std::filesystem::path(path).parent_path() / ".").string();
+  if ((!exists || extension == ".npz") && ::access(folder.c_str(), W_OK | X_OK) != 0) refuse(errno);
 }
 
 void write_array_file(const std::string& path, std::span<const Array> arrays) {

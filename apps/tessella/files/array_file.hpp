@@ -15,7 +15,8 @@ std::vector<Array> read_array_file(const std::string& path);
 // The one array of "FILE", or the one called NAME of "FILE:NAME".
 Array read_one_array(const std::string& where);
 
-// "out.npy" takes one array. Throws before anything is written if the extension is unknown.
+// Throws what can be known before anything is computed: an unknown extension, more than the one array that "out.npy"
+// takes, a folder that is not there, no permission. Touches nothing.
 void check_writable(const std::string& path, size_t num_arrays);
 void write_array_file(const std::string& path, std::span<const Array> arrays);
 

@@ -87,10 +87,7 @@ struct Apply {
 
   void operator()(float Options::*member) const { call.options.*member = static_cast<float>(parse_number(what, text)); }
   void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, text); }
-  void operator()(uint64_t Options::*member) const {
-    call.options.*member =
-        static_cast<uint64_t>(parse_integer_between(what, text, 0, std::numeric_limits<int64_t>::max()));
-  }
+  void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, text); }
   void operator()(int32_t Options::*member) const {
     call.options.*member =
         static_cast<int32_t>(parse_integer_between(what, text, 0, std::numeric_limits<int32_t>::max()));

@@ -65,6 +65,16 @@ int64_t parse_integer_between(const std::string& what, std::string_view text, in
   return value;
 }
 
+uint64_t parse_unsigned(const std::string& what, std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    throw InputError(fmt::format("{} is {}, expected a whole number of 0 to {}", what, text.empty() ? "''" : text,
+                                 std::numeric_limits<uint64_t>::max()));
+  }
+  return value;
+}
+
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   for (size_t begin = 0;;) {

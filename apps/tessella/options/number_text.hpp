@@ -8,11 +8,13 @@
 
 namespace tessella::cli {
 
-// InputError "<what> is '<text>', expected ..." if the whole text is no such number. Integers take k, m and g for
-// 2^10, 2^20 and 2^30.
+// InputError "<what> is '<text>', expected ..." if the whole text is no such number. Signed integers take k, m and g
+// for 2^10, 2^20 and 2^30.
 double parse_number(const std::string& what, std::string_view text);
 int64_t parse_integer(const std::string& what, std::string_view text);
 int64_t parse_integer_between(const std::string& what, std::string_view text, int64_t low, int64_t high);
+
+uint64_t parse_unsigned(const std::string& what, std::string_view text);  // every value of 64 bits; no unit
 
 std::vector<std::string> split(std::string_view text, char separator);
 
