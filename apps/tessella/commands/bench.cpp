@@ -230,7 +230,7 @@ int bench(const Settings& settings) {
 }  // namespace
 
 void add_bench(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("bench", "Check, then time, over a range of problems");
+  CLI::App* command = app.add_subcommand("bench", "Time, and check, a range of problems");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   const auto add = [&](const char* name, std::string& value, const std::string& help) {
