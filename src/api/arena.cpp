@@ -18,12 +18,18 @@ constexpr size_t kKept = size_t{256} << 20;  // a thread holds on to at most thi
 
 size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// One block per thread. A nested call (from inside a task that runs on this thread) finds it taken and gets its own.
+// One block per thread. A nested call (from inside a task that runs on this thread) finds it taken and gets its own;
+// so does a call that outlives the block, from a static destructor or an exit handler.
 struct ThreadBlock {
   void* data = nullptr;
   size_t bytes = 0;
   bool is_taken = false;
-  ~ThreadBlock() { std::free(data); }
+  ~ThreadBlock() {
+    std::free(data);
+    data = nullptr;
+    bytes = 0;
+    is_taken = true;
+  }
 };
 thread_local ThreadBlock t_block;
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
@@ -24,17 +25,22 @@ namespace {
 namespace core = tessella::core;
 namespace api = tessella::api;
 
-thread_local std::string t_error;
-thread_local std::string t_text;  // what a query returned last
+// Plain arrays: calls may come after a thread's objects are destroyed, from static destructors and exit handlers.
+struct Text {
+  char chars[8192];
+  void set(std::string_view text) {
+    const size_t length = std::min(text.size(), sizeof chars - 1);
+    std::memcpy(chars, text.data(), length);
+    chars[length] = '\0';
+  }
+};
+thread_local Text t_error;
+thread_local Text t_text;  // what a query returned last
 
 template <typename Fn>
 tessella_status guarded(Fn&& fn) noexcept {
   const auto failed = [](tessella_status status, const char* text) {
-    try {
-      t_error = text;
-    } catch (...) {
-      t_error.clear();
-    }
+    t_error.set(text);
     return status;
   };
   try {
@@ -189,8 +195,8 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forwa
     require(reason, "kernel_refusal", "reason");
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
     const tessella_attention_options grown = api::grown(options, "kernel_refusal");
-    t_text = core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal"));
-    *reason = t_text.c_str();
+    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal")));
+    *reason = t_text.chars;
   });
 }
 
@@ -228,11 +234,11 @@ tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versio
 }
 
 int32_t tessella_version(void) { return TESSELLA_VERSION; }
-const char* tessella_last_error(void) { return t_error.c_str(); }
+const char* tessella_last_error(void) { return t_error.chars; }
 
 const char* tessella_info(void) {
-  if (guarded([] { t_text = api::info(); }) != TESSELLA_OK) return "";
-  return t_text.c_str();
+  if (guarded([] { t_text.set(api::info()); }) != TESSELLA_OK) return "";
+  return t_text.chars;
 }
 
 }  // extern "C"

@@ -14,6 +14,7 @@
 #include "core/message.hpp"
 #include "core/validate.hpp"
 #include "cpu/kernels.hpp"
+#include "cpu/parallel.hpp"
 #include "cuda/kernels.hpp"
 #include "reference/kernels.hpp"
 
@@ -54,11 +55,12 @@ Problem with_rounded_lengths(const Problem& p) {
   return rounded;
 }
 
+// num_threads counts as resolved: inside a small oneTBB arena all threads are few.
 PlanKey key(const Problem& p, std::string_view kernel) {
   return {{static_cast<int64_t>(p.device.type), p.device.id, static_cast<int64_t>(p.dtype),
            static_cast<int64_t>(p.out_dtype), p.batch, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v,
            rounded_length(p.seqlen_q) << 32 | rounded_length(p.seqlen_kv), rounded_length(p.total_q),
-           rounded_length(p.total_kv), p.features.bits(), p.num_threads},
+           rounded_length(p.total_kv), p.features.bits(), cpu::threads_for(p.num_threads)},
           std::string(kernel)};
 }
 

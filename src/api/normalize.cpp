@@ -23,7 +23,7 @@ template <typename Struct>
 Struct grow(const Struct* given, const Struct& defaults, const char* function, const char* name) {
   if (given == nullptr) invalid(message(function, ": ", name, " is NULL, expected a pointer"));
   const size_t size = given->struct_size;
-  if (size < sizeof(size_t) || size > 65536) {
+  if (size < sizeof(size_t) || size > 65536 || size % alignof(Struct) != 0) {
     invalid(
         message(function, ": ", name, "->struct_size is ", size, ", expected sizeof of the struct (use its _INIT)"));
   }
@@ -208,6 +208,10 @@ class Normalizer {
     if (p_.out_dtype != p_.dtype && p_.out_dtype != DType::f32) {
       invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ", name(p_.dtype),
                       " = q.dtype, or f32"));
+    }
+    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > TESSELLA_F16) {
+      invalid(
+          message(function_, ": out_dtype is ", options_.out_dtype, ", expected f64, f32, bf16, f16 or the default"));
     }
     if (options_.out_dtype != TESSELLA_DTYPE_DEFAULT && options_.out_dtype != static_cast<int32_t>(p_.out_dtype)) {
       invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ",

@@ -33,7 +33,8 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     invalid(message(function_, ": ", name, ".ndim is ", tensor.ndim, ", expected 1 to 8"));
   }
   if (tensor.dtype < TESSELLA_F64 || tensor.dtype > TESSELLA_I64) {
-    invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype, ", expected a tessella_dtype"));
+    invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype,
+                    ", expected one of tessella_dtype: f64, f32, bf16, f16, bool, i32, i64"));
   }
   if (tensor.device_type == TESSELLA_CUDA) {
     core::unsupported(message(function_, ": ", name, " is on a CUDA device, and this build has no CUDA backend"));
