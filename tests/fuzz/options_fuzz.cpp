@@ -71,8 +71,6 @@ void give_memory(Bytes& bytes, OwnedTensor& owned) {
   tessella_tensor& t = owned.tensor;
   if (t.ndim < 0 || t.ndim > 8) return;
   const int64_t size = element_bytes(t.dtype);
-  bool dense = true;
-  for (int axis = 0; axis < t.ndim; ++axis) dense = dense && t.strides[axis] == 0;
   // In 128 bits nothing overflows; negative axes and strides are left to the library to refuse.
   __extension__ __int128 reach = 1, elements = 1;
   for (int axis = 0; axis < t.ndim; ++axis) {
@@ -82,7 +80,7 @@ void give_memory(Bytes& bytes, OwnedTensor& owned) {
     if (t.shape[axis] > 0) reach += static_cast<decltype(reach)>(t.shape[axis] - 1) * t.strides[axis];
     if (reach > kMaxBytes) return;
   }
-  const auto num_bytes = static_cast<size_t>((elements == 0 ? 0 : dense ? elements : reach) * size);
+  const auto num_bytes = static_cast<size_t>((elements == 0 ? 0 : reach) * size);
   owned.memory = std::make_unique<uint8_t[]>(num_bytes);
   for (size_t i = 0; i < num_bytes && !bytes.empty(); ++i) owned.memory[i] = bytes.byte();
   t.data = owned.memory.get();
@@ -96,14 +94,12 @@ void make_tensor(Bytes& bytes, OwnedTensor& owned, std::initializer_list<int64_t
   std::copy(usual.begin(), usual.end(), t.shape);
   const uint8_t odd = bytes.byte();
   if (odd & 1) t.shape[odd / 8 % 8] = bytes.number();
-  if (odd & 2) {
-    int64_t stride = 1;
-    for (int axis = t.ndim - 1; axis >= 0; --axis) {
-      t.strides[axis] = stride;
-      stride *= std::clamp<int64_t>(t.shape[axis], 1, 64);
-    }
-    t.strides[odd / 8 % 4] += bytes.number();
+  int64_t stride = 1;
+  for (int axis = t.ndim - 1; axis >= 0; --axis) {
+    t.strides[axis] = stride;
+    stride *= std::clamp<int64_t>(t.shape[axis], 1, 64);
   }
+  if (odd & 2) t.strides[odd / 8 % 4] = bytes.number();
   if ((odd & 0xc4) == 4) t.dtype = bytes.byte() % 10;
   if ((odd & 0xf8) == 0xf8) {
     t.ndim = static_cast<int32_t>(bytes.number());

@@ -20,6 +20,8 @@ int main(void) {
     views[i].ndim = 2;
     views[i].shape[0] = kRows;
     views[i].shape[1] = kDim;
+    views[i].strides[0] = kDim;
+    views[i].strides[1] = 1;
   }
   const tessella_forward_args args = {sizeof args, &views[0], &views[1], &views[2], &views[3]};
 
