@@ -76,7 +76,7 @@ void run(const Head& head, float* scratch) {
         float m_tile = kHidden<float>;
         for (int64_t j = 0; j < keys; ++j) m_tile = std::max(m_tile, p[j]);
         // A row that sees no key of the tile keeps its state: e^{-inf - -inf} is NaN.
-        if (m_tile == kHidden<float>) continue;
+        if (m_tile == kHidden<float> && all_hidden(p, keys)) continue;
         float l_tile = 0;
         for (int64_t j = 0; j < keys; ++j) l_tile += p[j] = std::exp(p[j] - m_tile);
         head.dropout_row(i, j0, j1, p);

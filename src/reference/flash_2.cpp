@@ -66,7 +66,7 @@ void run(const Head& head, float* scratch) {
         head.scores(i0 + r, j0, j1, p);
         float m_new = m[r];
         for (int64_t j = 0; j < keys; ++j) m_new = std::max(m_new, p[j]);
-        if (m_new == kHidden<float>) continue;  // nothing seen yet: e^{-inf - -inf} is NaN
+        if (m_new == kHidden<float> && all_hidden(p, keys)) continue;  // nothing seen yet: e^{-inf - -inf} is NaN
         const float rescale = std::exp(m[r] - m_new);
         float sum = 0;
         for (int64_t j = 0; j < keys; ++j) sum += p[j] = std::exp(p[j] - m_new);

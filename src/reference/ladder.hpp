@@ -5,6 +5,7 @@
 // the score chain and counts what moves. They run only when named.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -114,6 +115,10 @@ void ladder_run(const Algorithm& algorithm, const core::Problem& problem, int nu
 // Row after row of the softmax's state without a key: the sink is one that has no value.
 inline float first_maximum(const Head& head) { return head.sink(); }
 inline float first_sum(const Head& head) { return head.sink() == kHidden<float> ? 0.0F : 1.0F; }
+// True if no key of a tile is seen by a row. A maximum of -inf does not say so: std::max passes NaN by.
+inline bool all_hidden(const float* scores, int64_t count) {
+  return std::all_of(scores, scores + count, [](float score) { return score == kHidden<float>; });
+}
 inline float log_sum(float maximum, float sum) { return sum == 0 ? kHidden<float> : maximum + std::log(sum); }
 
 }  // namespace tessella::reference
