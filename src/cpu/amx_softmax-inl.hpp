@@ -35,7 +35,16 @@ struct alignas(64) SoftmaxState {
   float offset[kRows];    // -m in log2 units; 0 while the row has seen no key
   float sum[2][kRows];    // of probabilities as rounded to bf16, even and odd keys apart
   float exact[2][kRows];  // of probabilities before rounding; kept only if LSE is wanted
-  uint32_t unset;         // bit per row that has seen no key
+  uint32_t unset;         // bit per row that has no maximum yet: it has seen no key, or NaN only
+
+  // Rows that have seen no key; what a row without a maximum has seen shows in its sum, which is 0 or NaN.
+  uint32_t unseen() const {
+    uint32_t rows = unset;
+    for (int r = 0; r < kRows; ++r) {
+      if (std::isnan(sum[0][r] + sum[1][r])) rows &= ~(uint32_t{1} << r);
+    }
+    return rows;
+  }
 
   void reset() {
     std::memset(this, 0, sizeof *this);
@@ -54,7 +63,7 @@ struct alignas(64) SoftmaxState {
   return _mm512_scalef_ps(p, x);
 }
 
-// Rounds to a bf16 value, half up.
+// Rounds to a bf16 value, half up. NaN stays NaN: products of bf16 tiles and the score chain leave its low half 0.
 [[gnu::always_inline]] inline __m512 round_to_bf16(__m512 value) {
   const __m512i sum = _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
   return _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
@@ -157,7 +166,7 @@ class SoftmaxRows {
   }
 }
 
-// Largest score of each row of one half (16 rows) of a block.
+// Largest score of each row of one half (16 rows) of a block; any of them, or NaN, where a row has NaN.
 inline __m512 block_maximum(const float* scores) {
   __m512 even = _mm512_load_ps(scores);
   __m512 odd = _mm512_load_ps(scores + kRows);
@@ -173,7 +182,6 @@ inline __m512 block_maximum(const float* scores) {
   for (int half = 0; half < 2; ++half) {
     const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    // "not equal to -inf": a row of NaN counts as set.
     const __mmask16 set =
         static_cast<__mmask16>(state.unset >> (16 * half)) & _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
     float* offset = state.offset + 16 * half;
@@ -195,7 +203,10 @@ inline __m512 block_maximum(const float* scores) {
     const __m512 steps = _mm512_maskz_roundscale_ps(over, excess, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
     const __m512 power = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(_mm512_setzero_ps(), steps));
     _mm512_store_ps(factor + 16 * half, power);
-    _mm512_store_ps(offset, _mm512_sub_ps(_mm512_load_ps(offset), steps));
+    // Nothing accumulated survives 1024 steps, and fp32 might not hold their number to the last one.
+    const __mmask16 far = _mm512_cmp_ps_mask(steps, _mm512_set1_ps(1024.0f), _CMP_GT_OQ);
+    const __m512 lowered = _mm512_sub_ps(_mm512_load_ps(offset), steps);
+    _mm512_store_ps(offset, _mm512_mask_sub_ps(lowered, far, _mm512_setzero_ps(), maximum));
     for (float* sum : {state.sum[0], state.sum[1], state.exact[0], state.exact[1]}) {
       _mm512_store_ps(sum + 16 * half, _mm512_mul_ps(_mm512_load_ps(sum + 16 * half), power));
     }

@@ -57,8 +57,16 @@ inline void find_max(const float* scores, int lanes, int num_keys, float* max) {
   }
 }
 
+// Maxima may lose NaN, so a tile without a maximum is hidden only if it holds none: masked scores are -inf by now.
+inline bool has_nan(const float* scores, int lanes, int num_keys) {
+  const F32 d;
+  MaskF found = hn::IsNaN(hn::Zero(d));
+  for (int i = 0; i < num_keys * lanes; i += kLanes) found = hn::Or(found, hn::IsNaN(hn::Load(d, scores + i)));
+  return !hn::AllFalse(d, found);
+}
+
 // Raises the maximum of rows whose scores exceed it by more than 8 and rescales their sums. False if no row of the
-// strip has seen anything yet.
+// strip has a maximum above -inf in this tile.
 inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_t o_stride) {
   const F32 d;
   const VecF scale_log2 = hn::Set(d, state.scale_log2);
@@ -140,7 +148,7 @@ inline void attend_tile(StripState& state, const float* q, float* o, const Vecto
   } else if (num_keys % kScoreKeys != 0) {
     find_max(scratch.tile, lanes, num_keys, tile_max);  // the products' own includes rows of zeros
   }
-  if (!raise_max(state, tile_max, o, scratch.o_stride)) return;
+  if (!raise_max(state, tile_max, o, scratch.o_stride) && !has_nan(scratch.tile, lanes, num_keys)) return;
   exponentiate(state, scratch.tile, num_keys);
   if (p.features.has(core::Feature::dropout)) dropout_chain(strip, lanes, scratch.tile, key_begin, num_keys);
   multiply_values(scratch.tile, lanes, strip.num_rows, num_keys, scratch.v, scratch.chunk_keys,

@@ -298,10 +298,11 @@ class Item {
   // Divides by the sum, joins the sink, writes out and lse.
   void finish_strip(StripWork& work) const {
     const core::Problem& p = call_.p;
-    const SoftmaxState& softmax = work.softmax;
+    SoftmaxState& softmax = work.softmax;
     alignas(64) float factor[kRows];
     std::byte* rows[kRows];
     const bool wants_lse = p.lse.data != nullptr;
+    if (softmax.unset != 0) softmax.unset = softmax.unseen();
     for (int r = 0; r < kRows; ++r) factor[r] = 1 / (softmax.sum[0][r] + softmax.sum[1][r]);
     for (int r = 0; r < work.strip.num_rows; ++r) {
       const int64_t row_q = sequence_.row_q + work.strip.query[r];
@@ -316,11 +317,11 @@ class Item {
   // LSE of row r with its sink (natural units) in the sum; factor becomes 1 / sum.
   static float finish_row(const SoftmaxState& softmax, int r, float sink, float& factor) {
     if (softmax.unset >> r & 1) return sink;
-    const float maximum = -softmax.offset[r];  // log2 units
-    const float sink_log2 = sink * kLog2e;
-    const float top = sink_log2 > maximum ? sink_log2 : maximum;
-    const float weight = std::exp2(maximum - top);
-    const float sink_weight = std::exp2(sink_log2 - top);
+    const float maximum = -softmax.offset[r];                                          // log2 units
+    const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2e);  // fp32 might overflow
+    const double top = sink_log2 > maximum ? sink_log2 : maximum;
+    const float weight = std::exp2(static_cast<float>(maximum - top));
+    const float sink_weight = std::exp2(static_cast<float>(sink_log2 - top));
     factor = weight / ((softmax.sum[0][r] + softmax.sum[1][r]) * weight + sink_weight);
     const float sum = (softmax.exact[0][r] + softmax.exact[1][r]) * weight + sink_weight;
     return static_cast<float>(top / static_cast<double>(kLog2e) + static_cast<double>(std::log(sum)));

@@ -83,6 +83,18 @@ inline void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_
   }
 }
 
+// Times log2(e). Finite scores stay finite: masks in use add -FLT_MAX, and a row of it is a row of equal scores.
+// NaN loses its low half, so that rounding it to bf16 by adding cannot carry out of it.
+HWY_INLINE VecF to_log2(VecF value) {
+  const F32 d;
+  const hn::RebindToUnsigned<F32> du;
+  constexpr float kLargest = 0x1.62e42ep+127f;  // times log2(e) it is just below FLT_MAX
+  const VecF clamped = hn::Min(hn::Max(value, hn::Set(d, -kLargest)), hn::Set(d, kLargest));
+  const VecF special = hn::And(value, hn::BitCast(d, hn::Set(du, 0xFFFF0000u)));
+  const MaskF finite = hn::Lt(hn::Abs(value), hn::Set(d, __builtin_inff()));
+  return hn::IfThenElse(finite, hn::Mul(clamped, hn::Set(d, kLog2E)), special);
+}
+
 // scale, softcap, bias, ALiBi, log2(e) on up to kChainKeys keys.
 inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
   const core::Problem& p = *strip.problem;
@@ -101,7 +113,6 @@ inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t k
   const F32 d;
   const VecF scale = hn::Set(d, has_softcap ? p.scale / p.softcap : p.scale);
   const VecF cap = hn::Set(d, p.softcap);
-  const VecF log2e = hn::Set(d, kLog2E);
   for (int key = 0; key < num_keys; ++key) {
     const VecF at = hn::Set(d, static_cast<float>(key));
     for (int row = 0; row < lanes; row += kLanes) {
@@ -113,7 +124,7 @@ inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t k
         const VecF distance = hn::Abs(hn::Sub(hn::Load(d, position + row), at));
         value = hn::NegMulAdd(hn::Load(d, slope + row), distance, value);
       }
-      hn::Store(hn::Mul(value, log2e), d, score);
+      hn::Store(to_log2(value), d, score);
     }
   }
 }

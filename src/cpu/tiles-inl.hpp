@@ -26,7 +26,7 @@ inline constexpr int kScoreVectors = 3;                    // vectors of rows of
 inline constexpr int kValueRows = kManyRegisters ? 12 : 6;
 inline constexpr int kValueVectors = 2;
 
-// Also raises max[row] to the largest score.
+// Also raises max[row] to the largest score; of scores with NaN among them max[row] may be any, or NaN.
 template <int kVectors>
 HWY_INLINE void score_tile(const float* HWY_RESTRICT k, int64_t k_stride, const float* HWY_RESTRICT q, int lanes,
                            int dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
