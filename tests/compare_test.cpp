@@ -67,6 +67,22 @@ TEST(Compare, BrokenPlainOrNoiseWidensNothing) {
   EXPECT_FALSE(one(1.2, 1, 1, kInf).passed());
 }
 
+// One element's floor is no licence for another.
+TEST(Compare, NoiseIsTheElementsOwn) {
+  Comparison comparison(2);
+  comparison.add({0, 0, 0, 0}, 7, 1, 1, 1e30);
+  EXPECT_TRUE(comparison.passed());
+  EXPECT_EQ(comparison.max_error(), 6);
+  EXPECT_EQ(comparison.tolerance(), 1e30);
+  comparison.add({0, 1, 0, 0}, 1.5, 1, 1, 0.25);
+  EXPECT_FALSE(comparison.passed());
+  EXPECT_EQ(comparison.worst_index(), (Index{0, 1, 0, 0}));
+  EXPECT_EQ(comparison.max_error(), 0.5);
+  EXPECT_EQ(comparison.tolerance(), 0.25);
+  comparison.add({0, 2, 0, 0}, 1, 1, 1.25, 0);  // the plain error counts for all, whenever it is seen
+  EXPECT_TRUE(comparison.passed());
+}
+
 TEST(Compare, NamesTheWorstElement) {
   Comparison comparison(2);
   comparison.add({0, 0, 0, 0}, 1.5, 1, 1, 0);
@@ -83,7 +99,8 @@ class CheckForward : public testing::Test {
  protected:
   OwnedProblem own_{
       {.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 5, .seqlen_kv = 9, .head_dim_qk = 8, .head_dim_v = 6}};
-  void SetUp() override {
+  void SetUp() override { put_right_output(); }
+  void put_right_output() {
     const core::Problem& p = own_.problem;
     for (int64_t b = 0; b < p.batch; ++b) {
       for (int64_t head = 0; head < p.heads_q; ++head) {
@@ -132,6 +149,27 @@ TEST_F(CheckForward, WrongLseFails) {
   EXPECT_EQ(check().worst_index, (Index{1, 0, 3, -1}));
   lse(1, 0, 3) = NAN;
   EXPECT_FALSE(check().passed);
+}
+
+// Padding as frameworks write it, a huge negative bias: the key has a huge score and no probability.
+TEST_F(CheckForward, PaddingByBiasWidensNothing) {
+  for (const float padding : {-std::numeric_limits<float>::max(), -1e9f, -1e4f}) {
+    std::vector<float> bias(9, 0.0f);
+    bias[8] = padding;
+    own_.set_bias(bias, 0);
+    put_right_output();
+    EXPECT_TRUE(check().passed) << padding;
+    EXPECT_LT(check().tolerance, 1e-5) << padding;
+    const float right = out(1, 2, 1, 3);
+    for (const float wrong : {100.0f, right + 1e-4f}) {
+      out(1, 2, 1, 3) = wrong;
+      EXPECT_FALSE(check().passed) << padding;
+      EXPECT_EQ(check().worst_index, (Index{1, 2, 1, 3}));
+    }
+    out(1, 2, 1, 3) = right;
+    lse(0, 1, 2) += 1e-4f;
+    EXPECT_FALSE(check().passed) << padding;
+  }
 }
 
 TEST_F(CheckForward, RowsPastTheLengthMustBeZero) {

@@ -6,10 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
-#include "core/environment.hpp"
 #include "core/plan.hpp"
+#include "core/thread_limit.hpp"
 #include "reference/element.hpp"
 #include "reference/rest.hpp"
 #include "reference/score.hpp"
@@ -25,19 +24,20 @@ using core::Sequence;
 // Noise of one row, from its scores and normalised probabilities.
 // A kernel rounds each P_j to the inputs' dtype (relative unit u_p). It errs in s_j by some units of fp32 for its exp,
 // for the size of s_j and for the partial sums of the dot product (about sqrt(d) of it): an absolute error of s_j is a
-// relative one of P_j. These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
+// relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing.
+// These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
 // sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3),
-// so the factor 2 makes it some 3.5 of them. Then the output is rounded once. The weights are fitted:
+// so the factor 2 makes it some 3.5 of them. The sum that divides errs by the same, and with it all of o: dropout may
+// leave o few keys of the sum's many. Then the output is rounded once. The weights are fitted:
 // with smaller ones a handful of 100,000 random cases failed, small tensors whose plain computation was exact by luck.
-struct NoiseUnits {
-  double prob;
-  double score;
-};
+double prob_unit(const Problem& p) {
+  return p.dtype == DType::f64 || p.dtype == DType::f32 ? 0 : unit_roundoff(p.dtype);
+}
 
-NoiseUnits noise_units(const Problem& p, double largest_score) {
-  const double units = 2 + largest_score / 2 + std::sqrt(p.head_dim_qk) / 4 * (1 + largest_score / 4);
-  if (p.dtype == DType::f64) return {0, 4 * unit_roundoff(DType::f64) * units};
-  return {p.dtype == DType::f32 ? 0 : unit_roundoff(p.dtype), unit_roundoff(DType::f32) * units};
+// magnitude: of the largest term that the score was rounded at.
+double score_unit(const Problem& p, double magnitude) {
+  const double units = 2 + magnitude / 2 + std::sqrt(p.head_dim_qk) / 4 * (1 + magnitude / 4);
+  return (p.dtype == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32)) * units;
 }
 
 // probs_dtype: what P is rounded to before it meets V; none = not rounded.
@@ -50,8 +50,8 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
   const int64_t kv_head = head / p.group();
   load_row(p.q.row(s.batch_idx, s.row_q + i, head), p.dtype, p.head_dim_qk, q);
 
+  if (noise) noise->products.assign(static_cast<size_t>(s.len_kv), 0);
   Real largest = sink<Real>(p, head);
-  Real largest_magnitude = 0;
   for (int64_t j = 0; j < s.len_kv; ++j) {
     scores[j] = kHidden<Real>;
     if (!core::visible(p, s, head, i, j)) continue;
@@ -60,9 +60,14 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     for (int64_t c = 0; c < p.head_dim_qk; ++c) product += q[c] * kv[c];
     scores[j] = score(p, s, head, i, j, product);
     largest = std::max(largest, scores[j]);
-    // What softcap hides of a product's size is still what its sum was rounded at.
-    const Real magnitude = std::max(std::abs(scores[j]), std::abs(static_cast<Real>(p.scale) * product));
-    if (std::isfinite(magnitude)) largest_magnitude = std::max(largest_magnitude, magnitude);
+    if (noise) {
+      // The size at which the sum was rounded, whatever softcap hides of it or cancels in it: the partial sums are as
+      // large as the root of their terms' squares.
+      double squares = 0;
+      for (int64_t c = 0; c < p.head_dim_qk; ++c) squares += static_cast<double>(q[c] * kv[c] * q[c] * kv[c]);
+      const double size = std::max(std::sqrt(squares), std::abs(static_cast<double>(product)));
+      noise->products[static_cast<size_t>(j)] = std::abs(static_cast<double>(p.scale)) * size;
+    }
   }
   // Where nothing is visible -inf - -inf would be NaN; any finite maximum gives the sum 0 that is due.
   if (largest == kHidden<Real>) largest = 0;
@@ -72,26 +77,45 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
 
   const DropoutFactor dropout(p);
   std::fill(out, out + p.head_dim_v, Real{0});
-  if (noise) noise->out.assign(static_cast<size_t>(p.head_dim_v), 0);
+  double lse_noise = 0;
+  double sum_noise = 0;  // square of the sum's relative error
+  if (noise) {
+    noise->out.assign(static_cast<size_t>(p.head_dim_v), 0);
+    if (p.features.has(core::Feature::sink)) {
+      const auto sink_score = static_cast<double>(sink<Real>(p, head));
+      lse_noise =
+          static_cast<double>(std::exp(sink<Real>(p, head) - largest) / sum) * score_unit(p, std::abs(sink_score));
+      sum_noise = lse_noise * lse_noise;
+    }
+  }
   for (int64_t j = 0; j < s.len_kv; ++j) {
     if (scores[j] == kHidden<Real>) continue;
-    Real prob = std::exp(scores[j] - largest) / sum * dropout.at<Real>(s, head, i, j);
+    const Real weight = std::exp(scores[j] - largest) / sum;
+    Real prob = weight * dropout.at<Real>(s, head, i, j);
     if (probs_dtype != DType::none) prob = round_to(probs_dtype, prob);
     load_row(p.v.row(s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
-    if (!noise) continue;
-    for (int64_t c = 0; c < p.head_dim_v; ++c) noise->out[c] += static_cast<double>(prob * kv[c] * prob * kv[c]);
+    if (!noise || weight == 0) continue;
+    const double magnitude =
+        std::max(std::abs(static_cast<double>(scores[j])), noise->products[static_cast<size_t>(j)]);
+    const double unit = score_unit(p, magnitude);
+    lse_noise += static_cast<double>(weight) * unit;
+    sum_noise += static_cast<double>(weight * weight) * unit * unit;
+    for (int64_t c = 0; c < p.head_dim_v; ++c) {
+      const double error = (prob_unit(p) + unit) * static_cast<double>(prob * kv[c]);
+      noise->out[c] += error * error;
+    }
   }
   const Real lse = sum == 0 ? kHidden<Real> : largest + std::log(sum);
   if (noise) {
-    const NoiseUnits units = noise_units(p, static_cast<double>(largest_magnitude));
     for (int64_t c = 0; c < p.head_dim_v; ++c) {
-      noise->out[c] = 2 * (units.prob + units.score) * std::sqrt(noise->out[c]) +
-                      unit_roundoff(p.out_dtype) * std::abs(static_cast<double>(out[c])) + underflow_unit(p.out_dtype);
+      const double value = std::abs(static_cast<double>(out[c]));
+      noise->out[c] = 2 * std::sqrt(noise->out[c] + sum_noise * value * value) + unit_roundoff(p.out_dtype) * value +
+                      underflow_unit(p.out_dtype);
     }
     // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e.
     const double lse_unit = unit_roundoff(p.lse.dtype == DType::f64 ? DType::f64 : DType::f32);
-    noise->lse = 2 * units.score + (std::isfinite(lse) ? 2 * lse_unit * std::abs(static_cast<double>(lse)) : 0);
+    noise->lse = 2 * lse_noise + (std::isfinite(lse) ? 2 * lse_unit * std::abs(static_cast<double>(lse)) : 0);
   }
   return lse;
 }
@@ -112,10 +136,8 @@ float plain_row(const Problem& p, const Sequence& s, int64_t head, int64_t i, fl
 }
 
 int num_threads(int requested) {
-  if (requested > 0) return requested;
-  const int available = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const int limit = core::environment_num_threads();
-  return limit > 0 ? std::min(limit, available) : available;
+  const int limit = core::thread_limit();
+  return requested > 0 ? std::min(requested, limit) : limit;
 }
 
 core::WorkspaceSize attention_workspace(const Problem& p, int num_threads) {

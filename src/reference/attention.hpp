@@ -15,6 +15,7 @@ namespace tessella::reference {
 struct RowNoise {
   std::vector<double> out;  // one per element of the row
   double lse = 0;
+  std::vector<double> products;  // |scale| times the size at which q.k was summed, one per key
 };
 
 // Elements of scratch that a row needs: linear in the length.
@@ -29,7 +30,7 @@ double attention_row(const core::Problem& problem, const core::Sequence& sequenc
 float plain_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i, float* scratch,
                 float* out);
 
-// Threads of a run that asks for `requested`; 0 = all that the process may use.
+// Threads of a run that asks for `requested`; 0 = all that the process may use, which is also the most there are.
 int num_threads(int requested);
 
 core::WorkspaceSize attention_workspace(const core::Problem& problem, int num_threads);

@@ -1,9 +1,9 @@
 // THE comparator: a computed tensor against the reference in double, with a tolerance that scales itself.
 //
-// NaN and infinities first: they must stand where the reference has them. Then, over the whole tensor,
-//   max |got - reference| <= factor * max |plain - reference| + max noise,
-// where plain is the same row by standard attention in the precision of the inputs. The noise is the rounding floor
-// (attention.hpp): a small tensor's plain computation may be exact by luck.
+// NaN and infinities first: they must stand where the reference has them. Then, for each element,
+//   |got - reference| <= factor * max |plain - reference| + noise,
+// where plain is the same row by standard attention in the precision of the inputs, its error the tensor's largest. The
+// noise is the element's own rounding floor (attention.hpp): a small tensor's plain computation may be exact by luck.
 #pragma once
 
 #include <array>
@@ -21,24 +21,33 @@ class Comparison {
 
   void add(const Index& index, double got, double expected, double plain, double noise);
 
-  bool passed() const { return !misplaced_ && max_error_ <= tolerance(); }
-  double tolerance() const { return factor_ * plain_error_ + noise_; }
-  double max_error() const { return max_error_; }  // NaN once a NaN or an infinity is misplaced
+  bool passed() const { return !misplaced_ && furthest_.error <= tolerance(furthest_); }
+  // Of the worst element: where all pass the one of the largest error, else the one furthest beyond its tolerance.
+  double tolerance() const { return tolerance(worst()); }
+  double max_error() const { return worst().error; }  // NaN once a NaN or an infinity is misplaced
+  const Index& worst_index() const { return worst().index; }
+  double worst_got() const { return worst().got; }
+  double worst_expected() const { return worst().expected; }
   double plain_error() const { return plain_error_; }
-  const Index& worst_index() const { return worst_index_; }
-  double worst_got() const { return worst_got_; }
-  double worst_expected() const { return worst_expected_; }
   std::string text() const;
 
  private:
+  struct Element {
+    Index index{};
+    double got = 0;
+    double expected = 0;
+    double error = 0;
+    double noise = 0;
+  };
+  const Element& worst() const { return passed() ? largest_ : furthest_; }
+  double tolerance(const Element& element) const { return factor_ * plain_error_ + element.noise; }
+
   double factor_;
   bool misplaced_ = false;
-  double max_error_ = 0;
+  bool any_ = false;
   double plain_error_ = 0;
-  double noise_ = 0;
-  Index worst_index_{};
-  double worst_got_ = 0;
-  double worst_expected_ = 0;
+  Element largest_;   // by its error
+  Element furthest_;  // by its error less its noise
 };
 
 }  // namespace tessella::reference

@@ -3,7 +3,8 @@
 //   d'_j = d'_{j-1} e^{m_{j-1} - m_j} + e^{x_j - m_j}
 //   o'_j = o'_{j-1} (d'_{j-1} e^{m_{j-1} - m_j} / d'_j) + (e^{x_j - m_j} / d'_j) v_j,     O = o'_N
 // Softmax has no such form, its output has one element per key; attention's output has not. o' is normalised in every
-// step, which costs a division per key and rounds o' once more per key: flash-2 leaves it unscaled.
+// step, which costs a division per key and would round o' once more per key: an fp32 o' errs by some sqrt(N) units,
+// which no other algorithm does. So o' and d' are double here; flash-2, which leaves o unscaled, needs none of it.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +14,10 @@
 namespace tessella::reference {
 namespace {
 
-int64_t scratch_floats(const core::Problem& p) { return 2 * p.head_dim_qk + 2 * p.head_dim_v; }
+int64_t scratch_floats(const core::Problem& p) {
+  const int64_t floats = 2 * p.head_dim_qk + 3 * p.head_dim_v;  // o' takes two for one
+  return floats + floats % 2;                                   // the next thread's doubles are aligned too
+}
 
 double bytes_moved(const Head& head) {
   const auto pairs = static_cast<double>(head.visible_pairs());
@@ -22,30 +26,31 @@ double bytes_moved(const Head& head) {
 }
 
 void run(const Head& head, float* scratch) {
-  float* q = scratch;
+  auto* o = reinterpret_cast<double*>(scratch);
+  float* q = scratch + 2 * head.head_dim_v();
   float* k = q + head.head_dim_qk();
   float* v = k + head.head_dim_qk();
-  float* o = v + head.head_dim_v();
   for (int64_t i = 0; i < head.len_q(); ++i) {
     head.load_q(i, q);
     float m = first_maximum(head);
-    float d = first_sum(head);
-    std::fill(o, o + head.head_dim_v(), 0.0F);
+    double d = first_sum(head);
+    std::fill(o, o + head.head_dim_v(), 0.0);
     for (int64_t j = 0; j < head.len_kv(); ++j) {
       if (!head.visible(i, j)) continue;
       const float x = head.score(i, j, q, k);
       head.load_v(j, v);
       if (x == kHidden<float>) continue;  // e^{-inf - -inf} is NaN
       const float m_new = std::max(m, x);
-      const float d_old = d * std::exp(m - m_new);
-      const float e = std::exp(x - m_new);
+      const double d_old = d * static_cast<double>(std::exp(m - m_new));
+      const double e = static_cast<double>(std::exp(x - m_new));
       m = m_new;
       d = d_old + e;
-      const float rescale = d_old / d;
-      const float a = e / d * head.dropout(i, j);  // dropped keys stay in the sum
-      for (int64_t c = 0; c < head.head_dim_v(); ++c) o[c] = o[c] * rescale + a * v[c];
+      const double rescale = d_old / d;
+      const double a = e / d * static_cast<double>(head.dropout(i, j));  // dropped keys stay in the sum
+      for (int64_t c = 0; c < head.head_dim_v(); ++c) o[c] = o[c] * rescale + a * static_cast<double>(v[c]);
     }
-    head.store(i, o, log_sum(m, d));
+    std::transform(o, o + head.head_dim_v(), v, [](double value) { return static_cast<float>(value); });
+    head.store(i, v, log_sum(m, static_cast<float>(d)));
   }
 }
 
