@@ -17,7 +17,7 @@ namespace {
 std::shared_ptr<void> allocate(int64_t bytes) {
   const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw InputError(fmt::format("cannot allocate {} bytes", bytes));
+  if (data == MAP_FAILED) throw MemoryError(fmt::format("cannot allocate {} bytes", bytes));
   ::madvise(data, size, MADV_HUGEPAGE);
   return {data, [size](void* memory) { ::munmap(memory, size); }};
 }

@@ -14,6 +14,7 @@
 #include "files/mapped_file.hpp"
 #include "files/npy.hpp"
 #include "files/npz.hpp"
+#include "files/printable.hpp"
 #include "files/safetensors.hpp"
 
 namespace tessella::cli {
@@ -21,6 +22,15 @@ namespace {
 
 bool starts_with(std::span<const std::byte> bytes, std::string_view magic) {
   return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
+}
+
+// Of an archive some arrays go unused; this one does not.
+Array usable(Array array) {
+  if (array.element_bytes == 0) {
+    throw InputError(
+        fmt::format("{}: elements are {}, expected such as <f4, <f2 or |V2", array.source, array.file_type));
+  }
+  return array;
 }
 
 std::string extension_of(const std::string& path) { return std::filesystem::path(path).extension().string(); }
@@ -39,7 +49,7 @@ std::vector<Array> read_array_file(const std::string& path) {
   const std::string extension = extension_of(path);
   if (starts_with(file.bytes, "\x93NUMPY") || extension == ".npy") {
     std::vector<Array> arrays;
-    arrays.push_back(read_npy(path, "", file.bytes, file.storage));
+    arrays.push_back(usable(read_npy(path, "", file.bytes, file.storage)));
     return arrays;
   }
   if (starts_with(file.bytes, "PK") || extension == ".npz") return read_npz(path, file.bytes);
@@ -58,15 +68,16 @@ Array read_one_array(const std::string& where) {
   std::vector<Array> arrays = read_array_file(path);
   std::string names;
   for (Array& array : arrays) {
-    if (!name.empty() && array.name == name) return std::move(array);
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name);
+    if (!name.empty() && array.name == name) return usable(std::move(array));
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", shown_name(array.name));
   }
-  if (!name.empty()) throw InputError(fmt::format("{}: no array is called '{}'; it has {}", path, name, names));
+  if (!name.empty())
+    throw InputError(fmt::format("{}: no array is called '{}'; it has {}", path, shown_name(name), names));
   if (arrays.size() != 1) {
     throw InputError(
         fmt::format("{}: has {} arrays, say which: {}:NAME, NAME out of {}", path, arrays.size(), path, names));
   }
-  return std::move(arrays.front());
+  return usable(std::move(arrays.front()));
 }
 
 void check_writable(const std::string& path, size_t num_arrays) {

@@ -11,4 +11,10 @@ class InputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Memory that this machine does not give; a smaller problem might do.
+class MemoryError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
 }  // namespace tessella::cli

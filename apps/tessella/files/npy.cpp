@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cctype>
 #include <charconv>
 #include <cstring>
 #include <optional>
 #include <string_view>
 
 #include "files/input_error.hpp"
+#include "files/printable.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -33,8 +35,7 @@ class HeaderParser {
       const std::string key = quoted();
       expect(':');
       if (key == "descr") {
-        if (peek() == '[') fail("descr is a record type", "one plain element type");
-        header.descr = quoted();
+        header.descr = peek() == '[' ? record() : quoted();
       } else if (key == "fortran_order") {
         header.fortran_order = boolean();
       } else if (key == "shape") {
@@ -71,6 +72,18 @@ class HeaderParser {
     std::string value(text_.substr(1, end - 1));
     text_.remove_prefix(end + 1);
     return value;
+  }
+  // A record's list of fields, as it stands.
+  std::string record() {
+    int depth = 0;
+    for (size_t i = 0; i < text_.size(); ++i) {
+      if (text_[i] == '[') ++depth;
+      if (text_[i] != ']' || --depth > 0) continue;
+      const std::string fields(text_.substr(0, i + 1));
+      text_.remove_prefix(i + 1);
+      return fields;
+    }
+    fail("a record type without an end", "a closing ]");
   }
   bool boolean() {
     for (const auto& [word, value] : {std::pair{std::string_view("True"), true}, {"False", false}}) {
@@ -109,11 +122,17 @@ class HeaderParser {
   std::string_view text_;
 };
 
-// Bytes of one element, from the number at the end of descr: raw types are told apart by nothing else.
+// Bytes of one element, from the number at the end of descr: raw types are told apart by nothing else. 0 where numpy
+// has such elements and nothing here can use them: objects, records, other byte orders.
 int64_t element_bytes(const std::string& source, std::string_view descr) {
+  if (descr.starts_with('[')) return 0;
   int64_t bytes = 0;
-  if (descr.size() >= 3) std::from_chars(descr.data() + 2, descr.data() + descr.size(), bytes);
-  if (bytes <= 0 || bytes > 1 << 20) {
+  const bool plain = descr.size() >= 2 && std::string_view("<>|=").find(descr[0]) != std::string_view::npos &&
+                     std::isalpha(static_cast<unsigned char>(descr[1])) != 0;
+  if (plain && descr.size() >= 3) std::from_chars(descr.data() + 2, descr.data() + descr.size(), bytes);
+  if (plain && (descr[1] == 'O' || (descr[0] == '>' && bytes > 1))) return 0;
+  if (plain && descr[1] == 'U') bytes *= 4;  // characters
+  if (!plain || bytes <= 0 || bytes > 1 << 20) {
     throw InputError(fmt::format("{}: .npy element type is '{}', expected one such as <f4, <f2 or |V2", source, descr));
   }
   return bytes;
@@ -152,9 +171,8 @@ Array read_npy(const std::string& source, const std::string& name, std::span<con
   }
   const std::string& descr = *header.descr;
   const int64_t size = element_bytes(source, descr);
-  if (descr[0] == '>' && size > 1) {
-    throw InputError(
-        fmt::format("{}: .npy element type is '{}' (big-endian), expected '<{}'", source, descr, descr.substr(1)));
+  if (size == 0) {
+    return {source, name, shown_name(descr) + (descr[0] == '>' ? " (big-endian)" : ""), 0, {}, std::move(storage)};
   }
   const int64_t expected = checked_num_elements(source, *header.shape, size) * size;
   const auto data = bytes.subspan(start + length);

@@ -12,7 +12,8 @@
 
 namespace tessella::cli {
 
-// Zero copy where the elements are aligned. `source` names the file in messages.
+// Zero copy where the elements are aligned. Elements of no fixed use here (objects, records, big-endian) are not read:
+// the array then has element_bytes 0 and no data. `source` names the file in messages.
 Array read_npy(const std::string& source, const std::string& name, std::span<const std::byte> bytes,
                std::shared_ptr<const void> storage);
 

@@ -7,6 +7,7 @@
 
 #include "files/input_error.hpp"
 #include "files/npy.hpp"
+#include "files/printable.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -77,7 +78,7 @@ std::vector<Array> read_npz(const std::string& source, std::span<const std::byte
     std::string name = stat.name;
     if (!name.ends_with(kSuffix)) continue;
     name.resize(name.size() - kSuffix.size());
-    const std::string where = fmt::format("{}:{}", source, name);
+    const std::string where = fmt::format("{}:{}", source, shown_name(name));
     if (stat.comp_size > bytes.size()) {
       throw InputError(fmt::format("{}: entry of {} bytes in a file of {}", where, stat.comp_size, bytes.size()));
     }

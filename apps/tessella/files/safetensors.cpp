@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "files/input_error.hpp"
+#include "files/printable.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -28,7 +29,26 @@ template <typename... Values>
   throw InputError(fmt::format("{}: {}", source, fmt::format(text, std::forward<Values>(values)...)));
 }
 
+// Said of the text: what is nested in a parsed one is walked by recursion.
+void check_depth(const std::string& source, std::string_view text) {
+  constexpr int kMost = 64;  // the format needs 3
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') in_string = !in_string;
+    if (in_string) {
+      if (c == '\\') ++i;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMost) fail(source, "safetensors header nests deeper than {}", kMost);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+}
+
 Json parse_header(const std::string& source, std::string_view text) {
+  check_depth(source, text);
   Json header = Json::parse(text, nullptr, false);
   if (header.is_discarded()) fail(source, "safetensors header is no JSON");
   if (!header.is_object()) fail(source, "safetensors header is a JSON {}, expected an object", header.type_name());
@@ -37,8 +57,10 @@ Json parse_header(const std::string& source, std::string_view text) {
 
 uint64_t unsigned_at(const std::string& source, const Json& list, size_t idx, const char* what) {
   if (!list[idx].is_number_unsigned()) {
+    const Json& got = list[idx];
     fail(source, "{} is {}, expected a whole number", what,
-         list[idx].dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 40));
+         got.is_structured() ? fmt::format("a JSON {}", got.type_name())
+                             : got.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 40));
   }
   return list[idx].get<uint64_t>();
 }
@@ -80,7 +102,7 @@ void check_extents(const std::string& source, std::vector<Extent> extents, uint6
   uint64_t end = 0;
   for (const Extent& extent : extents) {
     if (extent.begin < end)
-      fail(source, "'{}' begins at byte {} of the data, inside another tensor", extent.name, extent.begin);
+      fail(source, "'{}' begins at byte {} of the data, inside another tensor", shown_name(extent.name), extent.begin);
     if (extent.begin > end) fail(source, "bytes {} to {} of the data belong to no tensor", end, extent.begin);
     end = extent.end;
   }
@@ -103,7 +125,7 @@ std::vector<Array> read_safetensors(const std::string& source, std::span<const s
   std::vector<Extent> extents;
   for (const auto& [name, json] : header.items()) {
     if (name == kMetadata) continue;
-    const std::string where = fmt::format("{}:{}", source, name);
+    const std::string where = fmt::format("{}:{}", source, shown_name(name));
     const Entry entry = parse_entry(where, json);
     if (entry.begin > entry.end || entry.end > data.size()) {
       fail(where, "data_offsets [{}, {}] lie outside the {} bytes of data", entry.begin, entry.end, data.size());
