@@ -2,17 +2,21 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
 #include <new>
 #include <string>
 
 #include "commands/commands.hpp"
 #include "files/input_error.hpp"
+#include "report/output.hpp"
+#include "report/progress.hpp"
 #include "tessella/error.hpp"
 
 namespace {
 
 int complain(const char* what) {
-  fmt::print(stderr, "tessella: {}\n", what);
+  tessella::cli::note(fmt::format("tessella: {}", what));
   return tessella::cli::kBadInput;
 }
 
@@ -21,6 +25,23 @@ std::string commands_of(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands({}))
     names += (names.empty() ? "one of " : ", ") + command->get_name();
   return names;
+}
+
+// The exit code, once the results are written: a disk may be full only when the last of the buffer goes out.
+int finished(int code) {
+  return std::fflush(stdout) == 0 && !std::ferror(stdout) ? code : complain(tessella::cli::stdout_refusal().c_str());
+}
+
+// An empty value is a script's unset variable more often than a wish.
+void refuse_empty_values(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const CLI::Option* option : command->get_options()) {
+      const bool takes_text = option->get_items_expected_max() > 0;
+      if (takes_text && std::ranges::any_of(option->results(), [](const std::string& text) { return text.empty(); })) {
+        throw tessella::cli::InputError(fmt::format("{} is '', expected a value", option->get_name()));
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -40,9 +61,13 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (!run) throw cli::InputError(fmt::format("command is missing, expected {}", commands_of(app)));
-    return run();
+    refuse_empty_values(app);
+    return finished(run());
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);  // --help
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {  // --help
+      app.exit(error);
+      return finished(cli::kDone);
+    }
     // Without a command, what CLI11 complains of is the first word.
     if (app.get_subcommands().empty() && argv[1][0] != '-') {
       return complain(fmt::format("command is '{}', expected {}", argv[1], commands_of(app)).c_str());

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "options/attention_options.hpp"
 #include "options/number_text.hpp"
 #include "report/machine.hpp"
+#include "report/output.hpp"
 #include "report/progress.hpp"
 #include "report/timing.hpp"
 
@@ -98,13 +100,33 @@ tessella_check_report run_check(const Settings& settings, const Call& call) {
 }
 
 void print_check(const tessella_check_report& report) {
-  fmt::print("check   {}: {} rows against the double reference, max error {} (plain fp32 softmax {}, allowed {})\n",
-             report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error),
-             error_text(report.plain_error), error_text(report.tolerance));
+  put("check   {}: {} rows against the double reference, max error {} (plain fp32 softmax {}, allowed {})\n",
+      report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error), error_text(report.plain_error),
+      error_text(report.tolerance));
   if (!report.passed) {
     const int64_t* at = report.worst_index;
-    fmt::print("        worst at batch {}, row {}, head {}, dim {}: got {}, expected {}\n", at[0], at[1], at[2], at[3],
-               report.worst_got, report.worst_expected);
+    put("        worst at batch {}, row {}, head {}, dim {}: got {}, expected {}\n", at[0], at[1], at[2], at[3],
+        report.worst_got, report.worst_expected);
+  }
+}
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::equivalent(a, b, ignored) ||
+         std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
+}
+
+// One result over the other, or over what it was computed from.
+void check_distinct(const Settings& settings) {
+  for (const auto& [option, path] : {std::pair{"--out", settings.out}, {"--lse", settings.lse}}) {
+    for (const std::string& file : settings.inputs.files) {
+      if (!path.empty() && is_same_file(path, file)) throw InputError(fmt::format("{} is {}, an input", option, path));
+    }
+  }
+  if (settings.out.empty() || settings.lse.empty() || settings.out == settings.lse) return;
+  if (is_same_file(settings.out, settings.lse)) {
+    throw InputError(fmt::format("--out is {} and --lse is {}, the same file: one name for both, or two files",
+                                 settings.out, settings.lse));
   }
 }
 
@@ -124,6 +146,7 @@ void settle(Settings& settings) {
   const bool same = !settings.lse.empty() && settings.lse == settings.out;
   if (!settings.out.empty()) check_writable(settings.out, same ? 2 : 1);
   if (!settings.lse.empty()) check_writable(settings.lse, same ? 2 : 1);
+  check_distinct(settings);
 }
 
 void write_outputs(const Settings& settings, const Array& out, const std::optional<Array>& lse) {
@@ -169,15 +192,16 @@ int attend(Settings settings) {
     document["seconds"] = seconds;
     if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
     if (report) document["check"] = describe_check(*report);
-    fmt::print("{}\n", document.dump(2));
+    put("{}\n", json_text(document));
   } else {
     for (const auto& [name, array] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
-      fmt::print("{:<7} {} {}  {}\n", name, shape_text(array->tensor), dtype_name(array->tensor.dtype), array->source);
+      put("{:<7} {} {}  {}\n", name, shape_text(array->tensor), dtype_name(array->tensor.dtype),
+          printable(array->source));
     }
-    fmt::print("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
-    if (settings.explain) fmt::print("{}", tessella_plan_explain(plan.get()));
-    fmt::print("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(summary),
-               settings.out.empty() ? "" : "  -> " + settings.out);
+    put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
+    if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
+    put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(summary),
+        settings.out.empty() ? "" : "  -> " + printable(settings.out));
     if (report) print_check(*report);
   }
   return report && !report->passed ? kCheckFailed : kDone;

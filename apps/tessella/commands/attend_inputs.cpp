@@ -8,6 +8,7 @@
 
 #include "files/array_file.hpp"
 #include "files/input_error.hpp"
+#include "files/printable.hpp"
 #include "report/progress.hpp"
 
 namespace tessella::cli {
@@ -18,7 +19,7 @@ constexpr const char* kOperands[] = {"q", "k", "v"};
 std::string names_of(const std::vector<Array>& arrays) {
   std::string names;
   for (const Array& array : arrays) {
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name.empty() ? array.source : array.name);
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name.empty() ? array.source : shown_name(array.name));
   }
   return names;
 }

@@ -4,6 +4,7 @@
 
 #include "commands/commands.hpp"
 #include "report/machine.hpp"
+#include "report/output.hpp"
 
 namespace tessella::cli {
 
@@ -15,11 +16,11 @@ void add_info(CLI::App& app, Run& run) {
     run = [json] {
       const Json about = about_run("info");
       if (*json) {
-        fmt::print("{}\n", about.dump(2));
+        put("{}\n", json_text(about));
         return kDone;
       }
-      fmt::print("processor: {}\n", about["processor"].get<std::string>());
-      for (const auto& [name, value] : about["library"].items()) fmt::print("{}: {}\n", name, value.get<std::string>());
+      put("processor: {}\n", about["processor"].get<std::string>());
+      for (const auto& [name, value] : about["library"].items()) put("{}: {}\n", name, value.get<std::string>());
       return kDone;
     };
   });

@@ -9,6 +9,7 @@
 #include "files/input_error.hpp"
 #include "options/number_text.hpp"
 #include "report/machine.hpp"
+#include "report/output.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -98,7 +99,7 @@ int print_matrix(const Settings& settings) {
   if (format == TableFormat::json || format == TableFormat::csv) return kDone;
   std::string features;
   for (const std::string& feature : all) features += (features.empty() ? "" : ", ") + feature;
-  fmt::print("\nFeatures: {}.\n", features);
+  put("\nFeatures: {}.\n", features);
   return kDone;
 }
 

@@ -1,14 +1,17 @@
 // Notes and progress, on stderr.
 #pragma once
 
-#include <fmt/format.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <string>
+
+#include "files/printable.hpp"
 
 namespace tessella::cli {
 
-inline void note(const std::string& text) { fmt::print(stderr, "{}\n", text); }
+// One line. Where stderr takes none there is nobody to tell.
+inline void note(const std::string& text) { std::fputs((printable(text) + "\n").c_str(), stderr); }
 
 // One line that is overwritten; nothing where stderr is no terminal.
 class Progress {
@@ -19,7 +22,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void show(const std::string& text) {
-    if (on_) fmt::print(stderr, "\r\x1b[K{}", text);
+    if (on_) std::fputs(("\r\x1b[K" + printable(text)).c_str(), stderr);
   }
   void clear() { show(""); }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "report/output.hpp"
+
 namespace tessella::cli {
 namespace {
 
@@ -79,15 +81,17 @@ std::string table_markdown(const Table& table) {
   return text + "\n";
 }
 
+std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
 void print_table(const Table& table, TableFormat format, const Json& about) {
   switch (format) {
-    case TableFormat::text: fmt::print("{}", table_text(table)); break;
-    case TableFormat::csv: fmt::print("{}", table_csv(table)); break;
-    case TableFormat::markdown: fmt::print("{}", table_markdown(table)); break;
+    case TableFormat::text: put("{}", table_text(table)); break;
+    case TableFormat::csv: put("{}", table_csv(table)); break;
+    case TableFormat::markdown: put("{}", table_markdown(table)); break;
     case TableFormat::json: {
       Json document = about;
       document["results"] = table.rows;
-      fmt::print("{}\n", document.dump(2));
+      put("{}\n", json_text(document));
       break;
     }
   }

@@ -26,6 +26,9 @@ struct Table {
 
 enum class TableFormat { text, csv, json, markdown };
 
+// Indented; bytes that are no UTF-8 are replaced.
+std::string json_text(const Json& json);
+
 std::string table_text(const Table& table);
 std::string table_csv(const Table& table);
 std::string table_markdown(const Table& table);
