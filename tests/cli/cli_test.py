@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import os
 import pathlib
 import platform
 import random
@@ -190,6 +191,48 @@ class Attend(CliTest):
         self.refuses("attend", *files, "--out", self.folder / "folder.npy", saying="Is a directory")
         self.assertFalse((self.folder / "no").exists())
 
+    def test_one_file_is_not_written_twice_nor_over_an_input(self):
+        files = self.write_npys()
+        both = self.folder / "both.npz"
+        for other in (f"{self.folder}/./both.npz", f"{self.folder}/x/../both.npz"):
+            (self.folder / "x").mkdir(exist_ok=True)
+            self.refuses("attend", *files, "--out", both, "--lse", other, saying="the same file")
+        (self.folder / "link.npy").symlink_to(files[0])
+        for option in ("--out", "--lse"):
+            self.refuses("attend", *files, option, self.folder / "link.npy", saying="an input")
+        self.assertEqual(files[0].read_bytes(), npy(self.q))
+
+    def test_arrays_that_are_not_used_may_be_of_any_type(self):
+        arrays = {n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}
+        odd = {
+            "text": npy("hello".encode("utf-32-le"), (), "<U5"),
+            "pickle": npy(b"any bytes", (2,), "|O"),
+            "big": npy(self.q, descr=">f4"),
+            "record": npy(bytes(12), (1,)).replace(b"'<f4'", b"[('a', '<f4', (3,)), ('b', '<U1')]"),
+        }
+        file = self.write("odd.npz", npz({**odd, **arrays}))
+        self.assertIn("not used: text, pickle, big, record", run("attend", file, "--check=0").stderr)
+        for name in odd:
+            done = run("attend", file, "--names", f"{name},k,v", expect=2)
+            self.assertIn(f"odd.npz:{name}: q has elements of type", done.stderr)
+            run("attend", file, "--bias", f"{file}:{name}", expect=2)
+
+    def test_empty_values(self):
+        for option in ("--seqlens-kv", "--softcap", "--kernel", "--out", "--lse", "--names", "--dtype", "--mask"):
+            self.refuses("attend", SAMPLE, option, "", saying=f"{option} is '', expected a value")
+        self.refuses("attend", "", saying="FILE is ''")
+        self.refuses("bench", "--rival", "", saying="--rival is ''")
+
+    def test_names_of_any_bytes(self):
+        q, k, v = self.write_npys()
+        name = os.fsencode(self.folder) + b"/\xff\x1b[31m.npy"
+        pathlib.Path(os.fsdecode(name)).write_bytes(npy(self.q))
+        done = subprocess.run([TESSELLA, "attend", name, k, v, "--json"], capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("\ufffd", json.loads(done.stdout)["q"]["from"])
+        done = subprocess.run([TESSELLA, "attend", name, k], capture_output=True)
+        self.assertNotIn(b"\x1b", done.stderr)
+
     def test_nan_is_counted(self):
         nan = npy(struct.pack("<64f", *[math.nan] * 64))
         q, k, v = self.write_npys()
@@ -250,6 +293,8 @@ class Attend(CliTest):
             (["--dtype", "f8"], "dtype is 'f8', expected one of f64"),
             (["--no-such"], "--no-such"),
             (["--check=x"], "--check is 'x'"),
+            (["--scale", "nan"], "--scale is nan, expected a finite number"),
+            (["--softcap", "1e99"], "--softcap is 1e99, expected a finite number"),
         ]:
             self.refuses("attend", SAMPLE, *arguments, saying=saying)
 
@@ -331,6 +376,11 @@ class BadFiles(CliTest):
             (safetensors({"q": entry(4, size + 4)}, two), "belong to no tensor"),
             (safetensors({"q": {**entry(0, size), "data_offsets": [-1, 255]}}, self.q), "data_offsets[0] is -1"),
             (safetensors({"q": {**entry(0, size), "shape": "x"}}, self.q), "shape is a JSON string"),
+            (safetensors({"q": {**entry(0, size), "data_offsets": [[1], 2]}}, self.q), "data_offsets[0] is a JSON array"),
+            (safetensors(b'{"q": {"data_offsets": [' + b"[" * 2_000_000, b""), "nests deeper than 64"),
+            (safetensors(b'{"q": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b""), "nests deeper than 64"),
+            (safetensors({"[" * 100 + '"{\n\x1b': entry(0, size + 1)}, self.q), "[" * 80 + "...: data_offsets"),
+            (safetensors({"a\nb\x1b": entry(0, size + 1)}, self.q), r":a\nb\x1b: data_offsets"),
         ]:
             self.check_file("bad.safetensors", data, saying)
 
@@ -338,9 +388,24 @@ class BadFiles(CliTest):
         self.refuses("attend", self.folder / "nosuch.npy", saying="cannot open: No such file")
         self.refuses("attend", self.folder, saying="no regular file")
         self.check_file("x.txt", b"hello", "extension is '.txt'")
+        os.mkfifo(self.folder / "fifo.npy")
+        self.refuses("attend", self.folder / "fifo.npy", saying="no regular file")
 
 
 class Others(CliTest):
+    @unittest.skipUnless(pathlib.Path("/dev/full").exists(), "/dev/full is a thing of Linux")
+    def test_outputs_that_take_nothing(self):
+        with open("/dev/full", "w") as full:
+            for arguments in (["attend", SAMPLE, "--json"], ["kernels"], ["info"], ["--version"]):
+                done = subprocess.run([TESSELLA, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+                self.assertEqual((done.returncode, done.stderr),
+                                 (2, "tessella: cannot write the results: No space left on device\n"))
+            for arguments, code in ((["nonsense"], 2), (["attend", SAMPLE], 0), (["attend", "nosuch.npy"], 2)):
+                done = subprocess.run([TESSELLA, *arguments], stdout=subprocess.DEVNULL, stderr=full)
+                self.assertEqual(done.returncode, code)
+                done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", TESSELLA, *arguments], stdout=subprocess.DEVNULL)
+                self.assertEqual(done.returncode, code)
+
     def test_info(self):
         self.assertIn("version: ", run("info").stdout)
         self.assertIn("version", json.loads(run("info", "--json").stdout)["library"])
@@ -392,6 +457,25 @@ class Others(CliTest):
             (["--rival", "nosuch"], "nosuch"),
         ]:
             self.refuses("bench", *arguments, saying=saying)
+
+    def test_bench_goes_on_after_a_cell_that_fails(self):
+        cells = ["--dtype", "f32,bf16,f64", "--seqlen", 32, "--head-dim", 16, "--heads", 2, "--batch", 1, "--mask", "none"]
+        done = run("bench", *cells, "--budget", 0.01, "--kernel", "reference.flash_2,reference.attention", "--json", expect=2)
+        rows = json.loads(done.stdout)["results"]
+        self.assertEqual([row["dtype"] for row in rows if row["kernel"] == "reference.attention"], ["f32", "bf16", "f64"])
+        self.assertIn("not run at f64, head_dim 16, none, seqlen 32: ", done.stderr)
+        self.assertEqual(run("bench", *cells, "--budget", 0.01, "--sink", "1,2,3", expect=2).stdout, "")
+
+    def test_values_per_head_and_per_sequence(self):
+        for command in ("bench", "ladder"):
+            small = [command, "--dtype", "f32", "--seqlen", 16, "--head-dim", 8, "--heads", 2, "--batch", 2, "--mask", "none"]
+            for values in (["--sink", "1,2"], ["--seqlens-kv", "5,5"], ["--mask", "prefix:3,4"]):
+                done = run(*small[: -2 if "--mask" in values else None], *values, "--budget", 0.01, "--json")
+                for row in json.loads(done.stdout)["results"]:
+                    self.assertEqual(row["check"], "ok")
+                    self.assertEqual((row.get("batch", 2), row.get("asked_heads", 2)), (2, 2))
+        for budget in ("nan", "inf", "-1", "0"):
+            self.refuses("ladder", f"--budget={budget}", saying=f"--budget is {budget}, expected seconds above 0")
 
     def test_help(self):
         for command in ("attend", "bench", "ladder", "kernels"):

@@ -5,6 +5,7 @@
 
 #include "commands/bench_cell.hpp"
 #include "commands/commands.hpp"
+#include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
 #include "options/mask_text.hpp"
 #include "options/number_text.hpp"
@@ -167,24 +168,26 @@ Table make_table(const std::string& rival) {
           {}};
 }
 
-// Everything measured for one problem: each kernel, over the same rival.
-void bench_problem(const Settings& settings, const RandomCase& problem, double budget, int64_t check_rows,
+// Everything measured for one problem: each kernel, over the same rival. False where a kernel failed.
+bool bench_problem(const Settings& settings, const RandomCase& problem, double budget, int64_t check_rows,
                    Table& table) {
-  std::string why;
+  NotMeasured missing;
+  bool ran = true;
   const auto run = [&](const std::string& kernel) {
-    return bench_cell(problem, kernel, settings.options, budget, check_rows, why);
+    return bench_cell(problem, kernel, settings.options, budget, check_rows, missing);
   };
   const std::string where = fmt::format("{}, head_dim {}, {}, seqlen {}", dtype_name(problem.dtype), problem.head_dim,
                                         problem.mask, problem.seqlen_q);
   std::optional<BenchResult> rival;
   if (settings.rival != "none") {
     rival = run(settings.rival);
-    if (!rival) note(fmt::format("no rival at {}: {}", where, why));
+    if (!rival) note(fmt::format("no rival at {}: {}", where, missing.why));
   }
   for (const std::string& kernel : split(settings.kernels, ',')) {
     const std::optional<BenchResult> result = run(kernel);
     if (!result) {
-      note(fmt::format("not run at {}: {}", where, why));
+      note(fmt::format("not run at {}: {}", where, missing.why));
+      ran = ran && !missing.failed;
       continue;
     }
     Json row = describe(problem, *result);
@@ -195,24 +198,34 @@ void bench_problem(const Settings& settings, const RandomCase& problem, double b
     }
     table.rows.push_back(row);
   }
+  return ran;
+}
+
+void check_kernels(const Settings& settings) {
+  if (settings.rival != "none") kernel_named("--rival", settings.rival);
+  for (const std::string& kernel : split(settings.kernels, ',')) {
+    if (!kernel.empty()) kernel_named("--kernel", kernel);
+  }
 }
 
 int bench(const Settings& settings) {
   const std::vector<RandomCase> problems = list_problems(settings);
-  const double budget = parse_number("--budget", settings.budget);
+  const double budget = parse_budget(settings.budget);
   const int64_t check_rows = parse_integer_between("--check-rows", settings.check_rows, 1, INT64_MAX);
-  if (!(budget > 0 && budget < 1e6)) throw InputError(fmt::format("--budget is {}, expected seconds above 0", budget));
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
+  check_kernels(settings);
   Table table = make_table(settings.rival);
+  bool ran = true;
   {
     Progress progress;
     for (size_t i = 0; i < problems.size(); ++i) {
       progress.show(fmt::format("{}/{}: {} head_dim {} {} seqlen {}", i + 1, problems.size(),
                                 dtype_name(problems[i].dtype), problems[i].head_dim, problems[i].mask,
                                 problems[i].seqlen_q));
-      bench_problem(settings, problems[i], budget, check_rows, table);
+      ran &= bench_problem(settings, problems[i], budget, check_rows, table);
     }
   }
+  if (!ran && table.rows.empty()) throw InputError("nothing could be measured");
   const bool is_scaled = std::ranges::any_of(table.rows, [](const Json& row) {
     return row["batch"] != row["asked_batch"] || std::stoll(row["heads"].get<std::string>()) != row["asked_heads"];
   });
@@ -224,7 +237,7 @@ int bench(const Settings& settings) {
   about["budget_seconds"] = budget;
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
   const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"] == "ok"; });
-  return passed ? kDone : kCheckFailed;
+  return !ran ? kBadInput : passed ? kDone : kCheckFailed;
 }
 
 }  // namespace

@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
+#include <new>
 #include <string>
 
 #include "commands/kernel_list.hpp"
+#include "files/input_error.hpp"
 #include "options/number_text.hpp"
 
 namespace tessella::cli {
@@ -57,24 +60,30 @@ void run_plan(const PlanHandle& plan, const Call& call) {
   check(tessella_plan_run(plan.get(), &call.args, &call.options, nullptr, nullptr));
 }
 
-}  // namespace
+// Masks whose values belong to sequences, heads or rows.
+bool has_tensors(const std::string& mask) {
+  return std::ranges::any_of(std::array{"prefix:", "document:", "dense:", "block_map:"},
+                             [&](const char* part) { return mask.find(part) != std::string::npos; });
+}
 
-std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
-                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                      std::string& why) {
-  RandomCase one = scaled(problem, 1);
+std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::string& kernel,
+                                        const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                        NotMeasured& missing) {
+  // Fewer heads or sequences than asked would not fit values given for each.
+  const bool whole = options.has_tensors() || has_tensors(problem.mask);
+  const RandomCase one = whole ? problem : scaled(problem, 1);
   Call probe = make_call(one, kernel, options);
   PlanHandle plan = make_plan(probe);
   const std::string name = tessella_plan_kernel(plan.get());
   const double extra = extra_bytes(probe, name);
   if (extra > available_memory() / 2) {
-    why = fmt::format("{} would take {} of memory per head", name, bytes_text(extra));
+    missing.why = fmt::format("{} would take {} of memory{}", name, bytes_text(extra), whole ? "" : " per head");
     return std::nullopt;
   }
   double unit_seconds = seconds_of([&] { run_plan(plan, probe); });
   if (unit_seconds < budget / kRunsWanted) unit_seconds = seconds_of([&] { run_plan(plan, probe); });  // warm
 
-  const RandomCase sized = scaled(problem, budget / kRunsWanted / unit_seconds);
+  const RandomCase sized = whole ? problem : scaled(problem, budget / kRunsWanted / unit_seconds);
   Call call = make_call(sized, kernel, options);
   plan = make_plan(call);
   BenchResult result{tessella_plan_kernel(plan.get()), sized.batch, sized.heads_q, sized.heads_kv, {}, 0};
@@ -83,13 +92,37 @@ std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::stri
     result.timing = {1, unit_seconds, unit_seconds, unit_seconds, 0};
     call = std::move(probe);
   } else {
-    const double call_seconds = unit_seconds * static_cast<double>(sized.batch * sized.heads_kv);
+    const double call_seconds = unit_seconds * (whole ? 1 : static_cast<double>(sized.batch * sized.heads_kv));
     if (call_seconds < budget / 2) run_plan(plan, call);  // warm
     result.timing = measure([&] { run_plan(plan, call); }, budget);
   }
   result.seconds_per_head = result.timing.median / static_cast<double>(sized.batch * sized.heads_q);
   check(tessella_check_forward(&call.args, &call.options, check_rows, 1, &result.check));
   return result;
+}
+
+}  // namespace
+
+double parse_budget(const std::string& text) {
+  const double budget = parse_number("--budget", text);
+  if (!(budget > 0 && budget < 1e6)) throw InputError(fmt::format("--budget is {}, expected seconds above 0", text));
+  return budget;
+}
+
+std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
+                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                      NotMeasured& missing) {
+  missing = {};
+  try {
+    return measure_cell(problem, kernel, options, budget, check_rows, missing);
+  } catch (const Error& error) {
+    missing = {error.what(), true};
+  } catch (const MemoryError& error) {
+    missing = {error.what(), true};
+  } catch (const std::bad_alloc&) {
+    missing = {"out of memory", true};
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessella::cli

@@ -19,10 +19,18 @@ struct BenchResult {
   tessella_check_report check = TESSELLA_CHECK_REPORT_INIT;
 };
 
-// `kernel` "" lets the library choose. Empty where the kernel's memory beyond inputs and outputs would not fit;
-// `why` then says so. Throws tessella::Error where it refuses.
+struct NotMeasured {
+  std::string why;
+  bool failed = false;  // an error, and not foreseen to be too large
+};
+
+// Seconds above 0.
+double parse_budget(const std::string& text);
+
+// `kernel` "" lets the library choose. Empty where the library refuses or fails, or memory would not do: other cells
+// may. Throws InputError for what holds of every cell.
 std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
                                       const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                      std::string& why);
+                                      NotMeasured& missing);
 
 }  // namespace tessella::cli

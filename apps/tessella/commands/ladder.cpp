@@ -76,11 +76,12 @@ Table make_table() {
 
 int ladder(const Settings& settings) {
   const RandomCase problem = problem_of(settings);
-  const double budget = parse_number("--budget", settings.budget);
+  const double budget = parse_budget(settings.budget);
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
   const Call call = make_random_call(problem, settings.options, false);
   Table table = make_table();
   bool passed = true;
+  bool ran = true;
   {
     Progress progress;
     for (const KernelEntry& kernel : list_kernels()) {
@@ -90,10 +91,11 @@ int ladder(const Settings& settings) {
         note(fmt::format("{}: {}", name, reason));
         continue;
       }
-      std::string why;
-      const std::optional<BenchResult> result = bench_cell(problem, name, settings.options, budget, 256, why);
+      NotMeasured missing;
+      const std::optional<BenchResult> result = bench_cell(problem, name, settings.options, budget, 256, missing);
       if (!result) {
-        note(fmt::format("{}: {}", name, why));
+        note(fmt::format("{}: {}", name, missing.why));
+        ran = ran && !missing.failed;
         continue;
       }
       Json row = {{"kernel", name}};
@@ -118,7 +120,7 @@ int ladder(const Settings& settings) {
                       {"heads_kv", problem.heads_kv}, {"head_dim", problem.head_dim}, {"dtype", settings.dtype},
                       {"mask", problem.mask}};
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
-  return passed ? kDone : kCheckFailed;
+  return !ran ? kBadInput : passed ? kDone : kCheckFailed;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <variant>
@@ -85,7 +86,11 @@ struct Apply {
   const std::string what;
   const std::string& text;
 
-  void operator()(float Options::*member) const { call.options.*member = static_cast<float>(parse_number(what, text)); }
+  void operator()(float Options::*member) const {
+    const auto value = static_cast<float>(parse_number(what, text));
+    if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, text));
+    call.options.*member = value;
+  }
   void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, text); }
   void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, text); }
   void operator()(int32_t Options::*member) const {
@@ -115,6 +120,13 @@ void AttentionOptionValues::add_to(CLI::App& app) {
 }
 
 std::string AttentionOptionValues::take_kernel() { return std::exchange(values_["kernel"], ""); }
+
+bool AttentionOptionValues::has_tensors() const {
+  return std::ranges::any_of(kRows, [&](const Row& row) {
+    const auto value = values_.find(row.name);
+    return std::holds_alternative<TensorTarget>(row.target) && value != values_.end() && !value->second.empty();
+  });
+}
 
 void AttentionOptionValues::apply(Call& call) const {
   for (const Row& row : kRows) {

@@ -18,6 +18,8 @@ class AttentionOptionValues {
   void add_without_mask_to(CLI::App& app);
   // Fills the call, whose q, k and v are already set: reads files, parses numbers.
   void apply(Call& call) const;
+  // Whether one of them has values per head, sequence or row: the call's shape is then theirs.
+  bool has_tensors() const;
   // The value of --kernel, which then counts as not given: for commands that take a list of kernels.
   std::string take_kernel();
 
