@@ -102,14 +102,22 @@ inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_
 // tile = 2^(tile * scale - max); adds it to the sums. The sum of a tile is formed apart to keep roundings short.
 inline void exponentiate(StripState& state, float* tile, int num_keys) {
   const F32 d;
-  const VecF scale = hn::Set(d, state.scale_log2);
   const int lanes = state.lanes;
   for (int row = 0; row < lanes; row += kLanes) {
+    VecF scale = hn::Set(d, state.scale_log2);
     const VecF max = hn::Load(d, state.max + row);
     const VecF base = hn::IfThenElse(hn::Eq(max, hn::Set(d, kMinusInfinity)), hn::Zero(d), max);
     VecF even = hn::Zero(d);
     VecF odd = hn::Zero(d);
     float* score = tile + row;
+    // Below, the product is not rounded, and the maximum is: by more than the exponent of a float where it passes 2^31.
+    // Such rows round their scores as well.
+    if (!hn::AllTrue(d, hn::Lt(hn::Abs(base), hn::Set(d, 0x1p24f)))) {
+      for (int i = 0; i < num_keys; ++i) {
+        hn::Store(hn::Mul(hn::Load(d, score + i * lanes), scale), d, score + i * lanes);
+      }
+      scale = hn::Set(d, 1.0f);
+    }
     int key = 0;
     for (; key + 2 <= num_keys; key += 2, score += 2 * lanes) {
       const VecF first = exp2(hn::MulSub(hn::Load(d, score), scale, base));
