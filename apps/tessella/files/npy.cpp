@@ -172,7 +172,9 @@ Array read_npy(const std::string& source, const std::string& name, std::span<con
   const std::string& descr = *header.descr;
   const int64_t size = element_bytes(source, descr);
   if (size == 0) {
-    return {source, name, shown_name(descr) + (descr[0] == '>' ? " (big-endian)" : ""), 0, {}, std::move(storage)};
+    Array unread{source, name, shown_name(descr) + (descr[0] == '>' ? " (big-endian)" : ""), 0, {}, std::move(storage)};
+    unread.tensor.ndim = 1;  // no elements
+    return unread;
   }
   const int64_t expected = checked_num_elements(source, *header.shape, size) * size;
   const auto data = bytes.subspan(start + length);
