@@ -23,7 +23,7 @@ using core::Sequence;
 
 // Noise of one row, from its scores and normalised probabilities.
 // A kernel rounds each P_j to the inputs' dtype (relative unit u_p). It errs in s_j by some units of fp32 for its exp,
-// for the size of s_j and for the partial sums of the dot product (about sqrt(d) of it): an absolute error of s_j is a
+// for the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a
 // relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing.
 // These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
 // sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3),
@@ -34,10 +34,10 @@ double prob_unit(const Problem& p) {
   return p.dtype == DType::f64 || p.dtype == DType::f32 ? 0 : unit_roundoff(p.dtype);
 }
 
-// magnitude: of the largest term that the score was rounded at.
-double score_unit(const Problem& p, double magnitude) {
-  const double units = 2 + magnitude / 2 + std::sqrt(p.head_dim_qk) / 4 * (1 + magnitude / 4);
-  return (p.dtype == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32)) * units;
+// magnitude: of the score and of what exp is given; product: root of the squares of all that its dot product rounded.
+double score_unit(const Problem& p, double magnitude, double product) {
+  const double unit = p.dtype == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
+  return unit * (2 + magnitude / 2 + product);
 }
 
 // probs_dtype: what P is rounded to before it meets V; none = not rounded.
@@ -61,11 +61,18 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     scores[j] = score(p, s, head, i, j, product);
     largest = std::max(largest, scores[j]);
     if (noise) {
-      // The size at which the sum was rounded, whatever softcap hides of it or cancels in it: the partial sums are as
-      // large as the root of their terms' squares.
-      double squares = 0;
-      for (int64_t c = 0; c < p.head_dim_qk; ++c) squares += static_cast<double>(q[c] * kv[c] * q[c] * kv[c]);
-      const double size = std::max(std::sqrt(squares), std::abs(static_cast<double>(product)));
+      // Every partial sum is rounded, whatever softcap hides of it or cancels in it. Of d terms in random order the
+      // squares of the partial sums add up to about d / 2 of the terms' squares.
+      double partial = 0;
+      double partials = 0;
+      double terms = 0;
+      for (int64_t c = 0; c < p.head_dim_qk; ++c) {
+        const auto term = static_cast<double>(q[c] * kv[c]);
+        partial += term;
+        partials += partial * partial;
+        terms += term * term;
+      }
+      const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2));
       noise->products[static_cast<size_t>(j)] = std::abs(static_cast<double>(p.scale)) * size;
     }
   }
@@ -83,8 +90,8 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     noise->out.assign(static_cast<size_t>(p.head_dim_v), 0);
     if (p.features.has(core::Feature::sink)) {
       const auto sink_score = static_cast<double>(sink<Real>(p, head));
-      lse_noise =
-          static_cast<double>(std::exp(sink<Real>(p, head) - largest) / sum) * score_unit(p, std::abs(sink_score));
+      lse_noise = static_cast<double>(std::exp(sink<Real>(p, head) - largest) / sum) *
+                  score_unit(p, std::max(std::abs(sink_score), static_cast<double>(largest) - sink_score), 0);
       sum_noise = lse_noise * lse_noise;
     }
   }
@@ -96,9 +103,10 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     load_row(p.v.row(s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
     if (!noise || weight == 0) continue;
-    const double magnitude =
-        std::max(std::abs(static_cast<double>(scores[j])), noise->products[static_cast<size_t>(j)]);
-    const double unit = score_unit(p, magnitude);
+    // What exp is given, s_j - m, is rounded too.
+    const auto exponent = static_cast<double>(largest - scores[j]);
+    const double magnitude = std::max(std::abs(static_cast<double>(scores[j])), exponent);
+    const double unit = score_unit(p, magnitude, noise->products[static_cast<size_t>(j)]);
     lse_noise += static_cast<double>(weight) * unit;
     sum_noise += static_cast<double>(weight * weight) * unit * unit;
     for (int64_t c = 0; c < p.head_dim_v; ++c) {

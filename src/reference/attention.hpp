@@ -15,7 +15,7 @@ namespace tessella::reference {
 struct RowNoise {
   std::vector<double> out;  // one per element of the row
   double lse = 0;
-  std::vector<double> products;  // |scale| times the size at which q.k was summed, one per key
+  std::vector<double> products;  // |scale| times the size of q.k's partial sums, one per key
 };
 
 // Elements of scratch that a row needs: linear in the length.
