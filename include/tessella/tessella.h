@@ -102,8 +102,8 @@ typedef struct tessella_tensor {
  *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q)   f32 (f64 allowed for f64 inputs);
  *                  natural logarithm of the softmax's sum, sink included; -inf for a row that sees no key
  *   seqlens_q/kv   (batch) i32   rows and keys in use; out rows past seqlens_q are 0, their lse -inf
- *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]);
- *                  out rows of no sequence are 0, their lse -inf
+ *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]),
+ *                  cu[0] = 0; out rows of no sequence are 0, their lse -inf
  *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding; key indices of masks count from the first real key
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores
  *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|

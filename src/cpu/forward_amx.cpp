@@ -24,6 +24,7 @@
 #include <string>
 #include <thread>
 
+#include "core/message.hpp"
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
 #include "cpu/cpu_features.hpp"
@@ -349,13 +350,12 @@ void run_item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, i
   fill_hidden_rows(p, item, hidden_begin, row_end);
 }
 
-// Rows of a packed tensor before and after its sequences.
+// Rows of a packed tensor past its sequences.
 void fill_rows_of_no_sequence(const core::Problem& p) {
   if (!p.cu_seqlens_q) return;
   const int64_t group = p.group();
   for (int64_t kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
     const ForwardItem item{-1, kv_head, 0, 0};
-    fill_hidden_rows(p, item, 0, p.cu_seqlens_q.at(0, 0) * group);
     fill_hidden_rows(p, item, p.cu_seqlens_q.at(0, p.batch) * group, p.total_q * group);
   }
 }
@@ -426,6 +426,13 @@ core::WorkspaceSize workspace(const core::Problem& p, int num_threads) {
   return {.scratch_bytes = l.packed_bytes + l.progress_bytes + num_threads * l.worker_bytes};
 }
 
+std::string describe(const core::Problem& p, int num_threads) {
+  const Layout l(p, num_threads);
+  return core::message("tiles: strips of ", kRows, " rows, items of ", l.rows_per_item, ", units of ", l.unit_keys,
+                       " keys, chunks of ", l.chunk_units * l.unit_keys, "; ", l.wave_pairs,
+                       " KV heads packed at a time");
+}
+
 }  // namespace
 
 constinit const core::Kernel kForwardAmx = {
@@ -437,6 +444,7 @@ constinit const core::Kernel kForwardAmx = {
     .unavailable = unavailable,
     .workspace = workspace,
     .threads = threads_for,
+    .describe = describe,
     .run = run,
 };
 

@@ -42,8 +42,8 @@ int64_t item_rows(const core::Problem& problem, int num_threads, int strip_rows,
 }
 
 int64_t ForwardItems::scratch_bytes(const core::Problem& problem, int strip_rows) {
-  // Each sequence has at most one item that is not full; a packed tensor has rows before and after its sequences.
-  const int64_t blocks = total_rows(problem) / strip_rows + problem.batch + 2;
+  // Each sequence has at most one item that is not full; a packed tensor has rows past its sequences.
+  const int64_t blocks = total_rows(problem) / strip_rows + problem.batch + 1;
   return blocks * static_cast<int64_t>(sizeof(Block));
 }
 
@@ -51,7 +51,6 @@ ForwardItems::ForwardItems(const core::Problem& problem, int64_t rows_per_item, 
     : problem_(&problem), heads_kv_(problem.heads_kv), blocks_(static_cast<Block*>(scratch)) {
   const int64_t group = problem.group();
   if (problem.cu_seqlens_q) {
-    add_rows(-1, 0, problem.cu_seqlens_q.at(0, 0) * group, rows_per_item);
     add_rows(-1, problem.cu_seqlens_q.at(0, problem.batch) * group, problem.total_q * group, rows_per_item);
   }
   for (int64_t b = 0; b < problem.batch; ++b) {
