@@ -36,7 +36,7 @@ std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> array
       taken = !found[i] && array.name == wanted;
       if (taken) found[i] = std::move(array);
     }
-    if (!taken) others.push_back(std::move(array));  // NOLINT(bugprone-use-after-move): moved only where taken
+    if (!taken) others.push_back(std::move(array));
   }
   const size_t missing = 3 - static_cast<size_t>(found[0].has_value()) - found[1].has_value() - found[2].has_value();
   if (!inputs.names.empty() && missing > 0) {

@@ -112,7 +112,8 @@ int ladder(const Settings& settings) {
     }
   }
   // Kernels come best first; a ladder is climbed from the other end.
-  std::ranges::stable_partition(table.rows, [](const Json& row) { return row.contains("score_passes"); });
+  std::stable_partition(table.rows.begin(), table.rows.end(),
+                        [](const Json& row) { return row.contains("score_passes"); });  // clang 14: no ranges here
   note(fmt::format("batch {}, seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch, problem.seqlen_q,
                    settings.heads, problem.head_dim, settings.dtype, problem.mask));
   Json about = about_run("ladder");
