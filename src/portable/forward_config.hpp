@@ -1,0 +1,44 @@
+// What a forward kernel for GPUs is compiled for. A template argument: integers and enums only.
+//
+// Everything else (lengths, strides, GQA, windows, sink, LSE) is read at run time from ForwardParams. A feature that
+// costs instructions in the inner loop is here, so that calls without it do not pay.
+#pragma once
+
+#include "portable/integers.hpp"
+
+namespace tessella::portable {
+
+enum class Element : int32_t { bf16, f16, f32 };
+constexpr int32_t size_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
+
+// Which keys a query sees. band: an interval (portable/band.hpp). bits: a predicate beside it, element by element in
+// the tiles that the tile map calls partial.
+enum class MaskLevel : int32_t { band, bits };
+
+struct ForwardConfig {
+  Element element = Element::bf16;  // of q, k and v
+  int32_t head_dim_qk = 0;          // as compiled: rows are padded to it with zeros
+  int32_t head_dim_v = 0;           // columns of v that one thread block computes
+  int32_t tile_q = 0;
+  int32_t tile_kv = 0;
+  int32_t num_warps = 0;
+  int32_t blocks_per_sm = 1;  // resident at once: bounds the registers
+  bool vector_loads = true;   // rows of q, k and v start at multiples of 16 bytes and hold whole 16-byte chunks
+  MaskLevel mask = MaskLevel::band;
+  bool softcap = false;
+  bool alibi = false;
+  bool bias = false;
+  bool dropout = false;
+  bool score = false;  // the caller's text
+  bool keep = false;   // the caller's text, one of the bits
+  bool operator==(const ForwardConfig&) const = default;
+};
+
+// Rows of 16-byte chunks in shared memory: q (later out), and two stages of k and of v.
+constexpr int32_t stages(const ForwardConfig&) { return 2; }
+constexpr int32_t shared_bytes(const ForwardConfig& c) {
+  const int32_t q = c.tile_q * (c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v);
+  return (q + stages(c) * c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
+}
+
+}  // namespace tessella::portable

@@ -1,0 +1,73 @@
+// Arguments of a forward kernel on a GPU: one struct, copied into the launch. The host fills it from a Problem.
+// Pointers are device memory. Strides count elements.
+#pragma once
+
+#include "portable/integers.hpp"
+
+namespace tessella::portable {
+
+// (batch, row, head, head_dim), head_dim contiguous. Packed tensors have batch stride 0.
+struct OperandParams {
+  void* data;
+  int64_t batch_stride;
+  int64_t row_stride;
+  int64_t head_stride;
+};
+
+// (batch, head, query, key); stride 0 on broadcast axes. The key axis counts slots of the sequence, padding included.
+struct ScoreOperandParams {
+  const void* data;
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t q_stride;
+  int64_t kv_stride;
+};
+
+// Values of one batch, row or head. Null data: absent.
+struct TableParams {
+  const void* data;
+  int64_t batch_stride;
+  int64_t stride;
+};
+
+// The caller's arrays for `score` and `keep`.
+inline constexpr int32_t kMaxArrays = 8;
+struct ArrayParams {
+  const void* data;
+  int64_t count;
+};
+
+struct ForwardParams {
+  OperandParams q, k, v, out;
+  OperandParams lse;  // f32; data null: not written
+  TableParams seqlens_q, seqlens_kv, leftpad_kv, cu_seqlens_q, cu_seqlens_kv, prefix;  // i32
+  TableParams alibi_slopes, sink;                                                      // f32
+  TableParams document_q, document_kv;                                                 // i32
+  ScoreOperandParams bias, dense_mask, block_map;
+  ArrayParams arrays[kMaxArrays];
+  const int64_t* seed_data;  // null: `seed` counts
+  const int64_t* offset_data;
+  // Classes of tiles (TileClass), (batch, head, q tile, kv tile); stride 0 where all batches or heads share them.
+  uint8_t* tile_map;
+  int64_t tile_map_batch_stride;
+  int64_t tile_map_head_stride;
+  int64_t window_left, window_right, chunk, keep_first;
+  int64_t block_map_q, block_map_kv;  // queries and keys of one entry of block_map
+  uint64_t seed, offset;
+  int32_t batch, heads_q, heads_kv, head_dim_qk, head_dim_v;
+  int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
+  int32_t total_q, total_kv;    // rows of the tensors; packed: of all sequences
+  // Schedule: tiles of queries a sequence, tiles of v's columns, heads that run side by side (device/schedule.hpp).
+  int32_t tiles_q, slices_v, heads_per_section;
+  int32_t kv_tiles;  // of a row of tile_map
+  float scale;       // on q . k
+  float softcap;
+  float keep_scale;            // 1 / (1 - dropout)
+  uint32_t dropout_threshold;  // portable/dropout.hpp
+  int32_t causal_top_left;
+  int32_t bias_is_f32;       // else in the type of q
+  int32_t out_is_f32;        // else in the type of q
+  int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
+};
+
+}  // namespace tessella::portable
