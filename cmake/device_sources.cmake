@@ -1,0 +1,11 @@
+# cmake -DROOT=src -DOUTPUT=file.cpp "-DFILES=a.hpp;b.hpp" -P device_sources.cmake
+# Writes the device code's headers as strings of the library, under the names they are included by.
+set(text "// Generated from the headers below by cmake/device_sources.cmake.\n#include \"cuda/program.hpp\"\n\n")
+string(APPEND text "namespace tessella::cuda {\n\nstd::span<const DeviceSource> device_sources() {\n")
+string(APPEND text "  static constexpr DeviceSource kSources[] = {\n")
+foreach(file IN LISTS FILES)
+  file(READ "${ROOT}/${file}" content)
+  string(APPEND text "{\"${file}\",\nR\"tessella(${content})tessella\"},\n")
+endforeach()
+string(APPEND text "  };\n  return kSources;\n}\n\n}  // namespace tessella::cuda\n")
+file(WRITE "${OUTPUT}" "${text}")
