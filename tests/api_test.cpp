@@ -141,7 +141,7 @@ const Refusal kRefusals[] = {
      [](Call& c) {
        c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.device_type = TESSELLA_CUDA; }));
      },
-     kUnsupported, "q is on a CUDA device"},
+     kUnsupported, "forward: q is on cuda:0, and "},
     {"huge",
      [](Call& c) {
        c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.shape[0] = int64_t{1} << 61; }));
@@ -199,8 +199,8 @@ const Refusal kRefusals[] = {
     {"num_threads", [](Call& c) { c.options.num_threads = -1; }, kInvalid, "num_threads is -1"},
     {"num_splits", [](Call& c) { c.options.num_splits = 4; }, kUnsupported, "num_splits is 4"},
     {"num_sms", [](Call& c) { c.options.num_sms = 4; }, kUnsupported, "option num_sms is for GPUs"},
-    {"score", [](Call& c) { c.options.score = "s + 1"; }, kUnsupported, "option score is for GPUs"},
-    {"keep", [](Call& c) { c.options.keep = "q >= k"; }, kUnsupported, "option keep is for GPUs"},
+    {"score", [](Call& c) { c.options.score = {"return score + 1;"}; }, kUnsupported, "option score is for GPUs"},
+    {"keep", [](Call& c) { c.options.keep = "return q >= k;"; }, kUnsupported, "option keep is for GPUs"},
     {"max_seqlen", [](Call& c) { c.options.max_seqlen_kv = 4; }, kInvalid,
      "max_seqlen_kv is 4, expected 0 or at least 5"},
     {"unknown_kernel", [](Call& c) { c.options.kernel = "cpu.nonsense"; }, kInvalid, "kernel is \"cpu.nonsense\""},

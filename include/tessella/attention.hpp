@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <tessella/mask.hpp>
 #include <tessella/tensor.hpp>
@@ -29,6 +30,13 @@ struct ForwardArgs {
   TensorView alibi_slopes = {};                      // (heads_q) or (batch, heads_q) f32
   TensorView sink = {};                              // (heads_q) f32
   TensorView seed = {}, offset = {};                 // (1) i64, where they live in memory
+  std::vector<TensorView> score_args = {};           // at most 8 dense arrays that the texts of score and keep read
+};
+
+// The body of float score(float score, int b, int h, int q, int k, const Arrays& arrays); see tessella.h.
+struct Score {
+  std::string text = {};  // "" = absent
+  std::string gradient_text = {};
 };
 
 // What is computed. Views in `mask` must stay alive as long as the options are used.
@@ -49,8 +57,8 @@ struct AttentionOptions {
   bool check_device_values = false;
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_kv = 0;
-  const char* score = nullptr;  // C++ text; GPU
-  const char* keep = nullptr;
+  Score score = {};       // GPU
+  std::string keep = {};  // the body of bool keep(int b, int h, int q, int k, const Arrays& arrays); GPU
   const tessella_allocator* allocator = nullptr;
 };
 
@@ -60,6 +68,7 @@ namespace detail {
 struct ForwardCall {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
+  std::vector<tessella_tensor> score_args;
 
   ForwardCall(const ForwardArgs& a, const AttentionOptions& o) {
     args.q = pointer(a.q);
@@ -77,6 +86,9 @@ struct ForwardCall {
     args.sink = pointer(a.sink);
     args.seed = pointer(a.seed);
     args.offset = pointer(a.offset);
+    for (const TensorView& array : a.score_args) score_args.push_back(array.c_tensor());
+    args.score_args = score_args.data();
+    args.num_score_args = static_cast<int32_t>(score_args.size());
     o.mask.fill(args);
     o.mask.fill(options);
     options.scale = o.scale.value_or(NAN);
@@ -86,7 +98,7 @@ struct ForwardCall {
     options.offset = o.offset;
     options.out_dtype = static_cast<tessella_dtype>(o.out_dtype);
     options.num_splits = o.num_splits;
-    options.kernel = o.kernel.empty() ? nullptr : o.kernel.c_str();
+    options.kernel = text(o.kernel);
     options.num_sms = o.num_sms;
     options.num_threads = o.num_threads;
     options.deterministic = o.deterministic ? 1 : 0;
@@ -94,14 +106,16 @@ struct ForwardCall {
     options.check_device_values = o.check_device_values ? 1 : 0;
     options.max_seqlen_q = o.max_seqlen_q;
     options.max_seqlen_kv = o.max_seqlen_kv;
-    options.score = o.score;
-    options.keep = o.keep;
+    options.score = text(o.score.text);
+    options.score_gradient = text(o.score.gradient_text);
+    options.keep = text(o.keep);
     options.allocator = o.allocator;
   }
   ForwardCall(const ForwardCall&) = delete;
   ForwardCall& operator=(const ForwardCall&) = delete;
 
  private:
+  static const char* text(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
   static const tessella_tensor* pointer(const TensorView& view) {
     return view.is_present() ? &view.c_tensor() : nullptr;
   }

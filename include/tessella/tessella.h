@@ -52,14 +52,18 @@ enum {
 };
 
 typedef int32_t tessella_device_type; /* DLPack's numbers */
-enum { TESSELLA_DEVICE_DEFAULT = 0 /* found out from the pointer */, TESSELLA_CPU = 1, TESSELLA_CUDA = 2 };
+enum {
+  TESSELLA_DEVICE_DEFAULT = 0, /* found out from the pointer; managed memory is the GPU's it was made for */
+  TESSELLA_CPU = 1,
+  TESSELLA_CUDA = 2
+};
 
 enum { TESSELLA_READ_ONLY = 1 /* a flag: the memory must not be written, so it cannot be an output */ };
 
 /* A view of memory that somebody else owns. Frozen: this layout never changes.
  * Attention operands are (batch, seqlen, heads, head_dim); 3-D (seqlen, heads, head_dim) and 2-D (seqlen, head_dim)
  * count as batch 1 and head 1; with cu_seqlens, 3-D is packed (total, heads, head_dim). head_dim is contiguous.
- * Any other memory layout is a matter of strides. */
+ * Any other memory layout is a matter of strides. data is aligned to its elements. */
 typedef struct tessella_tensor {
   void* data;
   tessella_dtype dtype;
@@ -94,7 +98,9 @@ typedef struct tessella_tensor {
     (data), (dtype), 1, 0, 0, {(n)}, {1}, 0, { 0 } \
   }
 
-/* Every pointer of a forward call. NULL = absent. q, k, v and out are required.
+/* Every pointer of a forward call. NULL = absent. q, k, v and out are required. All tensors of a call lie on one
+ * device. Values of tensors on a GPU (lengths, ids) are not looked at by the call: the kernels clamp them, so that none
+ * makes them read or write outside of the tensors. check_device_values has them checked as on the CPU.
  *
  *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16
  *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   dtype of q; heads_kv divides heads_q
@@ -113,6 +119,8 @@ typedef struct tessella_tensor {
  *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
  *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
  *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
+ *   score_args     num_score_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what the texts of score and
+ *                  keep read
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -136,10 +144,12 @@ typedef struct tessella_forward_args {
   const tessella_tensor* prefix_lengths;
   const tessella_tensor* seed;
   const tessella_tensor* offset;
+  const tessella_tensor* score_args;
+  int32_t num_score_args;
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT \
-  { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Where plain calls take their workspace from. alloc returns memory aligned to `alignment`, or NULL. Frozen. */
 typedef struct tessella_allocator {
@@ -149,7 +159,14 @@ typedef struct tessella_allocator {
 } tessella_allocator;
 
 /* What is computed. Masks are a conjunction: a key is visible iff every part given says so.
- * scores = scale * q.k -> softcap -> + bias + ALiBi -> masks -> softmax with sink -> dropout -> . v */
+ * scores = scale * q.k -> softcap -> + bias + ALiBi -> score -> masks -> softmax with sink -> dropout -> . v
+ *
+ * score and keep are C++ texts, compiled when the plan is made (GPU only), the bodies of
+ *   float score(float score, int b, int h, int q, int k, const Arrays& arrays)    the modified score, in natural units
+ *   bool keep(int b, int h, int q, int k, const Arrays& arrays)                   true = visible
+ * b and h are batch and query head; q and k count in the sequence's own coordinates, its first real query and key 0.
+ * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of score_args, arrays.count(n) its
+ * number of elements. The texts stay within them; nothing else does. */
 typedef struct tessella_attention_options {
   size_t struct_size;
   float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
@@ -170,11 +187,11 @@ typedef struct tessella_attention_options {
   int32_t num_threads;      /* CPU: 0 = all that the process may use */
   int32_t deterministic;
   int32_t batch_invariant;
-  int32_t check_device_values;
-  const char* kernel;   /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
-  int64_t max_seqlen_q; /* upper bounds a plan is made for; 0 = the tensors' sizes */
+  int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
+  const char* kernel;          /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
+  int64_t max_seqlen_q; /* upper bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes */
   int64_t max_seqlen_kv;
-  const char* score; /* user modifications as C++ text: GPU only */
+  const char* score; /* modifications as C++ text; NULL or "" = none */
   const char* score_gradient;
   const char* keep;
   const tessella_allocator* allocator; /* NULL = the library's own */
@@ -198,7 +215,9 @@ typedef struct tessella_workspace {
 } tessella_workspace;
 
 /* Attention forward: out = softmax(scores) . v (FlashAttention-2, arXiv 2307.08691, algorithm 1).
- * stream: CUDA stream for tensors on a GPU; ignored on the CPU, where the call returns when out is written. */
+ * stream: CUDA stream for tensors on a GPU (NULL = the default one), where the call returns when the work is queued;
+ * ignored on the CPU, where it returns when out is written. The first call of its kind may compile; make it before a
+ * graph capture. */
 TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
 
@@ -219,7 +238,8 @@ TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, 
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
-/* Compares sampled rows of args->out with the reference in double, on the CPU. */
+/* Compares sampled rows of args->out with the reference in double, on the CPU. Tensors on a GPU are copied, when all
+ * its streams are done. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */
@@ -247,9 +267,10 @@ typedef struct tessella_kernel_info {
   const char* unavailable; /* why this machine cannot run it, or "" */
   int64_t max_head_dim;
   const char* automatic; /* dtypes for which it may be chosen unnamed: "f64"; "" = it runs only when named */
+  const char* device;    /* "cpu" or "cuda" */
 } tessella_kernel_info;
 #define TESSELLA_KERNEL_INFO_INIT \
-  { sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0, 0 }
 TESSELLA_API int32_t tessella_kernel_count(void);
 TESSELLA_API tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info);
 /* *reason is "" if the kernel would run this call, else why not; it lives until the thread's next call. */
@@ -271,7 +292,8 @@ TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const t
 
 /* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
  * managed tensor; reading never deletes it. A read-only one has TESSELLA_READ_ONLY set; the unversioned form cannot say
- * so and to_dlpack refuses it. To DLPack: *managed owns itself, freed by its deleter, and not the memory. */
+ * so and to_dlpack refuses it. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack: *managed owns
+ * itself, freed by its deleter, and not the memory. */
 TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor);
 TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, void** managed);
 

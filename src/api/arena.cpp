@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "cuda/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -49,45 +50,60 @@ void* allocate(size_t bytes) {
 
 }  // namespace
 
-RunMemory::RunMemory(const core::WorkspaceSize& size, const tessella_allocator* allocator, void* stream)
-    : allocator_(allocator), stream_(stream) {
+RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const tessella_allocator* allocator,
+                     void* stream)
+    : device_(device), allocator_(allocator), stream_(stream) {
   const size_t state = rounded_up(static_cast<size_t>(size.state_bytes), kAlignment);
   bytes_ = state + static_cast<size_t>(size.scratch_bytes);
   if (bytes_ == 0) return;
-  if (allocator_ != nullptr) {
-    if (allocator_->alloc == nullptr || allocator_->free == nullptr) {
-      core::invalid("forward: allocator has no alloc or no free, expected both");
-    }
-    block_ = allocator_->alloc(bytes_, kAlignment, stream_, allocator_->user);
-    if (block_ == nullptr) {
-      throw core::Error(core::ErrorCode::out_of_memory,
-                        core::message("forward: the caller's allocator returned NULL for ", bytes_, " bytes"));
-    }
-    if (reinterpret_cast<uintptr_t>(block_) % kAlignment != 0) {
-      allocator_->free(block_, bytes_, stream_, allocator_->user);
-      core::invalid(core::message("forward: the caller's allocator returned memory that is not aligned to ", kAlignment,
-                                  " bytes"));
-    }
-  } else if (!t_block.is_taken) {
-    if (t_block.bytes < bytes_) {
-      std::free(t_block.data);
-      t_block = {};
-      t_block.data = allocate(bytes_);
-      t_block.bytes = bytes_;
-    }
-    t_block.is_taken = true;
-    block_ = t_block.data;
-  } else {
-    block_ = allocate(bytes_);
-  }
-  if (state != 0) std::memset(block_, 0, state);
+  const bool is_cpu = device.type == core::DeviceType::cpu;
+  block_ = allocator != nullptr ? take_from_caller()
+           : is_cpu             ? take_from_thread(bytes_)
+                                : cuda::allocate_async(device, bytes_, stream);
   workspace_ = {state == 0 ? nullptr : block_, static_cast<std::byte*>(block_) + state};
+  if (state == 0) return;
+  if (is_cpu) {
+    std::memset(block_, 0, state);
+  } else {
+    cuda::zero_async(device, block_, state, stream);
+  }
+}
+
+void* RunMemory::take_from_caller() const {
+  if (allocator_->alloc == nullptr || allocator_->free == nullptr) {
+    core::invalid("forward: allocator has no alloc or no free, expected both");
+  }
+  void* block = allocator_->alloc(bytes_, kAlignment, stream_, allocator_->user);
+  if (block == nullptr) {
+    throw core::Error(core::ErrorCode::out_of_memory,
+                      core::message("forward: the caller's allocator returned NULL for ", bytes_, " bytes"));
+  }
+  if (reinterpret_cast<uintptr_t>(block) % kAlignment != 0) {
+    allocator_->free(block, bytes_, stream_, allocator_->user);
+    core::invalid(
+        core::message("forward: the caller's allocator returned memory that is not aligned to ", kAlignment, " bytes"));
+  }
+  return block;
+}
+
+void* RunMemory::take_from_thread(size_t bytes) {
+  if (t_block.is_taken) return allocate(bytes);
+  if (t_block.bytes < bytes) {
+    std::free(t_block.data);
+    t_block = {};
+    t_block.data = allocate(bytes);
+    t_block.bytes = bytes;
+  }
+  t_block.is_taken = true;
+  return t_block.data;
 }
 
 RunMemory::~RunMemory() {
   if (block_ == nullptr) return;
   if (allocator_ != nullptr) {
     allocator_->free(block_, bytes_, stream_, allocator_->user);
+  } else if (device_.type != core::DeviceType::cpu) {
+    cuda::free_async(device_, block_, stream_);
   } else if (block_ == t_block.data) {
     t_block.is_taken = false;
     if (t_block.bytes > kKept) {

@@ -1,4 +1,5 @@
-// Workspace of plain calls: the caller's allocator, or one block per thread that grows and is used again.
+// Workspace of plain calls: the caller's allocator; or on the CPU one block per thread that grows and is used again,
+// on a GPU memory of the device's stream-ordered pool.
 #pragma once
 
 #include "core/kernel.hpp"
@@ -6,17 +7,22 @@
 
 namespace tessella::api {
 
-// Memory for one run, given back by the destructor. Throws Error(out_of_memory).
+// Memory for one run, its state zeroed, given back by the destructor; on a GPU all in the order of the stream. Throws
+// Error(out_of_memory).
 class RunMemory {
  public:
-  RunMemory(const core::WorkspaceSize& size, const tessella_allocator* allocator, void* stream);
+  RunMemory(const core::WorkspaceSize& size, core::Device device, const tessella_allocator* allocator, void* stream);
   ~RunMemory();
   RunMemory(const RunMemory&) = delete;
   RunMemory& operator=(const RunMemory&) = delete;
   core::Workspace workspace() const { return workspace_; }
 
  private:
+  void* take_from_caller() const;
+  static void* take_from_thread(size_t bytes);
+
   core::Workspace workspace_;
+  core::Device device_;
   const tessella_allocator* allocator_;
   void* stream_;
   void* block_ = nullptr;

@@ -12,7 +12,7 @@
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "reference/check.hpp"
+#include "cuda/memory.hpp"
 #include "tessella/tessella.h"
 
 struct tessella_plan {
@@ -91,7 +91,7 @@ tessella_status tessella_forward(const tessella_forward_args* args, const tessel
                                  void* stream) {
   return guarded([&] {
     const tessella_attention_options grown = api::grown(options, "forward");
-    const core::Problem problem = api::read_problem(args, grown, "forward");
+    const core::Problem problem = api::read_problem(args, grown, "forward", stream);
     api::run(*api::cached_plan(problem, grown), problem, nullptr, grown.allocator, stream);
   });
 }
@@ -101,7 +101,7 @@ tessella_status tessella_plan_forward(const tessella_forward_args* args, const t
   return guarded([&] {
     require(plan, "plan_forward", "plan");
     const tessella_attention_options grown = api::grown(options, "plan_forward");
-    const core::Problem problem = api::read_problem(args, grown, "plan_forward");
+    const core::Problem problem = api::read_problem(args, grown, "plan_forward", nullptr);
     core::Plan made = api::plan_forward(problem, grown);
     std::string kernel(made.kernel->name);
     *plan = new tessella_plan{std::move(made), std::move(kernel)};
@@ -116,7 +116,7 @@ tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forw
   return guarded([&] {
     require(plan, "plan_run", "plan");
     const tessella_attention_options grown = api::grown(options, "plan_run");
-    const core::Problem problem = api::read_problem(args, grown, "plan_run");
+    const core::Problem problem = api::read_problem(args, grown, "plan_run", stream);
     if (options != nullptr && grown.kernel != nullptr && plan->kernel != grown.kernel) {
       core::invalid(core::message("plan_run: kernel is \"", grown.kernel, "\", and the plan runs ", plan->kernel));
     }
@@ -125,7 +125,7 @@ tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forw
   });
 }
 
-tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessella_workspace* workspace, void*) {
+tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessella_workspace* workspace, void* stream) {
   return guarded([&] {
     require(plan, "plan_initialize", "plan");
     require(workspace, "plan_initialize", "workspace");
@@ -135,7 +135,12 @@ tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessel
       core::invalid(
           core::message("plan_initialize: workspace.state has ", workspace->state_bytes, " bytes, expected ", needed));
     }
-    std::memset(workspace->state, 0, needed);
+    const core::Device device = plan->plan.bounds.device;
+    if (device.type == core::DeviceType::cpu) {
+      std::memset(workspace->state, 0, needed);
+    } else {
+      tessella::cuda::zero_async(device, workspace->state, needed, stream);
+    }
   });
 }
 
@@ -156,8 +161,8 @@ tessella_status tessella_check_forward(const tessella_forward_args* args, const 
                                        int64_t num_rows, uint64_t seed, tessella_check_report* report) {
   return guarded([&] {
     const tessella_attention_options grown = api::grown(options, "check_forward");
-    const core::Problem problem = api::read_problem(args, grown, "check_forward");
-    const tessella::reference::CheckReport found = tessella::reference::check_forward(problem, num_rows, seed);
+    const core::Problem problem = api::read_problem(args, grown, "check_forward", nullptr);
+    const tessella::reference::CheckReport found = api::check_forward(problem, num_rows, seed);
     tessella_check_report filled = TESSELLA_CHECK_REPORT_INIT;
     filled.rows = found.rows;
     filled.max_error = found.max_error;
@@ -184,7 +189,7 @@ tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_inf
     fill(info,
          tessella_kernel_info{sizeof(tessella_kernel_info), texts.name.c_str(), texts.summary.c_str(),
                               texts.dtypes.c_str(), texts.features.c_str(), texts.unavailable.c_str(),
-                              kernel.max_head_dim, texts.automatic.c_str()},
+                              kernel.max_head_dim, texts.automatic.c_str(), name(kernel.device)},
          "kernel_describe", "info");
   });
 }
@@ -195,7 +200,7 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forwa
     require(reason, "kernel_refusal", "reason");
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
     const tessella_attention_options grown = api::grown(options, "kernel_refusal");
-    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal")));
+    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal", nullptr)));
     *reason = t_text.chars;
   });
 }
@@ -205,9 +210,10 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forwa
   return guarded([&] {
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
     const tessella_attention_options grown = api::grown(options, "kernel_cost_of");
-    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of");
-    if (kernel.cost == nullptr) {
-      core::unsupported(core::message("kernel_cost_of: ", kernel.name, " does not count its passes and bytes"));
+    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of", nullptr);
+    if (kernel.cost == nullptr || problem.device.type != core::DeviceType::cpu) {
+      core::unsupported(core::message("kernel_cost_of: ", kernel.name,
+                                      " does not count its passes and bytes of a call on ", place(problem.device)));
     }
     const core::Cost counted = kernel.cost(problem);
     fill(cost,

@@ -5,6 +5,7 @@
 #include "core/dtype.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "cuda/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -72,9 +73,11 @@ Managed* exported(const tessella_tensor& tensor, const DLDataType& dtype) {
   auto* made = new Exported<Managed>;
   std::copy_n(tensor.shape, 8, made->shape);
   std::copy_n(tensor.strides, 8, made->strides);
-  const int32_t device = tensor.device_type == TESSELLA_DEVICE_DEFAULT ? TESSELLA_CPU : tensor.device_type;
+  const core::Device device = tensor.device_type != TESSELLA_DEVICE_DEFAULT
+                                  ? core::Device{static_cast<core::DeviceType>(tensor.device_type), tensor.device_id}
+                                  : cuda::device_at(tensor.data);
   made->managed.dl_tensor = {
-      tensor.data, {device, tensor.device_id}, tensor.ndim, dtype, made->shape, made->strides, 0};
+      tensor.data, {static_cast<int32_t>(device.type), device.id}, tensor.ndim, dtype, made->shape, made->strides, 0};
   made->managed.manager_ctx = made;
   made->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
   return &made->managed;
@@ -97,7 +100,7 @@ tessella_tensor from_dlpack(const void* managed, bool versioned) {
     t = &static_cast<const DLManagedTensor*>(managed)->dl_tensor;
   }
   if (t->ndim < 0 || t->ndim > 8) invalid(message("from_dlpack: ndim is ", t->ndim, ", expected 0 to 8"));
-  // kDLCUDAHost (3) and kDLCUDAManaged (13) memory is reachable as the plain kind.
+  // kDLCUDAHost (3), pinned memory, is the CPU's; kDLCUDAManaged (13), reachable from both, the GPU's it names.
   const int32_t device = t->device.device_type == 3    ? TESSELLA_CPU
                          : t->device.device_type == 13 ? TESSELLA_CUDA
                                                        : t->device.device_type;

@@ -5,8 +5,10 @@
 #include <list>
 #include <mutex>
 #include <string>
+#include <tuple>
 
 #include "api/arena.hpp"
+#include "api/host_copy.hpp"
 #include "api/normalize.hpp"
 #include "core/choose.hpp"
 #include "core/environment.hpp"
@@ -16,6 +18,7 @@
 #include "cpu/kernels.hpp"
 #include "cpu/parallel.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/memory.hpp"
 #include "reference/kernels.hpp"
 
 namespace tessella::api {
@@ -28,8 +31,8 @@ using core::Problem;
 
 // What a plan depends on, with lengths rounded up.
 struct PlanKey {
-  std::array<int64_t, 14> numbers;
-  std::string kernel;
+  std::array<int64_t, 18> numbers;
+  std::string kernel, score, keep;
   bool operator==(const PlanKey&) const = default;
 };
 
@@ -55,13 +58,23 @@ Problem with_rounded_lengths(const Problem& p) {
   return rounded;
 }
 
+int64_t array_dtypes(const Problem& p) {
+  int64_t dtypes = 0;
+  for (int32_t i = 0; i < p.num_arrays; ++i) dtypes = dtypes << 4 | static_cast<int64_t>(p.arrays[i].dtype);
+  return dtypes;
+}
+
 // num_threads counts as resolved: inside a small oneTBB arena all threads are few.
 PlanKey key(const Problem& p, std::string_view kernel) {
   return {{static_cast<int64_t>(p.device.type), p.device.id, static_cast<int64_t>(p.dtype),
            static_cast<int64_t>(p.out_dtype), p.batch, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v,
            rounded_length(p.seqlen_q) << 32 | rounded_length(p.seqlen_kv), rounded_length(p.total_q),
-           rounded_length(p.total_kv), p.features.bits(), cpu::threads_for(p.num_threads)},
-          std::string(kernel)};
+           rounded_length(p.total_kv), p.features.bits(),
+           p.device.type == core::DeviceType::cpu ? cpu::threads_for(p.num_threads) : 0, p.alignment,
+           int64_t{p.num_sms} << 1 | (p.batch_invariant ? 1 : 0), static_cast<int64_t>(p.bias_dtype), array_dtypes(p)},
+          std::string(kernel),
+          std::string(p.score),
+          std::string(p.keep)};
 }
 
 // The most recently used plans of the process, newest first. A lock that is taken counts as a miss: a child forked
@@ -101,6 +114,11 @@ PlanCache& plan_cache() {
   return *cache;
 }
 
+Plan prepared(Plan plan) {
+  if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan.bounds);
+  return plan;
+}
+
 }  // namespace
 
 std::span<const core::KernelTable> kernel_tables() {
@@ -109,10 +127,12 @@ std::span<const core::KernelTable> kernel_tables() {
   return tables;
 }
 
-Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options,
-                     const char* function) {
+Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options, const char* function,
+                     void* stream) {
   const Problem problem = normalize(grown(args, function), options, function);
-  core::validate(problem, function);
+  const bool checks_values = problem.device.type != core::DeviceType::cpu &&
+                             (options.check_device_values != 0 || core::environment_check_device_values());
+  core::validate(checks_values ? HostCopy(problem, Copied::tables, stream).problem() : problem, function);
   return problem;
 }
 
@@ -123,15 +143,15 @@ std::string_view forced_kernel(const tessella_attention_options& options) {
 Plan plan_forward(const Problem& problem, const tessella_attention_options& options) {
   const Problem bounds = with_bounds(problem, options.max_seqlen_q, options.max_seqlen_kv);
   core::validate_sizes(bounds, "plan_forward");
-  return core::choose(bounds, kernel_tables(), forced_kernel(options), "plan_forward");
+  return prepared(core::choose(bounds, kernel_tables(), forced_kernel(options), "plan_forward"));
 }
 
 std::shared_ptr<const Plan> cached_plan(const Problem& problem, const tessella_attention_options& options) {
   const std::string_view forced = forced_kernel(options);
   PlanKey wanted = key(problem, forced);
   if (std::shared_ptr<const Plan> plan = plan_cache().find(wanted)) return plan;
-  auto plan =
-      std::make_shared<const Plan>(core::choose(with_rounded_lengths(problem), kernel_tables(), forced, "forward"));
+  auto plan = std::make_shared<const Plan>(
+      prepared(core::choose(with_rounded_lengths(problem), kernel_tables(), forced, "forward")));
   plan_cache().insert(std::move(wanted), plan);
   return plan;
 }
@@ -143,6 +163,7 @@ void check_fits(const Plan& plan, const Problem& problem) {
       invalid(message("plan_run: ", what, " is ", got, ", expected ", expected, ", what the plan was made for"));
     }
   };
+  same("device of q", name(problem.device), name(made_for.device));
   same("dtype of q", std::string(name(problem.dtype)), std::string(name(made_for.dtype)));
   same("dtype of out", std::string(name(problem.out_dtype)), std::string(name(made_for.out_dtype)));
   same("batch", problem.batch, made_for.batch);
@@ -157,6 +178,22 @@ void check_fits(const Plan& plan, const Problem& problem) {
                       has ? "without it" : "with it"));
     }
   }
+  same("dtype of bias", std::string(name(problem.bias_dtype)), std::string(name(made_for.bias_dtype)));
+  same("num_sms", problem.num_sms, made_for.num_sms);
+  same("batch_invariant", problem.batch_invariant, made_for.batch_invariant);
+  same("num_score_args", problem.num_arrays, made_for.num_arrays);
+  for (int32_t i = 0; i < problem.num_arrays; ++i) {
+    same("dtype in score_args", std::string(name(problem.arrays[i].dtype)),
+         std::string(name(made_for.arrays[i].dtype)));
+  }
+  for (const auto& [what, got, expected] :
+       {std::tuple{"score", problem.score, made_for.score}, std::tuple{"keep", problem.keep, made_for.keep}}) {
+    if (got != expected) invalid(message("plan_run: ", what, " is another text than what the plan was made for"));
+  }
+  if (problem.alignment < made_for.alignment) {
+    invalid(message("plan_run: q, k and v are aligned to ", problem.alignment, " bytes, expected ", made_for.alignment,
+                    ", as the plan was made for"));
+  }
   const auto within = [](const char* what, int64_t got, int64_t most) {
     if (got > most)
       invalid(message("plan_run: ", what, " is ", got, ", expected at most ", most, ", the plan's bound"));
@@ -170,8 +207,8 @@ void check_fits(const Plan& plan, const Problem& problem) {
 void run(const Plan& plan, const Problem& problem, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream) {
   if (workspace == nullptr) {
-    const RunMemory memory(plan.workspace, allocator, stream);
-    plan.kernel->run(problem, plan, memory.workspace());
+    const RunMemory memory(plan.workspace, problem.device, allocator, stream);
+    plan.kernel->run(problem, plan, memory.workspace(), stream);
     return;
   }
   const auto holds = [](const char* what, const void* data, size_t got, int64_t expected) {
@@ -185,7 +222,18 @@ void run(const Plan& plan, const Problem& problem, const tessella_workspace* wor
   };
   holds("state", workspace->state, workspace->state_bytes, plan.workspace.state_bytes);
   holds("scratch", workspace->scratch, workspace->scratch_bytes, plan.workspace.scratch_bytes);
-  plan.kernel->run(problem, plan, {workspace->state, workspace->scratch});
+  plan.kernel->run(problem, plan, {workspace->state, workspace->scratch}, stream);
+}
+
+reference::CheckReport check_forward(const Problem& problem, int64_t num_rows, uint64_t seed) {
+  if (problem.features.has_any(core::kTextFeatures)) {
+    core::unsupported("check_forward: score or keep is given, and the reference does not compile texts");
+  }
+  if (problem.device.type == core::DeviceType::cpu) return reference::check_forward(problem, num_rows, seed);
+  cuda::synchronize(problem.device);
+  const HostCopy copy(problem, Copied::all, nullptr);
+  core::validate(copy.problem(), "check_forward");
+  return reference::check_forward(copy.problem(), num_rows, seed);
 }
 
 }  // namespace tessella::api

@@ -6,6 +6,7 @@
 
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
+#include "reference/check.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -13,8 +14,9 @@ namespace tessella::api {
 // Tables of every backend, in the order of choice.
 std::span<const core::KernelTable> kernel_tables();
 
+// Device tables are read, after what is queued on the stream, only where the options or the environment ask for it.
 core::Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options,
-                           const char* function);
+                           const char* function, void* stream);
 
 // The name the options or the environment force, or "".
 std::string_view forced_kernel(const tessella_attention_options& options);
@@ -30,5 +32,8 @@ void check_fits(const core::Plan& plan, const core::Problem& problem);
 
 void run(const core::Plan& plan, const core::Problem& problem, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream);
+
+// Of results on a GPU too, once all its streams are done.
+reference::CheckReport check_forward(const core::Problem& problem, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::api

@@ -16,7 +16,7 @@ KernelTexts make_texts(const core::Kernel& kernel) {
                     std::string(kernel.summary),
                     "",
                     "",
-                    kernel.unavailable == nullptr ? "" : kernel.unavailable(),
+                    kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0}),
                     ""};
   const auto append = [](std::string& list, const char* word) {
     list += (list.empty() ? "" : " ") + std::string(word);

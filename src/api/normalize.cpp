@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "api/tensor_reader.hpp"
 #include "core/error.hpp"
@@ -67,6 +69,7 @@ class Normalizer {
     outputs();
     score_parts();
     masks();
+    modifications();
     outputs_are_separate();
     return p_;
   }
@@ -88,6 +91,7 @@ class Normalizer {
       }
     }
     p_.dtype = p_.q.dtype;
+    p_.device = reader_.device();
     p_.batch = q.batch;
     p_.seqlen_q = p_.total_q = q.rows;
     p_.seqlen_kv = p_.total_kv = k.rows;
@@ -117,6 +121,20 @@ class Normalizer {
     for (const auto& [label, dim] : {std::pair{"q", q.head_dim}, std::pair{"v", v.head_dim}}) {
       if (dim < 1) invalid(message(function_, ": head_dim of ", label, " is ", dim, ", expected at least 1"));
     }
+    if (!is_on_cpu()) p_.alignment = common_alignment({p_.q, p_.k, p_.v});
+  }
+
+  // Bytes, a power of two up to 16, that divide every address and stride.
+  static int32_t common_alignment(std::initializer_list<core::Operand> operands) {
+    uint64_t bits = 16;
+    for (const core::Operand& t : operands) {
+      const auto size = static_cast<uint64_t>(core::size_bytes(t.dtype));
+      bits |= reinterpret_cast<uintptr_t>(t.data);
+      for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
+        bits |= static_cast<uint64_t>(stride) * size;
+      }
+    }
+    return static_cast<int32_t>(bits & (~bits + 1));
   }
 
   void scalars() {
@@ -128,12 +146,8 @@ class Normalizer {
     if (p_.dropout != 0) p_.features |= Feature::dropout;
     p_.seed = options_.seed;
     p_.offset = options_.offset;
-    if (args_.seed != nullptr) {
-      p_.seed = static_cast<uint64_t>(reader_.table<int64_t>("seed", args_.seed, 1, "one value").at(0));
-    }
-    if (args_.offset != nullptr) {
-      p_.offset = static_cast<uint64_t>(reader_.table<int64_t>("offset", args_.offset, 1, "one value").at(0));
-    }
+    seed("seed", args_.seed, p_.seed, p_.seed_data);
+    seed("offset", args_.offset, p_.offset, p_.offset_data);
     p_.num_threads = options_.num_threads;
     constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
     p_.window_left = std::min(options_.window_left, kUnbounded);
@@ -144,18 +158,31 @@ class Normalizer {
     if (p_.chunk != 0) p_.features |= Feature::chunk;
     p_.keep_first = std::min(options_.keep_first, kUnbounded);
     if (p_.keep_first != 0) p_.features |= Feature::keep_first;
-    refuse_set("score", options_.score != nullptr);
-    refuse_set("score_gradient", options_.score_gradient != nullptr);
-    refuse_set("keep", options_.keep != nullptr);
-    refuse_set("num_sms", options_.num_sms != 0);
+    p_.batch_invariant = options_.batch_invariant != 0;
+    p_.num_sms = options_.num_sms;
+    refuse_on_cpu("num_sms", options_.num_sms != 0);
     if (options_.num_splits < 0 || options_.num_splits > 1) {
       unsupported(message(function_, ": num_splits is ", options_.num_splits,
-                          ", expected 0 or 1: the forward kernels of the CPU do not split keys"));
+                          ", expected 0 or 1: no forward kernel splits keys"));
     }
   }
 
-  void refuse_set(const char* option, bool is_set) const {
-    if (is_set) unsupported(message(function_, ": option ", option, " is for GPUs, and q is on the CPU"));
+  bool is_on_cpu() const { return p_.device.type == core::DeviceType::cpu; }
+
+  void refuse_on_cpu(const char* option, bool is_set) const {
+    if (is_set && is_on_cpu()) {
+      unsupported(message(function_, ": option ", option, " is for GPUs, and q is on the CPU"));
+    }
+  }
+
+  void seed(const char* name, const tessella_tensor* tensor, uint64_t& value, const int64_t*& data) {
+    if (tensor == nullptr) return;
+    const core::Table<int64_t> table = reader_.table<int64_t>(name, tensor, 1, "one value");
+    if (is_on_cpu()) {
+      value = static_cast<uint64_t>(table.at(0));
+    } else {
+      data = table.data;
+    }
   }
 
   void lengths() {
@@ -174,16 +201,18 @@ class Normalizer {
     p_.prefix = table(Feature::prefix, "prefix_lengths", args_.prefix_lengths, p_.batch, "batch");
   }
 
-  // Packed: the longest sequence, or the caller's bound; validate() holds the tables against the tensors.
+  // Packed: the longest sequence; on a GPU, where lengths are not read, the caller's bound or all rows. validate()
+  // holds the tables against the tensors.
   void bounds() {
-    const auto longest = [&](const core::Table<int32_t>& cu, int64_t seqlen) {
+    const auto longest = [&](const core::Table<int32_t>& cu, int64_t seqlen, int64_t bound) {
       if (!cu) return seqlen;
+      if (!is_on_cpu()) return bound > 0 ? std::min(bound, seqlen) : seqlen;
       int64_t most = 0;
       for (int64_t b = 0; b < p_.batch; ++b) most = std::max<int64_t>(most, int64_t{cu.at(0, b + 1)} - cu.at(0, b));
       return most;
     };
-    p_.seqlen_q = longest(p_.cu_seqlens_q, p_.seqlen_q);
-    p_.seqlen_kv = longest(p_.cu_seqlens_kv, p_.seqlen_kv);
+    p_.seqlen_q = longest(p_.cu_seqlens_q, p_.seqlen_q, options_.max_seqlen_q);
+    p_.seqlen_kv = longest(p_.cu_seqlens_kv, p_.seqlen_kv, options_.max_seqlen_kv);
     struct Bound {
       const char* name;
       int64_t bound, seqlen;
@@ -244,6 +273,7 @@ class Normalizer {
         invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected f32 or ", name(p_.dtype),
                         " = q.dtype"));
       }
+      p_.bias_dtype = p_.bias.dtype;
     }
     if (args_.alibi_slopes != nullptr) {
       p_.features |= Feature::alibi;
@@ -297,6 +327,34 @@ class Normalizer {
     }
   }
 
+  // Texts, compiled for a GPU, and the arrays they read.
+  void modifications() {
+    const auto text = [&](const char* name, const char* given, Feature feature) {
+      const std::string_view body = given == nullptr ? "" : given;
+      refuse_on_cpu(name, !body.empty());
+      if (!body.empty()) p_.features |= feature;
+      return body;
+    };
+    p_.score = text("score", options_.score, Feature::score);
+    p_.keep = text("keep", options_.keep, Feature::keep);
+    if (p_.score.empty() && options_.score_gradient != nullptr && options_.score_gradient[0] != '\0') {
+      invalid(message(function_, ": score_gradient is given, expected it beside score"));
+    }
+    if (args_.num_score_args < 0 || args_.num_score_args > core::kMaxUserArrays) {
+      invalid(
+          message(function_, ": num_score_args is ", args_.num_score_args, ", expected 0 to ", core::kMaxUserArrays));
+    }
+    if (args_.num_score_args == 0) return;
+    if (args_.score_args == nullptr) invalid(message(function_, ": score_args is NULL, expected tensors"));
+    if (!p_.features.has_any(core::kTextFeatures)) {
+      invalid(message(function_, ": score_args is given, expected it beside score or keep"));
+    }
+    p_.num_arrays = args_.num_score_args;
+    for (int32_t i = 0; i < p_.num_arrays; ++i) {
+      p_.arrays[i] = reader_.array(message("score_args[", i, "]").c_str(), args_.score_args[i]);
+    }
+  }
+
   // q, k and v may interleave with out and are held against it in core::validate(); everything else must lie apart.
   void outputs_are_separate() const {
     struct Named {
@@ -314,6 +372,11 @@ class Normalizer {
       for (const Named& input : inputs) {
         if (output.tensor != nullptr && input.tensor != nullptr && overlap(*output.tensor, *input.tensor)) {
           invalid(message(function_, ": ", output.name, " overlaps ", input.name, ", expected memory of its own"));
+        }
+      }
+      for (int32_t i = 0; i < p_.num_arrays; ++i) {
+        if (output.tensor != nullptr && overlap(*output.tensor, args_.score_args[i])) {
+          invalid(message(function_, ": ", output.name, " overlaps score_args[", i, "], expected memory of its own"));
         }
       }
     }

@@ -27,7 +27,32 @@ std::string shape_text(const int64_t* shape, int ndim) {
 
 }  // namespace
 
-TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor) const {
+void TensorReader::place(const char* name, const tessella_tensor& tensor, bool is_empty) {
+  core::Device found;
+  if (tensor.device_type == TESSELLA_CUDA) {
+    found = {core::DeviceType::cuda, tensor.device_id};
+  } else if (tensor.device_type == TESSELLA_DEVICE_DEFAULT) {
+    if (is_empty) return;
+    if (may_be_on_a_gpu_) found = cuda::device_at(tensor.data);
+  } else if (tensor.device_type != TESSELLA_CPU) {
+    invalid(message(function_, ": ", name, ".device_type is ", tensor.device_type,
+                    ", expected TESSELLA_CPU, TESSELLA_CUDA or the default"));
+  }
+  if (device_) {
+    if (found == *device_) return;
+    invalid(message(function_, ": ", name, " is on ", core::place(found), ", expected ", core::place(*device_),
+                    " = the device of ", first_));
+  }
+  if (found.type == core::DeviceType::cuda) {
+    if (const std::string problem = cuda::device_problem(found.id); !problem.empty()) {
+      core::unsupported(message(function_, ": ", name, " is on ", core::place(found), ", and ", problem));
+    }
+  }
+  device_ = found;
+  first_ = name;
+}
+
+TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor) {
   View view;
   if (tensor.ndim < 1 || tensor.ndim > 8) {
     invalid(message(function_, ": ", name, ".ndim is ", tensor.ndim, ", expected 1 to 8"));
@@ -35,12 +60,6 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   if (tensor.dtype < TESSELLA_F64 || tensor.dtype > TESSELLA_I64) {
     invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype,
                     ", expected one of tessella_dtype: f64, f32, bf16, f16, bool, i32, i64"));
-  }
-  if (tensor.device_type == TESSELLA_CUDA) {
-    core::unsupported(message(function_, ": ", name, " is on a CUDA device, and this build has no CUDA backend"));
-  }
-  if (tensor.device_type != TESSELLA_CPU && tensor.device_type != TESSELLA_DEVICE_DEFAULT) {
-    invalid(message(function_, ": ", name, ".device_type is ", tensor.device_type, ", expected TESSELLA_CPU"));
   }
   if (tensor.flags > TESSELLA_READ_ONLY) {
     invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY"));
@@ -76,6 +95,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     step *= std::max<int64_t>(length, 1);
   }
   if (!empty && view.data == nullptr) invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
+  place(name, tensor, empty);
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
     invalid(message(function_, ": ", name, ".data is not aligned, expected a multiple of ", size, " bytes for ",
                     core::name(view.dtype)));
@@ -84,7 +104,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
 }
 
 AttentionShape TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
-                                       core::Operand& operand) const {
+                                       core::Operand& operand) {
   if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
   const View t = view(name, *tensor);
   if (t.ndim < 2 || t.ndim > (packed ? 3 : 4)) {
@@ -115,7 +135,7 @@ AttentionShape TensorReader::attention(const char* name, const tessella_tensor* 
 }
 
 core::Operand TensorReader::lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch,
-                                int64_t heads, int64_t rows) const {
+                                int64_t heads, int64_t rows) {
   const View t = view("lse", tensor);
   const int64_t full[3] = {batch, heads, rows};
   const int ndim = ndim_q - 1;
@@ -132,7 +152,7 @@ core::Operand TensorReader::lse(const tessella_tensor& tensor, int32_t ndim_q, b
 }
 
 core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],
-                                           bool packed_q, bool packed_kv) const {
+                                           bool packed_q, bool packed_kv) {
   const View t = view(name, tensor);
   const bool may_be_larger[4] = {false, false, packed_q, packed_kv};
   bool fits = t.ndim <= 4;
@@ -150,8 +170,7 @@ core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tens
 }
 
 template <typename T>
-core::Table<T> TensorReader::table(const char* name, const tessella_tensor* tensor, int64_t size,
-                                   const char* meaning) const {
+core::Table<T> TensorReader::table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning) {
   const View t = view(name, *tensor);
   if (t.dtype != kDTypeOf<T>) {
     invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected ", core::name(kDTypeOf<T>)));
@@ -165,11 +184,11 @@ core::Table<T> TensorReader::table(const char* name, const tessella_tensor* tens
   return {t.data == nullptr ? &kNone : reinterpret_cast<const T*>(t.data), t.strides[0], t.strides[0]};
 }
 
-template core::Table<int32_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*) const;
-template core::Table<int64_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*) const;
-template core::Table<float> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*) const;
+template core::Table<int32_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*);
+template core::Table<int64_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*);
+template core::Table<float> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*);
 
-core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads) const {
+core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads) {
   const View t = view("alibi_slopes", tensor);
   if (t.dtype != DType::f32) {
     invalid(message(function_, ": alibi_slopes.dtype is ", core::name(t.dtype), ", expected f32"));
@@ -184,7 +203,7 @@ core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t ba
 }
 
 core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
-                                           int64_t rows) const {
+                                           int64_t rows) {
   const View t = view(name, tensor);
   if (t.dtype != DType::i32) {
     invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
@@ -199,7 +218,24 @@ core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tens
   return {reinterpret_cast<const int32_t*>(t.data), batched ? t.strides[0] : 0, t.strides[t.ndim - 1]};
 }
 
-int64_t TensorReader::length(const char* name, const tessella_tensor& tensor) const {
+core::UserArray TensorReader::array(const char* name, const tessella_tensor& tensor) {
+  const View t = view(name, tensor);
+  if (t.dtype == DType::f64 || t.dtype == DType::i64) {
+    invalid(
+        message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected f32, bf16, f16, i32 or bool"));
+  }
+  core::UserArray array{t.data, t.dtype, 1};
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    if (t.shape[i] > 1 && t.strides[i] != array.count) {
+      invalid(message(function_, ": ", name, ".strides[", i, "] is ", t.strides[i], ", expected ", array.count,
+                      ": the array must be dense"));
+    }
+    array.count *= t.shape[i];
+  }
+  return array;
+}
+
+int64_t TensorReader::length(const char* name, const tessella_tensor& tensor) {
   const View t = view(name, tensor);
   if (t.ndim != 1 || t.shape[0] < 1) {
     invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected (batch + 1)"));

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/problem.hpp"
+#include "cuda/memory.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -17,30 +19,37 @@ struct AttentionShape {
   int64_t head_dim = 0;
 };
 
+// All tensors of a call lie on one device: that of the first one read that says or shows where it is.
 class TensorReader {
  public:
   explicit TensorReader(const char* function) : function_(function) {}
 
-  AttentionShape attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand) const;
+  // As far as tensors have been read.
+  core::Device device() const { return device_.value_or(core::Device{}); }
+
+  AttentionShape attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand);
 
   // (batch, heads, rows) with as many axes as q less one; packed (heads, total).
   core::Operand lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch, int64_t heads,
-                    int64_t rows) const;
+                    int64_t rows);
 
   // Axes aligned at the right; each is 1 or that of `shape`. On packed axes a larger one is fine.
   core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],
-                               bool packed_q, bool packed_kv) const;
+                               bool packed_q, bool packed_kv);
 
   // One axis of `size` values of type T: int32_t, int64_t or float.
   template <typename T>
-  core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning) const;
+  core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning);
 
-  core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads) const;
+  core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);
   // (batch, rows), or (rows) where batch is 1; packed (total).
   core::Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
-                               int64_t rows) const;
+                               int64_t rows);
 
-  int64_t length(const char* name, const tessella_tensor& tensor) const;
+  // Any shape, dense.
+  core::UserArray array(const char* name, const tessella_tensor& tensor);
+
+  int64_t length(const char* name, const tessella_tensor& tensor);
 
   // Throws: axis `axis` (of batch, seqlen, heads, head_dim) of the tensor is `got`.
   [[noreturn]] void mismatch(const char* name, const tessella_tensor& tensor, int axes, int axis, int64_t got,
@@ -56,9 +65,14 @@ class TensorReader {
     int64_t shape[8] = {};
     int64_t strides[8] = {};
   };
-  View view(const char* name, const tessella_tensor& tensor) const;
+  View view(const char* name, const tessella_tensor& tensor);
+  // Holds the tensor's device against the call's.
+  void place(const char* name, const tessella_tensor& tensor, bool is_empty);
 
   const char* function_;
+  bool may_be_on_a_gpu_ = cuda::has_device_memory();
+  std::optional<core::Device> device_;
+  std::string first_;  // the tensor that decided
 };
 
 }  // namespace tessella::api

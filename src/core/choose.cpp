@@ -16,12 +16,13 @@ std::string names(Features features) {
 
 std::string explain(const Plan& plan, std::string_view forced) {
   const Problem& p = plan.bounds;
-  std::string text = message(
-      "batch=", p.batch, " seqlen_q=", p.seqlen_q, " seqlen_kv=", p.seqlen_kv, " heads_q=", p.heads_q,
-      " heads_kv=", p.heads_kv, " head_dim_qk=", p.head_dim_qk, " head_dim_v=", p.head_dim_v, " dtype=", name(p.dtype),
-      " out_dtype=", name(p.out_dtype), " device=cpu\n", "features: ", p.features.empty() ? "none" : names(p.features),
-      "\n", "kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
-      forced.empty() ? "" : ", named by the caller", "\n", "threads: at most ", plan.num_threads, "\n");
+  std::string text =
+      message("batch=", p.batch, " seqlen_q=", p.seqlen_q, " seqlen_kv=", p.seqlen_kv, " heads_q=", p.heads_q,
+              " heads_kv=", p.heads_kv, " head_dim_qk=", p.head_dim_qk, " head_dim_v=", p.head_dim_v,
+              " dtype=", name(p.dtype), " out_dtype=", name(p.out_dtype), " device=", name(p.device), "\n",
+              "features: ", p.features.empty() ? "none" : names(p.features), "\n", "kernel: ", plan.kernel->name, " (",
+              plan.kernel->summary, ")", forced.empty() ? "" : ", named by the caller", "\n");
+  if (p.device.type == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");
   if (plan.kernel->describe != nullptr) text += plan.kernel->describe(p, plan.num_threads) + "\n";
   text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                   " bytes\n");
@@ -36,14 +37,29 @@ Problem without_pointers(const Problem& problem) {
   bounds.bias = bounds.dense_mask = bounds.block_map = {};
   bounds.alibi_slopes = bounds.sink = {};
   bounds.document_q = bounds.document_kv = bounds.prefix = {};
+  bounds.seed_data = bounds.offset_data = nullptr;
+  for (UserArray& array : bounds.arrays) array.data = nullptr;
   return bounds;
+}
+
+// The plan outlives the caller's texts.
+void keep_texts(Plan& plan) {
+  Problem& p = plan.bounds;
+  if (p.score.empty() && p.keep.empty()) return;
+  plan.texts = std::make_shared<const std::string>(std::string(p.score) + std::string(p.keep));
+  const std::string_view all = *plan.texts;
+  p.keep = all.substr(p.score.size());
+  p.score = all.substr(0, p.score.size());
 }
 
 }  // namespace
 
 std::string refusal(const Kernel& kernel, const Problem& problem) {
+  if (kernel.device != problem.device.type) {
+    return message("runs on ", name(kernel.device), " tensors, and q is on ", place(problem.device));
+  }
   if (kernel.unavailable != nullptr) {
-    if (std::string reason = kernel.unavailable(); !reason.empty()) return reason;
+    if (std::string reason = kernel.unavailable(problem.device); !reason.empty()) return reason;
   }
   if ((kernel.dtypes & dtype_bit(problem.dtype)) == 0) return message("does not compute ", name(problem.dtype));
   for (const auto& [argument, head_dim] :
@@ -62,7 +78,7 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
   Plan plan;
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
-      if (!forced.empty() && kernel.name != forced) continue;
+      if (forced.empty() ? kernel.device != problem.device.type : kernel.name != forced) continue;
       std::string reason;
       if (forced.empty() && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
         if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
@@ -76,8 +92,9 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
       }
       plan.kernel = &kernel;
       plan.bounds = without_pointers(problem);
+      keep_texts(plan);
       plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(problem.num_threads);
-      plan.workspace = kernel.workspace(plan.bounds, plan.num_threads);
+      if (kernel.workspace != nullptr) plan.workspace = kernel.workspace(plan.bounds, plan.num_threads);
       plan.explanation = explain(plan, forced);
       return plan;
     }

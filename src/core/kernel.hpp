@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,7 +21,7 @@ struct WorkspaceSize {
 
 struct Workspace {
   void* state = nullptr;
-  void* scratch = nullptr;  // 64-byte aligned on the CPU
+  void* scratch = nullptr;  // 64-byte aligned
 };
 
 struct Cost {
@@ -32,16 +33,17 @@ struct Cost {
 struct Kernel {
   std::string_view name;     // "cpu.forward_avx512": file name, registry name, profiler name
   std::string_view summary;  // one line for `tessella kernels`
-  uint32_t dtypes = 0;       // bit per DType, see dtype_bit()
+  DeviceType device = DeviceType::cpu;
+  uint32_t dtypes = 0;  // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
   Features features;         // those it supports
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
-  // Why this machine cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
-  std::string (*unavailable)() = nullptr;
+  // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
+  std::string (*unavailable)(Device) = nullptr;
   // Why this kernel refuses the problem beyond dtypes, head dim and features, or "". May be null.
   std::string (*refuses)(const Problem&) = nullptr;
-  // For the sizes in the problem and num_threads threads; must not look at pointers.
+  // For the sizes in the problem and num_threads threads; must not look at pointers. Null: none.
   WorkspaceSize (*workspace)(const Problem&, int num_threads) = nullptr;
   // Threads a run uses when the caller asks for `requested` (0 = all). Null: one.
   int (*threads)(int requested) = nullptr;
@@ -49,7 +51,11 @@ struct Kernel {
   Cost (*cost)(const Problem&) = nullptr;
   // One line: tiles, threads. May be null.
   std::string (*describe)(const Problem&, int num_threads) = nullptr;
-  void (*run)(const Problem&, const Plan&, Workspace) = nullptr;
+  // Compiles and loads what runs of plans with these bounds need, so that run does nothing that a graph capture
+  // forbids. Its result lives in Plan::prepared. May be null.
+  std::shared_ptr<const void> (*prepare)(const Problem& bounds) = nullptr;
+  // stream: of the device; ignored on the CPU.
+  void (*run)(const Problem&, const Plan&, Workspace, void* stream) = nullptr;
 };
 
 constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }

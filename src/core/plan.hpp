@@ -1,6 +1,7 @@
 // Plan: the kernel chosen for a problem, and why every better one was refused. Immutable, shared between threads.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,12 @@ struct Refusal {
 
 struct Plan {
   const Kernel* kernel = nullptr;
-  Problem bounds;  // sizes and features the plan was made for; its pointers are null
+  Problem bounds;                            // sizes and features the plan was made for; its pointers are null
+  std::shared_ptr<const std::string> texts;  // what bounds.score and bounds.keep point into
   int num_threads = 1;
   WorkspaceSize workspace;
-  std::vector<Refusal> refusals;  // kernels that stand before the chosen one
+  std::shared_ptr<const void> prepared;  // what kernel->prepare made
+  std::vector<Refusal> refusals;         // kernels that stand before the chosen one
   std::string explanation;
 };
 

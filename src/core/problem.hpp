@@ -2,22 +2,19 @@
 //
 // Every operand is logical (batch, row, head, head_dim) whatever the memory layout; broadcast axes have stride 0.
 // Strides count elements. Packed tensors (total, heads, head_dim) have batch stride 0 and are cut by cu_seqlens.
+//
+// All memory of a problem lies on its device. On a GPU nobody has looked at the values of its tables: kernels clamp
+// lengths and offsets to the sizes given here, so that no value makes them leave the tensors.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
+#include "core/device.hpp"
 #include "core/dtype.hpp"
 
 namespace tessella::core {
-
-enum class DeviceType : int32_t { cpu = 1, cuda = 2 };  // DLPack's numbers
-
-struct Device {
-  DeviceType type = DeviceType::cpu;
-  int32_t id = 0;
-  bool operator==(const Device&) const = default;
-};
 
 // What a call uses beyond q, k, v and scale. A kernel lists those it supports.
 enum class Feature : uint32_t {
@@ -40,6 +37,8 @@ enum class Feature : uint32_t {
   sink = 1u << 16,
   dropout = 1u << 17,
   lse = 1u << 18,
+  score = 1u << 19,
+  keep = 1u << 20,
 };
 
 class Features {
@@ -86,12 +85,16 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::sink, "sink"},
     {Feature::dropout, "dropout"},
     {Feature::lse, "lse"},
+    {Feature::score, "score"},
+    {Feature::keep, "keep"},
 };
 constexpr Features all_features() {
   Features all;
   for (const FeatureName& entry : kFeatureNames) all |= entry.feature;
   return all;
 }
+// Modifications given as text are compiled for a GPU; nothing compiles them on a CPU.
+inline constexpr Features kTextFeatures = Feature::score | Feature::keep;
 
 // (batch, row, head, head_dim), head_dim contiguous.
 struct Operand {
@@ -132,6 +135,14 @@ struct Table {
   T at(int64_t batch_idx, int64_t idx = 0) const { return data[batch_idx * batch_stride + idx * stride]; }
 };
 
+// An array that the texts of `score` and `keep` read; dense.
+struct UserArray {
+  const void* data = nullptr;
+  DType dtype = DType::none;  // f32, bf16, f16, i32 or bool
+  int64_t count = 0;
+};
+inline constexpr int kMaxUserArrays = 8;
+
 struct Problem {
   // The part a plan is made for.
   Device device;
@@ -142,11 +153,18 @@ struct Problem {
   int64_t heads_kv = 0;
   int64_t head_dim_qk = 0;
   int64_t head_dim_v = 0;
-  int64_t seqlen_q = 0;   // rows of a sequence of q; packed: the longest sequence
-  int64_t seqlen_kv = 0;  // slots of a sequence of k; packed: the longest sequence
+  int64_t seqlen_q = 0;   // rows of a sequence of q; packed: the longest sequence, on a GPU a bound of it
+  int64_t seqlen_kv = 0;  // slots of a sequence of k; packed: the longest sequence, on a GPU a bound of it
   int64_t total_q = 0;    // rows of the packed q tensor; otherwise seqlen_q
   int64_t total_kv = 0;   // rows of the packed k tensor; otherwise seqlen_kv
   Features features;
+  int32_t alignment = 1;         // GPU: bytes, 1 to 16, that divide every address and stride of q, k and v
+  int32_t num_sms = 0;           // GPU: multiprocessors to use; 0 = all
+  bool batch_invariant = false;  // kernel and tiles must not depend on batch and lengths
+  DType bias_dtype = DType::none;
+  std::string_view score;  // text of a modification, "" = absent; not owned
+  std::string_view keep;
+  int32_t num_arrays = 0;
 
   // The part that may change from run to run.
   Operand q;                     // (batch, seqlen_q, heads_q, head_dim_qk)
@@ -178,6 +196,9 @@ struct Problem {
   float dropout = 0;
   uint64_t seed = 0;
   uint64_t offset = 0;
+  const int64_t* seed_data = nullptr;  // GPU: where the seed lives; it replaces `seed`
+  const int64_t* offset_data = nullptr;
+  UserArray arrays[kMaxUserArrays];
   int num_threads = 0;  // 0 = all that the process may use
 
   int64_t group() const { return heads_q / heads_kv; }  // query heads that share a KV head

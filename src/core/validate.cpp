@@ -17,12 +17,7 @@ class Validator {
 
   void run() const {
     scalars();
-    lengths();
-    if (p_.prefix) {
-      for (int64_t b = 0; b < p_.batch; ++b) {
-        expect(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
-      }
-    }
+    if (p_.device.type == DeviceType::cpu) tables();
     out_is_separate();
   }
 
@@ -44,15 +39,26 @@ class Validator {
     expect(p_.chunk >= 0, "chunk", p_.chunk, "at least 0 (off)");
     expect(p_.keep_first >= 0, "keep_first", p_.keep_first, "at least 0 (off)");
     expect(p_.num_threads >= 0, "num_threads", p_.num_threads, "at least 0 (all)");
+    expect(p_.num_sms >= 0, "num_sms", p_.num_sms, "at least 0 (all)");
     validate_sizes(p_, function_);
   }
 
-  void packed(const char* name, const Table<int32_t>& cu, int64_t total) const {
+  void tables() const {
+    lengths();
+    if (!p_.prefix) return;
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      expect(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
+    }
+  }
+
+  void packed(const char* name, const Table<int32_t>& cu, int64_t total, int64_t longest) const {
     if (!cu) return;
     expect(cu.at(0, 0) == 0, name, 0, cu.at(0, 0), "0");
     for (int64_t b = 0; b < p_.batch; ++b) {
       expect(cu.at(0, b + 1) >= cu.at(0, b), name, b + 1, cu.at(0, b + 1),
              message("at least ", cu.at(0, b), " = ", name, "[", b, "]"));
+      expect(int64_t{cu.at(0, b + 1)} - cu.at(0, b) <= longest, name, b + 1, cu.at(0, b + 1),
+             message("at most ", longest, ", the bound of lengths, more than ", name, "[", b, "] = ", cu.at(0, b)));
     }
     expect(cu.at(0, p_.batch) <= total, name, p_.batch, cu.at(0, p_.batch),
            message("at most ", total, ", the rows of the packed tensor"));
@@ -63,8 +69,8 @@ class Validator {
   }
 
   void lengths() const {
-    packed("cu_seqlens_q", p_.cu_seqlens_q, p_.total_q);
-    packed("cu_seqlens_kv", p_.cu_seqlens_kv, p_.total_kv);
+    packed("cu_seqlens_q", p_.cu_seqlens_q, p_.total_q, p_.seqlen_q);
+    packed("cu_seqlens_kv", p_.cu_seqlens_kv, p_.total_kv, p_.seqlen_kv);
     for (int64_t b = 0; b < p_.batch; ++b) {
       const int64_t slots_q = slots(p_.cu_seqlens_q, p_.seqlen_q, b);
       const int64_t slots_kv = slots(p_.cu_seqlens_kv, p_.seqlen_kv, b);

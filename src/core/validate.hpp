@@ -5,7 +5,8 @@
 
 namespace tessella::core {
 
-// Throws Error(invalid_argument or unsupported) naming `function`, the argument, what it is and what was expected.
+// Tables on a GPU are not read. Throws Error(invalid_argument or unsupported) naming `function`, the argument, what it
+// is and what was expected.
 void validate(const Problem& problem, const char* function);
 
 // The part that also holds for the bounds of a plan: sizes whose arithmetic fits.

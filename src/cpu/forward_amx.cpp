@@ -378,7 +378,7 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   }
 }
 
-void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace) {
+void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace, void*) {
   Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr, nullptr};
   const Layout& l = call.layout;
   call.block = {l.qk_steps, l.v_panels, p.scale * kLog2e, nullptr, nullptr};
@@ -416,7 +416,7 @@ void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspa
 namespace tessella::cpu {
 namespace {
 
-std::string unavailable() {
+std::string unavailable(core::Device) {
   const std::string& reason = amx_bf16_unavailable();
   return reason.empty() ? vector_unavailable(InstructionSet::avx512) : reason;
 }
@@ -440,7 +440,7 @@ constinit const core::Kernel kForwardAmx = {
     .summary = "bf16 on AMX tiles, softmax between tile steps",
     .dtypes = core::dtype_bit(core::DType::bf16),
     .max_head_dim = 512,
-    .features = core::all_features(),
+    .features = core::all_features().without(core::kTextFeatures),
     .unavailable = unavailable,
     .workspace = workspace,
     .threads = threads_for,

@@ -13,7 +13,7 @@ namespace {
 
 template <InstructionSet kSet>
 struct VectorRow {
-  static std::string unavailable() {
+  static std::string unavailable(core::Device) {
     static const std::string kReason = vector_unavailable(kSet);
     return kReason;
   }
@@ -21,7 +21,7 @@ struct VectorRow {
     return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
            std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
   }
-  static void run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace) {
+  static void run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace, void*) {
     run_vector(vector_kernel(kSet), problem, plan, workspace);
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary) {
@@ -30,7 +30,7 @@ struct VectorRow {
     kernel.summary = summary;
     kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
     kernel.max_head_dim = kMaxHeadDim;
-    kernel.features = core::all_features();
+    kernel.features = core::all_features().without(core::kTextFeatures);
     kernel.unavailable = unavailable;
     kernel.workspace = vector_workspace;
     kernel.threads = threads_for;

@@ -1,8 +1,23 @@
-// A build without the CUDA backend: an empty table, so that callers hold no #ifdef.
+// A build without the CUDA backend: an empty table and no devices, so that callers hold no #ifdef.
+#include "core/error.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/memory.hpp"
 
 namespace tessella::cuda {
 
 core::KernelTable cuda_kernels() { return {}; }
+
+bool has_device_memory() { return false; }
+core::Device device_at(const void*) { return {}; }
+std::string device_problem(int32_t) { return "this build has no CUDA backend"; }
+
+// No tensor passes the door that would need these.
+void* allocate_async(core::Device device, size_t, void*) { core::unsupported(device_problem(device.id)); }
+void free_async(core::Device, void*, void*) noexcept {}
+void zero_async(core::Device device, void*, size_t, void*) { core::unsupported(device_problem(device.id)); }
+void copy_to_host(core::Device device, void*, const void*, size_t, void*) {
+  core::unsupported(device_problem(device.id));
+}
+void synchronize(core::Device device) { core::unsupported(device_problem(device.id)); }
 
 }  // namespace tessella::cuda

@@ -153,7 +153,7 @@ core::WorkspaceSize attention_workspace(const Problem& p, int num_threads) {
   return {.scratch_bytes = num_threads * doubles * static_cast<int64_t>(sizeof(double))};
 }
 
-void attention_run(const Problem& p, const core::Plan& plan, core::Workspace workspace) {
+void attention_run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void*) {
   const int64_t blocks = (p.seqlen_q + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t doubles = row_scratch(p) + p.head_dim_v;
   for_each(p.batch * p.heads_q * blocks, plan.num_threads, [&](int64_t item, int worker) {

@@ -34,6 +34,6 @@ float plain_row(const core::Problem& problem, const core::Sequence& sequence, in
 int num_threads(int requested);
 
 core::WorkspaceSize attention_workspace(const core::Problem& problem, int num_threads);
-void attention_run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace);
+void attention_run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace, void* stream);
 
 }  // namespace tessella::reference

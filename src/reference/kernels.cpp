@@ -19,13 +19,13 @@ core::Kernel ladder_kernel() {
           .summary = algorithm.summary,
           .dtypes = kFloats,
           .max_head_dim = kAnyHeadDim,
-          .features = core::all_features(),
+          .features = core::all_features().without(core::kTextFeatures),
           .automatic = 0,
           .workspace = [](const core::Problem& p, int threads) { return ladder_workspace(algorithm, p, threads); },
           .threads = num_threads,
           .cost = [](const core::Problem& p) { return ladder_cost(algorithm, p); },
-          .run = [](const core::Problem& p, const core::Plan& plan,
-                    core::Workspace workspace) { ladder_run(algorithm, p, plan.num_threads, workspace.scratch); }};
+          .run = [](const core::Problem& p, const core::Plan& plan, core::Workspace workspace,
+                    void*) { ladder_run(algorithm, p, plan.num_threads, workspace.scratch); }};
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ core::KernelTable reference_kernels() {
        .summary = "plain loops in double, the oracle",
        .dtypes = kFloats | core::dtype_bit(core::DType::f64),
        .max_head_dim = kAnyHeadDim,
-       .features = core::all_features(),
+       .features = core::all_features().without(core::kTextFeatures),
        .automatic = core::dtype_bit(core::DType::f64),
        .workspace = attention_workspace,
        .threads = num_threads,

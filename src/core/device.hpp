@@ -1,0 +1,24 @@
+// Where tensors live.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessella::core {
+
+enum class DeviceType : int32_t { cpu = 1, cuda = 2 };  // DLPack's numbers
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  int32_t id = 0;
+  bool operator==(const Device&) const = default;
+};
+
+constexpr const char* name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
+inline std::string name(Device device) {
+  return device.type == DeviceType::cpu ? "cpu" : "cuda:" + std::to_string(device.id);
+}
+// As in "q is on the CPU".
+inline std::string place(Device device) { return device.type == DeviceType::cpu ? "the CPU" : name(device); }
+
+}  // namespace tessella::core
