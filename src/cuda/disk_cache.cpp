@@ -60,17 +60,24 @@ std::string DiskCache::default_folder() {
   return "";
 }
 
-std::string DiskCache::problem() const {
+std::string DiskCache::reading_problem() const {
   if (folder_.empty()) return "no folder: TESSELLA_CACHE_DIR, XDG_CACHE_HOME and HOME are not set";
-  std::error_code error;
-  fs::create_directories(fs::path(folder_).parent_path(), error);
-  if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) return message(folder_, ": ", error_text());
   struct stat status {};
   if (::stat(folder_.c_str(), &status) != 0) return message(folder_, ": ", error_text());
   if (!S_ISDIR(status.st_mode)) return message(folder_, " is no folder");
-  // What is read here runs on the GPU with this user's data.
+  // What is read here runs on the GPU, on this user's data.
   if (status.st_uid != ::geteuid() && status.st_uid != 0) return message(folder_, " belongs to another user");
   if ((status.st_mode & S_IWOTH) != 0) return message(folder_, " can be written by every user");
+  return "";
+}
+
+std::string DiskCache::problem() const {
+  if (!folder_.empty()) {
+    std::error_code error;
+    fs::create_directories(fs::path(folder_).parent_path(), error);
+    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) return message(folder_, ": ", error_text());
+  }
+  if (std::string problem = reading_problem(); !problem.empty()) return problem;
   if (::access(folder_.c_str(), W_OK | X_OK) != 0) return message(folder_, ": ", error_text());
   return "";
 }
@@ -80,14 +87,15 @@ std::string DiskCache::path_of(const Hash128& key, CompilerVersion compiler) con
 }
 
 std::optional<Cubin> DiskCache::read(const Hash128& key, CompilerVersion compiler) const {
-  if (folder_.empty()) return std::nullopt;
+  if (!reading_problem().empty()) return std::nullopt;
   std::optional<Cubin> cubin = read_file(path_of(key, compiler), key);
   return cubin && cubin->compiler == compiler ? cubin : std::nullopt;
 }
 
 std::optional<Cubin> DiskCache::read_any(const Hash128& key, CompilerVersion newest) const {
   std::optional<Cubin> best;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(folder_.empty() ? nullptr : ::opendir(folder_.c_str()), ::closedir);
+  if (!reading_problem().empty()) return best;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(folder_.c_str()), ::closedir);
   if (folder == nullptr) return best;
   const std::string prefix = key.hex() + "-";
   while (const dirent* entry = ::readdir(folder.get())) {

@@ -44,6 +44,7 @@ class DiskCache {
   };
 
  private:
+  std::string reading_problem() const;
   std::string path_of(const Hash128& key, CompilerVersion compiler) const;
 
   std::string folder_;

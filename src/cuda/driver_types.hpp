@@ -67,7 +67,7 @@ enum CUlaunchAttributeID : int {
   CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 };
 
-union CUlaunchAttributeValue {
+union alignas(8) CUlaunchAttributeValue {
   char pad[64];
   struct {
     unsigned x, y, z;
@@ -91,7 +91,7 @@ struct CUlaunchConfig {
 };
 
 // How the tensor memory accelerator walks a tensor; opaque, made by cuTensorMapEncodeTiled.
-struct alignas(64) CUtensorMap {
+struct alignas(128) CUtensorMap {
   uint64_t opaque[16];
 };
 
