@@ -41,7 +41,9 @@ TEST(NoGpu, OldGpuIsToldWhatItNeeds) {
 TEST(NoGpu, SaysWhyThereIsNone) {
   if (driver() != nullptr) GTEST_SKIP() << "there is a GPU here";
   EXPECT_NE(driver_problem(), "");
-  if (driver_version() == 0) EXPECT_EQ(driver_problem(), "no NVIDIA driver here: libcuda.so.1 was not found");
+  if (driver_version() == 0) {
+    EXPECT_EQ(driver_problem(), "no NVIDIA driver here: libcuda.so.1 was not found");
+  }
   EXPECT_EQ(device_count(), 0);
   EXPECT_EQ(error_of(ErrorCode::device, [] { device_info(0); }), driver_problem());
   EXPECT_EQ(error_of(ErrorCode::device, [] { required_driver(); }), driver_problem());
@@ -51,7 +53,9 @@ TEST(NoGpu, SaysWhyThereIsNone) {
 
 TEST(NoGpu, PointersAreTheHosts) {
   int on_stack = 0;
-  if (driver_version() == 0) EXPECT_FALSE(driver_is_loaded());
+  if (driver_version() == 0) {
+    EXPECT_FALSE(driver_is_loaded());
+  }
   EXPECT_FALSE(device_of(&on_stack));
   EXPECT_FALSE(device_of(nullptr));
 }

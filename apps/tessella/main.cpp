@@ -41,6 +41,7 @@ void refuse_empty_values(const CLI::App& app) {
         throw tessella::cli::InputError(fmt::format("{} is '', expected a value", option->get_name()));
       }
     }
+    refuse_empty_values(*command);
   }
 }
 

@@ -290,6 +290,15 @@ TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const t
                                                      const tessella_attention_options* options,
                                                      tessella_kernel_cost* cost);
 
+/* Compiles the GPU kernels that are most used into the cache folder ($TESSELLA_CACHE_DIR, else $XDG_CACHE_HOME/tessella,
+ * else ~/.cache/tessella), so that no call waits for the compiler. Needs NVRTC and no GPU.
+ * archs: "sm_80,sm_90"; NULL or "" = those of this machine's GPUs, without any all that the library is made for.
+ * kernel: a name that tessella_kernel_describe gives; NULL or "" = all.
+ * progress: called by the calling thread after each kernel, with one line about it; NULL = not. Frozen. */
+typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const char* text, void* user);
+TESSELLA_API tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress,
+                                                    void* user);
+
 /* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
  * managed tensor; reading never deletes it. A read-only one has TESSELLA_READ_ONLY set; the unversioned form cannot say
  * so and to_dlpack refuses it. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack: *managed owns

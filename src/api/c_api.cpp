@@ -12,6 +12,7 @@
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "cuda/prebuild.hpp"
 #include "cuda/memory.hpp"
 #include "tessella/tessella.h"
 
@@ -220,6 +221,15 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forwa
          tessella_kernel_cost{sizeof(tessella_kernel_cost), counted.score_passes, counted.bytes_moved,
                               counted.extra_bytes},
          "kernel_cost_of", "cost");
+  });
+}
+
+tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress, void* user) {
+  return guarded([&] {
+    tessella::cuda::prebuild(archs == nullptr ? "" : archs, kernel == nullptr ? "" : kernel,
+                             [&](int num_done, int num_total, const std::string& text) {
+                               if (progress != nullptr) progress(num_done, num_total, text.c_str(), user);
+                             });
   });
 }
 

@@ -6,6 +6,7 @@
 #include "core/environment.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
+#include "cuda/info.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -56,8 +57,7 @@ std::string info() {
   }
   const std::string_view forced = core::environment_kernel();
   if (!forced.empty()) text += core::message("TESSELLA_KERNEL: ", forced, "\n");
-  text += "CUDA: not in this build\n";
-  return text;
+  return text + cuda::info_lines();
 }
 
 }  // namespace tessella::api

@@ -21,6 +21,8 @@ bool driver_takes(CompilerVersion compiler, bool ptx) {
   return ptx ? compiler <= driver : compiler.major <= driver.major;
 }
 
+}  // namespace
+
 std::shared_ptr<const Cubin> find_embedded(const Program& program, const Target& target) {
   if (embedded_cubins().empty()) return nullptr;
   const auto start = std::chrono::steady_clock::now();
@@ -32,8 +34,6 @@ std::shared_ptr<const Cubin> find_embedded(const Program& program, const Target&
   cubin->milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return cubin;
 }
-
-}  // namespace
 
 std::vector<Target> native_targets(int arch, bool arch_specific) {
   if (arch_specific) return {{.arch = arch, .arch_specific = true}};

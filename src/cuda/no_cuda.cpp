@@ -1,11 +1,18 @@
 // A build without the CUDA backend: an empty table and no devices, so that callers hold no #ifdef.
 #include "core/error.hpp"
+#include "cuda/info.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/memory.hpp"
+#include "cuda/prebuild.hpp"
 
 namespace tessella::cuda {
 
 core::KernelTable cuda_kernels() { return {}; }
+
+std::string info_lines() { return "CUDA: not in this build\n"; }
+void prebuild(const std::string&, const std::string&, const Progress&) {
+  core::unsupported("kernels build: this build has no CUDA backend");
+}
 
 bool has_device_memory() { return false; }
 core::Device device_at(const void*) { return {}; }

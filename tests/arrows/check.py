@@ -25,7 +25,7 @@ ARROWS = {
     "examples": {"examples", "include/tessella"},
 }
 # The tables of kernels, which api hands to choose(); and what oracle, thread count and device memory offer the front door.
-TABLES = re.compile(r"src/(reference|cpu|cuda)/(kernel_?table|table|kernels|oracle|attention|check|ladder|cost|parallel|memory)\.hpp")
+TABLES = re.compile(r"src/(reference|cpu|cuda)/(kernel_?table|table|kernels|oracle|attention|check|ladder|cost|parallel|memory|info|prebuild)\.hpp")
 TABLE_USERS = ("src/api",)
 # Headers of other projects stay behind these walls.
 FOREIGN = {

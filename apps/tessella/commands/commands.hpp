@@ -16,6 +16,7 @@ void add_attend(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
 void add_ladder(CLI::App& app, Run& run);
 void add_kernels(CLI::App& app, Run& run);
+void add_kernels_build(CLI::App& kernels, Run& run);  // a subcommand of `kernels`
 void add_info(CLI::App& app, Run& run);
 
 }  // namespace tessella::cli

@@ -150,7 +150,9 @@ void add_kernels(CLI::App& app, Run& run) {
   command->add_flag("--json", settings->json, "as JSON");
   command->add_flag("--csv", settings->csv, "as CSV");
   settings->options.add_without_mask_to(*command);
-  command->callback([&run, settings] {
+  add_kernels_build(*command, run);
+  command->callback([command, &run, settings] {
+    if (command->got_subcommand("build")) return;
     run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
   });
 }

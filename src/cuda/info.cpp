@@ -1,0 +1,57 @@
+#include "cuda/info.hpp"
+
+#include <set>
+
+#include "core/message.hpp"
+#include "cuda/cubin_store.hpp"
+#include "cuda/device.hpp"
+#include "cuda/driver.hpp"
+#include "cuda/embedded_cubins.hpp"
+#include "cuda/nvrtc.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::message;
+
+std::string version_text(int version) { return message(version / 1000, ".", version % 1000 / 10); }
+
+std::string device_line(const DeviceInfo& device) {
+  const std::string problem = device_problem(device);
+  return message("gpu ", device.id, ": ", device.name, ", sm_", device.arch, ", ", device.num_sms, " multiprocessors, ",
+                 device.memory_bytes >> 20, " MiB", problem.empty() ? "" : "; ", problem, "\n");
+}
+
+std::string embedded_line() {
+  const size_t count = embedded_cubins().size();
+  if (count == 0) return "embedded kernels: none, each is compiled at its first use\n";
+  std::set<std::string> targets;
+  CompilerVersion compiler;
+  for (const auto& [key, cubin] : embedded_cubins()) {
+    targets.insert(cubin.target);
+    compiler = cubin.compiler;
+  }
+  std::string text = message("embedded kernels: ", count, " for");
+  for (const std::string& target : targets) text += " " + target;
+  return text + message(", by NVRTC ", compiler.text(), "\n");
+}
+
+}  // namespace
+
+std::string info_lines() {
+  std::string text = "CUDA driver: ";
+  text += driver() != nullptr ? message("CUDA ", version_text(driver_version())) : driver_problem();
+  text += "\n";
+  for (int id = 0; id < device_count(); ++id) text += device_line(device_info(id));
+  const Nvrtc* compiler = nvrtc();
+  text += "NVRTC: ";
+  text += compiler != nullptr ? message(compiler->version().text(), ", ", compiler->path()) : nvrtc_problem();
+  const DiskCache& disk = cubin_store().disk();
+  const std::string problem = disk.problem();
+  text += "\nkernel cache: ";
+  text += problem.empty() ? disk.folder() : message("in memory only: ", problem);
+  text += "\n";
+  return text + embedded_line();
+}
+
+}  // namespace tessella::cuda
