@@ -18,9 +18,15 @@ constexpr int kOldest = 12000;  // cuLibraryLoadData and tensor maps appear
 
 std::string version_text(int version) { return message("CUDA ", version / 1000, ".", version % 1000 / 10); }
 
+// The library, not initialised: after cuInit no child that this process forks can use CUDA.
+struct Library {
+  void* handle = nullptr;
+  int version = 0;
+  std::string problem;
+};
+
 struct Opened {
   Driver functions{};
-  int version = 0;
   std::string problem;
 };
 
@@ -107,24 +113,35 @@ std::string init_problem(CUresult result) {
   }
 }
 
+Library open_library() {
+  Library library{.handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)};
+  if (library.handle == nullptr) {
+    library.problem = message("no NVIDIA driver here: ", kLibrary, " was not found");
+    return library;
+  }
+  const auto version = reinterpret_cast<CUresult (*)(int*)>(::dlsym(library.handle, "cuDriverGetVersion"));
+  if (version == nullptr || version(&library.version) != CUDA_SUCCESS) {
+    library.problem = message(kLibrary, " does not say its version, expected the NVIDIA driver");
+  } else {
+    library.problem = driver_version_problem(library.version);
+  }
+  return library;
+}
+
+// Never closed: other static destructors may still use it.
+const Library& library() {
+  static const Library* const kLibraryOpened = new Library(open_library());
+  return *kLibraryOpened;
+}
+
 Opened open() {
-  Opened opened;
-  void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    opened.problem = message("no NVIDIA driver here: ", kLibrary, " was not found");
-    return opened;
-  }
-  const auto version = reinterpret_cast<CUresult (*)(int*)>(::dlsym(library, "cuDriverGetVersion"));
-  if (version == nullptr || version(&opened.version) != CUDA_SUCCESS) {
-    opened.problem = message(kLibrary, " does not say its version, expected the NVIDIA driver");
-    return opened;
-  }
-  opened.problem = driver_version_problem(opened.version);
+  Opened opened{.problem = library().problem};
   if (!opened.problem.empty()) return opened;
-  const Functions functions{reinterpret_cast<Functions::GetProcAddress>(::dlsym(library, "cuGetProcAddress_v2"))};
+  const Functions functions{
+      reinterpret_cast<Functions::GetProcAddress>(::dlsym(library().handle, "cuGetProcAddress_v2"))};
   const char* missing = functions.get == nullptr ? "cuGetProcAddress_v2" : take_all(functions, opened.functions);
   if (missing != nullptr) {
-    opened.problem = message("the NVIDIA driver supports ", version_text(opened.version), " and lacks ", missing);
+    opened.problem = message("the NVIDIA driver supports ", version_text(library().version), " and lacks ", missing);
     return opened;
   }
   if (const CUresult result = opened.functions.cuInit(0); result != CUDA_SUCCESS) {
@@ -138,7 +155,6 @@ Opened open() {
   return opened;
 }
 
-// Never closed: other static destructors may still use it.
 const Opened& opened() {
   static const Opened* const kOpened = new Opened(open());
   return *kOpened;
@@ -178,7 +194,7 @@ const Driver& required_driver() {
 }
 
 std::string driver_problem() { return opened().problem; }
-int driver_version() { return opened().version; }
+int driver_version() { return library().version; }
 
 std::string driver_version_problem(int version) {
   if (version >= kOldest) return "";

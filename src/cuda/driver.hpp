@@ -80,7 +80,8 @@ const Driver& required_driver();
 // Why driver() is nullptr, in one sentence; "" when it is not.
 std::string driver_problem();
 
-// CUDA version that the driver supports, 13000 for 13.0; 0 without a driver.
+// CUDA version that the driver supports, 13000 for 13.0; 0 without a driver. Does not initialise CUDA, after which no
+// child that this process forks could use it.
 int driver_version();
 
 // Why a driver that supports this CUDA version is too old, in one sentence, or "".

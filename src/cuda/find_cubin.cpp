@@ -21,8 +21,6 @@ bool driver_takes(CompilerVersion compiler, bool ptx) {
   return ptx ? compiler <= driver : compiler.major <= driver.major;
 }
 
-}  // namespace
-
 std::shared_ptr<const Cubin> find_embedded(const Program& program, const Target& target) {
   if (embedded_cubins().empty()) return nullptr;
   const auto start = std::chrono::steady_clock::now();
@@ -35,11 +33,21 @@ std::shared_ptr<const Cubin> find_embedded(const Program& program, const Target&
   return cubin;
 }
 
+}  // namespace
+
 std::vector<Target> native_targets(int arch, bool arch_specific) {
   if (arch_specific) return {{.arch = arch, .arch_specific = true}};
   std::vector<Target> targets;
   for (int minor = arch; minor >= arch / 10 * 10; --minor) targets.push_back({.arch = minor});
   return targets;
+}
+
+std::shared_ptr<const Cubin> find_embedded_for(const Program& program, const Target& target) {
+  if (target.ptx) return find_embedded(program, target);
+  for (const Target& native : native_targets(target.arch, target.arch_specific)) {
+    if (std::shared_ptr<const Cubin> cubin = find_embedded(program, native)) return cubin;
+  }
+  return nullptr;
 }
 
 std::optional<Target> compile_target(int arch, bool arch_specific, const std::vector<int>& compiler_archs) {
@@ -55,10 +63,8 @@ std::optional<Target> compile_target(int arch, bool arch_specific, const std::ve
 }
 
 std::shared_ptr<const Cubin> find_or_compile(const Program& program, int arch) {
-  for (const Target& target : native_targets(arch, program.arch_specific)) {
-    if (std::shared_ptr<const Cubin> cubin = find_embedded(program, target)) return cubin;
-  }
   const Target own{.arch = arch, .arch_specific = program.arch_specific};
+  if (std::shared_ptr<const Cubin> cubin = find_embedded_for(program, own)) return cubin;
   std::optional<Target> target = own;
   if (const Nvrtc* compiler = nvrtc(); compiler != nullptr) {
     target = compile_target(arch, program.arch_specific, compiler->archs());

@@ -18,8 +18,8 @@ std::vector<Target> native_targets(int arch, bool arch_specific);
 // same major; else PTX for the nearest earlier one. Nothing when there is none.
 std::optional<Target> compile_target(int arch, bool arch_specific, const std::vector<int>& compiler_archs);
 
-// The embedded image of the program for this very target, if this process's driver loads it; else nullptr.
-std::shared_ptr<const Cubin> find_embedded(const Program& program, const Target& target);
+// The embedded image that serves a target, if this process's driver loads it; else nullptr.
+std::shared_ptr<const Cubin> find_embedded_for(const Program& program, const Target& target);
 
 // The image of the program for GPUs of this arch (90 for sm_90): embedded, else from the disk cache, else compiled by
 // NVRTC, else embedded PTX. Error(compile) when there is none.

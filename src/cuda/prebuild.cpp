@@ -84,14 +84,14 @@ void prebuild(const std::string& targets, const std::string& kernel, const Progr
     if (!kernel.empty() && hot.kernel != kernel) continue;
     for (const Target& target : wanted_targets(hot, asked)) jobs.push_back({&hot, target});
   }
-  if (!kernel.empty() && names.find(kernel) == names.npos) {
+  if (!kernel.empty() && std::ranges::none_of(programs, [&](const HotProgram& hot) { return hot.kernel == kernel; })) {
     core::invalid(message("kernels build: kernel is '", kernel, "', expected one of ", names));
   }
   if (const std::string problem = cubin_store().disk().problem(); !problem.empty()) {
     throw core::Error(core::ErrorCode::io, message("kernels build: the cache cannot be written: ", problem));
   }
   for (size_t i = 0; i < jobs.size(); ++i) {
-    std::shared_ptr<const Cubin> cubin = find_embedded(jobs[i].hot->program, jobs[i].target);
+    std::shared_ptr<const Cubin> cubin = find_embedded_for(jobs[i].hot->program, jobs[i].target);
     if (cubin == nullptr) cubin = cubin_store().get(jobs[i].hot->program, jobs[i].target);
     if (progress) progress(static_cast<int>(i + 1), static_cast<int>(jobs.size()), result_text(jobs[i], *cubin));
   }

@@ -1,0 +1,200 @@
+// A stand-in for libcuda.so.1 that runs nothing and remembers what it was asked: tests of the host side need no GPU.
+// FAKE_CUDA_VERSION (13000), FAKE_CUDA_ARCH (90), FAKE_CUDA_INIT, FAKE_CUDA_LOAD and FAKE_CUDA_ALLOC (0: the result of
+// cuInit, cuLibraryLoadData and cuMemAllocAsync) say how it behaves. It has two GPUs.
+#include "fake_driver.hpp"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda/driver_types.hpp"
+
+namespace {
+
+using namespace tessella::cuda;
+
+constexpr int kNumDevices = 2;
+
+int setting(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+CUresult result_setting(const char* name) { return static_cast<CUresult>(setting(name, 0)); }
+
+FakeDriver g_state;
+pid_t g_process = 0;  // that initialised it
+// A context is the address of an element: primary ones first, then one of the caller's own for each device.
+char g_contexts[2 * kNumDevices];
+thread_local std::vector<CUcontext> t_current;
+
+CUcontext context_at(int idx) { return reinterpret_cast<CUcontext>(&g_contexts[idx]); }
+int device_of_context(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<char*>(context) - g_contexts) % kNumDevices;
+}
+CUresult ready() { return g_process == ::getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
+
+CUresult init(unsigned) {
+  g_process = ::getpid();
+  return result_setting("FAKE_CUDA_INIT");
+}
+CUresult error_name(CUresult result, const char** name) {
+  *name = "CUDA_ERROR_FAKE";
+  return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+CUresult error_string(CUresult, const char** text) {
+  *text = "as the test wishes";
+  return CUDA_SUCCESS;
+}
+CUresult device_get(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return ready();
+}
+CUresult device_count(int* count) {
+  *count = kNumDevices;
+  return ready();
+}
+CUresult device_name(char* name, int length, CUdevice) {
+  std::strncpy(name, "Fake GPU", static_cast<size_t>(length));
+  return ready();
+}
+CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  const int arch = setting("FAKE_CUDA_ARCH", 90);
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = arch / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = arch % 10; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
+    default: *value = 100; break;
+  }
+  return ready();
+}
+CUresult total_memory(size_t* bytes, CUdevice) {
+  *bytes = size_t{80} << 30;
+  return ready();
+}
+CUresult retain_primary(CUcontext* context, CUdevice device) {
+  ++g_state.num_retained;
+  *context = context_at(device);
+  return ready();
+}
+CUresult get_current(CUcontext* context) {
+  *context = t_current.empty() ? nullptr : t_current.back();
+  return ready();
+}
+CUresult get_device(CUdevice* device) {
+  if (t_current.empty()) return CUDA_ERROR_INVALID_VALUE;
+  *device = device_of_context(t_current.back());
+  return ready();
+}
+CUresult push(CUcontext context) {
+  t_current.push_back(context);
+  return ready();
+}
+CUresult pop(CUcontext* context) {
+  if (t_current.empty()) return CUDA_ERROR_INVALID_VALUE;
+  *context = t_current.back();
+  t_current.pop_back();
+  return CUDA_SUCCESS;
+}
+// Even addresses are host memory; odd ones belong to GPU 1.
+CUresult pointer_attributes(unsigned, CUpointer_attribute*, void** values, CUdeviceptr pointer) {
+  if (ready() != CUDA_SUCCESS) return ready();
+  *static_cast<unsigned*>(values[0]) = pointer % 2 == 0 ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  *static_cast<int*>(values[1]) = 1;
+  return CUDA_SUCCESS;
+}
+CUresult memory_info(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = 1000;
+  *total_bytes = 80000;
+  return ready();
+}
+CUresult allocate(CUdeviceptr* pointer, size_t, CUstream) {
+  *pointer = 1;
+  return result_setting("FAKE_CUDA_ALLOC");
+}
+CUresult load_library(CUlibrary* library, const void*, int*, void**, unsigned, int*, void**, unsigned) {
+  *library = reinterpret_cast<CUlibrary>(&g_state);
+  ++g_state.num_loaded;
+  return result_setting("FAKE_CUDA_LOAD");
+}
+CUresult get_kernel(CUkernel* kernel, CUlibrary, const char*) {
+  *kernel = reinterpret_cast<CUkernel>(&g_state);
+  return CUDA_SUCCESS;
+}
+CUresult get_function(CUfunction* function, CUkernel) {
+  *function = reinterpret_cast<CUfunction>(&g_state);
+  return CUDA_SUCCESS;
+}
+CUresult set_attribute(CUfunction_attribute attribute, int value, CUkernel, CUdevice device) {
+  if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) g_state.max_shared_bytes[device] = value;
+  return CUDA_SUCCESS;
+}
+CUresult param_info(CUkernel, size_t, size_t* offset, size_t* size) {
+  *offset = 0;
+  *size = sizeof(FakeParams);
+  return CUDA_SUCCESS;
+}
+CUresult load_function(CUfunction) {
+  ++g_state.num_function_loads;
+  return CUDA_SUCCESS;
+}
+CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**) {
+  g_state.launched_on = device_of_context(t_current.back());
+  g_state.config = *config;
+  g_state.attributes.assign(config->attrs, config->attrs + config->numAttrs);
+  std::memcpy(&g_state.params, params[0], sizeof g_state.params);
+  return CUDA_SUCCESS;
+}
+CUresult unsupported() { return static_cast<CUresult>(801); }
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuDriverGetVersion(int* version) {
+  *version = setting("FAKE_CUDA_VERSION", 13000);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values, CUdeviceptr pointer) {
+  return pointer_attributes(count, attributes, values, pointer);
+}
+
+CUresult cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int*) {
+  static const std::map<std::string, void*> kFunctions{
+      {"cuInit", reinterpret_cast<void*>(init)},
+      {"cuGetErrorName", reinterpret_cast<void*>(error_name)},
+      {"cuGetErrorString", reinterpret_cast<void*>(error_string)},
+      {"cuDeviceGet", reinterpret_cast<void*>(device_get)},
+      {"cuDeviceGetCount", reinterpret_cast<void*>(device_count)},
+      {"cuDeviceGetName", reinterpret_cast<void*>(device_name)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(device_attribute)},
+      {"cuDeviceTotalMem", reinterpret_cast<void*>(total_memory)},
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_primary)},
+      {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
+      {"cuCtxGetDevice", reinterpret_cast<void*>(get_device)},
+      {"cuCtxPushCurrent", reinterpret_cast<void*>(push)},
+      {"cuCtxPopCurrent", reinterpret_cast<void*>(pop)},
+      {"cuMemGetInfo", reinterpret_cast<void*>(memory_info)},
+      {"cuMemAllocAsync", reinterpret_cast<void*>(allocate)},
+      {"cuLibraryLoadData", reinterpret_cast<void*>(load_library)},
+      {"cuLibraryGetKernel", reinterpret_cast<void*>(get_kernel)},
+      {"cuKernelGetFunction", reinterpret_cast<void*>(get_function)},
+      {"cuKernelSetAttribute", reinterpret_cast<void*>(set_attribute)},
+      {"cuKernelGetParamInfo", reinterpret_cast<void*>(param_info)},
+      {"cuFuncLoad", reinterpret_cast<void*>(load_function)},
+      {"cuLaunchKernelEx", reinterpret_cast<void*>(launch)},
+  };
+  const auto found = kFunctions.find(name);
+  *function = found == kFunctions.end() ? reinterpret_cast<void*>(unsupported) : found->second;
+  return CUDA_SUCCESS;
+}
+
+FakeDriver* fake_driver() { return &g_state; }
+// A context that is not the primary one, as a program makes for itself.
+CUcontext fake_own_context(int device) { return context_at(kNumDevices + device); }
+
+}  // extern "C"

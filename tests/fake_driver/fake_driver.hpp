@@ -1,0 +1,28 @@
+// What the stand-in for the CUDA driver remembers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/driver_types.hpp"
+
+struct FakeParams {
+  int32_t* to;
+  int64_t count;
+};
+
+struct FakeDriver {
+  int num_retained = 0;
+  int num_loaded = 0;
+  int num_function_loads = 0;
+  int max_shared_bytes[2] = {0, 0};
+  int launched_on = -1;
+  tessella::cuda::CUlaunchConfig config{};
+  std::vector<tessella::cuda::CUlaunchAttribute> attributes;
+  FakeParams params{};
+};
+
+extern "C" {
+FakeDriver* fake_driver();
+tessella::cuda::CUcontext fake_own_context(int device);
+}
