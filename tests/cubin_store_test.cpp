@@ -18,6 +18,11 @@
 
 #include "core/error.hpp"
 
+#ifdef __SANITIZE_THREAD__
+// In a forked child the parent's other threads look as if nobody had joined them.
+extern "C" const char* __tsan_default_options() { return "report_thread_leaks=0"; }
+#endif
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -17,6 +17,7 @@ ARROWS = {
     "src/reference": {"src/reference", "src/core", "src/portable"},
     "src/cpu": {"src/cpu", "src/core", "src/portable"},
     "src/cuda": {"src/cuda", "src/core", "src/portable"},
+    "src/cuda/device": {"src/cuda/device", "src/portable"},
     "src/parallel": {"src/parallel", "src/core", "src/portable"},
     "src/api": {"src/api", "src/core", "src/portable", "src/parallel", "include/tessella"},
     "apps": {"apps", "include/tessella"},
@@ -36,6 +37,9 @@ FOREIGN = {
     "torch/": ("bindings",),
     "ATen/": ("bindings",),
 }
+# The device compiler finds our own headers, the text of the user's modification, and nothing else.
+DEVICE = "src/cuda/device"
+DEVICE_FOREIGN = {"user.hpp"}
 FORBIDDEN_NAMES = re.compile(r"(^|[_-])(utils?|helpers?|commons?|misc|v2)([_.-]|$)")
 LONG = 500
 SOURCES = {".h", ".hpp", ".c", ".cpp", ".cc", ".cu", ".cuh", ".inl"}
@@ -94,6 +98,8 @@ def check(root):
                 for prefix, homes in FOREIGN.items():
                     if spelled.startswith(prefix) and folder not in homes:
                         errors.append(f"{name}:{line}: <{spelled}> belongs behind {', '.join(homes)}")
+                if folder == DEVICE and spelled not in DEVICE_FOREIGN:
+                    errors.append(f"{name}:{line}: the device compiler finds no <{spelled}>")
                 continue
             to = folder_of(target)
             if to in ARROWS[folder] or (folder in TABLE_USERS and TABLES.fullmatch(target)):
@@ -115,6 +121,7 @@ def self_test():
             "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
             "src/core/string_utils.hpp": "",
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n',
+            "src/cuda/device/tile.hpp": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
             "src/stray.cpp": "",
         }
         for name, text in files.items():
@@ -125,6 +132,8 @@ def self_test():
                 "src/api/door.cpp:2: src/api must not include src/cpu/strip.hpp",
                 "src/core/plan.hpp:1: src/core must not include src/cpu/table.hpp",
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
+                "src/cuda/device/tile.hpp:1: the device compiler finds no <cstdint>",
+                "src/cuda/device/tile.hpp:3: src/cuda/device must not include src/core/plan.hpp",
                 "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu",
                 "src/stray.cpp: lies in no folder of the design"]
     if errors != expected or notes != ["src/cpu/strip.hpp: 600 lines"]:

@@ -408,7 +408,15 @@ class Others(CliTest):
 
     def test_info(self):
         self.assertIn("version: ", run("info").stdout)
-        self.assertIn("version", json.loads(run("info", "--json").stdout)["library"])
+        about = json.loads(run("info", "--json").stdout)["library"]
+        for name in ("version", "CUDA driver", "NVRTC", "kernel cache", "embedded kernels"):
+            self.assertIn(name, about)
+
+    def test_kernels_build(self):
+        self.refuses("kernels", "build", "--arch", "sm_70", saying="sm_80 or later")
+        self.refuses("kernels", "build", "--arch", "", saying="expected a value")
+        self.refuses("kernels", "build", "--kernel", "nonsense", saying="expected one of")
+        self.assertIn("Compile GPU kernels", run("kernels", "build", "--help").stdout)
 
     def test_kernels(self):
         self.assertIn("reference.attention", run("kernels").stdout)
