@@ -290,8 +290,8 @@ TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const t
                                                      const tessella_attention_options* options,
                                                      tessella_kernel_cost* cost);
 
-/* Compiles the GPU kernels that are most used into the cache folder ($TESSELLA_CACHE_DIR, else $XDG_CACHE_HOME/tessella,
- * else ~/.cache/tessella), so that no call waits for the compiler. Needs NVRTC and no GPU.
+/* Compiles the GPU kernels that are most used into the cache folder ($TESSELLA_CACHE_DIR, else
+ * $XDG_CACHE_HOME/tessella, else ~/.cache/tessella), so that no call waits for the compiler. Needs NVRTC and no GPU.
  * archs: "sm_80,sm_90"; NULL or "" = those of this machine's GPUs, without any all that the library is made for.
  * kernel: a name that tessella_kernel_describe gives; NULL or "" = all.
  * progress: called by the calling thread after each kernel, with one line about it; NULL = not. Frozen. */

@@ -12,7 +12,7 @@ namespace tessella::cuda {
 struct CompilerVersion {
   int major = 0;
   int minor = 0;
-  auto operator<=>(const CompilerVersion&) const = default;
+  auto operator<=>(const CompilerVersion&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
   std::string text() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 

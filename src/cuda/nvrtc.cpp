@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -29,6 +30,12 @@ std::string without_times(const std::string& log) {
     begin = end;
   }
   return kept;
+}
+
+std::vector<const char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<const char*> all(texts.size());
+  std::ranges::transform(texts, all.begin(), &std::string::c_str);
+  return all;
 }
 
 struct Search {
@@ -123,18 +130,14 @@ Cubin Nvrtc::compile(const Program& program, const Target& target) const {
   const std::vector<DeviceSource> headers = headers_of(program);
   std::vector<std::string> names;
   std::vector<std::string> texts;
-  std::vector<const char*> name_pointers;
-  std::vector<const char*> text_pointers;
   for (const DeviceSource& header : headers) {
     names.emplace_back(header.name);
     texts.emplace_back(header.text);
   }
-  for (const std::string& name : names) name_pointers.push_back(name.c_str());
-  for (const std::string& text : texts) text_pointers.push_back(text.c_str());
 
   Handle handle = nullptr;
   require(rtc.nvrtcCreateProgram(&handle, main_text(program).c_str(), "kernel.cu", static_cast<int>(headers.size()),
-                                 text_pointers.data(), name_pointers.data()),
+                                 pointers(texts).data(), pointers(names).data()),
           "nvrtcCreateProgram");
   const auto destroy = [&rtc](Handle created) { rtc.nvrtcDestroyProgram(&created); };
   const std::unique_ptr<NvrtcProgram, decltype(destroy)> owner(handle, destroy);
@@ -149,9 +152,7 @@ Cubin Nvrtc::compile(const Program& program, const Target& target) const {
   };
   require(rtc.nvrtcAddNameExpression(handle, program.expression.c_str()), "nvrtcAddNameExpression");
   const std::vector<std::string> options = compile_options(target);
-  std::vector<const char*> option_pointers;
-  for (const std::string& option : options) option_pointers.push_back(option.c_str());
-  const int result = rtc.nvrtcCompileProgram(handle, static_cast<int>(options.size()), option_pointers.data());
+  const int result = rtc.nvrtcCompileProgram(handle, static_cast<int>(options.size()), pointers(options).data());
   std::string log = text_of(rtc.nvrtcGetProgramLogSize, rtc.nvrtcGetProgramLog, "nvrtcGetProgramLog");
   log.resize(log.find_last_not_of(std::string_view("\n\0", 2)) + 1);
   if (result != 0) {
