@@ -34,12 +34,14 @@ struct Band {
   }
 
   // First visible key of row i that is not kept by keep_first, in [0, end(i)].
-  constexpr int64_t begin(int64_t i) const {
+  constexpr int64_t begin(int64_t i) const { return begin(i, end(i)); }
+  // The same for a caller that has end(i).
+  constexpr int64_t begin(int64_t i, int64_t end) const {
     int64_t begin = 0;
     const int64_t at = position(i);
     if (window_left >= 0) begin = max(begin, at - window_left);
     if (chunk > 0 && at > 0) begin = max(begin, at / chunk * chunk);
-    return min(begin, end(i));
+    return min(begin, end);
   }
 
   constexpr bool visible(int64_t i, int64_t j) const { return j < end(i) && (j >= begin(i) || j < keep_first); }

@@ -34,11 +34,15 @@ struct ForwardConfig {
   bool operator==(const ForwardConfig&) const = default;
 };
 
-// Rows of 16-byte chunks in shared memory: q (later out), and two stages of k and of v.
-constexpr int32_t stages(const ForwardConfig&) { return 2; }
-constexpr int32_t shared_bytes(const ForwardConfig& c) {
-  const int32_t q = c.tile_q * (c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v);
-  return (q + stages(c) * c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
+// Shared memory of forward_sm80: tiles of q, k and v, at the end one of out, which may be fp32; begin and end of each
+// row's keys; what the block works on.
+constexpr int32_t tile_bytes(const ForwardConfig& c) {
+  const int32_t inputs =
+      (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
+  const int32_t out = c.tile_q * c.head_dim_v * 4;
+  return inputs > out ? inputs : out;
 }
+inline constexpr int32_t kPlaceBytes = 512;
+constexpr int32_t shared_bytes(const ForwardConfig& c) { return tile_bytes(c) + (c.tile_q + 2) * 8 + kPlaceBytes; }
 
 }  // namespace tessella::portable

@@ -51,7 +51,7 @@ struct ForwardParams {
   uint8_t* tile_map;
   int64_t tile_map_batch_stride;
   int64_t tile_map_head_stride;
-  int64_t window_left, window_right, chunk, keep_first;
+  int64_t window_left, window_right, chunk;
   int64_t block_map_q, block_map_kv;  // queries and keys of one entry of block_map
   uint64_t seed, offset;
   int32_t batch, heads_q, heads_kv, head_dim_qk, head_dim_v;
@@ -60,6 +60,7 @@ struct ForwardParams {
   // Schedule: tiles of queries a sequence, tiles of v's columns, heads that run side by side (device/schedule.hpp).
   int32_t tiles_q, slices_v, heads_per_section;
   int32_t kv_tiles;  // of a row of tile_map
+  int32_t keep_first;
   float scale;       // on q . k
   float softcap;
   float keep_scale;            // 1 / (1 - dropout)

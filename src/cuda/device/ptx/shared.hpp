@@ -29,6 +29,31 @@ __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   return word;
 }
 
+__device__ __forceinline__ uint4 load_chunk(uint32_t address) {
+  uint4 chunk;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
+               : "r"(address)
+               : "memory");
+  return chunk;
+}
+__device__ __forceinline__ void store_chunk(uint32_t address, const uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+__device__ __forceinline__ uint2 load_words(uint32_t address) {
+  uint2 words;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address) : "memory");
+  return words;
+}
+__device__ __forceinline__ void store_words(uint32_t address, uint32_t first, uint32_t second) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+__device__ __forceinline__ void store_word(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
 // 16 bytes from global memory, or zeros where is_there is false; then `from` is not read.
 __device__ __forceinline__ void copy_chunk_async(uint32_t to, const void* from, bool is_there) {
   const int bytes = is_there ? 16 : 0;

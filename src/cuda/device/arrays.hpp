@@ -1,0 +1,20 @@
+// What the caller's texts for `score` and `keep` see of the arrays passed beside them.
+#pragma once
+
+#include "portable/forward_params.hpp"
+
+namespace tessella::device {
+
+class Arrays {
+ public:
+  __device__ explicit Arrays(const portable::ForwardParams& p) : arrays_(p.arrays) {}
+  __device__ const float* f32(int n) const { return static_cast<const float*>(arrays_[n].data); }
+  __device__ const int32_t* i32(int n) const { return static_cast<const int32_t*>(arrays_[n].data); }
+  __device__ const bool* boolean(int n) const { return static_cast<const bool*>(arrays_[n].data); }
+  __device__ int64_t count(int n) const { return arrays_[n].count; }
+
+ private:
+  const portable::ArrayParams* arrays_;
+};
+
+}  // namespace tessella::device

@@ -1,0 +1,453 @@
+// FlashAttention-2's forward (arXiv 2307.08691, algorithm 1) with the matrix instructions of one warp: any NVIDIA GPU
+// from Ampere on, bf16, f16 and fp32.
+//
+//   for each tile of queries:                                     one thread block; a warp owns 16 or 32 of its rows
+//     o = 0, max = -inf, sum = 0
+//     for each tile of keys it sees:
+//       s = q k^T -> scale, softcap, bias, ALiBi, text -> masks   registers
+//       p = 2^(s - max), max and sum kept, o rescaled             registers
+//       o += p v
+//     out = o / sum, lse = max + ln(sum)
+//
+// k is copied asynchronously while o += p v runs, v while s = q k^T and the softmax run. Registers hold o, the scores
+// and little else: what the loop over keys needs now and then (lengths, limits, the tile's place) is read from
+// shared memory where it is needed.
+#pragma once
+
+#include "cuda/device/keys.hpp"
+#include "cuda/device/mask.hpp"
+#include "cuda/device/multiply.hpp"
+#include "cuda/device/schedule.hpp"
+#include "cuda/device/score.hpp"
+#include "cuda/device/sequence.hpp"
+#include "cuda/device/softmax.hpp"
+#include "cuda/device/tile.hpp"
+#include "portable/dropout.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::device {
+
+using portable::ForwardParams;
+using portable::MaskLevel;
+
+// Rows that belong to the sequence and to no query: out 0, lse -inf. The block of tile t takes tiles t, t + tiles_q, ...
+template <ForwardConfig C>
+__device__ __forceinline__ void write_rows_without_query(const ForwardParams& p, const WorkTile& work,
+                                                         const Sequence& sequence) {
+  for (int32_t first = work.tile_idx * C.tile_q; first < sequence.slots_q; first += p.tiles_q * C.tile_q) {
+    const int32_t end = min(first + C.tile_q, sequence.slots_q);
+    for (int32_t i = max(first, sequence.len_q); i < end; ++i) {
+      const int64_t row = sequence.row_q + i;
+      const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
+      const bool is_wide = C.element == Element::f32 || p.out_is_f32;
+      for (int32_t c = work.slice_idx * C.head_dim_v + static_cast<int32_t>(threadIdx.x);
+           c < min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v); c += C.num_warps * 32) {
+        if (is_wide) {
+          static_cast<float*>(p.out.data)[at + c] = 0;
+        } else {
+          static_cast<uint16_t*>(p.out.data)[at + c] = 0;
+        }
+      }
+      if (p.lse.data != nullptr && work.slice_idx == 0 && threadIdx.x == 0) {
+        static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
+                                        row * p.lse.row_stride] = -kInfinity;
+      }
+    }
+  }
+}
+
+template <ForwardConfig C>
+struct ForwardSm80 {
+  static constexpr int kElementBytes = portable::size_bytes(C.element);
+  static constexpr int kThreads = C.num_warps * 32;
+  static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
+  static constexpr int kMBlocks = kRowsOfWarp / 16;
+  static constexpr int kBlocks = C.tile_kv / 8;
+  static constexpr int kBlocksV = C.head_dim_v / 8;
+  using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
+  using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
+  using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
+  using Scores = float[kMBlocks][kBlocks][4];
+  static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
+  static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
+                "matrix loads take 16 rows or columns");
+
+  // What this block works on.
+  struct Place {
+    WorkTile work;
+    Sequence sequence;
+    const char* k;                 // key 0 of the sequence and head
+    const char* v;                 // the same, from the slice's first column on
+    const uint8_t* tile_map;       // classes of the key tiles
+    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
+    KeyTiles tiles;                // of the block's rows
+    KeyTiles warp_tiles[C.num_warps];
+  };
+
+  // Shared memory: q | k | v | begin and end of each row's keys | the place. At the end out lies where q, k and v were.
+  static constexpr int kBoundsAt = portable::tile_bytes(C);
+  static constexpr int kPlaceAt = kBoundsAt + (C.tile_q + 2) * 8;
+  static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) && sizeof(Place) <= portable::kPlaceBytes);
+
+  const ForwardParams& p;
+  const Place& place;
+  uint32_t s_q;
+  int thread, lane, warp_row;
+
+  __device__ __forceinline__ ForwardSm80(const ForwardParams& params, char* shared)
+      : p(params),
+        place(*reinterpret_cast<const Place*>(shared + kPlaceAt)),
+        s_q(ptx::shared_address(shared)),
+        thread(static_cast<int>(threadIdx.x)),
+        lane(thread % 32),
+        warp_row(thread / 32 * kRowsOfWarp) {}
+
+  __device__ uint32_t s_k() const { return s_q + TileQ::kBytes; }
+  __device__ uint32_t s_v() const { return s_k() + TileK::kBytes; }
+  __device__ uint32_t s_bounds() const { return s_q + kBoundsAt; }
+  __device__ int32_t first_q() const { return place.work.tile_idx * C.tile_q; }
+  // Query of accumulator row r (0 or 1) of block m; its columns are 2 (lane % 4) and the next.
+  __device__ int32_t query(int m, int r) const { return first_q() + warp_row + m * 16 + r * 8 + lane / 4; }
+  __device__ int32_t columns_v() const { return min(C.head_dim_v, p.head_dim_v - place.work.slice_idx * C.head_dim_v); }
+
+  // Finds the block's place and sends for its queries; false: there are none. Every thread calls it.
+  __device__ __forceinline__ bool find_place() const {
+    const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
+    const Sequence sequence = device::sequence(p, work.batch_idx);
+    write_rows_without_query<C>(p, work, sequence);
+    const int32_t first = work.tile_idx * C.tile_q;
+    if (first >= sequence.len_q) return false;
+    load_q(work, sequence);  // on its way while the rest is found
+    // Each row's band, and behind them those of the sequence's first and last row.
+    for (int at = thread; at < C.tile_q + 2; at += kThreads) {
+      const int32_t row = at < C.tile_q ? first + at : at == C.tile_q ? 0 : sequence.len_q - 1;
+      const int64_t end = sequence.band.end(row);
+      ptx::store_words(s_bounds() + at * 8, static_cast<uint32_t>(sequence.band.begin(row, end)),
+                       static_cast<uint32_t>(end));
+    }
+    __syncthreads();
+    Place& to = const_cast<Place&>(place);
+    const int32_t last = min(C.tile_q, sequence.len_q - first) - 1;
+    const auto tiles_of = [&](int from, int until) {
+      return key_tiles<C.tile_kv>(bounds(from), bounds(until), p.keep_first);
+    };
+    if (thread == 0) {
+      to.work = work;
+      to.sequence = sequence;
+      const int32_t head_kv = work.head_idx / (p.heads_q / p.heads_kv);
+      to.k = head(p.k, work.batch_idx, head_kv, sequence.row_kv, 0);
+      to.v = head(p.v, work.batch_idx, head_kv, sequence.row_kv, work.slice_idx * C.head_dim_v);
+      if constexpr (C.mask == MaskLevel::bits) {
+        to.tile_map = p.tile_map + work.batch_idx * p.tile_map_batch_stride + work.head_idx * p.tile_map_head_stride +
+                      static_cast<int64_t>(work.tile_idx) * p.kv_tiles;
+      }
+      to.seen_begin = bounds(C.tile_q).begin;
+      to.seen_end = bounds(C.tile_q + 1).end;
+      to.tiles = tiles_of(0, last);
+    }
+    if (lane == 0) {
+      const int warp_last = min(warp_row + kRowsOfWarp - 1, last);
+      to.warp_tiles[thread / 32] = warp_row <= last ? tiles_of(warp_row, warp_last) : KeyTiles{0, 0, 0, 0, 0};
+    }
+    __syncthreads();
+    return true;
+  }
+  __device__ KeyRange bounds(int row) const {
+    const uint2 words = ptx::load_words(s_bounds() + row * 8);
+    return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+  }
+
+  // First element of a head from a row and a column of the tensor on.
+  __device__ static const char* head(const portable::OperandParams& t, int32_t batch_idx, int32_t head_idx, int32_t row,
+                                     int32_t column) {
+    return static_cast<const char*>(t.data) +
+           (batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride + column) * kElementBytes;
+  }
+
+  __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
+    const char* q = head(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
+    const int32_t first = work.tile_idx * C.tile_q, len = sequence.len_q;
+    const int64_t row_bytes = p.q.row_stride * kElementBytes;
+    load_tile<TileQ, C.tile_q, kThreads, C.vector_loads>(s_q, q, row_bytes, first, p.head_dim_qk, thread,
+                                                         [&](int row) { return row < len; });
+  }
+  // A tile that lies within [begin, end) is copied without a look at each key.
+  template <class Tile, class IsThere>
+  __device__ __forceinline__ void load_keys(uint32_t to, const char* from, int64_t row_stride, int32_t tile,
+                                            int32_t columns, int32_t begin, int32_t end, const IsThere& is_there) const {
+    const int32_t first = tile * C.tile_kv;
+    const int64_t row_bytes = row_stride * kElementBytes;
+    if (first >= begin && first + C.tile_kv <= end) {
+      load_tile<Tile, C.tile_kv, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread,
+                                                           [](int) { return true; });
+    } else {
+      load_tile<Tile, C.tile_kv, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread, is_there);
+    }
+  }
+  __device__ __forceinline__ void load_k(int32_t tile) const {
+    const int32_t end = place.sequence.len_kv;
+    load_keys<TileK>(s_k(), place.k, p.k.row_stride, tile, p.head_dim_qk, 0, end, [&](int key) { return key < end; });
+  }
+  // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
+  __device__ __forceinline__ void load_v(int32_t tile) const {
+    const int32_t begin = place.seen_begin, end = place.seen_end;
+    load_keys<TileV>(s_v(), place.v, p.v.row_stride, tile, columns_v(), begin, end,
+                     [&](int key) { return key < end && (key >= begin || key < p.keep_first); });
+  }
+
+  // The softmax's exponent takes |scale|; a negative one turns q's signs.
+  __device__ __forceinline__ void negate_q() const {
+    constexpr uint32_t kSigns = kElementBytes == 2 ? 0x80008000 : 0x80000000;
+    ptx::wait_copies<0>();
+    __syncthreads();
+    for (int at = thread; at < TileQ::kBytes / 4; at += kThreads) {
+      ptx::store_word(s_q + at * 4, ptx::load_word(s_q + at * 4) ^ kSigns);
+    }
+  }
+
+  __device__ int32_t next(int32_t tile) const { return next_tile<C.mask == MaskLevel::bits>(place.tiles, place.tile_map, tile); }
+  __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }
+  // True where the tile map says that element masks hide some of the tile.
+  __device__ bool has_bits(int32_t tile) const {
+    if constexpr (C.mask == MaskLevel::bits) return place.tile_map[tile] == static_cast<uint8_t>(TileClass::partial);
+    return false;
+  }
+
+  __device__ __forceinline__ void scores(Scores& s) const {
+    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k(), warp_row, lane);
+  }
+
+  __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
+    if constexpr (!Score<C>::kIsPlain) {
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][j][i] = score.value(s[m][j][i], query(m, i / 2), tile * C.tile_kv + j * 8 + lane % 4 * 2 + i % 2);
+        }
+      }
+    }
+    }
+  }
+
+  // Hides what lies outside the band, and what the element masks hide where `bits` says that they do.
+  __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool bits) const {
+    const int32_t first_key = tile * C.tile_kv + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t row = query(m, r);
+        const auto [begin, end] = bounds(row - first_q());
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int32_t key = first_key + j * 8 + c;
+            bool visible = key < end && (key >= begin || key < p.keep_first);
+            if constexpr (C.mask == MaskLevel::bits) {
+              if (visible && bits && row < place.sequence.len_q) {
+                visible = is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, key);
+              }
+            }
+            if (!visible) s[m][j][r * 2 + c] = -kInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  // Zeroes what dropout takes from block columns j and j + 1, 16 keys.
+  __device__ __forceinline__ void drop(Scores& s, int32_t tile, int j) const {
+    const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
+                                       p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
+                                       p.dropout_threshold};
+    const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q + place.work.head_idx;
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+      const portable::Random4 random = dropout.bits(head_idx, (first_q() + warp_row) / 16 + m,
+                                                    (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
+        float* pair = &s[m][j + word / 2][word % 2 * 2];
+        if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
+        if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
+      }
+    }
+  }
+
+  // A key that no query of this tile sees must not count, whatever its value holds. Looks for such keys only where the
+  // tile of v holds a NaN or an infinity.
+  __device__ __forceinline__ void clear_unseen_values(int32_t tile) const {
+    constexpr uint32_t kExponent = C.element == Element::bf16 ? 0x7F80 : C.element == Element::f16 ? 0x7C00 : 0x7F800000;
+    const uint32_t s_tile = s_v();
+    bool is_suspect = false;
+    for (int at = thread; at < TileV::kBytes / 4; at += kThreads) {
+      const uint32_t word = ptx::load_word(s_tile + at * 4);
+      is_suspect |= (word & kExponent) == kExponent || (kElementBytes == 2 && (word >> 16 & kExponent) == kExponent);
+    }
+    if (!__syncthreads_or(is_suspect)) return;
+    for (int key = thread / 32; key < C.tile_kv; key += C.num_warps) {
+      const int32_t j = tile * C.tile_kv + key;
+      bool is_seen = false;
+      for (int32_t row = first_q() + lane; row < min(first_q() + C.tile_q, place.sequence.len_q); row += 32) {
+        is_seen |= place.sequence.band.visible(row, j) && is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, j);
+      }
+      if (__any_sync(0xFFFFFFFF, is_seen)) continue;
+      for (int chunk = lane; chunk < TileV::kChunks; chunk += 32) {
+        ptx::store_chunk(s_tile + TileV::offset(key, chunk), {0, 0, 0, 0});
+      }
+    }
+    __syncthreads();
+  }
+
+  // out and lse of the warp's rows; out goes through shared memory, so that whole rows are written.
+  template <class Output>
+  __device__ __forceinline__ void store(Output& o, const RowState (&rows)[kMBlocks], float scale_log2) const {
+    const bool has_sink = p.sink.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[place.work.head_idx * p.sink.stride] : 0.0f;
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const RowResult result = finish(rows[m].max[r], row_sum(rows[m].sum[r]), scale_log2, has_sink, sink);
+        const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
+#pragma unroll
+        for (int j = 0; j < kBlocksV; ++j) {
+          o[m][j][r * 2] *= factor;
+          o[m][j][r * 2 + 1] *= factor;
+        }
+        const int32_t row = query(m, r);
+        if (row < place.sequence.len_q && p.lse.data != nullptr && place.work.slice_idx == 0 && lane % 4 == 0) {
+          static_cast<float*>(p.lse.data)[place.work.batch_idx * p.lse.batch_stride +
+                                          place.work.head_idx * p.lse.head_stride +
+                                          (place.sequence.row_q + row) * p.lse.row_stride] = result.lse;
+        }
+      }
+    }
+    __syncthreads();  // every warp is done with q, k and v
+    if (C.element == Element::f32 || p.out_is_f32) {
+      store_rows<float>(o);
+    } else if constexpr (C.element != Element::f32) {
+      store_rows<uint16_t>(o);
+    }
+  }
+
+  template <class Stored, class Output>
+  __device__ __forceinline__ void store_rows(const Output& o) const {
+    using TileOut = Tile<C.tile_q, C.head_dim_v, sizeof(Stored)>;
+    static_assert(TileOut::kBytes <= kBoundsAt);
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp_row + m * 16 + r * 8 + lane / 4;
+        if constexpr (sizeof(Stored) == 2) {
+          // A block of 8 columns is a chunk; its pairs are the lanes' words.
+          const uint32_t s_out = s_q + TileOut::offset(row, 0) + lane % 4 * 4;
+#pragma unroll
+          for (int j = 0; j < kBlocksV; ++j) {
+            ptx::store_word(TileOut::advance(s_out, 0, j), Multiply<C.element>::pack(o[m][j][r * 2], o[m][j][r * 2 + 1]));
+          }
+        } else {
+          const uint32_t s_out = s_q + TileOut::offset(row, lane % 4 / 2) + lane % 2 * 8;
+#pragma unroll
+          for (int j = 0; j < kBlocksV; ++j) {
+            ptx::store_words(TileOut::advance(s_out, 0, j * 2), __float_as_uint(o[m][j][r * 2]),
+                             __float_as_uint(o[m][j][r * 2 + 1]));
+          }
+        }
+      }
+    }
+    __syncwarp();
+    const int64_t at_head = place.work.batch_idx * p.out.batch_stride + place.work.head_idx * p.out.head_stride +
+                            (place.sequence.row_q + first_q() + warp_row) * p.out.row_stride +
+                            place.work.slice_idx * C.head_dim_v;
+    auto* out = static_cast<Stored*>(p.out.data) + at_head;
+    const int num_rows = min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row);
+    constexpr int kChunkElements = TileOut::kChunkElements;
+#pragma unroll 4
+    for (int at = lane; at < kRowsOfWarp * TileOut::kChunks; at += 32) {
+      const int row = at / TileOut::kChunks, column = at % TileOut::kChunks * kChunkElements;
+      if (row >= num_rows) break;
+      const uint4 chunk = ptx::load_chunk(s_q + TileOut::offset(warp_row + row, at % TileOut::kChunks));
+      Stored* to = out + row * p.out.row_stride + column;
+      if (p.out_vector_store) {
+        if (column < columns_v()) *reinterpret_cast<uint4*>(to) = chunk;
+        continue;
+      }
+      const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+      for (int i = 0; i < kChunkElements; ++i) {
+        if (column + i >= columns_v()) continue;
+        if constexpr (sizeof(Stored) == 2) {
+          to[i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+        } else {
+          to[i] = __uint_as_float(words[i]);
+        }
+      }
+    }
+  }
+};
+
+template <ForwardConfig C>
+__global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
+    forward_sm80(const __grid_constant__ ForwardParams p) {
+  using Block = ForwardSm80<C>;
+  extern __shared__ __align__(128) char shared[];
+  const Block block(p, shared);
+  if (!block.find_place()) return;
+
+  const Score<C> score(p, block.place.sequence, block.place.work.batch_idx, block.place.work.head_idx);
+  const float scale_log2 = score.scale_log2();
+  float o[Block::kMBlocks][Block::kBlocksV][4] = {};
+  RowState rows[Block::kMBlocks];
+
+  const int32_t end = block.place.tiles.end;
+  int32_t tile = block.next(block.place.tiles.kept > 0 ? 0 : block.place.tiles.begin);
+  if (tile < end) {
+    block.load_k(tile);
+    ptx::commit_copies();
+    if (p.scale < 0) block.negate_q();
+  }
+  while (tile < end) {
+    ptx::wait_copies<0>();
+    __syncthreads();  // k has landed for every thread, and all are done with the last v
+    block.load_v(tile);
+    ptx::commit_copies();
+    const bool sees = block.warp_tiles().sees(tile);
+    typename Block::Scores s;
+    if (sees) {
+      block.scores(s);
+      block.modify(s, score, tile);
+      if (!block.warp_tiles().is_full(tile) || block.has_bits(tile)) block.mask(s, tile, block.has_bits(tile));
+      update_max(s, rows, scale_log2, [&](int m, const float(&factor)[2]) {
+#pragma unroll
+        for (int j = 0; j < Block::kBlocksV; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
+        }
+      });
+    }
+    ptx::wait_copies<0>();
+    __syncthreads();  // v has landed for every thread, and all are done with k
+    const int32_t next = block.next(tile + 1);
+    if (next < end) block.load_k(next);
+    ptx::commit_copies();
+    if (block.has_bits(tile)) block.clear_unseen_values(tile);
+    if (sees) {
+      multiply_pv<C.element, typename Block::TileV>(o, s, block.s_v(), block.lane, [&](int from) {
+        exponentiate(s, rows, scale_log2, from, from + 2);
+        if constexpr (C.dropout) block.drop(s, tile, from);
+      });
+    }
+    tile = next;
+  }
+  ptx::wait_copies<0>();
+  block.store(o, rows, scale_log2);
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,191 @@
+// The two products of attention on one warp's fragments, for every element type: S = Q K^T and O += P V.
+//
+// A step is the depth of one instruction: 16 columns (or keys) of 16-bit elements, 8 of fp32. Fragments of both fill
+// two 16-byte chunks of a row a step, so that loads are the same code. fp32 is split into two tf32 terms, three
+// products of four (3xTF32; the one left out is below 2^-22): 11 + 11 bits of mantissa.
+#pragma once
+
+#include "cuda/device/ptx/math.hpp"
+#include "cuda/device/ptx/mma.hpp"
+#include "cuda/device/ptx/shared.hpp"
+#include "portable/forward_config.hpp"
+
+namespace tessella::device {
+
+using portable::Element;
+
+template <Element E>
+struct Multiply {
+  static constexpr int kDepth = 16;
+  struct A {
+    uint32_t r[4];
+  };
+
+  __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, uint32_t b0, uint32_t b1) {
+    if constexpr (E == Element::bf16) {
+      ptx::mma_bf16(c, a.r, b0, b1);
+    } else {
+      ptx::mma_f16(c, a.r, b0, b1);
+    }
+  }
+  __device__ static __forceinline__ uint32_t pack(float low, float high) {
+    if constexpr (E == Element::bf16) {
+      return ptx::pack_bf16(low, high);
+    } else {
+      return ptx::pack_f16(low, high);
+    }
+  }
+  __device__ static __forceinline__ A split(const uint32_t (&words)[4]) { return {{words[0], words[1], words[2], words[3]}}; }
+  // Probabilities of the step's two 16 x 8 blocks, in the accumulators' places, are the operand's own places.
+  template <int Blocks>
+  __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
+    const auto& first = p[step * 2];
+    const auto& second = p[step * 2 + 1];
+    return {{pack(first[0], first[1]), pack(first[2], first[3]), pack(second[0], second[1]), pack(second[2], second[3])}};
+  }
+  // Where a lane begins in a tile of v, and the right operands of two 8-column blocks for the 16 keys from `key`.
+  template <class Tile>
+  __device__ static __forceinline__ uint32_t v_address(uint32_t tile, int lane) {
+    return tile + Tile::offset(lane % 16, lane / 16);
+  }
+  template <class Tile>
+  __device__ static __forceinline__ void load_v(uint32_t (&b)[4], uint32_t address, int key, int column) {
+    ptx::load_matrices_transposed(b, Tile::advance(address, key, column / 8));
+  }
+};
+
+template <>
+struct Multiply<Element::f32> {
+  static constexpr int kDepth = 8;
+  struct A {
+    uint32_t high[4], low[4];
+  };
+
+  __device__ static __forceinline__ void split(uint32_t word, uint32_t& high, uint32_t& low) {
+    const float x = __uint_as_float(word);
+    high = ptx::to_tf32(x);
+    low = ptx::to_tf32(x - __uint_as_float(high));
+  }
+  __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
+    A a;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(words[i], a.high[i], a.low[i]);
+    return a;
+  }
+  __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, uint32_t b0, uint32_t b1) {
+    uint32_t high[2], low[2];
+    split(b0, high[0], low[0]);
+    split(b1, high[1], low[1]);
+    ptx::mma_tf32(c, a.low, high[0], high[1]);
+    ptx::mma_tf32(c, a.high, low[0], low[1]);
+    ptx::mma_tf32(c, a.high, high[0], high[1]);
+  }
+  // Lane t of a row holds keys 2t and 2t + 1 of the block and gives them as keys t and t + 4 of the instruction;
+  // load_v reads the rows of v in the same order.
+  template <int Blocks>
+  __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
+    const auto& block = p[step];
+    return split({__float_as_uint(block[0]), __float_as_uint(block[2]), __float_as_uint(block[1]), __float_as_uint(block[3])});
+  }
+  template <class Tile>
+  __device__ static __forceinline__ uint32_t v_address(uint32_t tile, int lane) {
+    return tile + Tile::offset(lane % 4 * 2, lane / 16) + lane / 4 % 4 * 4;
+  }
+  template <class Tile>
+  __device__ static __forceinline__ void load_v(uint32_t (&b)[4], uint32_t address, int key, int column) {
+    // The odd row of a pair: the next row, whose swizzle differs in its lowest bit where every row has its own.
+    constexpr uint32_t kSwizzle = Tile::kPanelChunks == 8 ? 16 : 0;
+    constexpr uint32_t kRow = Tile::kPanelChunks * 16;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const uint32_t even = Tile::advance(address, key, column / 4 + block * 2);
+      b[block * 2] = ptx::load_word(even);
+      b[block * 2 + 1] = ptx::load_word((even ^ kSwizzle) + kRow);
+    }
+  }
+};
+
+// Right operands are loaded so many loads ahead of their use: a load takes about 30 cycles, the matrix instructions
+// between two loads 12 (MBlocks = 1) or 24.
+inline constexpr int kAhead = 2;
+
+// s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile. Operands of q are loaded a step ahead.
+template <Element E, int Columns, class TileQ, class TileK, int MBlocks, int Blocks>
+__device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint32_t tile_q, uint32_t tile_k, int row,
+                                            int lane) {
+  constexpr int kSteps = Columns / Multiply<E>::kDepth;
+  constexpr int kPairs = Blocks / 2;
+  const uint32_t q = tile_q + TileQ::offset(row + lane % 16, lane / 16);
+  const uint32_t k = tile_k + TileK::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  uint32_t a[2][MBlocks][4], b[kAhead + 1][4];
+  const auto load_q = [&](int step) {
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) ptx::load_matrices(a[step % 2][m], TileQ::advance(q, m * 16, step * 2));
+  };
+  const auto load_k = [&](int at) {  // of two 8-key blocks
+    ptx::load_matrices(b[at % (kAhead + 1)], TileK::advance(k, at % kPairs * 16, at / kPairs * 2));
+  };
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) s[m][j][0] = s[m][j][1] = s[m][j][2] = s[m][j][3] = 0;
+  }
+  load_q(0);
+#pragma unroll
+  for (int at = 0; at < kAhead; ++at) load_k(at);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (step + 1 < kSteps) load_q(step + 1);
+    typename Multiply<E>::A left[MBlocks];
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) left[m] = Multiply<E>::split(a[step % 2][m]);
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int at = step * kPairs + pair;
+      if (at + kAhead < kSteps * kPairs) load_k(at + kAhead);
+      const auto& right = b[at % (kAhead + 1)];
+#pragma unroll
+      for (int m = 0; m < MBlocks; ++m) {
+        Multiply<E>::multiply(s[m][pair * 2], left[m], right[0], right[1]);
+        Multiply<E>::multiply(s[m][pair * 2 + 1], left[m], right[2], right[3]);
+      }
+    }
+  }
+}
+
+// o += p . v for all keys of the tile; p in the accumulators' places. prepare(j) is called before block columns j and
+// j + 1 of p are read: what it does for a step runs beside the matrix instructions of the step before.
+template <Element E, class TileV, int MBlocks, int Blocks, int BlocksV, class Prepare>
+__device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], const float (&p)[MBlocks][Blocks][4],
+                                            uint32_t tile_v, int lane, const Prepare& prepare) {
+  constexpr int kDepth = Multiply<E>::kDepth;
+  constexpr int kSteps = Blocks * 8 / kDepth;
+  constexpr int kPairs = BlocksV / 2;
+  const uint32_t v = Multiply<E>::template v_address<TileV>(tile_v, lane);
+  uint32_t b[kAhead + 1][4];
+  const auto load_v = [&](int at) {  // of two 8-column blocks
+    Multiply<E>::template load_v<TileV>(b[at % (kAhead + 1)], v, at / kPairs * kDepth, at % kPairs * 16);
+  };
+#pragma unroll
+  for (int at = 0; at < kAhead; ++at) load_v(at);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (step * kDepth % 16 == 0) prepare(step * kDepth / 8);
+    typename Multiply<E>::A left[MBlocks];
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) left[m] = Multiply<E>::probs(p[m], step);
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int at = step * kPairs + pair;
+      if (at + kAhead < kSteps * kPairs) load_v(at + kAhead);
+      const auto& right = b[at % (kAhead + 1)];
+#pragma unroll
+      for (int m = 0; m < MBlocks; ++m) {
+        Multiply<E>::multiply(o[m][pair * 2], left[m], right[0], right[1]);
+        Multiply<E>::multiply(o[m][pair * 2 + 1], left[m], right[2], right[3]);
+      }
+    }
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,68 @@
+// One sequence of the batch in its own coordinates, as core/sequence.hpp on the host, and the tensors' rows it owns.
+// Tables live in device memory and are not checked by the host: every value is clamped to what the tensors hold.
+#pragma once
+
+#include "portable/band.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::device {
+
+__device__ __forceinline__ int32_t clamp(int32_t value, int32_t low, int32_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+__device__ __forceinline__ int32_t entry(const portable::TableParams& table, int64_t idx) {
+  return static_cast<const int32_t*>(table.data)[idx * table.stride];
+}
+
+struct Sequence {
+  int32_t row_q;    // row of the q and out tensors that holds query 0
+  int32_t slots_q;  // rows from row_q that belong to the sequence; those past len_q have output 0, lse -inf
+  int32_t len_q;    // queries
+  int32_t row_kv;   // row of the k and v tensors that holds key 0
+  int32_t slot_kv;  // index of key 0 on the key axis of bias, dense mask and block map
+  int32_t len_kv;   // keys
+  portable::Band band;
+};
+
+// batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
+__device__ __forceinline__ Sequence sequence(const portable::ForwardParams& p, int32_t batch_idx) {
+  Sequence s;
+  s.row_q = 0;
+  s.slots_q = p.seqlen_q;
+  if (p.cu_seqlens_q.data != nullptr) {
+    s.row_q = clamp(entry(p.cu_seqlens_q, batch_idx), 0, p.total_q);
+    const int32_t end = batch_idx < p.batch ? clamp(entry(p.cu_seqlens_q, batch_idx + 1), s.row_q, p.total_q) : p.total_q;
+    s.slots_q = end - s.row_q;
+  }
+  s.len_q = s.slots_q;
+  s.row_kv = s.slot_kv = s.len_kv = 0;
+  s.band = {};
+  if (batch_idx == p.batch) {
+    s.len_q = 0;
+    return s;
+  }
+  if (p.seqlens_q.data != nullptr) s.len_q = clamp(entry(p.seqlens_q, batch_idx), 0, s.slots_q);
+
+  int32_t slots_kv = p.seqlen_kv;
+  if (p.cu_seqlens_kv.data != nullptr) {
+    s.row_kv = clamp(entry(p.cu_seqlens_kv, batch_idx), 0, p.total_kv);
+    slots_kv = clamp(entry(p.cu_seqlens_kv, batch_idx + 1), s.row_kv, p.total_kv) - s.row_kv;
+  }
+  if (p.seqlens_kv.data != nullptr) slots_kv = clamp(entry(p.seqlens_kv, batch_idx), 0, slots_kv);
+  if (p.leftpad_kv.data != nullptr) s.slot_kv = clamp(entry(p.leftpad_kv, batch_idx), 0, slots_kv);
+  s.row_kv += s.slot_kv;
+  s.len_kv = slots_kv - s.slot_kv;
+
+  s.band.seqlen_q = s.len_q;
+  s.band.seqlen_kv = s.len_kv;
+  s.band.window_left = p.window_left;
+  s.band.window_right = p.window_right;
+  s.band.prefix = p.prefix.data == nullptr ? -1 : clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
+  s.band.chunk = p.chunk;
+  s.band.keep_first = p.keep_first;
+  s.band.causal_top_left = p.causal_top_left != 0;
+  return s;
+}
+
+}  // namespace tessella::device

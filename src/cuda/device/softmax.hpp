@@ -1,0 +1,114 @@
+// The running softmax of a 16 x 8n block of accumulators: rows g and g + 8 of each lane (ptx/mma.hpp).
+//
+// Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in base 2 with the output kept unscaled (FlashAttention-2,
+// arXiv 2307.08691, algorithm 1). The maximum that exponents are taken against may lag behind the true one by up to
+// kLag: every finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and a
+// lagging maximum spares the rescaling of the output in most tiles.
+#pragma once
+
+#include "cuda/device/ptx/math.hpp"
+
+namespace tessella::device {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000);
+
+// Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key.
+struct RowState {
+  float max[2] = {-kInfinity, -kInfinity};
+  float sum[2] = {0, 0};  // of this lane's columns alone until finish()
+};
+
+// The largest of a row's values over the four lanes that share it.
+__device__ __forceinline__ float row_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
+}
+__device__ __forceinline__ float row_sum(float value) {
+  value += __shfl_xor_sync(0xFFFFFFFF, value, 1);
+  return value + __shfl_xor_sync(0xFFFFFFFF, value, 2);
+}
+
+inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
+
+// Takes the scores of MBlocks blocks into their maxima. Where a maximum that was used falls behind, rescale(m, factor)
+// is called for every block m: the output follows by a factor for each of its two rows.
+template <int MBlocks, int Blocks, class Rescale>
+__device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
+                                           float scale_log2, const Rescale& rescale) {
+  float tile_max[MBlocks][2];
+  bool is_behind = false;
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float max = fmaxf(s[m][0][r * 2], s[m][0][r * 2 + 1]);
+#pragma unroll
+      for (int j = 1; j < Blocks; ++j) max = fmaxf(max, fmaxf(s[m][j][r * 2], s[m][j][r * 2 + 1]));
+      tile_max[m][r] = row_max(max);
+      is_behind |= (tile_max[m][r] - rows[m].max[r]) * scale_log2 > kLag;  // true from -inf on, false for -inf twice
+    }
+  }
+  if (!__any_sync(0xFFFFFFFF, is_behind)) return;
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float max = fmaxf(rows[m].max[r], tile_max[m][r]);
+      factor[r] = max == rows[m].max[r] ? 1.0f : ptx::exp2((rows[m].max[r] - max) * scale_log2);
+      rows[m].max[r] = max;
+      rows[m].sum[r] *= factor[r];
+    }
+    rescale(m, factor);
+  }
+}
+
+// Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
+// scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
+template <int MBlocks, int Blocks>
+__device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
+                                             float scale_log2, int from, int until) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+    float offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) offset[r] = rows[m].max[r] == -kInfinity ? 0.0f : rows[m].max[r] * scale_log2;
+#pragma unroll
+    for (int j = from; j < until; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[m][j][i] = ptx::exp2(__fmaf_rn(s[m][j][i], scale_log2, -offset[i / 2]));
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = from; j < until; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) rows[m].sum[r] += s[m][j][r * 2] + s[m][j][r * 2 + 1];
+    }
+  }
+}
+
+// One tile's end: the factor on the output and the natural logarithm of the sum, a sink included.
+// scores_scale turns units of max into natural ones.
+struct RowResult {
+  float factor;
+  float lse;
+};
+__device__ __forceinline__ RowResult finish(float max, float sum, float scale_log2, bool has_sink, float sink) {
+  if (has_sink && sink > -kInfinity) {
+    // Exponents against the larger of both, so that neither overflows.
+    const float max_log2 = max == -kInfinity ? -kInfinity : max * scale_log2;
+    const float sink_log2 = sink * kLog2e;
+    const float top = fmaxf(max_log2, sink_log2);
+    const float kept = sum == 0 ? 0.0f : ptx::exp2(max_log2 - top);
+    const float total = sum * kept + ptx::exp2(sink_log2 - top);
+    return {kept * ptx::reciprocal(total), (top + ptx::log2(total)) * kLn2};
+  }
+  if (sum == 0) return {0.0f, -kInfinity};
+  return {ptx::reciprocal(sum), (max * scale_log2 + ptx::log2(sum)) * kLn2};
+}
+
+}  // namespace tessella::device

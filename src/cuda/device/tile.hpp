@@ -1,0 +1,74 @@
+// A tile of rows in shared memory, in panels of 128 bytes a row whose 16-byte chunks are swizzled.
+//
+// Chunk c of row r lies at chunk c ^ (r % 8) of its panel: eight rows of one chunk column, which a matrix load reads
+// at once, then touch all 32 banks. It is the layout that Hopper's copy engine writes and its matrix unit reads
+// (128-byte swizzle). Narrower rows use panels of 64 or 32 bytes with c ^ (r / 2 % 4) and c ^ (r / 4 % 2).
+#pragma once
+
+#include "cuda/device/ptx/shared.hpp"
+
+namespace tessella::device {
+
+// Columns counts elements of ElementBytes bytes.
+template <int Rows, int Columns, int ElementBytes>
+struct Tile {
+  static constexpr int kChunkElements = 16 / ElementBytes;
+  static constexpr int kChunks = Columns * ElementBytes / 16;  // of a row
+  static constexpr int kPanelChunks = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+  static constexpr int kPanelBytes = Rows * kPanelChunks * 16;
+  static constexpr int kBytes = Rows * kChunks * 16;
+  static_assert(Columns * ElementBytes % 32 == 0, "rows are whole pairs of 16-byte chunks");
+  static_assert(Rows % 8 == 0, "the swizzle repeats every 8 rows");
+
+  // Bytes from the tile's start to a chunk.
+  __device__ static constexpr uint32_t offset(int row, int chunk) {
+    const int swizzled = chunk % kPanelChunks ^ row / (8 / kPanelChunks) % kPanelChunks;
+    return static_cast<uint32_t>(chunk / kPanelChunks * kPanelBytes + (row * kPanelChunks + swizzled) * 16);
+  }
+  // The address `rows` rows (a multiple of 8) and `chunks` chunks further, from that of chunk 0 of a row, or of
+  // chunk 0 or 1 where `chunks` is even.
+  // One instruction where the steps are constants: tiles start at multiples of 128 bytes, so the swizzle's bits are free.
+  __device__ static constexpr uint32_t advance(uint32_t address, int rows, int chunks) {
+    return (address ^ static_cast<uint32_t>(chunks % kPanelChunks * 16)) +
+           static_cast<uint32_t>(chunks / kPanelChunks * kPanelBytes + rows * kPanelChunks * 16);
+  }
+};
+
+// Rows [first, first + Rows) of a head, copied by Threads threads. Rows that are not there and columns from `columns`
+// on become zeros, so that what lies there (NaN too) is never read. row_bytes: from one row to the next.
+template <class Tile, int Rows, int Threads, bool Vector, class IsThere>
+__device__ __forceinline__ void load_tile(uint32_t to, const char* from, int64_t row_bytes, int first, int columns,
+                                          int thread, const IsThere& is_there) {
+  constexpr int kElementBytes = 16 / Tile::kChunkElements;
+  constexpr int kRowsAStep = Threads / Tile::kChunks;
+  static_assert(kRowsAStep > 0, "a row is at most a chunk a thread");
+  const int row = thread / Tile::kChunks;
+  const int chunk = thread % Tile::kChunks;
+  if (Threads % Tile::kChunks != 0 && row >= kRowsAStep) return;
+  const char* source = from + (first + row) * row_bytes + chunk * 16;
+  const bool is_column = chunk * Tile::kChunkElements < columns;
+#pragma unroll
+  for (int step = 0; step < Rows; step += kRowsAStep) {
+    if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
+    const bool there = is_there(first + row + step);
+    const uint32_t target = to + Tile::offset(row + step, chunk);
+    if constexpr (Vector) {
+      ptx::copy_chunk_async(target, source, there && is_column);
+    } else {
+      uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int i = 0; i < Tile::kChunkElements; ++i) {
+        if (!there || chunk * Tile::kChunkElements + i >= columns) continue;
+        if constexpr (kElementBytes == 2) {
+          words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source)[i]) << (i % 2 * 16);
+        } else {
+          words[i] = reinterpret_cast<const uint32_t*>(source)[i];
+        }
+      }
+      ptx::store_chunk(target, words);
+    }
+    source += kRowsAStep * row_bytes;
+  }
+}
+
+}  // namespace tessella::device
