@@ -1,6 +1,7 @@
 #include "cuda/nvrtc.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -77,7 +78,10 @@ const Search& searched() {
 Nvrtc Nvrtc::open(const std::string& path) {
   // Never closed: it keeps state of its own until the process ends.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) fail_compile(message("no ", path));
+  if (library == nullptr) {
+    const bool is_there = path.find('/') != path.npos && ::access(path.c_str(), F_OK) == 0;
+    fail_compile(is_there ? message(path, " does not load: ", ::dlerror()) : message("no ", path));
+  }
   Nvrtc nvrtc;
   nvrtc.path_ = path;
   Functions& rtc = nvrtc.functions_;
