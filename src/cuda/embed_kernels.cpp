@@ -1,7 +1,7 @@
 // Runs while the library is built: compiles the hot programs and writes them, one record after another, into the file
 // that embedded_cubins.cpp carries.
 //
-// usage: embed_kernels OUTPUT CACHE_FOLDER [NVRTC]     without NVRTC the output is empty
+// usage: embed_kernels OUTPUT CACHE_FOLDER NVRTC
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -27,12 +27,12 @@ std::string records(const char* cache_folder, const char* nvrtc_path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3 && argc != 4) {
-    std::fputs("usage: embed_kernels OUTPUT CACHE_FOLDER [NVRTC]\n", stderr);
+  if (argc != 4) {
+    std::fputs("usage: embed_kernels OUTPUT CACHE_FOLDER NVRTC\n", stderr);
     return 2;
   }
   try {
-    const std::string bytes = argc == 4 ? records(argv[2], argv[3]) : "";
+    const std::string bytes = records(argv[2], argv[3]);
     std::ofstream file(argv[1], std::ios::binary | std::ios::trunc);
     file << bytes;
     file.close();
