@@ -34,16 +34,20 @@ __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, con
   return visible;
 }
 
-// One block a tile of C.tile_q x C.tile_kv: writes its class into the tile map. Grid: (kv_tiles, tiles_q, maps), where
-// maps counts the (batch, head) pairs that have a map of their own.
+// One block a tile of C.tile_q x C.tile_kv: writes its class into the tile map. Blocks count key tiles fastest, then
+// query tiles, heads and batches that have a map of their own.
 template <ForwardConfig C>
 __global__ void __launch_bounds__(128) classify_tiles(const __grid_constant__ portable::ForwardParams p) {
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const int32_t tile_kv_idx = block % p.kv_tiles;
+  const int32_t tile_q_idx = block / p.kv_tiles % p.tiles_q;
+  const int32_t map_idx = block / p.kv_tiles / p.tiles_q;
   const int32_t heads = p.tile_map_head_stride == 0 ? 1 : p.heads_q;
-  const int32_t batch_idx = static_cast<int32_t>(blockIdx.z) / heads;
-  const int32_t head_idx = static_cast<int32_t>(blockIdx.z) % heads;
+  const int32_t batch_idx = map_idx / heads;
+  const int32_t head_idx = map_idx % heads;
   const Sequence s = sequence(p, batch_idx);
-  const int32_t first_q = static_cast<int32_t>(blockIdx.y) * C.tile_q;
-  const int32_t first_kv = static_cast<int32_t>(blockIdx.x) * C.tile_kv;
+  const int32_t first_q = tile_q_idx * C.tile_q;
+  const int32_t first_kv = tile_kv_idx * C.tile_kv;
   const int32_t rows = min(C.tile_q, s.len_q - first_q);
   const int32_t keys = min(C.tile_kv, s.len_kv - first_kv);
   bool sees = false, hides = false;
@@ -59,7 +63,7 @@ __global__ void __launch_bounds__(128) classify_tiles(const __grid_constant__ po
   if (threadIdx.x != 0) return;
   const TileClass tile = !sees ? TileClass::hidden : hides ? TileClass::partial : TileClass::full;
   p.tile_map[batch_idx * p.tile_map_batch_stride + head_idx * p.tile_map_head_stride +
-             static_cast<int64_t>(blockIdx.y) * p.kv_tiles + blockIdx.x] = static_cast<uint8_t>(tile);
+             static_cast<int64_t>(tile_q_idx) * p.kv_tiles + tile_kv_idx] = static_cast<uint8_t>(tile);
 }
 
 }  // namespace tessella::device

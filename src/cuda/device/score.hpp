@@ -69,7 +69,10 @@ class Score {
       const float distance = static_cast<float>(i + sequence_.len_kv - sequence_.len_q - j);
       s = __fmaf_rn(-slope_, fabsf(distance), s);
     }
-    if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, i, j, Arrays(p_));
+    // Clamped too: the text may read its arrays at both.
+    if constexpr (C.score) {
+      s = user::score(s, batch_idx_, head_idx_, min(i, sequence_.len_q - 1), min(j, sequence_.len_kv - 1), Arrays(p_));
+    }
     return s;
   }
 

@@ -35,19 +35,19 @@ __device__ __forceinline__ Sequence sequence(const portable::ForwardParams& p, i
     const int32_t end = batch_idx < p.batch ? clamp(entry(p.cu_seqlens_q, batch_idx + 1), s.row_q, p.total_q) : p.total_q;
     s.slots_q = end - s.row_q;
   }
-  s.len_q = s.slots_q;
+  s.len_q = min(s.slots_q, p.seqlen_q);  // the caller's bound, which bias, masks and the tile map are made for
   s.row_kv = s.slot_kv = s.len_kv = 0;
   s.band = {};
   if (batch_idx == p.batch) {
     s.len_q = 0;
     return s;
   }
-  if (p.seqlens_q.data != nullptr) s.len_q = clamp(entry(p.seqlens_q, batch_idx), 0, s.slots_q);
+  if (p.seqlens_q.data != nullptr) s.len_q = clamp(entry(p.seqlens_q, batch_idx), 0, s.len_q);
 
   int32_t slots_kv = p.seqlen_kv;
   if (p.cu_seqlens_kv.data != nullptr) {
     s.row_kv = clamp(entry(p.cu_seqlens_kv, batch_idx), 0, p.total_kv);
-    slots_kv = clamp(entry(p.cu_seqlens_kv, batch_idx + 1), s.row_kv, p.total_kv) - s.row_kv;
+    slots_kv = min(clamp(entry(p.cu_seqlens_kv, batch_idx + 1), s.row_kv, p.total_kv) - s.row_kv, p.seqlen_kv);
   }
   if (p.seqlens_kv.data != nullptr) slots_kv = clamp(entry(p.seqlens_kv, batch_idx), 0, slots_kv);
   if (p.leftpad_kv.data != nullptr) s.slot_kv = clamp(entry(p.leftpad_kv, batch_idx), 0, slots_kv);
