@@ -4,11 +4,15 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "gpu_kernels.hpp"
+#include "gpu_twin.hpp"
 #include "tessella/attention.hpp"
 
 namespace ts = tessella;
@@ -38,6 +42,8 @@ struct Refusal {
   ts::ErrorCode code;
   const char* text;  // part of the message
 };
+
+using tessella::tests::gpu_problem;
 
 constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
 constexpr auto kUnsupported = ts::ErrorCode::unsupported;
@@ -137,11 +143,6 @@ const Refusal kRefusals[] = {
     {"reserved",
      [](Call& c) { c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.reserved[1] = 1; })); },
      kInvalid, "q.reserved is 1, expected zeros"},
-    {"cuda",
-     [](Call& c) {
-       c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.device_type = TESSELLA_CUDA; }));
-     },
-     kUnsupported, "forward: q is on cuda:0, and "},
     {"huge",
      [](Call& c) {
        c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.shape[0] = int64_t{1} << 61; }));
@@ -266,8 +267,43 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
   for (const float value : call.lse) ASSERT_EQ(value, -7.0f);
 }
 
+// The same call with tensors that are said to be on a GPU: it is refused before any of them is touched.
+TEST_P(RefusalTest, IsTheSameForAGpu) {
+  if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
+  const std::string_view name = GetParam().name;
+  for (const char* other : {"num_sms", "score", "keep"}) {
+    if (name == other) GTEST_SKIP() << "differs on a GPU";
+  }
+  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "prefix_negative"}) {
+    if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
+  }
+  Call call;
+  GetParam().spoil(call);
+  if (call.options.kernel.empty()) call.options.kernel = "cuda.nonsense";  // so that nothing can run
+  const ts::detail::ForwardCall c(call.args, call.options);
+  std::deque<tessella_tensor> tensors;
+  const tessella_forward_args args = tessella::tests::said_to_be_on_gpu(c.args, tensors);
+  EXPECT_EQ(tessella_forward(&args, &c.options, nullptr), static_cast<tessella_status>(GetParam().code));
+  const std::string text = tessella_last_error();
+  if (text.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << text;
+  EXPECT_NE(text.find(GetParam().text), std::string::npos) << text;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::ValuesIn(kRefusals),
                          [](const auto& test) { return std::string(test.param.name); });
+
+TEST(Api, WithoutAGpuCudaTensorsAreRefusedWithTheReason) {
+  if (gpu_problem().empty()) GTEST_SKIP() << "there is a GPU here";
+  Call call;
+  call.args.q = ts::TensorView(changed(call.args.q, [](tessella_tensor& t) { t.device_type = TESSELLA_CUDA; }));
+  try {
+    ts::forward(call.args);
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_EQ(error.code(), kUnsupported);
+    EXPECT_EQ(std::string(error.what()).rfind("forward: q is on cuda:0, and ", 0), 0u) << error.what();
+  }
+}
 
 TEST(Api, AValidCallRuns) {
   Call call;

@@ -5,8 +5,10 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 
 #include "portable/band.hpp"
 #include "portable/float16.hpp"
@@ -74,9 +76,20 @@ int64_t extent(const tessella_tensor& t) {
   return last + 1;
 }
 
+bool runs_on_gpu(const Case& c) {
+  if (c.kernel.empty()) return c.device == "cuda";
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    if (tessella_kernel_describe(idx, &info) == TESSELLA_OK && c.kernel == info.name) {
+      return std::string_view(info.device) == "cuda";
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
-Call::Call(const Case& c) : c_(c) {
+Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   Random random(c.seed);
   make_lengths(random);
   make_operands(random);
@@ -126,7 +139,9 @@ void Call::make_lengths(Random& random) {
     for (size_t b = 0; b < batch; ++b) {
       cu[b + 1] = cu[b] + static_cast<int32_t>(static_cast<int64_t>(b) == full ? longest : random.in(0, longest));
     }
-    return cu.back() + random.in(0, 2);  // rows of no sequence
+    const int64_t rest = random.in(0, 2);  // rows of no sequence
+    // No bound says "none" to a GPU: a score tensor without rows then fits a tensor without rows only.
+    return cu.back() + (is_on_gpu_ && longest == 0 ? 0 : rest);
   };
   total_q_ = c_.packed_q ? cumulative(lengths_.cu_q, c_.seqlen_q) : c_.seqlen_q;
   total_kv_ = c_.packed_kv ? cumulative(lengths_.cu_kv, c_.seqlen_kv) : c_.seqlen_kv;
@@ -163,6 +178,10 @@ void Call::make_view(View& view, int32_t dtype, int64_t rows, int64_t heads, int
     head = dim + 3;
     row = heads * head + 5;
     batch = rows * row + 7;
+  } else if (c_.layout == "gaps") {
+    head = dim + 16;
+    row = heads * head + 16;
+    batch = rows * row + 16;
   } else if (c_.layout == "huge") {
     row += int64_t{1} << 28;
     batch = rows * row;
@@ -350,17 +369,60 @@ void Call::make_options() {
   options_.block_map_q = c_.block_q;
   options_.block_map_kv = c_.block_kv;
   options_.num_threads = static_cast<int32_t>(c_.threads);
+  // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows.
+  const bool has_score_tensors = !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty();
+  if (!is_on_gpu_ || (!has_score_tensors && c_.seed % 3 == 0)) return;
+  if (c_.packed_q) options_.max_seqlen_q = c_.seqlen_q;
+  if (c_.packed_kv) options_.max_seqlen_kv = c_.seqlen_kv;
+}
+
+std::vector<HostBlock> Call::blocks() const {
+  std::vector<HostBlock> blocks;
+  for (const View* view : {&q_, &k_, &v_, &out_, &lse_}) {
+    if (view->memory.size() == 0) continue;
+    HostBlock& block = blocks.emplace_back();
+    block = {view->memory.data(), view->memory.size(), view == &out_ || view == &lse_};
+    if (c_.layout != "huge" || view == &lse_) continue;
+    const auto size = static_cast<size_t>(size_of(view->tensor.dtype));
+    block.piece_bytes = static_cast<size_t>(view->tensor.shape[2] * view->tensor.shape[3]) * size;
+    block.piece_stride = static_cast<size_t>(view->tensor.strides[1]) * size;
+  }
+  for (const Memory& memory : memories_) blocks.push_back({memory.data(), memory.size()});
+  const auto add = [&](const std::vector<int32_t>& values) {
+    auto* data = reinterpret_cast<std::byte*>(const_cast<int32_t*>(values.data()));
+    if (!values.empty()) blocks.push_back({data, values.size() * sizeof(int32_t)});
+  };
+  for (const auto* values : {&lengths_.cu_q, &lengths_.cu_kv, &lengths_.used_q, &lengths_.used_kv, &lengths_.leftpad,
+                             &documents_q_, &documents_kv_}) {
+    add(*values);
+  }
+  for (const std::vector<int32_t>& values : tables_) add(values);
+  return blocks;
 }
 
 tessella_status Call::run() {
   if (!c_.plan) return run_plain();
   tessella_plan* plan = nullptr;
-  if (const tessella_status status = tessella_plan_forward(&args_, &options_, &plan); status != TESSELLA_OK) {
-    return status;
-  }
+  if (const tessella_status status = make_plan(&plan); status != TESSELLA_OK) return status;
   const tessella_status status = run_plan(plan, spoiled_);
   tessella_plan_free(plan);
   return status;
+}
+
+tessella_status Call::run_plain() {
+  if (!is_on_gpu_) return tessella_forward(&args_, &options_, nullptr);
+  GpuTwin twin(blocks(), wants_exact_memory());
+  const tessella_forward_args args = twin.args(args_, shows_device());
+  const tessella_status status = tessella_forward(&args, &options_, twin.stream());
+  spoiled_ = twin.download();
+  return status;
+}
+
+tessella_status Call::make_plan(tessella_plan** plan) const {
+  if (!is_on_gpu_) return tessella_plan_forward(&args_, &options_, plan);
+  GpuTwin twin(blocks(), wants_exact_memory());
+  const tessella_forward_args args = twin.args(args_, shows_device());
+  return tessella_plan_forward(&args, &options_, plan);
 }
 
 tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) const {
@@ -373,8 +435,20 @@ tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) con
   std::memset(scratch.data(), kPoison, scratch.size());
   workspace.state = state.data();
   workspace.scratch = scratch.data();
-  if (const auto status = tessella_plan_initialize(plan, &workspace, nullptr); status != TESSELLA_OK) return status;
-  const tessella_status status = tessella_plan_run(plan, &args_, &options_, &workspace, nullptr);
+  std::optional<GpuTwin> twin;
+  tessella_forward_args args = args_;
+  if (is_on_gpu_) {
+    std::vector<HostBlock> all = blocks();
+    for (const Memory* memory : {&state, &scratch}) all.push_back({memory->data(), memory->size(), true});
+    twin.emplace(all, wants_exact_memory());
+    args = twin->args(args_, shows_device());
+    workspace.state = twin->at(state.data());
+    workspace.scratch = twin->at(scratch.data());
+  }
+  void* stream = twin ? twin->stream() : nullptr;
+  if (const auto status = tessella_plan_initialize(plan, &workspace, stream); status != TESSELLA_OK) return status;
+  const tessella_status status = tessella_plan_run(plan, &args, &options_, &workspace, stream);
+  if (twin) text = twin->download();
 
   const auto all = [](const std::byte* begin, size_t count, int value) {
     return std::all_of(begin, begin + count, [&](std::byte byte) { return std::to_integer<int>(byte) == value; });
@@ -419,6 +493,12 @@ std::string Call::spoiled_outside(const View& view, bool is_lse) const {
   return "";
 }
 
+std::string Call::spoiled() const {
+  if (!spoiled_.empty() || c_.layout == "huge") return spoiled_;
+  const std::string outside = spoiled_outside(out_, false);
+  return outside.empty() && c_.lse ? spoiled_outside(lse_, true) : outside;
+}
+
 std::string Call::check(int64_t rows) const {
   if (!spoiled_.empty()) return spoiled_;
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
@@ -431,9 +511,7 @@ std::string Call::check(int64_t rows) const {
          << ", tolerance " << report.tolerance << ", plain error " << report.plain_error;
     return text.str();
   }
-  if (c_.layout == "huge") return "";
-  const std::string spoiled = spoiled_outside(out_, false);
-  return spoiled.empty() && c_.lse ? spoiled_outside(lse_, true) : spoiled;
+  return spoiled();
 }
 
 Outcome run_case(const Case& c) {

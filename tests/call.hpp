@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cases.hpp"
+#include "gpu_twin.hpp"
 #include "random.hpp"
 #include "tessella/tessella.h"
 
@@ -37,7 +38,8 @@ class Memory {
   size_t mapped_bytes_ = 0;
 };
 
-// Inputs, poisoned outputs and arguments of a case. Immovable: the arguments point into it.
+// Inputs, poisoned outputs and arguments of a case. Immovable: the arguments point into it. A kernel of the GPU runs on
+// twins of them; its results are brought back, so that they are checked as any other's.
 class Call {
  public:
   explicit Call(const Case& c);
@@ -49,11 +51,18 @@ class Call {
 
   // Runs as the case says. TESSELLA_OK or the failure; the text is tessella_last_error().
   tessella_status run();
-  tessella_status run_plain() const { return tessella_forward(&args_, &options_, nullptr); }
+  tessella_status run_plain();
   // Through this plan and a workspace of its own full of NaN. `text` says what the run spoiled, if anything.
   tessella_status run_plan(const tessella_plan* plan, std::string& text) const;
+  // A plan for it.
+  tessella_status make_plan(tessella_plan** plan) const;
+  // The memory of all its tensors.
+  std::vector<HostBlock> blocks() const;
+  bool is_on_gpu() const { return is_on_gpu_; }
 
   void poison_outputs();
+  // "" or what was written that is not out or lse.
+  std::string spoiled() const;
   // "" or what is wrong: `rows` rows (0 = all) against the reference, and nothing written outside of out and lse.
   std::string check(int64_t rows = 0) const;
   // Every byte of out and lse.
@@ -85,6 +94,9 @@ class Call {
   const tessella_tensor* table(std::vector<int32_t>& values);
   const tessella_tensor* own(const tessella_tensor& tensor);
   Placement placement() const;
+  bool wants_exact_memory() const { return c_.guard || c_.layout == "huge"; }
+  // Else the library finds it out, from any tensor that has an element.
+  bool shows_device() const { return c_.seed % 2 == 0 || c_.batch == 0 || (c_.seqlen_q == 0 && c_.seqlen_kv == 0); }
   // A tensor (batch, heads_q, queries, keys) with the named axes; value(b, h, q, k).
   template <typename Value>
   const tessella_tensor* score_tensor(int32_t dtype, const std::string& axes, int64_t queries, int64_t keys,
@@ -92,6 +104,7 @@ class Call {
   std::string spoiled_outside(const View& view, bool is_lse) const;
 
   Case c_;
+  bool is_on_gpu_ = false;
   int64_t total_q_ = 0;
   int64_t total_kv_ = 0;
   Lengths lengths_;

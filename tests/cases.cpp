@@ -6,8 +6,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "random.hpp"
-
 namespace tessella::tests {
 namespace {
 
@@ -15,6 +13,7 @@ namespace {
 template <typename AnyCase, typename Visit>
 void fields(AnyCase& c, Visit visit) {
   visit("kernel", c.kernel);
+  visit("device", c.device);
   visit("dtype", c.dtype);
   visit("out_dtype", c.out_dtype);
   visit("layout", c.layout);
@@ -148,14 +147,7 @@ void random_shape(Random& random, Case& c) {
   c.seqlen_kv = random.chance(0.4) ? c.seqlen_q : random_length(random);
   c.head_dim_qk = random_head_dim(random);
   c.head_dim_v = random.chance(0.7) ? c.head_dim_qk : random_head_dim(random);
-  // A case costs milliseconds: sizes shrink, one after the other, until its products are few.
-  constexpr int64_t kMostProducts = 2'000'000;
-  const auto products = [&] {
-    return c.batch * c.heads_q * c.seqlen_q * c.seqlen_kv * std::max(c.head_dim_qk, c.head_dim_v);
-  };
-  if (products() > kMostProducts) c.batch = 1;
-  if (products() > kMostProducts) c.heads_q = c.heads_kv = 1;
-  if (products() > kMostProducts) c.seqlen_q = random.in(1, 9);
+  limit_work(random, c);
   const double tables = 0.2;
   c.packed_q = random.chance(tables);
   c.packed_kv = random.chance(c.packed_q ? 0.8 : 0.1);
@@ -195,6 +187,16 @@ void random_scores(Random& random, Case& c) {
 }
 
 }  // namespace
+
+void limit_work(Random& random, Case& c) {
+  constexpr int64_t kMostProducts = 2'000'000;
+  const auto products = [&] {
+    return c.batch * c.heads_q * c.seqlen_q * c.seqlen_kv * std::max(c.head_dim_qk, c.head_dim_v);
+  };
+  if (products() > kMostProducts) c.batch = 1;
+  if (products() > kMostProducts) c.heads_q = c.heads_kv = 1;
+  if (products() > kMostProducts) c.seqlen_q = random.in(1, 9);
+}
 
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
   Random random(seed);

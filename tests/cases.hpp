@@ -9,14 +9,19 @@
 #include <string>
 #include <string_view>
 
+#include "random.hpp"
+
 namespace tessella::tests {
 
 struct Case {
   std::string kernel;  // "" = the library's choice
+  std::string device;  // "cuda": of a choice among the GPU's kernels; "" = the kernel's own
   std::string dtype = "f32";
-  std::string out_dtype;        // "" = dtype
-  std::string layout = "bshd";  // bshd, bhsd, sliced (gaps in rows and heads), qkv (one buffer), huge (gaps of GiB)
-  int64_t shift = 0;            // elements that q, k, v and out start past an aligned address
+  std::string out_dtype;  // "" = dtype
+  // bshd, bhsd, sliced (odd gaps in rows and heads), gaps (the same of 16 elements), qkv (one buffer), huge (gaps of
+  // GiB)
+  std::string layout = "bshd";
+  int64_t shift = 0;  // elements that q, k, v and out start past an aligned address
   int64_t batch = 1;
   int64_t heads_q = 1;
   int64_t heads_kv = 1;
@@ -67,5 +72,8 @@ Case parse(std::string_view line);
 
 // A small random case that the kernel's dtypes allow; sizes sometimes cross tile borders.
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);
+
+// A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
+void limit_work(Random& random, Case& c);
 
 }  // namespace tessella::tests

@@ -98,7 +98,6 @@ TEST_P(Forward, PairsOfFeatures) {
       c.heads_kv = 1;
       c.seqlen_q = 19;
       c.seqlen_kv = 35;
-      c.head_dim_qk = c.head_dim_v = 16;
       c.seed = a * 100 + b;
       features()[a].apply(c);
       features()[b].apply(c);
@@ -249,6 +248,21 @@ TEST_P(Forward, NaNInKeysThatNoQuerySees) {
   run(c);
   c.keep_first = 2;
   run(c);
+}
+
+// More heads and sequences than an axis of a GPU's grid holds.
+TEST_P(Forward, BeyondTwoToThe16HeadsAndSequences) {
+  for (const auto& [batch, heads] : {std::pair{66'000, 1}, {1, 66'000}, {300, 220}}) {
+    Case c = base();
+    c.batch = batch;
+    c.heads_q = heads;
+    c.heads_kv = heads > 1 ? heads / 2 : 1;
+    c.seqlen_q = 2;
+    c.seqlen_kv = 3;
+    c.kernel = GetParam().name;
+    c.dtype = GetParam().computes("bf16") ? "bf16" : "f32";
+    run_as_given(c);
+  }
 }
 
 // Strides of GiB: offsets must be 64-bit. The pages between the rows are never touched.

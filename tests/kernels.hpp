@@ -16,7 +16,9 @@ struct KernelInfo {
   std::string name;
   std::string dtypes;
   std::string unavailable;
+  std::string device;
   int64_t max_head_dim = 0;
+  bool is_on_gpu() const { return device == "cuda"; }
   bool computes(const std::string& dtype) const {  // whole words: "bf16" is no "f16"
     return (" " + dtypes + " ").find(" " + dtype + " ") != std::string::npos;
   }
@@ -28,7 +30,7 @@ inline std::vector<KernelInfo> all_kernels() {
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
-    kernels.push_back({info.name, info.dtypes, info.unavailable, info.max_head_dim});
+    kernels.push_back({info.name, info.dtypes, info.unavailable, info.device, info.max_head_dim});
   }
   return kernels;
 }

@@ -12,6 +12,7 @@
 #include <tessella/attention.hpp>
 #include <vector>
 
+#include "gpu_twin.hpp"
 #include "kernels.hpp"
 #include "portable/float16.hpp"
 #include "random.hpp"
@@ -131,6 +132,15 @@ class Nan : public EachKernel {
   }
 
  private:
+  static void forward_where_the_kernel_is(const ForwardArgs& args, const AttentionOptions& options) {
+    if (!GetParam().is_on_gpu()) return forward(args, options);
+    const detail::ForwardCall call(args, options);
+    GpuTwin twin(blocks_of(call.args), false);
+    const tessella_forward_args on_gpu = twin.args(call.args, true);
+    detail::check(tessella_forward(&on_gpu, &call.options, twin.stream()));
+    EXPECT_EQ(twin.download(), "");
+  }
+
   static std::vector<uint16_t> to_bf16(const std::vector<float>& from) {
     std::vector<uint16_t> to;
     for (const float x : from) to.push_back(portable::to_bfloat16(x).bits);
@@ -157,7 +167,7 @@ class Nan : public EachKernel {
       options.mask = Mask::dense(view(static_cast<const void*>(in.visible.data()), boolean, {1, 1, in.n, in.n}));
     }
     if (in.causal) options.mask = options.mask & Mask::causal();
-    forward(args, options);
+    forward_where_the_kernel_is(args, options);
     const double tolerance = is_bf16 ? 0.01 : 1e-4;
     int wrong = 0;
     for (int64_t i = 0; i < in.n; ++i) {

@@ -63,8 +63,9 @@ class Normalizer {
 
   Problem run() {
     operands();
-    scalars();
     lengths();
+    device();
+    scalars();
     bounds();
     outputs();
     score_parts();
@@ -91,7 +92,6 @@ class Normalizer {
       }
     }
     p_.dtype = p_.q.dtype;
-    p_.device = reader_.device();
     p_.batch = q.batch;
     p_.seqlen_q = p_.total_q = q.rows;
     p_.seqlen_kv = p_.total_kv = k.rows;
@@ -121,6 +121,11 @@ class Normalizer {
     for (const auto& [label, dim] : {std::pair{"q", q.head_dim}, std::pair{"v", v.head_dim}}) {
       if (dim < 1) invalid(message(function_, ": head_dim of ", label, " is ", dim, ", expected at least 1"));
     }
+  }
+
+  // Empty tensors do not show where they are; one of the tables may.
+  void device() {
+    p_.device = reader_.device();
     if (!is_on_cpu()) p_.alignment = common_alignment({p_.q, p_.k, p_.v});
   }
 

@@ -1,0 +1,35 @@
+// What a kernel of the GPU is compiled for, as a short list: random cases that keep to it compile little, and differ in
+// all that the kernel reads at run time (lengths, batch, heads, strides, windows, packing, padding, sink, LSE).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cases.hpp"
+
+namespace tessella::tests {
+
+struct Configuration {
+  std::string dtype;
+  int64_t head_dim_qk = 0;
+  int64_t head_dim_v = 0;
+  bool is_aligned = false;     // rows of q, k and v start at multiples of 16 bytes
+  bool element_masks = false;  // document, dense or block map
+  bool softcap = false;
+  bool alibi = false;
+  bool bias = false;
+  bool dropout = false;
+};
+
+inline constexpr int kUsualConfigurations = 48;
+
+// The same for every seed, for as long as the dtypes stay the same.
+Configuration configuration(int idx, std::string_view dtypes);
+
+// The smallest case of it.
+Case smallest_case(const Configuration& configuration, std::string_view kernel);
+
+// random_case() of the same seed with the configuration's choices in place of its own.
+Case random_case_of(const Configuration& configuration, uint64_t seed, std::string_view kernel);
+
+}  // namespace tessella::tests

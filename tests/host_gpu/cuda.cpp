@@ -1,0 +1,117 @@
+// A CUDA driver without a GPU, for tests of the door on machines that have none: its device memory is host memory,
+// streams run at once, and it loads and launches nothing. Built as libcuda.so.1 in a folder of its own, which
+// LD_LIBRARY_PATH names.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace {
+
+constexpr int kInvalidValue = 1, kNotFound = 500, kNotSupported = 801;
+using Address = unsigned long long;
+
+std::mutex g_mutex;
+std::map<Address, size_t>& blocks() {
+  static auto& all = *new std::map<Address, size_t>;
+  return all;
+}
+thread_local void* t_context = nullptr;
+int g_context;  // its address is the primary context
+
+bool is_ours(Address address) {
+  const std::lock_guard lock(g_mutex);
+  auto after = blocks().upper_bound(address);
+  return after != blocks().begin() && address < std::prev(after)->first + std::prev(after)->second;
+}
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+int not_supported() { return kNotSupported; }
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default"))) int
+
+FAKE cuInit(unsigned) { return 0; }
+FAKE cuDriverGetVersion(int* version) { return *version = 12080, 0; }
+FAKE cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR_OF_THE_HOST_GPU", 0; }
+FAKE cuGetErrorString(int, const char** text) { return *text = "this GPU is the host and does not do this", 0; }
+FAKE cuDeviceGetCount(int* count) { return *count = 1, 0; }
+FAKE cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? 0 : kInvalidValue; }
+FAKE cuDeviceGetName(char* name, int length, int) { return std::strncpy(name, "host", static_cast<size_t>(length)), 0; }
+FAKE cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = size_t{1} << 33, 0; }
+FAKE cuDeviceGetAttribute(int* value, int attribute, int) {
+  static const std::map<int, int> kValues = {{16, 132},    {38, 50 << 20}, {75, 9},    {76, 0},
+                                             {81, 233472}, {97, 232448},   {82, 65536}};
+  const auto found = kValues.find(attribute);
+  return *value = found == kValues.end() ? 0 : found->second, 0;
+}
+FAKE cuDevicePrimaryCtxRetain(void** context, int) { return *context = &g_context, 0; }
+FAKE cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+FAKE cuCtxGetCurrent(void** context) { return *context = t_context, 0; }
+FAKE cuCtxGetDevice(int* device) { return *device = 0, 0; }
+FAKE cuCtxSetCurrent(void* context) { return t_context = context, 0; }
+FAKE cuCtxPushCurrent_v2(void* context) { return t_context = context, 0; }
+FAKE cuCtxPopCurrent_v2(void** context) { return *context = t_context, t_context = nullptr, 0; }
+FAKE cuCtxSynchronize() { return 0; }
+
+FAKE cuPointerGetAttributes(unsigned count, int* attributes, void** values, Address address) {
+  for (unsigned i = 0; i < count; ++i) {
+    constexpr int kMemoryType = 2, kDevice = 2;
+    *static_cast<int*>(values[i]) = attributes[i] == kMemoryType && is_ours(address) ? kDevice : 0;
+  }
+  return 0;
+}
+FAKE cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { return *free_bytes = *total = size_t{1} << 33, 0; }
+FAKE cuMemAlloc_v2(Address* address, size_t bytes) {
+  constexpr int kOutOfMemory = 2;
+  void* data = bytes > size_t{1} << 36 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (data == nullptr) return kOutOfMemory;
+  const std::lock_guard lock(g_mutex);
+  blocks()[*address = reinterpret_cast<Address>(data)] = bytes;
+  return 0;
+}
+FAKE cuMemFree_v2(Address address) {
+  const std::lock_guard lock(g_mutex);
+  if (blocks().erase(address) == 0) return kInvalidValue;
+  std::free(pointer(address));
+  return 0;
+}
+FAKE cuMemAllocAsync(Address* address, size_t bytes, void*) { return cuMemAlloc_v2(address, bytes); }
+FAKE cuMemFreeAsync(Address address, void*) { return cuMemFree_v2(address); }
+FAKE cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
+  return is_ours(to) ? std::memcpy(pointer(to), from, bytes), 0 : kInvalidValue;
+}
+FAKE cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
+  return is_ours(from) ? std::memcpy(to, pointer(from), bytes), 0 : kInvalidValue;
+}
+FAKE cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
+  return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+}
+FAKE cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr); }
+FAKE cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, void*) {
+  return is_ours(to) ? std::memset(pointer(to), byte, bytes), 0 : kInvalidValue;
+}
+
+FAKE cuStreamCreate(void** stream, unsigned) { return *stream = &g_context, 0; }
+FAKE cuStreamDestroy_v2(void*) { return 0; }
+FAKE cuStreamSynchronize(void*) { return 0; }
+FAKE cuStreamIsCapturing(void*, int* status) { return *status = 0, 0; }
+FAKE cuEventCreate(void** event, unsigned) { return *event = &g_context, 0; }
+FAKE cuEventDestroy_v2(void*) { return 0; }
+FAKE cuEventRecord(void*, void*) { return 0; }
+FAKE cuEventSynchronize(void*) { return 0; }
+FAKE cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, 0; }
+
+FAKE cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int*) {
+  static void* const kSelf = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  *function = dlsym(kSelf, name);
+  if (*function == nullptr) *function = dlsym(kSelf, (std::string(name) + "_v2").c_str());
+  if (*function == nullptr) *function = reinterpret_cast<void*>(not_supported);
+  return std::strncmp(name, "cu", 2) == 0 ? 0 : kNotFound;
+}
