@@ -1,7 +1,32 @@
 #include "cuda/hot_programs.hpp"
 
+#include <algorithm>
+
+#include "cuda/forward_config.hpp"
+#include "cuda/user_text.hpp"
+
 namespace tessella::cuda {
 
-std::vector<HotProgram> hot_programs() { return {}; }
+std::vector<HotProgram> hot_programs() {
+  std::vector<HotProgram> programs;
+  const auto add = [&](Program program, const Target& target) {
+    const auto same = std::ranges::find(programs, program, &HotProgram::program);
+    if (same != programs.end()) {
+      same->targets.push_back(target);
+    } else {
+      programs.push_back({"cuda.forward_sm80", std::move(program), {target}});
+    }
+  };
+  // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
+  for (const core::DType dtype : {core::DType::bf16, core::DType::f16}) {
+    for (const int64_t head_dim : {64, 128, 256}) {
+      const core::Problem plain{.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = head_dim, .alignment = 16};
+      for (const Target& target : {Target{.arch = 80}, Target{.arch = 90}, Target{.arch = 80, .ptx = true}}) {
+        add(forward_program(forward_config(plain, typical_device(target.arch)), user_text()), target);
+      }
+    }
+  }
+  return programs;
+}
 
 }  // namespace tessella::cuda

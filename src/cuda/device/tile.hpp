@@ -40,34 +40,39 @@ template <class Tile, int Rows, int Threads, bool Vector, class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const char* from, int64_t row_bytes, int first, int columns,
                                           int thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
-  constexpr int kRowsAStep = Threads / Tile::kChunks;
-  static_assert(kRowsAStep > 0, "a row is at most a chunk a thread");
-  const int row = thread / Tile::kChunks;
-  const int chunk = thread % Tile::kChunks;
-  if (Threads % Tile::kChunks != 0 && row >= kRowsAStep) return;
-  const char* source = from + (first + row) * row_bytes + chunk * 16;
-  const bool is_column = chunk * Tile::kChunkElements < columns;
+  constexpr int kLanes = Tile::kChunks < Threads ? Tile::kChunks : Threads;  // that copy a row
+  constexpr int kRowsAStep = Threads / kLanes;
+  constexpr int kUnroll = Vector ? Rows : 1;  // element by element it is long enough
+  const int row = thread / kLanes;
+  if (Threads % kLanes != 0 && row >= kRowsAStep) return;
 #pragma unroll
-  for (int step = 0; step < Rows; step += kRowsAStep) {
-    if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
-    const bool there = is_there(first + row + step);
-    const uint32_t target = to + Tile::offset(row + step, chunk);
-    if constexpr (Vector) {
-      ptx::copy_chunk_async(target, source, there && is_column);
-    } else {
-      uint32_t words[4] = {0, 0, 0, 0};
+  for (int part = 0; part < Tile::kChunks; part += kLanes) {
+    const int chunk = part + thread % kLanes;
+    if (Tile::kChunks % kLanes != 0 && chunk >= Tile::kChunks) break;
+    const char* source = from + (first + row) * row_bytes + chunk * 16;
+    const bool is_column = chunk * Tile::kChunkElements < columns;
+#pragma unroll kUnroll
+    for (int step = 0; step < Rows; step += kRowsAStep) {
+      if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
+      const bool there = is_there(first + row + step);
+      const uint32_t target = to + Tile::offset(row + step, chunk);
+      if constexpr (Vector) {
+        ptx::copy_chunk_async(target, source, there && is_column);
+      } else {
+        uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int i = 0; i < Tile::kChunkElements; ++i) {
-        if (!there || chunk * Tile::kChunkElements + i >= columns) continue;
-        if constexpr (kElementBytes == 2) {
-          words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source)[i]) << (i % 2 * 16);
-        } else {
-          words[i] = reinterpret_cast<const uint32_t*>(source)[i];
+        for (int i = 0; i < Tile::kChunkElements; ++i) {
+          if (!there || chunk * Tile::kChunkElements + i >= columns) continue;
+          if constexpr (kElementBytes == 2) {
+            words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source)[i]) << (i % 2 * 16);
+          } else {
+            words[i] = reinterpret_cast<const uint32_t*>(source)[i];
+          }
         }
+        ptx::store_chunk(target, words);
       }
-      ptx::store_chunk(target, words);
+      source += kRowsAStep * row_bytes;
     }
-    source += kRowsAStep * row_bytes;
   }
 }
 

@@ -1,0 +1,114 @@
+#include "cuda/forward_arguments.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cuda/forward_config.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::DType;
+using core::Problem;
+
+portable::OperandParams operand(const core::Operand& t) {
+  return {t.data, t.batch_stride, t.row_stride, t.head_stride};
+}
+
+portable::ScoreOperandParams score_operand(const core::ScoreOperand& t) {
+  return {t.data, t.batch_stride, t.head_stride, t.q_stride, t.kv_stride};
+}
+
+template <typename T>
+portable::TableParams table(const core::Table<T>& t) {
+  return {t.data, t.batch_stride, t.stride};
+}
+
+// One value a sequence.
+portable::TableParams of_sequences(const core::Table<int32_t>& t) { return {t.data, 0, t.batch_stride}; }
+
+int64_t all_heads(const Problem& p) {
+  return (p.batch + (p.features.has(core::Feature::packed_q) ? 1 : 0)) * p.heads_q;
+}
+
+// Query heads whose keys and values fill half of the L2 cache, at least those of one KV head: what runs side by side
+// then reads each key from memory once.
+int64_t heads_per_section(const Problem& p, int64_t l2_bytes) {
+  const int64_t bytes = std::max<int64_t>(p.seqlen_kv * (p.head_dim_qk + p.head_dim_v) * size_bytes(p.dtype), 1);
+  return std::min(std::max<int64_t>(l2_bytes / 2 / bytes, 1) * p.group(), all_heads(p));
+}
+
+bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
+  const int64_t size = size_bytes(out.dtype);
+  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data) % 16);
+  const int64_t all = at | head_dim * size | out.batch_stride * size | out.row_stride * size | out.head_stride * size;
+  return all % 16 == 0;
+}
+
+int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
+
+}  // namespace
+
+int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
+
+portable::ForwardParams forward_params(const Problem& p, const portable::ForwardConfig& config, const TileMap& map,
+                                       void* map_data, int64_t l2_bytes) {
+  portable::ForwardParams params{};
+  params.q = operand(p.q);
+  params.k = operand(p.k);
+  params.v = operand(p.v);
+  params.out = operand(p.out);
+  params.lse = operand(p.lse);
+  params.seqlens_q = of_sequences(p.seqlens_q);
+  params.seqlens_kv = of_sequences(p.seqlens_kv);
+  params.leftpad_kv = of_sequences(p.leftpad_kv);
+  params.prefix = of_sequences(p.prefix);
+  params.cu_seqlens_q = table(p.cu_seqlens_q);
+  params.cu_seqlens_kv = table(p.cu_seqlens_kv);
+  params.alibi_slopes = table(p.alibi_slopes);
+  params.sink = table(p.sink);
+  params.document_q = table(p.document_q);
+  params.document_kv = table(p.document_kv);
+  params.bias = score_operand(p.bias);
+  params.dense_mask = score_operand(p.dense_mask);
+  params.block_map = score_operand(p.block_map);
+  for (int32_t i = 0; i < p.num_arrays; ++i) params.arrays[i] = {p.arrays[i].data, p.arrays[i].count};
+  params.seed_data = p.seed_data;
+  params.offset_data = p.offset_data;
+  params.tile_map = static_cast<uint8_t*>(map_data);
+  params.tile_map_batch_stride = map.batch_stride();
+  params.tile_map_head_stride = map.head_stride();
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  params.chunk = p.chunk;
+  params.block_map_q = p.block_q;
+  params.block_map_kv = p.block_kv;
+  params.seed = p.seed;
+  params.offset = p.offset;
+  params.batch = narrow(p.batch);
+  params.heads_q = narrow(p.heads_q);
+  params.heads_kv = narrow(p.heads_kv);
+  params.head_dim_qk = narrow(p.head_dim_qk);
+  params.head_dim_v = narrow(p.head_dim_v);
+  params.seqlen_q = narrow(p.seqlen_q);
+  params.seqlen_kv = narrow(p.seqlen_kv);
+  params.total_q = narrow(p.total_q);
+  params.total_kv = narrow(p.total_kv);
+  params.tiles_q = narrow(map.tiles_q);
+  params.slices_v = slices_v(p, config);
+  params.heads_per_section = narrow(heads_per_section(p, l2_bytes));
+  params.kv_tiles = narrow(map.kv_tiles);
+  params.keep_first = narrow(std::min<int64_t>(p.keep_first, std::numeric_limits<int32_t>::max()));
+  params.scale = p.scale;
+  params.softcap = p.softcap;
+  params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
+  params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
+  params.causal_top_left = p.features.has(core::Feature::causal_top_left) ? 1 : 0;
+  params.bias_is_f32 = p.bias_dtype == DType::f32 ? 1 : 0;
+  params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
+  params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
+  return params;
+}
+
+}  // namespace tessella::cuda

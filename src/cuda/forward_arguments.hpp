@@ -1,0 +1,18 @@
+// What forward kernels on a GPU are launched with, out of a Problem.
+#pragma once
+
+#include "core/problem.hpp"
+#include "cuda/tile_map.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::cuda {
+
+// map_data: of map.bytes(), in the GPU's memory.
+portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
+                                       const TileMap& map, void* map_data, int64_t l2_bytes);
+
+// Blocks of forward_sm80's grid along x; may be more than a grid holds.
+int64_t forward_blocks(const core::Problem& problem, const TileMap& map);
+
+}  // namespace tessella::cuda

@@ -1,0 +1,33 @@
+// What a call of forward compiles to: a pure function of its sizes, types, alignment and features and of the GPU's
+// shared memory. Never of batch or lengths, so that rows are computed alike in every batch.
+#pragma once
+
+#include <string>
+
+#include "core/problem.hpp"
+#include "cuda/device.hpp"
+#include "cuda/program.hpp"
+#include "portable/forward_config.hpp"
+
+namespace tessella::cuda {
+
+portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
+
+// Registers a thread needs, estimated: accumulators and operands by counting, the rest as measured.
+int estimated_registers(const portable::ForwardConfig& config);
+// Registers a thread may have.
+int register_limit(const portable::ForwardConfig& config);
+
+// Blocks that share v's columns.
+inline int32_t slices_v(const core::Problem& problem, const portable::ForwardConfig& config) {
+  return static_cast<int32_t>((problem.head_dim_v + config.head_dim_v - 1) / config.head_dim_v);
+}
+
+// A GPU of this arch as far as configs look at it.
+DeviceInfo typical_device(int arch);
+
+// The kernel itself, and the one that classifies tiles before it where masks are no interval.
+Program forward_program(const portable::ForwardConfig& config, const std::string& user_text);
+Program classify_program(const portable::ForwardConfig& config, const std::string& user_text);
+
+}  // namespace tessella::cuda

@@ -1,0 +1,135 @@
+#include "cuda/forward_sm80.hpp"
+
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "core/message.hpp"
+#include "core/plan.hpp"
+#include "cuda/cubin_store.hpp"
+#include "cuda/device.hpp"
+#include "cuda/find_cubin.hpp"
+#include "cuda/forward_arguments.hpp"
+#include "cuda/forward_config.hpp"
+#include "cuda/loaded_kernel.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/tile_map.hpp"
+#include "cuda/user_text.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::message;
+using core::Problem;
+using portable::ForwardConfig;
+using portable::MaskLevel;
+
+constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();  // of a grid
+constexpr unsigned kClassifyThreads = 128;
+
+// What a plan holds: all that running it needs beside the call's own arguments.
+struct Prepared {
+  ForwardConfig config;
+  int64_t l2_bytes = 0;
+  std::shared_ptr<const LoadedKernel> forward;
+  std::shared_ptr<const LoadedKernel> classify;  // null where every mask is an interval
+};
+
+ForwardConfig config_of(const Problem& p) { return forward_config(p, device_info(p.device.id)); }
+
+std::string unavailable(core::Device device) {
+  if (std::string problem = device_problem(device.id); !problem.empty()) return problem;
+  return device_problem(device_info(device.id));
+}
+
+std::string refuses(const Problem& p) {
+  const DeviceInfo& device = device_info(p.device.id);
+  const ForwardConfig config = forward_config(p, device);
+  if (shared_bytes(config) > device.shared_bytes_per_block) {
+    return message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",
+                   device.shared_bytes_per_block);
+  }
+  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
+    return message("leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
+  }
+  const TileMap map = largest_tile_map(p, config);
+  for (const auto& [what, blocks] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
+                                     std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {
+    if (blocks > kMaxBlocks) {
+      return message(what, " makes ", blocks, " tiles of ", config.tile_q, " x ", config.tile_kv, ", at most ",
+                     kMaxBlocks);
+    }
+  }
+  return "";
+}
+
+core::WorkspaceSize workspace(const Problem& bounds, int) {
+  return {.scratch_bytes = largest_tile_map(bounds, config_of(bounds)).bytes()};
+}
+
+// Where the program's image will come from.
+const char* origin(const Program& program, int arch) {
+  if (find_embedded_for(program, {.arch = arch}) != nullptr) return "embedded";
+  const Hash128 key = program_key(program, {.arch = arch});
+  constexpr CompilerVersion kNewest{.major = std::numeric_limits<int>::max()};
+  return cubin_store().disk().read_any(key, kNewest) ? "cached" : "compiled when planned";
+}
+
+std::string describe(const Problem& p, int) {
+  const DeviceInfo& device = device_info(p.device.id);
+  const ForwardConfig c = forward_config(p, device);
+  std::string text =
+      message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps, c.num_warps == 1 ? " warp" : " warps",
+              ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v);
+  if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
+  return text + message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c),
+                        " bytes of shared memory, ",
+                        origin(forward_program(c, user_text(p.score, p.keep)), device.arch));
+}
+
+std::shared_ptr<const void> prepare(const Problem& bounds) {
+  const DeviceInfo& device = device_info(bounds.device.id);
+  const ForwardConfig config = forward_config(bounds, device);
+  const std::string texts = user_text(bounds.score, bounds.keep);
+  auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .l2_bytes = device.l2_bytes});
+  prepared->forward = load(forward_program(config, texts), device.id, shared_bytes(config));
+  if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
+  return prepared;
+}
+
+void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void* stream) {
+  const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
+  const ForwardConfig& config = prepared.config;
+  const TileMap map = tile_map(p, config);
+  const portable::ForwardParams params = forward_params(p, config, map, workspace.scratch, prepared.l2_bytes);
+  const auto blocks = static_cast<unsigned>(forward_blocks(p, map));
+  if (blocks == 0 || p.total_q == 0) return;
+  const CurrentDevice current(p.device.id);
+  if (const auto tiles = static_cast<unsigned>(map.bytes()); tiles > 0) {
+    prepared.classify->launch({.grid = {tiles, 1, 1}, .block = kClassifyThreads}, params, stream);
+  }
+  prepared.forward->launch({.grid = {blocks, static_cast<unsigned>(params.slices_v), 1},
+                            .block = static_cast<unsigned>(config.num_warps) * 32},
+                           params, stream);
+}
+
+}  // namespace
+
+core::Kernel forward_sm80() {
+  core::Kernel kernel;
+  kernel.name = "cuda.forward_sm80";
+  kernel.summary = "FlashAttention-2 by the matrix instructions of a warp, any GPU from Ampere on";
+  kernel.device = core::DeviceType::cuda;
+  kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16) | dtype_bit(core::DType::f32);
+  kernel.max_head_dim = 512;
+  kernel.features = core::all_features();
+  kernel.unavailable = unavailable;
+  kernel.refuses = refuses;
+  kernel.workspace = workspace;
+  kernel.describe = describe;
+  kernel.prepare = prepare;
+  kernel.run = run;
+  return kernel;
+}
+
+}  // namespace tessella::cuda
