@@ -16,7 +16,7 @@ for program in $programs; do install -m 755 -s "$program" "$folder"; done
 # Private dependencies, by the names the loader asks for. oneTBB opens its allocator by name if it lies there.
 ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
-cp "$source"/bench/*.py "$folder"
+cp "$source"/bench/*.py "$source/tests/gpu.sh" "$folder"
 
 for file in "$folder/$soname" $(for p in $programs; do echo "$folder/$(basename "$p")"; done); do
   if ! readelf -d "$file" | grep -q 'RUNPATH.*\$ORIGIN'; then echo "note: $(basename "$file") needs LD_LIBRARY_PATH" >&2; fi
