@@ -105,7 +105,6 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(core::Feature::causal_top_left) ? 1 : 0;
-  params.bias_is_f32 = p.bias_dtype == DType::f32 ? 1 : 0;
   params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
   params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
   return params;

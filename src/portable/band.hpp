@@ -29,7 +29,7 @@ struct Band {
     if (window_right >= 0) end = min(end, at + window_right + 1);
     if (prefix >= 0) end = min(end, max(prefix, at + 1));
     if (causal_top_left) end = min(end, i + 1);
-    if (chunk > 0) end = min(end, at < 0 ? 0 : (at / chunk + 1) * chunk);
+    if (chunk > 0) end = min(end, at < 0 ? 0 : (chunks_before(at) + 1) * chunk);
     return max(end, 0);
   }
 
@@ -40,7 +40,7 @@ struct Band {
     int64_t begin = 0;
     const int64_t at = position(i);
     if (window_left >= 0) begin = max(begin, at - window_left);
-    if (chunk > 0 && at > 0) begin = max(begin, at / chunk * chunk);
+    if (chunk > 0 && at > 0) begin = max(begin, chunks_before(at) * chunk);
     return min(begin, end);
   }
 
@@ -52,6 +52,10 @@ struct Band {
   }
 
  private:
+  // at / chunk for at >= 0, in 32 bits: positions are sums of two sequence lengths, and GPUs have no 64-bit division.
+  constexpr int64_t chunks_before(int64_t at) const {
+    return chunk > at ? 0 : static_cast<uint32_t>(at) / static_cast<uint32_t>(chunk);
+  }
   static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
   static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 };

@@ -28,6 +28,7 @@ struct ForwardConfig {
   bool softcap = false;
   bool alibi = false;
   bool bias = false;
+  bool bias_is_f32 = false;  // else in the type of q
   bool dropout = false;
   bool score = false;  // the caller's text
   bool keep = false;   // the caller's text, one of the bits
@@ -43,6 +44,6 @@ constexpr int32_t tile_bytes(const ForwardConfig& c) {
   return inputs > out ? inputs : out;
 }
 inline constexpr int32_t kPlaceBytes = 512;
-constexpr int32_t shared_bytes(const ForwardConfig& c) { return tile_bytes(c) + (c.tile_q + 2) * 8 + kPlaceBytes; }
+constexpr int32_t shared_bytes(const ForwardConfig& c) { return tile_bytes(c) + c.tile_q * 8 + kPlaceBytes; }
 
 }  // namespace tessella::portable

@@ -66,7 +66,6 @@ struct ForwardParams {
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;
-  int32_t bias_is_f32;       // else in the type of q
   int32_t out_is_f32;        // else in the type of q
   int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
 };

@@ -70,6 +70,7 @@ struct ForwardSm80 {
   using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
   using Scores = float[kMBlocks][kBlocks][4];
   static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
+  static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
   static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
                 "matrix loads take 16 rows or columns");
 
@@ -87,7 +88,7 @@ struct ForwardSm80 {
 
   // Shared memory: q | k | v | begin and end of each row's keys | the place. At the end out lies where q, k and v were.
   static constexpr int kBoundsAt = portable::tile_bytes(C);
-  static constexpr int kPlaceAt = kBoundsAt + (C.tile_q + 2) * 8;
+  static constexpr int kPlaceAt = kBoundsAt + C.tile_q * 8;
   static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) && sizeof(Place) <= portable::kPlaceBytes);
 
   const ForwardParams& p;
@@ -111,47 +112,68 @@ struct ForwardSm80 {
   __device__ int32_t query(int m, int r) const { return first_q() + warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t columns_v() const { return min(C.head_dim_v, p.head_dim_v - place.work.slice_idx * C.head_dim_v); }
 
-  // Finds the block's place and sends for its queries; false: there are none. Every thread calls it.
-  __device__ __forceinline__ bool find_place() const {
+  // Finds the block's place, and sends for its queries and its first keys before all else. Returns the first tile of
+  // keys, or -1 where the block has no query. Every thread calls it. Short: a block that sees few keys spends much of
+  // its time here, most of it waiting for instructions.
+  __device__ __forceinline__ int32_t find_place() const {
     const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
     const Sequence sequence = device::sequence(p, work.batch_idx);
     write_rows_without_query<C>(p, work, sequence);
     const int32_t first = work.tile_idx * C.tile_q;
-    if (first >= sequence.len_q) return false;
-    load_q(work, sequence);  // on its way while the rest is found
-    // Each row's band, and behind them those of the sequence's first and last row.
-    for (int at = thread; at < C.tile_q + 2; at += kThreads) {
-      const int32_t row = at < C.tile_q ? first + at : at == C.tile_q ? 0 : sequence.len_q - 1;
-      const int64_t end = sequence.band.end(row);
-      ptx::store_words(s_bounds() + at * 8, static_cast<uint32_t>(sequence.band.begin(row, end)),
-                       static_cast<uint32_t>(end));
-    }
-    __syncthreads();
+    if (first >= sequence.len_q) return -1;
+    const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
+    const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
+    const int32_t head_kv = work.head_idx / (p.heads_q / p.heads_kv);
+    const char* k = head(p.k, work.batch_idx, head_kv, sequence.row_kv, 0);
+    load_q(work, sequence);
+
+    // Lanes 0 to 5: ranges of the block's, the warp's and the sequence's first and last rows. Then, where a tile needs
+    // masks, each row's own.
     Place& to = const_cast<Place&>(place);
-    const int32_t last = min(C.tile_q, sequence.len_q - first) - 1;
-    const auto tiles_of = [&](int from, int until) {
-      return key_tiles<C.tile_kv>(bounds(from), bounds(until), p.keep_first);
-    };
-    if (thread == 0) {
-      to.work = work;
-      to.sequence = sequence;
-      const int32_t head_kv = work.head_idx / (p.heads_q / p.heads_kv);
-      to.k = head(p.k, work.batch_idx, head_kv, sequence.row_kv, 0);
-      to.v = head(p.v, work.batch_idx, head_kv, sequence.row_kv, work.slice_idx * C.head_dim_v);
-      if constexpr (C.mask == MaskLevel::bits) {
-        to.tile_map = p.tile_map + work.batch_idx * p.tile_map_batch_stride + work.head_idx * p.tile_map_head_stride +
-                      static_cast<int64_t>(work.tile_idx) * p.kv_tiles;
+    int32_t tile = 0;
+#pragma unroll 1
+    for (int part = 0; part < 2; ++part) {
+      int32_t row = lane == 0   ? first
+                    : lane == 1 ? last
+                    : lane == 2 ? warp_first
+                    : lane == 3 ? warp_last
+                    : lane == 4 ? 0
+                                : sequence.len_q - 1;
+      if (part == 1) row = warp_first + lane % kRowsOfWarp;
+      const auto end = static_cast<int32_t>(sequence.band.end(row));
+      const auto begin = static_cast<int32_t>(sequence.band.begin(row, end));
+      if (part == 1) {
+        ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(begin),
+                         static_cast<uint32_t>(end));
+        break;
       }
-      to.seen_begin = bounds(C.tile_q).begin;
-      to.seen_end = bounds(C.tile_q + 1).end;
-      to.tiles = tiles_of(0, last);
+      const auto of = [&](int i) { return KeyRange{__shfl_sync(kAllLanes, begin, i), __shfl_sync(kAllLanes, end, i)}; };
+      const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
+      KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
+      if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
+      const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
+      const uint8_t* tile_map = nullptr;
+      if constexpr (C.mask == MaskLevel::bits) {
+        tile_map = p.tile_map + work.batch_idx * p.tile_map_batch_stride + work.head_idx * p.tile_map_head_stride +
+                   static_cast<int64_t>(work.tile_idx) * p.kv_tiles;
+      }
+      tile = next_tile<C.mask == MaskLevel::bits>(tiles, tile_map, tiles.kept > 0 ? 0 : tiles.begin);
+      if (tile < tiles.end) load_k(k, sequence.len_kv, tile);
+      ptx::commit_copies();
+      if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
+      if (thread == 0) {
+        to.work = work;
+        to.sequence = sequence;
+        to.k = k;
+        to.v = head(p.v, work.batch_idx, head_kv, sequence.row_kv, work.slice_idx * C.head_dim_v);
+        to.tile_map = tile_map;
+        to.seen_begin = seen_begin;
+        to.seen_end = seen_end;
+        to.tiles = tiles;
+      }
+      if (C.mask == MaskLevel::band && tiles.all_are_full()) break;
     }
-    if (lane == 0) {
-      const int warp_last = min(warp_row + kRowsOfWarp - 1, last);
-      to.warp_tiles[thread / 32] = warp_row <= last ? tiles_of(warp_row, warp_last) : KeyTiles{0, 0, 0, 0, 0};
-    }
-    __syncthreads();
-    return true;
+    return tile;
   }
   __device__ KeyRange bounds(int row) const {
     const uint2 words = ptx::load_words(s_bounds() + row * 8);
@@ -165,35 +187,33 @@ struct ForwardSm80 {
            (batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride + column) * kElementBytes;
   }
 
-  __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
-    const char* q = head(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
-    const int32_t first = work.tile_idx * C.tile_q, len = sequence.len_q;
-    const int64_t row_bytes = p.q.row_stride * kElementBytes;
-    load_tile<TileQ, C.tile_q, kThreads, C.vector_loads>(s_q, q, row_bytes, first, p.head_dim_qk, thread,
-                                                         [&](int row) { return row < len; });
-  }
-  // A tile that lies within [begin, end) is copied without a look at each key.
-  template <class Tile, class IsThere>
-  __device__ __forceinline__ void load_keys(uint32_t to, const char* from, int64_t row_stride, int32_t tile,
+  // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
+  template <class Tile, int Rows, class IsThere>
+  __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t row_stride, int32_t first,
                                             int32_t columns, int32_t begin, int32_t end, const IsThere& is_there) const {
-    const int32_t first = tile * C.tile_kv;
     const int64_t row_bytes = row_stride * kElementBytes;
-    if (first >= begin && first + C.tile_kv <= end) {
-      load_tile<Tile, C.tile_kv, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread,
-                                                           [](int) { return true; });
+    if (first >= begin && first + Rows <= end) {
+      load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread,
+                                                      [](int) { return true; });
     } else {
-      load_tile<Tile, C.tile_kv, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread, is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread, is_there);
     }
   }
-  __device__ __forceinline__ void load_k(int32_t tile) const {
-    const int32_t end = place.sequence.len_kv;
-    load_keys<TileK>(s_k(), place.k, p.k.row_stride, tile, p.head_dim_qk, 0, end, [&](int key) { return key < end; });
+  __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
+    const char* q = head(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
+    const int32_t len = sequence.len_q;
+    load_rows<TileQ, C.tile_q>(s_q, q, p.q.row_stride, work.tile_idx * C.tile_q, p.head_dim_qk, 0, len,
+                               [&](int row) { return row < len; });
+  }
+  __device__ __forceinline__ void load_k(const char* k, int32_t len_kv, int32_t tile) const {
+    load_rows<TileK, C.tile_kv>(s_k(), k, p.k.row_stride, tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
+                                [&](int key) { return key < len_kv; });
   }
   // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
   __device__ __forceinline__ void load_v(int32_t tile) const {
     const int32_t begin = place.seen_begin, end = place.seen_end;
-    load_keys<TileV>(s_v(), place.v, p.v.row_stride, tile, columns_v(), begin, end,
-                     [&](int key) { return key < end && (key >= begin || key < p.keep_first); });
+    load_rows<TileV, C.tile_kv>(s_v(), place.v, p.v.row_stride, tile * C.tile_kv, columns_v(), begin, end,
+                                [&](int key) { return key < end && (key >= begin || key < p.keep_first); });
   }
 
   // The softmax's exponent takes |scale|; a negative one turns q's signs.
@@ -206,7 +226,11 @@ struct ForwardSm80 {
     }
   }
 
-  __device__ int32_t next(int32_t tile) const { return next_tile<C.mask == MaskLevel::bits>(place.tiles, place.tile_map, tile); }
+  // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
+  __device__ int32_t after(int32_t tile, int32_t kept) const {
+    if (C.mask == MaskLevel::band && tile + 1 != kept) return tile + 1;
+    return next_tile<C.mask == MaskLevel::bits>(place.tiles, place.tile_map, tile + 1);
+  }
   __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }
   // True where the tile map says that element masks hide some of the tile.
   __device__ bool has_bits(int32_t tile) const {
@@ -214,46 +238,66 @@ struct ForwardSm80 {
     return false;
   }
 
-  __device__ __forceinline__ void scores(Scores& s) const {
-    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k(), warp_row, lane);
+  template <class Meanwhile>
+  __device__ __forceinline__ void scores(Scores& s, const Meanwhile& meanwhile) const {
+    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
   __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
     if constexpr (!Score<C>::kIsPlain) {
 #pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.value(s[m][j][i], query(m, i / 2), tile * C.tile_kv + j * 8 + lane % 4 * 2 + i % 2);
+        for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            s[m][j][i] = score.value(s[m][j][i], query(m, i / 2), tile * C.tile_kv + j * 8 + lane % 4 * 2 + i % 2);
+          }
         }
+        // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
+        if (j % 2 == 1) ptx::keep_loads_in_place();
       }
     }
-    }
+  }
+
+  // Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
+  // the tile's first.
+  __device__ static uint32_t columns_below(int32_t limit, int lane) {
+    const int32_t own = min(max(limit - lane % 4 * 2, 0), C.tile_kv);
+    const int32_t bits = own / 8 * 2 + min(own % 8, 2);
+    return bits >= 32 ? ~0u : (1u << bits) - 1;
   }
 
   // Hides what lies outside the band, and what the element masks hide where `bits` says that they do.
   __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool bits) const {
-    const int32_t first_key = tile * C.tile_kv + lane % 4 * 2;
+    static_assert(kBlocks <= 16, "a row's columns fit in a word");
+    const int32_t first_key = tile * C.tile_kv;
+    const uint32_t kept = columns_below(p.keep_first - first_key, lane);
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int32_t row = query(m, r);
         const auto [begin, end] = bounds(row - first_q());
+        uint32_t visible =
+            columns_below(end - first_key, lane) & (~columns_below(begin - first_key, lane) | kept);
+        if constexpr (C.mask == MaskLevel::bits) {
+          if (bits && row < place.sequence.len_q) {
+#pragma unroll 1
+            for (uint32_t left = visible; left != 0; left &= left - 1) {
+              const int column = __ffs(static_cast<int>(left)) - 1;
+              const int32_t key = first_key + column / 2 * 8 + lane % 4 * 2 + column % 2;
+              if (!is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, key)) {
+                visible &= ~(left & -left);
+              }
+            }
+          }
+        }
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            const int32_t key = first_key + j * 8 + c;
-            bool visible = key < end && (key >= begin || key < p.keep_first);
-            if constexpr (C.mask == MaskLevel::bits) {
-              if (visible && bits && row < place.sequence.len_q) {
-                visible = is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, key);
-              }
-            }
-            if (!visible) s[m][j][r * 2 + c] = -kInfinity;
+            if ((visible & (1u << (2 * j + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
           }
         }
       }
@@ -296,7 +340,7 @@ struct ForwardSm80 {
       for (int32_t row = first_q() + lane; row < min(first_q() + C.tile_q, place.sequence.len_q); row += 32) {
         is_seen |= place.sequence.band.visible(row, j) && is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, j);
       }
-      if (__any_sync(0xFFFFFFFF, is_seen)) continue;
+      if (__any_sync(kAllLanes, is_seen)) continue;
       for (int chunk = lane; chunk < TileV::kChunks; chunk += 32) {
         ptx::store_chunk(s_tile + TileV::offset(key, chunk), {0, 0, 0, 0});
       }
@@ -307,25 +351,33 @@ struct ForwardSm80 {
   // out and lse of the warp's rows; out goes through shared memory, so that whole rows are written.
   template <class Output>
   __device__ __forceinline__ void store(Output& o, const RowState (&rows)[kMBlocks], float scale_log2) const {
+    // The 2 kMBlocks rows of four lanes: lane i finishes row i % (2 kMBlocks), and the others take its factor.
+    constexpr int kRows = 2 * kMBlocks;
+    const int mine = lane % kRows;
+    float max = 0, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float row = row_sum(rows[i / 2].sum[i % 2]);
+      max = mine == i ? rows[i / 2].max[i % 2] : max;
+      sum = mine == i ? row : sum;
+    }
     const bool has_sink = p.sink.data != nullptr;
     const float sink = has_sink ? static_cast<const float*>(p.sink.data)[place.work.head_idx * p.sink.stride] : 0.0f;
+    const RowResult result = finish(max, sum, scale_log2, has_sink, sink);
+    const int32_t row = query(mine / 2, mine % 2);
+    if (p.lse.data != nullptr && row < place.sequence.len_q && place.work.slice_idx == 0 && lane % 4 < kRows) {
+      static_cast<float*>(p.lse.data)[place.work.batch_idx * p.lse.batch_stride +
+                                      place.work.head_idx * p.lse.head_stride +
+                                      (place.sequence.row_q + row) * p.lse.row_stride] = result.lse;
+    }
+    const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
+    for (int i = 0; i < kRows; ++i) {
+      const float of_row = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const RowResult result = finish(rows[m].max[r], row_sum(rows[m].sum[r]), scale_log2, has_sink, sink);
-        const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
-#pragma unroll
-        for (int j = 0; j < kBlocksV; ++j) {
-          o[m][j][r * 2] *= factor;
-          o[m][j][r * 2 + 1] *= factor;
-        }
-        const int32_t row = query(m, r);
-        if (row < place.sequence.len_q && p.lse.data != nullptr && place.work.slice_idx == 0 && lane % 4 == 0) {
-          static_cast<float*>(p.lse.data)[place.work.batch_idx * p.lse.batch_stride +
-                                          place.work.head_idx * p.lse.head_stride +
-                                          (place.sequence.row_q + row) * p.lse.row_stride] = result.lse;
-        }
+      for (int j = 0; j < kBlocksV; ++j) {
+        o[i / 2][j][i % 2 * 2] *= of_row;
+        o[i / 2][j][i % 2 * 2 + 1] *= of_row;
       }
     }
     __syncthreads();  // every warp is done with q, k and v
@@ -363,31 +415,43 @@ struct ForwardSm80 {
       }
     }
     __syncwarp();
-    const int64_t at_head = place.work.batch_idx * p.out.batch_stride + place.work.head_idx * p.out.head_stride +
-                            (place.sequence.row_q + first_q() + warp_row) * p.out.row_stride +
-                            place.work.slice_idx * C.head_dim_v;
-    auto* out = static_cast<Stored*>(p.out.data) + at_head;
-    const int num_rows = min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row);
     constexpr int kChunkElements = TileOut::kChunkElements;
+    constexpr int kRowsAStep = TileOut::kChunks < 32 ? 32 / TileOut::kChunks : 1;
+    const int first = lane / TileOut::kChunks, num_rows = min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row);
+    if (TileOut::kChunks < 32 && first >= kRowsAStep) return;
+    const int64_t stride = kRowsAStep * p.out.row_stride;
+    auto* to = static_cast<Stored*>(p.out.data) + place.work.batch_idx * p.out.batch_stride +
+               place.work.head_idx * p.out.head_stride + place.work.slice_idx * C.head_dim_v +
+               (place.sequence.row_q + first_q() + warp_row + first) * p.out.row_stride;
+    const int columns = columns_v();
 #pragma unroll 4
-    for (int at = lane; at < kRowsOfWarp * TileOut::kChunks; at += 32) {
-      const int row = at / TileOut::kChunks, column = at % TileOut::kChunks * kChunkElements;
-      if (row >= num_rows) break;
-      const uint4 chunk = ptx::load_chunk(s_q + TileOut::offset(warp_row + row, at % TileOut::kChunks));
-      Stored* to = out + row * p.out.row_stride + column;
-      if (p.out_vector_store) {
-        if (column < columns_v()) *reinterpret_cast<uint4*>(to) = chunk;
-        continue;
-      }
-      const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    for (int step = 0; step < kRowsOfWarp; step += kRowsAStep, to += stride) {
+      const bool is_row = first + step < num_rows;
 #pragma unroll
-      for (int i = 0; i < kChunkElements; ++i) {
-        if (column + i >= columns_v()) continue;
-        if constexpr (sizeof(Stored) == 2) {
-          to[i] = static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
-        } else {
-          to[i] = __uint_as_float(words[i]);
-        }
+      for (int part = 0; part < (TileOut::kChunks + 31) / 32; ++part) {
+        const int chunk = lane % TileOut::kChunks + part * 32;
+        if (TileOut::kChunks % 32 != 0 && chunk >= TileOut::kChunks) break;
+        const uint4 words = ptx::load_chunk(s_q + TileOut::offset(warp_row + first + step, chunk));
+        store_chunk(to, chunk * kChunkElements, is_row ? columns : 0, words);
+      }
+    }
+  }
+
+  // A chunk of a row of out, from `column` on; what lies at `columns` or behind is left alone.
+  template <class Stored>
+  __device__ __forceinline__ void store_chunk(Stored* row, int column, int columns, const uint4& words) const {
+    if (p.out_vector_store) {
+      if (column < columns) *reinterpret_cast<uint4*>(row + column) = words;
+      return;
+    }
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 16 / static_cast<int>(sizeof(Stored)); ++i) {
+      if (column + i >= columns) continue;
+      if constexpr (sizeof(Stored) == 2) {
+        row[column + i] = static_cast<uint16_t>(word[i / 2] >> (i % 2 * 16));
+      } else {
+        row[column + i] = __uint_as_float(word[i]);
       }
     }
   }
@@ -399,31 +463,34 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   using Block = ForwardSm80<C>;
   extern __shared__ __align__(128) char shared[];
   const Block block(p, shared);
-  if (!block.find_place()) return;
+  const auto& place = block.place;
+  int32_t tile = block.find_place();
+  if (tile < 0) return;
+  __syncthreads();
+  if (p.scale < 0) block.negate_q();
 
-  const Score<C> score(p, block.place.sequence, block.place.work.batch_idx, block.place.work.head_idx);
+  const Score<C> score(p, place.sequence, place.work.batch_idx, place.work.head_idx);
   const float scale_log2 = score.scale_log2();
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
 
-  const int32_t end = block.place.tiles.end;
-  int32_t tile = block.next(block.place.tiles.kept > 0 ? 0 : block.place.tiles.begin);
-  if (tile < end) {
-    block.load_k(tile);
-    ptx::commit_copies();
-    if (p.scale < 0) block.negate_q();
-  }
+  const int32_t kept = place.tiles.kept, end = place.tiles.end;
+  const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
   while (tile < end) {
     ptx::wait_copies<0>();
     __syncthreads();  // k has landed for every thread, and all are done with the last v
-    block.load_v(tile);
-    ptx::commit_copies();
-    const bool sees = block.warp_tiles().sees(tile);
+    // Each product's first instructions come before the next copy's addresses are computed.
+    const auto load_v = [&] {
+      block.load_v(tile);
+      ptx::commit_copies();
+    };
+    const bool is_full = tile >= full_begin && tile < full_end;
+    const bool sees = is_full || block.warp_tiles().sees(tile);
     typename Block::Scores s;
     if (sees) {
-      block.scores(s);
+      block.scores(s, load_v);
       block.modify(s, score, tile);
-      if (!block.warp_tiles().is_full(tile) || block.has_bits(tile)) block.mask(s, tile, block.has_bits(tile));
+      if (!is_full || block.has_bits(tile)) block.mask(s, tile, block.has_bits(tile));
       update_max(s, rows, scale_log2, [&](int m, const float(&factor)[2]) {
 #pragma unroll
         for (int j = 0; j < Block::kBlocksV; ++j) {
@@ -431,18 +498,25 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
           for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
         }
       });
+    } else {
+      load_v();
     }
     ptx::wait_copies<0>();
     __syncthreads();  // v has landed for every thread, and all are done with k
-    const int32_t next = block.next(tile + 1);
-    if (next < end) block.load_k(next);
-    ptx::commit_copies();
+    const int32_t next = block.after(tile, kept);
+    const auto load_k = [&] {
+      if (next < end) block.load_k(place.k, place.sequence.len_kv, next);
+      ptx::commit_copies();
+    };
     if (block.has_bits(tile)) block.clear_unseen_values(tile);
     if (sees) {
-      multiply_pv<C.element, typename Block::TileV>(o, s, block.s_v(), block.lane, [&](int from) {
-        exponentiate(s, rows, scale_log2, from, from + 2);
-        if constexpr (C.dropout) block.drop(s, tile, from);
+      multiply_pv<C.element, typename Block::TileV>(o, s, block.s_v(), block.lane, [&](int j) {
+        exponentiate(s, rows, scale_log2, j, j + 2);
+        if constexpr (C.dropout) block.drop(s, tile, j);
+        if (j == 0) load_k();
       });
+    } else {
+      load_k();
     }
     tile = next;
   }

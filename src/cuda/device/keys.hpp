@@ -12,7 +12,7 @@ struct KeyTiles {
   int32_t kept, begin, end, full_begin, full_end;
 
   __device__ bool sees(int32_t tile) const { return tile < end && (tile >= begin || tile < kept); }
-  __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+  __device__ bool all_are_full() const { return kept == 0 && full_begin <= begin && full_end >= end; }
 };
 
 // Keys [begin, end) that a row sees, beside those of keep_first.

@@ -110,9 +110,10 @@ struct Multiply<Element::f32> {
 inline constexpr int kAhead = 2;
 
 // s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile. Operands of q are loaded a step ahead.
-template <Element E, int Columns, class TileQ, class TileK, int MBlocks, int Blocks>
+// meanwhile() is called once, behind the first step's instructions.
+template <Element E, int Columns, class TileQ, class TileK, int MBlocks, int Blocks, class Meanwhile>
 __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint32_t tile_q, uint32_t tile_k, int row,
-                                            int lane) {
+                                            int lane, const Meanwhile& meanwhile) {
   constexpr int kSteps = Columns / Multiply<E>::kDepth;
   constexpr int kPairs = Blocks / 2;
   const uint32_t q = tile_q + TileQ::offset(row + lane % 16, lane / 16);
@@ -150,6 +151,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
         Multiply<E>::multiply(s[m][pair * 2 + 1], left[m], right[2], right[3]);
       }
     }
+    if (step == 0) meanwhile();
   }
 }
 

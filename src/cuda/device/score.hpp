@@ -63,7 +63,7 @@ class Score {
       const int64_t q = min(i, sequence_.len_q - 1);
       const int64_t kv = sequence_.slot_kv + min(j, sequence_.len_kv - 1);
       const int64_t at = bias_ + q * p_.bias.q_stride + kv * p_.bias.kv_stride;
-      s += p_.bias_is_f32 ? to_float<Element::f32>(p_.bias.data, at) : to_float<C.element>(p_.bias.data, at);
+      s += to_float<C.bias_is_f32 ? Element::f32 : C.element>(p_.bias.data, at);
     }
     if constexpr (C.alibi) {
       const float distance = static_cast<float>(i + sequence_.len_kv - sequence_.len_q - j);

@@ -10,6 +10,7 @@
 
 namespace tessella::device {
 
+inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000);
@@ -22,12 +23,12 @@ struct RowState {
 
 // The largest of a row's values over the four lanes that share it.
 __device__ __forceinline__ float row_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
-  return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
 }
 __device__ __forceinline__ float row_sum(float value) {
-  value += __shfl_xor_sync(0xFFFFFFFF, value, 1);
-  return value + __shfl_xor_sync(0xFFFFFFFF, value, 2);
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
 }
 
 inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
@@ -50,7 +51,7 @@ __device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4],
       is_behind |= (tile_max[m][r] - rows[m].max[r]) * scale_log2 > kLag;  // true from -inf on, false for -inf twice
     }
   }
-  if (!__any_sync(0xFFFFFFFF, is_behind)) return;
+  if (!__any_sync(kAllLanes, is_behind)) return;
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
     float factor[2];
