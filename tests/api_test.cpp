@@ -160,7 +160,7 @@ const Refusal kRefusals[] = {
      kInvalid, "out overlaps q, expected memory of its own"},
     {"out_in_v",
      [](Call& c) {
-       c.args.v = ts::view(c.out.data() + 96, ts::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+       c.args.v = ts::view(c.out.data() + 16, ts::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim});
      },
      kInvalid, "out overlaps v"},
     {"out_folded",

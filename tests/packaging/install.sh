@@ -6,7 +6,8 @@ build=$1 source=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cmake --install "$build" --prefix "$work/first" >/dev/null
+# Stripped as packages are: debug information names the sources' folder.
+cmake --install "$build" --strip --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/prefix" # a package may be unpacked anywhere
 libdir=$(dirname "$(find "$work/prefix" -name libtessella.so)")
 cp -r "$source/examples/find_package" "$source/examples/pkg_config" "$work"
