@@ -3,55 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device/tensor_members.hpp"
+
 namespace tessella::tests {
 namespace {
 
 constexpr uint8_t kPoison = 0xFF;  // every dtype reads it as NaN
 constexpr size_t kAround = 256;    // bytes of poison on either side, and the alignment of blocks
-
-using Member = const tessella_tensor* tessella_forward_args::*;
-constexpr Member kMembers[] = {
-    &tessella_forward_args::q,
-    &tessella_forward_args::k,
-    &tessella_forward_args::v,
-    &tessella_forward_args::out,
-    &tessella_forward_args::lse,
-    &tessella_forward_args::seqlens_q,
-    &tessella_forward_args::seqlens_kv,
-    &tessella_forward_args::cu_seqlens_q,
-    &tessella_forward_args::cu_seqlens_kv,
-    &tessella_forward_args::leftpad_kv,
-    &tessella_forward_args::bias,
-    &tessella_forward_args::alibi_slopes,
-    &tessella_forward_args::sink,
-    &tessella_forward_args::dense_mask,
-    &tessella_forward_args::block_map,
-    &tessella_forward_args::document_ids_q,
-    &tessella_forward_args::document_ids_kv,
-    &tessella_forward_args::prefix_lengths,
-    &tessella_forward_args::seed,
-    &tessella_forward_args::offset,
-};
-
-size_t size_of(int32_t dtype) {
-  switch (dtype) {
-    case TESSELLA_F64:
-    case TESSELLA_I64: return 8;
-    case TESSELLA_F32:
-    case TESSELLA_I32: return 4;
-    case TESSELLA_BOOL: return 1;
-    default: return 2;
-  }
-}
-
-size_t extent_bytes(const tessella_tensor& t) {
-  int64_t last = 0;
-  for (int axis = 0; axis < t.ndim; ++axis) {
-    if (t.shape[axis] == 0) return 0;
-    last += (t.shape[axis] - 1) * t.strides[axis];
-  }
-  return static_cast<size_t>(last + 1) * size_of(t.dtype);
-}
 
 size_t rounded_up(size_t bytes) { return (bytes + kAround - 1) / kAround * kAround; }
 
@@ -70,9 +28,9 @@ OfThread& of_thread() {
 std::vector<HostBlock> blocks_of(const tessella_forward_args& args) {
   std::vector<HostBlock> blocks;
   const auto add = [&](const tessella_tensor& t, bool is_output) {
-    blocks.push_back({static_cast<std::byte*>(t.data), extent_bytes(t), is_output});
+    blocks.push_back({static_cast<std::byte*>(t.data), cli::extent_bytes(t), is_output});
   };
-  for (const Member member : kMembers) {
+  for (const cli::TensorMember member : cli::kTensorMembers) {
     if (args.*member == nullptr) continue;
     add(*(args.*member), member == &tessella_forward_args::out || member == &tessella_forward_args::lse);
   }
@@ -82,7 +40,7 @@ std::vector<HostBlock> blocks_of(const tessella_forward_args& args) {
 
 tessella_forward_args said_to_be_on_gpu(const tessella_forward_args& args, std::deque<tessella_tensor>& tensors) {
   tessella_forward_args changed = args;
-  for (const Member member : kMembers) {
+  for (const cli::TensorMember member : cli::kTensorMembers) {
     if (args.*member == nullptr) continue;
     tensors.push_back(*(args.*member));
     tensors.back().device_type = TESSELLA_CUDA;
@@ -145,7 +103,7 @@ void* GpuTwin::at(const void* host) const {
 
 tessella_forward_args GpuTwin::args(const tessella_forward_args& host, bool shows_device) {
   tessella_forward_args args = host;
-  for (const Member member : kMembers) {
+  for (const cli::TensorMember member : cli::kTensorMembers) {
     if (host.*member != nullptr) args.*member = &tensors_.emplace_back(twin(*(host.*member), shows_device));
   }
   for (int32_t i = 0; i < host.num_score_args; ++i) score_args_.push_back(twin(host.score_args[i], shows_device));

@@ -485,6 +485,19 @@ class Others(CliTest):
         for budget in ("nan", "inf", "-1", "0"):
             self.refuses("ladder", f"--budget={budget}", saying=f"--budget is {budget}, expected seconds above 0")
 
+    def test_device(self):
+        self.refuses("attend", SAMPLE, "--device", "gpu", saying="--device is 'gpu', expected cpu, cuda or cuda:N")
+        self.refuses("bench", "--device", "cuda:x", saying="--device")
+        cells = ["--seqlen", 64, "--head-dim", 64, "--heads", 2, "--batch", 1, "--dtype", "bf16", "--budget", 0.01]
+        commands = [["attend", SAMPLE, "--check"], ["bench", *cells], ["ladder", *cells], ["kernels", "--why"]]
+        missing = run("attend", SAMPLE, "--device", "cuda:1023", expect=2).stderr
+        if "libcuda" in missing or "does not start" in missing:  # each says so in one line
+            for command in commands:
+                self.refuses(*command, "--device", "cuda", saying="no GPU here: ")
+        else:
+            for command in commands:
+                self.assertIn("cuda.", run(*command, "--device", "cuda").stdout)
+
     def test_help(self):
         for command in ("attend", "bench", "ladder", "kernels"):
             self.assertIn("Examples:", run(command, "--help").stdout)

@@ -24,7 +24,8 @@ constexpr const char* kExamples = R"(Examples:
   tessella attend examples/minilm_layer.safetensors --check
   tessella attend q.npy k.npy v.npy --layout bhsd --mask causal --out out.npy --lse lse.npy
   tessella attend layer.npz --names query,key,value --mask 'window:1024,0 & keep_first:4' --softcap 30
-  tessella attend qkv.npz --dtype bf16 --mask document:ids.npy --sink 0.5,0.5 --explain)";
+  tessella attend qkv.npz --dtype bf16 --mask document:ids.npy --sink 0.5,0.5 --explain
+  tessella attend layer.npz --device cuda --check)";
 
 struct Settings {
   AttendInputs inputs;
@@ -132,6 +133,7 @@ void check_distinct(const Settings& settings) {
 
 // Everything that can be wrong with an option is said before anything large is read or computed.
 void settle(Settings& settings) {
+  if (const Placement placement = settings.options.placement(); placement.gpu) Gpu::open(*placement.gpu);
   if (settings.layout != "bshd" && settings.layout != "bhsd") {
     throw InputError(fmt::format("--layout is '{}', expected bshd or bhsd", settings.layout));
   }
@@ -172,9 +174,14 @@ int attend(Settings settings) {
   std::optional<Array> lse;
   if (!settings.lse.empty()) lse = allocate_lse(call);
 
+  const Placement placement = settings.options.placement();
+  place(placement, call);
+
   const PlanHandle plan = make_plan(call);
   const double seconds =
-      seconds_of([&] { check(tessella_plan_run(plan.get(), &call.args, &call.options, nullptr, nullptr)); });
+      seconds_at(placement, [&] { check(tessella_plan_run(plan.get(), &call.args, &call.options, nullptr, nullptr)); });
+  fetch(placement, call, &tessella_forward_args::out, out);
+  if (lse) fetch(placement, call, &tessella_forward_args::lse, *lse);
   std::optional<tessella_check_report> report;
   if (!settings.check.empty()) report = run_check(settings, call);
   write_outputs(settings, out, lse);

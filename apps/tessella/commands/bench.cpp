@@ -18,12 +18,14 @@ namespace {
 constexpr const char* kExamples =
     R"(Times every problem, and checks rows drawn from each result (--check-rows) against the double reference.
 The default is the protocol of the FlashAttention papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim).
-Where that takes longer than --budget seconds, fewer sequences and heads are run, and the table says how many: attention is linear in both.
+Where that takes longer than --budget seconds on a CPU, fewer sequences and heads are run, and the table says how many: attention is
+linear in both. A GPU runs all of it, in windows of half a second and more, timed by its own clock.
 FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal. Spread = distance of the quartiles / median.
 
 Examples:
   tessella bench --dtype bf16 --head-dim 64,128 --seqlen 512:16384 --mask none,causal --json > results.json
   tessella bench --preset llama --rival none
+  tessella bench --device cuda --json > results.json
   tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal --kernel cpu.forward_avx2,reference.flash_2)";
 
 struct Settings {
@@ -35,7 +37,7 @@ struct Settings {
   std::string heads;  // "" = 2048 / head_dim
   std::string batch;  // "" = 16k / seqlen
   std::string kernels;
-  std::string rival = "reference.standard";
+  std::string rival = "reference.standard";  // the CPU's
   std::string budget = "2";
   std::string check_rows = "16";
   std::string preset;
@@ -214,6 +216,7 @@ int bench(const Settings& settings) {
   const int64_t check_rows = parse_integer_between("--check-rows", settings.check_rows, 1, INT64_MAX);
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
   check_kernels(settings);
+  if (const Placement placement = settings.options.placement(); placement.gpu) Gpu::open(*placement.gpu);
   Table table = make_table(settings.rival);
   bool ran = true;
   {
@@ -259,7 +262,7 @@ void add_bench(CLI::App& app, Run& run) {
   add("--mask", settings->mask, "list of masks as of `attend`");
   add("--heads", settings->heads, "16, or 32/8 query over KV heads [2048 / head_dim]");
   add("--batch", settings->batch, "sequences [16k / seqlen]");
-  add("--rival", settings->rival, "kernel to compare with, or none");
+  add("--rival", settings->rival, "kernel to compare with, or none [none on a GPU]");
   add("--budget", settings->budget, "seconds a measurement may take");
   add("--check-rows", settings->check_rows, "rows held against the double reference");
   command->add_flag("--json", settings->json, "results as JSON");
@@ -269,6 +272,8 @@ void add_bench(CLI::App& app, Run& run) {
   command->callback([&run, settings, command] {
     run = [settings, command] {
       apply_preset(*command, *settings);
+      const bool on_gpu = settings->options.placement().gpu.has_value();
+      if (on_gpu && command->get_option("--rival")->count() == 0) settings->rival = "none";
       settings->kernels = settings->options.take_kernel();
       return bench(*settings);
     };

@@ -66,9 +66,23 @@ bool has_tensors(const std::string& mask) {
                              [&](const char* part) { return mask.find(part) != std::string::npos; });
 }
 
+// What was asked, whole: a GPU is fast enough.
+BenchResult measure_on_gpu(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options,
+                           double budget, int64_t check_rows) {
+  const Call call = make_call(problem, kernel, options);
+  const PlanHandle plan = make_plan(call);
+  BenchResult result{tessella_plan_kernel(plan.get()), problem.batch, problem.heads_q, problem.heads_kv, {}, 0};
+  result.timing = measure_at(
+      options.placement(), [&] { run_plan(plan, call); }, budget);
+  result.seconds_per_head = result.timing.median / static_cast<double>(problem.batch * problem.heads_q);
+  check(tessella_check_forward(&call.args, &call.options, check_rows, 1, &result.check));
+  return result;
+}
+
 std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::string& kernel,
                                         const AttentionOptionValues& options, double budget, int64_t check_rows,
                                         NotMeasured& missing) {
+  if (options.placement().gpu) return measure_on_gpu(problem, kernel, options, budget, check_rows);
   // Fewer heads or sequences than asked would not fit values given for each.
   const bool whole = options.has_tensors() || has_tensors(problem.mask);
   const RandomCase one = whole ? problem : scaled(problem, 1);

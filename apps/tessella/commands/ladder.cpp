@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 
 #include "commands/bench_cell.hpp"
 #include "commands/commands.hpp"
@@ -86,6 +87,7 @@ int ladder(const Settings& settings) {
     Progress progress;
     for (const KernelEntry& kernel : list_kernels()) {
       const std::string name = kernel.info.name;
+      if (std::string_view(kernel.info.device) != settings.options.placement().kind()) continue;
       progress.show(name);
       if (const std::string reason = refusal(kernel, call); !reason.empty()) {
         note(fmt::format("{}: {}", name, reason));

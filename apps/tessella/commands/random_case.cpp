@@ -74,6 +74,7 @@ Call make_random_call(const RandomCase& random_case, const AttentionOptionValues
   apply_mask(c.mask, call);
   const tessella_dtype out = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : c.dtype;
   add(&tessella_forward_args::out, "out", q_shape, out);
+  place(options.placement(), call);
   return call;
 }
 

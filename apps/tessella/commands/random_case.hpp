@@ -26,7 +26,7 @@ struct RandomCase {
 // "16", or "32/8": query heads over KV heads.
 void parse_heads(const std::string& what, const std::string& text, int64_t& heads_q, int64_t& heads_kv);
 
-// q, k, v and out; `fill` false leaves zeros, for questions that do not read them.
+// q, k, v and out, on the device of the options; `fill` false leaves zeros, for questions that do not read them.
 Call make_random_call(const RandomCase& random_case, const AttentionOptionValues& options, bool fill = true);
 
 }  // namespace tessella::cli

@@ -21,7 +21,7 @@ class Gpu {
   void* allocate(size_t bytes) const;
   void release(void* data) const noexcept;
 
-  // A stream that waits for no other, and what is queued on it.
+  // A stream that waits for no other, and what is queued on it or, for NULL, on the default one.
   void* make_stream() const;
   void destroy_stream(void* stream) const noexcept;
   void fill(void* data, uint8_t byte, size_t bytes, void* stream) const;
@@ -72,6 +72,19 @@ class GpuStream {
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
   ~GpuStream() { gpu_.destroy_stream(handle_); }
+  void* handle() const { return handle_; }
+
+ private:
+  const Gpu& gpu_;
+  void* handle_;
+};
+
+class GpuEvent {
+ public:
+  explicit GpuEvent(const Gpu& gpu) : gpu_(gpu), handle_(gpu.make_event()) {}
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+  ~GpuEvent() { gpu_.destroy_event(handle_); }
   void* handle() const { return handle_; }
 
  private:

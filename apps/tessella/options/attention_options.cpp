@@ -106,6 +106,7 @@ struct Apply {
 }  // namespace
 
 void AttentionOptionValues::add_without_mask_to(CLI::App& app) {
+  app.add_option("--device", device_, "cpu, cuda or cuda:N")->capture_default_str()->type_name("");
   for (const Row& row : kRows) {
     CLI::Option* option = std::holds_alternative<FlagTarget>(row.target)
                               ? app.add_flag(flag_of(row), flags_[row.name], row.help)

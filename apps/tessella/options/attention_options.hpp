@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device/placement.hpp"
 #include "options/call.hpp"
 
 namespace tessella::cli {
@@ -20,10 +21,13 @@ class AttentionOptionValues {
   void apply(Call& call) const;
   // Whether one of them has values per head, sequence or row: the call's shape is then theirs.
   bool has_tensors() const;
+  // Of --device.
+  Placement placement() const { return parse_placement(device_); }
   // The value of --kernel, which then counts as not given: for commands that take a list of kernels.
   std::string take_kernel();
 
  private:
+  std::string device_ = "cpu";
   std::map<std::string, std::string> values_;  // by option name; absent where not given
   std::map<std::string, bool> flags_;
   std::vector<std::string> masks_;

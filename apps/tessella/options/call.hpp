@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "device/gpu.hpp"
 #include "files/array.hpp"
 #include "tessella/error.hpp"
 #include "tessella/tessella.h"
@@ -15,8 +16,10 @@ namespace tessella::cli {
 struct Call {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
-  std::deque<Array> arrays;       // addresses stay
-  std::deque<std::string> texts;  // what options' strings point at
+  std::deque<Array> arrays;                 // addresses stay
+  std::deque<std::string> texts;            // what options' strings point at
+  std::deque<tessella_tensor> gpu_tensors;  // once placed on a GPU, what args points at
+  std::deque<GpuMemory> gpu_memories;
 
   Call() = default;
   Call(Call&&) = default;

@@ -1,0 +1,83 @@
+#include "device/placement.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "device/gpu.hpp"
+#include "device/tensor_members.hpp"
+#include "files/input_error.hpp"
+#include "options/number_text.hpp"
+
+namespace tessella::cli {
+namespace {
+
+constexpr double kWindowSeconds = 0.5;  // at least: clocks settle, and a launch more or less does not show
+constexpr int kFewestWindows = 3;
+
+// Seconds a run, of `runs` in a row.
+double window(const Gpu& gpu, const std::function<void()>& run, int64_t runs) {
+  const GpuEvent first(gpu), second(gpu);
+  gpu.record(first.handle(), nullptr);
+  for (int64_t i = 0; i < runs; ++i) run();
+  gpu.record(second.handle(), nullptr);
+  return gpu.seconds_between(first.handle(), second.handle()) / static_cast<double>(runs);
+}
+
+}  // namespace
+
+Placement parse_placement(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return {0};
+  if (text.starts_with("cuda:")) {
+    return {static_cast<int32_t>(parse_integer_between("--device", text.substr(5), 0, 1023))};
+  }
+  throw InputError(fmt::format("--device is '{}', expected cpu, cuda or cuda:N", text));
+}
+
+void place(const Placement& placement, Call& call) {
+  if (!placement.gpu) return;
+  const Gpu& gpu = Gpu::open(*placement.gpu);
+  for (const TensorMember member : kTensorMembers) {
+    if (call.args.*member == nullptr) continue;
+    tessella_tensor& tensor = call.gpu_tensors.emplace_back(*(call.args.*member));
+    const size_t bytes = extent_bytes(tensor);
+    const GpuMemory& memory = call.gpu_memories.emplace_back(gpu, bytes);
+    gpu.copy_to_gpu(memory.data(), tensor.data, bytes, nullptr);
+    tensor.data = memory.data();
+    tensor.device_type = TESSELLA_CUDA;
+    tensor.device_id = gpu.id();
+    call.args.*member = &tensor;
+  }
+  gpu.synchronize(nullptr);
+}
+
+void fetch(const Placement& placement, const Call& call, Call::Member member, const Array& to) {
+  if (!placement.gpu) return;
+  const tessella_tensor& from = *(call.args.*member);
+  Gpu::open(*placement.gpu).copy_to_host(to.tensor.data, from.data, extent_bytes(from), nullptr);
+}
+
+double seconds_at(const Placement& placement, const std::function<void()>& run) {
+  if (!placement.gpu) return seconds_of(run);
+  return seconds_of([&] {
+    run();
+    Gpu::open(*placement.gpu).synchronize(nullptr);
+  });
+}
+
+Timing measure_at(const Placement& placement, const std::function<void()>& run, double budget) {
+  if (!placement.gpu) return measure(run, budget);
+  const Gpu& gpu = Gpu::open(*placement.gpu);
+  run();
+  const double estimate = std::max(window(gpu, run, 3), 1e-7);
+  const auto runs = static_cast<int64_t>(std::ceil(kWindowSeconds / estimate));
+  const double windows = std::max<double>(kFewestWindows, budget / kWindowSeconds);
+  std::vector<double> times;
+  while (static_cast<double>(times.size()) < windows) times.push_back(window(gpu, run, runs));
+  return summarize(std::move(times), runs);
+}
+
+}  // namespace tessella::cli
