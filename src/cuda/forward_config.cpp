@@ -14,19 +14,30 @@ using portable::Element;
 using portable::ForwardConfig;
 using portable::MaskLevel;
 
-constexpr std::array kHeadDims = {32, 64, 96, 128, 192, 256, 384, 512};
-constexpr int32_t kMaxSlice = 256;  // columns of v whose accumulators fit into registers
-
+// As compiled; a kernel is never asked for more than 512.
 int32_t padded(int64_t head_dim) {
-  return *std::ranges::find_if(kHeadDims, [&](int32_t compiled) { return head_dim <= compiled; });
+  for (const int32_t compiled : {32, 64, 96, 128, 192, 256, 384}) {
+    if (head_dim <= compiled) return compiled;
+  }
+  return 512;
 }
 
-// The wider the tiles, the fewer bytes of shared memory a matrix instruction takes: two blocks of 16 rows a warp read
-// every k and v once for both.
-struct Rows {
-  int32_t tile_q, num_warps;
+// How a block may be cut, best first. Two blocks of 16 rows a warp read every k and v once for both: half as much
+// shared memory traffic a matrix instruction. Narrow slices of v leave registers, at the price of computing scores once
+// a slice; few warps leave shared memory.
+struct Shape {
+  int32_t tile_q, num_warps, max_slice;
 };
-constexpr std::array kRows = {Rows{128, 4}, Rows{64, 4}, Rows{32, 2}, Rows{16, 1}};
+constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64, 4, 128}, Shape{32, 2, 128},
+                                Shape{16, 1, 128}};
+
+// How much a feature adds to the registers that one score takes on its way from q . k to the softmax.
+int weight(const ForwardConfig& c) {
+  const int light = (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0);
+  const int medium = (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0);
+  const int heavy = (c.bias ? 1 : 0) + (c.score ? 1 : 0);
+  return std::min(light + 2 * medium + 3 * heavy, 3);
+}
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
 std::string expression(const char* kernel, const ForwardConfig& c) {
@@ -43,7 +54,8 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
                         ", .mask = tessella::portable::MaskLevel::", c.mask == MaskLevel::bits ? "bits" : "band");
   for (const auto& [name, value] :
        {std::pair{"softcap", c.softcap}, std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias},
-        std::pair{"dropout", c.dropout}, std::pair{"score", c.score}, std::pair{"keep", c.keep}}) {
+        std::pair{"bias_is_f32", c.bias_is_f32}, std::pair{"dropout", c.dropout}, std::pair{"score", c.score},
+        std::pair{"keep", c.keep}}) {
     text += core::message(", .", name, " = ", value ? "true" : "false");
   }
   return text + "}>";
@@ -51,49 +63,43 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
 
 }  // namespace
 
-int register_limit(const ForwardConfig& c) { return std::min(255, 65536 / (c.num_warps * 32 * c.blocks_per_sm)); }
+int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * (c.head_dim_v + c.tile_kv) / 2; }
 
-int estimated_registers(const ForwardConfig& c) {
-  const int m = c.tile_q / (16 * c.num_warps);
-  const bool is_f32 = c.element == Element::f32;
-  const int accumulators = m * (c.head_dim_v + c.tile_kv) / 2;
-  const int operands = is_f32 ? 12 + 16 * m : 12 + 8 * m;
-  int registers = 32 + accumulators + operands;
-  if (!c.vector_loads) registers += 24;
-  if (c.softcap || c.alibi) registers += 8;
-  if (c.bias || c.score) registers += 24;
-  if (c.dropout) registers += 16;
-  if (c.mask == MaskLevel::bits) registers += 24;
-  return registers;
+// Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp).
+int accumulator_limit(const ForwardConfig& c) {
+  constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 160, 128, 96}},  // 16-bit; 16, 32 rows a warp
+                                    {{144, 96, 96, 96}, {96, 64, 64, 64}}};  // f32, whose operands are split in two
+  return kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][weight(c)];
 }
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   const int64_t size = core::size_bytes(p.dtype);
-  const int64_t num_slices = (p.head_dim_v + kMaxSlice - 1) / kMaxSlice;
   ForwardConfig c{
       .element = p.dtype == core::DType::bf16  ? Element::bf16
                  : p.dtype == core::DType::f16 ? Element::f16
                                                : Element::f32,
       .head_dim_qk = padded(p.head_dim_qk),
-      .head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices),
-      .blocks_per_sm = 1,
+      .blocks_per_sm = 2,
       .vector_loads = p.alignment >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0,
       .mask = p.features.has_any(core::kElementMasks | Feature::keep) ? MaskLevel::bits : MaskLevel::band,
       .softcap = p.features.has(Feature::softcap),
       .alibi = p.features.has(Feature::alibi),
       .bias = p.features.has(Feature::bias),
+      .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32 && p.dtype != core::DType::f32,
       .dropout = p.features.has(Feature::dropout),
       .score = p.features.has(Feature::score),
       .keep = p.features.has(Feature::keep),
   };
-  const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
-  const int32_t preferred = c.element == Element::f32 || dim > 256 ? 32 : dim <= 64 ? 96 : 64;
-  for (const Rows& rows : kRows) {
-    c.tile_q = rows.tile_q;
-    c.num_warps = rows.num_warps;
-    for (const int32_t tile_kv : {preferred, 32, 16}) {
+  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
+  const int32_t longest = c.element == Element::f32 || dim > 256 ? 32 : dim <= 64 && weight(c) == 0 ? 96 : 64;
+  for (const Shape& shape : kShapes) {
+    const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
+    c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
+    c.tile_q = shape.tile_q;
+    c.num_warps = shape.num_warps;
+    for (const int32_t tile_kv : {longest, 32, 16}) {
       c.tile_kv = tile_kv;
-      if (estimated_registers(c) <= register_limit(c) && shared_bytes(c) <= device.shared_bytes_per_block) return c;
+      if (accumulators(c) <= accumulator_limit(c) && shared_bytes(c) <= device.shared_bytes_per_block) return c;
     }
   }
   return c;

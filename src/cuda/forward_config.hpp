@@ -13,10 +13,9 @@ namespace tessella::cuda {
 
 portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
 
-// Registers a thread needs, estimated: accumulators and operands by counting, the rest as measured.
-int estimated_registers(const portable::ForwardConfig& config);
-// Registers a thread may have.
-int register_limit(const portable::ForwardConfig& config);
+// Registers a thread spends on the output and on the scores of a tile, and how many it may beside all else it holds.
+int accumulators(const portable::ForwardConfig& config);
+int accumulator_limit(const portable::ForwardConfig& config);
 
 // Blocks that share v's columns.
 inline int32_t slices_v(const core::Problem& problem, const portable::ForwardConfig& config) {

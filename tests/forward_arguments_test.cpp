@@ -1,0 +1,238 @@
+// What forward kernels on a GPU are launched with: sizes, strides, tile maps, sections, clamped options.
+#include "cuda/forward_arguments.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+
+#include "cuda/forward_config.hpp"
+
+namespace {
+
+using namespace tessella;
+using core::Feature;
+using core::Problem;
+using cuda::TileMap;
+
+constexpr int64_t kL2Bytes = int64_t{50} << 20;
+
+Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 2000) {
+  Problem p{.device = {core::DeviceType::cuda, 0},
+            .dtype = core::DType::bf16,
+            .out_dtype = core::DType::bf16,
+            .batch = batch,
+            .heads_q = 8,
+            .heads_kv = 2,
+            .head_dim_qk = 128,
+            .head_dim_v = 128,
+            .seqlen_q = seqlen_q,
+            .seqlen_kv = seqlen_kv,
+            .total_q = seqlen_q,
+            .total_kv = seqlen_kv,
+            .alignment = 16};
+  p.q = p.out = {nullptr, core::DType::bf16, seqlen_q * 1024, 1024, 128};
+  p.k = p.v = {nullptr, core::DType::bf16, seqlen_kv * 256, 256, 128};
+  p.scale = 0.125f;
+  return p;
+}
+
+portable::ForwardConfig config(const Problem& p) { return cuda::forward_config(p, cuda::typical_device(90)); }
+portable::ForwardParams params(const Problem& p) {
+  return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, kL2Bytes);
+}
+int64_t tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
+
+TEST(ForwardArguments, SizesAndStridesAreTheProblems) {
+  const Problem p = problem();
+  const portable::ForwardParams got = params(p);
+  EXPECT_EQ(got.q.batch_stride, 1000 * 1024);
+  EXPECT_EQ(got.k.row_stride, 256);
+  EXPECT_EQ(got.out.head_stride, 128);
+  EXPECT_EQ(got.lse.data, nullptr);
+  EXPECT_EQ(got.batch, 2);
+  EXPECT_EQ(got.heads_q, 8);
+  EXPECT_EQ(got.heads_kv, 2);
+  EXPECT_EQ(got.seqlen_q, 1000);
+  EXPECT_EQ(got.total_kv, 2000);
+  EXPECT_EQ(got.tiles_q, tiles(1000, config(p).tile_q));
+  EXPECT_EQ(got.kv_tiles, tiles(2000, config(p).tile_kv));
+  EXPECT_EQ(got.slices_v, 1);
+  EXPECT_EQ(got.window_left, -1);
+  EXPECT_EQ(got.causal_top_left, 0);
+  EXPECT_EQ(got.scale, 0.125f);
+  EXPECT_EQ(got.keep_scale, 1.0f);
+  EXPECT_EQ(got.dropout_threshold, 0u);
+  EXPECT_EQ(cuda::forward_blocks(p, cuda::tile_map(p, config(p))), got.tiles_q * 8 * 2);
+}
+
+TEST(ForwardArguments, PackedQueriesHaveBlocksForTheRowsBehindThem) {
+  Problem p = problem(3, 500);
+  const int32_t offsets[4] = {};
+  p.total_q = 1200;
+  p.features |= Feature::packed_q;
+  p.cu_seqlens_q = {static_cast<const int32_t*>(offsets), 0, 1};
+  const portable::ForwardParams got = params(p);
+  EXPECT_EQ(cuda::forward_blocks(p, cuda::tile_map(p, config(p))), got.tiles_q * 8 * 4);
+  EXPECT_EQ(got.cu_seqlens_q.data, offsets);
+  EXPECT_EQ(got.cu_seqlens_q.stride, 1);
+  EXPECT_EQ(got.total_q, 1200);
+  p.seqlen_q = 0;
+  EXPECT_EQ(params(p).tiles_q, 1) << "rows without a query are still written";
+}
+
+// The kernel reads entry i of a table at i * stride.
+TEST(ForwardArguments, TablesOfSequencesStepByTheirBatchStride) {
+  Problem p = problem();
+  const int32_t lengths[4] = {};
+  p.features |= Feature::seqlens_kv | Feature::prefix;
+  p.seqlens_kv = {static_cast<const int32_t*>(lengths), 2, 0};
+  p.prefix = {static_cast<const int32_t*>(lengths), 3, 3};
+  EXPECT_EQ(params(p).seqlens_kv.stride, 2);
+  EXPECT_EQ(params(p).prefix.stride, 3);
+  EXPECT_EQ(params(p).seqlens_q.data, nullptr);
+}
+
+TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {
+  Problem p = problem();
+  p.keep_first = int64_t{1} << 40;
+  p.window_left = int64_t{1} << 40;
+  p.chunk = int64_t{1} << 33;
+  EXPECT_EQ(params(p).keep_first, std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(params(p).window_left, int64_t{1} << 40);
+  EXPECT_EQ(params(p).chunk, int64_t{1} << 33);
+}
+
+TEST(ForwardArguments, DropoutIsCountedIn65536ths) {
+  Problem p = problem();
+  p.dropout = 0.25f;
+  EXPECT_EQ(params(p).dropout_threshold, 16384u);
+  EXPECT_FLOAT_EQ(params(p).keep_scale, 4.0f / 3);
+}
+
+TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
+  alignas(16) std::array<std::byte, 32> memory{};
+  Problem p = problem();
+  p.out.data = memory.data();
+  EXPECT_EQ(params(p).out_vector_store, 1);
+  p.out.data = memory.data() + 2;
+  EXPECT_EQ(params(p).out_vector_store, 0);
+  p.out.data = memory.data();
+  p.out.row_stride = 1025;
+  EXPECT_EQ(params(p).out_vector_store, 0);
+  p.out.row_stride = 1028;  // 16 bytes in f32, 8 in bf16
+  EXPECT_EQ(params(p).out_vector_store, 0);
+  p.out.dtype = p.out_dtype = core::DType::f32;
+  EXPECT_EQ(params(p).out_vector_store, 1);
+  EXPECT_EQ(params(p).out_is_f32, 1);
+  p.head_dim_v = 127;
+  EXPECT_EQ(params(p).out_vector_store, 0);
+}
+
+TEST(ForwardArguments, SectionsKeepTheirKeysInTheCache) {
+  const auto section = [](int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
+    Problem p = problem(4, 1000, seqlen_kv);
+    p.heads_q = heads_q;
+    p.heads_kv = heads_kv;
+    return params(p).heads_per_section;
+  };
+  EXPECT_EQ(section(100, 8, 2), 32) << "all there are";
+  // 8192 keys of 512 bytes: 4 MB a head; six of them in half of 50 MB.
+  EXPECT_EQ(section(8192, 8, 8), 6);
+  EXPECT_EQ(section(8192, 8, 2), 24);
+  EXPECT_EQ(section(1 << 20, 8, 2), 4) << "at least one group";
+  EXPECT_EQ(section(0, 8, 2), 32);
+}
+
+struct Sharing {
+  const char* name;
+  void (*change)(Problem&);
+  int64_t batches, heads;                  // with maps of their own
+  int64_t largest_batches, largest_heads;  // that a plan provides for
+};
+
+// 2 sequences, 8 heads.
+const Sharing kSharing[] = {
+    {"dense of all", [](Problem& p) { p.features |= Feature::dense_mask; }, 1, 1, 2, 8},
+    {"dense by batch",
+     [](Problem& p) {
+       p.features |= Feature::dense_mask;
+       p.dense_mask.batch_stride = 5;
+     },
+     2, 1, 2, 8},
+    {"dense by head",
+     [](Problem& p) {
+       p.features |= Feature::dense_mask;
+       p.dense_mask.head_stride = 5;
+     },
+     1, 8, 2, 8},
+    {"block map by both",
+     [](Problem& p) {
+       p.features |= Feature::block_map;
+       p.block_map.head_stride = p.block_map.batch_stride = 5;
+     },
+     2, 8, 2, 8},
+    {"documents of one sequence", [](Problem& p) { p.features |= Feature::document; }, 1, 1, 2, 1},
+    {"documents by batch",
+     [](Problem& p) {
+       p.features |= Feature::document;
+       p.document_kv.batch_stride = 9;
+     },
+     2, 1, 2, 1},
+    {"lengths",
+     [](Problem& p) {
+       p.features |= Feature::keep | Feature::seqlens_kv;
+       p.keep = "return (q ^ k) & 1;";
+     },
+     2, 1, 2, 1},
+    {"keep of positions",
+     [](Problem& p) {
+       p.features |= Feature::keep;
+       p.keep = "return (q / 16 + k / 16) % 2 == 0 || arrays.boolean(0)[k];";
+     },
+     1, 1, 1, 1},
+    {"keep by batch",
+     [](Problem& p) {
+       p.features |= Feature::keep;
+       p.keep = "return arrays.i32(0)[b] > k;";
+     },
+     2, 1, 2, 1},
+    {"keep by head",
+     [](Problem& p) {
+       p.features |= Feature::keep;
+       p.keep = "return q - k < 16 << h;";
+     },
+     1, 8, 1, 8},
+};
+
+TEST(TileMap, IsSharedWhereMasksAre) {
+  for (const Sharing& sharing : kSharing) {
+    Problem p = problem();
+    sharing.change(p);
+    const TileMap map = cuda::tile_map(p, config(p));
+    EXPECT_EQ(map.batches, sharing.batches) << sharing.name;
+    EXPECT_EQ(map.heads, sharing.heads) << sharing.name;
+    const int64_t size = tiles(1000, config(p).tile_q) * tiles(2000, config(p).tile_kv);
+    EXPECT_EQ(map.bytes(), sharing.batches * sharing.heads * size) << sharing.name;
+    EXPECT_EQ(map.head_stride(), sharing.heads > 1 ? size : 0) << sharing.name;
+    EXPECT_EQ(map.batch_stride(), sharing.batches > 1 ? size * sharing.heads : 0) << sharing.name;
+    const TileMap largest = cuda::largest_tile_map(p, config(p));
+    EXPECT_EQ(largest.batches, sharing.largest_batches) << sharing.name;
+    EXPECT_EQ(largest.heads, sharing.largest_heads) << sharing.name;
+  }
+}
+
+TEST(TileMap, IsAbsentWhereMasksAreIntervals) {
+  Problem p = problem();
+  p.features = Feature::window | Feature::prefix | Feature::seqlens_kv | Feature::keep_first;
+  EXPECT_EQ(cuda::tile_map(p, config(p)).bytes(), 0);
+  EXPECT_EQ(cuda::largest_tile_map(p, config(p)).bytes(), 0);
+}
+
+TEST(TileMap, HasNoBytesWithoutABatch) {
+  Problem p = problem(0);
+  p.features = Feature::document;
+  EXPECT_EQ(cuda::tile_map(p, config(p)).bytes(), 0);
+}
+
+}  // namespace

@@ -1,0 +1,163 @@
+// Tiles of the forward kernels by counting: registers, shared memory, and what of it a tile's matrix instructions wait
+// for.
+#include "cuda/forward_config.hpp"
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <string>
+
+namespace {
+
+using namespace tessella;
+using namespace tessella::cuda;
+using core::DType;
+using core::Feature;
+using core::Problem;
+using portable::Element;
+using portable::ForwardConfig;
+using portable::MaskLevel;
+
+Problem problem(DType dtype, int64_t head_dim_qk, int64_t head_dim_v, core::Features features = {}) {
+  return {.dtype = dtype,
+          .head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .features = features,
+          .alignment = 16,
+          .bias_dtype = DType::f32};
+}
+
+ForwardConfig config(const Problem& p, int arch = 90) { return forward_config(p, typical_device(arch)); }
+
+// Every head dim, type, feature and architecture.
+template <typename Fn>
+void for_each_config(Fn&& fn) {
+  const core::Features alone[] = {{},
+                                  Feature::softcap,
+                                  Feature::alibi,
+                                  Feature::bias,
+                                  Feature::dropout,
+                                  Feature::score,
+                                  Feature::keep,
+                                  Feature::document,
+                                  core::all_features()};
+  for (const int arch : {80, 86, 89, 90, 100, 120}) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const int64_t qk : {1, 32, 40, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512}) {
+        for (const int64_t v : {1, 33, 64, 96, 128, 192, 256, 257, 384, 512}) {
+          for (const core::Features features : alone) {
+            for (const int32_t alignment : {16, 2}) {
+              Problem p = problem(dtype, qk, v, features);
+              p.alignment = alignment;
+              fn(p, config(p, arch), arch);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardConfig, EveryCallFitsEveryGpu) {
+  for_each_config([](const Problem& p, const ForwardConfig& c, int arch) {
+    const std::string what = forward_program(c, "").expression + " sm_" + std::to_string(arch);
+    ASSERT_GE(c.head_dim_qk, p.head_dim_qk) << what;
+    ASSERT_GE(int64_t{c.head_dim_v} * slices_v(p, c), p.head_dim_v) << what;
+    ASSERT_LT(int64_t{c.head_dim_v} * (slices_v(p, c) - 1), p.head_dim_v) << what;
+    ASSERT_LE(shared_bytes(c), typical_device(arch).shared_bytes_per_block) << what;
+    ASSERT_LE(accumulators(c), accumulator_limit(c)) << what;
+    ASSERT_EQ(c.tile_q % (16 * c.num_warps), 0) << what;
+    ASSERT_EQ(c.tile_kv % 16, 0) << what;
+    ASSERT_LE(c.tile_kv, 128) << what;
+    ASSERT_LE(c.tile_q * c.head_dim_v * 4, portable::tile_bytes(c)) << what;
+  });
+}
+
+TEST(ForwardConfig, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
+  for_each_config([](const Problem& p, const ForwardConfig& c, int) {
+    ASSERT_EQ(c.softcap, p.features.has(Feature::softcap));
+    ASSERT_EQ(c.alibi, p.features.has(Feature::alibi));
+    ASSERT_EQ(c.bias, p.features.has(Feature::bias));
+    ASSERT_EQ(c.bias_is_f32, p.features.has(Feature::bias) && p.dtype != DType::f32);
+    ASSERT_EQ(c.dropout, p.features.has(Feature::dropout));
+    ASSERT_EQ(c.score, p.features.has(Feature::score));
+    ASSERT_EQ(c.keep, p.features.has(Feature::keep));
+    ASSERT_EQ(c.mask == MaskLevel::bits, p.features.has_any(Feature::keep | Feature::document));
+    const int64_t size = core::size_bytes(p.dtype);
+    ASSERT_EQ(c.vector_loads, p.alignment == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
+  });
+}
+
+// What is read at run time changes nothing: the same kernel for any batch, length, mask that is an interval, layout.
+TEST(ForwardConfig, KnowsNoBatchAndNoLengths) {
+  const core::Features at_run_time = Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first |
+                                     Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
+                                     Feature::packed_q | Feature::packed_kv | Feature::sink | Feature::lse;
+  for (const int64_t head_dim : {64, 128}) {
+    Problem p = problem(DType::bf16, head_dim, head_dim);
+    const ForwardConfig expected = config(p);
+    p.features = at_run_time;
+    p.batch = 7;
+    p.heads_q = 12;
+    p.heads_kv = 3;
+    p.seqlen_q = p.total_q = 1;
+    p.seqlen_kv = p.total_kv = 100000;
+    EXPECT_EQ(config(p), expected);
+  }
+}
+
+// Usual calls on all GPUs run what is compiled for the oldest: one image serves them.
+TEST(ForwardConfig, HotConfigsAreTheSameOnEveryGpu) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const Problem p = problem(DType::bf16, head_dim, head_dim);
+    for (const int arch : {86, 89, 90, 100, 120}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
+  }
+}
+
+TEST(ForwardConfig, WideHeadsAreCutIntoSlices) {
+  const Problem p = problem(DType::bf16, 128, 320);
+  EXPECT_EQ(config(p).head_dim_v, 192);
+  EXPECT_EQ(slices_v(p, config(p)), 2);
+  EXPECT_EQ(slices_v(problem(DType::bf16, 64, 512), config(problem(DType::bf16, 64, 512))), 2);
+  EXPECT_EQ(config(problem(DType::bf16, 64, 256)).head_dim_v, 256);
+}
+
+// Cycles of an SM for a tile of keys and all warps: matrix instructions at Ampere's rate, 1024 multiplications a cycle
+// (fp32: three tf32 ones at a half each), and matrix loads at 128 bytes a cycle. Each warp loads all of k and v.
+struct Cycles {
+  double tensor, shared;
+};
+Cycles cycles(const ForwardConfig& c) {
+  const double products = static_cast<double>(c.tile_kv) * (c.head_dim_qk + c.head_dim_v);
+  const bool is_f32 = c.element == Element::f32;
+  const double kv_bytes = products * portable::size_bytes(c.element);
+  const double q_bytes = static_cast<double>(c.tile_q) * c.head_dim_qk * portable::size_bytes(c.element);
+  return {products * c.tile_q / 1024 * (is_f32 ? 6 : 1), (kv_bytes * c.num_warps + q_bytes) / 128};
+}
+
+TEST(ForwardConfig, MatrixInstructionsOutweighTheirLoads) {
+  for (const int64_t head_dim : {32, 64, 96, 128}) {
+    const Cycles plain = cycles(config(problem(DType::bf16, head_dim, head_dim)));
+    EXPECT_LT(plain.shared, 0.8 * plain.tensor) << head_dim;
+  }
+  for (const int64_t head_dim : {192, 256}) {  // 16 rows a warp: as long
+    const Cycles plain = cycles(config(problem(DType::bf16, head_dim, head_dim)));
+    EXPECT_LT(plain.shared, 1.3 * plain.tensor) << head_dim;
+  }
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const Cycles plain = cycles(config(problem(DType::f32, head_dim, head_dim)));
+    EXPECT_LT(plain.shared, 0.8 * plain.tensor) << head_dim;
+  }
+}
+
+TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
+  for (const int arch : {80, 90}) {
+    for (const int64_t head_dim : {32, 64, 96, 128}) {
+      const ForwardConfig c = config(problem(DType::bf16, head_dim, head_dim), arch);
+      EXPECT_LE(2 * (shared_bytes(c) + 1024), typical_device(arch).shared_bytes_per_sm) << head_dim;
+      EXPECT_EQ(c.blocks_per_sm, 2) << head_dim;
+    }
+  }
+}
+
+}  // namespace

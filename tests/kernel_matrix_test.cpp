@@ -1,0 +1,148 @@
+// Compiles the forward kernel as calls need it, without a GPU, for Ampere, Ada and Hopper: no row may spill, take more
+// registers than its blocks leave it, or more shared memory than the GPU has.
+//
+// usage: kernel_matrix_test [--full]      --full: every row (an hour on two cores); otherwise some of each kind
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "cuda/cubin_store.hpp"
+#include "cuda/forward_config.hpp"
+#include "cuda/nvrtc.hpp"
+#include "cuda/user_text.hpp"
+
+namespace {
+
+using namespace tessella;
+using namespace tessella::cuda;
+using core::DType;
+using core::Feature;
+using core::Problem;
+using portable::ForwardConfig;
+
+bool g_full = false;
+
+constexpr int kArchs[] = {80, 89, 90};
+constexpr DType kDTypes[] = {DType::bf16, DType::f16, DType::f32};
+
+struct HeadDims {
+  int64_t qk, v;
+};
+constexpr HeadDims kHeadDims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128}, {192, 192},
+                                  {256, 256}, {384, 384}, {512, 512}, {192, 128}, {64, 256}};
+
+struct FeatureSet {
+  const char* name;
+  core::Features features;
+  DType bias_dtype = DType::none;
+};
+const FeatureSet kFeatureSets[] = {
+    {"plain", {}},
+    {"softcap", Feature::softcap},
+    {"alibi", Feature::alibi},
+    {"bias", Feature::bias},
+    {"bias in f32", Feature::bias, DType::f32},
+    {"dropout", Feature::dropout},
+    {"score", Feature::score},
+    {"dense mask", Feature::dense_mask},
+    {"keep", Feature::keep},
+    {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
+    {"all", core::all_features(), DType::f32},
+};
+constexpr size_t kAll = std::size(kFeatureSets) - 1;
+
+struct Row {
+  size_t dtype_idx, dims_idx, set_idx, arch_idx;
+  bool is_aligned;
+};
+
+// The plain kernels of every size; every feature alone at one size in every type; everything at once at every size.
+// Architectures and alignments take turns.
+bool is_representative(const Row& row) {
+  const size_t turn = row.dtype_idx + row.dims_idx + row.set_idx;
+  if (row.dtype_idx == 1 && row.dims_idx != 1) return false;  // f16 differs from bf16 by one instruction
+  if (row.set_idx == 0 && row.is_aligned) return turn % 3 == row.arch_idx || kArchs[row.arch_idx] == 90;
+  if (row.is_aligned != (turn % 2 == 0) || turn % 3 != row.arch_idx) return false;
+  return row.set_idx == kAll || row.dims_idx == (row.dtype_idx + 1) % 4;
+}
+
+std::vector<Row> rows() {
+  std::vector<Row> all;
+  for (size_t dtype = 0; dtype < std::size(kDTypes); ++dtype) {
+    for (size_t dims = 0; dims < std::size(kHeadDims); ++dims) {
+      for (size_t set = 0; set < std::size(kFeatureSets); ++set) {
+        for (size_t arch = 0; arch < std::size(kArchs); ++arch) {
+          for (const bool is_aligned : {true, false}) {
+            const Row row{dtype, dims, set, arch, is_aligned};
+            if (g_full || is_representative(row)) all.push_back(row);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+Problem problem(const Row& row) {
+  const FeatureSet& set = kFeatureSets[row.set_idx];
+  Problem p{.dtype = kDTypes[row.dtype_idx],
+            .head_dim_qk = kHeadDims[row.dims_idx].qk,
+            .head_dim_v = kHeadDims[row.dims_idx].v,
+            .features = set.features,
+            .alignment = row.is_aligned ? 16 : 2};
+  p.bias_dtype = set.bias_dtype == DType::none ? p.dtype : set.bias_dtype;
+  if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+  if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
+  return p;
+}
+
+// What is wrong with a row's kernel, or "".
+std::string problem_of(const Row& row, CubinStore& store) {
+  const Problem p = problem(row);
+  const int arch = kArchs[row.arch_idx];
+  const ForwardConfig config = forward_config(p, typical_device(arch));
+  const std::string text = user_text(p.score, p.keep);
+  std::string what = std::string(core::name(p.dtype)) + " " + std::to_string(p.head_dim_qk) + "/" +
+                     std::to_string(p.head_dim_v) + " " + kFeatureSets[row.set_idx].name +
+                     (row.is_aligned ? "" : " unaligned") + " sm_" + std::to_string(arch) + ", tiles " +
+                     std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv);
+  try {
+    const auto cubin = store.get(forward_program(config, text), {.arch = arch});
+    const Resources& takes = cubin->resources;
+    what += ": " + std::to_string(takes.registers) + " registers, " + std::to_string(takes.stack_bytes) +
+            " bytes of stack, " + std::to_string(accumulators(config)) + " accumulators";
+    std::cout << what << ", " << static_cast<int>(cubin->milliseconds) << " ms\n";
+    const bool spills = takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes != 0;
+    const bool fits = takes.registers > 0 && takes.registers * config.num_warps * 32 * config.blocks_per_sm <= 65536 &&
+                      takes.static_shared_bytes + shared_bytes(config) <= typical_device(arch).shared_bytes_per_block;
+    return !spills && fits ? "" : what + "\n" + cubin->log;
+  } catch (const core::Error& error) {
+    return what + ": " + error.what();
+  }
+}
+
+// A test for each part of the rows, so that they compile side by side.
+constexpr int kParts = 8;
+class KernelMatrix : public testing::TestWithParam<int> {};
+
+TEST_P(KernelMatrix, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const std::vector<Row> all = rows();
+  for (size_t i = static_cast<size_t>(GetParam()); i < all.size(); i += kParts)
+    EXPECT_EQ(problem_of(all[i], store), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrix, testing::Range(0, kParts));
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) g_full = g_full || std::strcmp(argv[i], "--full") == 0;
+  return RUN_ALL_TESTS();
+}
