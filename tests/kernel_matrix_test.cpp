@@ -115,7 +115,7 @@ std::string problem_of(const Row& row, CubinStore& store) {
     const Resources& takes = cubin->resources;
     what += ": " + std::to_string(takes.registers) + " registers, " + std::to_string(takes.stack_bytes) +
             " bytes of stack, " + std::to_string(accumulators(config)) + " accumulators";
-    std::cout << what << ", " << static_cast<int>(cubin->milliseconds) << " ms\n";
+    std::cout << what << ", " << static_cast<int>(cubin->milliseconds) << " ms" << std::endl;
     const bool spills = takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes != 0;
     const bool fits = takes.registers > 0 && takes.registers * config.num_warps * 32 * config.blocks_per_sm <= 65536 &&
                       takes.static_shared_bytes + shared_bytes(config) <= typical_device(arch).shared_bytes_per_block;

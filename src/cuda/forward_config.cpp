@@ -36,7 +36,7 @@ int weight(const ForwardConfig& c) {
   const int light = (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0);
   const int medium = (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0);
   const int heavy = (c.bias ? 1 : 0) + (c.score ? 1 : 0);
-  return std::min(light + 2 * medium + 3 * heavy, 3);
+  return light + 2 * medium + 3 * heavy;
 }
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
@@ -69,7 +69,7 @@ int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * 
 int accumulator_limit(const ForwardConfig& c) {
   constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 160, 128, 96}},  // 16-bit; 16, 32 rows a warp
                                     {{144, 96, 96, 96}, {96, 64, 64, 64}}};  // f32, whose operands are split in two
-  return kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][weight(c)];
+  return kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
 }
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
@@ -91,7 +91,8 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
       .keep = p.features.has(Feature::keep),
   };
   const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
-  const int32_t longest = c.element == Element::f32 || dim > 256 ? 32 : dim <= 64 && weight(c) == 0 ? 96 : 64;
+  const bool is_tight = c.element == Element::f32 || dim > 256 || weight(c) >= 6;
+  const int32_t longest = is_tight ? 32 : dim <= 64 && weight(c) == 0 ? 96 : 64;
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
