@@ -245,13 +245,27 @@ struct ForwardSm80 {
 
   __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
     if constexpr (!Score<C>::kIsPlain) {
+      bool is_small = false;
+      if constexpr (C.softcap && C.element != Element::f32) {
+        float largest = 0;
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+          for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(s[m][j][i]));
+          }
+        }
+        is_small = __all_sync(kAllLanes, score.is_small(largest));
+      }
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
         for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            s[m][j][i] = score.value(s[m][j][i], query(m, i / 2), tile * C.tile_kv + j * 8 + lane % 4 * 2 + i % 2);
+            s[m][j][i] = score.value(s[m][j][i], query(m, i / 2), tile * C.tile_kv + j * 8 + lane % 4 * 2 + i % 2,
+                                        is_small);
           }
         }
         // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
@@ -350,7 +364,7 @@ struct ForwardSm80 {
 
   // out and lse of the warp's rows; out goes through shared memory, so that whole rows are written.
   template <class Output>
-  __device__ __forceinline__ void store(Output& o, const RowState (&rows)[kMBlocks], float scale_log2) const {
+  __device__ __forceinline__ void store(Output& o, const RowState (&rows)[kMBlocks], float scale) const {
     // The 2 kMBlocks rows of four lanes: lane i finishes row i % (2 kMBlocks), and the others take its factor.
     constexpr int kRows = 2 * kMBlocks;
     const int mine = lane % kRows;
@@ -363,7 +377,7 @@ struct ForwardSm80 {
     }
     const bool has_sink = p.sink.data != nullptr;
     const float sink = has_sink ? static_cast<const float*>(p.sink.data)[place.work.head_idx * p.sink.stride] : 0.0f;
-    const RowResult result = finish(max, sum, scale_log2, has_sink, sink);
+    const RowResult result = finish(max, sum, scale, has_sink, sink);
     const int32_t row = query(mine / 2, mine % 2);
     if (p.lse.data != nullptr && row < place.sequence.len_q && place.work.slice_idx == 0 && lane % 4 < kRows) {
       static_cast<float*>(p.lse.data)[place.work.batch_idx * p.lse.batch_stride +
@@ -473,6 +487,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   const float scale_log2 = score.scale_log2();
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
+  bool is_large = false;
 
   const int32_t kept = place.tiles.kept, end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
@@ -491,13 +506,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       block.scores(s, load_v);
       block.modify(s, score, tile);
       if (!is_full || block.has_bits(tile)) block.mask(s, tile, block.has_bits(tile));
-      update_max(s, rows, scale_log2, [&](int m, const float(&factor)[2]) {
+      update_max(s, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
         for (int j = 0; j < Block::kBlocksV; ++j) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
         }
       });
+      if (is_large) subtract_max(s, rows);
     } else {
       load_v();
     }
@@ -511,7 +527,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     if (block.has_bits(tile)) block.clear_unseen_values(tile);
     if (sees) {
       multiply_pv<C.element, typename Block::TileV>(o, s, block.s_v(), block.lane, [&](int j) {
-        exponentiate(s, rows, scale_log2, j, j + 2);
+        exponentiate(s, rows, scale_log2, is_large, j, j + 2);
         if constexpr (C.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();
       });
@@ -521,7 +537,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     tile = next;
   }
   ptx::wait_copies<0>();
-  block.store(o, rows, scale_log2);
+  block.store(o, rows, score.scale());
 }
 
 }  // namespace tessella::device

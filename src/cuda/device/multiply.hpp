@@ -17,6 +17,7 @@ using portable::Element;
 template <Element E>
 struct Multiply {
   static constexpr int kDepth = 16;
+  static constexpr bool kSumsApart = false;
   struct A {
     uint32_t r[4];
   };
@@ -57,6 +58,9 @@ struct Multiply {
 template <>
 struct Multiply<Element::f32> {
   static constexpr int kDepth = 8;
+  // Matrix instructions cut off what lies below the sum's last bit: long sums are made of short ones, added by the fp32
+  // unit, which rounds.
+  static constexpr bool kSumsApart = true;
   struct A {
     uint32_t high[4], low[4];
   };
@@ -105,6 +109,34 @@ struct Multiply<Element::f32> {
   }
 };
 
+template <int MBlocks, int Blocks>
+__device__ __forceinline__ void clear(float (&sums)[MBlocks][Blocks][4]) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) sums[m][j][0] = sums[m][j][1] = sums[m][j][2] = sums[m][j][3] = 0;
+  }
+}
+template <int MBlocks, int Blocks>
+__device__ __forceinline__ void add(float (&to)[MBlocks][Blocks][4], const float (&sums)[MBlocks][Blocks][4]) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[m][j][i] += sums[m][j][i];
+    }
+  }
+}
+template <bool First, class Sums>
+__device__ __forceinline__ Sums& choose(Sums& first, Sums& second) {
+  if constexpr (First) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
 // Right operands are loaded so many loads ahead of their use: a load takes about 30 cycles, the matrix instructions
 // between two loads 12 (MBlocks = 1) or 24.
 inline constexpr int kAhead = 2;
@@ -126,11 +158,11 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
   const auto load_k = [&](int at) {  // of two 8-key blocks
     ptx::load_matrices(b[at % (kAhead + 1)], TileK::advance(k, at % kPairs * 16, at / kPairs * 2));
   };
-#pragma unroll
-  for (int m = 0; m < MBlocks; ++m) {
-#pragma unroll
-    for (int j = 0; j < Blocks; ++j) s[m][j][0] = s[m][j][1] = s[m][j][2] = s[m][j][3] = 0;
-  }
+  float part[MBlocks][Blocks][4];  // of kApart steps, where sums are kept apart
+  constexpr int kApart = 4;
+  auto& sum = choose<Multiply<E>::kSumsApart>(part, s);
+  clear(s);
+  clear(sum);
   load_q(0);
 #pragma unroll
   for (int at = 0; at < kAhead; ++at) load_k(at);
@@ -147,9 +179,13 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
       const auto& right = b[at % (kAhead + 1)];
 #pragma unroll
       for (int m = 0; m < MBlocks; ++m) {
-        Multiply<E>::multiply(s[m][pair * 2], left[m], right[0], right[1]);
-        Multiply<E>::multiply(s[m][pair * 2 + 1], left[m], right[2], right[3]);
+        Multiply<E>::multiply(sum[m][pair * 2], left[m], right[0], right[1]);
+        Multiply<E>::multiply(sum[m][pair * 2 + 1], left[m], right[2], right[3]);
       }
+    }
+    if (Multiply<E>::kSumsApart && (step % kApart == kApart - 1 || step == kSteps - 1)) {
+      add(s, part);
+      clear(part);
     }
     if (step == 0) meanwhile();
   }
@@ -164,27 +200,64 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
   constexpr int kSteps = Blocks * 8 / kDepth;
   constexpr int kPairs = BlocksV / 2;
   const uint32_t v = Multiply<E>::template v_address<TileV>(tile_v, lane);
-  uint32_t b[kAhead + 1][4];
-  const auto load_v = [&](int at) {  // of two 8-column blocks
-    Multiply<E>::template load_v<TileV>(b[at % (kAhead + 1)], v, at / kPairs * kDepth, at % kPairs * 16);
-  };
+  if constexpr (Multiply<E>::kSumsApart) {
+    // The tile's share of four blocks of columns at a time.
+    typename Multiply<E>::A left[kSteps][MBlocks];
 #pragma unroll
-  for (int at = 0; at < kAhead; ++at) load_v(at);
+    for (int step = 0; step < kSteps; ++step) {
+      if (step * kDepth % 16 == 0) prepare(step * kDepth / 8);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    if (step * kDepth % 16 == 0) prepare(step * kDepth / 8);
-    typename Multiply<E>::A left[MBlocks];
+      for (int m = 0; m < MBlocks; ++m) left[step][m] = Multiply<E>::probs(p[m], step);
+    }
 #pragma unroll
-    for (int m = 0; m < MBlocks; ++m) left[m] = Multiply<E>::probs(p[m], step);
+    for (int first = 0; first < BlocksV; first += 4) {
+      float part[MBlocks][4][4];
+      clear(part);
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int at = step * kPairs + pair;
-      if (at + kAhead < kSteps * kPairs) load_v(at + kAhead);
-      const auto& right = b[at % (kAhead + 1)];
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int pair = 0; pair < 2 && first + pair * 2 < BlocksV; ++pair) {
+          uint32_t right[4];
+          Multiply<E>::template load_v<TileV>(right, v, step * kDepth, (first + pair * 2) * 8);
+#pragma unroll
+          for (int m = 0; m < MBlocks; ++m) {
+            Multiply<E>::multiply(part[m][pair * 2], left[step][m], right[0], right[1]);
+            Multiply<E>::multiply(part[m][pair * 2 + 1], left[step][m], right[2], right[3]);
+          }
+        }
+      }
 #pragma unroll
       for (int m = 0; m < MBlocks; ++m) {
-        Multiply<E>::multiply(o[m][pair * 2], left[m], right[0], right[1]);
-        Multiply<E>::multiply(o[m][pair * 2 + 1], left[m], right[2], right[3]);
+#pragma unroll
+        for (int j = 0; j < 4 && first + j < BlocksV; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[m][first + j][i] += part[m][j][i];
+        }
+      }
+    }
+  } else {
+    uint32_t b[kAhead + 1][4];
+    const auto load_v = [&](int at) {  // of two 8-column blocks
+      Multiply<E>::template load_v<TileV>(b[at % (kAhead + 1)], v, at / kPairs * kDepth, at % kPairs * 16);
+    };
+#pragma unroll
+    for (int at = 0; at < kAhead; ++at) load_v(at);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      prepare(step * 2);
+      typename Multiply<E>::A left[MBlocks];
+#pragma unroll
+      for (int m = 0; m < MBlocks; ++m) left[m] = Multiply<E>::probs(p[m], step);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int at = step * kPairs + pair;
+        if (at + kAhead < kSteps * kPairs) load_v(at + kAhead);
+        const auto& right = b[at % (kAhead + 1)];
+#pragma unroll
+        for (int m = 0; m < MBlocks; ++m) {
+          Multiply<E>::multiply(o[m][pair * 2], left[m], right[0], right[1]);
+          Multiply<E>::multiply(o[m][pair * 2 + 1], left[m], right[2], right[3]);
+        }
       }
     }
   }

@@ -26,11 +26,19 @@ __device__ __forceinline__ float to_float(const void* data, int64_t idx) {
   }
 }
 
-// c tanh(x / c). For 16-bit inputs by 1 - 2 / (1 + e^2y): absolute error below c 2^-22, as P's rounding dwarfs it.
+// c tanh(x / c). For 16-bit inputs: an odd polynomial where |x / c| < kSmallTanh (relative error below 2^-22), else
+// 1 - 2 / (1 + e^2y), whose error is below c 2^-22.
+inline constexpr float kSmallTanh = 0.5f;
 template <Element E>
-__device__ __forceinline__ float softcap(float x, float cap, float inverse_cap) {
+__device__ __forceinline__ float softcap(float x, float cap, float inverse_cap, bool is_small) {
   if constexpr (E == Element::f32) {
     return cap * tanhf(x * inverse_cap);
+  } else if (is_small) {
+    const float y = x * inverse_cap, square = y * y;
+    float sum = __fmaf_rn(square, 0.0172573031f, -0.0530530907f);
+    sum = __fmaf_rn(sum, square, 0.133259892f);
+    sum = __fmaf_rn(sum, square, -0.333331484f);
+    return __fmaf_rn(x * square, sum, x);
   } else {
     const float power = ptx::exp2(x * (2 * kLog2e * inverse_cap));
     return __fmaf_rn(-2 * cap, ptx::reciprocal(1 + power), cap);
@@ -52,13 +60,17 @@ class Score {
     if constexpr (C.bias) bias_ = batch_idx * p.bias.batch_stride + head_idx * p.bias.head_stride;
   }
 
-  // What the softmax's exponent multiplies: of q . k where nothing comes between, else of natural scores.
-  __device__ float scale_log2() const { return kIsPlain ? q_scale() * kLog2e : kLog2e; }
+  // From what the softmax sees, q . k where nothing comes between, to natural scores and to exponents of 2.
+  __device__ float scale() const { return kIsPlain ? q_scale() : 1.0f; }
+  __device__ float scale_log2() const { return scale() * kLog2e; }
+
+  // True if no score up to `largest` in size is near the softcap.
+  __device__ bool is_small(float largest) const { return largest * q_scale() * inverse_cap_ < kSmallTanh; }
 
   // The score of query i and key j out of s = |scale|'s sign on q . k. Both may lie past the lengths.
-  __device__ float value(float s, int32_t i, int32_t j) const {
+  __device__ float value(float s, int32_t i, int32_t j, bool is_small) const {
     s *= q_scale();
-    if constexpr (C.softcap) s = softcap<C.element>(s, p_.softcap, inverse_cap_);
+    if constexpr (C.softcap) s = softcap<C.element>(s, p_.softcap, inverse_cap_, is_small);
     if constexpr (C.bias) {
       const int64_t q = min(i, sequence_.len_q - 1);
       const int64_t kv = sequence_.slot_kv + min(j, sequence_.len_kv - 1);

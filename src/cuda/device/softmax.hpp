@@ -34,10 +34,11 @@ __device__ __forceinline__ float row_sum(float value) {
 inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
 
 // Takes the scores of MBlocks blocks into their maxima. Where a maximum that was used falls behind, rescale(m, factor)
-// is called for every block m: the output follows by a factor for each of its two rows.
+// is called for every block m: the output follows by a factor for each of its two rows. is_large, the same in all lanes,
+// tells of a maximum so large that scale_log2 times it must not be rounded apart from its scores.
 template <int MBlocks, int Blocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
-                                           float scale_log2, const Rescale& rescale) {
+                                           float scale_log2, bool& is_large, const Rescale& rescale) {
   float tile_max[MBlocks][2];
   bool is_behind = false;
 #pragma unroll
@@ -64,18 +65,43 @@ __device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4],
     }
     rescale(m, factor);
   }
+  bool mine = false;
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mine |= rows[m].max[r] > -kInfinity && fabsf(rows[m].max[r]) * scale_log2 > 0x1p20f;
+  }
+  is_large = __any_sync(kAllLanes, mine);
+}
+
+// For large maxima: scores less their maximum, which exponentiate() then takes as 0.
+template <int MBlocks, int Blocks>
+__device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], const RowState (&rows)[MBlocks]) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float max = rows[m].max[i / 2];
+        if (max > -kInfinity) s[m][j][i] -= max;
+      }
+    }
+  }
 }
 
 // Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
 // scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
 template <int MBlocks, int Blocks>
 __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
-                                             float scale_log2, int from, int until) {
+                                             float scale_log2, bool is_large, int from, int until) {
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
     float offset[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) offset[r] = rows[m].max[r] == -kInfinity ? 0.0f : rows[m].max[r] * scale_log2;
+    for (int r = 0; r < 2; ++r) {
+      offset[r] = is_large || rows[m].max[r] == -kInfinity ? 0.0f : rows[m].max[r] * scale_log2;
+    }
 #pragma unroll
     for (int j = from; j < until; ++j) {
 #pragma unroll
@@ -92,24 +118,23 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
   }
 }
 
-// One tile's end: the factor on the output and the natural logarithm of the sum, a sink included.
-// scores_scale turns units of max into natural ones.
+// The end of a row: the factor on the output and the natural logarithm of the sum, a sink included. scale turns units
+// of max into natural ones.
 struct RowResult {
   float factor;
   float lse;
 };
-__device__ __forceinline__ RowResult finish(float max, float sum, float scale_log2, bool has_sink, float sink) {
+__device__ __forceinline__ RowResult finish(float max, float sum, float scale, bool has_sink, float sink) {
+  const float natural_max = max == -kInfinity ? max : max * scale;
   if (has_sink && sink > -kInfinity) {
     // Exponents against the larger of both, so that neither overflows.
-    const float max_log2 = max == -kInfinity ? -kInfinity : max * scale_log2;
-    const float sink_log2 = sink * kLog2e;
-    const float top = fmaxf(max_log2, sink_log2);
-    const float kept = sum == 0 ? 0.0f : ptx::exp2(max_log2 - top);
-    const float total = sum * kept + ptx::exp2(sink_log2 - top);
-    return {kept * ptx::reciprocal(total), (top + ptx::log2(total)) * kLn2};
+    const float top = fmaxf(natural_max, sink);
+    const float kept = sum == 0 ? 0.0f : ptx::exp2((natural_max - top) * kLog2e);
+    const float total = sum * kept + ptx::exp2((sink - top) * kLog2e);
+    return {kept * ptx::reciprocal(total), top + ptx::log2(total) * kLn2};
   }
   if (sum == 0) return {0.0f, -kInfinity};
-  return {ptx::reciprocal(sum), (max * scale_log2 + ptx::log2(sum)) * kLn2};
+  return {ptx::reciprocal(sum), natural_max + ptx::log2(sum) * kLn2};
 }
 
 }  // namespace tessella::device
