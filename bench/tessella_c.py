@@ -2,7 +2,7 @@
 import ctypes as c
 import math
 
-DTYPES = {"f64": 1, "f32": 2, "bf16": 3, "f16": 4}
+DTYPES = {"f64": 1, "f32": 2, "bf16": 3, "f16": 4, "bool": 5, "i32": 6, "i64": 7}
 
 
 class Tensor(c.Structure):
@@ -15,7 +15,7 @@ class Args(c.Structure):
     _fields_ = [("struct_size", c.c_size_t)] + [(name, c.POINTER(Tensor)) for name in (
         "q", "k", "v", "out", "lse", "seqlens_q", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "leftpad_kv", "bias",
         "alibi_slopes", "sink", "dense_mask", "block_map", "document_ids_q", "document_ids_kv", "prefix_lengths",
-        "seed", "offset")]
+        "seed", "offset", "score_args")] + [("num_score_args", c.c_int32)]
 
 
 class Options(c.Structure):
@@ -25,7 +25,9 @@ class Options(c.Structure):
                 ("block_map_kv", c.c_int64), ("seed", c.c_uint64), ("offset", c.c_uint64), ("out_dtype", c.c_int32),
                 ("num_splits", c.c_int32), ("num_sms", c.c_int32), ("num_threads", c.c_int32),
                 ("deterministic", c.c_int32), ("batch_invariant", c.c_int32), ("check_device_values", c.c_int32),
-                ("kernel", c.c_char_p)]  # a shorter struct of an older program: the rest is default
+                ("kernel", c.c_char_p), ("max_seqlen_q", c.c_int64), ("max_seqlen_kv", c.c_int64),
+                ("score", c.c_char_p), ("score_gradient", c.c_char_p), ("keep", c.c_char_p)]
+    # a shorter struct of an older program: the rest is default
 
 
 class CheckReport(c.Structure):
@@ -45,21 +47,35 @@ class Error(RuntimeError):
 
 
 class Call:
-    """One forward call, its structs built once, so that repeating it costs no Python beyond the call itself."""
+    """One forward call, its structs built once, so that repeating it costs no Python beyond the call itself.
 
-    def __init__(self, library, tensors, causal, num_threads, kernel):
+    tensors: (pointer, dtype, shape, strides) of q, k, v and out. named: the same of other arguments, by name; options:
+    fields of tessella_attention_options by name, texts as bytes; score_args: a list of such tensors."""
+
+    def __init__(self, library, tensors, causal, num_threads, kernel, stream=None, named=None, score_args=(), **options):
         self.library = library
+        self.stream = c.c_void_p(stream)
         self.dtype = tensors[0][1]
-        self.tensors = [Tensor(data=data, dtype=DTYPES[dtype], ndim=4, shape=(c.c_int64 * 8)(*shape),
-                               strides=(c.c_int64 * 8)(*strides)) for data, dtype, shape, strides in tensors]
+        self.tensors = [self.tensor(*tensor) for tensor in tensors]
         self.args = Args(c.sizeof(Args), *[c.pointer(tensor) for tensor in self.tensors])
+        for name, tensor in (named or {}).items():
+            self.tensors.append(self.tensor(*tensor))
+            setattr(self.args, name, c.pointer(self.tensors[-1]))
+        if score_args:
+            self.score_args = (Tensor * len(score_args))(*[self.tensor(*tensor) for tensor in score_args])
+            self.args.score_args, self.args.num_score_args = self.score_args, len(score_args)
         self.options = Options(struct_size=c.sizeof(Options), scale=math.nan, window_left=-1,
                                window_right=0 if causal else -1, num_threads=num_threads,
-                               kernel=kernel.encode() if kernel else None)
+                               kernel=kernel.encode() if kernel else None, **options)
         self.args_ref, self.options_ref = c.byref(self.args), c.byref(self.options)
 
+    @staticmethod
+    def tensor(data, dtype, shape, strides):
+        return Tensor(data=data, dtype=DTYPES[dtype], ndim=len(shape), shape=(c.c_int64 * 8)(*shape),
+                      strides=(c.c_int64 * 8)(*strides))
+
     def run(self):
-        self.library.require(self.library.c.tessella_forward(self.args_ref, self.options_ref, None))
+        self.library.require(self.library.c.tessella_forward(self.args_ref, self.options_ref, self.stream))
 
     def plan(self):
         """Name of the kernel and bytes of workspace."""
