@@ -92,7 +92,7 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   };
   const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
   const bool is_tight = c.element == Element::f32 || dim > 256 || weight(c) >= 6;
-  const int32_t longest = is_tight ? 32 : dim <= 64 && weight(c) == 0 ? 96 : 64;
+  const int32_t longest = is_tight ? 32 : dim <= 64 && weight(c) == 0 ? 128 : 64;
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
@@ -124,6 +124,13 @@ Program classify_program(const ForwardConfig& config, const std::string& user_te
       .tile_q = config.tile_q, .tile_kv = config.tile_kv, .mask = MaskLevel::bits, .keep = config.keep};
   return {
       .header = "cuda/device/mask.hpp", .expression = expression("classify_tiles", classes), .user_text = user_text};
+}
+
+Program ladder_program(const char* file, const char* kernel, const ForwardConfig& config,
+                       const std::string& user_text) {
+  return {.header = core::message("cuda/device/ladder/", file),
+          .expression = expression(kernel, config),
+          .user_text = user_text};
 }
 
 }  // namespace tessella::cuda
