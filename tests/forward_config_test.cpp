@@ -65,7 +65,7 @@ TEST(ForwardConfig, EveryCallFitsEveryGpu) {
     ASSERT_GE(int64_t{c.head_dim_v} * slices_v(p, c), p.head_dim_v) << what;
     ASSERT_LT(int64_t{c.head_dim_v} * (slices_v(p, c) - 1), p.head_dim_v) << what;
     ASSERT_LE(shared_bytes(c), typical_device(arch).shared_bytes_per_block) << what;
-    ASSERT_LE(accumulators(c), accumulator_limit(c)) << what;
+    ASSERT_LE(accumulators(c), accumulator_limit(c, arch)) << what;
     ASSERT_EQ(c.tile_q % (16 * c.num_warps), 0) << what;
     ASSERT_EQ(c.tile_kv % 16, 0) << what;
     ASSERT_LE(c.tile_kv, 128) << what;
@@ -106,11 +106,12 @@ TEST(ForwardConfig, KnowsNoBatchAndNoLengths) {
   }
 }
 
-// Usual calls on all GPUs run what is compiled for the oldest: one image serves them.
-TEST(ForwardConfig, HotConfigsAreTheSameOnEveryGpu) {
+// One image serves usual calls on all GPUs before Hopper, and the PTX for later ones is that of Hopper's config.
+TEST(ForwardConfig, HotConfigsAreTheSameOnManyGpus) {
   for (const int64_t head_dim : {64, 128, 256}) {
     const Problem p = problem(DType::bf16, head_dim, head_dim);
-    for (const int arch : {86, 89, 90, 100, 120}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
+    for (const int arch : {86, 89}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
+    for (const int arch : {100, 103, 120}) EXPECT_EQ(config(p, arch), config(p, 90)) << head_dim << " " << arch;
   }
 }
 

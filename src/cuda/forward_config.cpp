@@ -66,10 +66,11 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
 int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * (c.head_dim_v + c.tile_kv) / 2; }
 
 // Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp).
-int accumulator_limit(const ForwardConfig& c) {
+int accumulator_limit(const ForwardConfig& c, int arch) {
   constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 160, 128, 96}},  // 16-bit; 16, 32 rows a warp
-                                    {{144, 96, 96, 96}, {96, 64, 64, 64}}};  // f32, whose operands are split in two
-  return kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
+                                    {{96, 96, 96, 96}, {64, 64, 64, 64}}};  // f32, whose operands are split in two
+  const int limit = kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
+  return arch < 90 ? std::min(limit, 176) : limit;  // without Hopper's registers for what a warp has in common
 }
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
@@ -98,9 +99,11 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
     c.tile_q = shape.tile_q;
     c.num_warps = shape.num_warps;
-    for (const int32_t tile_kv : {longest, 32, 16}) {
+    for (const int32_t tile_kv : {128, 96, 64, 48, 32, 16}) {
       c.tile_kv = tile_kv;
-      if (accumulators(c) <= accumulator_limit(c) && shared_bytes(c) <= device.shared_bytes_per_block) return c;
+      const bool fits =
+          accumulators(c) <= accumulator_limit(c, device.arch) && shared_bytes(c) <= device.shared_bytes_per_block;
+      if (tile_kv <= longest && fits) return c;
     }
   }
   return c;

@@ -15,7 +15,7 @@ portable::ForwardConfig forward_config(const core::Problem& problem, const Devic
 
 // Registers a thread spends on the output and on the scores of a tile, and how many it may beside all else it holds.
 int accumulators(const portable::ForwardConfig& config);
-int accumulator_limit(const portable::ForwardConfig& config);
+int accumulator_limit(const portable::ForwardConfig& config, int arch);
 
 // Blocks that share v's columns.
 inline int32_t slices_v(const core::Problem& problem, const portable::ForwardConfig& config) {
@@ -28,5 +28,8 @@ DeviceInfo typical_device(int arch);
 // The kernel itself, and the one that classifies tiles before it where masks are no interval.
 Program forward_program(const portable::ForwardConfig& config, const std::string& user_text);
 Program classify_program(const portable::ForwardConfig& config, const std::string& user_text);
+// One of the ladder's kernels, in device/ladder/.
+Program ladder_program(const char* file, const char* kernel, const portable::ForwardConfig& config,
+                       const std::string& user_text);
 
 }  // namespace tessella::cuda
