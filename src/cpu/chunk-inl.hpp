@@ -50,7 +50,7 @@ void load_keys(const core::Problem& p, const core::Sequence& s, int64_t kv_head,
   std::memset(to, 0, sizeof(float) * static_cast<size_t>(zero_rows * scratch.k_stride));
 }
 
-// One V row to panels: column c of panel width W that starts at column C goes to [C * chunk_keys + row * W + c - C].
+// One V row to panels: column c of the panel W wide that starts at column C goes to [C * chunk_keys + row * W + c - C].
 // Returns the larger of `largest` and the row's magnitudes as integers; infinities and NaN are the largest.
 template <typename T>
 HWY_INLINE VecI load_value_row(const T* from, int dim, int64_t row, const VectorScratch& scratch, VecI largest) {
@@ -59,10 +59,8 @@ HWY_INLINE VecI load_value_row(const T* from, int dim, int64_t row, const Vector
   const I32 di;
   const VecI magnitude = hn::Set(di, 0x7FFFFFFF);
   const int stride = static_cast<int>(scratch.o_stride);
-  const int wide = stride / kWidth * kWidth;
-  int width = kWidth;
-  for (int panel = 0; panel < stride; panel += width) {
-    if (panel == wide) width = kLanes;
+  for (int panel = 0; panel < stride; panel += kWidth) {
+    const int width = stride - panel < kWidth ? stride - panel : kWidth;
     float* to = scratch.v + panel * scratch.chunk_keys + row * width;
     for (int i = panel; i < panel + width; i += kLanes) {
       VecF value = hn::Zero(d);

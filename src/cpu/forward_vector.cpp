@@ -33,9 +33,12 @@ int64_t chunk_keys(const core::Problem& p) {
   return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
 }
 
+// As many strips as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
 int item_strips(const core::Problem& p) {
+  constexpr int64_t kFloats = 288 << 10;
+  const int64_t most = std::clamp<int64_t>(kFloats / (kStripRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
   const int64_t strips = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kStripRows) / kStripRows;
-  return static_cast<int>(std::min<int64_t>(strips, kMaxItemStrips));
+  return static_cast<int>(std::min(strips, most));
 }
 
 // Work too small to wake a second thread for: about 10 microseconds.

@@ -18,7 +18,6 @@ namespace tessella::cpu {
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kStripRows = 48;  // a multiple of three vectors of every instruction set
 inline constexpr int kTileKeys = 64;
-inline constexpr int kMaxItemStrips = 12;
 
 // A strip and its softmax state in log2 units.
 struct StripState {

@@ -4,7 +4,8 @@
 //   value_tile  O[row][c]    += sum_key P^T[key][row] * V[key][c]  lanes are columns, P is broadcast
 //
 // Tiles fill the register file: 24 accumulators of 32 registers or 12 of 16, so that the two fused multiply-adds a
-// cycle wait neither for latency nor for the two loads a cycle.
+// cycle do not wait for latency. On AVX-512 every load beside them costs, even where two a cycle would do: the nearer a
+// tile is to a square of vectors and broadcasts, the better (docs/cpu.md).
 #if defined(TESSELLA_CPU_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_TILES_INL_HPP
 #undef TESSELLA_CPU_TILES_INL_HPP
@@ -21,10 +22,14 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON;
-inline constexpr int kScoreKeys = kManyRegisters ? 8 : 4;  // keys of a score tile
-inline constexpr int kScoreVectors = 3;                    // vectors of rows of a score tile
-inline constexpr int kValueRows = kManyRegisters ? 12 : 6;
-inline constexpr int kValueVectors = 2;
+inline constexpr int kScoreKeys = kManyRegisters ? 8 : 4;             // keys of a score tile
+inline constexpr int kScoreVectors = 3;                               // vectors of rows of a score tile
+inline constexpr int kValueVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;  // vectors of columns of a value tile
+inline constexpr int kAccumulators = kManyRegisters ? 24 : 12;
+
+// Rows of a value tile that is kVectors wide.
+template <int kVectors>
+inline constexpr int kValueRows = kVectors == 1 ? 12 : kAccumulators / kVectors;
 
 // Also raises max[row] to the largest score; of scores with NaN among them max[row] may be any, or NaN.
 template <int kVectors>
@@ -87,24 +92,24 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT probs, int lanes, int num_k
   VecF sum[kRows][kVectors];
   HWY_UNROLL(12)
   for (int row = 0; row < kRows; ++row) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (int c = 0; c < kVectors; ++c) sum[row][c] = hn::Zero(d);
   }
   HWY_UNROLL(1)
   for (int64_t key = 0; key < num_keys; ++key) {
     VecF value[kVectors];
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (int c = 0; c < kVectors; ++c) value[c] = hn::Load(d, v + (key * kVectors + c) * kLanes);
     HWY_UNROLL(12)
     for (int row = 0; row < kRows; ++row) {
       const VecF prob = hn::Set(d, probs[key * lanes + row]);
-      HWY_UNROLL(2)
+      HWY_UNROLL(4)
       for (int c = 0; c < kVectors; ++c) sum[row][c] = hn::MulAdd(prob, value[c], sum[row][c]);
     }
   }
   HWY_UNROLL(12)
   for (int row = 0; row < kRows; ++row) {
-    HWY_UNROLL(2)
+    HWY_UNROLL(4)
     for (int c = 0; c < kVectors; ++c) {
       float* to = o + row * o_stride + c * kLanes;
       hn::Store(hn::Add(hn::Load(d, to), sum[row][c]), d, to);
@@ -116,19 +121,20 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT probs, int lanes, int num_k
 template <int kVectors>
 HWY_INLINE void multiply_panel(const float* probs, int lanes, int num_rows, int num_keys, const float* v, float* o,
                                int64_t o_stride) {
+  constexpr int kRows = kValueRows<kVectors>;
   int row = 0;
-  for (; row + kValueRows <= num_rows; row += kValueRows) {
-    value_tile<kValueRows, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+  for (; row + kRows <= num_rows; row += kRows) {
+    value_tile<kRows, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
   }
-  for (; row + kValueRows / 3 <= num_rows; row += kValueRows / 3) {
-    value_tile<kValueRows / 3, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+  for (; row + kRows / 3 <= num_rows; row += kRows / 3) {
+    value_tile<kRows / 3, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
   }
   for (; row < num_rows; ++row) {
     value_tile<1, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
   }
 }
 
-// v: panels of kValueVectors vectors (the last may be one vector) of panel_keys keys each, see load_values.
+// v: panels of kValueVectors vectors (the last may be narrower) of panel_keys keys each, see load_values.
 inline void multiply_values(const float* probs, int lanes, int num_rows, int num_keys, const float* v,
                             int64_t panel_keys, int key_offset, float* o, int64_t o_stride) {
   constexpr int kWidth = kValueVectors * kLanes;
@@ -137,9 +143,13 @@ inline void multiply_values(const float* probs, int lanes, int num_rows, int num
     const float* panel = v + column * panel_keys + key_offset * kWidth;
     multiply_panel<kValueVectors>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
   }
-  for (; column < o_stride; column += kLanes) {
-    const float* panel = v + column * panel_keys + key_offset * kLanes;
-    multiply_panel<1>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+  const int64_t width = o_stride - column;
+  const float* panel = v + column * panel_keys + key_offset * width;
+  switch (width / kLanes) {
+    case 1: return multiply_panel<1>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    case 2: return multiply_panel<2>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    case 3: return multiply_panel<3>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    default: return;
   }
 }
 
