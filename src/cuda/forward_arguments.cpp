@@ -101,7 +101,11 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.kv_tiles = narrow(map.kv_tiles);
   params.keep_first = narrow(std::min<int64_t>(p.keep_first, std::numeric_limits<int32_t>::max()));
   params.scale = p.scale;
-  params.softcap = p.softcap;
+  if (p.softcap != 0) {
+    params.softcap = p.softcap;
+    params.softcap_scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / p.softcap;
+    for (int i = 0; i < 4; ++i) params.softcap_series[i] = p.softcap * portable::kTanhSeries[i];
+  }
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(core::Feature::causal_top_left) ? 1 : 0;

@@ -31,12 +31,13 @@ struct Shape {
 constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64, 4, 128}, Shape{32, 2, 128},
                                 Shape{16, 1, 128}};
 
-// How much a feature adds to the registers that one score takes on its way from q . k to the softmax.
+// How much the features add to the registers that scores take on their way from q . k to the softmax. A softcap alone
+// is a polynomial in place for 16-bit types, a bias a load and an address a score.
 int weight(const ForwardConfig& c) {
-  const int light = (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0);
-  const int medium = (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0);
-  const int heavy = (c.bias ? 1 : 0) + (c.score ? 1 : 0);
-  return light + 2 * medium + 3 * heavy;
+  const int others = (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 1 : 0) +
+                     (c.bias ? 3 : 0);
+  const bool counts = c.softcap && (others > 0 || c.element == Element::f32);
+  return others + (counts ? 1 : 0);
 }
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
@@ -67,8 +68,8 @@ int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * 
 
 // Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp).
 int accumulator_limit(const ForwardConfig& c, int arch) {
-  constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 160, 128, 96}},  // 16-bit; 16, 32 rows a warp
-                                    {{96, 96, 96, 96}, {64, 64, 64, 64}}};  // f32, whose operands are split in two
+  constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 176, 144, 96}},  // 16-bit; 16, 32 rows a warp
+                                    {{144, 96, 96, 96}, {144, 64, 64, 64}}};  // f32, whose operands are split in two
   const int limit = kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
   return arch < 90 ? std::min(limit, 176) : limit;  // without Hopper's registers for what a warp has in common
 }
@@ -92,8 +93,11 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
       .keep = p.features.has(Feature::keep),
   };
   const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
-  const bool is_tight = c.element == Element::f32 || dim > 256 || weight(c) >= 6;
-  const int32_t longest = is_tight ? 32 : dim <= 64 && weight(c) == 0 ? 128 : 64;
+  const bool is_tight = dim > 256 || weight(c) >= 5;
+  const int32_t longest = is_tight                     ? 32
+                          : c.element == Element::f32 ? (dim <= 64 ? 48 : 32)
+                          : dim <= 64                  ? (weight(c) == 0 ? 128 : 96)
+                                                       : 64;
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);

@@ -36,7 +36,7 @@ struct ForwardConfig {
 };
 
 // Shared memory of forward_sm80: tiles of q, k and v, at the end one of out, which may be fp32; begin and end of each
-// row's keys; what the block works on.
+// row's keys; words of element masks; what the block works on.
 constexpr int32_t tile_bytes(const ForwardConfig& c) {
   const int32_t inputs =
       (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
@@ -44,6 +44,10 @@ constexpr int32_t tile_bytes(const ForwardConfig& c) {
   return inputs > out ? inputs : out;
 }
 inline constexpr int32_t kPlaceBytes = 512;
-constexpr int32_t shared_bytes(const ForwardConfig& c) { return tile_bytes(c) + c.tile_q * 8 + kPlaceBytes; }
+// Words of 32 keys that hold a row's element masks of one tile.
+constexpr int32_t mask_words(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? (c.tile_kv + 31) / 32 : 0; }
+constexpr int32_t shared_bytes(const ForwardConfig& c) {
+  return tile_bytes(c) + c.tile_q * (8 + mask_words(c) * 4) + kPlaceBytes;
+}
 
 }  // namespace tessella::portable

@@ -37,6 +37,10 @@ struct ArrayParams {
   int64_t count;
 };
 
+// tanh(y) / y in powers of y^2, relative error below 2^-24 for |y| < kSmallTanh.
+inline constexpr float kSmallTanh = 0.25f;
+inline constexpr float kTanhSeries[4] = {1.0f, -0.333332407f, 0.133242667f, -0.0514335407f};
+
 struct ForwardParams {
   OperandParams q, k, v, out;
   OperandParams lse;  // f32; data null: not written
@@ -63,6 +67,8 @@ struct ForwardParams {
   int32_t keep_first;
   float scale;       // on q . k
   float softcap;
+  float softcap_scale;       // |scale| / softcap
+  float softcap_series[4];   // softcap times the coefficients of tanh(y) / y in powers of y^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;

@@ -86,9 +86,11 @@ struct ForwardSm80 {
     KeyTiles warp_tiles[C.num_warps];
   };
 
-  // Shared memory: q | k | v | begin and end of each row's keys | the place. At the end out lies where q, k and v were.
+  // Shared memory: q | k | v | begin and end of each row's keys | words of element
+  // masks | the place. At the end out lies where q, k and v were.
   static constexpr int kBoundsAt = portable::tile_bytes(C);
-  static constexpr int kPlaceAt = kBoundsAt + C.tile_q * 8;
+  static constexpr int kBitsAt = kBoundsAt + C.tile_q * 8;
+  static constexpr int kPlaceAt = kBitsAt + C.tile_q * portable::mask_words(C) * 4;
   static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) && sizeof(Place) <= portable::kPlaceBytes);
 
   const ForwardParams& p;
@@ -227,8 +229,8 @@ struct ForwardSm80 {
   }
 
   // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
-  __device__ int32_t after(int32_t tile, int32_t kept) const {
-    if (C.mask == MaskLevel::band && tile + 1 != kept) return tile + 1;
+  __device__ int32_t after(int32_t tile) const {
+    if (C.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != place.tiles.kept)) return tile + 1;
     return next_tile<C.mask == MaskLevel::bits>(place.tiles, place.tile_map, tile + 1);
   }
   __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }
@@ -244,33 +246,39 @@ struct ForwardSm80 {
   }
 
   __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
-    if constexpr (!Score<C>::kIsPlain) {
-      bool is_small = false;
-      if constexpr (C.softcap && C.element != Element::f32) {
-        float largest = 0;
+    if constexpr (C.softcap && C.element != Element::f32) {
+      float largest = 0;
+#pragma unroll
+      for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-          for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(s[m][j][i]));
-          }
+          for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(s[m][j][i]));
         }
-        is_small = __all_sync(kAllLanes, score.is_small(largest));
       }
+      if (__all_sync(kAllLanes, score.is_small(largest))) return modify_all<true>(s, score, tile);
+    }
+    if constexpr (!Score<C>::kIsPlain) modify_all<false>(s, score, tile);
+  }
+  template <bool IsSmall>
+  __device__ __forceinline__ void modify_all(Scores& s, const Score<C>& score, int32_t tile) const {
+    typename Score<C>::Row rows[kMBlocks][2];
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
+    for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
-        for (int m = 0; m < kMBlocks; ++m) {
+      for (int r = 0; r < 2; ++r) rows[m][r] = score.row(query(m, r), tile * C.tile_kv + lane % 4 * 2);
+    }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            s[m][j][i] = score.value(s[m][j][i], query(m, i / 2), tile * C.tile_kv + j * 8 + lane % 4 * 2 + i % 2,
-                                        is_small);
-          }
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][j][i] = score.template value<IsSmall>(s[m][j][i], rows[m][i / 2], j * 8 + i % 2);
         }
-        // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-        if (j % 2 == 1) ptx::keep_loads_in_place();
       }
+      // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
+      if (C.bias && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
 
@@ -282,8 +290,8 @@ struct ForwardSm80 {
     return bits >= 32 ? ~0u : (1u << bits) - 1;
   }
 
-  // Hides what lies outside the band, and what the element masks hide where `bits` says that they do.
-  __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool bits) const {
+  // Hides what lies outside the band.
+  __device__ __forceinline__ void mask(Scores& s, int32_t tile) const {
     static_assert(kBlocks <= 16, "a row's columns fit in a word");
     const int32_t first_key = tile * C.tile_kv;
     const uint32_t kept = columns_below(p.keep_first - first_key, lane);
@@ -291,27 +299,52 @@ struct ForwardSm80 {
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int32_t row = query(m, r);
-        const auto [begin, end] = bounds(row - first_q());
-        uint32_t visible =
+        const auto [begin, end] = bounds(query(m, r) - first_q());
+        const uint32_t visible =
             columns_below(end - first_key, lane) & (~columns_below(begin - first_key, lane) | kept);
-        if constexpr (C.mask == MaskLevel::bits) {
-          if (bits && row < place.sequence.len_q) {
-#pragma unroll 1
-            for (uint32_t left = visible; left != 0; left &= left - 1) {
-              const int column = __ffs(static_cast<int>(left)) - 1;
-              const int32_t key = first_key + column / 2 * 8 + lane % 4 * 2 + column % 2;
-              if (!is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, key)) {
-                visible &= ~(left & -left);
-              }
-            }
-          }
-        }
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             if ((visible & (1u << (2 * j + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  // The element masks of the warp's rows as words of 32 keys, each row's behind one another: a lane a key, before the
+  // scores take the registers.
+  static constexpr int kWords = portable::mask_words(C);
+  __device__ uint32_t s_bits(int row, int word) const { return s_q + kBitsAt + (row * kWords + word) * 4; }
+  __device__ __forceinline__ void store_bits(int32_t tile) const {
+    const int num_rows = min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row);
+#pragma unroll 2
+    for (int at = 0; at < num_rows * kWords; ++at) {
+      const int row = warp_row + at / kWords, key = tile * C.tile_kv + at % kWords * 32 + lane;
+      const bool visible = key < place.sequence.len_kv && is_visible<C>(p, place.sequence, place.work.batch_idx,
+                                                                        place.work.head_idx, first_q() + row, key);
+      const uint32_t word = __ballot_sync(kAllLanes, visible);
+      if (lane == 0) ptx::store_word(s_bits(row, at % kWords), word);
+    }
+    __syncwarp();
+  }
+  // Hides what the element masks hide.
+  __device__ __forceinline__ void mask_bits(Scores& s) const {
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int word = 0; word < kWords; ++word) {
+          const uint32_t visible =
+              ptx::load_word(s_bits(warp_row + m * 16 + r * 8 + lane / 4, word)) >> (lane % 4 * 2);
+#pragma unroll
+          for (int j = word * 4; j < word * 4 + 4 && j < kBlocks; ++j) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              if ((visible & (1u << (j % 4 * 8 + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
+            }
           }
         }
       }
@@ -348,11 +381,14 @@ struct ForwardSm80 {
       is_suspect |= (word & kExponent) == kExponent || (kElementBytes == 2 && (word >> 16 & kExponent) == kExponent);
     }
     if (!__syncthreads_or(is_suspect)) return;
+    const int num_rows = min(C.tile_q, place.sequence.len_q - first_q());
     for (int key = thread / 32; key < C.tile_kv; key += C.num_warps) {
       const int32_t j = tile * C.tile_kv + key;
       bool is_seen = false;
-      for (int32_t row = first_q() + lane; row < min(first_q() + C.tile_q, place.sequence.len_q); row += 32) {
-        is_seen |= place.sequence.band.visible(row, j) && is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, row, j);
+      for (int row = lane; row < num_rows; row += 32) {
+        const auto [begin, end] = bounds(row);
+        const bool is_in_band = j < end && (j >= begin || j < p.keep_first);
+        is_seen |= is_in_band && (ptx::load_word(s_bits(row, key / 32)) >> key % 32 & 1) != 0;
       }
       if (__any_sync(kAllLanes, is_seen)) continue;
       for (int chunk = lane; chunk < TileV::kChunks; chunk += 32) {
@@ -489,7 +525,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   RowState rows[Block::kMBlocks];
   bool is_large = false;
 
-  const int32_t kept = place.tiles.kept, end = place.tiles.end;
+  const int32_t end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
   while (tile < end) {
     ptx::wait_copies<0>();
@@ -499,13 +535,20 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       block.load_v(tile);
       ptx::commit_copies();
     };
+    const bool has_bits = block.has_bits(tile);
+    if constexpr (C.mask == MaskLevel::bits) {
+      if (has_bits) block.store_bits(tile);
+    }
     const bool is_full = tile >= full_begin && tile < full_end;
     const bool sees = is_full || block.warp_tiles().sees(tile);
     typename Block::Scores s;
     if (sees) {
       block.scores(s, load_v);
       block.modify(s, score, tile);
-      if (!is_full || block.has_bits(tile)) block.mask(s, tile, block.has_bits(tile));
+      if (!is_full) block.mask(s, tile);
+      if constexpr (C.mask == MaskLevel::bits) {
+        if (has_bits) block.mask_bits(s);
+      }
       update_max(s, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
         for (int j = 0; j < Block::kBlocksV; ++j) {
@@ -519,12 +562,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     ptx::wait_copies<0>();
     __syncthreads();  // v has landed for every thread, and all are done with k
-    const int32_t next = block.after(tile, kept);
+    const int32_t next = block.after(tile);
     const auto load_k = [&] {
       if (next < end) block.load_k(place.k, place.sequence.len_kv, next);
       ptx::commit_copies();
     };
-    if (block.has_bits(tile)) block.clear_unseen_values(tile);
+    if constexpr (C.mask == MaskLevel::bits) {
+      if (has_bits) block.clear_unseen_values(tile);
+    }
     if (sees) {
       multiply_pv<C.element, typename Block::TileV>(o, s, block.s_v(), block.lane, [&](int j) {
         exponentiate(s, rows, scale_log2, is_large, j, j + 2);

@@ -201,37 +201,41 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
   constexpr int kPairs = BlocksV / 2;
   const uint32_t v = Multiply<E>::template v_address<TileV>(tile_v, lane);
   if constexpr (Multiply<E>::kSumsApart) {
-    // The tile's share of four blocks of columns at a time.
-    typename Multiply<E>::A left[kSteps][MBlocks];
+    // The share of 16 keys to four blocks of columns at a time.
+    constexpr int kGroup = 16 / kDepth;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (step * kDepth % 16 == 0) prepare(step * kDepth / 8);
+    for (int group = 0; group < kSteps; group += kGroup) {
+      prepare(group * kDepth / 8);
+      typename Multiply<E>::A left[kGroup][MBlocks];
 #pragma unroll
-      for (int m = 0; m < MBlocks; ++m) left[step][m] = Multiply<E>::probs(p[m], step);
-    }
+      for (int step = 0; step < kGroup; ++step) {
 #pragma unroll
-    for (int first = 0; first < BlocksV; first += 4) {
-      float part[MBlocks][4][4];
-      clear(part);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-        for (int pair = 0; pair < 2 && first + pair * 2 < BlocksV; ++pair) {
-          uint32_t right[4];
-          Multiply<E>::template load_v<TileV>(right, v, step * kDepth, (first + pair * 2) * 8);
-#pragma unroll
-          for (int m = 0; m < MBlocks; ++m) {
-            Multiply<E>::multiply(part[m][pair * 2], left[step][m], right[0], right[1]);
-            Multiply<E>::multiply(part[m][pair * 2 + 1], left[step][m], right[2], right[3]);
-          }
-        }
+        for (int m = 0; m < MBlocks; ++m) left[step][m] = Multiply<E>::probs(p[m], group + step);
       }
 #pragma unroll
-      for (int m = 0; m < MBlocks; ++m) {
+      for (int first = 0; first < BlocksV; first += 4) {
+        float part[MBlocks][4][4];
+        clear(part);
 #pragma unroll
-        for (int j = 0; j < 4 && first + j < BlocksV; ++j) {
+        for (int step = 0; step < kGroup; ++step) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) o[m][first + j][i] += part[m][j][i];
+          for (int pair = 0; pair < 2 && first + pair * 2 < BlocksV; ++pair) {
+            uint32_t right[4];
+            Multiply<E>::template load_v<TileV>(right, v, (group + step) * kDepth, (first + pair * 2) * 8);
+#pragma unroll
+            for (int m = 0; m < MBlocks; ++m) {
+              Multiply<E>::multiply(part[m][pair * 2], left[step][m], right[0], right[1]);
+              Multiply<E>::multiply(part[m][pair * 2 + 1], left[step][m], right[2], right[3]);
+            }
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+          for (int j = 0; j < 4 && first + j < BlocksV; ++j) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[m][first + j][i] += part[m][j][i];
+          }
         }
       }
     }

@@ -26,25 +26,6 @@ __device__ __forceinline__ float to_float(const void* data, int64_t idx) {
   }
 }
 
-// c tanh(x / c). For 16-bit inputs: an odd polynomial where |x / c| < kSmallTanh (relative error below 2^-22), else
-// 1 - 2 / (1 + e^2y), whose error is below c 2^-22.
-inline constexpr float kSmallTanh = 0.5f;
-template <Element E>
-__device__ __forceinline__ float softcap(float x, float cap, float inverse_cap, bool is_small) {
-  if constexpr (E == Element::f32) {
-    return cap * tanhf(x * inverse_cap);
-  } else if (is_small) {
-    const float y = x * inverse_cap, square = y * y;
-    float sum = __fmaf_rn(square, 0.0172573031f, -0.0530530907f);
-    sum = __fmaf_rn(sum, square, 0.133259892f);
-    sum = __fmaf_rn(sum, square, -0.333331484f);
-    return __fmaf_rn(x * square, sum, x);
-  } else {
-    const float power = ptx::exp2(x * (2 * kLog2e * inverse_cap));
-    return __fmaf_rn(-2 * cap, ptx::reciprocal(1 + power), cap);
-  }
-}
-
 template <ForwardConfig C>
 class Score {
  public:
@@ -52,7 +33,6 @@ class Score {
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
-    if constexpr (C.softcap) inverse_cap_ = 1 / p.softcap;
     if constexpr (C.alibi) {
       slope_ = static_cast<const float*>(
           p.alibi_slopes.data)[batch_idx * p.alibi_slopes.batch_stride + head_idx * p.alibi_slopes.stride];
@@ -64,38 +44,63 @@ class Score {
   __device__ float scale() const { return kIsPlain ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // True if no score up to `largest` in size is near the softcap.
-  __device__ bool is_small(float largest) const { return largest * q_scale() * inverse_cap_ < kSmallTanh; }
+  // Some keys of one query: those at `columns` from first_key on.
+  struct Row {
+    int32_t query, first_key;
+    float distance;  // from the query's place to first_key
+  };
+  __device__ Row row(int32_t query, int32_t first_key) const {
+    return {min(query, sequence_.len_q - 1), first_key,
+            static_cast<float>(query + sequence_.len_kv - sequence_.len_q - first_key)};
+  }
 
-  // The score of query i and key j out of s = |scale|'s sign on q . k. Both may lie past the lengths.
-  __device__ float value(float s, int32_t i, int32_t j, bool is_small) const {
-    s *= q_scale();
-    if constexpr (C.softcap) s = softcap<C.element>(s, p_.softcap, inverse_cap_, is_small);
+  // True if scores made of products up to `largest` in size are far from the softcap.
+  __device__ bool is_small(float largest) const { return largest * p_.softcap_scale < portable::kSmallTanh; }
+
+  // The score of a row's query and the key `column` behind its first, out of s = q . k with the sign of scale. Both may
+  // lie past the lengths.
+  template <bool IsSmall>
+  __device__ float value(float s, const Row& row, int32_t column) const {
+    if constexpr (C.softcap) {
+      s = softcap<IsSmall>(s);
+    } else {
+      s *= q_scale();
+    }
+    const int32_t key = min(row.first_key + column, sequence_.len_kv - 1);
     if constexpr (C.bias) {
-      const int64_t q = min(i, sequence_.len_q - 1);
-      const int64_t kv = sequence_.slot_kv + min(j, sequence_.len_kv - 1);
-      const int64_t at = bias_ + q * p_.bias.q_stride + kv * p_.bias.kv_stride;
+      const int64_t at = bias_ + row.query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
       s += to_float<C.bias_is_f32 ? Element::f32 : C.element>(p_.bias.data, at);
     }
-    if constexpr (C.alibi) {
-      const float distance = static_cast<float>(i + sequence_.len_kv - sequence_.len_q - j);
-      s = __fmaf_rn(-slope_, fabsf(distance), s);
-    }
-    // Clamped too: the text may read its arrays at both.
-    if constexpr (C.score) {
-      s = user::score(s, batch_idx_, head_idx_, min(i, sequence_.len_q - 1), min(j, sequence_.len_kv - 1), Arrays(p_));
-    }
+    if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(row.distance - static_cast<float>(column)), s);
+    if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, row.query, key, Arrays(p_));
     return s;
   }
 
  private:
+  // c tanh(scale s / c). For 16-bit inputs: an odd polynomial where its argument is small, else 1 - 2 / (1 + e^2y), whose
+  // error is below c 2^-22.
+  template <bool IsSmall>
+  __device__ float softcap(float s) const {
+    const float y = s * p_.softcap_scale;
+    if constexpr (C.element == Element::f32) {
+      return p_.softcap * tanhf(y);
+    } else if constexpr (IsSmall) {
+      const float square = y * y;
+      float sum = __fmaf_rn(p_.softcap_series[3], square, p_.softcap_series[2]);
+      sum = __fmaf_rn(sum, square, p_.softcap_series[1]);
+      sum = __fmaf_rn(sum, square, p_.softcap_series[0]);
+      return y * sum;
+    } else {
+      return __fmaf_rn(-2 * p_.softcap, ptx::reciprocal(1 + ptx::exp2(y * (2 * kLog2e))), p_.softcap);
+    }
+  }
+
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: the least normal number gives equal scores too.
   __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), 1.17549435e-38f); }
 
   const portable::ForwardParams& p_;
   const Sequence& sequence_;
   int32_t batch_idx_, head_idx_;
-  float inverse_cap_ = 0;
   float slope_ = 0;
   int64_t bias_ = 0;
 };
