@@ -137,6 +137,24 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
     EXPECT_EQ(problem_of(all[i], store), "");
 }
 
+// Those are there to be read and compared: they may spill.
+TEST(LadderKernels, Compile) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const Row& row : {Row{0, 3, 0, 2, true}, Row{1, 1, kAll, 0, false}, Row{2, 1, 0, 1, true}}) {
+    const Problem p = problem(row);
+    const int arch = kArchs[row.arch_idx];
+    const ForwardConfig config = ladder_config(p, typical_device(arch));
+    for (const auto& [file, kernel] :
+         {std::pair{"standard.hpp", "standard_scores"}, std::pair{"standard.hpp", "standard_softmax"},
+          std::pair{"standard.hpp", "standard_output"}, std::pair{"flash_1.hpp", "flash_1"}}) {
+      const auto cubin = store.get(ladder_program(file, kernel, config, user_text(p.score, p.keep)), {.arch = arch});
+      EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
+      EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrix, testing::Range(0, kParts));
 
 }  // namespace

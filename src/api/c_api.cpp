@@ -212,7 +212,7 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forwa
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
     const tessella_attention_options grown = api::grown(options, "kernel_cost_of");
     const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of", nullptr);
-    if (kernel.cost == nullptr || problem.device.type != core::DeviceType::cpu) {
+    if (kernel.cost == nullptr || kernel.device != problem.device.type) {
       core::unsupported(core::message("kernel_cost_of: ", kernel.name,
                                       " does not count its passes and bytes of a call on ", place(problem.device)));
     }

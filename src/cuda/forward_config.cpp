@@ -94,10 +94,10 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   };
   const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
   const bool is_tight = dim > 256 || weight(c) >= 5;
-  const int32_t longest = is_tight                     ? 32
+  const int32_t longest = is_tight                    ? 32
                           : c.element == Element::f32 ? (dim <= 64 ? 48 : 32)
-                          : dim <= 64                  ? (weight(c) == 0 ? 128 : 96)
-                                                       : 64;
+                          : dim <= 64                 ? (weight(c) == 0 ? 128 : 96)
+                                                      : 64;
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
@@ -111,6 +111,13 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
     }
   }
   return c;
+}
+
+ForwardConfig ladder_config(const core::Problem& p, const DeviceInfo& device) {
+  ForwardConfig config = forward_config(p, device);
+  config.tile_q = std::min(config.tile_q, config.num_warps * 16);
+  config.tile_kv = std::min(config.tile_kv, 32);
+  return config;
 }
 
 DeviceInfo typical_device(int arch) {

@@ -12,6 +12,8 @@
 namespace tessella::cuda {
 
 portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
+// Of the ladder's kernels: smaller tiles, as clarity comes before speed there.
+portable::ForwardConfig ladder_config(const core::Problem& problem, const DeviceInfo& device);
 
 // Registers a thread spends on the output and on the scores of a tile, and how many it may beside all else it holds.
 int accumulators(const portable::ForwardConfig& config);

@@ -11,6 +11,7 @@
 #include "cuda/find_cubin.hpp"
 #include "cuda/forward_arguments.hpp"
 #include "cuda/forward_config.hpp"
+#include "cuda/forward_cost.hpp"
 #include "cuda/loaded_kernel.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/tile_map.hpp"
@@ -126,6 +127,7 @@ core::Kernel forward_sm80() {
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
   kernel.workspace = workspace;
+  kernel.cost = [](const Problem& p) { return forward_cost(p, config_of(p)); };
   kernel.describe = describe;
   kernel.prepare = prepare;
   kernel.run = run;

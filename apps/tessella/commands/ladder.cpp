@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "commands/bench_cell.hpp"
 #include "commands/commands.hpp"
@@ -81,6 +81,7 @@ int ladder(const Settings& settings) {
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
   const Call call = make_random_call(problem, settings.options, false);
   Table table = make_table();
+  std::vector<Json> chosen;
   bool passed = true;
   bool ran = true;
   {
@@ -110,12 +111,11 @@ int ladder(const Settings& settings) {
       row["tolerance"] = result->check.tolerance;
       row["check"] = result->check.passed ? "ok" : "FAILED";
       passed = passed && result->check.passed;
-      table.rows.push_back(row);
+      (kernel.info.automatic[0] == '\0' ? table.rows : chosen).push_back(row);
     }
   }
-  // Kernels come best first; a ladder is climbed from the other end.
-  std::stable_partition(table.rows.begin(), table.rows.end(),
-                        [](const Json& row) { return row.contains("score_passes"); });  // clang 14: no ranges here
+  // Kernels come best first; a ladder is climbed from the other end, by those that are there to be compared.
+  table.rows.insert(table.rows.end(), chosen.begin(), chosen.end());
   note(fmt::format("batch {}, seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch, problem.seqlen_q,
                    settings.heads, problem.head_dim, settings.dtype, problem.mask));
   Json about = about_run("ladder");

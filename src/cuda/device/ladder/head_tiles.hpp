@@ -1,0 +1,182 @@
+// What the ladder's kernels are written with: one head of one sequence, its tiles in shared memory, the masked scores
+// of a tile of queries and a tile of keys, and the rows of out. A step at a time and nothing beside it, for the order
+// of the loops is what the ladder compares.
+#pragma once
+
+#include "cuda/device/forward_sm80.hpp"
+#include "portable/ladder_params.hpp"
+
+namespace tessella::device {
+
+using portable::LadderParams;
+
+template <ForwardConfig C>
+struct HeadTiles {
+  static constexpr int kElementBytes = portable::size_bytes(C.element);
+  static constexpr int kThreads = C.num_warps * 32;
+  static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
+  static constexpr int kMBlocks = kRowsOfWarp / 16;
+  static constexpr int kBlocks = C.tile_kv / 8;
+  static constexpr int kBlocksV = C.head_dim_v / 8;
+  using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
+  using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
+  using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
+  using Scores = float[kMBlocks][kBlocks][4];
+  using Output = float[kMBlocks][kBlocksV][4];
+
+  const ForwardParams& p;
+  WorkTile work;  // its tile_idx is the caller's
+  Sequence sequence;
+  uint32_t s_q, s_k, s_v;
+  int thread, lane, warp_row;
+
+  __device__ HeadTiles(const ForwardParams& params, const char* shared, const WorkTile& of)
+      : p(params), work(of), sequence(device::sequence(params, of.batch_idx)) {
+    s_q = ptx::shared_address(shared);
+    s_k = s_q + TileQ::kBytes;
+    s_v = s_k + TileK::kBytes;
+    thread = static_cast<int>(threadIdx.x);
+    lane = thread % 32;
+    warp_row = thread / 32 * kRowsOfWarp;
+  }
+
+  __device__ int64_t head_idx() const { return int64_t{work.batch_idx} * p.heads_q + work.head_idx; }
+  // Place in its tile of accumulator row r of block m, and of element i of block j.
+  __device__ int32_t row(int m, int r) const { return warp_row + m * 16 + r * 8 + lane / 4; }
+  __device__ int32_t column(int j, int i) const { return j * 8 + lane % 4 * 2 + i % 2; }
+
+  template <class Tile, int Rows, class IsThere>
+  __device__ void load(uint32_t to, const portable::OperandParams& t, int32_t head, int32_t first_row, int32_t first,
+                       int32_t first_column, int32_t columns, const IsThere& is_there) const {
+    const char* from = static_cast<const char*>(t.data) + (work.batch_idx * t.batch_stride + head * t.head_stride +
+                                                           first_row * t.row_stride + first_column) *
+                                                              kElementBytes;
+    load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, t.row_stride * kElementBytes, first, columns, thread,
+                                                    is_there);
+  }
+  __device__ void load_q(int32_t tile) const {
+    load<TileQ, C.tile_q>(s_q, p.q, work.head_idx, sequence.row_q, tile * C.tile_q, 0, p.head_dim_qk,
+                          [&](int i) { return i < sequence.len_q; });
+  }
+  __device__ void load_k(int32_t tile) const {
+    load<TileK, C.tile_kv>(s_k, p.k, head_kv(), sequence.row_kv, tile * C.tile_kv, 0, p.head_dim_qk,
+                           [&](int j) { return j < sequence.len_kv; });
+  }
+  // Keys that no query of the sequence sees become zeros, whatever they hold.
+  __device__ void load_v(int32_t tile) const {
+    const auto begin = static_cast<int32_t>(sequence.band.begin(0));
+    const auto end = static_cast<int32_t>(sequence.band.end(sequence.len_q - 1));
+    const int32_t first_column = work.slice_idx * C.head_dim_v;
+    load<TileV, C.tile_kv>(s_v, p.v, head_kv(), sequence.row_kv, tile * C.tile_kv, first_column,
+                           min(C.head_dim_v, p.head_dim_v - first_column),
+                           [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
+  }
+  __device__ int32_t head_kv() const { return work.head_idx / (p.heads_q / p.heads_kv); }
+  // The tiles sent for are there, for every thread.
+  __device__ void wait() const {
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    __syncthreads();
+  }
+
+  // begin and end: the query's range().
+  __device__ bool is_seen(int32_t i, int32_t j, int32_t begin, int32_t end) const {
+    if (i >= sequence.len_q || j >= end || (j < begin && j >= p.keep_first)) return false;
+    return C.mask == MaskLevel::band || is_visible<C>(p, sequence, work.batch_idx, work.head_idx, i, j);
+  }
+  __device__ KeyRange range(int32_t i) const {
+    return {static_cast<int32_t>(sequence.band.begin(i)), static_cast<int32_t>(sequence.band.end(i))};
+  }
+  // Element masks hide single keys: those that no query of the tile sees become zeros too.
+  __device__ void clear_unseen_values(int32_t tile_q, int32_t tile_kv) const {
+    if constexpr (C.mask == MaskLevel::bits) {
+      for (int key = thread / 32; key < C.tile_kv; key += C.num_warps) {
+        bool seen = false;
+        for (int32_t i = tile_q * C.tile_q + lane; i < (tile_q + 1) * C.tile_q; i += 32) {
+          seen |= is_seen(i, tile_kv * C.tile_kv + key, range(i).begin, range(i).end);
+        }
+        if (__any_sync(kAllLanes, seen)) continue;
+        for (int chunk = lane; chunk < TileV::kChunks; chunk += 32) {
+          ptx::store_chunk(s_v + TileV::offset(key, chunk), {0, 0, 0, 0});
+        }
+      }
+      __syncthreads();
+    }
+  }
+
+  // Scores in natural units of the tiles of q and k in shared memory; -inf where hidden.
+  __device__ void scores(Scores& s, int32_t tile_q, int32_t tile_kv) const {
+    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
+    const Score<C> score(p, sequence, work.batch_idx, work.head_idx);
+    const float sign = p.scale < 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t query = tile_q * C.tile_q + row(m, r);
+        const auto [begin, end] = range(query);
+        const int32_t first_key = tile_kv * C.tile_kv + column(0, 0);
+        const typename Score<C>::Row of_row = score.row(query, first_key);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+          for (int i = r * 2; i < r * 2 + 2; ++i) {
+            const int32_t column = j * 8 + i % 2;
+            const float product = sign * s[m][j][i];
+            const float value = score.is_small(fabsf(product)) ? score.template value<true>(product, of_row, column)
+                                                               : score.template value<false>(product, of_row, column);
+            s[m][j][i] = is_seen(query, first_key + column, begin, end) ? value : -kInfinity;
+          }
+          ptx::keep_loads_in_place();
+        }
+      }
+    }
+  }
+
+  __device__ portable::Dropout dropout() const {
+    return {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
+            p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset, p.dropout_threshold};
+  }
+
+  // The sink is a key without a value; without one, no key has been seen.
+  __device__ float first_maximum() const {
+    return p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
+  }
+  __device__ float first_sum() const { return first_maximum() == -kInfinity ? 0.0f : 1.0f; }
+
+  __device__ void store_lse(int32_t i, float lse) const {
+    if (p.lse.data == nullptr || work.slice_idx != 0 || i >= sequence.len_q) return;
+    static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
+                                    (sequence.row_q + i) * p.lse.row_stride] = lse;
+  }
+  // Columns c and c + 1 of the slice.
+  __device__ void store_out(int32_t i, int32_t c, float first, float second) const {
+    if (i >= sequence.len_q) return;
+    const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride +
+                       (sequence.row_q + i) * p.out.row_stride;
+    const float values[2] = {first, second};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int32_t of_out = work.slice_idx * C.head_dim_v + c + n;
+      if (of_out >= p.head_dim_v) continue;
+      if constexpr (C.element != Element::f32) {
+        if (!p.out_is_f32) {
+          static_cast<uint16_t*>(p.out.data)[at + of_out] =
+              static_cast<uint16_t>(Multiply<C.element>::pack(values[n], 0));
+          continue;
+        }
+      }
+      static_cast<float*>(p.out.data)[at + of_out] = values[n];
+    }
+  }
+};
+
+// e^(from - to) for a maximum `to` of rows that hold `from`; 1 before any key is seen.
+__device__ __forceinline__ float weight(float from, float to) {
+  return to == -kInfinity ? 1.0f : ptx::exp2((from - to) * kLog2e);
+}
+__device__ __forceinline__ float log_sum(float max, float sum) {
+  return sum == 0 ? -kInfinity : max + ptx::log2(sum) * kLn2;
+}
+
+}  // namespace tessella::device
