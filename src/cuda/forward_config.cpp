@@ -40,6 +40,14 @@ int weight(const ForwardConfig& c) {
   return others + (counts ? 1 : 0);
 }
 
+// Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
+int32_t longest_tile(const ForwardConfig& c, int64_t dim) {
+  const bool is_plain = weight(c) == 0;
+  if (dim > 256 || weight(c) >= 5) return 32;
+  if (c.element == Element::f32) return dim <= 64 ? (is_plain ? 48 : 32) : (is_plain ? 32 : 16);
+  return dim > 64 ? 64 : is_plain ? 128 : 96;
+}
+
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
 std::string expression(const char* kernel, const ForwardConfig& c) {
   constexpr std::array kElements = {"bf16", "f16", "f32"};
@@ -68,7 +76,7 @@ int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * 
 
 // Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp).
 int accumulator_limit(const ForwardConfig& c, int arch) {
-  constexpr int kLimits[2][2][4] = {{{192, 160, 144, 144}, {192, 176, 144, 80}},  // 16-bit; 16, 32 rows a warp
+  constexpr int kLimits[2][2][4] = {{{192, 152, 144, 144}, {192, 176, 144, 80}},  // 16-bit; 16, 32 rows a warp
                                     {{144, 96, 96, 96}, {144, 64, 64, 64}}};  // f32, whose operands are split in two
   const int limit = kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
   return arch < 90 ? std::min(limit, 176) : limit;  // without Hopper's registers for what a warp has in common
@@ -92,12 +100,7 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
       .score = p.features.has(Feature::score),
       .keep = p.features.has(Feature::keep),
   };
-  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
-  const bool is_tight = dim > 256 || weight(c) >= 5;
-  const int32_t longest = is_tight                    ? 32
-                          : c.element == Element::f32 ? (dim <= 64 ? 48 : 32)
-                          : dim <= 64                 ? (weight(c) == 0 ? 128 : 96)
-                                                      : 64;
+  const int32_t longest = longest_tile(c, std::max(p.head_dim_qk, p.head_dim_v));
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);

@@ -43,7 +43,7 @@ inline constexpr float kTanhSeries[4] = {1.0f, -0.333332407f, 0.133242667f, -0.0
 
 struct ForwardParams {
   OperandParams q, k, v, out;
-  OperandParams lse;  // f32; data null: not written
+  OperandParams lse;                                                                   // f32; data null: not written
   TableParams seqlens_q, seqlens_kv, leftpad_kv, cu_seqlens_q, cu_seqlens_kv, prefix;  // i32
   TableParams alibi_slopes, sink;                                                      // f32
   TableParams document_q, document_kv;                                                 // i32
@@ -65,10 +65,10 @@ struct ForwardParams {
   int32_t tiles_q, slices_v, heads_per_section;
   int32_t kv_tiles;  // of a row of tile_map
   int32_t keep_first;
-  float scale;       // on q . k
+  float scale;  // on q . k
   float softcap;
-  float softcap_scale;       // |scale| / softcap
-  float softcap_series[4];   // softcap times the coefficients of tanh(y) / y in powers of y^2
+  float softcap_scale;         // |scale| / softcap
+  float softcap_series[4];     // softcap times the coefficients of tanh(y) / y in powers of y^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;

@@ -31,7 +31,8 @@ namespace tessella::device {
 using portable::ForwardParams;
 using portable::MaskLevel;
 
-// Rows that belong to the sequence and to no query: out 0, lse -inf. The block of tile t takes tiles t, t + tiles_q, ...
+// Rows that belong to the sequence and to no query: out 0, lse -inf. The block of tile t takes tiles t, t + tiles_q,
+// ...
 template <ForwardConfig C>
 __device__ __forceinline__ void write_rows_without_query(const ForwardParams& p, const WorkTile& work,
                                                          const Sequence& sequence) {
@@ -39,7 +40,8 @@ __device__ __forceinline__ void write_rows_without_query(const ForwardParams& p,
     const int32_t end = min(first + C.tile_q, sequence.slots_q);
     for (int32_t i = max(first, sequence.len_q); i < end; ++i) {
       const int64_t row = sequence.row_q + i;
-      const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
+      const int64_t at =
+          work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
       const bool is_wide = C.element == Element::f32 || p.out_is_f32;
       for (int32_t c = work.slice_idx * C.head_dim_v + static_cast<int32_t>(threadIdx.x);
            c < min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v); c += C.num_warps * 32) {
@@ -91,7 +93,8 @@ struct ForwardSm80 {
   static constexpr int kBoundsAt = portable::tile_bytes(C);
   static constexpr int kBitsAt = kBoundsAt + C.tile_q * 8;
   static constexpr int kPlaceAt = kBitsAt + C.tile_q * portable::mask_words(C) * 4;
-  static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) && sizeof(Place) <= portable::kPlaceBytes);
+  static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) &&
+                sizeof(Place) <= portable::kPlaceBytes);
 
   const ForwardParams& p;
   const Place& place;
@@ -192,7 +195,8 @@ struct ForwardSm80 {
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t row_stride, int32_t first,
-                                            int32_t columns, int32_t begin, int32_t end, const IsThere& is_there) const {
+                                            int32_t columns, int32_t begin, int32_t end,
+                                            const IsThere& is_there) const {
     const int64_t row_bytes = row_stride * kElementBytes;
     if (first >= begin && first + Rows <= end) {
       load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread,
@@ -337,8 +341,7 @@ struct ForwardSm80 {
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int word = 0; word < kWords; ++word) {
-          const uint32_t visible =
-              ptx::load_word(s_bits(warp_row + m * 16 + r * 8 + lane / 4, word)) >> (lane % 4 * 2);
+          const uint32_t visible = ptx::load_word(s_bits(warp_row + m * 16 + r * 8 + lane / 4, word)) >> (lane % 4 * 2);
 #pragma unroll
           for (int j = word * 4; j < word * 4 + 4 && j < kBlocks; ++j) {
 #pragma unroll
@@ -359,8 +362,8 @@ struct ForwardSm80 {
     const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q + place.work.head_idx;
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
-      const portable::Random4 random = dropout.bits(head_idx, (first_q() + warp_row) / 16 + m,
-                                                    (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
+      const portable::Random4 random =
+          dropout.bits(head_idx, (first_q() + warp_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
         float* pair = &s[m][j + word / 2][word % 2 * 2];
@@ -373,7 +376,9 @@ struct ForwardSm80 {
   // A key that no query of this tile sees must not count, whatever its value holds. Looks for such keys only where the
   // tile of v holds a NaN or an infinity.
   __device__ __forceinline__ void clear_unseen_values(int32_t tile) const {
-    constexpr uint32_t kExponent = C.element == Element::bf16 ? 0x7F80 : C.element == Element::f16 ? 0x7C00 : 0x7F800000;
+    constexpr uint32_t kExponent = C.element == Element::bf16  ? 0x7F80
+                                   : C.element == Element::f16 ? 0x7C00
+                                                               : 0x7F800000;
     const uint32_t s_tile = s_v();
     bool is_suspect = false;
     for (int at = thread; at < TileV::kBytes / 4; at += kThreads) {
@@ -416,9 +421,9 @@ struct ForwardSm80 {
     const RowResult result = finish(max, sum, scale, has_sink, sink);
     const int32_t row = query(mine / 2, mine % 2);
     if (p.lse.data != nullptr && row < place.sequence.len_q && place.work.slice_idx == 0 && lane % 4 < kRows) {
-      static_cast<float*>(p.lse.data)[place.work.batch_idx * p.lse.batch_stride +
-                                      place.work.head_idx * p.lse.head_stride +
-                                      (place.sequence.row_q + row) * p.lse.row_stride] = result.lse;
+      static_cast<float*>(
+          p.lse.data)[place.work.batch_idx * p.lse.batch_stride + place.work.head_idx * p.lse.head_stride +
+                      (place.sequence.row_q + row) * p.lse.row_stride] = result.lse;
     }
     const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll
@@ -452,7 +457,8 @@ struct ForwardSm80 {
           const uint32_t s_out = s_q + TileOut::offset(row, 0) + lane % 4 * 4;
 #pragma unroll
           for (int j = 0; j < kBlocksV; ++j) {
-            ptx::store_word(TileOut::advance(s_out, 0, j), Multiply<C.element>::pack(o[m][j][r * 2], o[m][j][r * 2 + 1]));
+            ptx::store_word(TileOut::advance(s_out, 0, j),
+                            Multiply<C.element>::pack(o[m][j][r * 2], o[m][j][r * 2 + 1]));
           }
         } else {
           const uint32_t s_out = s_q + TileOut::offset(row, lane % 4 / 2) + lane % 2 * 8;

@@ -36,13 +36,16 @@ struct Multiply {
       return ptx::pack_f16(low, high);
     }
   }
-  __device__ static __forceinline__ A split(const uint32_t (&words)[4]) { return {{words[0], words[1], words[2], words[3]}}; }
+  __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
+    return {{words[0], words[1], words[2], words[3]}};
+  }
   // Probabilities of the step's two 16 x 8 blocks, in the accumulators' places, are the operand's own places.
   template <int Blocks>
   __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
     const auto& first = p[step * 2];
     const auto& second = p[step * 2 + 1];
-    return {{pack(first[0], first[1]), pack(first[2], first[3]), pack(second[0], second[1]), pack(second[2], second[3])}};
+    return {
+        {pack(first[0], first[1]), pack(first[2], first[3]), pack(second[0], second[1]), pack(second[2], second[3])}};
   }
   // Where a lane begins in a tile of v, and the right operands of two 8-column blocks for the 16 keys from `key`.
   template <class Tile>
@@ -89,7 +92,8 @@ struct Multiply<Element::f32> {
   template <int Blocks>
   __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
     const auto& block = p[step];
-    return split({__float_as_uint(block[0]), __float_as_uint(block[2]), __float_as_uint(block[1]), __float_as_uint(block[3])});
+    return split(
+        {__float_as_uint(block[0]), __float_as_uint(block[2]), __float_as_uint(block[1]), __float_as_uint(block[3])});
   }
   template <class Tile>
   __device__ static __forceinline__ uint32_t v_address(uint32_t tile, int lane) {

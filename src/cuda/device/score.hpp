@@ -4,10 +4,10 @@
 
 #include "cuda/device/arrays.hpp"
 #include "cuda/device/ptx/math.hpp"
-#include "portable/forward_config.hpp"
-#include "portable/forward_params.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
 #include "user.hpp"  // user::score and user::keep: the caller's texts
 
 namespace tessella::device {
@@ -69,7 +69,7 @@ class Score {
     const int32_t key = min(row.first_key + column, sequence_.len_kv - 1);
     if constexpr (C.bias) {
       const int64_t at = bias_ + row.query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
-      s += to_float<C.bias_is_f32 ? Element::f32 : C.element>(p_.bias.data, at);
+      s += to_float < C.bias_is_f32 ? Element::f32 : C.element > (p_.bias.data, at);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(row.distance - static_cast<float>(column)), s);
     if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, row.query, key, Arrays(p_));
@@ -77,8 +77,8 @@ class Score {
   }
 
  private:
-  // c tanh(scale s / c). For 16-bit inputs: an odd polynomial where its argument is small, else 1 - 2 / (1 + e^2y), whose
-  // error is below c 2^-22.
+  // c tanh(scale s / c). For 16-bit inputs: an odd polynomial where its argument is small, else 1 - 2 / (1 + e^2y),
+  // whose error is below c 2^-22.
   template <bool IsSmall>
   __device__ float softcap(float s) const {
     const float y = s * p_.softcap_scale;

@@ -32,7 +32,8 @@ __device__ __forceinline__ Sequence sequence(const portable::ForwardParams& p, i
   s.slots_q = p.seqlen_q;
   if (p.cu_seqlens_q.data != nullptr) {
     s.row_q = clamp(entry(p.cu_seqlens_q, batch_idx), 0, p.total_q);
-    const int32_t end = batch_idx < p.batch ? clamp(entry(p.cu_seqlens_q, batch_idx + 1), s.row_q, p.total_q) : p.total_q;
+    const int32_t end =
+        batch_idx < p.batch ? clamp(entry(p.cu_seqlens_q, batch_idx + 1), s.row_q, p.total_q) : p.total_q;
     s.slots_q = end - s.row_q;
   }
   s.len_q = min(s.slots_q, p.seqlen_q);  // the caller's bound, which bias, masks and the tile map are made for

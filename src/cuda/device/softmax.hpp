@@ -34,8 +34,8 @@ __device__ __forceinline__ float row_sum(float value) {
 inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
 
 // Takes the scores of MBlocks blocks into their maxima. Where a maximum that was used falls behind, rescale(m, factor)
-// is called for every block m: the output follows by a factor for each of its two rows. is_large, the same in all lanes,
-// tells of a maximum so large that scale_log2 times it must not be rounded apart from its scores.
+// is called for every block m: the output follows by a factor for each of its two rows. is_large, the same in all
+// lanes, tells of a maximum so large that scale_log2 times it must not be rounded apart from its scores.
 template <int MBlocks, int Blocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
                                            float scale_log2, bool& is_large, const Rescale& rescale) {

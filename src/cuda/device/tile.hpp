@@ -27,7 +27,8 @@ struct Tile {
   }
   // The address `rows` rows (a multiple of 8) and `chunks` chunks further, from that of chunk 0 of a row, or of
   // chunk 0 or 1 where `chunks` is even.
-  // One instruction where the steps are constants: tiles start at multiples of 128 bytes, so the swizzle's bits are free.
+  // One instruction where the steps are constants: tiles start at multiples of 128 bytes, so the swizzle's bits are
+  // free.
   __device__ static constexpr uint32_t advance(uint32_t address, int rows, int chunks) {
     return (address ^ static_cast<uint32_t>(chunks % kPanelChunks * 16)) +
            static_cast<uint32_t>(chunks / kPanelChunks * kPanelBytes + rows * kPanelChunks * 16);
