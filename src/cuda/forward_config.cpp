@@ -32,9 +32,9 @@ constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64,
                                 Shape{16, 1, 128}};
 
 // How much the features add to the registers that scores take on their way from q . k to the softmax. A softcap alone
-// is a polynomial in place for 16-bit types, a bias a load and an address a score.
+// is a polynomial in place for 16-bit types, a bias a load and an address a score, a text whatever it says.
 int weight(const ForwardConfig& c) {
-  const int others = (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 1 : 0) +
+  const int others = (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) +
                      (c.bias ? 3 : 0);
   const bool counts = c.softcap && (others > 0 || c.element == Element::f32);
   return others + (counts ? 1 : 0);
@@ -43,8 +43,8 @@ int weight(const ForwardConfig& c) {
 // Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
 int32_t longest_tile(const ForwardConfig& c, int64_t dim) {
   const bool is_plain = weight(c) == 0;
+  if (c.element == Element::f32) return !is_plain || dim > 128 ? 16 : dim > 64 ? 32 : 48;
   if (dim > 256 || weight(c) >= 5) return 32;
-  if (c.element == Element::f32) return dim <= 64 ? (is_plain ? 48 : 32) : (is_plain ? 32 : 16);
   return dim > 64 ? 64 : is_plain ? 128 : 96;
 }
 
@@ -74,12 +74,15 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
 
 int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * (c.head_dim_v + c.tile_kv) / 2; }
 
-// Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp).
+// Found with the assembler: with so many none of the kernels spills (tests/kernel_matrix_test.cpp). By features'
+// weight, 16 and 32 rows a warp.
 int accumulator_limit(const ForwardConfig& c, int arch) {
-  constexpr int kLimits[2][2][4] = {{{192, 152, 144, 144}, {192, 176, 144, 80}},  // 16-bit; 16, 32 rows a warp
-                                    {{144, 96, 96, 96}, {144, 64, 64, 64}}};  // f32, whose operands are split in two
-  const int limit = kLimits[c.element == Element::f32 ? 1 : 0][c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
-  return arch < 90 ? std::min(limit, 176) : limit;  // without Hopper's registers for what a warp has in common
+  using Limits = int[2][4];
+  constexpr Limits kHopper = {{192, 152, 144, 144}, {192, 176, 144, 80}};
+  constexpr Limits kBefore = {{176, 152, 144, 144}, {176, 144, 128, 80}};  // nothing holds what a warp has in common
+  constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
+  const Limits& limits = c.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
+  return limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
 }
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
@@ -110,7 +113,8 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
       c.tile_kv = tile_kv;
       const bool fits =
           accumulators(c) <= accumulator_limit(c, device.arch) && shared_bytes(c) <= device.shared_bytes_per_block;
-      if (tile_kv <= longest && fits) return c;
+      const bool is_worth_it = c.element != Element::f32 || tile_kv >= 32 || shape.tile_q <= 64;
+      if (tile_kv <= longest && fits && is_worth_it) return c;
     }
   }
   return c;

@@ -282,7 +282,7 @@ struct ForwardSm80 {
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if (C.bias && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
 

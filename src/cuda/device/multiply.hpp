@@ -132,15 +132,6 @@ __device__ __forceinline__ void add(float (&to)[MBlocks][Blocks][4], const float
     }
   }
 }
-template <bool First, class Sums>
-__device__ __forceinline__ Sums& choose(Sums& first, Sums& second) {
-  if constexpr (First) {
-    return first;
-  } else {
-    return second;
-  }
-}
-
 // Right operands are loaded so many loads ahead of their use: a load takes about 30 cycles, the matrix instructions
 // between two loads 12 (MBlocks = 1) or 24.
 inline constexpr int kAhead = 2;
@@ -152,46 +143,74 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
                                             int lane, const Meanwhile& meanwhile) {
   constexpr int kSteps = Columns / Multiply<E>::kDepth;
   constexpr int kPairs = Blocks / 2;
-  const uint32_t q = tile_q + TileQ::offset(row + lane % 16, lane / 16);
-  const uint32_t k = tile_k + TileK::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  uint32_t a[2][MBlocks][4], b[kAhead + 1][4];
-  const auto load_q = [&](int step) {
-#pragma unroll
-    for (int m = 0; m < MBlocks; ++m) ptx::load_matrices(a[step % 2][m], TileQ::advance(q, m * 16, step * 2));
-  };
-  const auto load_k = [&](int at) {  // of two 8-key blocks
-    ptx::load_matrices(b[at % (kAhead + 1)], TileK::advance(k, at % kPairs * 16, at / kPairs * 2));
-  };
-  float part[MBlocks][Blocks][4];  // of kApart steps, where sums are kept apart
-  constexpr int kApart = 4;
-  auto& sum = choose<Multiply<E>::kSumsApart>(part, s);
+  uint32_t q = tile_q + TileQ::offset(row + lane % 16, lane / 16);
+  uint32_t k = tile_k + TileK::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   clear(s);
-  clear(sum);
-  load_q(0);
-#pragma unroll
-  for (int at = 0; at < kAhead; ++at) load_k(at);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    if (step + 1 < kSteps) load_q(step + 1);
-    typename Multiply<E>::A left[MBlocks];
-#pragma unroll
-    for (int m = 0; m < MBlocks; ++m) left[m] = Multiply<E>::split(a[step % 2][m]);
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int at = step * kPairs + pair;
-      if (at + kAhead < kSteps * kPairs) load_k(at + kAhead);
-      const auto& right = b[at % (kAhead + 1)];
-#pragma unroll
-      for (int m = 0; m < MBlocks; ++m) {
-        Multiply<E>::multiply(sum[m][pair * 2], left[m], right[0], right[1]);
-        Multiply<E>::multiply(sum[m][pair * 2 + 1], left[m], right[2], right[3]);
-      }
-    }
-    if (Multiply<E>::kSumsApart && (step % kApart == kApart - 1 || step == kSteps - 1)) {
-      add(s, part);
+  if constexpr (Multiply<E>::kSumsApart) {
+    // A panel of columns at a time, not unrolled: its many instructions hide their loads, and unrolled they take all
+    // registers.
+    constexpr int kApart = 4;
+    static_assert(kSteps % kApart == 0 && TileQ::kPanelChunks == 8 && TileK::kPanelChunks == 8);
+#pragma unroll 1
+    for (int panel = 0; panel < kSteps / kApart; ++panel) {
+      float part[MBlocks][Blocks][4];
       clear(part);
+#pragma unroll
+      for (int step = 0; step < kApart; ++step) {
+        typename Multiply<E>::A left[MBlocks];
+#pragma unroll
+        for (int m = 0; m < MBlocks; ++m) {
+          uint32_t a[4];
+          ptx::load_matrices(a, TileQ::advance(q, m * 16, step * 2));
+          left[m] = Multiply<E>::split(a);
+        }
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          uint32_t right[4];
+          ptx::load_matrices(right, TileK::advance(k, pair * 16, step * 2));
+#pragma unroll
+          for (int m = 0; m < MBlocks; ++m) {
+            Multiply<E>::multiply(part[m][pair * 2], left[m], right[0], right[1]);
+            Multiply<E>::multiply(part[m][pair * 2 + 1], left[m], right[2], right[3]);
+          }
+        }
+      }
+      add(s, part);
+      if (panel == 0) meanwhile();
+      q += TileQ::kPanelBytes;
+      k += TileK::kPanelBytes;
     }
-    if (step == 0) meanwhile();
+  } else {
+    uint32_t a[2][MBlocks][4], b[kAhead + 1][4];
+    const auto load_q = [&](int step) {
+#pragma unroll
+      for (int m = 0; m < MBlocks; ++m) ptx::load_matrices(a[step % 2][m], TileQ::advance(q, m * 16, step * 2));
+    };
+    const auto load_k = [&](int at) {  // of two 8-key blocks
+      ptx::load_matrices(b[at % (kAhead + 1)], TileK::advance(k, at % kPairs * 16, at / kPairs * 2));
+    };
+    load_q(0);
+#pragma unroll
+    for (int at = 0; at < kAhead; ++at) load_k(at);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) load_q(step + 1);
+      typename Multiply<E>::A left[MBlocks];
+#pragma unroll
+      for (int m = 0; m < MBlocks; ++m) left[m] = Multiply<E>::split(a[step % 2][m]);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int at = step * kPairs + pair;
+        if (at + kAhead < kSteps * kPairs) load_k(at + kAhead);
+        const auto& right = b[at % (kAhead + 1)];
+#pragma unroll
+        for (int m = 0; m < MBlocks; ++m) {
+          Multiply<E>::multiply(s[m][pair * 2], left[m], right[0], right[1]);
+          Multiply<E>::multiply(s[m][pair * 2 + 1], left[m], right[2], right[3]);
+        }
+      }
+      if (step == 0) meanwhile();
+    }
   }
 }
 

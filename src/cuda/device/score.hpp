@@ -69,7 +69,8 @@ class Score {
     const int32_t key = min(row.first_key + column, sequence_.len_kv - 1);
     if constexpr (C.bias) {
       const int64_t at = bias_ + row.query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
-      s += to_float < C.bias_is_f32 ? Element::f32 : C.element > (p_.bias.data, at);
+      constexpr Element kBias = C.bias_is_f32 ? Element::f32 : C.element;
+      s += to_float<kBias>(p_.bias.data, at);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(row.distance - static_cast<float>(column)), s);
     if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, row.query, key, Arrays(p_));
