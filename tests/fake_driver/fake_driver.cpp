@@ -134,7 +134,7 @@ CUresult set_attribute(CUfunction_attribute attribute, int value, CUkernel, CUde
 }
 CUresult param_info(CUkernel, size_t, size_t* offset, size_t* size) {
   *offset = 0;
-  *size = sizeof(FakeParams);
+  *size = static_cast<size_t>(setting("FAKE_CUDA_PARAMS", sizeof(FakeParams)));
   return CUDA_SUCCESS;
 }
 CUresult load_function(CUfunction) {
@@ -144,6 +144,7 @@ CUresult load_function(CUfunction) {
 CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**) {
   g_state.launched_on = device_of_context(t_current.back());
   g_state.config = *config;
+  g_state.launches.push_back(*config);
   g_state.attributes.assign(config->attrs, config->attrs + config->numAttrs);
   std::memcpy(&g_state.params, params[0], sizeof g_state.params);
   return CUDA_SUCCESS;

@@ -20,6 +20,7 @@ struct FakeDriver {
   tessella::cuda::CUlaunchConfig config{};
   std::vector<tessella::cuda::CUlaunchAttribute> attributes;
   FakeParams params{};
+  std::vector<tessella::cuda::CUlaunchConfig> launches;  // all
 };
 
 extern "C" {
