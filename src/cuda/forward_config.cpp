@@ -31,21 +31,19 @@ struct Shape {
 constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64, 4, 128}, Shape{32, 2, 128},
                                 Shape{16, 1, 128}};
 
-// How much the features add to the registers that scores take on their way from q . k to the softmax. A softcap alone
-// is a polynomial in place for 16-bit types, a bias a load and an address a score, a text whatever it says.
+// How much the features add to the registers that scores take on their way from q . k to the softmax. A bias is a load
+// and an address a score, a text whatever it says.
 int weight(const ForwardConfig& c) {
-  const int others = (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) +
-                     (c.bias ? 3 : 0);
-  const bool counts = c.softcap && (others > 0 || c.element == Element::f32);
-  return others + (counts ? 1 : 0);
+  return (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) +
+         (c.score ? 2 : 0) + (c.bias ? 3 : 0);
 }
 
 // Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
-int32_t longest_tile(const ForwardConfig& c, int64_t dim) {
+int32_t longest_tile(const ForwardConfig& c, int64_t dim, int arch) {
   const bool is_plain = weight(c) == 0;
   if (c.element == Element::f32) return !is_plain || dim > 128 ? 16 : dim > 64 ? 32 : 48;
   if (dim > 256 || weight(c) >= 5) return 32;
-  return dim > 64 ? 64 : is_plain ? 128 : 96;
+  return dim > 64 ? 64 : is_plain ? 128 : arch < 90 ? 64 : 96;
 }
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
@@ -103,7 +101,7 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
       .score = p.features.has(Feature::score),
       .keep = p.features.has(Feature::keep),
   };
-  const int32_t longest = longest_tile(c, std::max(p.head_dim_qk, p.head_dim_v));
+  const int32_t longest = longest_tile(c, std::max(p.head_dim_qk, p.head_dim_v), device.arch);
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);

@@ -78,21 +78,18 @@ class Score {
   }
 
  private:
-  // c tanh(scale s / c). For 16-bit inputs: an odd polynomial where its argument is small, else 1 - 2 / (1 + e^2y),
-  // whose error is below c 2^-22.
+  // c tanh(scale s / c): where its argument is small an odd polynomial.
   template <bool IsSmall>
   __device__ float softcap(float s) const {
     const float y = s * p_.softcap_scale;
-    if constexpr (C.element == Element::f32) {
-      return p_.softcap * tanhf(y);
-    } else if constexpr (IsSmall) {
+    if constexpr (IsSmall) {
       const float square = y * y;
       float sum = __fmaf_rn(p_.softcap_series[3], square, p_.softcap_series[2]);
       sum = __fmaf_rn(sum, square, p_.softcap_series[1]);
       sum = __fmaf_rn(sum, square, p_.softcap_series[0]);
       return y * sum;
     } else {
-      return __fmaf_rn(-2 * p_.softcap, ptx::reciprocal(1 + ptx::exp2(y * (2 * kLog2e))), p_.softcap);
+      return p_.softcap * tanhf(y);
     }
   }
 

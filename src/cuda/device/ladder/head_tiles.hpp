@@ -106,6 +106,14 @@ struct HeadTiles {
 
   // Scores in natural units of the tiles of q and k in shared memory; -inf where hidden.
   __device__ void scores(Scores& s, int32_t tile_q, int32_t tile_kv) const {
+    if (sequence.len_q == 0 || sequence.len_kv == 0) {  // no row of bias to read, none to compute
+#pragma unroll
+      for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) s[m][j][0] = s[m][j][1] = s[m][j][2] = s[m][j][3] = -kInfinity;
+      }
+      return;
+    }
     multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
     const Score<C> score(p, sequence, work.batch_idx, work.head_idx);
     const float sign = p.scale < 0 ? -1.0f : 1.0f;
