@@ -31,18 +31,23 @@ struct Shape {
 constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64, 4, 128}, Shape{32, 2, 128},
                                 Shape{16, 1, 128}};
 
-// How much the features add to the registers that scores take on their way from q . k to the softmax. A bias is a load
-// and an address a score, a text whatever it says.
+// How much the features add to the registers that scores take on their way from q . k to the softmax. A softcap alone
+// is a polynomial in place for 16-bit types, a bias a load and an address a score, a text whatever it says. Wide rows
+// and element-wise loads take addresses beside them.
 int weight(const ForwardConfig& c) {
-  return (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) +
-         (c.score ? 2 : 0) + (c.bias ? 3 : 0);
+  const int others = (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) +
+                     (c.bias ? 3 : 0);
+  const bool has_addresses = !c.vector_loads || c.head_dim_qk > 128;
+  if (others == 0) return c.softcap && (c.element == Element::f32 || has_addresses) ? 2 : 0;
+  return others + (c.softcap ? 1 : 0) + (has_addresses ? 1 : 0);
 }
 
 // Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
 int32_t longest_tile(const ForwardConfig& c, int64_t dim, int arch) {
   const bool is_plain = weight(c) == 0;
   if (c.element == Element::f32) return !is_plain || dim > 128 ? 16 : dim > 64 ? 32 : 48;
-  if (dim > 256 || weight(c) >= 5) return 32;
+  if (dim > 256) return is_plain ? 32 : 16;
+  if (weight(c) >= 5) return 32;
   return dim > 64 ? 64 : is_plain ? 128 : arch < 90 ? 64 : 96;
 }
 
