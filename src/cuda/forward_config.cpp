@@ -31,15 +31,13 @@ struct Shape {
 constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64, 4, 128}, Shape{32, 2, 128},
                                 Shape{16, 1, 128}};
 
-// How much the features add to the registers that scores take on their way from q . k to the softmax. A softcap alone
-// is a polynomial in place for 16-bit types, a bias a load and an address a score, a text whatever it says. Wide rows
-// and element-wise loads take addresses beside them.
+// How much the features add to the registers that scores take on their way from q . k to the softmax: a bias a load and
+// an address a score, a text whatever it says. Wide rows and element-wise loads take addresses beside them.
 int weight(const ForwardConfig& c) {
-  const int others = (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) + (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) +
-                     (c.bias ? 3 : 0);
+  const int features = (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) +
+                       (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) + (c.bias ? 3 : 0);
   const bool has_addresses = !c.vector_loads || c.head_dim_qk > 128;
-  if (others == 0) return c.softcap && (c.element == Element::f32 || has_addresses) ? 2 : 0;
-  return others + (c.softcap ? 1 : 0) + (has_addresses ? 1 : 0);
+  return features > 0 && has_addresses ? features + 1 : features;
 }
 
 // Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
@@ -82,10 +80,11 @@ int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * 
 int accumulator_limit(const ForwardConfig& c, int arch) {
   using Limits = int[2][4];
   constexpr Limits kHopper = {{192, 152, 144, 144}, {192, 176, 144, 80}};
-  constexpr Limits kBefore = {{176, 152, 144, 144}, {176, 144, 128, 80}};  // nothing holds what a warp has in common
+  constexpr Limits kBefore = {{176, 152, 144, 144}, {176, 160, 128, 80}};  // nothing holds what a warp has in common
   constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
   const Limits& limits = c.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
-  return limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
+  const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
+  return c.dropout && arch < 90 ? std::min(limit, 144) : limit;
 }
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
