@@ -44,7 +44,13 @@ HWY_INLINE VecF exp2(VecF x) {
   const VecF lowest = hn::Set(d, -127.0f);
   x = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);  // not Max, which may lose a NaN
   const VecF floor = hn::Floor(x);
-  const VecI exponent = hn::Add(hn::ConvertTo(di, floor), hn::Set(di, 127));
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  // Lanes are C++'s numbers there, and C++ has no integer for a NaN. The fraction keeps it.
+  const VecI whole = hn::ConvertTo(di, hn::IfThenElse(hn::Eq(floor, floor), floor, hn::Zero(d)));
+#else
+  const VecI whole = hn::ConvertTo(di, floor);
+#endif
+  const VecI exponent = hn::Add(whole, hn::Set(di, 127));
   const VecF power = hn::BitCast(d, hn::ShiftLeft<23>(exponent));
   return hn::Mul(exp2_fraction(hn::Sub(x, floor)), power);
 #endif
