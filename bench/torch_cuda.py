@@ -142,7 +142,6 @@ def features(library, options):
         "causal": (True, {}, lambda q, k, v: flex(q, k, v, block_mask=causal_mask)),
         "causal as text": (False, {"keep": b"return k <= q;"}, None),
     }
-    plain = {}
     for name, (causal, arguments, rival) in cases.items():
         problem = Problem(library, seqlen, head_dim, causal, **arguments)
         is_causal = "causal" in name
@@ -153,7 +152,6 @@ def features(library, options):
         difference = problem.difference(lambda: rival(q, k, v))
         rates = measure({"flex": lambda: rival(q, k, v), "plain": base.call.run, "tessella": problem.call.run},
                         problem.flops, options)
-        plain[name] = rates
         rows.append(report({"table": "features", "case": name}, rates, "tessella", "plain", difference, 3e-2))
     return rows
 
@@ -183,9 +181,10 @@ def host(library, options):
         folder = f"/tmp/tessella-first-call-{os.getpid()}-{len(rows)}"
         run = subprocess.run([sys.executable, "-c", FIRST_CALL, here, options.library, str(head_dim), extra],
                              env=dict(os.environ, TESSELLA_CACHE_DIR=folder), capture_output=True, text=True)
-        milliseconds = float(run.stdout) if run.returncode == 0 else math.nan
-        print(f"first call, {name}: {milliseconds:.1f} ms {run.stderr[-200:] if run.returncode else ''}", flush=True)
-        rows.append({"table": "host", "case": f"first call, {name}", "milliseconds": milliseconds, "passed": True})
+        passed = run.returncode == 0
+        milliseconds = float(run.stdout) if passed else math.nan
+        print(f"first call, {name}: {milliseconds:.1f} ms {'' if passed else 'FAILED ' + run.stderr[-200:]}", flush=True)
+        rows.append({"table": "host", "case": f"first call, {name}", "milliseconds": milliseconds, "passed": passed})
     problem = Problem(library, 1024, 64, True)
     problem.call.run()
     torch.cuda.synchronize()

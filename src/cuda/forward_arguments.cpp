@@ -34,13 +34,16 @@ int64_t all_heads(const Problem& p) {
 
 // Query heads whose keys and values fill a little over half of the L2 cache, at least those of one KV head: what runs
 // side by side then reads each key from memory once. Sections of equal size, for a short last one would leave most of
-// the GPU idle under its longest tiles.
+// the GPU idle under its longest tiles; where no width a little below makes them equal, the widest.
 int64_t heads_per_section(const Problem& p, int64_t l2_bytes) {
   const int64_t bytes = std::max<int64_t>(p.seqlen_kv * (p.head_dim_qk + p.head_dim_v) * size_bytes(p.dtype), 1);
   const int64_t heads_kv = all_heads(p) / p.group();
-  int64_t width = std::clamp<int64_t>(l2_bytes * 11 / 20 / bytes, 1, std::max<int64_t>(heads_kv, 1));
-  while (width > 1 && heads_kv % width != 0) --width;
-  return width * p.group();
+  const int64_t widest = std::clamp<int64_t>(l2_bytes * 11 / 20 / bytes, 1, std::max<int64_t>(heads_kv, 1));
+  constexpr int64_t kTries = 32;  // of every call: a division each
+  for (int64_t width = widest; width > std::max<int64_t>(widest - kTries, 0); --width) {
+    if (heads_kv % width == 0) return width * p.group();
+  }
+  return widest * p.group();
 }
 
 bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
