@@ -129,11 +129,17 @@ TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
   EXPECT_EQ(params(p).out_vector_store, 0);
 }
 
-TEST(ForwardArguments, SectionsKeepTheirKeysInTheCache) {
+Problem problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
+  Problem p = problem(4, 1000, seqlen_kv);
+  p.heads_q = heads_q;
+  p.heads_kv = heads_kv;
+  return p;
+}
+
+TEST(ForwardArguments, SectionsOfGrowingMasksKeepTheirKeysInTheCache) {
   const auto section = [](int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
-    Problem p = problem(4, 1000, seqlen_kv);
-    p.heads_q = heads_q;
-    p.heads_kv = heads_kv;
+    Problem p = problem_of_heads(seqlen_kv, heads_q, heads_kv);
+    p.window_right = 0;
     return params(p).heads_per_section;
   };
   EXPECT_EQ(section(100, 8, 2), 32) << "all there are";
@@ -143,6 +149,16 @@ TEST(ForwardArguments, SectionsKeepTheirKeysInTheCache) {
   EXPECT_EQ(section(8192, 6, 6), 6) << "of 24";
   EXPECT_EQ(section(1 << 20, 8, 2), 4) << "at least one group";
   EXPECT_EQ(section(0, 8, 2), 32);
+}
+
+TEST(ForwardArguments, SectionsOfEqualTilesAreNarrow) {
+  Problem p = problem_of_heads(100, 8, 2);
+  EXPECT_EQ(params(p).heads_per_section, 16) << "query heads of 4 KV heads";
+  p.window_left = 10;
+  p.window_right = 0;
+  EXPECT_EQ(params(p).heads_per_section, 16) << "a window does not grow";
+  p.features |= Feature::keep;
+  EXPECT_EQ(params(p).heads_per_section, 32) << "a text may";
 }
 
 struct Sharing {

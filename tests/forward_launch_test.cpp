@@ -120,7 +120,7 @@ TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
     const unsigned map = tiles(1000, config.tile_q) * tiles(900, config.tile_kv);
     EXPECT_EQ(plan.workspace.scratch_bytes, 2 * map) << "one for each length";
     ASSERT_EQ(fake_driver()->launches.size(), 2u);
-    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2 * map);
+    EXPECT_EQ(fake_driver()->launches[0].gridDimX, tiles(2 * map, portable::kClassifyWarps));
     EXPECT_EQ(fake_driver()->launches[0].blockDimX, 128u);
     EXPECT_EQ(fake_driver()->launches[1].gridDimX, tiles(1000, config.tile_q) * 8 * 2);
   });

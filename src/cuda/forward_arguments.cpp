@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/sequence.hpp"
 #include "cuda/forward_config.hpp"
 
 namespace tessella::cuda {
@@ -32,13 +33,22 @@ int64_t all_heads(const Problem& p) {
   return (p.batch + (p.features.has(core::Feature::packed_q) ? 1 : 0)) * p.heads_q;
 }
 
-// Query heads whose keys and values fill a little over half of the L2 cache, at least those of one KV head: what runs
-// side by side then reads each key from memory once. Sections of equal size, for a short last one would leave most of
-// the GPU idle under its longest tiles; where no width a little below makes them equal, the widest.
+// True if later queries may see more keys than earlier ones, element masks included.
+bool grows(const Problem& p) {
+  if (p.features.has_any(core::kElementMasks | core::Feature::keep)) return true;
+  const bool ends = p.window_right >= 0 || p.features.has_any(core::Feature::prefix | core::Feature::causal_top_left);
+  return ends && p.window_left < 0 && p.chunk == 0;
+}
+
+// Query heads that run side by side. Where all tiles see equally many keys, those of few KV heads: what reads the same
+// keys runs at the same time. Else as many as fill a little over half of the L2 cache with their keys and values, so
+// that the longest tiles of all start first; in sections of equal size, for a short last one would leave most of the
+// GPU idle under its longest tiles; where no width a little below makes them equal, the widest.
 int64_t heads_per_section(const Problem& p, int64_t l2_bytes) {
   const int64_t bytes = std::max<int64_t>(p.seqlen_kv * (p.head_dim_qk + p.head_dim_v) * size_bytes(p.dtype), 1);
   const int64_t heads_kv = all_heads(p) / p.group();
-  const int64_t widest = std::clamp<int64_t>(l2_bytes * 11 / 20 / bytes, 1, std::max<int64_t>(heads_kv, 1));
+  const int64_t wanted = grows(p) ? l2_bytes * 11 / 20 / bytes : 4;
+  const int64_t widest = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(heads_kv, 1));
   constexpr int64_t kTries = 32;  // of every call: a division each
   for (int64_t width = widest; width > std::max<int64_t>(widest - kTries, 0); --width) {
     if (heads_kv % width == 0) return width * p.group();
@@ -51,6 +61,19 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
   const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data) % 16);
   const int64_t all = at | head_dim * size | out.batch_stride * size | out.row_stride * size | out.head_stride * size;
   return all % 16 == 0;
+}
+
+void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
+  params.softcap = softcap;
+  params.softcap_scale = std::max(std::fabs(scale), std::numeric_limits<float>::min()) / softcap;
+  // Squares of products must stay finite, and so must the coefficients.
+  params.softcap_small = std::min(portable::kSmallTanh / params.softcap_scale, 0x1p60f);
+  double factor = static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
+  for (int i = 0; i < 4; ++i) {
+    params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));
+    if (!std::isfinite(params.softcap_series[i])) params.softcap_small = 0;
+    factor *= static_cast<double>(params.softcap_scale) * static_cast<double>(params.softcap_scale);
+  }
 }
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
@@ -89,8 +112,6 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.window_left = p.window_left;
   params.window_right = p.window_right;
   params.chunk = p.chunk;
-  params.block_map_q = p.block_q;
-  params.block_map_kv = p.block_kv;
   params.seed = p.seed;
   params.offset = p.offset;
   params.batch = narrow(p.batch);
@@ -106,13 +127,14 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.slices_v = slices_v(p, config);
   params.heads_per_section = narrow(heads_per_section(p, l2_bytes));
   params.kv_tiles = narrow(map.kv_tiles);
-  params.keep_first = narrow(std::min<int64_t>(p.keep_first, std::numeric_limits<int32_t>::max()));
+  const auto at_most_all = [](int64_t count) {
+    return narrow(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
+  };
+  params.block_map_q = at_most_all(p.block_q);
+  params.block_map_kv = at_most_all(p.block_kv);
+  params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
-  if (p.softcap != 0) {
-    params.softcap = p.softcap;
-    params.softcap_scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / p.softcap;
-    for (int i = 0; i < 4; ++i) params.softcap_series[i] = p.softcap * portable::kTanhSeries[i];
-  }
+  if (p.softcap != 0) set_softcap(params, p.scale, p.softcap);
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(core::Feature::causal_top_left) ? 1 : 0;

@@ -65,6 +65,7 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
   for (const auto& [name, value] :
        {std::pair{"softcap", c.softcap}, std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias},
         std::pair{"bias_is_f32", c.bias_is_f32}, std::pair{"dropout", c.dropout}, std::pair{"score", c.score},
+        std::pair{"documents", c.documents}, std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map},
         std::pair{"keep", c.keep}}) {
     text += core::message(", .", name, " = ", value ? "true" : "false");
   }
@@ -79,12 +80,19 @@ int accumulators(const ForwardConfig& c) { return c.tile_q / c.num_warps / 16 * 
 // weight, 16 and 32 rows a warp.
 int accumulator_limit(const ForwardConfig& c, int arch) {
   using Limits = int[2][4];
-  constexpr Limits kHopper = {{192, 152, 144, 144}, {192, 176, 144, 80}};
+  constexpr Limits kHopper = {{192, 160, 160, 144}, {192, 192, 176, 80}};
   constexpr Limits kBefore = {{176, 152, 144, 144}, {176, 160, 128, 80}};  // nothing holds what a warp has in common
   constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
-  const Limits& limits = c.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
-  const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
-  return c.dropout && arch < 90 ? std::min(limit, 144) : limit;
+  const int rows_idx = c.tile_q / c.num_warps / 16 - 1;
+  if (c.element == Element::f32) {
+    const bool is_usual = weight(c) == 0 && c.vector_loads && c.head_dim_qk % 64 == 0;
+    if (is_usual && rows_idx == 1 && arch >= 90) return 160;
+    return kF32[rows_idx][std::min(weight(c), 3)];
+  }
+  const Limits& limits = arch < 90 ? kBefore : kHopper;
+  const int limit = limits[rows_idx][std::min(weight(c), 3)];
+  if (c.dropout && arch < 90) return std::min(limit, 144);
+  return c.head_dim_qk > c.head_dim_v ? std::min(limit, 176) : limit;
 }
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
@@ -103,6 +111,9 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
       .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32 && p.dtype != core::DType::f32,
       .dropout = p.features.has(Feature::dropout),
       .score = p.features.has(Feature::score),
+      .documents = p.features.has(Feature::document),
+      .dense_mask = p.features.has(Feature::dense_mask),
+      .block_map = p.features.has(Feature::block_map),
       .keep = p.features.has(Feature::keep),
   };
   const int32_t longest = longest_tile(c, std::max(p.head_dim_qk, p.head_dim_v), device.arch);
@@ -143,8 +154,13 @@ Program forward_program(const ForwardConfig& config, const std::string& user_tex
 // Knows the tiles' sizes and the caller's text, nothing of element types and head dims, so that one serves many
 // kernels.
 Program classify_program(const ForwardConfig& config, const std::string& user_text) {
-  const ForwardConfig classes{
-      .tile_q = config.tile_q, .tile_kv = config.tile_kv, .mask = MaskLevel::bits, .keep = config.keep};
+  const ForwardConfig classes{.tile_q = config.tile_q,
+                              .tile_kv = config.tile_kv,
+                              .mask = MaskLevel::bits,
+                              .documents = config.documents,
+                              .dense_mask = config.dense_mask,
+                              .block_map = config.block_map,
+                              .keep = config.keep};
   return {
       .header = "cuda/device/mask.hpp", .expression = expression("classify_tiles", classes), .user_text = user_text};
 }

@@ -26,7 +26,6 @@ using portable::ForwardConfig;
 using portable::MaskLevel;
 
 constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();  // of a grid
-constexpr unsigned kClassifyThreads = 128;
 
 // What a plan holds: all that running it needs beside the call's own arguments.
 struct Prepared {
@@ -107,7 +106,8 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   if (blocks == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);
   if (const auto tiles = static_cast<unsigned>(map.bytes()); tiles > 0) {
-    prepared.classify->launch({.grid = {tiles, 1, 1}, .block = kClassifyThreads}, params, stream);
+    constexpr unsigned kWarps = portable::kClassifyWarps;
+    prepared.classify->launch({.grid = {(tiles + kWarps - 1) / kWarps, 1, 1}, .block = kWarps * 32}, params, stream);
   }
   prepared.forward->launch({.grid = {blocks, static_cast<unsigned>(params.slices_v), 1},
                             .block = static_cast<unsigned>(config.num_warps) * 32},

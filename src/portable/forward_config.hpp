@@ -31,12 +31,16 @@ struct ForwardConfig {
   bool bias_is_f32 = false;  // else in the type of q
   bool dropout = false;
   bool score = false;  // the caller's text
-  bool keep = false;   // the caller's text, one of the bits
+  // What MaskLevel::bits is made of.
+  bool documents = false;
+  bool dense_mask = false;
+  bool block_map = false;
+  bool keep = false;  // the caller's text
   bool operator==(const ForwardConfig&) const = default;
 };
 
 // Shared memory of forward_sm80: tiles of q, k and v, at the end one of out, which may be fp32; begin and end of each
-// row's keys; words of element masks; what the block works on.
+// row's keys; bits of what each row and each warp sees of a tile; what the block works on.
 constexpr int32_t tile_bytes(const ForwardConfig& c) {
   const int32_t inputs =
       (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
@@ -44,10 +48,12 @@ constexpr int32_t tile_bytes(const ForwardConfig& c) {
   return inputs > out ? inputs : out;
 }
 inline constexpr int32_t kPlaceBytes = 512;
+inline constexpr int32_t kClassifyWarps = 4;  // of a block of classify_tiles, a tile each
 // Words of 32 keys that hold a row's element masks of one tile.
 constexpr int32_t mask_words(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? (c.tile_kv + 31) / 32 : 0; }
+constexpr int32_t seen_bytes(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? c.num_warps * 16 : 0; }
 constexpr int32_t shared_bytes(const ForwardConfig& c) {
-  return tile_bytes(c) + c.tile_q * (8 + mask_words(c) * 4) + kPlaceBytes;
+  return tile_bytes(c) + c.tile_q * (8 + mask_words(c) * 4) + seen_bytes(c) + kPlaceBytes;
 }
 
 }  // namespace tessella::portable

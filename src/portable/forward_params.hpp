@@ -56,19 +56,20 @@ struct ForwardParams {
   int64_t tile_map_batch_stride;
   int64_t tile_map_head_stride;
   int64_t window_left, window_right, chunk;
-  int64_t block_map_q, block_map_kv;  // queries and keys of one entry of block_map
   uint64_t seed, offset;
   int32_t batch, heads_q, heads_kv, head_dim_qk, head_dim_v;
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // rows of the tensors; packed: of all sequences
   // Schedule: tiles of queries a sequence, tiles of v's columns, heads that run side by side (device/schedule.hpp).
   int32_t tiles_q, slices_v, heads_per_section;
-  int32_t kv_tiles;  // of a row of tile_map
+  int32_t kv_tiles;                   // of a row of tile_map
+  int32_t block_map_q, block_map_kv;  // queries and keys of one entry of block_map
   int32_t keep_first;
   float scale;  // on q . k
   float softcap;
   float softcap_scale;         // |scale| / softcap
-  float softcap_series[4];     // softcap times the coefficients of tanh(y) / y in powers of y^2
+  float softcap_small;         // |q . k| below which the series holds
+  float softcap_series[4];     // softcap tanh(softcap_scale s) / s in powers of s^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;

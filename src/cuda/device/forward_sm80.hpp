@@ -44,6 +44,7 @@ struct ForwardSm80 {
   using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
   using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
   using Scores = float[kMBlocks][kBlocks][4];
+  using Visited = VisitedTiles<C.mask == MaskLevel::bits>;
   static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
   static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
   static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
@@ -61,11 +62,13 @@ struct ForwardSm80 {
     KeyTiles warp_tiles[C.num_warps];
   };
 
-  // Shared memory: q | k | v | begin and end of each row's keys | words of element
-  // masks | the place. At the end out lies where q, k and v were.
+  // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: bits of each row, bits that some
+  // row of a warp has | the place. At the end out lies where q, k and v were.
+  static constexpr int kWords = portable::mask_words(C);
   static constexpr int kBoundsAt = portable::tile_bytes(C);
   static constexpr int kBitsAt = kBoundsAt + C.tile_q * 8;
-  static constexpr int kPlaceAt = kBitsAt + C.tile_q * portable::mask_words(C) * 4;
+  static constexpr int kSeenAt = kBitsAt + C.tile_q * kWords * 4;
+  static constexpr int kPlaceAt = kSeenAt + portable::seen_bytes(C);
   static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) &&
                 sizeof(Place) <= portable::kPlaceBytes);
 
@@ -93,7 +96,7 @@ struct ForwardSm80 {
   // Finds the block's place, and sends for its queries and its first keys before all else. Returns the first tile of
   // keys, or -1 where the block has no query. Every thread calls it. Short: a block that sees few keys spends much of
   // its time here, most of it waiting for instructions.
-  __device__ __forceinline__ int32_t find_place() const {
+  __device__ __forceinline__ int32_t find_place(Visited& visited) const {
     const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
     const Sequence sequence = device::sequence(p, work.batch_idx);
     write_rows_without_query<C>(p, work, sequence);
@@ -135,7 +138,7 @@ struct ForwardSm80 {
         tile_map = p.tile_map + work.batch_idx * p.tile_map_batch_stride + work.head_idx * p.tile_map_head_stride +
                    static_cast<int64_t>(work.tile_idx) * p.kv_tiles;
       }
-      tile = next_tile<C.mask == MaskLevel::bits>(tiles, tile_map, tiles.kept > 0 ? 0 : tiles.begin);
+      tile = visited.next(tiles, tile_map, 0);
       if (tile < tiles.end) load_k(k, sequence.len_kv, tile);
       ptx::commit_copies();
       if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
@@ -165,17 +168,31 @@ struct ForwardSm80 {
            (batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride + column) * kElementBytes;
   }
 
+  // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them.
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score ? 0 : 1;
+
+  // Registers are short but in the usual kernels. These are choices with which the assembler spills none
+  // (tests/kernel_matrix_test.cpp).
+  static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
+                                   C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
+  static constexpr bool kFewCopies =  // addresses at once
+      C.softcap || C.alibi || C.score || (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+  static constexpr bool kLimitsShared = !C.softcap && !C.keep && !kIsUsual;  // of the warp, read each time
+
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t row_stride, int32_t first,
                                             int32_t columns, int32_t begin, int32_t end,
                                             const IsThere& is_there) const {
+    constexpr int kUnroll = kFewCopies ? 2 : Rows;
     const int64_t row_bytes = row_stride * kElementBytes;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread,
-                                                      [](int) { return true; });
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, from, row_bytes, first, columns, threadIdx.x,
+                                                               [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, row_bytes, first, columns, thread, is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, from, row_bytes, first, columns, threadIdx.x,
+                                                               is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
@@ -195,63 +212,44 @@ struct ForwardSm80 {
                                 [&](int key) { return key < end && (key >= begin || key < p.keep_first); });
   }
 
-  // The softmax's exponent takes |scale|; a negative one turns q's signs.
-  __device__ __forceinline__ void negate_q() const {
-    constexpr uint32_t kSigns = kElementBytes == 2 ? 0x80008000 : 0x80000000;
-    ptx::wait_copies<0>();
-    __syncthreads();
-    for (int at = thread; at < TileQ::kBytes / 4; at += kThreads) {
-      ptx::store_word(s_q + at * 4, ptx::load_word(s_q + at * 4) ^ kSigns);
-    }
-  }
-
   // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
-  __device__ int32_t after(int32_t tile) const {
+  __device__ int32_t after(Visited& visited, int32_t tile) const {
     if (C.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != place.tiles.kept)) return tile + 1;
-    return next_tile<C.mask == MaskLevel::bits>(place.tiles, place.tile_map, tile + 1);
+    return visited.next(place.tiles, place.tile_map, tile + 1);
   }
   __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }
-  // True where the tile map says that element masks hide some of the tile.
-  __device__ bool has_bits(int32_t tile) const {
-    if constexpr (C.mask == MaskLevel::bits) return place.tile_map[tile] == static_cast<uint8_t>(TileClass::partial);
-    return false;
-  }
 
   template <class Meanwhile>
   __device__ __forceinline__ void scores(Scores& s, const Meanwhile& meanwhile) const {
-    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k(), warp_row, lane, meanwhile);
+    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
   __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
     if constexpr (C.softcap && C.element != Element::f32) {
-      float largest = 0;
+      float largest[kMBlocks][2] = {};
 #pragma unroll
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(s[m][j][i]));
+          for (int i = 0; i < 4; ++i) largest[m][i / 2] = fmaxf(largest[m][i / 2], fabsf(s[m][j][i]));
         }
+        largest[0][0] = fmaxf(largest[0][0], fmaxf(largest[m][0], largest[m][1]));
       }
-      if (__all_sync(kAllLanes, score.is_small(largest))) return modify_all<true>(s, score, tile);
+      if (__all_sync(kAllLanes, score.is_small(largest[0][0]))) return modify_all<true>(s, score, tile);
     }
     if constexpr (!Score<C>::kIsPlain) modify_all<false>(s, score, tile);
   }
   template <bool IsSmall>
   __device__ __forceinline__ void modify_all(Scores& s, const Score<C>& score, int32_t tile) const {
-    typename Score<C>::Row rows[kMBlocks][2];
-#pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) rows[m][r] = score.row(query(m, r), tile * C.tile_kv + lane % 4 * 2);
-    }
+    const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.template value<IsSmall>(s[m][j][i], rows[m][i / 2], j * 8 + i % 2);
+          s[m][j][i] = score.template value<IsSmall>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
@@ -290,23 +288,37 @@ struct ForwardSm80 {
     }
   }
 
-  // The element masks of the warp's rows as words of 32 keys, each row's behind one another: a lane a key, before the
-  // scores take the registers.
-  static constexpr int kWords = portable::mask_words(C);
+  // What the warp's rows see of a partial tile, band and element masks together, as words of 32 keys: a lane a key,
+  // before the scores take the registers. False if they see nothing.
   __device__ uint32_t s_bits(int row, int word) const { return s_q + kBitsAt + (row * kWords + word) * 4; }
-  __device__ __forceinline__ void store_bits(int32_t tile) const {
-    const int num_rows = min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row);
+  __device__ uint32_t s_seen(int warp, int word) const { return s_q + kSeenAt + (warp * kWords + word) * 4; }
+  __device__ __forceinline__ bool store_bits(int32_t tile, bool sees, bool is_full) const {
+    const int num_rows = sees ? min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row) : 0;
+    uint32_t seen[kWords] = {}, of_row[kWords] = {};
 #pragma unroll 2
-    for (int at = 0; at < num_rows * kWords; ++at) {
-      const int row = warp_row + at / kWords, key = tile * C.tile_kv + at % kWords * 32 + lane;
-      const bool visible = key < place.sequence.len_kv && is_visible<C>(p, place.sequence, place.work.batch_idx,
-                                                                        place.work.head_idx, first_q() + row, key);
-      const uint32_t word = __ballot_sync(kAllLanes, visible);
-      if (lane == 0) ptx::store_word(s_bits(row, at % kWords), word);
+    for (int row = 0; row < num_rows; ++row) {
+      const auto [begin, end] = is_full ? KeyRange{0, 0x7FFFFFFF} : bounds(warp_row + row);
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        const int key = tile * C.tile_kv + word * 32 + lane;
+        const bool visible = key < end && (key >= begin || key < p.keep_first) &&
+                             is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx,
+                                           first_q() + warp_row + row, key);
+        const uint32_t bits = __ballot_sync(kAllLanes, visible);
+        seen[word] |= bits;
+        if (lane == row) of_row[word] = bits;
+      }
+    }
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      if (lane < kRowsOfWarp) ptx::store_word(s_bits(warp_row + lane, word), of_row[word]);
+      if (lane == 0) ptx::store_word(s_seen(thread / 32, word), seen[word]);
+      sees = word == 0 ? seen[word] != 0 : sees || seen[word] != 0;
     }
     __syncwarp();
+    return sees;
   }
-  // Hides what the element masks hide.
+  // Hides what store_bits() found hidden.
   __device__ __forceinline__ void mask_bits(Scores& s) const {
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
@@ -346,34 +358,27 @@ struct ForwardSm80 {
     }
   }
 
-  // A key that no query of this tile sees must not count, whatever its value holds. Looks for such keys only where the
-  // tile of v holds a NaN or an infinity.
-  __device__ __forceinline__ void clear_unseen_values(int32_t tile) const {
-    constexpr uint32_t kExponent = C.element == Element::bf16  ? 0x7F80
-                                   : C.element == Element::f16 ? 0x7C00
-                                                               : 0x7F800000;
-    const uint32_t s_tile = s_v();
-    bool is_suspect = false;
-    for (int at = thread; at < TileV::kBytes / 4; at += kThreads) {
-      const uint32_t word = ptx::load_word(s_tile + at * 4);
-      is_suspect |= (word & kExponent) == kExponent || (kElementBytes == 2 && (word >> 16 & kExponent) == kExponent);
-    }
-    if (!__syncthreads_or(is_suspect)) return;
-    const int num_rows = min(C.tile_q, place.sequence.len_q - first_q());
-    for (int key = thread / 32; key < C.tile_kv; key += C.num_warps) {
-      const int32_t j = tile * C.tile_kv + key;
-      bool is_seen = false;
-      for (int row = lane; row < num_rows; row += 32) {
-        const auto [begin, end] = bounds(row);
-        const bool is_in_band = j < end && (j >= begin || j < p.keep_first);
-        is_seen |= is_in_band && (ptx::load_word(s_bits(row, key / 32)) >> key % 32 & 1) != 0;
-      }
-      if (__any_sync(kAllLanes, is_seen)) continue;
-      for (int chunk = lane; chunk < TileV::kChunks; chunk += 32) {
-        ptx::store_chunk(s_tile + TileV::offset(key, chunk), {0, 0, 0, 0});
+  // A key that no query of this tile sees must not count, whatever its value holds: 0 * NaN is NaN.
+  __device__ __forceinline__ void clear_unseen_values() const {
+    bool clears = false;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      uint32_t seen = 0;
+#pragma unroll
+      for (int warp = 0; warp < C.num_warps; ++warp) seen |= ptx::load_word(s_seen(warp, word));
+      constexpr int kLast = C.tile_kv % 32;
+      const uint32_t unseen = ~seen & (kLast != 0 && word == kWords - 1 ? (1u << kLast) - 1 : ~0u);
+      if (unseen == 0) continue;
+      clears = true;
+#pragma unroll 1
+      for (int key = thread / 32; key < 32; key += C.num_warps) {
+        if ((unseen >> key & 1) == 0) continue;
+        for (int chunk = lane; chunk < TileV::kChunks; chunk += 32) {
+          ptx::store_chunk(s_v() + TileV::offset(word * 32 + key, chunk), {0, 0, 0, 0});
+        }
       }
     }
-    __syncthreads();
+    if (clears) __syncthreads();
   }
 
   __device__ Output<C> output() const { return {p, place.work, place.sequence, s_q, lane, warp_row}; }
@@ -386,10 +391,15 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   extern __shared__ __align__(128) char shared[];
   const Block block(p, shared);
   const auto& place = block.place;
-  int32_t tile = block.find_place();
+  typename Block::Visited visited;
+  int32_t tile = block.find_place(visited);
   if (tile < 0) return;
   __syncthreads();
-  if (p.scale < 0) block.negate_q();
+  if (C.element == Element::f32 || p.scale < 0) {
+    ptx::wait_copies<0>();
+    __syncthreads();
+    prepare_q<C.element, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
+  }
 
   const Score<C> score(p, place.sequence, place.work.batch_idx, place.work.head_idx);
   const float scale_log2 = score.scale_log2();
@@ -407,17 +417,18 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       block.load_v(tile);
       ptx::commit_copies();
     };
-    const bool has_bits = block.has_bits(tile);
+    const bool is_full =
+        Block::kLimitsShared ? block.warp_tiles().is_full(tile) : tile >= full_begin && tile < full_end;
+    bool sees = is_full || block.warp_tiles().sees(tile);
+    const bool has_bits = visited.is_partial(tile);
     if constexpr (C.mask == MaskLevel::bits) {
-      if (has_bits) block.store_bits(tile);
+      if (has_bits) sees = block.store_bits(tile, sees, is_full);
     }
-    const bool is_full = tile >= full_begin && tile < full_end;
-    const bool sees = is_full || block.warp_tiles().sees(tile);
     typename Block::Scores s;
     if (sees) {
       block.scores(s, load_v);
       block.modify(s, score, tile);
-      if (!is_full) block.mask(s, tile);
+      if (!is_full && !has_bits) block.mask(s, tile);
       if constexpr (C.mask == MaskLevel::bits) {
         if (has_bits) block.mask_bits(s);
       }
@@ -434,16 +445,16 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     ptx::wait_copies<0>();
     __syncthreads();  // v has landed for every thread, and all are done with k
-    const int32_t next = block.after(tile);
+    const int32_t next = block.after(visited, tile);
     const auto load_k = [&] {
       if (next < end) block.load_k(place.k, place.sequence.len_kv, next);
       ptx::commit_copies();
     };
     if constexpr (C.mask == MaskLevel::bits) {
-      if (has_bits) block.clear_unseen_values(tile);
+      if (has_bits) block.clear_unseen_values();
     }
     if (sees) {
-      multiply_pv<C.element, typename Block::TileV>(o, s, block.s_v(), block.lane, [&](int j) {
+      multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
         exponentiate(s, rows, scale_log2, is_large, j, j + 2);
         if constexpr (C.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();

@@ -1,10 +1,13 @@
 // The key tiles that a tile of queries visits, in order, and what of them a warp sees.
 #pragma once
 
-#include "cuda/device/mask.hpp"
 #include "cuda/device/sequence.hpp"
+#include "cuda/device/softmax.hpp"
 
 namespace tessella::device {
+
+// Of a tile of scores, by the element masks alone.
+enum class TileClass : uint8_t { hidden = 0, partial = 1, full = 2 };
 
 // Tiles [0, kept) and [begin, end) hold the keys that rows [first, last] see; [full_begin, full_end) are seen whole by
 // each of them. kept <= begin.
@@ -12,6 +15,7 @@ struct KeyTiles {
   int32_t kept, begin, end, full_begin, full_end;
 
   __device__ bool sees(int32_t tile) const { return tile < end && (tile >= begin || tile < kept); }
+  __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
   __device__ bool all_are_full() const { return kept == 0 && full_begin <= begin && full_end >= end; }
 };
 
@@ -33,15 +37,39 @@ __device__ __forceinline__ KeyTiles key_tiles(KeyRange first, KeyRange last, int
   return tiles;
 }
 
-// The next tile at or after `tile` that the rows see and the tile map, if there is one, does not call hidden;
-// tiles.end where there is none.
+// The tiles that a block visits, in order: those its rows see but those that the tile map, if there is one, calls
+// hidden. Every thread of a warp holds the classes of 32 tiles as bits, so that walking them waits for no load.
 template <bool HasMap>
-__device__ __forceinline__ int32_t next_tile(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
-  for (;; ++tile) {
-    if (tile >= tiles.kept && tile < tiles.begin) tile = tiles.begin;
-    if (tile >= tiles.end) return tiles.end;
-    if (!HasMap || tile_map[tile] != static_cast<uint8_t>(TileClass::hidden)) return tile;
+class VisitedTiles {
+ public:
+  // The first tile at or after `tile` in [0, tiles.end), or tiles.end.
+  __device__ __forceinline__ int32_t next(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
+    if constexpr (!HasMap) {
+      return tile >= tiles.kept && tile < tiles.begin ? tiles.begin : tile;
+    } else {
+      while (tile < tiles.end) {
+        if (first_ < 0 || tile - first_ >= 32) load(tiles, tile_map, tile);
+        const uint32_t later = visible_ >> (tile - first_);
+        if (later != 0) return tile + __ffs(static_cast<int>(later)) - 1;
+        tile = first_ + 32;
+      }
+      return tiles.end;
+    }
   }
-}
+  // True if the tile map says that element masks hide some of a tile that next() gave.
+  __device__ bool is_partial(int32_t tile) const { return HasMap && (partial_ >> (tile - first_) & 1) != 0; }
+
+ private:
+  __device__ __forceinline__ void load(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
+    first_ = tile;
+    const int32_t mine = tile + static_cast<int32_t>(threadIdx.x % 32);
+    const auto kind = tiles.sees(mine) ? static_cast<TileClass>(tile_map[mine]) : TileClass::hidden;
+    visible_ = __ballot_sync(kAllLanes, kind != TileClass::hidden);
+    partial_ = __ballot_sync(kAllLanes, kind == TileClass::partial);
+  }
+
+  int32_t first_ = -1;
+  uint32_t visible_ = 0, partial_ = 0;
+};
 
 }  // namespace tessella::device

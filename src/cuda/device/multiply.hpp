@@ -68,15 +68,21 @@ struct Multiply<Element::f32> {
     uint32_t high[4], low[4];
   };
 
+  // high: the nearest tf32 (10 bits of mantissa), by integer arithmetic, which is a third of what cvt.rna costs. low:
+  // what remains, exact; the instruction cuts off its last bit, 2^-23 of x. An infinity becomes NaN, and NaN stays in
+  // low.
   __device__ static __forceinline__ void split(uint32_t word, uint32_t& high, uint32_t& low) {
-    const float x = __uint_as_float(word);
-    high = ptx::to_tf32(x);
-    low = ptx::to_tf32(x - __uint_as_float(high));
+    high = (word + 0x1000) & 0xFFFFE000;
+    low = __float_as_uint(__uint_as_float(word) - __uint_as_float(high));
   }
+  // q is split anew for each tile of keys: prepared once, it needs no rounding then.
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
     A a;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) split(words[i], a.high[i], a.low[i]);
+    for (int i = 0; i < 4; ++i) {
+      a.high[i] = words[i] & 0xFFFFE000;
+      a.low[i] = __float_as_uint(__uint_as_float(words[i]) - __uint_as_float(a.high[i]));
+    }
     return a;
   }
   __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, uint32_t b0, uint32_t b1) {
@@ -92,8 +98,10 @@ struct Multiply<Element::f32> {
   template <int Blocks>
   __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
     const auto& block = p[step];
-    return split(
-        {__float_as_uint(block[0]), __float_as_uint(block[2]), __float_as_uint(block[1]), __float_as_uint(block[3])});
+    A a;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(__float_as_uint(block[i / 2 + i % 2 * 2]), a.high[i], a.low[i]);
+    return a;
   }
   template <class Tile>
   __device__ static __forceinline__ uint32_t v_address(uint32_t tile, int lane) {
@@ -132,13 +140,28 @@ __device__ __forceinline__ void add(float (&to)[MBlocks][Blocks][4], const float
     }
   }
 }
-// Right operands are loaded so many loads ahead of their use: a load takes about 30 cycles, the matrix instructions
-// between two loads 12 (MBlocks = 1) or 24.
-inline constexpr int kAhead = 2;
 
-// s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile. Operands of q are loaded a step ahead.
-// meanwhile() is called once, behind the first step's instructions.
-template <Element E, int Columns, class TileQ, class TileK, int MBlocks, int Blocks, class Meanwhile>
+// Makes a tile of q what multiply_qk() takes. Scores are wanted for |scale|, so a negative one turns q's signs; fp32 is
+// rounded to 22 bits of mantissa, two tf32 terms, but what has no such neighbour. Then the block needs a barrier.
+template <Element E, class TileQ, int Threads>
+__device__ __forceinline__ void prepare_q(uint32_t tile_q, int thread, bool is_negative) {
+  const uint32_t signs = !is_negative ? 0 : E == Element::f32 ? 0x80000000 : 0x80008000;
+  const auto prepared = [&](uint32_t word) {
+    constexpr uint32_t kLast = 0x7F7FFFFC;
+    const bool rounds = E == Element::f32 && (word & 0x7FFFFFFF) <= kLast;
+    return (rounds ? (word + 2) & ~3u : word) ^ signs;
+  };
+  constexpr int kUnroll = E == Element::f32 ? 2 : 1;
+#pragma unroll kUnroll
+  for (int at = thread * 16; at < TileQ::kBytes; at += Threads * 16) {
+    const uint4 words = ptx::load_chunk(tile_q + at);
+    ptx::store_chunk(tile_q + at, {prepared(words.x), prepared(words.y), prepared(words.z), prepared(words.w)});
+  }
+}
+
+// s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile, q prepared. Operands of q are loaded a step
+// ahead. meanwhile() is called once, behind the first step's instructions.
+template <Element E, int Columns, class TileQ, class TileK, int Ahead = 1, int MBlocks, int Blocks, class Meanwhile>
 __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint32_t tile_q, uint32_t tile_k, int row,
                                             int lane, const Meanwhile& meanwhile) {
   constexpr int kSteps = Columns / Multiply<E>::kDepth;
@@ -181,17 +204,17 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
       k += TileK::kPanelBytes;
     }
   } else {
-    uint32_t a[2][MBlocks][4], b[kAhead + 1][4];
+    uint32_t a[2][MBlocks][4], b[Ahead + 1][4];
     const auto load_q = [&](int step) {
 #pragma unroll
       for (int m = 0; m < MBlocks; ++m) ptx::load_matrices(a[step % 2][m], TileQ::advance(q, m * 16, step * 2));
     };
     const auto load_k = [&](int at) {  // of two 8-key blocks
-      ptx::load_matrices(b[at % (kAhead + 1)], TileK::advance(k, at % kPairs * 16, at / kPairs * 2));
+      ptx::load_matrices(b[at % (Ahead + 1)], TileK::advance(k, at % kPairs * 16, at / kPairs * 2));
     };
     load_q(0);
 #pragma unroll
-    for (int at = 0; at < kAhead; ++at) load_k(at);
+    for (int at = 0; at < Ahead; ++at) load_k(at);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) load_q(step + 1);
@@ -201,8 +224,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const int at = step * kPairs + pair;
-        if (at + kAhead < kSteps * kPairs) load_k(at + kAhead);
-        const auto& right = b[at % (kAhead + 1)];
+        if (at + Ahead < kSteps * kPairs) load_k(at + Ahead);
+        const auto& right = b[at % (Ahead + 1)];
 #pragma unroll
         for (int m = 0; m < MBlocks; ++m) {
           Multiply<E>::multiply(s[m][pair * 2], left[m], right[0], right[1]);
@@ -216,7 +239,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
 
 // o += p . v for all keys of the tile; p in the accumulators' places. prepare(j) is called before block columns j and
 // j + 1 of p are read: what it does for a step runs beside the matrix instructions of the step before.
-template <Element E, class TileV, int MBlocks, int Blocks, int BlocksV, class Prepare>
+template <Element E, class TileV, int Ahead = 1, int MBlocks, int Blocks, int BlocksV, class Prepare>
 __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], const float (&p)[MBlocks][Blocks][4],
                                             uint32_t tile_v, int lane, const Prepare& prepare) {
   constexpr int kDepth = Multiply<E>::kDepth;
@@ -263,12 +286,12 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
       }
     }
   } else {
-    uint32_t b[kAhead + 1][4];
+    uint32_t b[Ahead + 1][4];
     const auto load_v = [&](int at) {  // of two 8-column blocks
-      Multiply<E>::template load_v<TileV>(b[at % (kAhead + 1)], v, at / kPairs * kDepth, at % kPairs * 16);
+      Multiply<E>::template load_v<TileV>(b[at % (Ahead + 1)], v, at / kPairs * kDepth, at % kPairs * 16);
     };
 #pragma unroll
-    for (int at = 0; at < kAhead; ++at) load_v(at);
+    for (int at = 0; at < Ahead; ++at) load_v(at);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       prepare(step * 2);
@@ -278,8 +301,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const int at = step * kPairs + pair;
-        if (at + kAhead < kSteps * kPairs) load_v(at + kAhead);
-        const auto& right = b[at % (kAhead + 1)];
+        if (at + Ahead < kSteps * kPairs) load_v(at + Ahead);
+        const auto& right = b[at % (Ahead + 1)];
 #pragma unroll
         for (int m = 0; m < MBlocks; ++m) {
           Multiply<E>::multiply(o[m][pair * 2], left[m], right[0], right[1]);

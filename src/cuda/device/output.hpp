@@ -135,34 +135,43 @@ struct Output {
                work.head_idx * p.out.head_stride + work.slice_idx * C.head_dim_v +
                (sequence.row_q + first_q() + warp_row + first) * p.out.row_stride;
     const int columns = min(C.head_dim_v, p.head_dim_v - work.slice_idx * C.head_dim_v);
-#pragma unroll 4
-    for (int step = 0; step < kRowsOfWarp; step += kRowsAStep, to += stride) {
-      const bool is_row = first + step < num_rows;
+    // Chunk `part` of the lane in the row `step` rows on.
+    constexpr int kParts = (TileOut::kChunks + 31) / 32;
+    const auto column = [&](int part) { return (lane % TileOut::kChunks + part * 32) * kChunkElements; };
+    const auto chunk = [&](int step, int part) {
+      const int idx = min(lane % TileOut::kChunks + part * 32, TileOut::kChunks - 1);
+      return ptx::load_chunk(s_q + TileOut::offset(warp_row + first + step, idx));
+    };
+    if (p.out_vector_store) {
+#pragma unroll 8
+      for (int step = 0; step < kRowsOfWarp; step += kRowsAStep, to += stride) {
 #pragma unroll
-      for (int part = 0; part < (TileOut::kChunks + 31) / 32; ++part) {
-        const int chunk = lane % TileOut::kChunks + part * 32;
-        if (TileOut::kChunks % 32 != 0 && chunk >= TileOut::kChunks) break;
-        const uint4 words = ptx::load_chunk(s_q + TileOut::offset(warp_row + first + step, chunk));
-        store_chunk(to, chunk * kChunkElements, is_row ? columns : 0, words);
+        for (int part = 0; part < kParts; ++part) {
+          const uint4 words = chunk(step, part);
+          if (first + step < num_rows && column(part) < columns) *reinterpret_cast<uint4*>(to + column(part)) = words;
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int step = 0; first + step < num_rows; step += kRowsAStep, to += stride) {
+        for (int part = 0; part < kParts; ++part) {
+          store_elements(to + column(part), min(columns - column(part), kChunkElements), chunk(step, part));
+        }
       }
     }
   }
 
-  // A chunk of a row of out, from `column` on; what lies at `end` or behind is left alone.
+  // The first `count` elements of a chunk; none where it is not above 0.
   template <class Stored>
-  __device__ __forceinline__ void store_chunk(Stored* row, int column, int end, const uint4& words) const {
-    if (p.out_vector_store) {
-      if (column < end) *reinterpret_cast<uint4*>(row + column) = words;
-      return;
-    }
+  __device__ __forceinline__ void store_elements(Stored* to, int count, const uint4& words) const {
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 16 / static_cast<int>(sizeof(Stored)); ++i) {
-      if (column + i >= end) continue;
+      if (i >= count) continue;
       if constexpr (sizeof(Stored) == 2) {
-        row[column + i] = static_cast<uint16_t>(word[i / 2] >> (i % 2 * 16));
+        to[i] = static_cast<uint16_t>(word[i / 2] >> (i % 2 * 16));
       } else {
-        row[column + i] = __uint_as_float(word[i]);
+        to[i] = __uint_as_float(word[i]);
       }
     }
   }

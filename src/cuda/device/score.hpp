@@ -30,71 +30,87 @@ template <ForwardConfig C>
 class Score {
  public:
   static constexpr bool kIsPlain = !C.softcap && !C.alibi && !C.bias && !C.score;
+  // Scores stay products of q and k, and scale enters with the exponent of 2.
+  static constexpr bool kAreProducts =
+      kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
     if constexpr (C.alibi) {
       slope_ = static_cast<const float*>(
           p.alibi_slopes.data)[batch_idx * p.alibi_slopes.batch_stride + head_idx * p.alibi_slopes.stride];
+      if constexpr (kAreProducts) slope_ /= scale();
     }
     if constexpr (C.bias) bias_ = batch_idx * p.bias.batch_stride + head_idx * p.bias.head_stride;
   }
 
-  // From what the softmax sees, q . k where nothing comes between, to natural scores and to exponents of 2.
-  __device__ float scale() const { return kIsPlain ? q_scale() : 1.0f; }
+  // From what the softmax sees to natural scores and to exponents of 2.
+  __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // Some keys of one query: those at `columns` from first_key on.
-  struct Row {
-    int32_t query, first_key;
-    float distance;  // from the query's place to first_key
+  // True if products up to `largest` in size are far from the softcap.
+  __device__ bool is_small(float largest) const { return largest < p_.softcap_small; }
+
+  // A query and a key, from which scores of some more are counted.
+  struct Corner {
+    int32_t query, key;
+    float distance;  // from the query's place to the key, times the slope where scores are products
   };
-  __device__ Row row(int32_t query, int32_t first_key) const {
-    return {min(query, sequence_.len_q - 1), first_key,
-            static_cast<float>(query + sequence_.len_kv - sequence_.len_q - first_key)};
+  __device__ Corner corner(int32_t query, int32_t key) const {
+    const auto distance = static_cast<float>(query + sequence_.len_kv - sequence_.len_q - key);
+    return {query, key, kAreProducts ? distance * slope_ : distance};
   }
 
-  // True if scores made of products up to `largest` in size are far from the softcap.
-  __device__ bool is_small(float largest) const { return largest * p_.softcap_scale < portable::kSmallTanh; }
-
-  // The score of a row's query and the key `column` behind its first, out of s = q . k with the sign of scale. Both may
-  // lie past the lengths.
+  // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
+  // Both may lie past the lengths. IsSmall: is_small() of all products.
   template <bool IsSmall>
-  __device__ float value(float s, const Row& row, int32_t column) const {
+  __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
+    if constexpr (kAreProducts) {
+      // Its size is that of slope times distance, its sign that of the slope.
+      const float penalty = __fmaf_rn(slope_, static_cast<float>(row - column), corner.distance);
+      return s - copysignf(penalty, slope_);
+    }
     if constexpr (C.softcap) {
       s = softcap<IsSmall>(s);
     } else {
       s *= q_scale();
     }
-    const int32_t key = min(row.first_key + column, sequence_.len_kv - 1);
+    const int32_t query = min(corner.query + row, sequence_.len_q - 1);
+    const int32_t key = min(corner.key + column, sequence_.len_kv - 1);
     if constexpr (C.bias) {
-      const int64_t at = bias_ + row.query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
+      const int64_t at = bias_ + query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
       constexpr Element kBias = C.bias_is_f32 ? Element::f32 : C.element;
       s += to_float<kBias>(p_.bias.data, at);
     }
-    if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(row.distance - static_cast<float>(column)), s);
-    if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, row.query, key, Arrays(p_));
+    if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
+    if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, query, key, Arrays(p_));
     return s;
   }
 
+  // The same in natural units, for a score of its own.
+  __device__ float natural(float s, const Corner& corner, int32_t row, int32_t column) const {
+    const bool small = C.softcap && is_small(fabsf(s));
+    return scale() * (small ? value<true>(s, corner, row, column) : value<false>(s, corner, row, column));
+  }
+
  private:
-  // c tanh(scale s / c): where its argument is small an odd polynomial.
+  // c tanh(scale s / c): of small products an odd polynomial.
   template <bool IsSmall>
   __device__ float softcap(float s) const {
-    const float y = s * p_.softcap_scale;
     if constexpr (IsSmall) {
-      const float square = y * y;
+      const float square = s * s;
       float sum = __fmaf_rn(p_.softcap_series[3], square, p_.softcap_series[2]);
       sum = __fmaf_rn(sum, square, p_.softcap_series[1]);
       sum = __fmaf_rn(sum, square, p_.softcap_series[0]);
-      return y * sum;
+      return s * sum;
     } else {
-      return p_.softcap * tanhf(y);
+      return p_.softcap * tanhf(s * p_.softcap_scale);
     }
   }
 
-  // Its sign is in q already. Zero would make 0 * -inf of a hidden key: the least normal number gives equal scores too.
-  __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), 1.17549435e-38f); }
+  // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
+  // also divides slopes, which must stay finite.
+  __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
 
   const portable::ForwardParams& p_;
   const Sequence& sequence_;

@@ -36,19 +36,20 @@ struct Tile {
 };
 
 // Rows [first, first + Rows) of a head, copied by Threads threads. Rows that are not there and columns from `columns`
-// on become zeros, so that what lies there (NaN too) is never read. row_bytes: from one row to the next.
-template <class Tile, int Rows, int Threads, bool Vector, class IsThere>
+// on become zeros, so that what lies there (NaN too) is never read. row_bytes: from one row to the next. Unroll: copies
+// whose addresses take registers at once.
+template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const char* from, int64_t row_bytes, int first, int columns,
-                                          int thread, const IsThere& is_there) {
+                                          uint32_t thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
   constexpr int kLanes = Tile::kChunks < Threads ? Tile::kChunks : Threads;  // that copy a row
   constexpr int kRowsAStep = Threads / kLanes;
-  constexpr int kUnroll = Vector ? Rows : 1;  // element by element it is long enough
-  const int row = thread / kLanes;
+  constexpr int kUnroll = Vector ? Unroll : 1;  // element by element it is long enough
+  const int row = static_cast<int>(thread / kLanes), first_chunk = static_cast<int>(thread % kLanes);
   if (Threads % kLanes != 0 && row >= kRowsAStep) return;
 #pragma unroll
   for (int part = 0; part < Tile::kChunks; part += kLanes) {
-    const int chunk = part + thread % kLanes;
+    const int chunk = part + first_chunk;
     if (Tile::kChunks % kLanes != 0 && chunk >= Tile::kChunks) break;
     const char* source = from + (first + row) * row_bytes + chunk * 16;
     const bool is_column = chunk * Tile::kChunkElements < columns;

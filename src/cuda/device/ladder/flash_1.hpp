@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
       head.load_q(tile_q);
       if constexpr (C.mask == MaskLevel::bits) head.load_v(tile_kv);  // the last tile of queries has cleared values
       head.wait();
+      head.prepare_q();
       head.clear_unseen_values(tile_q, tile_kv);
 
       typename Head::Scores s;

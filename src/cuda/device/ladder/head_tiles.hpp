@@ -72,6 +72,11 @@ struct HeadTiles {
                            [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
   __device__ int32_t head_kv() const { return work.head_idx / (p.heads_q / p.heads_kv); }
+  // After load_q() and wait(), before scores().
+  __device__ void prepare_q() const {
+    device::prepare_q<C.element, TileQ, kThreads>(s_q, thread, p.scale < 0);
+    __syncthreads();
+  }
   // The tiles sent for are there, for every thread.
   __device__ void wait() const {
     ptx::commit_copies();
@@ -116,7 +121,6 @@ struct HeadTiles {
     }
     multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
     const Score<C> score(p, sequence, work.batch_idx, work.head_idx);
-    const float sign = p.scale < 0 ? -1.0f : 1.0f;
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
@@ -124,15 +128,13 @@ struct HeadTiles {
         const int32_t query = tile_q * C.tile_q + row(m, r);
         const auto [begin, end] = range(query);
         const int32_t first_key = tile_kv * C.tile_kv + column(0, 0);
-        const typename Score<C>::Row of_row = score.row(query, first_key);
+        const typename Score<C>::Corner corner = score.corner(query, first_key);
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int i = r * 2; i < r * 2 + 2; ++i) {
             const int32_t column = j * 8 + i % 2;
-            const float product = sign * s[m][j][i];
-            const float value = score.is_small(fabsf(product)) ? score.template value<true>(product, of_row, column)
-                                                               : score.template value<false>(product, of_row, column);
+            const float value = score.natural(s[m][j][i], corner, 0, column);
             s[m][j][i] = is_seen(query, first_key + column, begin, end) ? value : -kInfinity;
           }
           ptx::keep_loads_in_place();

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid
   head.load_q(tile_q);
   head.load_k(tile_kv);
   head.wait();
+  head.prepare_q();
   typename HeadTiles<C>::Scores s;
   head.scores(s, tile_q, tile_kv);
 #pragma unroll

@@ -37,11 +37,5 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
-// Nearest tf32, ties away from zero: 10 bits of mantissa, the rest zero.
-__device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return bits;
-}
 
 }  // namespace tessella::device::ptx
