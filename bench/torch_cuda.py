@@ -130,7 +130,7 @@ def features(library, options):
     heads = HIDDEN // head_dim
     slopes = torch.exp2(-8 * torch.arange(1, heads + 1, device="cuda", dtype=torch.float32) / heads)
     cap = 30.0
-    text = b"return score - arrays.f32(0)[h] * abs(k - q);"
+    text = b"return score - arrays.f32(0)[h] * fabsf(float(k) - float(q));"
     causal_mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, seqlen, seqlen, device="cuda")
     cases = {
         "plain": (False, {}, lambda q, k, v: flex(q, k, v)),

@@ -83,14 +83,8 @@ int accumulator_limit(const ForwardConfig& c, int arch) {
   constexpr Limits kHopper = {{192, 160, 160, 144}, {192, 192, 176, 80}};
   constexpr Limits kBefore = {{176, 152, 144, 144}, {176, 160, 128, 80}};  // nothing holds what a warp has in common
   constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
-  const int rows_idx = c.tile_q / c.num_warps / 16 - 1;
-  if (c.element == Element::f32) {
-    const bool is_usual = weight(c) == 0 && c.vector_loads && c.head_dim_qk % 64 == 0;
-    if (is_usual && rows_idx == 1 && arch >= 90) return 160;
-    return kF32[rows_idx][std::min(weight(c), 3)];
-  }
-  const Limits& limits = arch < 90 ? kBefore : kHopper;
-  const int limit = limits[rows_idx][std::min(weight(c), 3)];
+  const Limits& limits = c.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
+  const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
   if (c.dropout && arch < 90) return std::min(limit, 144);
   return c.head_dim_qk > c.head_dim_v ? std::min(limit, 176) : limit;
 }

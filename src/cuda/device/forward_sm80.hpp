@@ -177,7 +177,8 @@ struct ForwardSm80 {
   static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
   static constexpr bool kFewCopies =  // addresses at once
-      C.softcap || C.alibi || C.score || (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+      C.element == Element::f32 || C.softcap || C.alibi || C.score ||
+      (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kLimitsShared = !C.softcap && !C.keep && !kIsUsual;  // of the warp, read each time
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.

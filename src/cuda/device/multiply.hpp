@@ -68,20 +68,21 @@ struct Multiply<Element::f32> {
     uint32_t high[4], low[4];
   };
 
-  // high: the nearest tf32 (10 bits of mantissa), by integer arithmetic, which is a third of what cvt.rna costs. low:
-  // what remains, exact; the instruction cuts off its last bit, 2^-23 of x. An infinity becomes NaN, and NaN stays in
-  // low.
+  // The nearest tf32 and what remains, rounded to tf32 too; before Hopper the matrix instruction cuts it, by up to
+  // 2^-23 of x. An infinity becomes NaN, and NaN stays.
   __device__ static __forceinline__ void split(uint32_t word, uint32_t& high, uint32_t& low) {
-    high = (word + 0x1000) & 0xFFFFE000;
-    low = __float_as_uint(__uint_as_float(word) - __uint_as_float(high));
+    const float x = __uint_as_float(word), nearest = ptx::to_tf32(x);
+    high = __float_as_uint(nearest);
+    low = __float_as_uint(ptx::kRoundsToTf32 ? ptx::to_tf32(x - nearest) : x - nearest);
   }
-  // q is split anew for each tile of keys: prepared once, it needs no rounding then.
+  // Of q, split anew for each tile of keys: prepared, what remains is a tf32.
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
     A a;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      a.high[i] = words[i] & 0xFFFFE000;
-      a.low[i] = __float_as_uint(__uint_as_float(words[i]) - __uint_as_float(a.high[i]));
+      const float x = __uint_as_float(words[i]), nearest = ptx::to_tf32(x);
+      a.high[i] = __float_as_uint(nearest);
+      a.low[i] = __float_as_uint(x - nearest);
     }
     return a;
   }
@@ -142,14 +143,14 @@ __device__ __forceinline__ void add(float (&to)[MBlocks][Blocks][4], const float
 }
 
 // Makes a tile of q what multiply_qk() takes. Scores are wanted for |scale|, so a negative one turns q's signs; fp32 is
-// rounded to 22 bits of mantissa, two tf32 terms, but what has no such neighbour. Then the block needs a barrier.
+// rounded to 22 bits behind the point, two tf32 terms, but what has no such neighbour. Then the block needs a barrier.
 template <Element E, class TileQ, int Threads>
 __device__ __forceinline__ void prepare_q(uint32_t tile_q, int thread, bool is_negative) {
   const uint32_t signs = !is_negative ? 0 : E == Element::f32 ? 0x80000000 : 0x80008000;
   const auto prepared = [&](uint32_t word) {
-    constexpr uint32_t kLast = 0x7F7FFFFC;
+    constexpr uint32_t kLast = 0x7F7FFFFE;
     const bool rounds = E == Element::f32 && (word & 0x7FFFFFFF) <= kLast;
-    return (rounds ? (word + 2) & ~3u : word) ^ signs;
+    return (rounds ? (word + 1) & ~1u : word) ^ signs;
   };
   constexpr int kUnroll = E == Element::f32 ? 2 : 1;
 #pragma unroll kUnroll

@@ -38,4 +38,21 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   return value;
 }
 
+// Nearest tf32: 10 bits of mantissa, the rest zero. Hopper has an instruction for it. Before, infinities stay, and of
+// NaNs those of which the difference to the result is NaN still.
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kRoundsToTf32 = true;
+#else
+inline constexpr bool kRoundsToTf32 = false;
+#endif
+__device__ __forceinline__ float to_tf32(float x) {
+  uint32_t bits = __float_as_uint(x);
+  if constexpr (kRoundsToTf32) {
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  } else {
+    bits = (bits + 0x1000) & 0xFFFFE000;
+  }
+  return __uint_as_float(bits);
+}
+
 }  // namespace tessella::device::ptx
