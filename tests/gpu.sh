@@ -89,7 +89,9 @@ run_sanitizer() {
     local tool=$1 at
     at=$(program "$2") || return
     "$checker" --tool "$tool" --error-exitcode 9 "$at" "${@:3}" >"$logs/checked" 2>&1
-    count "$tool ${*:2}" $? "$logs/checked"
+    local status=$?
+    [[ $status -ne 0 ]] && grep -m 5 -A 4 -E '^=+ (Invalid|Error|Race|Barrier|Program hit)' "$logs/checked"
+    count "$tool ${*:2}" $status "$logs/checked"
   }
   checked memcheck hostile_test
   checked memcheck forward_test --gtest_filter='*.OddSizes/cuda_*:*.EmptySizes/cuda_*:*.HeadDims/cuda_*:*.Layouts/cuda_*'

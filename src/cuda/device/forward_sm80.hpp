@@ -298,7 +298,7 @@ struct ForwardSm80 {
     uint32_t seen[kWords] = {}, of_row[kWords] = {};
 #pragma unroll 2
     for (int row = 0; row < num_rows; ++row) {
-      const auto [begin, end] = is_full ? KeyRange{0, 0x7FFFFFFF} : bounds(warp_row + row);
+      const auto [begin, end] = is_full ? KeyRange{0, (tile + 1) * C.tile_kv} : bounds(warp_row + row);
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
         const int key = tile * C.tile_kv + word * 32 + lane;
