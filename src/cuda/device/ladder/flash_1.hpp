@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
   __syncwarp();
 
   for (int32_t tile_kv = 0; tile_kv < tiles_kv; ++tile_kv) {
-    __syncthreads();  // all are done with the last k and v
+    head.wait();  // the last k and v are there, though no query may have seen them, and all are done with them
     head.load_k(tile_kv);
     head.load_v(tile_kv);
     for (int32_t tile_q = 0; tile_q < tiles_q; ++tile_q) {
@@ -124,8 +124,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
       });
     }
   }
-  ptx::wait_copies<0>();
-  __syncwarp();
+  head.wait();
 
   for (int32_t tile = 0; tile < tiles_q; ++tile) {
     for_each_row([&](int m, int r) {
