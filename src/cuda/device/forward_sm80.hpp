@@ -82,7 +82,7 @@ struct ForwardSm80 {
         place(*reinterpret_cast<const Place*>(shared + kPlaceAt)),
         s_q(ptx::shared_address(shared)),
         thread(static_cast<int>(threadIdx.x)),
-        lane(thread % 32),
+        lane(C.element == Element::f32 ? static_cast<int>(threadIdx.x % 32) : thread % 32),  // fp32: a register less
         warp_row(thread / 32 * kRowsOfWarp) {}
 
   __device__ uint32_t s_k() const { return s_q + TileQ::kBytes; }

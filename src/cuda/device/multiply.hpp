@@ -68,12 +68,14 @@ struct Multiply<Element::f32> {
     uint32_t high[4], low[4];
   };
 
-  // The nearest tf32 and what remains, rounded to tf32 too; before Hopper the matrix instruction cuts it, by up to
-  // 2^-23 of x. An infinity becomes NaN, and NaN stays.
+  // The nearest tf32 and what remains, rounded to tf32 too on Hopper; else the matrix instruction cuts it, by up to
+  // 2^-23 of x. Scores are worth the rounding, for they become exponents; v is not. An infinity becomes NaN, and NaN
+  // stays.
+  template <bool Rounds = true>
   __device__ static __forceinline__ void split(uint32_t word, uint32_t& high, uint32_t& low) {
     const float x = __uint_as_float(word), nearest = ptx::to_tf32(x);
     high = __float_as_uint(nearest);
-    low = __float_as_uint(ptx::kRoundsToTf32 ? ptx::to_tf32(x - nearest) : x - nearest);
+    low = __float_as_uint(Rounds && ptx::kRoundsToTf32 ? ptx::to_tf32(x - nearest) : x - nearest);
   }
   // Of q, split anew for each tile of keys: prepared, what remains is a tf32.
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
@@ -86,10 +88,11 @@ struct Multiply<Element::f32> {
     }
     return a;
   }
+  template <bool Rounds = true>
   __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, uint32_t b0, uint32_t b1) {
     uint32_t high[2], low[2];
-    split(b0, high[0], low[0]);
-    split(b1, high[1], low[1]);
+    split<Rounds>(b0, high[0], low[0]);
+    split<Rounds>(b1, high[1], low[1]);
     ptx::mma_tf32(c, a.low, high[0], high[1]);
     ptx::mma_tf32(c, a.high, low[0], low[1]);
     ptx::mma_tf32(c, a.high, high[0], high[1]);
@@ -271,8 +274,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
             Multiply<E>::template load_v<TileV>(right, v, (group + step) * kDepth, (first + pair * 2) * 8);
 #pragma unroll
             for (int m = 0; m < MBlocks; ++m) {
-              Multiply<E>::multiply(part[m][pair * 2], left[step][m], right[0], right[1]);
-              Multiply<E>::multiply(part[m][pair * 2 + 1], left[step][m], right[2], right[3]);
+              Multiply<E>::template multiply<false>(part[m][pair * 2], left[step][m], right[0], right[1]);
+              Multiply<E>::template multiply<false>(part[m][pair * 2 + 1], left[step][m], right[2], right[3]);
             }
           }
         }
