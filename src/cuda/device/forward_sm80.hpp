@@ -179,14 +179,15 @@ struct ForwardSm80 {
   static constexpr bool kFewCopies =  // addresses at once
       C.element == Element::f32 || C.softcap || C.alibi || C.score ||
       (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
-  static constexpr bool kLimitsShared = !C.softcap && !C.keep && !kIsUsual;  // of the warp, read each time
+  static constexpr bool kLimitsShared =  // of the warp, read each time
+      !C.softcap && !C.alibi && !C.keep && !kIsUsual;
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t row_stride, int32_t first,
                                             int32_t columns, int32_t begin, int32_t end,
                                             const IsThere& is_there) const {
-    constexpr int kUnroll = kFewCopies ? 2 : Rows;
+    constexpr int kUnroll = kFewCopies ? 4 : Rows;
     const int64_t row_bytes = row_stride * kElementBytes;
     if (first >= begin && first + Rows <= end) {
       load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, from, row_bytes, first, columns, threadIdx.x,
