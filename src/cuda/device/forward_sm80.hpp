@@ -290,10 +290,10 @@ struct ForwardSm80 {
     }
   }
 
-  // What the warp's rows see of a partial tile, band and element masks together, as words of 32 keys: a lane a key,
-  // before the scores take the registers. False if they see nothing.
   __device__ uint32_t s_bits(int row, int word) const { return s_q + kBitsAt + (row * kWords + word) * 4; }
   __device__ uint32_t s_seen(int warp, int word) const { return s_q + kSeenAt + (warp * kWords + word) * 4; }
+  // What the warp's rows see of a partial tile, band and element masks together, as words of 32 keys: a lane a key,
+  // before the scores take the registers. False if they see nothing.
   __device__ __forceinline__ bool store_bits(int32_t tile, bool sees, bool is_full) const {
     const int num_rows = sees ? min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row) : 0;
     uint32_t seen[kWords] = {}, of_row[kWords] = {};
@@ -311,14 +311,15 @@ struct ForwardSm80 {
         if (lane == row) of_row[word] = bits;
       }
     }
+    uint32_t any = 0;
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
       if (lane < kRowsOfWarp) ptx::store_word(s_bits(warp_row + lane, word), of_row[word]);
       if (lane == 0) ptx::store_word(s_seen(thread / 32, word), seen[word]);
-      sees = word == 0 ? seen[word] != 0 : sees || seen[word] != 0;
+      any |= seen[word];
     }
     __syncwarp();
-    return sees;
+    return any != 0;
   }
   // Hides what store_bits() found hidden.
   __device__ __forceinline__ void mask_bits(Scores& s) const {
