@@ -1,32 +1,22 @@
 // What a call costs beside its arithmetic: the smallest attention, repeated.
 //
 //   small_call [SEQLEN [HEADS [HEAD_DIM [THREADS]]]]     defaults 16 1 64 1
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <tessella/attention.hpp>
 #include <tessella/plan.hpp>
 #include <vector>
 
+#include "time_calls.hpp"
+
 namespace ts = tessella;
 
 namespace {
 
-// Median over windows of nanoseconds per call, and the best window.
 template <typename Fn>
 void time_calls(const char* what, Fn&& fn) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kWindows = 21, kCalls = 2000;
-  for (int i = 0; i < kCalls; ++i) fn();
-  std::vector<double> ns;
-  for (int window = 0; window < kWindows; ++window) {
-    const auto start = Clock::now();
-    for (int i = 0; i < kCalls; ++i) fn();
-    ns.push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kCalls);
-  }
-  std::sort(ns.begin(), ns.end());
-  std::printf("%-28s %9.0f ns a call (best %.0f)\n", what, ns[kWindows / 2], ns[0]);
+  ::time_calls(
+      what, 21, 2000, [] {}, fn);
 }
 
 }  // namespace

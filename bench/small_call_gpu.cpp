@@ -2,8 +2,6 @@
 // fills; tests/gpu_launch_test prints what a launch alone costs.
 //
 //   small_call_gpu [SEQLEN [HEADS [HEAD_DIM]]]     defaults 64 1 64
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <tessella/attention.hpp>
@@ -11,25 +9,16 @@
 #include <vector>
 
 #include "device/gpu.hpp"
+#include "time_calls.hpp"
 
 namespace ts = tessella;
 
 namespace {
 
-// Median over windows of nanoseconds per call, and the best window.
 template <typename Fn>
 void time_calls(const char* what, const ts::cli::Gpu& gpu, void* stream, Fn&& fn) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kWindows = 101, kCalls = 200;
-  std::vector<double> ns;
-  for (int window = 0; window < kWindows; ++window) {
-    gpu.synchronize(stream);
-    const auto start = Clock::now();
-    for (int i = 0; i < kCalls; ++i) fn();
-    ns.push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kCalls);
-  }
-  std::sort(ns.begin(), ns.end());
-  std::printf("%-28s %9.0f ns a call (best %.0f)\n", what, ns[kWindows / 2], ns[0]);
+  ::time_calls(
+      what, 101, 200, [&] { gpu.synchronize(stream); }, fn);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/message.hpp"
 #include "core/sequence.hpp"
 #include "cuda/forward_config.hpp"
 
@@ -79,6 +80,17 @@ void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 }  // namespace
+
+std::string lacks(const Problem& p, const portable::ForwardConfig& config, const DeviceInfo& device) {
+  if (shared_bytes(config) > device.shared_bytes_per_block) {
+    return core::message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",
+                         device.shared_bytes_per_block);
+  }
+  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
+    return core::message("leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
+  }
+  return "";
+}
 
 int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
 

@@ -1,7 +1,10 @@
 // What forward kernels on a GPU are launched with, out of a Problem.
 #pragma once
 
+#include <string>
+
 #include "core/problem.hpp"
+#include "cuda/device.hpp"
 #include "cuda/tile_map.hpp"
 #include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
@@ -12,6 +15,10 @@ namespace tessella::cuda {
 portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
                                        const TileMap& map, void* map_data, int64_t l2_bytes);
 
+// What the GPU lacks for a kernel of this config, or "".
+std::string lacks(const core::Problem& problem, const portable::ForwardConfig& config, const DeviceInfo& device);
+
+inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 // Blocks of forward_sm80's grid along x; may be more than a grid holds.
 int64_t forward_blocks(const core::Problem& problem, const TileMap& map);
 

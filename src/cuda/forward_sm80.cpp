@@ -25,8 +25,6 @@ using core::Problem;
 using portable::ForwardConfig;
 using portable::MaskLevel;
 
-constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();  // of a grid
-
 // What a plan holds: all that running it needs beside the call's own arguments.
 struct Prepared {
   ForwardConfig config;
@@ -45,13 +43,7 @@ std::string unavailable(core::Device device) {
 std::string refuses(const Problem& p) {
   const DeviceInfo& device = device_info(p.device.id);
   const ForwardConfig config = forward_config(p, device);
-  if (shared_bytes(config) > device.shared_bytes_per_block) {
-    return message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",
-                   device.shared_bytes_per_block);
-  }
-  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
-    return message("leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
-  }
+  if (std::string lacking = lacks(p, config, device); !lacking.empty()) return lacking;
   const TileMap map = largest_tile_map(p, config);
   for (const auto& [what, blocks] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
                                      std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {

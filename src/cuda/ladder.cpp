@@ -23,7 +23,6 @@ using core::message;
 using core::Problem;
 using portable::ForwardConfig;
 
-constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 constexpr int64_t kMaxBlocksY = 65535;
 constexpr double kMaxBytes = 0x1p48;
 
@@ -64,11 +63,7 @@ struct Row {
     const DeviceInfo& device = device_info(p.device.id);
     const ForwardConfig config = ladder_config(p, device);
     const TileMap map = tile_map(p, config);
-    if (shared_bytes(config) > device.shared_bytes_per_block) {
-      return message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",
-                     device.shared_bytes_per_block);
-    }
-    if (p.num_sms > 0 && p.num_sms < device.num_sms) return "leaves no multiprocessor free, and num_sms is given";
+    if (std::string lacking = lacks(p, config, device); !lacking.empty()) return lacking;
     if (forward_blocks(p, map) > kMaxBlocks || map.kv_tiles > kMaxBlocksY || Rung::bytes(p, config) > kMaxBytes) {
       return "is there to be compared, and the call is too large for it";
     }
