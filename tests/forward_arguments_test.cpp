@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "cuda/forward_config.hpp"
@@ -159,6 +160,30 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreNarrow) {
   EXPECT_EQ(params(p).heads_per_section, 16) << "a window does not grow";
   p.features |= Feature::keep;
   EXPECT_EQ(params(p).heads_per_section, 32) << "a text may";
+}
+
+TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
+  const auto of = [](float scale, float softcap) {
+    Problem p = problem(1, 10, 10);
+    p.scale = scale;
+    p.softcap = softcap;
+    return params(p);
+  };
+  for (const float softcap : {1.0f, 30.0f, 50.0f}) {
+    const portable::ForwardParams params = of(0.088f, softcap);
+    EXPECT_FLOAT_EQ(params.softcap_small, 0.25f * softcap / 0.088f);
+    for (const double s : {1e-3, 0.5, 0.99}) {
+      const double product = s * static_cast<double>(params.softcap_small), square = product * product;
+      double sum = 0;
+      for (int i = 3; i >= 0; --i) sum = sum * square + static_cast<double>(params.softcap_series[i]);
+      const double expected = softcap * std::tanh(product * 0.088 / softcap);
+      EXPECT_NEAR(product * sum, expected, expected * 2e-7) << softcap << " " << s;
+    }
+  }
+  EXPECT_EQ(of(0.088f, 1e6f).softcap_small, 0) << "its last coefficient has no bits";
+  EXPECT_EQ(of(1e-5f, 30).softcap_small, 0);
+  EXPECT_EQ(of(1e9f, 1e-3f).softcap_small, 0) << "or is infinite";
+  EXPECT_EQ(of(0, 30).softcap_small, 0);
 }
 
 struct Sharing {

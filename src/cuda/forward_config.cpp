@@ -145,8 +145,8 @@ Program forward_program(const ForwardConfig& config, const std::string& user_tex
           .user_text = user_text};
 }
 
-// Knows the tiles' sizes and the caller's text, nothing of element types and head dims, so that one serves many
-// kernels.
+// Knows the tiles' sizes, which masks there are and the caller's text, nothing of element types and head dims, so that
+// one serves many kernels.
 Program classify_program(const ForwardConfig& config, const std::string& user_text) {
   const ForwardConfig classes{.tile_q = config.tile_q,
                               .tile_kv = config.tile_kv,

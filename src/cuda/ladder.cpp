@@ -1,6 +1,5 @@
 #include "cuda/ladder.hpp"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>

@@ -49,7 +49,7 @@ constexpr int32_t tile_bytes(const ForwardConfig& c) {
 }
 inline constexpr int32_t kPlaceBytes = 512;
 inline constexpr int32_t kClassifyWarps = 4;  // of a block of classify_tiles, a tile each
-// Words of 32 keys that hold a row's element masks of one tile.
+// Words of 32 keys that hold what a row sees of a partial tile.
 constexpr int32_t mask_words(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? (c.tile_kv + 31) / 32 : 0; }
 constexpr int32_t seen_bytes(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? c.num_warps * 16 : 0; }
 constexpr int32_t shared_bytes(const ForwardConfig& c) {

@@ -46,6 +46,7 @@ struct ForwardSm80 {
   using Scores = float[kMBlocks][kBlocks][4];
   using Visited = VisitedTiles<C.mask == MaskLevel::bits>;
   static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
+  static_assert(kRowsOfWarp <= 32, "a lane a row");
   static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
   static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
                 "matrix loads take 16 rows or columns");
@@ -169,7 +170,8 @@ struct ForwardSm80 {
   }
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them.
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. A text
+  // needs the registers; fp32 hides its loads behind its many instructions.
   static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score ? 0 : 1;
 
   // Registers are short but in the usual kernels. These are choices with which the assembler spills none

@@ -1,7 +1,6 @@
 // The key tiles that a tile of queries visits, in order, and what of them a warp sees.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
 
 namespace tessella::device {

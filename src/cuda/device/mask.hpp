@@ -4,6 +4,7 @@
 #include "cuda/device/arrays.hpp"
 #include "cuda/device/keys.hpp"
 #include "cuda/device/sequence.hpp"
+#include "cuda/device/softmax.hpp"
 #include "portable/forward_config.hpp"
 #include "user.hpp"  // user::keep: the caller's text
 

@@ -218,7 +218,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
     };
     load_q(0);
 #pragma unroll
-    for (int at = 0; at < Ahead; ++at) load_k(at);
+    for (int at = 0; at < Ahead && at < kSteps * kPairs; ++at) load_k(at);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) load_q(step + 1);
@@ -295,7 +295,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
       Multiply<E>::template load_v<TileV>(b[at % (Ahead + 1)], v, at / kPairs * kDepth, at % kPairs * 16);
     };
 #pragma unroll
-    for (int at = 0; at < Ahead; ++at) load_v(at);
+    for (int at = 0; at < Ahead && at < kSteps * kPairs; ++at) load_v(at);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       prepare(step * 2);

@@ -1,7 +1,7 @@
 // Which tile of queries, sequence and head a thread block works on.
 //
 // Longest first: where a band grows with the query, late tiles see more keys, so they start first and the short ones
-// fill the gaps at the end. Heads run in sections small enough that the keys and values of a section stay in L2;
+// fill the gaps at the end. Heads run in sections, whose keys and values stay in L2 (heads_per_section() of the host);
 // inside a section all heads of a tile run side by side.
 #pragma once
 

@@ -39,7 +39,8 @@ class Score {
     if constexpr (C.alibi) {
       slope_ = static_cast<const float*>(
           p.alibi_slopes.data)[batch_idx * p.alibi_slopes.batch_stride + head_idx * p.alibi_slopes.stride];
-      if constexpr (kAreProducts) slope_ /= scale();
+      // Times any distance it stays finite.
+      if constexpr (kAreProducts) slope_ = fminf(fmaxf(slope_ / scale(), -0x1p96f), 0x1p96f);
     }
     if constexpr (C.bias) bias_ = batch_idx * p.bias.batch_stride + head_idx * p.bias.head_stride;
   }
@@ -109,7 +110,7 @@ class Score {
   }
 
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
-  // also divides slopes, which must stay finite.
+  // also divides slopes.
   __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
 
   const portable::ForwardParams& p_;

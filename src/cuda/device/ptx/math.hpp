@@ -38,8 +38,8 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   return value;
 }
 
-// Nearest tf32: 10 bits of mantissa, the rest zero. Hopper has an instruction for it. Before, infinities stay, and of
-// NaNs those of which the difference to the result is NaN still.
+// Nearest tf32: 10 bits of mantissa, the rest zero; the largest numbers become infinity. Hopper has an instruction for
+// it. Before, a NaN may become infinity or zero, but its difference to the result stays NaN.
 #if __CUDA_ARCH__ >= 900
 inline constexpr bool kRoundsToTf32 = true;
 #else
