@@ -164,7 +164,7 @@ __device__ __forceinline__ void prepare_q(uint32_t tile_q, int thread, bool is_n
 }
 
 // s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile, q prepared. Operands of q are loaded a step
-// ahead. meanwhile() is called once, behind the first step's instructions.
+// ahead, those of k by Ahead loads (fp32: neither). meanwhile() is called once, behind the first step's instructions.
 template <Element E, int Columns, class TileQ, class TileK, int Ahead = 1, int MBlocks, int Blocks, class Meanwhile>
 __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint32_t tile_q, uint32_t tile_k, int row,
                                             int lane, const Meanwhile& meanwhile) {
@@ -242,7 +242,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
 }
 
 // o += p . v for all keys of the tile; p in the accumulators' places. prepare(j) is called before block columns j and
-// j + 1 of p are read: what it does for a step runs beside the matrix instructions of the step before.
+// j + 1 of p are read: what it does for a step runs beside the matrix instructions of the step before. Ahead: as above.
 template <Element E, class TileV, int Ahead = 1, int MBlocks, int Blocks, int BlocksV, class Prepare>
 __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], const float (&p)[MBlocks][Blocks][4],
                                             uint32_t tile_v, int lane, const Prepare& prepare) {
