@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -60,6 +61,12 @@ std::optional<Target> compile_target(int arch, bool arch_specific, const std::ve
   if (nearest == arch) return Target{.arch = arch, .arch_specific = arch_specific};
   if (arch_specific || nearest == 0) return std::nullopt;
   return Target{.arch = nearest, .ptx = nearest / 10 != arch / 10};
+}
+
+const char* origin(const Program& program, const Target& target) {
+  if (find_embedded_for(program, target) != nullptr) return "embedded";
+  constexpr CompilerVersion kNewest{.major = std::numeric_limits<int>::max()};
+  return cubin_store().disk().read_any(program_key(program, target), kNewest) ? "cached" : "compiled when planned";
 }
 
 std::shared_ptr<const Cubin> find_or_compile(const Program& program, int arch) {

@@ -127,6 +127,25 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   return c;
 }
 
+ForwardConfig forward_sm90_config(const core::Problem& p) {
+  // As compiled; the copy engine pads with zeros.
+  const auto padded_dim = [](int64_t head_dim) {
+    for (const int32_t compiled : {64, 96, 128, 192}) {
+      if (head_dim <= compiled) return compiled;
+    }
+    return 256;
+  };
+  ForwardConfig c{.element = p.dtype == core::DType::bf16 ? Element::bf16 : Element::f16,
+                  .head_dim_qk = padded_dim(p.head_dim_qk),
+                  .head_dim_v = padded_dim(p.head_dim_v)};
+  // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows.
+  const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
+  c.tile_q = dim <= 96 ? 192 : 128;
+  c.tile_kv = dim <= 64 ? 128 : dim <= 96 ? 96 : c.head_dim_v <= 128 && dim <= 192 ? 128 : dim <= 192 ? 112 : 80;
+  c.num_warps = c.tile_q / 16;
+  return c;
+}
+
 ForwardConfig ladder_config(const core::Problem& p, const DeviceInfo& device) {
   ForwardConfig config = forward_config(p, device);
   config.tile_q = std::min(config.tile_q, config.num_warps * 16);
@@ -143,6 +162,13 @@ Program forward_program(const ForwardConfig& config, const std::string& user_tex
   return {.header = "cuda/device/forward_sm80.hpp",
           .expression = expression("forward_sm80", config),
           .user_text = user_text};
+}
+
+Program forward_sm90_program(const ForwardConfig& config, const std::string& user_text) {
+  return {.header = "cuda/device/forward_sm90.hpp",
+          .expression = expression("forward_sm90", config),
+          .user_text = user_text,
+          .arch_specific = true};
 }
 
 // Knows the tiles' sizes, which masks there are and the caller's text, nothing of element types and head dims, so that

@@ -12,6 +12,8 @@
 namespace tessella::cuda {
 
 portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
+// Of forward_sm90, for 16-bit types and head dims to 256.
+portable::ForwardConfig forward_sm90_config(const core::Problem& problem);
 // Of the ladder's kernels: smaller tiles, as clarity comes before speed there.
 portable::ForwardConfig ladder_config(const core::Problem& problem, const DeviceInfo& device);
 
@@ -29,6 +31,7 @@ DeviceInfo typical_device(int arch);
 
 // The kernel itself, and the one that classifies tiles before it where masks are no interval.
 Program forward_program(const portable::ForwardConfig& config, const std::string& user_text);
+Program forward_sm90_program(const portable::ForwardConfig& config, const std::string& user_text);
 Program classify_program(const portable::ForwardConfig& config, const std::string& user_text);
 // One of the ladder's kernels, in device/ladder/.
 Program ladder_program(const char* file, const char* kernel, const portable::ForwardConfig& config,

@@ -1,12 +1,10 @@
 #include "cuda/forward_sm80.hpp"
 
-#include <limits>
 #include <memory>
 #include <string>
 
 #include "core/message.hpp"
 #include "core/plan.hpp"
-#include "cuda/cubin_store.hpp"
 #include "cuda/device.hpp"
 #include "cuda/find_cubin.hpp"
 #include "cuda/forward_arguments.hpp"
@@ -59,14 +57,6 @@ core::WorkspaceSize workspace(const Problem& bounds, int) {
   return {.scratch_bytes = largest_tile_map(bounds, config_of(bounds)).bytes()};
 }
 
-// Where the program's image will come from.
-const char* origin(const Program& program, int arch) {
-  if (find_embedded_for(program, {.arch = arch}) != nullptr) return "embedded";
-  const Hash128 key = program_key(program, {.arch = arch});
-  constexpr CompilerVersion kNewest{.major = std::numeric_limits<int>::max()};
-  return cubin_store().disk().read_any(key, kNewest) ? "cached" : "compiled when planned";
-}
-
 std::string describe(const Problem& p, int) {
   const DeviceInfo& device = device_info(p.device.id);
   const ForwardConfig c = forward_config(p, device);
@@ -76,7 +66,7 @@ std::string describe(const Problem& p, int) {
   if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
   return text + message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c),
                         " bytes of shared memory, ",
-                        origin(forward_program(c, user_text(p.score, p.keep)), device.arch));
+                        origin(forward_program(c, user_text(p.score, p.keep)), {.arch = device.arch}));
 }
 
 std::shared_ptr<const void> prepare(const Problem& bounds) {

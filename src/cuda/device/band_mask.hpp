@@ -1,0 +1,43 @@
+// Hides the scores that lie outside the band. The accumulators' places are those of ptx/mma.hpp.
+#pragma once
+
+#include "cuda/device/keys.hpp"
+#include "cuda/device/softmax.hpp"
+
+namespace tessella::device {
+
+// Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
+// the tile's first.
+template <int TileKv>
+__device__ __forceinline__ uint32_t columns_below(int32_t limit, int lane) {
+  static_assert(TileKv <= 128, "a row's columns fit in a word");
+  const int32_t own = min(max(limit - lane % 4 * 2, 0), TileKv);
+  const int32_t bits = own / 8 * 2 + min(own % 8, 2);
+  return bits >= 32 ? ~0u : (1u << bits) - 1;
+}
+
+// bounds(m, r): the keys that row r (0 or 1) of the lane in block m sees beside those below keep_first.
+template <int MBlocks, int Blocks, class Bounds>
+__device__ __forceinline__ void hide_outside(float (&s)[MBlocks][Blocks][4], int32_t first_key, int32_t keep_first,
+                                             int lane, const Bounds& bounds) {
+  constexpr int kTileKv = Blocks * 8;
+  const uint32_t kept = columns_below<kTileKv>(keep_first - first_key, lane);
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto [begin, end] = bounds(m, r);
+      const uint32_t visible = columns_below<kTileKv>(end - first_key, lane) &
+                               (~columns_below<kTileKv>(begin - first_key, lane) | kept);
+#pragma unroll
+      for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          if ((visible & (1u << (2 * j + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,491 @@
+// FlashAttention-3's forward (arXiv 2407.08608, algorithm 2) with Hopper's copy engine and warpgroup matrix
+// instructions: bf16 and f16.
+//
+// A block stays on its multiprocessor and takes tile after tile of queries; its key tiles, those of all its query tiles
+// one behind the other, are one stream:
+//
+//   warp 0            finds the next tile of queries, loads q and k      rings of q, k and items in shared memory
+//   warp 1            loads v                                            ring of v
+//   each warpgroup    64 queries of the tile:
+//     for every key tile i of the stream:
+//       begin s = q k(i)^T                        matrix unit, scores of this tile
+//       begin o += p v(i - 1)                     matrix unit, probabilities of the tile before
+//       s is there: masks, maxima, p = 2^(s - max)      while o += p v runs, and while other warpgroups multiply
+//       o is there: rescaled where a maximum grew; at the end of a tile of queries out = o / sum is stored
+//
+// So the first scores of a tile of queries are computed beside the last output of the one before it, and nothing waits
+// at the seam.
+#pragma once
+
+#include "cuda/device/band_mask.hpp"
+#include "cuda/device/keys.hpp"
+#include "cuda/device/multiply.hpp"
+#include "cuda/device/ptx/tensor_copy.hpp"
+#include "cuda/device/ptx/wgmma.hpp"
+#include "cuda/device/ring.hpp"
+#include "cuda/device/rows.hpp"
+#include "cuda/device/schedule.hpp"
+#include "cuda/device/sequence.hpp"
+#include "cuda/device/softmax.hpp"
+#include "portable/forward_sm90.hpp"
+
+namespace tessella::device {
+
+using portable::ForwardConfig;
+using portable::ForwardParams;
+using portable::ForwardSm90Params;
+
+template <ForwardConfig C>
+struct ForwardSm90 {
+  static constexpr int kWarpgroups = C.tile_q / 64;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 232;
+  static constexpr bool kTakesTurns = kWarpgroups > 1 && C.head_dim_v <= 128;
+  static constexpr int kBlocks = C.tile_kv / 8;
+  static constexpr int kBlocksV = C.head_dim_v / 8;
+  static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
+  static constexpr int kRowBytes = 128;  // of a panel of 64 columns
+
+  // A tile of queries: what every warp needs to know of it.
+  struct Item {
+    int32_t exists;  // 0: there is none left
+    WorkTile work;
+    Sequence sequence;
+    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
+    KeyTiles tiles;                // of all rows
+    KeyTiles warpgroup_tiles[kWarpgroups];
+
+    __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
+    __device__ bool has_keys() const { return tiles.kept > 0 || tiles.begin < tiles.end; }
+  };
+  static_assert(sizeof(Item) <= portable::kItemBytes);
+
+  using Items = Ring<portable::kItemSlots>;
+  using QRing = Ring<kLayout.q_slots>;
+  using KRing = Ring<kLayout.k_stages>;
+  using VRing = Ring<kLayout.v_stages>;
+  using Visited = VisitedTiles<false>;
+
+  const ForwardSm90Params& p;
+  char* shared;
+  uint32_t s_q;
+
+  __device__ __forceinline__ ForwardSm90(const ForwardSm90Params& params, char* shared_memory)
+      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
+
+  __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
+  __device__ uint32_t q_barriers() const { return item_barriers() + Items::kBytes; }
+  __device__ uint32_t k_barriers() const { return q_barriers() + QRing::kBytes; }
+  __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
+  __device__ Item& item(int slot) const {
+    return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * portable::kItemBytes);
+  }
+  __device__ uint32_t s_bounds(int slot, int row) const {
+    return s_q + kLayout.bounds_at + (slot * C.tile_q + row) * 8;
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr uint32_t kWarps = 4 * kWarpgroups;
+    Items::init(item_barriers(), 1, kWarps + 1);
+    QRing::init(q_barriers(), 1, kWarps);
+    KRing::init(k_barriers(), 1, kWarps);
+    VRing::init(v_barriers(), 1, kWarps);
+    ptx::publish_barriers();
+  }
+
+  // Every block takes items in turn, backwards in every second round: where items shrink, each gets as much work.
+  __device__ static uint32_t item_of_round(uint32_t round) {
+    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  }
+
+  // Called by a whole warp. Keys of the rows: those of the tile, of the sequence and of each warpgroup by the lanes of
+  // one warp; then, where some tile needs masks, of every row.
+  __device__ __forceinline__ void write_item(int slot, uint32_t item_idx) const {
+    Item& to = item(slot);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (item_idx >= static_cast<uint32_t>(p.num_items)) {
+      if (lane == 0) to.exists = 0;
+      return;
+    }
+    if (lane == 0) {
+      to.exists = 1;
+      to.work = work_tile(p.forward, item_idx, 0);
+      to.sequence = device::sequence(p.forward, to.work.batch_idx);
+    }
+    __syncwarp();
+    const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
+    if (first > last) {
+      if (lane == 0) to.tiles = {0, 0, 0, 0, 0};
+      return;
+    }
+    // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
+    int32_t row = lane % 2 == 0 ? first : last;
+    if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
+    if (lane / 2 >= 2) row = min(first + (lane / 2 - 2) * 64 + lane % 2 * 63, last);
+    const KeyRange own = range(to.sequence, row);
+    const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
+    if (lane == 2) {
+      to.seen_begin = own.begin;
+      to.seen_end = next.end;
+    } else if (lane % 2 == 0 && lane / 2 < 2 + kWarpgroups) {
+      const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
+      (lane == 0 ? to.tiles : to.warpgroup_tiles[lane / 2 - 2]) = tiles;
+    }
+    __syncwarp();
+    if (to.tiles.all_are_full()) return;
+#pragma unroll 1
+    for (int i = lane; i < C.tile_q; i += 32) {
+      const KeyRange keys = range(to.sequence, first + i);
+      ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
+    }
+  }
+  __device__ __forceinline__ static KeyRange range(const Sequence& sequence, int32_t row) {
+    const auto end = static_cast<int32_t>(sequence.band.end(row));
+    return {static_cast<int32_t>(sequence.band.begin(row, end)), end};
+  }
+
+  // Rows of q, k and v lie in packed tensors one sequence behind the other.
+  __device__ static int32_t batch_of(const portable::TableParams& cu_seqlens, int32_t batch_idx) {
+    return cu_seqlens.data != nullptr ? 0 : batch_idx;
+  }
+  template <int Columns>
+  __device__ __forceinline__ static void copy_tile(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
+                                                   int32_t rows, int32_t first, int32_t head, int32_t batch) {
+#pragma unroll
+    for (int column = 0; column < Columns; column += 64) {
+      ptx::copy_box(to + column / 64 * rows * kRowBytes, map, barrier, column, first, head, batch);
+    }
+  }
+
+  __device__ __forceinline__ void load_q_and_k() const {
+    const bool is_first_lane = threadIdx.x % 32 == 0;
+    Items items(item_barriers());
+    QRing q(q_barriers());
+    KRing k(k_barriers());
+    for (uint32_t round = 0;; ++round, items.advance()) {
+      items.wait_empty();
+      write_item(items.slot(), item_of_round(round));
+      __syncwarp();
+      if (is_first_lane) items.arrive_full();
+      const Item& to = item(items.slot());
+      if (to.exists == 0) break;
+      if (!to.has_keys()) continue;
+      if (is_first_lane) {
+        const int32_t head_kv = to.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
+        const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, to.work.batch_idx);
+        const int32_t row_kv = to.sequence.row_kv, end = to.tiles.end;
+        Visited visited;
+        bool has_q = false;
+        for (int32_t tile = visited.next(to.tiles, nullptr, 0); tile < end;
+             tile = visited.next(to.tiles, nullptr, tile + 1)) {
+          k.wait_empty();
+          k.arrive_full_expecting(kLayout.k_bytes);
+          copy_tile<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), C.tile_kv,
+                                   row_kv + tile * C.tile_kv, head_kv, batch_kv);
+          k.advance();
+          if (has_q) continue;
+          has_q = true;
+          q.wait_empty();
+          q.arrive_full_expecting(kLayout.q_bytes);
+          copy_tile<C.head_dim_qk>(s_q + q.slot() * kLayout.q_bytes, p.q, q.full(), C.tile_q,
+                                   to.sequence.row_q + to.first_q(), to.work.head_idx,
+                                   batch_of(p.forward.cu_seqlens_q, to.work.batch_idx));
+          q.advance();
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ void load_v() const {
+    if (threadIdx.x % 32 != 0) return;
+    Items items(item_barriers());
+    VRing v(v_barriers());
+    for (;; items.advance()) {
+      items.wait_full();
+      const Item& from = item(items.slot());
+      if (from.exists == 0) break;
+      if (from.has_keys()) {
+        const int32_t head_kv = from.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
+        const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, from.work.batch_idx);
+        const int32_t row_kv = from.sequence.row_kv, end = from.tiles.end;
+        Visited visited;
+        for (int32_t tile = visited.next(from.tiles, nullptr, 0); tile < end;
+             tile = visited.next(from.tiles, nullptr, tile + 1)) {
+          v.wait_empty();
+          v.arrive_full_expecting(kLayout.v_bytes);
+          copy_tile<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), C.tile_kv,
+                                  row_kv + tile * C.tile_kv, head_kv, batch_kv);
+          v.advance();
+        }
+      }
+      items.arrive_empty();
+    }
+  }
+
+  // What a warpgroup does.
+  struct Consumer {
+    const ForwardSm90& block;
+    const ForwardParams& p;
+    int warpgroup, warp, lane;  // warp: of the warpgroup
+    Items items;
+    QRing q;
+    KRing k;
+    VRing v;
+    float o[kBlocksV][4];
+    uint32_t probabilities[kBlocks / 2][4];
+    RowState rows[1];
+    bool is_large = false;
+
+    __device__ __forceinline__ explicit Consumer(const ForwardSm90& of)
+        : block(of),
+          p(of.p.forward),
+          warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
+          warp(static_cast<int>(threadIdx.x / 32 % 4)),
+          lane(static_cast<int>(threadIdx.x % 32)),
+          items(of.item_barriers()),
+          q(of.q_barriers()),
+          k(of.k_barriers()),
+          v(of.v_barriers()) {}
+
+    __device__ const Item& current() const { return block.item(items.slot()); }
+    __device__ int row(int r) const { return warpgroup * 64 + warp * 16 + r * 8 + lane / 4; }  // of the tile
+
+    template <class AnyRing>
+    __device__ __forceinline__ void release(AnyRing& ring) const {
+      __syncwarp();
+      if (lane == 0) ring.arrive_empty();
+      ring.advance();
+    }
+
+    // Goes to the next item that has keys, at `items`, and settles those before it. False if there is none.
+    __device__ __forceinline__ bool find_item() {
+      for (;;) {
+        items.wait_full();
+        const Item& item = current();
+        if (item.exists == 0) return false;
+        const int thread = static_cast<int>(threadIdx.x) - 128;
+        write_rows_without_query<C>(p, item.work, item.sequence, thread);
+        if (item.has_keys()) return true;
+        write_rows_without_keys<C>(p, item.work, item.sequence, thread);
+        release(items);
+      }
+    }
+
+    // Waits for the item's queries. The sign of a negative scale is theirs from here on.
+    __device__ __forceinline__ void take_q() const {
+      q.wait_full();
+      if (p.scale >= 0) return;
+      const uint32_t s_q = block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes;
+#pragma unroll 1
+      for (int panel = 0; panel < kLayout.q_bytes; panel += C.tile_q * kRowBytes) {
+#pragma unroll 1
+        for (int chunk = static_cast<int>(threadIdx.x % 128); chunk < 64 * 8; chunk += 128) {
+          const uint4 words = ptx::load_chunk(s_q + panel + chunk * 16);
+          constexpr uint32_t kSigns = 0x80008000;
+          ptx::store_chunk(s_q + panel + chunk * 16,
+                           {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
+        }
+      }
+      ptx::fence_async();
+      ptx::named_wait(4 + warpgroup, 128);
+    }
+
+    __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
+      const uint32_t s_q = block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes;
+      const uint32_t s_k = block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes;
+      ptx::fence_registers();
+#pragma unroll
+      for (int step = 0; step < C.head_dim_qk / 16; ++step) {
+        const uint32_t in_panel = step % 4 * 32;
+        ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(
+            s, ptx::operand(s_q + step / 4 * C.tile_q * kRowBytes + in_panel, 0),
+            ptx::operand(s_k + step / 4 * C.tile_kv * kRowBytes + in_panel, 0), step > 0);
+      }
+      ptx::commit_products();
+    }
+
+    __device__ __forceinline__ void begin_output(bool adds) {
+      const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
+      ptx::fence_registers();
+#pragma unroll
+      for (int step = 0; step < C.tile_kv / 16; ++step) {
+        ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(
+            o, probabilities[step], ptx::operand(s_v + step * 16 * kRowBytes, C.tile_kv * kRowBytes),
+            adds || step > 0);
+      }
+      ptx::commit_products();
+    }
+
+    // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN. Every warpgroup
+    // does it for itself.
+    __device__ __forceinline__ void clear_unseen_values(const Item& item, int32_t tile) const {
+      const int32_t first = tile * C.tile_kv;
+      if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
+      const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
+      constexpr int kRows = kLayout.v_bytes / kRowBytes;
+      for (int i = static_cast<int>(threadIdx.x % 128); i < kRows * 8; i += 128) {
+        const int32_t key = first + i / 8 % C.tile_kv;
+        if (key < item.seen_end && (key >= item.seen_begin || key < p.keep_first)) continue;
+        ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0});
+      }
+      ptx::fence_async();
+      ptx::named_wait(4 + warpgroup, 128);
+    }
+
+    // The softmax of a tile's scores, which become probabilities. Returns whether o must be rescaled by `factor`.
+    __device__ __forceinline__ bool softmax(float (&s)[1][kBlocks][4], const Item& item, int32_t tile, float scale_log2,
+                                            float (&factor)[2]) {
+      if (!item.warpgroup_tiles[warpgroup].is_full(tile)) {
+        hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
+          const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
+          return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+        });
+      }
+      bool is_behind = false;
+      update_max(s, rows, scale_log2, is_large, [&](int, const float(&of_rows)[2]) {
+        factor[0] = of_rows[0];
+        factor[1] = of_rows[1];
+        is_behind = true;
+      });
+      if (is_large) subtract_max(s, rows);
+      exponentiate(s, rows, scale_log2, is_large, 0, kBlocks);
+      return is_behind;
+    }
+
+    __device__ __forceinline__ void pack(const float (&s)[kBlocks][4]) {
+#pragma unroll
+      for (int step = 0; step < kBlocks / 2; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair = &s[step * 2 + i / 2][i % 2 * 2];
+          probabilities[step][i] = Multiply<C.element>::pack(pair[0], pair[1]);
+        }
+      }
+    }
+
+    __device__ __forceinline__ void run() {
+      constexpr int kTurnThreads = 256;  // those who wait and those who let them
+      if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
+      if (!find_item()) return;
+      const float scale_log2 = fmaxf(fabsf(p.scale), 0x1p-126f) * kLog2e;
+      float factor[2];
+      Visited visited;
+      int32_t tile = visited.next(current().tiles, nullptr, 0);
+      {
+        float s[1][kBlocks][4];
+        take_q();
+        k.wait_full();
+        begin_scores(s[0]);
+        ptx::wait_products<0>(s[0]);
+        release(k);
+        softmax(s, current(), tile, scale_log2, factor);
+        pack(s[0]);
+      }
+      bool adds = false;
+      for (;;) {
+        const Item& item = current();
+        const int32_t tile_before = tile;
+        tile = visited.next(item.tiles, nullptr, tile + 1);
+        const bool ends = tile >= item.tiles.end;
+        Items before = items;
+        if (ends) {
+          release(q);
+          items.advance();
+          if (!find_item()) {
+            items = before;
+            tile = tile_before;
+            break;
+          }
+          take_q();
+          tile = visited.next(current().tiles, nullptr, 0);
+        }
+        float s[1][kBlocks][4];
+        k.wait_full();
+        v.wait_full();
+        clear_unseen_values(item, tile_before);
+        if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
+        begin_scores(s[0]);
+        begin_output(adds);
+        if (kTakesTurns) ptx::named_arrive(1 + (warpgroup + 1) % kWarpgroups, kTurnThreads);
+        adds = true;
+        ptx::wait_products<1>(s[0]);
+        release(k);
+        const RowState rows_before = rows[0];
+        if (ends) rows[0] = {};
+        const bool is_behind = softmax(s, current(), tile, scale_log2, factor);
+        ptx::wait_products<0>(o);
+        release(v);
+        if (ends) {
+          store(item, rows_before);
+          release(before);
+          adds = false;
+        } else if (is_behind) {
+#pragma unroll
+          for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
+          }
+        }
+        pack(s[0]);
+      }
+      v.wait_full();
+      clear_unseen_values(current(), tile);
+      begin_output(adds);
+      ptx::wait_products<0>(o);
+      store(current(), rows[0]);
+    }
+
+    __device__ __forceinline__ void store(const Item& item, const RowState& of) {
+      const bool has_sink = p.sink.data != nullptr;
+      const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const RowResult result = finish(of.max[r], row_sum(of.sum[r]), fmaxf(fabsf(p.scale), 0x1p-126f), has_sink, sink);
+        const int32_t query = item.first_q() + row(r);
+        const bool is_there = query < item.sequence.len_q;
+        if (p.lse.data != nullptr && is_there && lane % 4 == 0) {
+          static_cast<float*>(p.lse.data)[item.work.batch_idx * p.lse.batch_stride +
+                                          item.work.head_idx * p.lse.head_stride +
+                                          (item.sequence.row_q + query) * p.lse.row_stride] = result.lse;
+        }
+        const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
+#pragma unroll
+        for (int j = 0; j < kBlocksV; ++j) {
+          o[j][r * 2] *= factor;
+          o[j][r * 2 + 1] *= factor;
+        }
+        const int64_t at = item.work.batch_idx * p.out.batch_stride + item.work.head_idx * p.out.head_stride +
+                           (item.sequence.row_q + query) * p.out.row_stride;
+        store_row<C>(p, o, r, at, lane, is_there);
+      }
+    }
+  };
+};
+
+template <ForwardConfig C>
+__global__ void __launch_bounds__(ForwardSm90<C>::kThreads, 1)
+    forward_sm90(const __grid_constant__ ForwardSm90Params p) {
+  using Block = ForwardSm90<C>;
+  extern __shared__ __align__(1024) char shared[];
+  const Block block(p, shared);
+  if (threadIdx.x == 0) {
+    ptx::prefetch(p.q);
+    ptx::prefetch(p.k);
+    ptx::prefetch(p.v);
+    block.init_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    ptx::give_registers<Block::kProducerRegisters>();
+    if (threadIdx.x / 32 == 0) block.load_q_and_k();
+    if (threadIdx.x / 32 == 1) block.load_v();
+  } else {
+    ptx::take_registers<Block::kConsumerRegisters>();
+    typename Block::Consumer consumer(block);
+    consumer.run();
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,69 @@
+// Barriers of Hopper: in shared memory (mbarrier), which count threads and copied bytes, and named ones, which count
+// warps.
+#pragma once
+
+namespace tessella::device::ptx {
+
+// A test of the asynchrony compiles kernels with this text's macro set: every barrier then waits for a time of its own
+// before it is touched (tests/forward_sm90_test.cpp).
+#ifdef TESSELLA_BARRIER_DELAYS
+__device__ __forceinline__ void delay() {
+  uint32_t clock, time;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
+  time = (clock ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x * 0x85EBCA6Bu) * 0xC2B2AE35u;
+  __nanosleep(time >> 22);
+}
+#else
+__device__ __forceinline__ void delay() {}
+#endif
+
+// A phase of the barrier ends when `count` threads have arrived and all bytes that they expect have landed.
+__device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Before a __syncthreads(): the copy engine sees the barriers too.
+__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  delay();
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  delay();
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Until the phase of this parity has ended.
+__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+  delay();
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+      "@!ended bra.uni again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Named barriers 1 to 15 of a block; `threads` counts those that wait and those that only arrive, whole warps.
+__device__ __forceinline__ void named_wait(int barrier, int threads) {
+  delay();
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  delay();
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Registers a thread of this warpgroup may use from here on; a multiple of 8. All its warps call it.
+template <int Registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+}  // namespace tessella::device::ptx

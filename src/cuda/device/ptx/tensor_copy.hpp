@@ -1,0 +1,27 @@
+// Hopper's copy engine (TMA): boxes of a tensor, described by a tensor map, into shared memory.
+#pragma once
+
+#include "portable/forward_sm90.hpp"
+
+namespace tessella::device::ptx {
+
+// Fetches the map itself before it is needed.
+__device__ __forceinline__ void prefetch(const portable::TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
+}
+
+// The box at (column, row, head, batch) to shared memory; what lies outside the tensor becomes zeros. The barrier gets
+// the box's bytes. One thread calls it.
+__device__ __forceinline__ void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barrier, int32_t column,
+                                         int32_t row, int32_t head, int32_t batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// What this thread stored to shared memory comes before what the copy engine and the matrix unit do with it later.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace tessella::device::ptx

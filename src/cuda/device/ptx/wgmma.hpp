@@ -1,0 +1,119 @@
+// Matrix instructions of a warpgroup (PTX wgmma, sm_90a): D = A . B + D, D 64 x N in fp32 registers.
+//
+// Warp w of the four owns rows 16 w to 16 w + 15; block j of 8 columns lies in a lane as an accumulator of ptx/mma.hpp,
+// and four registers of a 16-bit A as that file's a[0..3]. Shared memory holds panels of 128-byte rows, swizzled as
+// tile.hpp says.
+#pragma once
+
+#include "portable/forward_config.hpp"
+
+namespace tessella::device::ptx {
+
+using portable::Element;
+
+// Before the first instruction that reads or writes registers which other instructions have touched.
+__device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
+template <int Pending, int Blocks>
+__device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[j][i])::"memory");
+  }
+}
+
+// Describes an operand at a shared address, a multiple of 16 bytes inside the first row of a swizzled panel, whose
+// blocks of 8 rows follow each other. panel_bytes: from 64 columns to the next 64, where the operand's columns are
+// contiguous in memory but its other axis is summed over (v); else unused.
+__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t panel_bytes) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | static_cast<uint64_t>(panel_bytes >> 4) << 16 | (address & 0x3FFFF) >> 4;
+}
+
+// with_shared: A and B from shared memory, both with the summed axis contiguous: q k^T. with_registers: A from
+// registers, B with its columns contiguous: p v. Where not `adds`, D starts from zero.
+template <Element E, int N>
+struct WarpgroupMma;
+
+// The lists of registers that the assembler's syntax asks for.
+#define TESSELLA_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TESSELLA_D64 TESSELLA_D(0), TESSELLA_D(1), TESSELLA_D(2), TESSELLA_D(3), TESSELLA_D(4), TESSELLA_D(5), TESSELLA_D(6), TESSELLA_D(7)
+#define TESSELLA_R64 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TESSELLA_D80 TESSELLA_D64, TESSELLA_D(8), TESSELLA_D(9)
+#define TESSELLA_R80 TESSELLA_R64 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define TESSELLA_D96 TESSELLA_D80, TESSELLA_D(10), TESSELLA_D(11)
+#define TESSELLA_R96 TESSELLA_R80 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define TESSELLA_D112 TESSELLA_D96, TESSELLA_D(12), TESSELLA_D(13)
+#define TESSELLA_R112 TESSELLA_R96 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define TESSELLA_D128 TESSELLA_D112, TESSELLA_D(14), TESSELLA_D(15)
+#define TESSELLA_R128 TESSELLA_R112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TESSELLA_D160 TESSELLA_D128, TESSELLA_D(16), TESSELLA_D(17), TESSELLA_D(18), TESSELLA_D(19)
+#define TESSELLA_R160 TESSELLA_R128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define TESSELLA_D176 TESSELLA_D160, TESSELLA_D(20), TESSELLA_D(21)
+#define TESSELLA_R176 TESSELLA_R160 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define TESSELLA_D192 TESSELLA_D176, TESSELLA_D(22), TESSELLA_D(23)
+#define TESSELLA_R192 TESSELLA_R176 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define TESSELLA_D256 TESSELLA_D192, TESSELLA_D(24), TESSELLA_D(25), TESSELLA_D(26), TESSELLA_D(27), TESSELLA_D(28), TESSELLA_D(29), TESSELLA_D(30), TESSELLA_D(31)
+#define TESSELLA_R256 TESSELLA_R192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// a to f: the numbers of the operands behind the accumulators.
+#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e, f)                                                                  \
+  template <>                                                                                                          \
+  struct WarpgroupMma<Element::E, N> {                                                                                 \
+    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,         \
+                                                       bool adds) {                                                    \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c ", 0;\n"                                              \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
+                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                         \
+                   : TESSELLA_D##N                                                                                     \
+                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                           \
+    }                                                                                                                  \
+    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4],                \
+                                                          uint64_t b_desc, bool adds) {                                \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #f ", 0;\n"                                              \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", adds, 1, 1, 1;\n}"                              \
+                   : TESSELLA_D##N                                                                                     \
+                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b_desc), "r"(static_cast<int>(adds)));            \
+    }                                                                                                                  \
+  };
+#define TESSELLA_WGMMAS(N, a, b, c, d, e, f)           \
+  TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e, f)    \
+  TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e, f)
+TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36, 37)
+TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44, 45)
+TESSELLA_WGMMAS(96, 48, 49, 50, 51, 52, 53)
+TESSELLA_WGMMAS(112, 56, 57, 58, 59, 60, 61)
+TESSELLA_WGMMAS(128, 64, 65, 66, 67, 68, 69)
+TESSELLA_WGMMAS(160, 80, 81, 82, 83, 84, 85)
+TESSELLA_WGMMAS(176, 88, 89, 90, 91, 92, 93)
+TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100, 101)
+TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132, 133)
+#undef TESSELLA_WGMMAS
+#undef TESSELLA_WGMMA
+#undef TESSELLA_D
+#undef TESSELLA_D64
+#undef TESSELLA_R64
+#undef TESSELLA_D80
+#undef TESSELLA_R80
+#undef TESSELLA_D96
+#undef TESSELLA_R96
+#undef TESSELLA_D112
+#undef TESSELLA_R112
+#undef TESSELLA_D128
+#undef TESSELLA_R128
+#undef TESSELLA_D160
+#undef TESSELLA_R160
+#undef TESSELLA_D176
+#undef TESSELLA_R176
+#undef TESSELLA_D192
+#undef TESSELLA_R192
+#undef TESSELLA_D256
+#undef TESSELLA_R256
+
+}  // namespace tessella::device::ptx

@@ -1,0 +1,48 @@
+// A ring of buffers between the warp that fills them and the warps that empty them, and where one of the two sides
+// stands in it.
+#pragma once
+
+#include "cuda/device/ptx/barrier.hpp"
+
+namespace tessella::device {
+
+// Its barriers lie at a shared address: `full` of each slot, then `empty` of each.
+template <int Slots>
+class Ring {
+ public:
+  static constexpr int kBytes = 2 * Slots * 8;
+
+  __device__ explicit Ring(uint32_t barriers) : barriers_(barriers) {}
+
+  // By one thread, for all.
+  __device__ static void init(uint32_t barriers, uint32_t num_fillers, uint32_t num_emptiers) {
+    for (int slot = 0; slot < Slots; ++slot) {
+      ptx::init_barrier(barriers + slot * 8, num_fillers);
+      ptx::init_barrier(barriers + (Slots + slot) * 8, num_emptiers);
+    }
+  }
+
+  __device__ int slot() const { return slot_; }
+  __device__ uint32_t full() const { return barriers_ + slot_ * 8; }
+  __device__ void wait_full() const { ptx::wait(full(), parity_); }
+  __device__ void arrive_full() const { ptx::arrive(full()); }
+  __device__ void arrive_full_expecting(uint32_t bytes) const { ptx::arrive_expecting(full(), bytes); }
+  // True at once where the slot was never filled.
+  __device__ void wait_empty() const { ptx::wait(empty(), parity_ ^ 1); }
+  __device__ void arrive_empty() const { ptx::arrive(empty()); }
+  __device__ void advance() {
+    if (++slot_ == Slots) {
+      slot_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ uint32_t empty() const { return barriers_ + (Slots + slot_) * 8; }
+
+  uint32_t barriers_;
+  int slot_ = 0;
+  uint32_t parity_ = 0;  // of the slot's phase
+};
+
+}  // namespace tessella::device

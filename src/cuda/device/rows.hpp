@@ -1,0 +1,111 @@
+// Rows of out and lse: those that no key reaches, and one straight from a warp's accumulators, whose places are those
+// of ptx/mma.hpp.
+#pragma once
+
+#include "cuda/device/multiply.hpp"
+#include "cuda/device/schedule.hpp"
+#include "cuda/device/sequence.hpp"
+#include "cuda/device/softmax.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::device {
+
+// Zeros in rows [first, end) of the sequence, and this lse.
+template <portable::ForwardConfig C>
+__device__ __forceinline__ void write_zero_rows(const portable::ForwardParams& p, const WorkTile& work,
+                                                const Sequence& sequence, int32_t first, int32_t end, float lse,
+                                                int thread) {
+  for (int32_t i = first; i < end; ++i) {
+    const int64_t row = sequence.row_q + i;
+    const int64_t at =
+        work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
+    for (int32_t c = thread; c < p.head_dim_v; c += C.num_warps * 32) {
+      if (p.out_is_f32) {
+        static_cast<float*>(p.out.data)[at + c] = 0;
+      } else {
+        static_cast<uint16_t*>(p.out.data)[at + c] = 0;
+      }
+    }
+    if (p.lse.data != nullptr && thread == 0) {
+      static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
+                                      row * p.lse.row_stride] = lse;
+    }
+  }
+}
+
+// Rows that belong to the sequence and to no query: out 0, lse -inf. The item of tile t takes tiles t, t + tiles_q, ...
+template <portable::ForwardConfig C>
+__device__ __forceinline__ void write_rows_without_query(const portable::ForwardParams& p, const WorkTile& work,
+                                                         const Sequence& sequence, int thread) {
+  for (int32_t first = work.tile_idx * C.tile_q; first < sequence.slots_q; first += p.tiles_q * C.tile_q) {
+    write_zero_rows<C>(p, work, sequence, max(first, sequence.len_q), min(first + C.tile_q, sequence.slots_q),
+                       -kInfinity, thread);
+  }
+}
+
+// Queries of the tile where none sees a key: out 0, and the lse of a sink alone.
+template <portable::ForwardConfig C>
+__device__ __forceinline__ void write_rows_without_keys(const portable::ForwardParams& p, const WorkTile& work,
+                                                        const Sequence& sequence, int thread) {
+  const float lse = p.sink.data == nullptr ? -kInfinity
+                                           : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
+  const int32_t first = work.tile_idx * C.tile_q;
+  write_zero_rows<C>(p, work, sequence, first, min(first + C.tile_q, sequence.len_q), lse, thread);
+}
+
+// Four words of four lanes that share a row: lane t gets the words of all four for block t.
+__device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int lane) {
+  const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
+  // Pairs of lanes, then pairs of pairs: each time a lane keeps the half it is to own and gives the other.
+  const uint32_t given0 = odd ? words[0] : words[1], given1 = odd ? words[2] : words[3];
+  const uint32_t got0 = __shfl_xor_sync(kAllLanes, given0, 1), got1 = __shfl_xor_sync(kAllLanes, given1, 1);
+  const uint2 low = odd ? make_uint2(got0, words[1]) : make_uint2(words[0], got0);   // block `odd`
+  const uint2 up = odd ? make_uint2(got1, words[3]) : make_uint2(words[2], got1);    // block 2 + `odd`
+  const uint2 given = high ? low : up, kept = high ? up : low;
+  const uint2 got = make_uint2(__shfl_xor_sync(kAllLanes, given.x, 2), __shfl_xor_sync(kAllLanes, given.y, 2));
+  return high ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
+}
+
+// Row r (0 or 1) of the lane's accumulators to out, from element `at` on. All lanes of the warp call it.
+template <portable::ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_row(const portable::ForwardParams& p, const float (&o)[BlocksV][4], int r,
+                                          int64_t at, int lane, bool is_there) {
+  const int32_t columns = p.head_dim_v;
+  if (p.out_is_f32) {
+    float* to = static_cast<float*>(p.out.data) + at;
+#pragma unroll
+    for (int j = 0; j < BlocksV; ++j) {
+      const int32_t column = j * 8 + lane % 4 * 2;
+      if (!is_there || column >= columns) continue;
+      if (p.out_vector_store) {
+        *reinterpret_cast<float2*>(to + column) = make_float2(o[j][r * 2], o[j][r * 2 + 1]);
+      } else {
+        to[column] = o[j][r * 2];
+        if (column + 1 < columns) to[column + 1] = o[j][r * 2 + 1];
+      }
+    }
+    return;
+  }
+  uint16_t* to = static_cast<uint16_t*>(p.out.data) + at;
+#pragma unroll
+  for (int j = 0; j < BlocksV; j += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = Multiply<C.element>::pack(o[j + i][r * 2], o[j + i][r * 2 + 1]);
+    if (p.out_vector_store) {
+      const uint4 chunk = transpose_quad(words, lane);
+      const int32_t column = (j + lane % 4) * 8;
+      if (is_there && column < columns) *reinterpret_cast<uint4*>(to + column) = chunk;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t column = (j + i) * 8 + lane % 4 * 2;
+        if (is_there && column < columns) to[column] = static_cast<uint16_t>(words[i]);
+        if (is_there && column + 1 < columns) to[column + 1] = static_cast<uint16_t>(words[i] >> 16);
+      }
+    }
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,121 @@
+#include "cuda/forward_sm90.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "core/message.hpp"
+#include "core/plan.hpp"
+#include "core/sequence.hpp"
+#include "cuda/device.hpp"
+#include "cuda/find_cubin.hpp"
+#include "cuda/forward_arguments.hpp"
+#include "cuda/forward_config.hpp"
+#include "cuda/forward_cost.hpp"
+#include "cuda/loaded_kernel.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/tensor_map.hpp"
+#include "cuda/tile_map.hpp"
+#include "cuda/user_text.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::Feature;
+using core::message;
+using core::Problem;
+using portable::ForwardConfig;
+
+constexpr int kArch = 90;
+
+struct Prepared {
+  ForwardConfig config;
+  int num_sms = 0;
+  int64_t l2_bytes = 0;
+  std::shared_ptr<const LoadedKernel> forward;
+};
+
+std::string unavailable(core::Device device) {
+  if (std::string problem = device_problem(device.id); !problem.empty()) return problem;
+  const DeviceInfo& info = device_info(device.id);
+  if (info.arch == kArch) return "";
+  return message("runs on Hopper (sm_90), and GPU ", info.id, " (", info.name, ") is sm_", info.arch);
+}
+
+std::string refuses(const Problem& p) {
+  constexpr int32_t kAlignment = 16;
+  if (p.alignment < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
+    return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
+                   " bytes; q, k and v are aligned to ", p.alignment, " bytes, head dims are ", p.head_dim_qk, " and ",
+                   p.head_dim_v);
+  }
+  const TileMap map = tile_map(p, forward_sm90_config(p));
+  if (const int64_t items = forward_blocks(p, map); items > kMaxBlocks) {
+    return message("batch * heads_q * seqlen_q makes ", items, " tiles, at most ", kMaxBlocks);
+  }
+  return "";
+}
+
+std::shared_ptr<const void> prepare(const Problem& bounds) {
+  const DeviceInfo& device = device_info(bounds.device.id);
+  const ForwardConfig config = forward_sm90_config(bounds);
+  const int num_sms = bounds.num_sms > 0 ? std::min(bounds.num_sms, device.num_sms) : device.num_sms;
+  return std::make_shared<Prepared>(
+      Prepared{.config = config,
+               .num_sms = num_sms,
+               .l2_bytes = device.l2_bytes,
+               .forward = load(forward_sm90_program(config, user_text(bounds.score, bounds.keep)), device.id,
+                               portable::forward_sm90_layout(config).bytes)});
+}
+
+void run(const Problem& p, const core::Plan& plan, core::Workspace, void* stream) {
+  const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
+  const ForwardConfig& config = prepared.config;
+  const TileMap map = tile_map(p, config);
+  const int64_t items = forward_blocks(p, map);
+  if (items == 0 || p.total_q == 0) return;
+  const CurrentDevice current(p.device.id);
+  const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
+  const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
+  portable::ForwardSm90Params params{
+      .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, config.tile_q),
+      .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
+      .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
+      .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
+      .num_items = static_cast<int32_t>(items)};
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
+  prepared.forward->launch({.grid = {blocks, 1, 1}, .block = static_cast<unsigned>(config.num_warps + 4) * 32}, params,
+                           stream);
+}
+
+std::string describe(const Problem& p, int) {
+  const ForwardConfig c = forward_sm90_config(p);
+  const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
+  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / 64, " warpgroups that multiply, head dims as "
+                 "compiled ", c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ",
+                 layout.k_stages, " stages of k and ", layout.v_stages, " of v, ", layout.bytes,
+                 " bytes of shared memory, ",
+                 origin(forward_sm90_program(c, user_text(p.score, p.keep)), {.arch = kArch, .arch_specific = true}));
+}
+
+}  // namespace
+
+core::Kernel forward_sm90() {
+  core::Kernel kernel;
+  kernel.name = "cuda.forward_sm90";
+  kernel.summary = "FlashAttention-3 with Hopper's copy engine and warpgroup matrix instructions";
+  kernel.device = core::DeviceType::cuda;
+  kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+  kernel.max_head_dim = 256;
+  kernel.features = core::all_features().without(core::kElementMasks | Feature::keep | Feature::score | Feature::bias |
+                                                 Feature::softcap | Feature::alibi | Feature::dropout);
+  kernel.unavailable = unavailable;
+  kernel.refuses = refuses;
+  kernel.cost = [](const Problem& p) { return forward_cost(p, forward_sm90_config(p)); };
+  kernel.describe = describe;
+  kernel.prepare = prepare;
+  kernel.run = run;
+  return kernel;
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,71 @@
+// What forward_sm90 is launched with and how it lays out shared memory.
+#pragma once
+
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::portable {
+
+// How Hopper's copy engine walks a tensor (CUtensorMap).
+struct alignas(128) TensorMap {
+  uint64_t opaque[16];
+};
+
+struct ForwardSm90Params {
+  TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and 64 rows (q) or tile_kv rows
+  ForwardParams forward;
+  int32_t num_items;  // tiles of queries, those of all heads
+};
+
+// Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels
+// of 64. A slot of q, a stage of k and one of v each hold a tile.
+struct ForwardSm90Layout {
+  int32_t q_bytes, k_bytes, v_bytes;
+  int32_t q_slots, k_stages, v_stages;
+  int32_t k_at, v_at, items_at, bounds_at, barriers_at;
+  int32_t bytes;
+};
+
+inline constexpr int32_t kItemSlots = 2;
+inline constexpr int32_t kItemBytes = 256;
+inline constexpr int32_t kMaxStages = 4;
+inline constexpr int32_t kBarrierBytes = 512;
+inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
+
+constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
+  const auto panels = [](int32_t columns) { return (columns + 63) / 64 * 128; };
+  ForwardSm90Layout layout{};
+  layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
+  layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
+  layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
+  const int32_t rest = kItemSlots * (kItemBytes + c.tile_q * 8) + kBarrierBytes;
+  // Two stages of each first, then a second slot of q, which lets the next tile begin early, then more stages.
+  const auto fits = [&] {
+    return layout.q_slots * layout.q_bytes + layout.k_stages * layout.k_bytes + layout.v_stages * layout.v_bytes +
+               rest <= kHopperSharedBytes;
+  };
+  layout.q_slots = 2;
+  layout.k_stages = layout.v_stages = 2;
+  if (!fits()) layout.q_slots = 1;
+  while (layout.k_stages < kMaxStages) {
+    ++layout.k_stages;
+    if (!fits()) {
+      --layout.k_stages;
+      break;
+    }
+    ++layout.v_stages;
+    if (!fits()) {
+      --layout.v_stages;
+      break;
+    }
+  }
+  layout.k_at = layout.q_slots * layout.q_bytes;
+  layout.v_at = layout.k_at + layout.k_stages * layout.k_bytes;
+  layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
+  layout.bounds_at = layout.items_at + kItemSlots * kItemBytes;
+  layout.barriers_at = layout.bounds_at + kItemSlots * c.tile_q * 8;
+  layout.bytes = layout.barriers_at + kBarrierBytes;
+  return layout;
+}
+
+}  // namespace tessella::portable
