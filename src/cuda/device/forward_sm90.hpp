@@ -415,17 +415,23 @@ struct ForwardSm90 {
         const RowState rows_before = rows[0];
         if (ends) rows[0] = {};
         const bool is_behind = softmax(s, current(), tile, scale_log2, factor);
-        ptx::wait_products<0>(o);
-        release(v);
+        // The softmax is done before the wait: the compiler moves it behind, but not over a branch.
+        asm volatile("" : "+f"(rows[0].sum[0]), "+f"(rows[0].sum[1]));
         if (ends) {
+          ptx::wait_products<0>(o);
+          release(v);
           store(item, rows_before);
           release(before);
           adds = false;
-        } else if (is_behind) {
+        } else {
+          ptx::wait_products<0>(o);
+          release(v);
+          if (is_behind) {
 #pragma unroll
-          for (int j = 0; j < kBlocksV; ++j) {
+            for (int j = 0; j < kBlocksV; ++j) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
+              for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
+            }
           }
         }
         pack(s[0]);

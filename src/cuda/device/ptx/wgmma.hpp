@@ -15,15 +15,21 @@ using portable::Element;
 __device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
-template <int Pending, int Blocks>
-__device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+// The compiler computes these values before what follows, and reads them after what comes before.
+template <int Blocks>
+__device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 #pragma unroll
   for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[j][i])::"memory");
   }
+}
+
+// Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
+template <int Pending, int Blocks>
+__device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+  keep_in_place(d);
 }
 
 // Describes an operand at a shared address, a multiple of 16 bytes inside the first row of a swizzled panel, whose
