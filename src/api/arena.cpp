@@ -57,11 +57,19 @@ RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const
   bytes_ = state + static_cast<size_t>(size.scratch_bytes);
   if (bytes_ == 0) return;
   const bool is_cpu = device.type == core::DeviceType::cpu;
+  if (!is_cpu && allocator == nullptr && state > 0 && state <= cuda::kStreamStateBytes) {
+    workspace_.state = cuda::stream_state(device, stream);
+    if (workspace_.state != nullptr) bytes_ -= state;
+    if (bytes_ == 0) return;
+  }
   block_ = allocator != nullptr ? take_from_caller()
            : is_cpu             ? take_from_thread(bytes_)
                                 : cuda::allocate_async(device, bytes_, stream);
-  workspace_ = {state == 0 ? nullptr : block_, static_cast<std::byte*>(block_) + state};
-  if (state == 0) return;
+  if (state == 0 || workspace_.state != nullptr) {
+    workspace_.scratch = block_;
+    return;
+  }
+  workspace_ = {block_, static_cast<std::byte*>(block_) + state};
   if (is_cpu) {
     std::memset(block_, 0, state);
   } else {

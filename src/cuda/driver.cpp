@@ -97,6 +97,8 @@ const char* take_all(const Functions& from, Driver& to) {
   TESSELLA_TAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor);
   TESSELLA_TAKE(cuTensorMapEncodeTiled);
 #undef TESSELLA_TAKE
+  from.take(to.cuStreamGetId, "cuStreamGetId", 12000);
+  from.take(to.cuCtxGetId, "cuCtxGetId", 12000);
   from.take(to.cuFuncLoad, "cuFuncLoad", 12040);
   from.take(to.cuKernelGetParamInfo, "cuKernelGetParamInfo", 12040);
   return nullptr;

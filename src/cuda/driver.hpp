@@ -66,6 +66,9 @@ struct Driver {
                                      CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                      CUtensorMapFloatOOBfill fill);
 
+  // CUDA 12.0; null in older drivers.
+  CUresult (*cuStreamGetId)(CUstream stream, unsigned long long* id);
+  CUresult (*cuCtxGetId)(CUcontext context, unsigned long long* id);
   // CUDA 12.4; null in older drivers.
   CUresult (*cuFuncLoad)(CUfunction function);
   CUresult (*cuKernelGetParamInfo)(CUkernel kernel, size_t param_idx, size_t* offset, size_t* size);

@@ -68,7 +68,7 @@ std::shared_ptr<const void> prepare(const Problem& bounds) {
                                portable::forward_sm90_layout(config).bytes)});
 }
 
-void run(const Problem& p, const core::Plan& plan, core::Workspace, void* stream) {
+void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void* stream) {
   const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
   const ForwardConfig& config = prepared.config;
   const TileMap map = tile_map(p, config);
@@ -82,6 +82,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace, void* stream
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
+      .counter = static_cast<uint32_t*>(workspace.state),
       .num_items = static_cast<int32_t>(items)};
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
   prepared.forward->launch({.grid = {blocks, 1, 1}, .block = static_cast<unsigned>(config.num_warps + 4) * 32}, params,
@@ -111,6 +112,7 @@ core::Kernel forward_sm90() {
                                                  Feature::softcap | Feature::alibi | Feature::dropout);
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
+  kernel.workspace = [](const Problem&, int) { return core::WorkspaceSize{.state_bytes = sizeof(uint32_t)}; };
   kernel.cost = [](const Problem& p) { return forward_cost(p, forward_sm90_config(p)); };
   kernel.describe = describe;
   kernel.prepare = prepare;

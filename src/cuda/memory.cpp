@@ -1,5 +1,8 @@
 #include "cuda/memory.hpp"
 
+#include <map>
+#include <mutex>
+
 #include "core/message.hpp"
 #include "cuda/device.hpp"
 #include "cuda/driver.hpp"
@@ -43,6 +46,34 @@ void free_async(core::Device device, void* data, void* stream) noexcept {
 void zero_async(core::Device device, void* data, size_t bytes, void* stream) {
   const CurrentDevice current(device.id);
   check(required_driver().cuMemsetD8Async(address(data), 0, bytes, handle(stream)), "cuMemsetD8Async");
+}
+
+void* stream_state(core::Device device, void* stream) {
+  using Key = std::pair<unsigned long long, unsigned long long>;  // context, stream; ids are never used again
+  constexpr size_t kStreams = 1024;
+  static std::mutex& mutex = *new std::mutex;
+  static auto& states = *new std::map<Key, CUdeviceptr>;
+
+  const Driver& cu = required_driver();
+  if (cu.cuStreamGetId == nullptr || cu.cuCtxGetId == nullptr) return nullptr;
+  const CurrentDevice current(device.id);
+  CUcontext context = nullptr;
+  Key key;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  check(cu.cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  check(cu.cuCtxGetId(context, &key.first), "cuCtxGetId");
+  check(cu.cuStreamIsCapturing(handle(stream), &status), "cuStreamIsCapturing");
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) return nullptr;
+  check(cu.cuStreamGetId(handle(stream), &key.second), "cuStreamGetId");
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock) return nullptr;
+  if (const auto found = states.find(key); found != states.end()) return reinterpret_cast<void*>(found->second);
+  if (states.size() >= kStreams) return nullptr;
+  CUdeviceptr state = 0;
+  check_allocation(cu.cuMemAlloc(&state, kStreamStateBytes), "forward: state", kStreamStateBytes);
+  check(cu.cuMemsetD8Async(state, 0, kStreamStateBytes, handle(stream)), "cuMemsetD8Async");
+  states.emplace(key, state);
+  return reinterpret_cast<void*>(state);
 }
 
 void copy_to_host(core::Device device, void* to, const void* from, size_t bytes, void* stream) {

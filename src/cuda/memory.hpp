@@ -22,6 +22,12 @@ void* allocate_async(core::Device device, size_t bytes, void* stream);
 void free_async(core::Device device, void* data, void* stream) noexcept;
 void zero_async(core::Device device, void* data, size_t bytes, void* stream);
 
+// State of runs in a stream, kStreamStateBytes of it, zeroed once and left zero by every run: streams have their own,
+// kept for the life of the process, so that plain calls pay for no memory. nullptr where a capture is under way (its
+// replays may run beside the stream's other work), for more streams than are kept, and in drivers before CUDA 12.0.
+inline constexpr size_t kStreamStateBytes = 256;
+void* stream_state(core::Device device, void* stream);
+
 // Returns when the bytes are there, after all that was queued on the stream.
 void copy_to_host(core::Device device, void* to, const void* from, size_t bytes, void* stream);
 // Waits for every stream of the device.

@@ -22,6 +22,7 @@ std::string device_problem(int32_t) { return "this build has no CUDA backend"; }
 void* allocate_async(core::Device device, size_t, void*) { core::unsupported(device_problem(device.id)); }
 void free_async(core::Device, void*, void*) noexcept {}
 void zero_async(core::Device device, void*, size_t, void*) { core::unsupported(device_problem(device.id)); }
+void* stream_state(core::Device, void*) { return nullptr; }
 void copy_to_host(core::Device device, void*, const void*, size_t, void*) {
   core::unsupported(device_problem(device.id));
 }

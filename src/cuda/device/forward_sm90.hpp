@@ -94,9 +94,12 @@ struct ForwardSm90 {
     ptx::publish_barriers();
   }
 
-  // Every block takes items in turn, backwards in every second round: where items shrink, each gets as much work.
-  __device__ static uint32_t item_of_round(uint32_t round) {
-    return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  // Every block begins with an item of its own and takes the next one that nobody has; by one thread. The counter is
+  // zero again when the last block has found that there is none.
+  __device__ __forceinline__ uint32_t next_item() const {
+    const uint32_t taken = atomicAdd(p.counter, 1u);
+    if (taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
+    return gridDim.x + taken;
   }
 
   // Called by a whole warp. Keys of the rows: those of the tile, of the sequence and of each warpgroup by the lanes of
@@ -163,15 +166,16 @@ struct ForwardSm90 {
     Items items(item_barriers());
     QRing q(q_barriers());
     KRing k(k_barriers());
-    for (uint32_t round = 0;; ++round, items.advance()) {
+    uint32_t item_idx = blockIdx.x;
+    for (;; items.advance()) {
       items.wait_empty();
-      write_item(items.slot(), item_of_round(round));
+      write_item(items.slot(), item_idx);
       __syncwarp();
       if (is_first_lane) items.arrive_full();
       const Item& to = item(items.slot());
       if (to.exists == 0) break;
-      if (!to.has_keys()) continue;
-      if (is_first_lane) {
+      if (is_first_lane) item_idx = next_item();  // long before it is needed
+      if (is_first_lane && to.has_keys()) {
         const int32_t head_kv = to.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
         const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, to.work.batch_idx);
         const int32_t row_kv = to.sequence.row_kv, end = to.tiles.end;
@@ -194,7 +198,7 @@ struct ForwardSm90 {
           q.advance();
         }
       }
-      __syncwarp();
+      item_idx = __shfl_sync(kAllLanes, item_idx, 0);
     }
   }
 
