@@ -26,7 +26,7 @@
 #include "cuda/device/rows.hpp"
 #include "cuda/device/schedule.hpp"
 #include "cuda/device/sequence.hpp"
-#include "cuda/device/softmax.hpp"
+#include "cuda/device/softmax_rows.hpp"
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::device {
@@ -239,7 +239,8 @@ struct ForwardSm90 {
     VRing v;
     float o[kBlocksV][4];
     uint32_t probabilities[kBlocks / 2][4];
-    RowState rows[1];
+    RowState rows;
+    int32_t full_begin, full_end;  // of the item's key tiles: those that the warpgroup sees whole
     bool is_large = false;
 
     __device__ __forceinline__ explicit Consumer(const ForwardSm90& of)
@@ -297,27 +298,25 @@ struct ForwardSm90 {
     }
 
     __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-      const uint32_t s_q = block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes;
-      const uint32_t s_k = block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes;
+      const ptx::Operand of_q(block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes);
+      const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < C.head_dim_qk / 16; ++step) {
-        const uint32_t in_panel = step % 4 * 32;
-        ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(
-            s, ptx::operand(s_q + step / 4 * C.tile_q * kRowBytes + in_panel, 0),
-            ptx::operand(s_k + step / 4 * C.tile_kv * kRowBytes + in_panel, 0), step > 0);
+        const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
+        ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * C.tile_q + column),
+                                                             of_k.at(panel * C.tile_kv + column), step > 0);
       }
       ptx::commit_products();
     }
 
     __device__ __forceinline__ void begin_output(bool adds) {
-      const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
+      const ptx::Operand of_v(block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, C.tile_kv * kRowBytes);
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < C.tile_kv / 16; ++step) {
         ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(
-            o, probabilities[step], ptx::operand(s_v + step * 16 * kRowBytes, C.tile_kv * kRowBytes),
-            adds || step > 0);
+            o, probabilities[step], of_v.at(step * 16 * kRowBytes), adds || step > 0);
       }
       ptx::commit_products();
     }
@@ -339,22 +338,20 @@ struct ForwardSm90 {
     }
 
     // The softmax of a tile's scores, which become probabilities. Returns whether o must be rescaled by `factor`.
-    __device__ __forceinline__ bool softmax(float (&s)[1][kBlocks][4], const Item& item, int32_t tile, float scale_log2,
+    __device__ __forceinline__ bool softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                             float (&factor)[2]) {
-      if (!item.warpgroup_tiles[warpgroup].is_full(tile)) {
+      if (!is_full(tile)) {
         hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
           const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
           return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
         });
       }
-      bool is_behind = false;
-      update_max(s, rows, scale_log2, is_large, [&](int, const float(&of_rows)[2]) {
-        factor[0] = of_rows[0];
-        factor[1] = of_rows[1];
-        is_behind = true;
-      });
-      if (is_large) subtract_max(s, rows);
-      exponentiate(s, rows, scale_log2, is_large, 0, kBlocks);
+      const bool is_behind = raise_max(s[0], rows, scale_log2, is_large, factor);
+      if (is_large) {
+        const RowState of[1] = {rows};
+        subtract_max(s, of);
+      }
+      exponentiate_rows(s[0], rows, scale_log2, is_large);
       return is_behind;
     }
 
@@ -369,31 +366,42 @@ struct ForwardSm90 {
       }
     }
 
+    __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+
+    // The first tile of the item at `items`.
+    __device__ __forceinline__ int32_t begin_item() {
+      take_q();
+      full_begin = current().warpgroup_tiles[warpgroup].full_begin;
+      full_end = current().warpgroup_tiles[warpgroup].full_end;
+      return Visited().next(current().tiles, nullptr, 0);
+    }
+
     __device__ __forceinline__ void run() {
       constexpr int kTurnThreads = 256;  // those who wait and those who let them
       if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
       if (!find_item()) return;
       const float scale_log2 = fmaxf(fabsf(p.scale), 0x1p-126f) * kLog2e;
       float factor[2];
-      Visited visited;
-      int32_t tile = visited.next(current().tiles, nullptr, 0);
+      int32_t tile = begin_item();
       {
         float s[1][kBlocks][4];
-        take_q();
         k.wait_full();
         begin_scores(s[0]);
         ptx::wait_products<0>(s[0]);
         release(k);
-        softmax(s, current(), tile, scale_log2, factor);
+        softmax(s, tile, scale_log2, factor);
         pack(s[0]);
       }
-      bool adds = false;
+      bool adds = false;  // o holds something of this item
       for (;;) {
-        const Item& item = current();
-        const int32_t tile_before = tile;
-        tile = visited.next(item.tiles, nullptr, tile + 1);
-        const bool ends = tile >= item.tiles.end;
-        Items before = items;
+        const Items before = items;
+        const int32_t tile_before = tile++;
+        const bool was_full = is_full(tile_before);
+        bool ends = false;
+        if (!was_full || !is_full(tile)) {
+          tile = Visited().next(current().tiles, nullptr, tile);
+          ends = tile >= current().tiles.end;
+        }
         if (ends) {
           release(q);
           items.advance();
@@ -402,30 +410,30 @@ struct ForwardSm90 {
             tile = tile_before;
             break;
           }
-          take_q();
-          tile = visited.next(current().tiles, nullptr, 0);
+          tile = begin_item();
         }
         float s[1][kBlocks][4];
         k.wait_full();
-        v.wait_full();
-        clear_unseen_values(item, tile_before);
         if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
         begin_scores(s[0]);
+        v.wait_full();
+        if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
         begin_output(adds);
         if (kTakesTurns) ptx::named_arrive(1 + (warpgroup + 1) % kWarpgroups, kTurnThreads);
         adds = true;
         ptx::wait_products<1>(s[0]);
         release(k);
-        const RowState rows_before = rows[0];
-        if (ends) rows[0] = {};
-        const bool is_behind = softmax(s, current(), tile, scale_log2, factor);
-        // The softmax is done before the wait: the compiler moves it behind, but not over a branch.
-        asm volatile("" : "+f"(rows[0].sum[0]), "+f"(rows[0].sum[1]));
+        const RowState rows_before = rows;
+        if (ends) rows = {};
+        const bool is_behind = softmax(s, tile, scale_log2, factor);
+        // The softmax is done before the wait: the assembler would put half of it behind, but not over a branch.
+        asm volatile("" : "+f"(rows.sum[0]), "+f"(rows.sum[1]));
         if (ends) {
           ptx::wait_products<0>(o);
           release(v);
-          store(item, rows_before);
-          release(before);
+          store(block.item(before.slot()), rows_before);
+          Items done = before;
+          release(done);
           adds = false;
         } else {
           ptx::wait_products<0>(o);
@@ -444,7 +452,7 @@ struct ForwardSm90 {
       clear_unseen_values(current(), tile);
       begin_output(adds);
       ptx::wait_products<0>(o);
-      store(current(), rows[0]);
+      store(current(), rows);
     }
 
     __device__ __forceinline__ void store(const Item& item, const RowState& of) {

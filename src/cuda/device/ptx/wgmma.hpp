@@ -32,14 +32,25 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   keep_in_place(d);
 }
 
-// Describes an operand at a shared address, a multiple of 16 bytes inside the first row of a swizzled panel, whose
-// blocks of 8 rows follow each other. panel_bytes: from 64 columns to the next 64, where the operand's columns are
-// contiguous in memory but its other axis is summed over (v); else unused.
-__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t panel_bytes) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kEightRows | static_cast<uint64_t>(panel_bytes >> 4) << 16 | (address & 0x3FFFF) >> 4;
-}
+// Describes an operand in shared memory: swizzled panels of 64 columns, in which blocks of 8 rows follow each other.
+class Operand {
+ public:
+  // address: of the panel's start. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
+  // memory but its rows are summed over (v); else not used.
+  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0)
+      : low_((address & 0x3FFFF) >> 4 | panel_bytes >> 4 << 16) {}
+
+  // The operand `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows.
+  __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+    constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4;
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low_ + (bytes >> 4)), "n"(kSwizzle128 | kEightRows));
+    return descriptor;
+  }
+
+ private:
+  uint32_t low_;
+};
 
 // with_shared: A and B from shared memory, both with the summed axis contiguous: q k^T. with_registers: A from
 // registers, B with its columns contiguous: p v. Where not `adds`, D starts from zero.
