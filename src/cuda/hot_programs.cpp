@@ -9,12 +9,12 @@ namespace tessella::cuda {
 
 std::vector<HotProgram> hot_programs() {
   std::vector<HotProgram> programs;
-  const auto add = [&](Program program, const Target& target) {
+  const auto add = [&](Program program, const Target& target, const char* kernel = "cuda.forward_sm80") {
     const auto same = std::ranges::find(programs, program, &HotProgram::program);
     if (same != programs.end()) {
       same->targets.push_back(target);
     } else {
-      programs.push_back({"cuda.forward_sm80", std::move(program), {target}});
+      programs.push_back({kernel, std::move(program), {target}});
     }
   };
   // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
@@ -24,6 +24,8 @@ std::vector<HotProgram> hot_programs() {
       const auto program = [&](int arch) {
         return forward_program(forward_config(plain, typical_device(arch)), user_text());
       };
+      add(forward_sm90_program(forward_sm90_config(plain), user_text()), {.arch = 90, .arch_specific = true},
+          "cuda.forward_sm90");
       add(program(80), {.arch = 80});
       add(program(90), {.arch = 90});
       add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper

@@ -94,14 +94,6 @@ struct ForwardSm90 {
     ptx::publish_barriers();
   }
 
-  // Every block begins with an item of its own and takes the next one that nobody has; by one thread. The counter is
-  // zero again when the last block has found that there is none.
-  __device__ __forceinline__ uint32_t next_item() const {
-    const uint32_t taken = atomicAdd(p.counter, 1u);
-    if (taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
-    return gridDim.x + taken;
-  }
-
   // Called by a whole warp. Keys of the rows: those of the tile, of the sequence and of each warpgroup by the lanes of
   // one warp; then, where some tile needs masks, of every row.
   __device__ __forceinline__ void write_item(int slot, uint32_t item_idx) const {
@@ -174,7 +166,10 @@ struct ForwardSm90 {
       if (is_first_lane) items.arrive_full();
       const Item& to = item(items.slot());
       if (to.exists == 0) break;
-      if (is_first_lane) item_idx = next_item();  // long before it is needed
+      // Every block begins with an item of its own and takes the next one that nobody has, long before it needs it. The
+      // counter is zero again when the last block has found that there is none.
+      uint32_t taken = 0;
+      if (is_first_lane) taken = atomicAdd(p.counter, 1u);
       if (is_first_lane && to.has_keys()) {
         const int32_t head_kv = to.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
         const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, to.work.batch_idx);
@@ -198,7 +193,8 @@ struct ForwardSm90 {
           q.advance();
         }
       }
-      item_idx = __shfl_sync(kAllLanes, item_idx, 0);
+      if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
+      item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
     }
   }
 
@@ -237,7 +233,7 @@ struct ForwardSm90 {
     QRing q;
     KRing k;
     VRing v;
-    float o[kBlocksV][4];
+    float o[kBlocksV][4] = {};
     uint32_t probabilities[kBlocks / 2][4];
     RowState rows;
     int32_t full_begin, full_end;  // of the item's key tiles: those that the warpgroup sees whole
@@ -337,33 +333,27 @@ struct ForwardSm90 {
       ptx::named_wait(4 + warpgroup, 128);
     }
 
-    // The softmax of a tile's scores, which become probabilities. Returns whether o must be rescaled by `factor`.
-    __device__ __forceinline__ bool softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                            float (&factor)[2]) {
+    // The softmax of a tile's scores, which become probabilities. Where a maximum grew, o is rescaled.
+    __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2) {
       if (!is_full(tile)) {
         hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
           const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
           return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
         });
       }
-      const bool is_behind = raise_max(s[0], rows, scale_log2, is_large, factor);
+      float factor[2];
+      if (raise_max(s[0], rows, scale_log2, is_large, factor)) {
+#pragma unroll
+        for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
+        }
+      }
       if (is_large) {
         const RowState of[1] = {rows};
         subtract_max(s, of);
       }
-      exponentiate_rows(s[0], rows, scale_log2, is_large);
-      return is_behind;
-    }
-
-    __device__ __forceinline__ void pack(const float (&s)[kBlocks][4]) {
-#pragma unroll
-      for (int step = 0; step < kBlocks / 2; ++step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* pair = &s[step * 2 + i / 2][i % 2 * 2];
-          probabilities[step][i] = Multiply<C.element>::pack(pair[0], pair[1]);
-        }
-      }
+      exponentiate_rows<C.element>(s[0], rows, scale_log2, is_large, probabilities);
     }
 
     __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
@@ -381,18 +371,16 @@ struct ForwardSm90 {
       if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
       if (!find_item()) return;
       const float scale_log2 = fmaxf(fabsf(p.scale), 0x1p-126f) * kLog2e;
-      float factor[2];
       int32_t tile = begin_item();
+      bool adds = false;  // o holds something of this item
       {
         float s[1][kBlocks][4];
         k.wait_full();
         begin_scores(s[0]);
         ptx::wait_products<0>(s[0]);
         release(k);
-        softmax(s, tile, scale_log2, factor);
-        pack(s[0]);
+        softmax(s, tile, scale_log2);
       }
-      bool adds = false;  // o holds something of this item
       for (;;) {
         const Items before = items;
         const int32_t tile_before = tile++;
@@ -420,33 +408,18 @@ struct ForwardSm90 {
         if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
         begin_output(adds);
         if (kTakesTurns) ptx::named_arrive(1 + (warpgroup + 1) % kWarpgroups, kTurnThreads);
-        adds = true;
+        adds = !ends;
         ptx::wait_products<1>(s[0]);
         release(k);
-        const RowState rows_before = rows;
-        if (ends) rows = {};
-        const bool is_behind = softmax(s, tile, scale_log2, factor);
-        // The softmax is done before the wait: the assembler would put half of it behind, but not over a branch.
-        asm volatile("" : "+f"(rows.sum[0]), "+f"(rows.sum[1]));
+        ptx::wait_products<0>(o);
+        release(v);
         if (ends) {
-          ptx::wait_products<0>(o);
-          release(v);
-          store(block.item(before.slot()), rows_before);
+          store(block.item(before.slot()), rows);
           Items done = before;
           release(done);
-          adds = false;
-        } else {
-          ptx::wait_products<0>(o);
-          release(v);
-          if (is_behind) {
-#pragma unroll
-            for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
-            }
-          }
+          rows = {};
         }
-        pack(s[0]);
+        softmax(s, tile, scale_log2);
       }
       v.wait_full();
       clear_unseen_values(current(), tile);

@@ -22,27 +22,25 @@ class Ring {
     }
   }
 
-  __device__ int slot() const { return slot_; }
-  __device__ uint32_t full() const { return barriers_ + slot_ * 8; }
-  __device__ void wait_full() const { ptx::wait(full(), parity_); }
+  __device__ int slot() const { return static_cast<int>(at_ & 0xFF); }
+  __device__ uint32_t full() const { return barriers_ + (at_ & 0xFF) * 8; }
+  __device__ void wait_full() const { ptx::wait(full(), parity()); }
   __device__ void arrive_full() const { ptx::arrive(full()); }
   __device__ void arrive_full_expecting(uint32_t bytes) const { ptx::arrive_expecting(full(), bytes); }
   // True at once where the slot was never filled.
-  __device__ void wait_empty() const { ptx::wait(empty(), parity_ ^ 1); }
+  __device__ void wait_empty() const { ptx::wait(empty(), parity() ^ 1); }
   __device__ void arrive_empty() const { ptx::arrive(empty()); }
   __device__ void advance() {
-    if (++slot_ == Slots) {
-      slot_ = 0;
-      parity_ ^= 1;
-    }
+    if ((++at_ & 0xFF) == Slots) at_ = ~at_ & kParity;
   }
 
  private:
-  __device__ uint32_t empty() const { return barriers_ + (Slots + slot_) * 8; }
+  static constexpr uint32_t kParity = 0x100;  // of the slot's phase
+  __device__ uint32_t empty() const { return full() + Slots * 8; }
+  __device__ uint32_t parity() const { return at_ >> 8; }
 
   uint32_t barriers_;
-  int slot_ = 0;
-  uint32_t parity_ = 0;  // of the slot's phase
+  uint32_t at_ = 0;  // the slot, and kParity: one register
 };
 
 }  // namespace tessella::device
