@@ -1,7 +1,10 @@
 #include "cuda/forward_sm90.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <memory>
+#include <numbers>
 #include <string>
 
 #include "core/message.hpp"
@@ -77,11 +80,15 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const CurrentDevice current(p.device.id);
   const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
   const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
-  portable::ForwardSm90Params params{
+  // Its sign goes to q. Zero would make 0 * -inf of a hidden key.
+  const float scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min());
+  const portable::ForwardSm90Params params{
       .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, config.tile_q),
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
+      .scale = scale,
+      .scale_log2 = scale * std::numbers::log2e_v<float>,
       .counter = static_cast<uint32_t*>(workspace.state),
       .num_items = static_cast<int32_t>(items)};
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));

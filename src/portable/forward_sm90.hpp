@@ -14,6 +14,8 @@ struct alignas(128) TensorMap {
 struct ForwardSm90Params {
   TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and 64 rows (q) or tile_kv rows
   ForwardParams forward;
+  float scale;        // from what the softmax sees to natural scores, above 0
+  float scale_log2;   // and to exponents of 2
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads
 };

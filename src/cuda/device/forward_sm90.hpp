@@ -41,7 +41,11 @@ struct ForwardSm90 {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 232;
-  static constexpr bool kTakesTurns = kWarpgroups > 1 && C.head_dim_v <= 128;
+  // Found by measuring (docs/forward_sm90.md). Turns: a warpgroup begins its products when the one before it has begun
+  // its own, so that one multiplies while the others are at their softmax. Overlap: the softmax runs beside the
+  // warpgroup's own o += p v too.
+  static constexpr bool kTakesTurns = C.head_dim_v <= 128;
+  static constexpr bool kOverlaps = C.head_dim_v > 96 && C.head_dim_v <= 128;
   static constexpr int kBlocks = C.tile_kv / 8;
   static constexpr int kBlocksV = C.head_dim_v / 8;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
@@ -228,7 +232,7 @@ struct ForwardSm90 {
   struct Consumer {
     const ForwardSm90& block;
     const ForwardParams& p;
-    int warpgroup, warp, lane;  // warp: of the warpgroup
+    int warpgroup, lane;
     Items items;
     QRing q;
     KRing k;
@@ -236,14 +240,13 @@ struct ForwardSm90 {
     float o[kBlocksV][4] = {};
     uint32_t probabilities[kBlocks / 2][4];
     RowState rows;
-    int32_t full_begin, full_end;  // of the item's key tiles: those that the warpgroup sees whole
+    int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
     bool is_large = false;
 
     __device__ __forceinline__ explicit Consumer(const ForwardSm90& of)
         : block(of),
           p(of.p.forward),
           warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
-          warp(static_cast<int>(threadIdx.x / 32 % 4)),
           lane(static_cast<int>(threadIdx.x % 32)),
           items(of.item_barriers()),
           q(of.q_barriers()),
@@ -251,7 +254,8 @@ struct ForwardSm90 {
           v(of.v_barriers()) {}
 
     __device__ const Item& current() const { return block.item(items.slot()); }
-    __device__ int row(int r) const { return warpgroup * 64 + warp * 16 + r * 8 + lane / 4; }  // of the tile
+    // Of the tile of queries.
+    __device__ int row(int r) const { return static_cast<int>(threadIdx.x / 32 - 4) * 16 + r * 8 + lane / 4; }
 
     template <class AnyRing>
     __device__ __forceinline__ void release(AnyRing& ring) const {
@@ -306,13 +310,13 @@ struct ForwardSm90 {
       ptx::commit_products();
     }
 
-    __device__ __forceinline__ void begin_output(bool adds) {
+    __device__ __forceinline__ void begin_output() {
       const ptx::Operand of_v(block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, C.tile_kv * kRowBytes);
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < C.tile_kv / 16; ++step) {
-        ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(
-            o, probabilities[step], of_v.at(step * 16 * kRowBytes), adds || step > 0);
+        ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(o, probabilities[step],
+                                                                   of_v.at(step * 16 * kRowBytes));
       }
       ptx::commit_products();
     }
@@ -322,6 +326,7 @@ struct ForwardSm90 {
     __device__ __forceinline__ void clear_unseen_values(const Item& item, int32_t tile) const {
       const int32_t first = tile * C.tile_kv;
       if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
+      v.wait_full();
       const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
       constexpr int kRows = kLayout.v_bytes / kRowBytes;
       for (int i = static_cast<int>(threadIdx.x % 128); i < kRows * 8; i += 128) {
@@ -333,61 +338,104 @@ struct ForwardSm90 {
       ptx::named_wait(4 + warpgroup, 128);
     }
 
-    // The softmax of a tile's scores, which become probabilities. Where a maximum grew, o is rescaled.
-    __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2) {
+    // Masks the tile's scores and takes them into the maxima. Returns whether o must be multiplied by `factor`.
+    __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                                float (&factor)[2]) {
       if (!is_full(tile)) {
         hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
           const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
           return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
         });
       }
-      float factor[2];
-      if (raise_max(s[0], rows, scale_log2, is_large, factor)) {
-#pragma unroll
-        for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
-        }
-      }
+      const bool is_behind = raise_max(s[0], rows, scale_log2, is_large, factor);
       if (is_large) {
         const RowState of[1] = {rows};
         subtract_max(s, of);
       }
-      exponentiate_rows<C.element>(s[0], rows, scale_log2, is_large, probabilities);
+      return is_behind;
     }
 
-    __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+    // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
+    template <class After>
+    __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], float scale_log2, const After& after) {
+      const float offset[2] = {softmax_offset(rows.max[0], scale_log2, is_large),
+                               softmax_offset(rows.max[1], scale_log2, is_large)};
+      float sum[2][2] = {};
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        exponentiate_16(s, j, scale_log2, offset, sum);
+        after(j);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
+    }
 
-    // The first tile of the item at `items`.
-    __device__ __forceinline__ int32_t begin_item() {
-      take_q();
-      full_begin = current().warpgroup_tiles[warpgroup].full_begin;
-      full_end = current().warpgroup_tiles[warpgroup].full_end;
-      return Visited().next(current().tiles, nullptr, 0);
+    // Probabilities of blocks j and j + 1 as left operand of o += p v.
+    __device__ __forceinline__ void pack(const float (&s)[kBlocks][4], int j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = &s[j + i / 2][i % 2 * 2];
+        probabilities[j / 2][i] = Multiply<C.element>::pack(pair[0], pair[1]);
+      }
+    }
+
+    __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+      for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
+      }
+    }
+
+    // o += p v has ended; where that was the last of the item at `of`, its rows are stored, and o is that of the next.
+    __device__ __forceinline__ void end_output(bool ends, Items of, const RowState& its_rows) {
+      ptx::wait_products<0>(o);
+      release(v);
+      if (!ends) return;
+      store(block.item(of.slot()), its_rows);
+      release(of);
+#pragma unroll
+      for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[j][i] = 0;
+      }
+    }
+
+    __device__ bool is_full(int32_t tile) const { return tile < full_end; }
+
+    // The first tile of the item at or after `tile`.
+    __device__ __forceinline__ int32_t enter(int32_t tile) {
+      tile = Visited().next(current().tiles, nullptr, tile);
+      const KeyTiles& own = current().warpgroup_tiles[warpgroup];
+      full_end = own.is_full(tile) ? own.full_end : tile;
+      return tile;
     }
 
     __device__ __forceinline__ void run() {
       constexpr int kTurnThreads = 256;  // those who wait and those who let them
       if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
       if (!find_item()) return;
-      const float scale_log2 = fmaxf(fabsf(p.scale), 0x1p-126f) * kLog2e;
-      int32_t tile = begin_item();
-      bool adds = false;  // o holds something of this item
+      const float scale_log2 = block.p.scale_log2;
+      float factor[2];
+      take_q();
+      int32_t tile = enter(0);
       {
         float s[1][kBlocks][4];
         k.wait_full();
         begin_scores(s[0]);
         ptx::wait_products<0>(s[0]);
         release(k);
-        softmax(s, tile, scale_log2);
+        take_scores(s, tile, scale_log2, factor);
+        exponentiate(s[0], scale_log2, [&](int j) { pack(s[0], j); });
       }
       for (;;) {
+        // The next tile of the stream, and whether the item ends before it.
         const Items before = items;
         const int32_t tile_before = tile++;
         const bool was_full = is_full(tile_before);
         bool ends = false;
         if (!was_full || !is_full(tile)) {
-          tile = Visited().next(current().tiles, nullptr, tile);
+          tile = enter(tile);
           ends = tile >= current().tiles.end;
         }
         if (ends) {
@@ -398,34 +446,47 @@ struct ForwardSm90 {
             tile = tile_before;
             break;
           }
-          tile = begin_item();
+          take_q();
+          tile = enter(0);
         }
+
         float s[1][kBlocks][4];
+        if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
         k.wait_full();
         if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
         begin_scores(s[0]);
         v.wait_full();
-        if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
-        begin_output(adds);
-        if (kTakesTurns) ptx::named_arrive(1 + (warpgroup + 1) % kWarpgroups, kTurnThreads);
-        adds = !ends;
+        begin_output();
+        if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? 1 : 2 + warpgroup, kTurnThreads);
         ptx::wait_products<1>(s[0]);
         release(k);
-        ptx::wait_products<0>(o);
-        release(v);
-        if (ends) {
-          store(block.item(before.slot()), rows);
-          Items done = before;
-          release(done);
-          rows = {};
+
+        if constexpr (kOverlaps) {
+          const RowState rows_before = rows;
+          if (ends) rows = {};
+          const bool is_behind = take_scores(s, tile, scale_log2, factor);
+          exponentiate(s[0], scale_log2, [](int) {});
+          // The assembler would move half of the softmax behind the wait, but not over a branch.
+          asm volatile("" : "+f"(rows.sum[0]), "+f"(rows.sum[1]));
+          if (ends) {
+            end_output(true, before, rows_before);
+          } else {
+            end_output(false, before, rows_before);
+            if (is_behind) rescale(factor);
+          }
+#pragma unroll
+          for (int j = 0; j < kBlocks; j += 2) pack(s[0], j);
+        } else {
+          end_output(ends, before, rows);
+          if (ends) rows = {};
+          if (take_scores(s, tile, scale_log2, factor)) rescale(factor);
+          exponentiate(s[0], scale_log2, [&](int j) { pack(s[0], j); });
         }
-        softmax(s, tile, scale_log2);
       }
-      v.wait_full();
       clear_unseen_values(current(), tile);
-      begin_output(adds);
-      ptx::wait_products<0>(o);
-      store(current(), rows);
+      v.wait_full();
+      begin_output();
+      end_output(true, items, rows);
     }
 
     __device__ __forceinline__ void store(const Item& item, const RowState& of) {
@@ -433,7 +494,7 @@ struct ForwardSm90 {
       const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const RowResult result = finish(of.max[r], row_sum(of.sum[r]), fmaxf(fabsf(p.scale), 0x1p-126f), has_sink, sink);
+        const RowResult result = finish(of.max[r], row_sum(of.sum[r]), block.p.scale, has_sink, sink);
         const int32_t query = item.first_q() + row(r);
         const bool is_there = query < item.sequence.len_q;
         if (p.lse.data != nullptr && is_there && lane % 4 == 0) {

@@ -2,26 +2,22 @@
 // the row of scores gives, for nothing else hides their latency.
 #pragma once
 
-#include "cuda/device/multiply.hpp"
 #include "cuda/device/softmax.hpp"
 
-
 namespace tessella::device {
-
-__device__ __forceinline__ int max_of_three(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 
 // The largest score of row r (0 or 1) over the lane's columns. Numbers that are not negative keep their order as
 // integers, of which Hopper compares three at a time; a lane whose columns are all negative, by their sign, says -inf.
 template <int Blocks>
 __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
-  int max = max_of_three(__float_as_int(s[0][r * 2]), __float_as_int(s[0][r * 2 + 1]), __float_as_int(s[1][r * 2]));
+  int max = __vimax3_s32(__float_as_int(s[0][r * 2]), __float_as_int(s[0][r * 2 + 1]), __float_as_int(s[1][r * 2]));
   int other = __float_as_int(s[1][r * 2 + 1]);
 #pragma unroll
   for (int j = 2; j < Blocks; ++j) {
     int& of = j % 2 == 0 ? max : other;
-    of = max_of_three(of, __float_as_int(s[j][r * 2]), __float_as_int(s[j][r * 2 + 1]));
+    of = __vimax3_s32(of, __float_as_int(s[j][r * 2]), __float_as_int(s[j][r * 2 + 1]));
   }
-  return __int_as_float(max_of_three(max, other, __float_as_int(-kInfinity)));
+  return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
 // Takes a tile's scores into the maxima; kLag, is_large and what follows from them are update_max()'s. Returns true, in
@@ -30,7 +26,7 @@ template <int Blocks>
 __device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState& rows, float scale_log2, bool& is_large,
                                           float (&factor)[2]) {
   float max[2] = {row_max(lane_max(s, 0)), row_max(lane_max(s, 1))};
-  if (__any_sync(kAllLanes, fminf(max[0], max[1]) < 0)) {
+  if (__any_sync(kAllLanes, fminf(max[0], max[1]) < 0)) {  // a row of negative scores alone: as floats, then
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float of_lane = s[0][r * 2];
@@ -39,8 +35,7 @@ __device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState&
       max[r] = row_max(of_lane);
     }
   }
-  const bool is_behind =
-      (max[0] - rows.max[0]) * scale_log2 > kLag || (max[1] - rows.max[1]) * scale_log2 > kLag;
+  const bool is_behind = (max[0] - rows.max[0]) * scale_log2 > kLag || (max[1] - rows.max[1]) * scale_log2 > kLag;
   if (!__any_sync(kAllLanes, is_behind)) return false;
   bool mine = false;
 #pragma unroll
@@ -55,29 +50,22 @@ __device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState&
   return true;
 }
 
-// Turns scores into unnormalised probabilities, summed in fp32 and packed for the next product: registers of the left
-// operand for every 16 columns. Exponentials take longest; the rest is done beside them.
-template <Element E, int Blocks>
-__device__ __forceinline__ void exponentiate_rows(const float (&s)[Blocks][4], RowState& rows, float scale_log2,
-                                                  bool is_large, uint32_t (&probabilities)[Blocks / 2][4]) {
-  float offset[2], sum[2][2] = {};
+// Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
+// row. offset: what softmax_offset() says.
+template <int Blocks>
+__device__ __forceinline__ void exponentiate_16(float (&s)[Blocks][4], int j, float scale_log2, const float (&offset)[2],
+                                                float (&sum)[2][2]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    offset[r] = is_large || rows.max[r] == -kInfinity ? 0.0f : rows.max[r] * scale_log2;
+  for (int i = 0; i < 8; ++i) {
+    float& score = s[j + i / 4][i % 4];
+    score = ptx::exp2(__fmaf_rn(score, scale_log2, -offset[i % 4 / 2]));
+    sum[i % 4 / 2][i % 2] += score;
   }
-#pragma unroll
-  for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float first = ptx::exp2(__fmaf_rn(s[j][r * 2], scale_log2, -offset[r]));
-      const float second = ptx::exp2(__fmaf_rn(s[j][r * 2 + 1], scale_log2, -offset[r]));
-      sum[r][0] += first;
-      sum[r][1] += second;
-      probabilities[j / 2][j % 2 * 2 + r] = Multiply<E>::pack(first, second);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
+}
+
+// What exponents are taken against, in base 2.
+__device__ __forceinline__ float softmax_offset(float max, float scale_log2, bool is_large) {
+  return is_large || max == -kInfinity ? 0.0f : max * scale_log2;
 }
 
 }  // namespace tessella::device

@@ -52,8 +52,8 @@ class Operand {
   uint32_t low_;
 };
 
-// with_shared: A and B from shared memory, both with the summed axis contiguous: q k^T. with_registers: A from
-// registers, B with its columns contiguous: p v. Where not `adds`, D starts from zero.
+// with_shared: A and B from shared memory, both with the summed axis contiguous: q k^T; unless it adds, D starts from
+// zero. with_registers: A from registers, B with its columns contiguous: D += p v.
 template <Element E, int N>
 struct WarpgroupMma;
 
@@ -78,39 +78,36 @@ struct WarpgroupMma;
 #define TESSELLA_D256 TESSELLA_D192, TESSELLA_D(24), TESSELLA_D(25), TESSELLA_D(26), TESSELLA_D(27), TESSELLA_D(28), TESSELLA_D(29), TESSELLA_D(30), TESSELLA_D(31)
 #define TESSELLA_R256 TESSELLA_R192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// a to f: the numbers of the operands behind the accumulators.
-#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e, f)                                                                  \
-  template <>                                                                                                          \
-  struct WarpgroupMma<Element::E, N> {                                                                                 \
-    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,         \
-                                                       bool adds) {                                                    \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c ", 0;\n"                                              \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
-                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                         \
-                   : TESSELLA_D##N                                                                                     \
-                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                           \
-    }                                                                                                                  \
-    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4],                \
-                                                          uint64_t b_desc, bool adds) {                                \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #f ", 0;\n"                                              \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
-                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", adds, 1, 1, 1;\n}"                              \
-                   : TESSELLA_D##N                                                                                     \
-                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b_desc), "r"(static_cast<int>(adds)));            \
-    }                                                                                                                  \
+// a to e: the numbers of the operands behind the accumulators.
+#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e)                                                                  \
+  template <>                                                                                                       \
+  struct WarpgroupMma<Element::E, N> {                                                                              \
+    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,      \
+                                                       bool adds) {                                                 \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c ", 0;\n"                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N               \
+                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                      \
+                   : TESSELLA_D##N                                                                                  \
+                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                        \
+    }                                                                                                               \
+    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4],             \
+                                                          uint64_t b_desc) {                                        \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N               \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", 1, 1, 1, 1;"                                 \
+                   : TESSELLA_D##N                                                                                  \
+                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b_desc));                                      \
+    }                                                                                                               \
   };
-#define TESSELLA_WGMMAS(N, a, b, c, d, e, f)           \
-  TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e, f)    \
-  TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e, f)
-TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36, 37)
-TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44, 45)
-TESSELLA_WGMMAS(96, 48, 49, 50, 51, 52, 53)
-TESSELLA_WGMMAS(112, 56, 57, 58, 59, 60, 61)
-TESSELLA_WGMMAS(128, 64, 65, 66, 67, 68, 69)
-TESSELLA_WGMMAS(160, 80, 81, 82, 83, 84, 85)
-TESSELLA_WGMMAS(176, 88, 89, 90, 91, 92, 93)
-TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100, 101)
-TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132, 133)
+#define TESSELLA_WGMMAS(N, a, b, c, d, e)        \
+  TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e) \
+  TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e)
+TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36)
+TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44)
+TESSELLA_WGMMAS(96, 48, 49, 50, 51, 52)
+TESSELLA_WGMMAS(112, 56, 57, 58, 59, 60)
+TESSELLA_WGMMAS(128, 64, 65, 66, 67, 68)
+TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100)
+TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132)
 #undef TESSELLA_WGMMAS
 #undef TESSELLA_WGMMA
 #undef TESSELLA_D
