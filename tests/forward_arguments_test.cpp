@@ -162,28 +162,45 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreNarrow) {
   EXPECT_EQ(params(p).heads_per_section, 32) << "a text may";
 }
 
+portable::ForwardParams softcap_params(float scale, float softcap) {
+  Problem p = problem(1, 10, 10);
+  p.scale = scale;
+  p.softcap = softcap;
+  return params(p);
+}
+
+// In rows whose maximum lies between softcap_floor and softcap_limit the series changes no probability by more than
+// `bound` of the largest.
 TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
-  const auto of = [](float scale, float softcap) {
-    Problem p = problem(1, 10, 10);
-    p.scale = scale;
-    p.softcap = softcap;
-    return params(p);
-  };
-  for (const float softcap : {1.0f, 30.0f, 50.0f}) {
-    const portable::ForwardParams params = of(0.088f, softcap);
-    EXPECT_FLOAT_EQ(params.softcap_small, 0.25f * softcap / 0.088f);
-    for (const double s : {1e-3, 0.5, 0.99}) {
-      const double product = s * static_cast<double>(params.softcap_small), square = product * product;
+  constexpr double kScale = 0.088;
+  for (const auto& [softcap, bound] : {std::pair{15.0, 0x1p-14}, {20.0, 0x1p-14}, {30.0, 0x1p-15}, {50.0, 0x1p-14},
+                                       {100.0, 0x1p-13}, {256.0, 0x1p-13}, {1e4, 1e4 * 0x1p-21}}) {
+    const portable::ForwardParams params = softcap_params(static_cast<float>(kScale), static_cast<float>(softcap));
+    const auto limit = static_cast<double>(params.softcap_limit), floor = static_cast<double>(params.softcap_floor);
+    EXPECT_GT(limit * kScale, 0.19 * softcap);
+    EXPECT_LT(floor, -0.09 * softcap);
+    const auto exact = [&](double s) { return softcap * std::tanh(s * kScale / softcap); };
+    const auto series = [&](double s) {
       double sum = 0;
-      for (int i = 3; i >= 0; --i) sum = sum * square + static_cast<double>(params.softcap_series[i]);
-      const double expected = softcap * std::tanh(product * 0.088 / softcap);
-      EXPECT_NEAR(product * sum, expected, expected * 2e-7) << softcap << " " << s;
+      for (int i = 2; i >= 0; --i) sum = sum * s * s + static_cast<double>(params.softcap_series[i]);
+      return s * sum / 1.4426950408889634;
+    };
+    double worst = 0;
+    for (int i = -20000; i <= 1000; ++i) {
+      const double s = i / 1000.0 * limit;
+      const double max = std::max(exact(s), floor);
+      worst = std::max(worst, std::fabs(std::exp(series(s) - max) - std::exp(exact(s) - max)));
     }
+    EXPECT_LT(worst, bound) << softcap;
   }
-  EXPECT_EQ(of(0.088f, 1e6f).softcap_small, 0) << "its last coefficient has no bits";
-  EXPECT_EQ(of(1e-5f, 30).softcap_small, 0);
-  EXPECT_EQ(of(1e9f, 1e-3f).softcap_small, 0) << "or is infinite";
-  EXPECT_EQ(of(0, 30).softcap_small, 0);
+}
+
+TEST(ForwardArguments, SoftcapsSeriesIsNotUsedWhereItFails) {
+  EXPECT_EQ(softcap_params(0.088f, 10).softcap_limit, 0) << "scores far below the maximum count";
+  EXPECT_EQ(softcap_params(0.088f, 1e9f).softcap_limit, 0) << "its last coefficient has no bits";
+  EXPECT_EQ(softcap_params(1e-7f, 30).softcap_limit, 0);
+  EXPECT_EQ(softcap_params(1e9f, 20).softcap_limit, 0) << "or is infinite";
+  EXPECT_EQ(softcap_params(0, 30).softcap_limit, 0);
 }
 
 struct Sharing {

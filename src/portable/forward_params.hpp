@@ -37,9 +37,10 @@ struct ArrayParams {
   int64_t count;
 };
 
-// tanh(y) / y in powers of y^2, relative error below 2^-24 for |y| < kSmallTanh.
-inline constexpr float kSmallTanh = 0.25f;
-inline constexpr float kTanhSeries[4] = {1.0f, -0.333332407f, 0.133242667f, -0.0514335407f};
+// tanh(y) / y in powers of y^2 (minimax): relative error below kTanhError for |y| < kSmallTanh. Beyond, it only grows.
+inline constexpr float kSmallTanh = 0.3f;
+inline constexpr float kTanhSeries[3] = {0.999998839f, -0.333100216f, 0.12633946f};
+inline constexpr float kTanhError = 1.17e-6f;
 
 struct ForwardParams {
   OperandParams q, k, v, out;
@@ -68,8 +69,9 @@ struct ForwardParams {
   float scale;  // on q . k
   float softcap;
   float softcap_scale;         // |scale| / softcap
-  float softcap_small;         // |q . k| below which the series holds
-  float softcap_series[4];     // softcap tanh(softcap_scale s) / s in powers of s^2
+  float softcap_limit;         // q . k up to which the series holds; below -softcap_limit it is too low; 0: nowhere
+  float softcap_floor;         // a maximum from here on makes what lies below -softcap_limit negligible
+  float softcap_series[3];     // log2(e) softcap tanh(softcap_scale s) / s in powers of s^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;

@@ -172,7 +172,7 @@ struct ForwardSm80 {
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
   // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. A text
   // needs the registers; fp32 hides its loads behind its many instructions.
-  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score ? 0 : 1;
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap ? 0 : 1;
 
   // Registers are short but in the usual kernels. These are choices with which the assembler spills none
   // (tests/kernel_matrix_test.cpp).
@@ -182,7 +182,7 @@ struct ForwardSm80 {
       C.element == Element::f32 || C.softcap || C.alibi || C.score ||
       (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      !C.softcap && !C.alibi && !C.keep && !kIsUsual;
+      !C.alibi && !C.keep && !kIsUsual;
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
@@ -229,23 +229,6 @@ struct ForwardSm80 {
   }
 
   __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
-    if constexpr (C.softcap && C.element != Element::f32) {
-      float largest[kMBlocks][2] = {};
-#pragma unroll
-      for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) largest[m][i / 2] = fmaxf(largest[m][i / 2], fabsf(s[m][j][i]));
-        }
-        largest[0][0] = fmaxf(largest[0][0], fmaxf(largest[m][0], largest[m][1]));
-      }
-      if (__all_sync(kAllLanes, score.is_small(largest[0][0]))) return modify_all<true>(s, score, tile);
-    }
-    if constexpr (!Score<C>::kIsPlain) modify_all<false>(s, score, tile);
-  }
-  template <bool IsSmall>
-  __device__ __forceinline__ void modify_all(Scores& s, const Score<C>& score, int32_t tile) const {
     const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
@@ -253,12 +236,28 @@ struct ForwardSm80 {
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.template value<IsSmall>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          s[m][j][i] = score.value(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
     }
+  }
+
+  // Where scores are products until they are exponents: true if the softcap's series serves a tile of these maxima, which
+  // become natural ones.
+  __device__ __forceinline__ bool can_cap_exponents(float (&tile_max)[kMBlocks][2], const RowState (&rows)[kMBlocks],
+                                                    const Score<C>& score) const {
+    bool is_small = true;
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        is_small = is_small && score.is_small(tile_max[m][r], rows[m].max[r]);
+        tile_max[m][r] = score.capped_max(tile_max[m][r]);
+      }
+    }
+    return __all_sync(kAllLanes, is_small);
   }
 
   // Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
@@ -430,14 +429,28 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (has_bits) sees = block.store_bits(tile, sees, is_full);
     }
     typename Block::Scores s;
+    bool caps_exponents = false;
     if (sees) {
       block.scores(s, load_v);
-      block.modify(s, score, tile);
-      if (!is_full && !has_bits) block.mask(s, tile);
-      if constexpr (C.mask == MaskLevel::bits) {
-        if (has_bits) block.mask_bits(s);
+      if constexpr (!Score<C>::kIsPlain && !Score<C>::kCapsExponents) block.modify(s, score, tile);
+      const auto hide = [&] {
+        if (!is_full && !has_bits) block.mask(s, tile);
+        if constexpr (C.mask == MaskLevel::bits) {
+          if (has_bits) block.mask_bits(s);
+        }
+      };
+      hide();
+      float tile_max[Block::kMBlocks][2];
+      find_max(s, tile_max);
+      if constexpr (Score<C>::kCapsExponents) {
+        caps_exponents = block.can_cap_exponents(tile_max, rows, score) && !is_large;
+        if (!caps_exponents) {
+          block.modify(s, score, tile);  // what is hidden as well
+          hide();
+          find_max(s, tile_max);
+        }
       }
-      update_max(s, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
+      update_max(tile_max, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
         for (int j = 0; j < Block::kBlocksV; ++j) {
 #pragma unroll
@@ -459,11 +472,18 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (has_bits) block.clear_unseen_values();
     }
     if (sees) {
-      multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
-        exponentiate(s, rows, scale_log2, is_large, j, j + 2);
-        if constexpr (C.dropout) block.drop(s, tile, j);
-        if (j == 0) load_k();
-      });
+      const auto multiply = [&](const auto& exponent) {
+        multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
+          exponentiate(s, rows, scale_log2, is_large, j, j + 2, exponent);
+          if constexpr (C.dropout) block.drop(s, tile, j);
+          if (j == 0) load_k();
+        });
+      };
+      if (caps_exponents) {
+        multiply([&](float x, float offset) { return score.capped_exponent(x, offset); });
+      } else {
+        multiply([&](float x, float offset) { return __fmaf_rn(x, scale_log2, -offset); });
+      }
     } else {
       load_k();
     }

@@ -33,6 +33,9 @@ class Score {
   // Scores stay products of q and k, and scale enters with the exponent of 2.
   static constexpr bool kAreProducts =
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
+  // Softcap alone: the softmax's maximum and exponents take it in (capped_max(), capped_exponent()).
+  static constexpr bool kCapsExponents =
+      C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
@@ -49,8 +52,20 @@ class Score {
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // True if products up to `largest` in size are far from the softcap.
-  __device__ bool is_small(float largest) const { return largest < p_.softcap_small; }
+  // kCapsExponents. True if the series serves a row of products with this maximum, whose maximum was `before`.
+  __device__ bool is_small(float max, float before) const {
+    return max <= p_.softcap_limit && (max == -kInfinity || fmaxf(max * q_scale(), before) >= p_.softcap_floor);
+  }
+  // Of such rows: base 2 exponents of products, and natural maxima.
+  __device__ float capped_exponent(float s, float offset) const { return __fmaf_rn(s, softcap_series(s), -offset); }
+  __device__ float capped_max(float max) const { return max == -kInfinity ? max : max * softcap_series(max) * kLn2; }
+
+  // The natural score of any product. For half precision within 2^-22 softcap: tanh(y) = 1 - 2 / (1 + e^(2 y)).
+  __device__ float softcap(float s) const {
+    if constexpr (C.element == Element::f32) return p_.softcap * tanhf(s * p_.softcap_scale);
+    const float power = ptx::exp2(s * (p_.softcap_scale * (2 * kLog2e)));
+    return __fmaf_rn(-2 * p_.softcap, ptx::reciprocal(1 + power), p_.softcap);
+  }
 
   // A query and a key, from which scores of some more are counted.
   struct Corner {
@@ -63,8 +78,7 @@ class Score {
   }
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths. IsSmall: is_small() of all products.
-  template <bool IsSmall>
+  // Both may lie past the lengths.
   __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
@@ -72,7 +86,7 @@ class Score {
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      s = softcap<IsSmall>(s);
+      s = softcap(s);
     } else {
       s *= q_scale();
     }
@@ -90,23 +104,13 @@ class Score {
 
   // The same in natural units, for a score of its own.
   __device__ float natural(float s, const Corner& corner, int32_t row, int32_t column) const {
-    const bool small = C.softcap && is_small(fabsf(s));
-    return scale() * (small ? value<true>(s, corner, row, column) : value<false>(s, corner, row, column));
+    return scale() * value(s, corner, row, column);
   }
 
  private:
-  // c tanh(scale s / c): of small products an odd polynomial.
-  template <bool IsSmall>
-  __device__ float softcap(float s) const {
-    if constexpr (IsSmall) {
-      const float square = s * s;
-      float sum = __fmaf_rn(p_.softcap_series[3], square, p_.softcap_series[2]);
-      sum = __fmaf_rn(sum, square, p_.softcap_series[1]);
-      sum = __fmaf_rn(sum, square, p_.softcap_series[0]);
-      return s * sum;
-    } else {
-      return p_.softcap * tanhf(s * p_.softcap_scale);
-    }
+  __device__ float softcap_series(float s) const {
+    const float square = s * s;
+    return __fmaf_rn(__fmaf_rn(square, p_.softcap_series[2], p_.softcap_series[1]), square, p_.softcap_series[0]);
   }
 
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
