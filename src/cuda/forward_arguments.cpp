@@ -69,12 +69,11 @@ void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
   params.softcap_scale = std::max(std::fabs(scale), std::numeric_limits<float>::min()) / softcap;
   // The series serves where it changes no probability by more than 2^-14, an eighth of what f16 rounds, or errs less
   // than the other form (2^-22 softcap): up to a score, and where the softcap leaves those far below the maximum
-  // nothing. Squares of products must stay finite; a coefficient that overflows or loses bits makes the series useless.
+  // nothing. A coefficient that overflows or loses bits makes it useless.
   constexpr float kLeastSoftcap = 15, kError = 0x1p-14f;
   const float small = std::clamp(kError / portable::kTanhError / softcap, 0.2f, portable::kSmallTanh);
-  if (softcap >= kLeastSoftcap) params.softcap_limit = std::min(small / params.softcap_scale, 0x1p60f);
-  params.softcap_floor = -small * softcap / 2;
-  double factor = 1.4426950408889634 * static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
+  params.softcap_limit = softcap >= kLeastSoftcap ? softcap * std::tanh(small) : 0;
+  double factor = static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
   for (int i = 0; i < 3; ++i) {
     params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));
     if (!std::isnormal(params.softcap_series[i])) params.softcap_limit = 0;

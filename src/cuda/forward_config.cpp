@@ -127,6 +127,13 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   return c;
 }
 
+std::optional<ForwardConfig> for_small_text(const ForwardConfig& config, int arch) {
+  if (!config.score || weight(config) > 2 || config.tile_kv != 48 || arch < 90) return std::nullopt;
+  ForwardConfig longer = config;
+  longer.tile_kv = 64;
+  return longer;
+}
+
 ForwardConfig ladder_config(const core::Problem& p, const DeviceInfo& device) {
   ForwardConfig config = forward_config(p, device);
   config.tile_q = std::min(config.tile_q, config.num_warps * 16);

@@ -37,7 +37,8 @@ struct ArrayParams {
   int64_t count;
 };
 
-// tanh(y) / y in powers of y^2 (minimax): relative error below kTanhError for |y| < kSmallTanh. Beyond, it only grows.
+// tanh(y) / y in powers of y^2 (minimax): relative error below kTanhError for |y| < kSmallTanh. The series of tanh
+// grows everywhere, so that the largest argument has the largest value.
 inline constexpr float kSmallTanh = 0.3f;
 inline constexpr float kTanhSeries[3] = {0.999998839f, -0.333100216f, 0.12633946f};
 inline constexpr float kTanhError = 1.17e-6f;
@@ -69,9 +70,8 @@ struct ForwardParams {
   float scale;  // on q . k
   float softcap;
   float softcap_scale;         // |scale| / softcap
-  float softcap_limit;         // q . k up to which the series holds; below -softcap_limit it is too low; 0: nowhere
-  float softcap_floor;         // a maximum from here on makes what lies below -softcap_limit negligible
-  float softcap_series[3];     // log2(e) softcap tanh(softcap_scale s) / s in powers of s^2
+  float softcap_limit;         // score up to which the series serves, and below minus which it is too low; 0: nowhere
+  float softcap_series[3];     // softcap tanh(softcap_scale s) / s in powers of s^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;

@@ -170,19 +170,20 @@ struct ForwardSm80 {
   }
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. A text
-  // needs the registers; fp32 hides its loads behind its many instructions.
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts and
+  // the softcap need the registers; fp32 hides its loads behind its many instructions.
   static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap ? 0 : 1;
 
   // Registers are short but in the usual kernels. These are choices with which the assembler spills none
   // (tests/kernel_matrix_test.cpp).
   static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
+  static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
+      C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kFewCopies =  // addresses at once
-      C.element == Element::f32 || C.softcap || C.alibi || C.score ||
-      (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+      C.element == Element::f32 || C.alibi || C.score || (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      !C.alibi && !C.keep && !kIsUsual;
+      !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
@@ -228,6 +229,7 @@ struct ForwardSm80 {
     multiply_qk<C.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
+  template <bool Series>
   __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
     const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
@@ -236,28 +238,28 @@ struct ForwardSm80 {
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.value(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          s[m][j][i] = score.template value<Series>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.bias || (C.score && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
 
-  // Where scores are products until they are exponents: true if the softcap's series serves a tile of these maxima, which
-  // become natural ones.
-  __device__ __forceinline__ bool can_cap_exponents(float (&tile_max)[kMBlocks][2], const RowState (&rows)[kMBlocks],
-                                                    const Score<C>& score) const {
-    bool is_small = true;
+  // True if the softcap's series serves a tile whose scores it has made, of these maxima.
+  __device__ __forceinline__ static bool series_serves(const float (&tile_max)[kMBlocks][2],
+                                                       const RowState (&rows)[kMBlocks], const Score<C>& score) {
+    float top = -kInfinity, bottom = kInfinity;
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        is_small = is_small && score.is_small(tile_max[m][r], rows[m].max[r]);
-        tile_max[m][r] = score.capped_max(tile_max[m][r]);
+        const float max = fmaxf(tile_max[m][r], rows[m].max[r]);
+        top = fmaxf(top, tile_max[m][r]);
+        bottom = fminf(bottom, max == -kInfinity ? kInfinity : max);
       }
     }
-    return __all_sync(kAllLanes, is_small);
+    return __all_sync(kAllLanes, score.series_serves(top, bottom));
   }
 
   // Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
@@ -298,7 +300,7 @@ struct ForwardSm80 {
   __device__ __forceinline__ bool store_bits(int32_t tile, bool sees, bool is_full) const {
     const int num_rows = sees ? min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row) : 0;
     uint32_t seen[kWords] = {}, of_row[kWords] = {};
-#pragma unroll 2
+#pragma unroll 3
     for (int row = 0; row < num_rows; ++row) {
       const auto [begin, end] = is_full ? KeyRange{0, (tile + 1) * C.tile_kv} : bounds(warp_row + row);
 #pragma unroll
@@ -410,6 +412,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
   bool is_large = false;
+  bool has_series = Score<C>::kHasSeries && p.softcap_limit > 0;  // serves so far
 
   const int32_t end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
@@ -429,26 +432,25 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (has_bits) sees = block.store_bits(tile, sees, is_full);
     }
     typename Block::Scores s;
-    bool caps_exponents = false;
     if (sees) {
-      block.scores(s, load_v);
-      if constexpr (!Score<C>::kIsPlain && !Score<C>::kCapsExponents) block.modify(s, score, tile);
-      const auto hide = [&] {
+      float tile_max[Block::kMBlocks][2];
+      // Once; twice where the softcap's series turns out not to serve, for then products are needed again.
+      for (bool is_first = true;; is_first = false) {
+        block.scores(s, [&] {
+          if (is_first) load_v();
+        });
+        if (has_series) {
+          block.template modify<true>(s, score, tile);
+        } else if constexpr (!Score<C>::kIsPlain) {
+          block.template modify<false>(s, score, tile);
+        }
         if (!is_full && !has_bits) block.mask(s, tile);
         if constexpr (C.mask == MaskLevel::bits) {
           if (has_bits) block.mask_bits(s);
         }
-      };
-      hide();
-      float tile_max[Block::kMBlocks][2];
-      find_max(s, tile_max);
-      if constexpr (Score<C>::kCapsExponents) {
-        caps_exponents = block.can_cap_exponents(tile_max, rows, score) && !is_large;
-        if (!caps_exponents) {
-          block.modify(s, score, tile);  // what is hidden as well
-          hide();
-          find_max(s, tile_max);
-        }
+        find_max(s, tile_max);
+        if (!has_series || block.series_serves(tile_max, rows, score)) break;
+        has_series = false;
       }
       update_max(tile_max, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
@@ -457,6 +459,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
           for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
         }
       });
+      if constexpr (Score<C>::kHasSeries) is_large = p.softcap > 0x1p19f;  // bounds them: a register less
       if (is_large) subtract_max(s, rows);
     } else {
       load_v();
@@ -472,18 +475,11 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (has_bits) block.clear_unseen_values();
     }
     if (sees) {
-      const auto multiply = [&](const auto& exponent) {
-        multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
-          exponentiate(s, rows, scale_log2, is_large, j, j + 2, exponent);
-          if constexpr (C.dropout) block.drop(s, tile, j);
-          if (j == 0) load_k();
-        });
-      };
-      if (caps_exponents) {
-        multiply([&](float x, float offset) { return score.capped_exponent(x, offset); });
-      } else {
-        multiply([&](float x, float offset) { return __fmaf_rn(x, scale_log2, -offset); });
-      }
+      multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
+        exponentiate(s, rows, scale_log2, is_large, j, j + 2);
+        if constexpr (C.dropout) block.drop(s, tile, j);
+        if (j == 0) load_k();
+      });
     } else {
       load_k();
     }

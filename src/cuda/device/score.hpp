@@ -33,9 +33,8 @@ class Score {
   // Scores stay products of q and k, and scale enters with the exponent of 2.
   static constexpr bool kAreProducts =
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
-  // Softcap alone: the softmax's maximum and exponents take it in (capped_max(), capped_exponent()).
-  static constexpr bool kCapsExponents =
-      C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
+  // Softcap alone has a second form, cheap, that serves where a row's maximum says so.
+  static constexpr bool kHasSeries = C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
@@ -52,19 +51,10 @@ class Score {
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // kCapsExponents. True if the series serves a row of products with this maximum, whose maximum was `before`.
-  __device__ bool is_small(float max, float before) const {
-    return max <= p_.softcap_limit && (max == -kInfinity || fmaxf(max * q_scale(), before) >= p_.softcap_floor);
-  }
-  // Of such rows: base 2 exponents of products, and natural maxima.
-  __device__ float capped_exponent(float s, float offset) const { return __fmaf_rn(s, softcap_series(s), -offset); }
-  __device__ float capped_max(float max) const { return max == -kInfinity ? max : max * softcap_series(max) * kLn2; }
-
-  // The natural score of any product. For half precision within 2^-22 softcap: tanh(y) = 1 - 2 / (1 + e^(2 y)).
-  __device__ float softcap(float s) const {
-    if constexpr (C.element == Element::f32) return p_.softcap * tanhf(s * p_.softcap_scale);
-    const float power = ptx::exp2(s * (p_.softcap_scale * (2 * kLog2e)));
-    return __fmaf_rn(-2 * p_.softcap, ptx::reciprocal(1 + power), p_.softcap);
+  // True if the softcap's series serves rows whose largest scores by it in a tile lie up to `top`, and the maxima of
+  // those that see a key from `bottom` on.
+  __device__ bool series_serves(float top, float bottom) const {
+    return (top <= p_.softcap_limit) & (bottom >= p_.softcap_limit * -0.5f);
   }
 
   // A query and a key, from which scores of some more are counted.
@@ -79,6 +69,7 @@ class Score {
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
   // Both may lie past the lengths.
+  template <bool Series = false>
   __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
@@ -86,7 +77,7 @@ class Score {
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      s = softcap(s);
+      s = softcap<Series>(s);
     } else {
       s *= q_scale();
     }
@@ -108,9 +99,19 @@ class Score {
   }
 
  private:
-  __device__ float softcap_series(float s) const {
-    const float square = s * s;
-    return __fmaf_rn(__fmaf_rn(square, p_.softcap_series[2], p_.softcap_series[1]), square, p_.softcap_series[0]);
+  // softcap tanh(scale s / softcap). Series: an odd polynomial. Else, for half precision, within 2^-22 softcap:
+  // tanh(y) = 1 - 2 / (1 + e^(2 y)).
+  template <bool Series>
+  __device__ float softcap(float s) const {
+    if constexpr (Series) {
+      const float square = s * s;
+      return s * __fmaf_rn(__fmaf_rn(square, p_.softcap_series[2], p_.softcap_series[1]), square, p_.softcap_series[0]);
+    } else if constexpr (C.element == Element::f32) {
+      return p_.softcap * tanhf(s * p_.softcap_scale);
+    } else {
+      const float power = ptx::exp2(s * (p_.softcap_scale * (2 * kLog2e)));
+      return __fmaf_rn(-2 * p_.softcap, ptx::reciprocal(1 + power), p_.softcap);
+    }
   }
 
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It

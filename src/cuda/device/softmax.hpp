@@ -50,7 +50,8 @@ __device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], f
 
 // Takes the maxima of a tile's scores into those of the rows. Where a maximum that was used falls behind,
 // rescale(m, factor) is called for every block m: the output follows by a factor for each of its two rows. is_large,
-// the same in all lanes, tells of a maximum so large that scale_log2 times it must not be rounded apart from its scores.
+// the same in all lanes, tells of a maximum so large that scale_log2 times it must not be rounded apart from its
+// scores.
 template <int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, bool& is_large, const Rescale& rescale) {
@@ -102,11 +103,9 @@ __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], con
 
 // Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
 // scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
-// exponent(s, offset): scale_log2 times the score, less offset.
-template <int MBlocks, int Blocks, class Exponent>
+template <int MBlocks, int Blocks>
 __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
-                                             float scale_log2, bool is_large, int from, int until,
-                                             const Exponent& exponent) {
+                                             float scale_log2, bool is_large, int from, int until) {
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
     float offset[2];
@@ -117,7 +116,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
 #pragma unroll
     for (int j = from; j < until; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[m][j][i] = ptx::exp2(exponent(s[m][j][i], offset[i / 2]));
+      for (int i = 0; i < 4; ++i) s[m][j][i] = ptx::exp2(__fmaf_rn(s[m][j][i], scale_log2, -offset[i / 2]));
     }
   }
 #pragma unroll
