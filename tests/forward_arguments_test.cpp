@@ -169,36 +169,25 @@ portable::ForwardParams softcap_params(float scale, float softcap) {
   return params(p);
 }
 
-// In rows whose maximum lies between minus half of softcap_limit and softcap_limit the series changes no probability by
-// more than `bound` of the largest.
 TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
   constexpr double kScale = 0.088;
-  for (const auto& [softcap, bound] : {std::pair{15.0, 0x1p-14},
-                                       {20.0, 0x1p-14},
-                                       {30.0, 0x1p-15},
-                                       {50.0, 0x1p-14},
-                                       {100.0, 0x1p-13},
-                                       {256.0, 0x1p-13},
-                                       {1e4, 1e4 * 0x1p-21}}) {
+  for (const double softcap : {0.3, 1.0, 30.0, 50.0, 1e4}) {
     const portable::ForwardParams params = softcap_params(static_cast<float>(kScale), static_cast<float>(softcap));
     const auto limit = static_cast<double>(params.softcap_limit);
-    EXPECT_GT(limit, 0.19 * softcap);
-    double worst = 0, before = -std::numeric_limits<double>::infinity();
-    for (double product = -20 * limit / kScale; before <= limit; product += limit / 100) {
+    EXPECT_GT(limit, 0.18 * softcap);
+    double before = 0;
+    for (double product = limit / kScale / 100; product < 100 * softcap / kScale; product *= 1.01) {
       double sum = 0;
       for (int i = 2; i >= 0; --i) sum = sum * product * product + static_cast<double>(params.softcap_series[i]);
       const double series = product * sum, exact = softcap * std::tanh(product * kScale / softcap);
-      EXPECT_GT(series, before) << "the largest product has the largest score";
-      const double max = std::max(exact, -limit / 2);
-      worst = std::max(worst, std::fabs(std::exp(series - max) - std::exp(exact - max)));
+      EXPECT_GT(series, before) << "what is too large for the series looks so";
+      if (series <= limit) EXPECT_NEAR(series, exact, exact * 2e-7) << softcap << " " << product;
       before = series;
     }
-    EXPECT_LT(worst, bound) << softcap;
   }
 }
 
 TEST(ForwardArguments, SoftcapsSeriesIsNotUsedWhereItFails) {
-  EXPECT_EQ(softcap_params(0.088f, 10).softcap_limit, 0) << "scores far below the maximum count";
   EXPECT_EQ(softcap_params(0.088f, 1e9f).softcap_limit, 0) << "its last coefficient has no bits";
   EXPECT_EQ(softcap_params(1e-7f, 30).softcap_limit, 0);
   EXPECT_EQ(softcap_params(1e9f, 20).softcap_limit, 0) << "or is infinite";

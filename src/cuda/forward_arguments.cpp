@@ -67,12 +67,8 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
 void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
   params.softcap = softcap;
   params.softcap_scale = std::max(std::fabs(scale), std::numeric_limits<float>::min()) / softcap;
-  // The series serves where it changes no probability by more than 2^-14, an eighth of what f16 rounds, or errs less
-  // than the other form (2^-22 softcap): up to a score, and where the softcap leaves those far below the maximum
-  // nothing. A coefficient that overflows or loses bits makes it useless.
-  constexpr float kLeastSoftcap = 15, kError = 0x1p-14f;
-  const float small = std::clamp(kError / portable::kTanhError / softcap, 0.2f, portable::kSmallTanh);
-  params.softcap_limit = softcap >= kLeastSoftcap ? softcap * std::tanh(small) : 0;
+  // A coefficient that overflows or loses bits makes the series useless.
+  params.softcap_limit = softcap * std::tanh(portable::kSmallTanh);
   double factor = static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
   for (int i = 0; i < 3; ++i) {
     params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));

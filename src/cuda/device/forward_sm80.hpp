@@ -183,7 +183,7 @@ struct ForwardSm80 {
   static constexpr bool kFewCopies =  // addresses at once
       C.element == Element::f32 || C.alibi || C.score || (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
+      !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
@@ -229,8 +229,10 @@ struct ForwardSm80 {
     multiply_qk<C.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
+  // Returns the lane's least score, wanted of a series alone.
   template <bool Series>
-  __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
+  __device__ __forceinline__ float modify(Scores& s, const Score<C>& score, int32_t tile) const {
+    float least = kInfinity;
     const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
@@ -239,27 +241,22 @@ struct ForwardSm80 {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           s[m][j][i] = score.template value<Series>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          if (Series) least = fminf(least, s[m][j][i]);
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || (C.score && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
+    return least;
   }
 
-  // True if the softcap's series serves a tile whose scores it has made, of these maxima.
-  __device__ __forceinline__ static bool series_serves(const float (&tile_max)[kMBlocks][2],
-                                                       const RowState (&rows)[kMBlocks], const Score<C>& score) {
-    float top = -kInfinity, bottom = kInfinity;
+  // True if the softcap's series serves a tile whose scores it has made: none above the maxima, none below `least`.
+  __device__ __forceinline__ static bool series_serves(const float (&tile_max)[kMBlocks][2], float least,
+                                                       const Score<C>& score) {
+    float largest = tile_max[0][0];
 #pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float max = fmaxf(tile_max[m][r], rows[m].max[r]);
-        top = fmaxf(top, tile_max[m][r]);
-        bottom = fminf(bottom, max == -kInfinity ? kInfinity : max);
-      }
-    }
-    return __all_sync(kAllLanes, score.series_serves(top, bottom));
+    for (int m = 0; m < kMBlocks; ++m) largest = fmaxf(largest, fmaxf(tile_max[m][0], tile_max[m][1]));
+    return __all_sync(kAllLanes, score.series_serves(least, largest));
   }
 
   // Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
@@ -433,14 +430,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     typename Block::Scores s;
     if (sees) {
-      float tile_max[Block::kMBlocks][2];
+      float tile_max[Block::kMBlocks][2], least = 0;
       // Once; twice where the softcap's series turns out not to serve, for then products are needed again.
       for (bool is_first = true;; is_first = false) {
         block.scores(s, [&] {
           if (is_first) load_v();
         });
         if (has_series) {
-          block.template modify<true>(s, score, tile);
+          least = block.template modify<true>(s, score, tile);
         } else if constexpr (!Score<C>::kIsPlain) {
           block.template modify<false>(s, score, tile);
         }
@@ -449,7 +446,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
           if (has_bits) block.mask_bits(s);
         }
         find_max(s, tile_max);
-        if (!has_series || block.series_serves(tile_max, rows, score)) break;
+        if (!has_series || block.series_serves(tile_max, least, score)) break;
         has_series = false;
       }
       update_max(tile_max, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {

@@ -33,7 +33,7 @@ class Score {
   // Scores stay products of q and k, and scale enters with the exponent of 2.
   static constexpr bool kAreProducts =
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
-  // Softcap alone has a second form, cheap, that serves where a row's maximum says so.
+  // Softcap alone has a second form, cheap, that serves scores far from the softcap.
   static constexpr bool kHasSeries = C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
@@ -51,10 +51,9 @@ class Score {
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // True if the softcap's series serves rows whose largest scores by it in a tile lie up to `top`, and the maxima of
-  // those that see a key from `bottom` on.
-  __device__ bool series_serves(float top, float bottom) const {
-    return (top <= p_.softcap_limit) & (bottom >= p_.softcap_limit * -0.5f);
+  // True if the softcap's series, which grows everywhere, serves where its values lie in [least, largest].
+  __device__ bool series_serves(float least, float largest) const {
+    return (least >= -p_.softcap_limit) & (largest <= p_.softcap_limit);
   }
 
   // A query and a key, from which scores of some more are counted.
@@ -99,18 +98,14 @@ class Score {
   }
 
  private:
-  // softcap tanh(scale s / softcap). Series: an odd polynomial. Else, for half precision, within 2^-22 softcap:
-  // tanh(y) = 1 - 2 / (1 + e^(2 y)).
+  // softcap tanh(scale s / softcap). Series: as an odd polynomial.
   template <bool Series>
   __device__ float softcap(float s) const {
     if constexpr (Series) {
       const float square = s * s;
       return s * __fmaf_rn(__fmaf_rn(square, p_.softcap_series[2], p_.softcap_series[1]), square, p_.softcap_series[0]);
-    } else if constexpr (C.element == Element::f32) {
-      return p_.softcap * tanhf(s * p_.softcap_scale);
     } else {
-      const float power = ptx::exp2(s * (p_.softcap_scale * (2 * kLog2e)));
-      return __fmaf_rn(-2 * p_.softcap, ptx::reciprocal(1 + power), p_.softcap);
+      return p_.softcap * tanhf(s * p_.softcap_scale);
     }
   }
 
