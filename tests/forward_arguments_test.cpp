@@ -162,28 +162,36 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreNarrow) {
   EXPECT_EQ(params(p).heads_per_section, 32) << "a text may";
 }
 
+portable::ForwardParams softcap_params(float scale, float softcap) {
+  Problem p = problem(1, 10, 10);
+  p.scale = scale;
+  p.softcap = softcap;
+  return params(p);
+}
+
 TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
-  const auto of = [](float scale, float softcap) {
-    Problem p = problem(1, 10, 10);
-    p.scale = scale;
-    p.softcap = softcap;
-    return params(p);
-  };
-  for (const float softcap : {1.0f, 30.0f, 50.0f}) {
-    const portable::ForwardParams params = of(0.088f, softcap);
-    EXPECT_FLOAT_EQ(params.softcap_small, 0.25f * softcap / 0.088f);
-    for (const double s : {1e-3, 0.5, 0.99}) {
-      const double product = s * static_cast<double>(params.softcap_small), square = product * product;
+  constexpr double kScale = 0.088;
+  for (const double softcap : {0.3, 1.0, 30.0, 50.0, 1e4}) {
+    const portable::ForwardParams params = softcap_params(static_cast<float>(kScale), static_cast<float>(softcap));
+    const auto limit = static_cast<double>(params.softcap_limit);
+    EXPECT_GT(limit, 0.18 * softcap);
+    double before = 0;
+    for (double product = limit / kScale / 100; product < 100 * softcap / kScale; product *= 1.01) {
       double sum = 0;
-      for (int i = 3; i >= 0; --i) sum = sum * square + static_cast<double>(params.softcap_series[i]);
-      const double expected = softcap * std::tanh(product * 0.088 / softcap);
-      EXPECT_NEAR(product * sum, expected, expected * 2e-7) << softcap << " " << s;
+      for (int i = 2; i >= 0; --i) sum = sum * product * product + static_cast<double>(params.softcap_series[i]);
+      const double series = product * sum, exact = softcap * std::tanh(product * kScale / softcap);
+      EXPECT_GT(series, before) << "what is too large for the series looks so";
+      if (series <= limit) EXPECT_NEAR(series, exact, exact * 2e-7) << softcap << " " << product;
+      before = series;
     }
   }
-  EXPECT_EQ(of(0.088f, 1e6f).softcap_small, 0) << "its last coefficient has no bits";
-  EXPECT_EQ(of(1e-5f, 30).softcap_small, 0);
-  EXPECT_EQ(of(1e9f, 1e-3f).softcap_small, 0) << "or is infinite";
-  EXPECT_EQ(of(0, 30).softcap_small, 0);
+}
+
+TEST(ForwardArguments, SoftcapsSeriesIsNotUsedWhereItFails) {
+  EXPECT_EQ(softcap_params(0.088f, 1e9f).softcap_limit, 0) << "its last coefficient has no bits";
+  EXPECT_EQ(softcap_params(1e-7f, 30).softcap_limit, 0);
+  EXPECT_EQ(softcap_params(1e9f, 20).softcap_limit, 0) << "or is infinite";
+  EXPECT_EQ(softcap_params(0, 30).softcap_limit, 0);
 }
 
 struct Sharing {

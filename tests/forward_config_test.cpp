@@ -58,6 +58,19 @@ void for_each_config(Fn&& fn) {
   }
 }
 
+TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
+  const ForwardConfig text = config(problem(DType::bf16, 128, 128, Feature::score));
+  ASSERT_TRUE(for_small_text(text, 90));
+  EXPECT_EQ(text.tile_kv, 48);
+  EXPECT_EQ(for_small_text(text, 90)->tile_kv, 64);
+  EXPECT_EQ(for_small_text(text, 90)->tile_q, text.tile_q);
+  EXPECT_FALSE(for_small_text(text, 89)) << "registers hold what a warp has in common";
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score | Feature::bias)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score)), 90));
+}
+
 TEST(ForwardConfig, EveryCallFitsEveryGpu) {
   for_each_config([](const Problem& p, const ForwardConfig& c, int arch) {
     const std::string what = forward_program(c, "").expression + " sm_" + std::to_string(arch);

@@ -89,6 +89,23 @@ TEST_P(Forward, EachFeature) {
   }
 }
 
+// Scores far below the softcap, about it and far above; rows of few keys may have no score above zero.
+TEST_P(Forward, Softcaps) {
+  for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
+    for (const double spread : {0.3, 1.0, 6.0, 30.0}) {
+      for (const int64_t seqlen_kv : {2, 5, 150}) {
+        Case c = base();
+        c.softcap = softcap;
+        c.spread = spread;
+        c.seqlen_kv = seqlen_kv;
+        c.window_right = seqlen_kv == 150 ? 0 : -1;
+        SCOPED_TRACE(std::to_string(softcap) + " " + std::to_string(spread));
+        run(c);
+      }
+    }
+  }
+}
+
 TEST_P(Forward, PairsOfFeatures) {
   for (size_t a = 0; a < features().size(); ++a) {
     for (size_t b = a + 1; b < features().size(); ++b) {

@@ -72,6 +72,17 @@ TEST_F(Modification, Alibi) {
             "");
 }
 
+// With the longer tiles of small texts.
+TEST_F(Modification, AlibiIsSmall) {
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  core::Problem p{.dtype = core::DType::bf16, .head_dim_qk = 128, .head_dim_v = 128, .alignment = 16};
+  p.features |= Feature::score;
+  const auto longer = for_small_text(forward_config(p, typical_device(90)), 90);
+  ASSERT_TRUE(longer);
+  const std::string text = user_text("return score - arrays.f32(0)[h] * fabsf(float(k) - float(q));", "");
+  EXPECT_EQ(store.get(forward_program(*longer, text), {.arch = 90})->resources.stack_bytes, 0);
+}
+
 TEST_F(Modification, Softcap) { EXPECT_EQ(problem_of("return 30.0f * tanhf(score / 30.0f);", ""), ""); }
 
 TEST_F(Modification, BiasThroughTanh) {

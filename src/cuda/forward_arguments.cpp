@@ -67,12 +67,12 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
 void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
   params.softcap = softcap;
   params.softcap_scale = std::max(std::fabs(scale), std::numeric_limits<float>::min()) / softcap;
-  // Squares of products must stay finite; a coefficient that overflows or loses bits makes the series useless.
-  params.softcap_small = std::min(portable::kSmallTanh / params.softcap_scale, 0x1p60f);
+  // A coefficient that overflows or loses bits makes the series useless.
+  params.softcap_limit = softcap * std::tanh(portable::kSmallTanh);
   double factor = static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 3; ++i) {
     params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));
-    if (!std::isnormal(params.softcap_series[i])) params.softcap_small = 0;
+    if (!std::isnormal(params.softcap_series[i])) params.softcap_limit = 0;
     factor *= static_cast<double>(params.softcap_scale) * static_cast<double>(params.softcap_scale);
   }
 }

@@ -1,6 +1,7 @@
 #include "cuda/forward_sm80.hpp"
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/message.hpp"
@@ -60,9 +61,11 @@ core::WorkspaceSize workspace(const Problem& bounds, int) {
 std::string describe(const Problem& p, int) {
   const DeviceInfo& device = device_info(p.device.id);
   const ForwardConfig c = forward_config(p, device);
+  const std::optional<ForwardConfig> longer = for_small_text(c, device.arch);
   std::string text =
-      message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps, c.num_warps == 1 ? " warp" : " warps",
-              ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v);
+      message("tiles ", c.tile_q, " x ", c.tile_kv,
+              longer ? message(" (", longer->tile_kv, " if the text leaves the registers)") : "", ", ", c.num_warps,
+              c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v);
   if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
   return text + message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c),
                         " bytes of shared memory, ",
@@ -71,8 +74,11 @@ std::string describe(const Problem& p, int) {
 
 std::shared_ptr<const void> prepare(const Problem& bounds) {
   const DeviceInfo& device = device_info(bounds.device.id);
-  const ForwardConfig config = forward_config(bounds, device);
+  ForwardConfig config = forward_config(bounds, device);
   const std::string texts = user_text(bounds.score, bounds.keep);
+  if (const std::optional<ForwardConfig> longer = for_small_text(config, device.arch)) {
+    if (find_or_compile(forward_program(*longer, texts), device.arch)->resources.stack_bytes == 0) config = *longer;
+  }
   auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .l2_bytes = device.l2_bytes});
   prepared->forward = load(forward_program(config, texts), device.id, shared_bytes(config));
   if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);

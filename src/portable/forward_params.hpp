@@ -37,9 +37,10 @@ struct ArrayParams {
   int64_t count;
 };
 
-// tanh(y) / y in powers of y^2, relative error below 2^-24 for |y| < kSmallTanh.
-inline constexpr float kSmallTanh = 0.25f;
-inline constexpr float kTanhSeries[4] = {1.0f, -0.333332407f, 0.133242667f, -0.0514335407f};
+// tanh(y) / y in powers of y^2 (minimax): relative error below 8e-8 for |y| < kSmallTanh. y times it grows everywhere,
+// so that its values tell whether all arguments were small.
+inline constexpr float kSmallTanh = 0.19f;
+inline constexpr float kTanhSeries[3] = {0.999999922f, -0.333294616f, 0.130458953f};
 
 struct ForwardParams {
   OperandParams q, k, v, out;
@@ -68,8 +69,8 @@ struct ForwardParams {
   float scale;  // on q . k
   float softcap;
   float softcap_scale;         // |scale| / softcap
-  float softcap_small;         // |q . k| below which the series holds
-  float softcap_series[4];     // softcap tanh(softcap_scale s) / s in powers of s^2
+  float softcap_limit;         // in size, below which the series serves; 0: nowhere
+  float softcap_series[3];     // softcap tanh(softcap_scale s) / s in powers of s^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t causal_top_left;

@@ -170,19 +170,20 @@ struct ForwardSm80 {
   }
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. A text
-  // needs the registers; fp32 hides its loads behind its many instructions.
-  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score ? 0 : 1;
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts and
+  // the softcap need the registers; fp32 hides its loads behind its many instructions.
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap ? 0 : 1;
 
   // Registers are short but in the usual kernels. These are choices with which the assembler spills none
   // (tests/kernel_matrix_test.cpp).
   static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
+  static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
+      C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kFewCopies =  // addresses at once
-      C.element == Element::f32 || C.softcap || C.alibi || C.score ||
-      (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+      C.element == Element::f32 || C.alibi || C.score || (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      !C.softcap && !C.alibi && !C.keep && !kIsUsual;
+      !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, class IsThere>
@@ -228,24 +229,10 @@ struct ForwardSm80 {
     multiply_qk<C.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
-  __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
-    if constexpr (C.softcap && C.element != Element::f32) {
-      float largest[kMBlocks][2] = {};
-#pragma unroll
-      for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) largest[m][i / 2] = fmaxf(largest[m][i / 2], fabsf(s[m][j][i]));
-        }
-        largest[0][0] = fmaxf(largest[0][0], fmaxf(largest[m][0], largest[m][1]));
-      }
-      if (__all_sync(kAllLanes, score.is_small(largest[0][0]))) return modify_all<true>(s, score, tile);
-    }
-    if constexpr (!Score<C>::kIsPlain) modify_all<false>(s, score, tile);
-  }
-  template <bool IsSmall>
-  __device__ __forceinline__ void modify_all(Scores& s, const Score<C>& score, int32_t tile) const {
+  // Returns the lane's least score, wanted of a series alone.
+  template <bool Series>
+  __device__ __forceinline__ float modify(Scores& s, const Score<C>& score, int32_t tile) const {
+    float least = kInfinity;
     const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
@@ -253,12 +240,23 @@ struct ForwardSm80 {
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.template value<IsSmall>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          s[m][j][i] = score.template value<Series>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          if (Series) least = fminf(least, s[m][j][i]);
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.bias || (C.score && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
+    return least;
+  }
+
+  // True if the softcap's series serves a tile whose scores it has made: none above the maxima, none below `least`.
+  __device__ __forceinline__ static bool series_serves(const float (&tile_max)[kMBlocks][2], float least,
+                                                       const Score<C>& score) {
+    float largest = tile_max[0][0];
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) largest = fmaxf(largest, fmaxf(tile_max[m][0], tile_max[m][1]));
+    return __all_sync(kAllLanes, score.series_serves(least, largest));
   }
 
   // Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
@@ -299,7 +297,7 @@ struct ForwardSm80 {
   __device__ __forceinline__ bool store_bits(int32_t tile, bool sees, bool is_full) const {
     const int num_rows = sees ? min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row) : 0;
     uint32_t seen[kWords] = {}, of_row[kWords] = {};
-#pragma unroll 2
+#pragma unroll 3
     for (int row = 0; row < num_rows; ++row) {
       const auto [begin, end] = is_full ? KeyRange{0, (tile + 1) * C.tile_kv} : bounds(warp_row + row);
 #pragma unroll
@@ -411,6 +409,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
   bool is_large = false;
+  bool has_series = Score<C>::kHasSeries && p.softcap_limit > 0;  // serves so far
 
   const int32_t end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
@@ -431,19 +430,33 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     typename Block::Scores s;
     if (sees) {
-      block.scores(s, load_v);
-      block.modify(s, score, tile);
-      if (!is_full && !has_bits) block.mask(s, tile);
-      if constexpr (C.mask == MaskLevel::bits) {
-        if (has_bits) block.mask_bits(s);
+      float tile_max[Block::kMBlocks][2], least = 0;
+      // Once; twice where the softcap's series turns out not to serve, for then products are needed again.
+      for (bool is_first = true;; is_first = false) {
+        block.scores(s, [&] {
+          if (is_first) load_v();
+        });
+        if (has_series) {
+          least = block.template modify<true>(s, score, tile);
+        } else if constexpr (!Score<C>::kIsPlain) {
+          block.template modify<false>(s, score, tile);
+        }
+        if (!is_full && !has_bits) block.mask(s, tile);
+        if constexpr (C.mask == MaskLevel::bits) {
+          if (has_bits) block.mask_bits(s);
+        }
+        find_max(s, tile_max);
+        if (!has_series || block.series_serves(tile_max, least, score)) break;
+        has_series = false;
       }
-      update_max(s, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
+      update_max(tile_max, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
         for (int j = 0; j < Block::kBlocksV; ++j) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
         }
       });
+      if constexpr (Score<C>::kHasSeries) is_large = p.softcap > 0x1p19f;  // bounds them: a register less
       if (is_large) subtract_max(s, rows);
     } else {
       load_v();

@@ -41,16 +41,17 @@ __device__ __forceinline__ KeyTiles key_tiles(KeyRange first, KeyRange last, int
 template <bool HasMap>
 class VisitedTiles {
  public:
-  // The first tile at or after `tile` in [0, tiles.end), or tiles.end.
+  // The first tile at or after `tile` in [0, tiles.end), or tiles.end. With a map `tile` is 0 or the one after
+  // next()'s.
   __device__ __forceinline__ int32_t next(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
     if constexpr (!HasMap) {
       return tile >= tiles.kept && tile < tiles.begin ? tiles.begin : tile;
     } else {
-      while (tile < tiles.end) {
-        if (first_ < 0 || tile - first_ >= 32) load(tiles, tile_map, tile);
-        const uint32_t later = visible_ >> (tile - first_);
-        if (later != 0) return tile + __ffs(static_cast<int>(later)) - 1;
-        tile = first_ + 32;
+      const uint32_t later = tile - first_ < 32 ? visible_ >> (tile - first_) : 0;
+      if (later != 0) return tile + __ffs(static_cast<int>(later)) - 1;
+      for (tile = first_ + 32; tile < tiles.end; tile += 32) {
+        load(tiles, tile_map, tile);
+        if (visible_ != 0) return tile + __ffs(static_cast<int>(visible_)) - 1;
       }
       return tiles.end;
     }
@@ -67,7 +68,7 @@ class VisitedTiles {
     partial_ = __ballot_sync(kAllLanes, kind == TileClass::partial);
   }
 
-  int32_t first_ = -1;
+  int32_t first_ = -32;
   uint32_t visible_ = 0, partial_ = 0;
 };
 

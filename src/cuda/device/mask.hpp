@@ -55,21 +55,18 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   const Sequence s = sequence(p, batch_idx);
   const int32_t first_q = tile_q_idx * C.tile_q, first_kv = tile_kv_idx * C.tile_kv;
   const int32_t rows = min(C.tile_q, s.len_q - first_q), keys = min(C.tile_kv, s.len_kv - first_kv);
-  bool sees = false, hides = false;
+  int32_t pairs = 0, visible = 0;
   if (keys > 0) {
 #pragma unroll
     for (int first = 0; first < C.tile_kv; first += 32) {
       const int32_t j = first_kv + min(first + lane, keys - 1);  // a key twice does no harm
 #pragma unroll 8
-      for (int i = 0; i < rows; ++i) {
-        const bool visible = is_visible<C>(p, s, batch_idx, head_idx, first_q + i, j);
-        sees |= visible;
-        hides |= !visible;
-      }
+      for (int i = 0; i < rows; ++i) visible += is_visible<C>(p, s, batch_idx, head_idx, first_q + i, j) ? 1 : 0;
+      pairs += max(rows, 0);
     }
   }
-  sees = __any_sync(kAllLanes, sees);
-  hides = __any_sync(kAllLanes, hides);
+  const bool sees = __any_sync(kAllLanes, visible > 0);
+  const bool hides = __any_sync(kAllLanes, visible < pairs);
   if (lane != 0) return;
   const TileClass tile = !sees ? TileClass::hidden : hides ? TileClass::partial : TileClass::full;
   p.tile_map[batch_idx * p.tile_map_batch_stride + head_idx * p.tile_map_head_stride +

@@ -33,6 +33,8 @@ class Score {
   // Scores stay products of q and k, and scale enters with the exponent of 2.
   static constexpr bool kAreProducts =
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
+  // Softcap alone has a second form, cheap, that serves scores far from the softcap.
+  static constexpr bool kHasSeries = C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
@@ -49,8 +51,10 @@ class Score {
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // True if products up to `largest` in size are far from the softcap.
-  __device__ bool is_small(float largest) const { return largest < p_.softcap_small; }
+  // True if the softcap's series, which grows everywhere, serves where its values lie in [least, largest].
+  __device__ bool series_serves(float least, float largest) const {
+    return (least >= -p_.softcap_limit) & (largest <= p_.softcap_limit);
+  }
 
   // A query and a key, from which scores of some more are counted.
   struct Corner {
@@ -63,8 +67,8 @@ class Score {
   }
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths. IsSmall: is_small() of all products.
-  template <bool IsSmall>
+  // Both may lie past the lengths.
+  template <bool Series = false>
   __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
@@ -72,7 +76,7 @@ class Score {
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      s = softcap<IsSmall>(s);
+      s = softcap<Series>(s);
     } else {
       s *= q_scale();
     }
@@ -90,20 +94,16 @@ class Score {
 
   // The same in natural units, for a score of its own.
   __device__ float natural(float s, const Corner& corner, int32_t row, int32_t column) const {
-    const bool small = C.softcap && is_small(fabsf(s));
-    return scale() * (small ? value<true>(s, corner, row, column) : value<false>(s, corner, row, column));
+    return scale() * value(s, corner, row, column);
   }
 
  private:
-  // c tanh(scale s / c): of small products an odd polynomial.
-  template <bool IsSmall>
+  // softcap tanh(scale s / softcap). Series: as an odd polynomial.
+  template <bool Series>
   __device__ float softcap(float s) const {
-    if constexpr (IsSmall) {
+    if constexpr (Series) {
       const float square = s * s;
-      float sum = __fmaf_rn(p_.softcap_series[3], square, p_.softcap_series[2]);
-      sum = __fmaf_rn(sum, square, p_.softcap_series[1]);
-      sum = __fmaf_rn(sum, square, p_.softcap_series[0]);
-      return s * sum;
+      return s * __fmaf_rn(__fmaf_rn(square, p_.softcap_series[2], p_.softcap_series[1]), square, p_.softcap_series[0]);
     } else {
       return p_.softcap * tanhf(s * p_.softcap_scale);
     }

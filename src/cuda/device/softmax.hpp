@@ -33,14 +33,9 @@ __device__ __forceinline__ float row_sum(float value) {
 
 inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
 
-// Takes the scores of MBlocks blocks into their maxima. Where a maximum that was used falls behind, rescale(m, factor)
-// is called for every block m: the output follows by a factor for each of its two rows. is_large, the same in all
-// lanes, tells of a maximum so large that scale_log2 times it must not be rounded apart from its scores.
-template <int MBlocks, int Blocks, class Rescale>
-__device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
-                                           float scale_log2, bool& is_large, const Rescale& rescale) {
-  float tile_max[MBlocks][2];
-  bool is_behind = false;
+// Rows' maxima of the scores of MBlocks blocks.
+template <int MBlocks, int Blocks>
+__device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], float (&tile_max)[MBlocks][2]) {
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
@@ -49,6 +44,22 @@ __device__ __forceinline__ void update_max(const float (&s)[MBlocks][Blocks][4],
 #pragma unroll
       for (int j = 1; j < Blocks; ++j) max = fmaxf(max, fmaxf(s[m][j][r * 2], s[m][j][r * 2 + 1]));
       tile_max[m][r] = row_max(max);
+    }
+  }
+}
+
+// Takes the maxima of a tile's scores into those of the rows. Where a maximum that was used falls behind,
+// rescale(m, factor) is called for every block m: the output follows by a factor for each of its two rows. is_large,
+// the same in all lanes, tells of a maximum so large that scale_log2 times it must not be rounded apart from its
+// scores.
+template <int MBlocks, class Rescale>
+__device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], RowState (&rows)[MBlocks],
+                                           float scale_log2, bool& is_large, const Rescale& rescale) {
+  bool is_behind = false;
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
       is_behind |= (tile_max[m][r] - rows[m].max[r]) * scale_log2 > kLag;  // true from -inf on, false for -inf twice
     }
   }
