@@ -144,6 +144,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   c.tile_kv = dim <= 64 ? 128 : dim <= 96 ? 96 : c.head_dim_v <= 128 && dim <= 192 ? 128 : dim <= 192 ? 112 : 80;
   c.num_warps = c.tile_q / 16;
   return c;
+}
 
 std::optional<ForwardConfig> for_small_text(const ForwardConfig& config, int arch) {
   if (!config.score || weight(config) > 2 || config.tile_kv != 48 || arch < 90) return std::nullopt;

@@ -13,11 +13,11 @@
 namespace tessella::cuda {
 
 portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
-// Of forward_sm90, for 16-bit types and head dims to 256.
-portable::ForwardConfig forward_sm90_config(const core::Problem& problem);
 // The same with more keys a tile, for a text that leaves the registers, which only compiling it tells. None where the
 // kernel has no text or more beside it.
 std::optional<portable::ForwardConfig> for_small_text(const portable::ForwardConfig& config, int arch);
+// Of forward_sm90, for 16-bit types and head dims to 256.
+portable::ForwardConfig forward_sm90_config(const core::Problem& problem);
 // Of the ladder's kernels: smaller tiles, as clarity comes before speed there.
 portable::ForwardConfig ladder_config(const core::Problem& problem, const DeviceInfo& device);
 
