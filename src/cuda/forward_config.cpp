@@ -137,7 +137,13 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   };
   ForwardConfig c{.element = p.dtype == core::DType::bf16 ? Element::bf16 : Element::f16,
                   .head_dim_qk = padded_dim(p.head_dim_qk),
-                  .head_dim_v = padded_dim(p.head_dim_v)};
+                  .head_dim_v = padded_dim(p.head_dim_v),
+                  .softcap = p.features.has(Feature::softcap),
+                  .alibi = p.features.has(Feature::alibi),
+                  .bias = p.features.has(Feature::bias),
+                  .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32,
+                  .dropout = p.features.has(Feature::dropout),
+                  .score = p.features.has(Feature::score)};
   // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows.
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
   c.tile_q = dim <= 96 ? 192 : 128;

@@ -1,10 +1,7 @@
 #include "cuda/forward_sm90.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <memory>
-#include <numbers>
 #include <string>
 
 #include "core/message.hpp"
@@ -80,15 +77,11 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const CurrentDevice current(p.device.id);
   const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
   const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
-  // Its sign goes to q. Zero would make 0 * -inf of a hidden key.
-  const float scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min());
   const portable::ForwardSm90Params params{
       .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, config.tile_q),
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
-      .scale = scale,
-      .scale_log2 = scale * std::numbers::log2e_v<float>,
       .counter = static_cast<uint32_t*>(workspace.state),
       .num_items = static_cast<int32_t>(items)};
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
@@ -115,8 +108,7 @@ core::Kernel forward_sm90() {
   kernel.device = core::DeviceType::cuda;
   kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
   kernel.max_head_dim = 256;
-  kernel.features = core::all_features().without(core::kElementMasks | Feature::keep | Feature::score | Feature::bias |
-                                                 Feature::softcap | Feature::alibi | Feature::dropout);
+  kernel.features = core::all_features().without(core::kElementMasks | Feature::keep);
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
   kernel.workspace = [](const Problem&, int) { return core::WorkspaceSize{.state_bytes = sizeof(uint32_t)}; };

@@ -14,8 +14,6 @@ struct alignas(128) TensorMap {
 struct ForwardSm90Params {
   TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and 64 rows (q) or tile_kv rows
   ForwardParams forward;
-  float scale;        // from what the softmax sees to natural scores, above 0
-  float scale_log2;   // and to exponents of 2
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads
 };
@@ -29,10 +27,10 @@ struct ForwardSm90Layout {
   int32_t bytes;
 };
 
-inline constexpr int32_t kItemSlots = 2;
+inline constexpr int32_t kItemSlots = 2;  // and one that is not handed on
 inline constexpr int32_t kItemBytes = 256;
 inline constexpr int32_t kMaxStages = 4;
-inline constexpr int32_t kBarrierBytes = 512;
+inline constexpr int32_t kBarrierBytes = 256;
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
 
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
@@ -41,7 +39,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
   layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
-  const int32_t rest = kItemSlots * (kItemBytes + c.tile_q * 8) + kBarrierBytes;
+  const int32_t rest = (kItemSlots + 1) * kItemBytes + kItemSlots * c.tile_q * 8 + kBarrierBytes;
   // Two stages of each first, then a second slot of q, which lets the next tile begin early, then more stages.
   const auto fits = [&] {
     return layout.q_slots * layout.q_bytes + layout.k_stages * layout.k_bytes + layout.v_stages * layout.v_bytes +
@@ -65,7 +63,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   layout.k_at = layout.q_slots * layout.q_bytes;
   layout.v_at = layout.k_at + layout.k_stages * layout.k_bytes;
   layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
-  layout.bounds_at = layout.items_at + kItemSlots * kItemBytes;
+  layout.bounds_at = layout.items_at + (kItemSlots + 1) * kItemBytes;
   layout.barriers_at = layout.bounds_at + kItemSlots * c.tile_q * 8;
   layout.bytes = layout.barriers_at + kBarrierBytes;
   return layout;

@@ -6,6 +6,7 @@
 //
 //   warp 0            finds the next tile of queries, loads q and k      rings of q, k and items in shared memory
 //   warp 1            loads v                                            ring of v
+//   warp 2            writes rows that no key reaches
 //   each warpgroup    64 queries of the tile:
 //     for every key tile i of the stream:
 //       begin s = q k(i)^T                        matrix unit, scores of this tile
@@ -25,8 +26,10 @@
 #include "cuda/device/ring.hpp"
 #include "cuda/device/rows.hpp"
 #include "cuda/device/schedule.hpp"
+#include "cuda/device/score.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax_rows.hpp"
+#include "portable/dropout.hpp"
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::device {
@@ -98,26 +101,24 @@ struct ForwardSm90 {
     ptx::publish_barriers();
   }
 
-  // Called by a whole warp. Keys of the rows: those of the tile, of the sequence and of each warpgroup by the lanes of
-  // one warp; then, where some tile needs masks, of every row.
+  // By a whole warp: what is to be known of an item. Keys of its rows, of the sequence and of each warpgroup by the
+  // lanes side by side.
   __device__ __forceinline__ void write_item(int slot, uint32_t item_idx) const {
     Item& to = item(slot);
     const int lane = static_cast<int>(threadIdx.x % 32);
-    if (item_idx >= static_cast<uint32_t>(p.num_items)) {
-      if (lane == 0) to.exists = 0;
-      return;
-    }
+    __syncwarp();  // all have read what was there
     if (lane == 0) {
-      to.exists = 1;
-      to.work = work_tile(p.forward, item_idx, 0);
-      to.sequence = device::sequence(p.forward, to.work.batch_idx);
+      to.exists = item_idx < static_cast<uint32_t>(p.num_items) ? 1 : 0;
+      to.tiles = {0, 0, 0, 0, 0};
+      if (to.exists != 0) {
+        to.work = work_tile(p.forward, item_idx, 0);
+        to.sequence = device::sequence(p.forward, to.work.batch_idx);
+      }
     }
     __syncwarp();
+    if (to.exists == 0) return;
     const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
-    if (first > last) {
-      if (lane == 0) to.tiles = {0, 0, 0, 0, 0};
-      return;
-    }
+    if (first > last) return;
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
     int32_t row = lane % 2 == 0 ? first : last;
     if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
@@ -132,12 +133,17 @@ struct ForwardSm90 {
       (lane == 0 ? to.tiles : to.warpgroup_tiles[lane / 2 - 2]) = tiles;
     }
     __syncwarp();
-    if (to.tiles.all_are_full()) return;
+  }
+  // The keys of every row, where some tile needs masks.
+  __device__ __forceinline__ void write_bounds(int slot) const {
+    const Item& of = item(slot);
+    if (of.tiles.all_are_full()) return;
 #pragma unroll 1
-    for (int i = lane; i < C.tile_q; i += 32) {
-      const KeyRange keys = range(to.sequence, first + i);
+    for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
+      const KeyRange keys = range(of.sequence, of.first_q() + i);
       ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
     }
+    __syncwarp();
   }
   __device__ __forceinline__ static KeyRange range(const Sequence& sequence, int32_t row) {
     const auto end = static_cast<int32_t>(sequence.band.end(row));
@@ -163,18 +169,20 @@ struct ForwardSm90 {
     QRing q(q_barriers());
     KRing k(k_barriers());
     uint32_t item_idx = blockIdx.x;
-    for (;; items.advance()) {
+    for (;;) {
       items.wait_empty();
       write_item(items.slot(), item_idx);
-      __syncwarp();
-      if (is_first_lane) items.arrive_full();
       const Item& to = item(items.slot());
+      const bool has_keys = to.has_keys();
+      if (has_keys) write_bounds(items.slot());
+      // Nobody else hears of an item without keys.
+      if (is_first_lane && (has_keys || to.exists == 0)) items.arrive_full();
       if (to.exists == 0) break;
       // Every block begins with an item of its own and takes the next one that nobody has, long before it needs it. The
       // counter is zero again when the last block has found that there is none.
       uint32_t taken = 0;
       if (is_first_lane) taken = atomicAdd(p.counter, 1u);
-      if (is_first_lane && to.has_keys()) {
+      if (is_first_lane && has_keys) {
         const int32_t head_kv = to.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
         const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, to.work.batch_idx);
         const int32_t row_kv = to.sequence.row_kv, end = to.tiles.end;
@@ -199,6 +207,19 @@ struct ForwardSm90 {
       }
       if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
       item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
+      if (has_keys) items.advance();
+    }
+  }
+
+  // Rows that need no product, those of every gridDim.x-th item.
+  __device__ __forceinline__ void write_rows() const {
+    constexpr int kSlot = portable::kItemSlots;
+#pragma unroll 1
+    for (uint32_t item_idx = blockIdx.x; item_idx < static_cast<uint32_t>(p.num_items); item_idx += gridDim.x) {
+      write_item(kSlot, item_idx);
+      const Item& of = item(kSlot);
+      write_rows_without_keys<C.tile_q>(p.forward, of.work, of.sequence, of.has_keys(),
+                                        static_cast<int>(threadIdx.x % 32));
     }
   }
 
@@ -210,19 +231,17 @@ struct ForwardSm90 {
       items.wait_full();
       const Item& from = item(items.slot());
       if (from.exists == 0) break;
-      if (from.has_keys()) {
-        const int32_t head_kv = from.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
-        const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, from.work.batch_idx);
-        const int32_t row_kv = from.sequence.row_kv, end = from.tiles.end;
-        Visited visited;
-        for (int32_t tile = visited.next(from.tiles, nullptr, 0); tile < end;
-             tile = visited.next(from.tiles, nullptr, tile + 1)) {
-          v.wait_empty();
-          v.arrive_full_expecting(kLayout.v_bytes);
-          copy_tile<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), C.tile_kv,
-                                  row_kv + tile * C.tile_kv, head_kv, batch_kv);
-          v.advance();
-        }
+      const int32_t head_kv = from.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
+      const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, from.work.batch_idx);
+      const int32_t row_kv = from.sequence.row_kv, end = from.tiles.end;
+      Visited visited;
+      for (int32_t tile = visited.next(from.tiles, nullptr, 0); tile < end;
+           tile = visited.next(from.tiles, nullptr, tile + 1)) {
+        v.wait_empty();
+        v.arrive_full_expecting(kLayout.v_bytes);
+        copy_tile<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), C.tile_kv,
+                                row_kv + tile * C.tile_kv, head_kv, batch_kv);
+        v.advance();
       }
       items.arrive_empty();
     }
@@ -254,6 +273,9 @@ struct ForwardSm90 {
           v(of.v_barriers()) {}
 
     __device__ const Item& current() const { return block.item(items.slot()); }
+    __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
+      return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
+    }
     // Of the tile of queries.
     __device__ int row(int r) const { return static_cast<int>(threadIdx.x / 32 - 4) * 16 + r * 8 + lane / 4; }
 
@@ -264,18 +286,10 @@ struct ForwardSm90 {
       ring.advance();
     }
 
-    // Goes to the next item that has keys, at `items`, and settles those before it. False if there is none.
-    __device__ __forceinline__ bool find_item() {
-      for (;;) {
-        items.wait_full();
-        const Item& item = current();
-        if (item.exists == 0) return false;
-        const int thread = static_cast<int>(threadIdx.x) - 128;
-        write_rows_without_query<C>(p, item.work, item.sequence, thread);
-        if (item.has_keys()) return true;
-        write_rows_without_keys<C>(p, item.work, item.sequence, thread);
-        release(items);
-      }
+    // Waits for the item at `items`. False if there is none left.
+    __device__ __forceinline__ bool find_item() const {
+      items.wait_full();
+      return current().exists != 0;
     }
 
     // Waits for the item's queries. The sign of a negative scale is theirs from here on.
@@ -338,9 +352,41 @@ struct ForwardSm90 {
       ptx::named_wait(4 + warpgroup, 128);
     }
 
+    // Softcap, bias, ALiBi and the caller's text.
+    __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
+      const Score<C> score = score_of(p, current());
+      const typename Score<C>::Corner corner =
+          score.corner(current().first_q() + row(0), tile * C.tile_kv + lane % 4 * 2);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[j][i] = score.value(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+        // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
+        if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
+      }
+    }
+
+    // Zeroes what dropout takes from blocks j and j + 1, 16 keys.
+    __device__ __forceinline__ void drop(float (&s)[kBlocks][4], int32_t tile, int j) const {
+      const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
+                                         p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
+                                         p.dropout_threshold};
+      const WorkTile& work = current().work;
+      const portable::Random4 random = dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
+                                                    (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16,
+                                                    lane / 4, lane % 4);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
+        float* pair = &s[j + word / 2][word % 2 * 2];
+        if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
+        if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
+      }
+    }
+
     // Masks the tile's scores and takes them into the maxima. Returns whether o must be multiplied by `factor`.
     __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                                 float (&factor)[2]) {
+      if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
       if (!is_full(tile)) {
         hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
           const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
@@ -357,13 +403,15 @@ struct ForwardSm90 {
 
     // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
     template <class After>
-    __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], float scale_log2, const After& after) {
+    __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
+                                                 const After& after) {
       const float offset[2] = {softmax_offset(rows.max[0], scale_log2, is_large),
                                softmax_offset(rows.max[1], scale_log2, is_large)};
       float sum[2][2] = {};
 #pragma unroll
       for (int j = 0; j < kBlocks; j += 2) {
         exponentiate_16(s, j, scale_log2, offset, sum);
+        if constexpr (C.dropout) drop(s, tile, j);
         after(j);
       }
 #pragma unroll
@@ -415,7 +463,7 @@ struct ForwardSm90 {
       constexpr int kTurnThreads = 256;  // those who wait and those who let them
       if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
       if (!find_item()) return;
-      const float scale_log2 = block.p.scale_log2;
+      const float scale_log2 = score_of(p, current()).scale_log2();
       float factor[2];
       take_q();
       int32_t tile = enter(0);
@@ -426,7 +474,7 @@ struct ForwardSm90 {
         ptx::wait_products<0>(s[0]);
         release(k);
         take_scores(s, tile, scale_log2, factor);
-        exponentiate(s[0], scale_log2, [&](int j) { pack(s[0], j); });
+        exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
       }
       for (;;) {
         // The next tile of the stream, and whether the item ends before it.
@@ -465,9 +513,10 @@ struct ForwardSm90 {
           const RowState rows_before = rows;
           if (ends) rows = {};
           const bool is_behind = take_scores(s, tile, scale_log2, factor);
-          exponentiate(s[0], scale_log2, [](int) {});
+          exponentiate(s[0], tile, scale_log2, [](int) {});
           // The assembler would move half of the softmax behind the wait, but not over a branch.
-          asm volatile("" : "+f"(rows.sum[0]), "+f"(rows.sum[1]));
+          ptx::keep_in_place(rows.sum[0]);
+          ptx::keep_in_place(rows.sum[1]);
           if (ends) {
             end_output(true, before, rows_before);
           } else {
@@ -480,7 +529,7 @@ struct ForwardSm90 {
           end_output(ends, before, rows);
           if (ends) rows = {};
           if (take_scores(s, tile, scale_log2, factor)) rescale(factor);
-          exponentiate(s[0], scale_log2, [&](int j) { pack(s[0], j); });
+          exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
         }
       }
       clear_unseen_values(current(), tile);
@@ -494,7 +543,7 @@ struct ForwardSm90 {
       const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const RowResult result = finish(of.max[r], row_sum(of.sum[r]), block.p.scale, has_sink, sink);
+        const RowResult result = finish(of.max[r], row_sum(of.sum[r]), score_of(p, item).scale(), has_sink, sink);
         const int32_t query = item.first_q() + row(r);
         const bool is_there = query < item.sequence.len_q;
         if (p.lse.data != nullptr && is_there && lane % 4 == 0) {
@@ -533,6 +582,7 @@ __global__ void __launch_bounds__(ForwardSm90<C>::kThreads, 1)
     ptx::give_registers<Block::kProducerRegisters>();
     if (threadIdx.x / 32 == 0) block.load_q_and_k();
     if (threadIdx.x / 32 == 1) block.load_v();
+    if (threadIdx.x / 32 == 2) block.write_rows();
   } else {
     ptx::take_registers<Block::kConsumerRegisters>();
     typename Block::Consumer consumer(block);

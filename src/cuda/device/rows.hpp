@@ -11,47 +11,44 @@
 
 namespace tessella::device {
 
-// Zeros in rows [first, end) of the sequence, and this lse.
-template <portable::ForwardConfig C>
+// Zeros in rows [first, end) of the sequence, and this lse; by the lanes of a warp.
 __device__ __forceinline__ void write_zero_rows(const portable::ForwardParams& p, const WorkTile& work,
                                                 const Sequence& sequence, int32_t first, int32_t end, float lse,
-                                                int thread) {
+                                                int lane) {
   for (int32_t i = first; i < end; ++i) {
     const int64_t row = sequence.row_q + i;
     const int64_t at =
         work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
-    for (int32_t c = thread; c < p.head_dim_v; c += C.num_warps * 32) {
+    for (int32_t c = lane; c < p.head_dim_v; c += 32) {
       if (p.out_is_f32) {
         static_cast<float*>(p.out.data)[at + c] = 0;
       } else {
         static_cast<uint16_t*>(p.out.data)[at + c] = 0;
       }
     }
-    if (p.lse.data != nullptr && thread == 0) {
+    if (p.lse.data != nullptr && lane == 0) {
       static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
                                       row * p.lse.row_stride] = lse;
     }
   }
 }
 
-// Rows that belong to the sequence and to no query: out 0, lse -inf. The item of tile t takes tiles t, t + tiles_q, ...
-template <portable::ForwardConfig C>
-__device__ __forceinline__ void write_rows_without_query(const portable::ForwardParams& p, const WorkTile& work,
-                                                         const Sequence& sequence, int thread) {
-  for (int32_t first = work.tile_idx * C.tile_q; first < sequence.slots_q; first += p.tiles_q * C.tile_q) {
-    write_zero_rows<C>(p, work, sequence, max(first, sequence.len_q), min(first + C.tile_q, sequence.slots_q),
-                       -kInfinity, thread);
-  }
-}
-
-// Queries of the tile where none sees a key: out 0, and the lse of a sink alone.
-template <portable::ForwardConfig C>
+// Of a tile of queries, rows that need no product: those that belong to the sequence and to no query (out 0, lse -inf;
+// the item of tile t takes tiles t, t + tiles_q, ...), and where has_keys is false all queries (out 0, the lse of a sink
+// alone). By the lanes of a warp.
+template <int TileQ>
 __device__ __forceinline__ void write_rows_without_keys(const portable::ForwardParams& p, const WorkTile& work,
-                                                        const Sequence& sequence, int thread) {
-  const float lse = p.sink.data == nullptr ? -kInfinity
-                                           : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
-  const int32_t first = work.tile_idx * C.tile_q;
-  write_zero_rows<C>(p, work, sequence, first, min(first + C.tile_q, sequence.len_q), lse, thread);
+                                                        const Sequence& sequence, bool has_keys, int lane) {
+  const int32_t tile = work.tile_idx * TileQ;
+  if (!has_keys) {
+    const float lse = p.sink.data == nullptr ? -kInfinity
+                                             : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
+    write_zero_rows(p, work, sequence, tile, min(tile + TileQ, sequence.len_q), lse, lane);
+  }
+  for (int32_t first = tile; first < sequence.slots_q; first += p.tiles_q * TileQ) {
+    write_zero_rows(p, work, sequence, max(first, sequence.len_q), min(first + TileQ, sequence.slots_q), -kInfinity,
+                    lane);
+  }
 }
 
 // Four words of four lanes that share a row: lane t gets the words of all four for block t.

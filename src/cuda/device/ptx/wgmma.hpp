@@ -15,21 +15,18 @@ using portable::Element;
 __device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// The compiler computes these values before what follows, and reads them after what comes before.
-template <int Blocks>
-__device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
-#pragma unroll
-  for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[j][i])::"memory");
-  }
-}
+// The compiler computes the value before what follows, and reads it after what comes before.
+__device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 
 // Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
 template <int Pending, int Blocks>
 __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
-  keep_in_place(d);
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) keep_in_place(d[j][i]);
+  }
 }
 
 // Describes an operand in shared memory: swizzled panels of 64 columns, in which blocks of 8 rows follow each other.

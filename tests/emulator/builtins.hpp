@@ -1,0 +1,82 @@
+// The CUDA dialect on a host compiler: keywords, built-in variables and functions that src/cuda/device uses.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "emulator.hpp"
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__
+#define __align__(bytes)
+#define threadIdx (tessella::emulator::thread_idx())
+#define blockIdx (tessella::emulator::block_idx())
+#define gridDim (tessella::emulator::grid_dim())
+
+struct uint2 {
+  uint32_t x, y;
+};
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+
+template <typename A, typename B>
+constexpr auto min(A a, B b) {
+  return a < b ? a : b;
+}
+template <typename A, typename B>
+constexpr auto max(A a, B b) {
+  return a < b ? b : a;
+}
+
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
+  const uint32_t before = *to;
+  *to += value;
+  return before;
+}
+
+inline void __syncthreads() {
+  tessella::emulator::named_barrier(0, tessella::emulator::num_threads(), true);
+}
+inline void __syncwarp() { tessella::emulator::exchange({}); }
+template <typename T>
+T __shfl_sync(uint32_t, T value, int lane) {
+  static_assert(sizeof(T) == 4);
+  return std::bit_cast<T>(
+      tessella::emulator::exchange({{std::bit_cast<uint32_t>(value), 0, 0, 0}})[lane % 32].words[0]);
+}
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int with) {
+  return __shfl_sync(mask, value, static_cast<int>(threadIdx.x % 32) ^ with);
+}
+template <typename T>
+T __shfl_down_sync(uint32_t mask, T value, int by) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(mask, value, lane + by < 32 ? lane + by : lane);
+}
+inline uint32_t __ballot_sync(uint32_t, bool value) {
+  const tessella::emulator::Given* given = tessella::emulator::exchange({{value ? 1u : 0u, 0, 0, 0}});
+  uint32_t bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) bits |= given[lane].words[0] << lane;
+  return bits;
+}
+inline bool __any_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline bool __all_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) == 0xFFFFFFFF; }

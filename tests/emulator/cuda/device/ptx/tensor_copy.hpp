@@ -1,0 +1,47 @@
+// Stands in for src/cuda/device/ptx/tensor_copy.hpp: the copy engine, whose copies land some time later.
+#pragma once
+
+#include "emulator.hpp"
+#include "portable/forward_sm90.hpp"
+
+namespace tessella::emulator {
+
+// What a TensorMap holds here: a 16-bit tensor (head_dim, row, head, batch), strides in elements.
+struct Tensor {
+  const uint16_t* data;
+  int64_t sizes[4];
+  int64_t row_stride, head_stride, batch_stride;
+  int64_t box_rows;
+};
+static_assert(sizeof(Tensor) <= sizeof(portable::TensorMap));
+
+// The place of a 16-byte chunk in a panel of 128-byte rows.
+inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+}  // namespace tessella::emulator
+
+namespace tessella::device::ptx {
+
+inline void prefetch(const portable::TensorMap&) {}
+inline void fence_async() {}
+
+inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barrier, int32_t column, int32_t row,
+                     int32_t head, int32_t batch) {
+  emulator::Tensor t;
+  std::memcpy(&t, &map, sizeof t);
+  emulator::later([=] {
+    for (int64_t r = 0; r < t.box_rows; ++r) {
+      for (int64_t c = 0; c < 64; ++c) {
+        const bool is_there = row + r >= 0 && row + r < t.sizes[1] && column + c < t.sizes[0] && head >= 0 &&
+                              head < t.sizes[2] && batch >= 0 && batch < t.sizes[3];
+        const uint16_t value = is_there ? t.data[(row + r) * t.row_stride + head * t.head_stride +
+                                                 batch * t.batch_stride + column + c]
+                                        : uint16_t{0};
+        emulator::store(emulator::swizzled(to + static_cast<uint32_t>(r * 128 + c * 2)), value);
+      }
+    }
+    emulator::complete_bytes(barrier, static_cast<uint32_t>(t.box_rows * 128));
+  });
+}
+
+}  // namespace tessella::device::ptx

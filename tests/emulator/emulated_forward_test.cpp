@@ -1,0 +1,225 @@
+// The GPU's forward kernels on the CPU (emulator.hpp): their logic, their waits and what they write, against the
+// reference, without a GPU. Speed, the layout of hardware operands and its instructions remain for the GPU to show.
+#include "builtins.hpp"
+// builtins.hpp comes first: device code is written in its words.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "api/forward.hpp"
+#include "call.hpp"
+#include "cases.hpp"
+#include "cuda/device/forward_sm80.hpp"
+#include "cuda/device/forward_sm90.hpp"
+#include "cuda/forward_arguments.hpp"
+#include "cuda/forward_config.hpp"
+
+namespace tessella::tests {
+namespace {
+
+using core::Problem;
+using portable::Element;
+using portable::ForwardConfig;
+
+constexpr int64_t kL2Bytes = 50 << 20;
+constexpr unsigned kBlocks = 3;
+
+// A kernel's config and how it runs, for each config that the cases below need.
+struct Sm90 {
+  ForwardConfig config;
+  std::function<void(const portable::ForwardSm90Params&, unsigned num_blocks, uint64_t seed)> run;
+};
+template <ForwardConfig C>
+Sm90 sm90() {
+  return {C, [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
+            emulator::launch({num_blocks, 1, 1}, device::ForwardSm90<C>::kThreads,
+                             static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
+                             [&] { device::forward_sm90<C>(params); });
+          }};
+}
+constexpr ForwardConfig plain(Element element, int32_t qk, int32_t v, int32_t tile_q, int32_t tile_kv) {
+  return {.element = element,
+          .head_dim_qk = qk,
+          .head_dim_v = v,
+          .tile_q = tile_q,
+          .tile_kv = tile_kv,
+          .num_warps = tile_q / 16};
+}
+constexpr ForwardConfig with_softcap(ForwardConfig c) {
+  c.softcap = true;
+  return c;
+}
+constexpr ForwardConfig with_alibi(ForwardConfig c) {
+  c.alibi = true;
+  return c;
+}
+constexpr ForwardConfig with_dropout(ForwardConfig c) {
+  c.dropout = true;
+  return c;
+}
+constexpr ForwardConfig with_bias(ForwardConfig c) {
+  c.bias = c.bias_is_f32 = true;
+  return c;
+}
+
+const std::vector<Sm90>& sm90_kernels() {
+  constexpr ForwardConfig k64 = plain(Element::bf16, 64, 64, 192, 128), k128 = plain(Element::bf16, 128, 128, 128, 128);
+  static const std::vector<Sm90> all = {sm90<k64>(),
+                                        sm90<plain(Element::f16, 64, 64, 192, 128)>(),
+                                        sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
+                                        sm90<k128>(),
+                                        sm90<plain(Element::bf16, 192, 128, 128, 128)>(),
+                                        sm90<plain(Element::bf16, 192, 192, 128, 112)>(),
+                                        sm90<plain(Element::bf16, 256, 256, 128, 80)>(),
+                                        sm90<with_softcap(k64)>(),
+                                        sm90<with_alibi(k128)>(),
+                                        sm90<with_dropout(k128)>(),
+                                        sm90<with_bias(k64)>()};
+  return all;
+}
+
+portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
+                               int32_t box_rows) {
+  const emulator::Tensor tensor = {reinterpret_cast<const uint16_t*>(t.data), {head_dim, rows, heads, batch},
+                                   t.row_stride, t.head_stride, t.batch_stride, box_rows};
+  portable::TensorMap map{};
+  std::memcpy(&map, &tensor, sizeof tensor);
+  return map;
+}
+
+// "" or what is wrong.
+std::string run_sm90(const Case& c, uint64_t seed) {
+  Call call(c);
+  const Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
+  const ForwardConfig config = cuda::forward_sm90_config(p);
+  const auto kernel = std::ranges::find(sm90_kernels(), config, &Sm90::config);
+  if (kernel == sm90_kernels().end()) return "no kernel of this config is among those of the test";
+  const cuda::TileMap map = cuda::tile_map(p, config);
+  const int64_t items = cuda::forward_blocks(p, map);
+  const int64_t batch_q = p.cu_seqlens_q ? 1 : p.batch, batch_kv = p.cu_seqlens_kv ? 1 : p.batch;
+  uint32_t counter = 0;
+  const portable::ForwardSm90Params params = {
+      .q = tensor_map(p.q, p.head_dim_qk, p.total_q, p.heads_q, batch_q, config.tile_q),
+      .k = tensor_map(p.k, p.head_dim_qk, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
+      .v = tensor_map(p.v, p.head_dim_v, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
+      .forward = cuda::forward_params(p, config, map, nullptr, kL2Bytes),
+      .counter = &counter,
+      .num_items = static_cast<int32_t>(items)};
+  if (items == 0 || p.total_q == 0) return call.check();
+  try {
+    kernel->run(params, static_cast<unsigned>(std::min<int64_t>(items, kBlocks)), seed);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  if (counter != 0) return "the counter is left at " + std::to_string(counter);
+  return call.check();
+}
+
+Case base(int64_t head_dim_qk, int64_t head_dim_v) {
+  return {.dtype = "bf16",
+          .batch = 2,
+          .heads_q = 2,
+          .heads_kv = 1,
+          .seqlen_q = 210,
+          .seqlen_kv = 300,
+          .head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .seed = 1};
+}
+
+void expect_right(const Case& c, uint64_t seed = 1) {
+  EXPECT_EQ(run_sm90(c, seed), "") << "--case \"" << to_string(c) << "\"";
+}
+
+TEST(EmulatedSm90, HeadDims) {
+  for (const auto& [qk, v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {40, 56}}) {
+    expect_right(base(qk, v));
+  }
+}
+
+TEST(EmulatedSm90, Half) {
+  Case c = base(64, 64);
+  c.dtype = "f16";
+  expect_right(c);
+}
+
+TEST(EmulatedSm90, Bands) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case& c) { c.window_right = 0; },
+             [](Case& c) { c.window_left = 90, c.window_right = 4; },
+             [](Case& c) { c.causal_top_left = true; },
+             [](Case& c) { c.chunk = 70; },
+             [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; },
+             [](Case& c) { c.prefix = true; },
+             [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
+             [](Case& c) { c.seqlen_kv = 0; }}) {
+      Case c = base(head_dim, head_dim);
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
+TEST(EmulatedSm90, Lengths) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case& c) { c.packed_q = c.packed_kv = true; },
+             [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
+             [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
+             [](Case& c) { c.leftpad_kv = true, c.window_right = 0; }}) {
+      for (const uint64_t seed : {1, 2, 3}) {
+        Case c = base(head_dim, head_dim);
+        c.batch = 3;
+        c.seed = seed;
+        change(c);
+        expect_right(c);
+      }
+    }
+  }
+}
+
+TEST(EmulatedSm90, Scores) {
+  Case c = base(64, 64);
+  c.softcap = 2;
+  expect_right(c);
+  c = base(128, 128);
+  c.alibi = "bh";
+  expect_right(c);
+  c = base(64, 64);
+  c.bias = "bhqk";
+  expect_right(c);
+  c = base(128, 128);
+  c.dropout = 0.3;
+  expect_right(c);
+}
+
+TEST(EmulatedSm90, OutputsAndScales) {
+  Case c = base(64, 64);
+  c.out_dtype = "f32";
+  expect_right(c);
+  c = base(64, 64);
+  c.sink = true;
+  expect_right(c);
+  c = base(128, 128);
+  c.scale = -0.1;
+  expect_right(c);
+  c.spread = 40;
+  expect_right(c);
+}
+
+// The order in which warps run, copies land and products read decides nothing.
+TEST(EmulatedSm90, AnyOrderGivesTheSameBits) {
+  for (const int64_t head_dim : {64, 128}) {
+    Case c = base(head_dim, head_dim);
+    c.batch = 1;
+    c.window_right = 0;
+    for (uint64_t seed = 1; seed <= 8; ++seed) expect_right(c, seed);
+  }
+}
+
+}  // namespace
+}  // namespace tessella::tests

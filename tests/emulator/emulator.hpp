@@ -1,0 +1,77 @@
+// Runs device code on the CPU: every thread of a block is a fiber, and what only a GPU has (barriers, warp votes, the
+// copy engine, matrix instructions) is done by the headers beside this one, which stand in for src/cuda/device/ptx.
+//
+// Fibers take turns in an order that a seed decides, copies land and matrix instructions read their operands as early or
+// as late as the seed likes. A missing wait shows as a wrong result, a wait for something that never comes as a
+// Deadlock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+
+namespace tessella::emulator {
+
+struct Deadlock : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+// Of the fiber that runs.
+int num_threads();
+const Index& thread_idx();
+const Index& block_idx();
+const Index& grid_dim();
+
+// Runs body() as every thread of every block, block after block. shared_bytes: of dynamic shared memory, poisoned before
+// each block. Throws what a thread throws, and Deadlock.
+void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body);
+
+// Dynamic shared memory. Its addresses begin behind 1024 bytes of the system's, as on a GPU.
+inline constexpr size_t kMaxShared = 232448;
+uint32_t shared_address(const void* pointer);
+// Memory at a shared address; throws std::out_of_range.
+std::byte* at(uint32_t address, size_t bytes);
+template <typename T>
+T load(uint32_t address) {
+  T value;
+  std::memcpy(&value, at(address, sizeof value), sizeof value);
+  return value;
+}
+template <typename T>
+void store(uint32_t address, const T& value) {
+  std::memcpy(at(address, sizeof value), &value, sizeof value);
+}
+
+// The fiber stops until ready() says true.
+void wait_until(const std::function<bool()>& ready);
+
+// Something that happens on its own, at some time.
+void later(std::function<void()> action);
+
+// Groups of a thread's asynchronous work, done in order: some time after it is begun, at the latest when its group is
+// waited for.
+enum class Work { copies, products };
+void begin(Work kind, std::function<void()> piece);
+void commit(Work kind);
+void wait_groups(Work kind, size_t num_pending);
+
+// What every lane of the calling warp gives, in all of them.
+struct Given {
+  uint32_t words[4];
+};
+const Given* exchange(const Given& mine);
+
+// Counted barriers: named ones, and those in shared memory.
+void named_barrier(int barrier, int threads, bool waits);
+void init_barrier(uint32_t address, uint32_t count);
+void arrive(uint32_t address, uint32_t expected_bytes);
+void complete_bytes(uint32_t address, uint32_t bytes);
+void wait(uint32_t address, uint32_t parity);
+
+}  // namespace tessella::emulator
