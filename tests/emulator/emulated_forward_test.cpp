@@ -28,10 +28,21 @@ constexpr int64_t kL2Bytes = 50 << 20;
 constexpr unsigned kBlocks = 3;
 
 // A kernel's config and how it runs, for each config that the cases below need.
-struct Sm90 {
+template <class Params>
+struct Emulated {
   ForwardConfig config;
-  std::function<void(const portable::ForwardSm90Params&, unsigned num_blocks, uint64_t seed)> run;
+  std::function<void(const Params&, unsigned num_blocks, uint64_t seed)> run;
 };
+using Sm80 = Emulated<portable::ForwardParams>;
+using Sm90 = Emulated<portable::ForwardSm90Params>;
+template <ForwardConfig C>
+Sm80 sm80() {
+  return {C, [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
+            emulator::launch({num_blocks, static_cast<unsigned>(params.slices_v), 1}, C.num_warps * 32,
+                             static_cast<size_t>(portable::shared_bytes(C)), seed,
+                             [&] { device::forward_sm80<C>(params); });
+          }};
+}
 template <ForwardConfig C>
 Sm90 sm90() {
   return {C, [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
@@ -81,6 +92,26 @@ const std::vector<Sm90>& sm90_kernels() {
   return all;
 }
 
+// As forward_config() has them for Hopper.
+const std::vector<Sm80>& sm80_kernels() {
+  static const std::vector<Sm80> all = [] {
+    constexpr ForwardConfig kPlain = {.element = Element::bf16,
+                                      .head_dim_qk = 32,
+                                      .head_dim_v = 32,
+                                      .tile_q = 128,
+                                      .tile_kv = 128,
+                                      .num_warps = 4,
+                                      .blocks_per_sm = 2};
+    constexpr ForwardConfig kSoftcap = [] {
+      ForwardConfig c = with_softcap(kPlain);
+      c.tile_kv = 96;
+      return c;
+    }();
+    return std::vector<Sm80>{sm80<kPlain>(), sm80<kSoftcap>()};
+  }();
+  return all;
+}
+
 portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                                int32_t box_rows) {
   const emulator::Tensor tensor = {reinterpret_cast<const uint16_t*>(t.data), {head_dim, rows, heads, batch},
@@ -115,6 +146,23 @@ std::string run_sm90(const Case& c, uint64_t seed) {
     return error.what();
   }
   if (counter != 0) return "the counter is left at " + std::to_string(counter);
+  return call.check();
+}
+
+std::string run_sm80(const Case& c, uint64_t seed) {
+  Call call(c);
+  Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
+  p.alignment = 16;
+  const ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
+  const auto kernel = std::ranges::find(sm80_kernels(), config, &Sm80::config);
+  if (kernel == sm80_kernels().end()) return "no kernel of this config is among those of the test";
+  const cuda::TileMap map = cuda::tile_map(p, config);
+  try {
+    kernel->run(cuda::forward_params(p, config, map, nullptr, kL2Bytes),
+                static_cast<unsigned>(cuda::forward_blocks(p, map)), seed);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
   return call.check();
 }
 
@@ -209,6 +257,30 @@ TEST(EmulatedSm90, OutputsAndScales) {
   expect_right(c);
   c.spread = 40;
   expect_right(c);
+}
+
+// As Forward.Softcaps of forward_test.cpp.
+TEST(EmulatedSm80, Softcaps) {
+  for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
+    for (const double spread : {0.3, 1.0, 6.0, 30.0}) {
+      for (const int64_t seqlen_kv : {2, 5, 150}) {
+        Case c = base(32, 32);
+        c.seqlen_q = 37;
+        c.softcap = softcap;
+        c.spread = spread;
+        c.seqlen_kv = seqlen_kv;
+        c.window_right = seqlen_kv == 150 ? 0 : -1;
+        EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+      }
+    }
+  }
+}
+TEST(EmulatedSm80, Plain) {
+  for (const bool is_causal : {false, true}) {
+    Case c = base(32, 32);
+    c.window_right = is_causal ? 0 : -1;
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+  }
 }
 
 // The order in which warps run, copies land and products read decides nothing.

@@ -4,9 +4,10 @@
 // A block stays on its multiprocessor and takes tile after tile of queries; its key tiles, those of all its query tiles
 // one behind the other, are one stream:
 //
-//   warp 0            finds the next tile of queries, loads q and k      rings of q, k and items in shared memory
-//   warp 1            loads v                                            ring of v
-//   warp 2            writes rows that no key reaches
+//   warp 0            finds the next tile of queries                     ring of items, as all rings in shared memory
+//   warp 1            loads q and k                                      rings of q and k
+//   warp 2            loads v                                            ring of v
+//   warp 3            writes rows that no key reaches
 //   each warpgroup    64 queries of the tile:
 //     for every key tile i of the stream:
 //       begin s = q k(i)^T                        matrix unit, scores of this tile
@@ -94,7 +95,7 @@ struct ForwardSm90 {
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr uint32_t kWarps = 4 * kWarpgroups;
-    Items::init(item_barriers(), 1, kWarps + 1);
+    Items::init(item_barriers(), 1, kWarps + 2);
     QRing::init(q_barriers(), 1, kWarps);
     KRing::init(k_barriers(), 1, kWarps);
     VRing::init(v_barriers(), 1, kWarps);
@@ -163,52 +164,83 @@ struct ForwardSm90 {
     }
   }
 
-  __device__ __forceinline__ void load_q_and_k() const {
-    const bool is_first_lane = threadIdx.x % 32 == 0;
+  // Every block begins with an item of its own and takes the next one that nobody has. The counter is zero again when
+  // the last block has found that there is none. Nobody hears of an item without keys.
+  __device__ __forceinline__ void find_items() const {
     Items items(item_barriers());
-    QRing q(q_barriers());
-    KRing k(k_barriers());
-    uint32_t item_idx = blockIdx.x;
-    for (;;) {
+#pragma unroll 1
+    for (uint32_t item_idx = blockIdx.x;;) {
       items.wait_empty();
       write_item(items.slot(), item_idx);
-      const Item& to = item(items.slot());
-      const bool has_keys = to.has_keys();
+      const bool exists = item(items.slot()).exists != 0, has_keys = item(items.slot()).has_keys();
       if (has_keys) write_bounds(items.slot());
-      // Nobody else hears of an item without keys.
-      if (is_first_lane && (has_keys || to.exists == 0)) items.arrive_full();
-      if (to.exists == 0) break;
-      // Every block begins with an item of its own and takes the next one that nobody has, long before it needs it. The
-      // counter is zero again when the last block has found that there is none.
-      uint32_t taken = 0;
-      if (is_first_lane) taken = atomicAdd(p.counter, 1u);
-      if (is_first_lane && has_keys) {
-        const int32_t head_kv = to.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
-        const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, to.work.batch_idx);
-        const int32_t row_kv = to.sequence.row_kv, end = to.tiles.end;
-        Visited visited;
-        bool has_q = false;
-        for (int32_t tile = visited.next(to.tiles, nullptr, 0); tile < end;
-             tile = visited.next(to.tiles, nullptr, tile + 1)) {
-          k.wait_empty();
-          k.arrive_full_expecting(kLayout.k_bytes);
-          copy_tile<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), C.tile_kv,
-                                   row_kv + tile * C.tile_kv, head_kv, batch_kv);
-          k.advance();
-          if (has_q) continue;
-          has_q = true;
-          q.wait_empty();
-          q.arrive_full_expecting(kLayout.q_bytes);
-          copy_tile<C.head_dim_qk>(s_q + q.slot() * kLayout.q_bytes, p.q, q.full(), C.tile_q,
-                                   to.sequence.row_q + to.first_q(), to.work.head_idx,
-                                   batch_of(p.forward.cu_seqlens_q, to.work.batch_idx));
-          q.advance();
-        }
+      if (has_keys || !exists) {
+        if (threadIdx.x % 32 == 0) items.arrive_full();
+        items.advance();
       }
-      if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
+      if (!exists) return;
+      uint32_t taken = 0;
+      if (threadIdx.x % 32 == 0) {
+        taken = atomicAdd(p.counter, 1u);
+        if (taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
+      }
       item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
-      if (has_keys) items.advance();
     }
+  }
+
+  // load(item, tile) for every key tile of every item; by one thread.
+  template <class Load>
+  __device__ __forceinline__ void for_each_tile(const Load& load) const {
+    Items items(item_barriers());
+#pragma unroll 1
+    for (;; items.advance()) {
+      items.wait_full();
+      const Item& of = item(items.slot());
+      if (of.exists == 0) return;
+      const int32_t end = of.tiles.end;
+#pragma unroll 1
+      for (int32_t tile = Visited().next(of.tiles, nullptr, 0); tile < end;
+           tile = Visited().next(of.tiles, nullptr, tile + 1)) {
+        load(of, tile);
+      }
+      items.arrive_empty();
+    }
+  }
+  // A tile of k or v.
+  template <int Columns>
+  __device__ __forceinline__ void copy_keys(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
+                                            const Item& of, int32_t tile) const {
+    copy_tile<Columns>(to, map, barrier, C.tile_kv, of.sequence.row_kv + tile * C.tile_kv,
+                       of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv),
+                       batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+  }
+
+  __device__ __forceinline__ void load_q_and_k() const {
+    QRing q(q_barriers());
+    KRing k(k_barriers());
+    for_each_tile([&](const Item& of, int32_t tile) {
+      k.wait_empty();
+      k.arrive_full_expecting(kLayout.k_bytes);
+      copy_keys<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), of, tile);
+      k.advance();
+      if (tile != Visited().next(of.tiles, nullptr, 0)) return;
+      q.wait_empty();
+      q.arrive_full_expecting(kLayout.q_bytes);
+      copy_tile<C.head_dim_qk>(s_q + q.slot() * kLayout.q_bytes, p.q, q.full(), C.tile_q,
+                               of.sequence.row_q + of.first_q(), of.work.head_idx,
+                               batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
+      q.advance();
+    });
+  }
+
+  __device__ __forceinline__ void load_v() const {
+    VRing v(v_barriers());
+    for_each_tile([&](const Item& of, int32_t tile) {
+      v.wait_empty();
+      v.arrive_full_expecting(kLayout.v_bytes);
+      copy_keys<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), of, tile);
+      v.advance();
+    });
   }
 
   // Rows that need no product, those of every gridDim.x-th item.
@@ -220,30 +252,6 @@ struct ForwardSm90 {
       const Item& of = item(kSlot);
       write_rows_without_keys<C.tile_q>(p.forward, of.work, of.sequence, of.has_keys(),
                                         static_cast<int>(threadIdx.x % 32));
-    }
-  }
-
-  __device__ __forceinline__ void load_v() const {
-    if (threadIdx.x % 32 != 0) return;
-    Items items(item_barriers());
-    VRing v(v_barriers());
-    for (;; items.advance()) {
-      items.wait_full();
-      const Item& from = item(items.slot());
-      if (from.exists == 0) break;
-      const int32_t head_kv = from.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
-      const int32_t batch_kv = batch_of(p.forward.cu_seqlens_kv, from.work.batch_idx);
-      const int32_t row_kv = from.sequence.row_kv, end = from.tiles.end;
-      Visited visited;
-      for (int32_t tile = visited.next(from.tiles, nullptr, 0); tile < end;
-           tile = visited.next(from.tiles, nullptr, tile + 1)) {
-        v.wait_empty();
-        v.arrive_full_expecting(kLayout.v_bytes);
-        copy_tile<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), C.tile_kv,
-                                row_kv + tile * C.tile_kv, head_kv, batch_kv);
-        v.advance();
-      }
-      items.arrive_empty();
     }
   }
 
@@ -260,7 +268,6 @@ struct ForwardSm90 {
     uint32_t probabilities[kBlocks / 2][4];
     RowState rows;
     int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
-    bool is_large = false;
 
     __device__ __forceinline__ explicit Consumer(const ForwardSm90& of)
         : block(of),
@@ -393,8 +400,8 @@ struct ForwardSm90 {
           return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
         });
       }
-      const bool is_behind = raise_max(s[0], rows, scale_log2, is_large, factor);
-      if (is_large) {
+      const bool is_behind = raise_max(s[0], rows, scale_log2, factor);
+      if (has_large_max(rows, scale_log2)) {
         const RowState of[1] = {rows};
         subtract_max(s, of);
       }
@@ -405,6 +412,7 @@ struct ForwardSm90 {
     template <class After>
     __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                  const After& after) {
+      const bool is_large = has_large_max(rows, scale_log2);
       const float offset[2] = {softmax_offset(rows.max[0], scale_log2, is_large),
                                softmax_offset(rows.max[1], scale_log2, is_large)};
       float sum[2][2] = {};
@@ -580,9 +588,17 @@ __global__ void __launch_bounds__(ForwardSm90<C>::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::give_registers<Block::kProducerRegisters>();
-    if (threadIdx.x / 32 == 0) block.load_q_and_k();
-    if (threadIdx.x / 32 == 1) block.load_v();
-    if (threadIdx.x / 32 == 2) block.write_rows();
+    const bool is_first_lane = threadIdx.x % 32 == 0;
+    switch (threadIdx.x / 32) {
+      case 0: block.find_items(); break;
+      case 1:
+        if (is_first_lane) block.load_q_and_k();
+        break;
+      case 2:
+        if (is_first_lane) block.load_v();
+        break;
+      default: block.write_rows();
+    }
   } else {
     ptx::take_registers<Block::kConsumerRegisters>();
     typename Block::Consumer consumer(block);

@@ -20,10 +20,10 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// Takes a tile's scores into the maxima; kLag, is_large and what follows from them are update_max()'s. Returns true, in
-// all lanes alike, where what was summed before must be multiplied by `factor`; the sums here are.
+// Takes a tile's scores into the maxima, which may lag behind as those of update_max(). Returns true, in all lanes alike,
+// where what was summed before must be multiplied by `factor`; the sums here are.
 template <int Blocks>
-__device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState& rows, float scale_log2, bool& is_large,
+__device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState& rows, float scale_log2,
                                           float (&factor)[2]) {
   float max[2] = {row_max(lane_max(s, 0)), row_max(lane_max(s, 1))};
   if (__any_sync(kAllLanes, fminf(max[0], max[1]) < 0)) {  // a row of negative scores alone: as floats, then
@@ -37,17 +37,22 @@ __device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState&
   }
   const bool is_behind = (max[0] - rows.max[0]) * scale_log2 > kLag || (max[1] - rows.max[1]) * scale_log2 > kLag;
   if (!__any_sync(kAllLanes, is_behind)) return false;
-  bool mine = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float raised = fmaxf(rows.max[r], max[r]);
     factor[r] = raised == rows.max[r] ? 1.0f : ptx::exp2((rows.max[r] - raised) * scale_log2);
     rows.max[r] = raised;
     rows.sum[r] *= factor[r];
-    mine |= raised > -kInfinity && fabsf(raised) * scale_log2 > 0x1p20f;
   }
-  is_large = __any_sync(kAllLanes, mine);
   return true;
+}
+
+// True, in all lanes alike, for a maximum so large that scale_log2 times it must not be rounded apart from its scores.
+__device__ __forceinline__ bool has_large_max(const RowState& rows, float scale_log2) {
+  bool mine = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) mine |= rows.max[r] > -kInfinity && fabsf(rows.max[r]) * scale_log2 > 0x1p20f;
+  return __any_sync(kAllLanes, mine);
 }
 
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
