@@ -181,7 +181,9 @@ TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
       for (int i = 2; i >= 0; --i) sum = sum * product * product + static_cast<double>(params.softcap_series[i]);
       const double series = product * sum, exact = softcap * std::tanh(product * kScale / softcap);
       EXPECT_GT(series, before) << "what is too large for the series looks so";
-      if (series <= limit) EXPECT_NEAR(series, exact, exact * 2e-7) << softcap << " " << product;
+      if (series <= limit) {
+        EXPECT_NEAR(series, exact, exact * 2e-7) << softcap << " " << product;
+      }
       before = series;
     }
   }

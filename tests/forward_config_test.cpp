@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
+
+#include "portable/forward_sm90.hpp"
 
 namespace {
 
@@ -170,6 +173,29 @@ TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
       const ForwardConfig c = config(problem(DType::bf16, head_dim, head_dim), arch);
       EXPECT_LE(2 * (shared_bytes(c) + 1024), typical_device(arch).shared_bytes_per_sm) << head_dim;
       EXPECT_EQ(c.blocks_per_sm, 2) << head_dim;
+    }
+  }
+}
+
+TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
+  for (const int64_t qk : {1, 8, 40, 64, 72, 96, 128, 160, 192, 200, 256}) {
+    for (const int64_t v : {1, 8, 64, 96, 128, 192, 256}) {
+      for (const core::Features features :
+           {core::Features(), core::Features(Feature::bias), Feature::bias | Feature::dropout}) {
+        const ForwardConfig c = forward_sm90_config(problem(DType::bf16, qk, v, features));
+        const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
+        SCOPED_TRACE(std::to_string(qk) + "/" + std::to_string(v) + ": " + std::to_string(c.tile_q) + " x " +
+                     std::to_string(c.tile_kv));
+        EXPECT_GE(c.head_dim_qk, qk);
+        EXPECT_GE(c.head_dim_v, v);
+        EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
+        EXPECT_GE(std::min({layout.k_stages, layout.v_stages}), 2);
+        EXPECT_GE(layout.q_slots, 1);
+        // Tiles start where the swizzle does, and barriers fit behind them.
+        EXPECT_EQ((layout.q_bytes | layout.k_at | layout.k_bytes | layout.v_at | layout.v_bytes) % 1024, 0);
+        EXPECT_LE(16 * (portable::kItemSlots + layout.q_slots + layout.k_stages + layout.v_stages),
+                  portable::kBarrierBytes);
+      }
     }
   }
 }

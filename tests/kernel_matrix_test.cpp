@@ -137,6 +137,44 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
     EXPECT_EQ(problem_of(all[i], store), "");
 }
 
+// Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it has
+// made matrix instructions wait for each other.
+TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const FeatureSet sets[] = {{"plain", {}},
+                             {"softcap", Feature::softcap},
+                             {"alibi", Feature::alibi},
+                             {"bias in f32", Feature::bias, DType::f32},
+                             {"dropout", Feature::dropout},
+                             {"score", Feature::score},
+                             {"bias and dropout", Feature::bias | Feature::dropout}};
+  constexpr HeadDims kDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+  for (size_t set = 0; set < std::size(sets); ++set) {
+    for (size_t dims = 0; dims < std::size(kDims); ++dims) {
+      // The plain kernel of every size, every feature at one.
+      if (!g_full && set != 0 && dims != set % std::size(kDims)) continue;
+      Problem p{.dtype = dims == 1 ? DType::f16 : DType::bf16,
+                .head_dim_qk = kDims[dims].qk,
+                .head_dim_v = kDims[dims].v,
+                .features = sets[set].features,
+                .alignment = 16};
+      p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
+      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(float(q) - float(k));";
+      const ForwardConfig config = forward_sm90_config(p);
+      const auto cubin = store.get(forward_sm90_program(config, user_text(p.score, p.keep)),
+                                   {.arch = 90, .arch_specific = true});
+      const Resources& takes = cubin->resources;
+      const std::string what = std::to_string(kDims[dims].qk) + "/" + std::to_string(kDims[dims].v) + " " +
+                               sets[set].name + ", tiles " + std::to_string(config.tile_q) + " x " +
+                               std::to_string(config.tile_kv) + "\n" + cubin->log;
+      EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
+      EXPECT_EQ(takes.registers, 65536 / (config.num_warps * 32 + 128) / 8 * 8) << what;
+      EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
+    }
+  }
+}
+
 // Those are there to be read and compared: they may spill.
 TEST(LadderKernels, Compile) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();

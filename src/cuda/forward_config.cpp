@@ -5,6 +5,7 @@
 
 #include "core/message.hpp"
 #include "core/sequence.hpp"
+#include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -144,10 +145,21 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
                   .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32,
                   .dropout = p.features.has(Feature::dropout),
                   .score = p.features.has(Feature::score)};
-  // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows.
+  // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows. Keys of a tile: as
+  // many as leave registers for what bias and dropout do to scores (tests/kernel_matrix_test.cpp).
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
   c.tile_q = dim <= 96 ? 192 : 128;
-  c.tile_kv = dim <= 64 ? 128 : dim <= 96 ? 96 : c.head_dim_v <= 128 && dim <= 192 ? 128 : dim <= 192 ? 112 : 80;
+  const int num_heavy = (c.bias ? 1 : 0) + (c.dropout ? 1 : 0);
+  const bool is_wide = dim > 96 && c.head_dim_v != 128;
+  const int32_t longest = num_heavy == 2   ? 64
+                          : num_heavy == 1 ? (c.head_dim_v == 128 ? 112 : 80)
+                          : is_wide        ? (dim <= 192 ? 112 : 80)
+                          : dim == 96      ? 96
+                                           : 128;
+  for (const int32_t tile_kv : {128, 112, 96, 80, 64}) {
+    c.tile_kv = tile_kv;
+    if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
+  }
   c.num_warps = c.tile_q / 16;
   return c;
 }

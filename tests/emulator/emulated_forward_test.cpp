@@ -69,10 +69,12 @@ constexpr ForwardConfig with_alibi(ForwardConfig c) {
 }
 constexpr ForwardConfig with_dropout(ForwardConfig c) {
   c.dropout = true;
+  c.tile_kv = 112;
   return c;
 }
 constexpr ForwardConfig with_bias(ForwardConfig c) {
   c.bias = c.bias_is_f32 = true;
+  c.tile_kv = 80;
   return c;
 }
 
@@ -257,6 +259,22 @@ TEST(EmulatedSm90, OutputsAndScales) {
   expect_right(c);
   c.spread = 40;
   expect_right(c);
+}
+
+// All that the kernel reads at run time, joined at random.
+TEST(EmulatedSm90, RandomCases) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    Case c = random_case(seed, "", "bf16");
+    c.device = c.out_dtype = c.dense = c.block_map = c.bias = c.alibi = "";
+    c.layout = seed % 2 == 0 ? "bshd" : "bhsd";
+    c.shift = 0;
+    c.document = c.guard = c.plan = false;
+    c.softcap = c.dropout = 0;
+    c.head_dim_qk = c.head_dim_v = seed % 3 == 0 ? 128 : 64;
+    c.batch = std::min<int64_t>(c.batch, 3);
+    c.heads_q = c.heads_kv = std::min<int64_t>(c.heads_kv, 2);
+    expect_right(c, seed);
+  }
 }
 
 // As Forward.Softcaps of forward_test.cpp.

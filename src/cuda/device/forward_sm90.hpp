@@ -47,9 +47,9 @@ struct ForwardSm90 {
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 232;
   // Found by measuring (docs/forward_sm90.md). Turns: a warpgroup begins its products when the one before it has begun
   // its own, so that one multiplies while the others are at their softmax. Overlap: the softmax runs beside the
-  // warpgroup's own o += p v too.
+  // warpgroup's own o += p v too, where that leaves registers.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
-  static constexpr bool kOverlaps = C.head_dim_v > 96 && C.head_dim_v <= 128;
+  static constexpr bool kOverlaps = C.head_dim_v > 96 && C.head_dim_v <= 128 && !C.bias && !C.dropout;
   static constexpr int kBlocks = C.tile_kv / 8;
   static constexpr int kBlocksV = C.head_dim_v / 8;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);

@@ -1,0 +1,78 @@
+// The emulator shows what is wrong with a kernel: a wait for nothing, a missing wait, an arrival too many.
+#include "builtins.hpp"
+// builtins.hpp comes first: device code is written in its words.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cuda/device/ptx/barrier.hpp"
+#include "cuda/device/ptx/shared.hpp"
+
+namespace tessella::emulator {
+namespace {
+
+constexpr uint32_t kBarrier = 1024, kData = 2048;
+
+TEST(Emulator, VotesAndShufflesWithinWarps) {
+  std::vector<int> sums(64);
+  launch({1, 1, 1}, 64, 0, 1, [&] {
+    int sum = static_cast<int>(threadIdx.x);
+    for (int with = 16; with > 0; with /= 2) sum += __shfl_xor_sync(~0u, sum, with);
+    sums[threadIdx.x] = __any_sync(~0u, threadIdx.x == 40) ? -sum : sum;
+  });
+  for (unsigned i = 0; i < 64; ++i) EXPECT_EQ(sums[i], i < 32 ? 496 : -(496 + 32 * 32));
+}
+
+TEST(Emulator, AWaitForNothingIsADeadlock) {
+  const auto run = [](bool is_missing) {
+    launch({1, 1, 1}, 32, 64, 1, [&] {
+      if (threadIdx.x == 0) init_barrier(kBarrier, 2);
+      __syncthreads();
+      if (threadIdx.x < (is_missing ? 1 : 2)) arrive(kBarrier, 0);
+      wait(kBarrier, 0);
+    });
+  };
+  EXPECT_NO_THROW(run(false));
+  EXPECT_THROW(run(true), Deadlock);
+}
+
+TEST(Emulator, AnArrivalTooManyIsAnError) {
+  const auto run = [](unsigned arrivals) {
+    launch({1, 1, 1}, 32, 64, 1, [&] {
+      if (threadIdx.x == 0) init_barrier(kBarrier, 1);
+      __syncthreads();
+      if (threadIdx.x == 0) arrive(kBarrier, 16);  // the phase waits for bytes
+      if (threadIdx.x == 0 && arrivals > 1) arrive(kBarrier, 0);
+      if (threadIdx.x == 0) complete_bytes(kBarrier, 16);
+    });
+  };
+  EXPECT_NO_THROW(run(1));
+  EXPECT_THROW(run(2), std::logic_error);
+}
+
+// A copy that nobody waits for has landed in some orders and not in others.
+TEST(Emulator, AMissingWaitIsSeen) {
+  const auto wrong = [](bool waits) {
+    const uint32_t source[4] = {1, 2, 3, 4};
+    int count = 0;
+    for (uint64_t seed = 0; seed < 32; ++seed) {
+      launch({1, 1, 1}, 32, 4096, seed, [&] {
+        if (threadIdx.x != 0) return;
+        device::ptx::copy_chunk_async(kData, source, true);
+        device::ptx::commit_copies();
+        if (waits) device::ptx::wait_copies<0>();
+        if (device::ptx::load_word(kData) != 1) ++count;
+      });
+    }
+    return count;
+  };
+  EXPECT_EQ(wrong(true), 0);
+  EXPECT_GT(wrong(false), 0);
+}
+
+TEST(Emulator, AddressesAreChecked) {
+  EXPECT_THROW(launch({1, 1, 1}, 1, 64, 1, [] { device::ptx::load_word(0); }), std::out_of_range);
+}
+
+}  // namespace
+}  // namespace tessella::emulator
