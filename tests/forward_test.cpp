@@ -30,9 +30,9 @@ class Forward : public EachKernel {
     const Outcome outcome = run_case(c);
     const bool leaves_it = outcome.text.find("the copy engine reads") != std::string::npos ||
                            outcome.text.find("does not support") != std::string::npos;  // to the kernel behind it
-    const bool fine = outcome.verdict == Verdict::passed ||
-                      ((may_refuse || (leaves_it && GetParam().name == "cuda.forward_sm90")) &&
-                       outcome.verdict == Verdict::refused);
+    const bool fine =
+        outcome.verdict == Verdict::passed ||
+        ((may_refuse || (leaves_it && GetParam().name == "cuda.forward_sm90")) && outcome.verdict == Verdict::refused);
     EXPECT_TRUE(fine) << "--case \"" << to_string(c) << "\"\n  " << outcome.text;
   }
   Case base() const {

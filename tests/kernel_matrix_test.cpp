@@ -137,8 +137,8 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
     EXPECT_EQ(problem_of(all[i], store), "");
 }
 
-// Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it has
-// made matrix instructions wait for each other.
+// Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
+// has made matrix instructions wait for each other.
 TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
@@ -162,8 +162,8 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
       if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(float(q) - float(k));";
       const ForwardConfig config = forward_sm90_config(p);
-      const auto cubin = store.get(forward_sm90_program(config, user_text(p.score, p.keep)),
-                                   {.arch = 90, .arch_specific = true});
+      const auto cubin =
+          store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});
       const Resources& takes = cubin->resources;
       const std::string what = std::to_string(kDims[dims].qk) + "/" + std::to_string(kDims[dims].v) + " " +
                                sets[set].name + ", tiles " + std::to_string(config.tile_q) + " x " +

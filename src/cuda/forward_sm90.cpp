@@ -92,10 +92,11 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
 std::string describe(const Problem& p, int) {
   const ForwardConfig c = forward_sm90_config(p);
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
-  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / 64, " warpgroups that multiply, head dims as "
-                 "compiled ", c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ",
-                 layout.k_stages, " stages of k and ", layout.v_stages, " of v, ", layout.bytes,
-                 " bytes of shared memory, ",
+  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / 64,
+                 " warpgroups that multiply, head dims as "
+                 "compiled ",
+                 c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages,
+                 " stages of k and ", layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory, ",
                  origin(forward_sm90_program(c, user_text(p.score, p.keep)), {.arch = kArch, .arch_specific = true}));
 }
 

@@ -14,8 +14,8 @@ portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& 
   const uint64_t strides[3] = {bytes(operand.row_stride), bytes(operand.head_stride), bytes(operand.batch_stride)};
   const uint32_t box[4] = {64, static_cast<uint32_t>(box_rows), 1, 1};
   const uint32_t steps[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = operand.dtype == core::DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUtensorMapDataType type =
+      operand.dtype == core::DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMap map;
   check(required_driver().cuTensorMapEncodeTiled(&map, type, 4, operand.data, dims, strides, box, steps,
                                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

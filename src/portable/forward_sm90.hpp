@@ -43,7 +43,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   // Two stages of each first, then a second slot of q, which lets the next tile begin early, then more stages.
   const auto fits = [&] {
     return layout.q_slots * layout.q_bytes + layout.k_stages * layout.k_bytes + layout.v_stages * layout.v_bytes +
-               rest <= kHopperSharedBytes;
+               rest <=
+           kHopperSharedBytes;
   };
   layout.q_slots = 2;
   layout.k_stages = layout.v_stages = 2;

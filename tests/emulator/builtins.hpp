@@ -53,9 +53,7 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   return before;
 }
 
-inline void __syncthreads() {
-  tessella::emulator::named_barrier(0, tessella::emulator::num_threads(), true);
-}
+inline void __syncthreads() { tessella::emulator::named_barrier(0, tessella::emulator::num_threads(), true); }
 inline void __syncwarp() { tessella::emulator::exchange({}); }
 template <typename T>
 T __shfl_sync(uint32_t, T value, int lane) {

@@ -116,8 +116,12 @@ const std::vector<Sm80>& sm80_kernels() {
 
 portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                                int32_t box_rows) {
-  const emulator::Tensor tensor = {reinterpret_cast<const uint16_t*>(t.data), {head_dim, rows, heads, batch},
-                                   t.row_stride, t.head_stride, t.batch_stride, box_rows};
+  const emulator::Tensor tensor = {reinterpret_cast<const uint16_t*>(t.data),
+                                   {head_dim, rows, heads, batch},
+                                   t.row_stride,
+                                   t.head_stride,
+                                   t.batch_stride,
+                                   box_rows};
   portable::TensorMap map{};
   std::memcpy(&map, &tensor, sizeof tensor);
   return map;
@@ -199,12 +203,9 @@ TEST(EmulatedSm90, Half) {
 TEST(EmulatedSm90, Bands) {
   for (const int64_t head_dim : {64, 128}) {
     for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
-             [](Case& c) { c.window_right = 0; },
-             [](Case& c) { c.window_left = 90, c.window_right = 4; },
-             [](Case& c) { c.causal_top_left = true; },
-             [](Case& c) { c.chunk = 70; },
-             [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; },
-             [](Case& c) { c.prefix = true; },
+             [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 90, c.window_right = 4; },
+             [](Case& c) { c.causal_top_left = true; }, [](Case& c) { c.chunk = 70; },
+             [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; }, [](Case& c) { c.prefix = true; },
              [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
              [](Case& c) { c.seqlen_kv = 0; }}) {
       Case c = base(head_dim, head_dim);
@@ -216,11 +217,11 @@ TEST(EmulatedSm90, Bands) {
 
 TEST(EmulatedSm90, Lengths) {
   for (const int64_t head_dim : {64, 128}) {
-    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
-             [](Case& c) { c.packed_q = c.packed_kv = true; },
-             [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
-             [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
-             [](Case& c) { c.leftpad_kv = true, c.window_right = 0; }}) {
+    for (const std::function<void(Case&)>& change :
+         std::vector<std::function<void(Case&)>>{[](Case& c) { c.packed_q = c.packed_kv = true; },
+                                                 [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
+                                                 [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
+                                                 [](Case& c) { c.leftpad_kv = true, c.window_right = 0; }}) {
       for (const uint64_t seed : {1, 2, 3}) {
         Case c = base(head_dim, head_dim);
         c.batch = 3;

@@ -30,7 +30,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<std::byte[]> stack;
   Index thread_idx;
-  std::function<bool()> ready;  // empty: it may run
+  std::function<bool()> ready;                // empty: it may run
   Groups groups[2] = {Groups(1), Groups(1)};  // by Work
   bool has_ended = false;
 };
@@ -79,8 +79,9 @@ class Block {
       if (!actions_.empty() && random_() % 8 == 0) act();
       Fiber* next = choose();
       if (next == nullptr) {
-        if (actions_.empty()) throw Deadlock("block " + std::to_string(idx_.x) + ": " + std::to_string(num_running) +
-                                             " threads wait for what never comes");
+        if (actions_.empty())
+          throw Deadlock("block " + std::to_string(idx_.x) + ": " + std::to_string(num_running) +
+                         " threads wait for what never comes");
         act();
         continue;
       }
@@ -221,7 +222,9 @@ void wait_groups(Work kind, size_t num_pending) {
 const Given* exchange(const Given& mine) { return g_block->exchange(mine); }
 void named_barrier(int barrier, int threads, bool waits) { g_block->named_barrier(barrier, threads, waits); }
 
-void init_barrier(uint32_t address, uint32_t count) { g_block->barriers_[address] = {.count = count, .pending = count}; }
+void init_barrier(uint32_t address, uint32_t count) {
+  g_block->barriers_[address] = {.count = count, .pending = count};
+}
 void arrive(uint32_t address, uint32_t expected_bytes) {
   Barrier& barrier = g_block->barriers_.at(address);
   if (barrier.pending == 0) throw std::logic_error("one arrival too many");

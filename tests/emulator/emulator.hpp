@@ -1,8 +1,8 @@
 // Runs device code on the CPU: every thread of a block is a fiber, and what only a GPU has (barriers, warp votes, the
 // copy engine, matrix instructions) is done by the headers beside this one, which stand in for src/cuda/device/ptx.
 //
-// Fibers take turns in an order that a seed decides, copies land and matrix instructions read their operands as early or
-// as late as the seed likes. A missing wait shows as a wrong result, a wait for something that never comes as a
+// Fibers take turns in an order that a seed decides, copies land and matrix instructions read their operands as early
+// or as late as the seed likes. A missing wait shows as a wrong result, a wait for something that never comes as a
 // Deadlock.
 #pragma once
 
@@ -28,8 +28,8 @@ const Index& thread_idx();
 const Index& block_idx();
 const Index& grid_dim();
 
-// Runs body() as every thread of every block, block after block. shared_bytes: of dynamic shared memory, poisoned before
-// each block. Throws what a thread throws, and Deadlock.
+// Runs body() as every thread of every block, block after block. shared_bytes: of dynamic shared memory, poisoned
+// before each block. Throws what a thread throws, and Deadlock.
 void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body);
 
 // Dynamic shared memory. Its addresses begin behind 1024 bytes of the system's, as on a GPU.

@@ -27,8 +27,8 @@ __device__ __forceinline__ void hide_outside(float (&s)[MBlocks][Blocks][4], int
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto [begin, end] = bounds(m, r);
-      const uint32_t visible = columns_below<kTileKv>(end - first_key, lane) &
-                               (~columns_below<kTileKv>(begin - first_key, lane) | kept);
+      const uint32_t visible =
+          columns_below<kTileKv>(end - first_key, lane) & (~columns_below<kTileKv>(begin - first_key, lane) | kept);
 #pragma unroll
       for (int j = 0; j < Blocks; ++j) {
 #pragma unroll

@@ -14,6 +14,7 @@
 // shared memory where it is needed.
 #pragma once
 
+#include "cuda/device/band_mask.hpp"
 #include "cuda/device/keys.hpp"
 #include "cuda/device/mask.hpp"
 #include "cuda/device/multiply.hpp"
@@ -259,35 +260,10 @@ struct ForwardSm80 {
     return __all_sync(kAllLanes, score.series_serves(least, largest));
   }
 
-  // Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
-  // the tile's first.
-  __device__ static uint32_t columns_below(int32_t limit, int lane) {
-    const int32_t own = min(max(limit - lane % 4 * 2, 0), C.tile_kv);
-    const int32_t bits = own / 8 * 2 + min(own % 8, 2);
-    return bits >= 32 ? ~0u : (1u << bits) - 1;
-  }
-
   // Hides what lies outside the band.
   __device__ __forceinline__ void mask(Scores& s, int32_t tile) const {
-    static_assert(kBlocks <= 16, "a row's columns fit in a word");
-    const int32_t first_key = tile * C.tile_kv;
-    const uint32_t kept = columns_below(p.keep_first - first_key, lane);
-#pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const auto [begin, end] = bounds(query(m, r) - first_q());
-        const uint32_t visible =
-            columns_below(end - first_key, lane) & (~columns_below(begin - first_key, lane) | kept);
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            if ((visible & (1u << (2 * j + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
-          }
-        }
-      }
-    }
+    hide_outside(s, tile * C.tile_kv, p.keep_first, lane,
+                 [&](int m, int r) { return bounds(query(m, r) - first_q()); });
   }
 
   __device__ uint32_t s_bits(int row, int word) const { return s_q + kBitsAt + (row * kWords + word) * 4; }

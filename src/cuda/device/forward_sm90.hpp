@@ -250,8 +250,9 @@ struct ForwardSm90 {
     for (uint32_t item_idx = blockIdx.x; item_idx < static_cast<uint32_t>(p.num_items); item_idx += gridDim.x) {
       write_item(kSlot, item_idx);
       const Item& of = item(kSlot);
-      write_rows_without_keys<C.tile_q>(p.forward, of.work, of.sequence, of.has_keys(),
-                                        static_cast<int>(threadIdx.x % 32));
+      const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
+      rows.write_without_query(C.tile_q);
+      if (!of.has_keys()) rows.write_without_keys(C.tile_q);
     }
   }
 
@@ -379,9 +380,9 @@ struct ForwardSm90 {
                                          p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
                                          p.dropout_threshold};
       const WorkTile& work = current().work;
-      const portable::Random4 random = dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
-                                                    (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16,
-                                                    lane / 4, lane % 4);
+      const portable::Random4 random =
+          dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
+                       (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
         float* pair = &s[j + word / 2][word % 2 * 2];
@@ -555,9 +556,9 @@ struct ForwardSm90 {
         const int32_t query = item.first_q() + row(r);
         const bool is_there = query < item.sequence.len_q;
         if (p.lse.data != nullptr && is_there && lane % 4 == 0) {
-          static_cast<float*>(p.lse.data)[item.work.batch_idx * p.lse.batch_stride +
-                                          item.work.head_idx * p.lse.head_stride +
-                                          (item.sequence.row_q + query) * p.lse.row_stride] = result.lse;
+          static_cast<float*>(
+              p.lse.data)[item.work.batch_idx * p.lse.batch_stride + item.work.head_idx * p.lse.head_stride +
+                          (item.sequence.row_q + query) * p.lse.row_stride] = result.lse;
         }
         const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/multiply.hpp"
+#include "cuda/device/rows.hpp"
 #include "cuda/device/schedule.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
@@ -19,27 +20,13 @@ using portable::ForwardParams;
 template <ForwardConfig C>
 __device__ __forceinline__ void write_rows_without_query(const ForwardParams& p, const WorkTile& work,
                                                          const Sequence& sequence) {
-  for (int32_t first = work.tile_idx * C.tile_q; first < sequence.slots_q; first += p.tiles_q * C.tile_q) {
-    const int32_t end = min(first + C.tile_q, sequence.slots_q);
-    for (int32_t i = max(first, sequence.len_q); i < end; ++i) {
-      const int64_t row = sequence.row_q + i;
-      const int64_t at =
-          work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
-      const bool is_wide = C.element == Element::f32 || p.out_is_f32;
-      for (int32_t c = work.slice_idx * C.head_dim_v + static_cast<int32_t>(threadIdx.x);
-           c < min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v); c += C.num_warps * 32) {
-        if (is_wide) {
-          static_cast<float*>(p.out.data)[at + c] = 0;
-        } else {
-          static_cast<uint16_t*>(p.out.data)[at + c] = 0;
-        }
-      }
-      if (p.lse.data != nullptr && work.slice_idx == 0 && threadIdx.x == 0) {
-        static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
-                                        row * p.lse.row_stride] = -kInfinity;
-      }
-    }
-  }
+  const ZeroRows<C.num_warps* 32> rows = {p,
+                                          work,
+                                          sequence,
+                                          work.slice_idx * C.head_dim_v,
+                                          min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v),
+                                          C.element == Element::f32 || p.out_is_f32};
+  rows.write_without_query(C.tile_q);
 }
 
 // The rows of one warp, from shared memory that all warps of the block are done with.

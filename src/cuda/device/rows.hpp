@@ -1,4 +1,4 @@
-// Rows of out and lse: those that no key reaches, and one straight from a warp's accumulators, whose places are those
+// Rows of out and lse: those that need no product, and one straight from a warp's accumulators, whose places are those
 // of ptx/mma.hpp.
 #pragma once
 
@@ -11,45 +11,53 @@
 
 namespace tessella::device {
 
-// Zeros in rows [first, end) of the sequence, and this lse; by the lanes of a warp.
-__device__ __forceinline__ void write_zero_rows(const portable::ForwardParams& p, const WorkTile& work,
-                                                const Sequence& sequence, int32_t first, int32_t end, float lse,
-                                                int lane) {
-  for (int32_t i = first; i < end; ++i) {
-    const int64_t row = sequence.row_q + i;
-    const int64_t at =
-        work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
-    for (int32_t c = lane; c < p.head_dim_v; c += 32) {
-      if (p.out_is_f32) {
-        static_cast<float*>(p.out.data)[at + c] = 0;
-      } else {
-        static_cast<uint16_t*>(p.out.data)[at + c] = 0;
+// Writes rows that need no product, by Threads threads of a block or a warp.
+template <int Threads>
+struct ZeroRows {
+  const portable::ForwardParams& p;
+  const WorkTile& work;
+  const Sequence& sequence;
+  int32_t first_column, end_column;
+  bool is_wide;  // out is fp32
+
+  // out 0 and this lse in rows [first, end) of the sequence.
+  __device__ __forceinline__ void write(int32_t first, int32_t end, float lse) const {
+    const auto thread = static_cast<int32_t>(threadIdx.x) % Threads;
+#pragma unroll 1
+    for (int32_t i = first; i < end; ++i) {
+      const int64_t row = sequence.row_q + i;
+      const int64_t at =
+          work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride + row * p.out.row_stride;
+#pragma unroll 1
+      for (int32_t c = first_column + thread; c < end_column; c += Threads) {
+        if (is_wide) {
+          static_cast<float*>(p.out.data)[at + c] = 0;
+        } else {
+          static_cast<uint16_t*>(p.out.data)[at + c] = 0;
+        }
+      }
+      if (p.lse.data != nullptr && first_column == 0 && thread == 0) {
+        static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
+                                        row * p.lse.row_stride] = lse;
       }
     }
-    if (p.lse.data != nullptr && lane == 0) {
-      static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
-                                      row * p.lse.row_stride] = lse;
+  }
+
+  // Rows that belong to the sequence and to no query; the block of tile t takes tiles t, t + tiles_q, ...
+  __device__ __forceinline__ void write_without_query(int32_t tile_q) const {
+#pragma unroll 1
+    for (int32_t first = work.tile_idx * tile_q; first < sequence.slots_q; first += p.tiles_q * tile_q) {
+      write(max(first, sequence.len_q), min(first + tile_q, sequence.slots_q), -kInfinity);
     }
   }
-}
 
-// Of a tile of queries, rows that need no product: those that belong to the sequence and to no query (out 0, lse -inf;
-// the item of tile t takes tiles t, t + tiles_q, ...), and where has_keys is false all queries (out 0, the lse of a sink
-// alone). By the lanes of a warp.
-template <int TileQ>
-__device__ __forceinline__ void write_rows_without_keys(const portable::ForwardParams& p, const WorkTile& work,
-                                                        const Sequence& sequence, bool has_keys, int lane) {
-  const int32_t tile = work.tile_idx * TileQ;
-  if (!has_keys) {
-    const float lse = p.sink.data == nullptr ? -kInfinity
-                                             : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
-    write_zero_rows(p, work, sequence, tile, min(tile + TileQ, sequence.len_q), lse, lane);
+  // The tile's queries, where none sees a key: the lse is that of a sink alone.
+  __device__ __forceinline__ void write_without_keys(int32_t tile_q) const {
+    const float lse =
+        p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
+    write(work.tile_idx * tile_q, min((work.tile_idx + 1) * tile_q, sequence.len_q), lse);
   }
-  for (int32_t first = tile; first < sequence.slots_q; first += p.tiles_q * TileQ) {
-    write_zero_rows(p, work, sequence, max(first, sequence.len_q), min(first + TileQ, sequence.slots_q), -kInfinity,
-                    lane);
-  }
-}
+};
 
 // Four words of four lanes that share a row: lane t gets the words of all four for block t.
 __device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int lane) {
@@ -57,8 +65,8 @@ __device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int 
   // Pairs of lanes, then pairs of pairs: each time a lane keeps the half it is to own and gives the other.
   const uint32_t given0 = odd ? words[0] : words[1], given1 = odd ? words[2] : words[3];
   const uint32_t got0 = __shfl_xor_sync(kAllLanes, given0, 1), got1 = __shfl_xor_sync(kAllLanes, given1, 1);
-  const uint2 low = odd ? make_uint2(got0, words[1]) : make_uint2(words[0], got0);   // block `odd`
-  const uint2 up = odd ? make_uint2(got1, words[3]) : make_uint2(words[2], got1);    // block 2 + `odd`
+  const uint2 low = odd ? make_uint2(got0, words[1]) : make_uint2(words[0], got0);  // block `odd`
+  const uint2 up = odd ? make_uint2(got1, words[3]) : make_uint2(words[2], got1);   // block 2 + `odd`
   const uint2 given = high ? low : up, kept = high ? up : low;
   const uint2 got = make_uint2(__shfl_xor_sync(kAllLanes, given.x, 2), __shfl_xor_sync(kAllLanes, given.y, 2));
   return high ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);

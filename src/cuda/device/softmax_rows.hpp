@@ -20,8 +20,8 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// Takes a tile's scores into the maxima, which may lag behind as those of update_max(). Returns true, in all lanes alike,
-// where what was summed before must be multiplied by `factor`; the sums here are.
+// Takes a tile's scores into the maxima, which may lag behind as those of update_max(). Returns true, in all lanes
+// alike, where what was summed before must be multiplied by `factor`; the sums here are.
 template <int Blocks>
 __device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState& rows, float scale_log2,
                                           float (&factor)[2]) {
@@ -58,8 +58,8 @@ __device__ __forceinline__ bool has_large_max(const RowState& rows, float scale_
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
 // row. offset: what softmax_offset() says.
 template <int Blocks>
-__device__ __forceinline__ void exponentiate_16(float (&s)[Blocks][4], int j, float scale_log2, const float (&offset)[2],
-                                                float (&sum)[2][2]) {
+__device__ __forceinline__ void exponentiate_16(float (&s)[Blocks][4], int j, float scale_log2,
+                                                const float (&offset)[2], float (&sum)[2][2]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float& score = s[j + i / 4][i % 4];

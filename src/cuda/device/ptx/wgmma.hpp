@@ -56,8 +56,11 @@ struct WarpgroupMma;
 
 // The lists of registers that the assembler's syntax asks for.
 #define TESSELLA_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define TESSELLA_D64 TESSELLA_D(0), TESSELLA_D(1), TESSELLA_D(2), TESSELLA_D(3), TESSELLA_D(4), TESSELLA_D(5), TESSELLA_D(6), TESSELLA_D(7)
-#define TESSELLA_R64 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define TESSELLA_D64 \
+  TESSELLA_D(0), TESSELLA_D(1), TESSELLA_D(2), TESSELLA_D(3), TESSELLA_D(4), TESSELLA_D(5), TESSELLA_D(6), TESSELLA_D(7)
+#define TESSELLA_R64                                                                                                   \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+  "%31"
 #define TESSELLA_D80 TESSELLA_D64, TESSELLA_D(8), TESSELLA_D(9)
 #define TESSELLA_R80 TESSELLA_R64 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define TESSELLA_D96 TESSELLA_D80, TESSELLA_D(10), TESSELLA_D(11)
@@ -72,28 +75,34 @@ struct WarpgroupMma;
 #define TESSELLA_R176 TESSELLA_R160 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define TESSELLA_D192 TESSELLA_D176, TESSELLA_D(22), TESSELLA_D(23)
 #define TESSELLA_R192 TESSELLA_R176 ",%88,%89,%90,%91,%92,%93,%94,%95"
-#define TESSELLA_D256 TESSELLA_D192, TESSELLA_D(24), TESSELLA_D(25), TESSELLA_D(26), TESSELLA_D(27), TESSELLA_D(28), TESSELLA_D(29), TESSELLA_D(30), TESSELLA_D(31)
-#define TESSELLA_R256 TESSELLA_R192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define TESSELLA_D256                                                                                            \
+  TESSELLA_D192, TESSELLA_D(24), TESSELLA_D(25), TESSELLA_D(26), TESSELLA_D(27), TESSELLA_D(28), TESSELLA_D(29), \
+      TESSELLA_D(30), TESSELLA_D(31)
+#define TESSELLA_R256                                                                                                \
+  TESSELLA_R192                                                                                                      \
+      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
+      "118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // a to e: the numbers of the operands behind the accumulators.
-#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e)                                                                  \
-  template <>                                                                                                       \
-  struct WarpgroupMma<Element::E, N> {                                                                              \
-    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,      \
-                                                       bool adds) {                                                 \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c ", 0;\n"                                           \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N               \
-                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                      \
-                   : TESSELLA_D##N                                                                                  \
-                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                        \
-    }                                                                                                               \
-    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4],             \
-                                                          uint64_t b_desc) {                                        \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N               \
-                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", 1, 1, 1, 1;"                                 \
-                   : TESSELLA_D##N                                                                                  \
-                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b_desc));                                      \
-    }                                                                                                               \
+#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e)                                                             \
+  template <>                                                                                                  \
+  struct WarpgroupMma<Element::E, N> {                                                                         \
+    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc, \
+                                                       bool adds) {                                            \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c                                               \
+                   ", 0;\n"                                                                                    \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N          \
+                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                 \
+                   : TESSELLA_D##N                                                                             \
+                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                   \
+    }                                                                                                          \
+    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4],        \
+                                                          uint64_t b_desc) {                                   \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N          \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", 1, 1, 1, 1;"                            \
+                   : TESSELLA_D##N                                                                             \
+                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b_desc));                                 \
+    }                                                                                                          \
   };
 #define TESSELLA_WGMMAS(N, a, b, c, d, e)        \
   TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e) \

@@ -34,9 +34,9 @@ inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barri
       for (int64_t c = 0; c < 64; ++c) {
         const bool is_there = row + r >= 0 && row + r < t.sizes[1] && column + c < t.sizes[0] && head >= 0 &&
                               head < t.sizes[2] && batch >= 0 && batch < t.sizes[3];
-        const uint16_t value = is_there ? t.data[(row + r) * t.row_stride + head * t.head_stride +
-                                                 batch * t.batch_stride + column + c]
-                                        : uint16_t{0};
+        const uint16_t value =
+            is_there ? t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c]
+                     : uint16_t{0};
         emulator::store(emulator::swizzled(to + static_cast<uint32_t>(r * 128 + c * 2)), value);
       }
     }

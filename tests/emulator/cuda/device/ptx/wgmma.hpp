@@ -45,9 +45,9 @@ struct WarpgroupMma {
   // Columns contiguous: element (k, column).
   static float column_major(uint64_t operand, int k, int column) {
     const auto address = static_cast<uint32_t>(operand), panel = static_cast<uint32_t>(operand >> 32);
-    return to_float<E>(emulator::load<uint16_t>(emulator::swizzled(
-        address + static_cast<uint32_t>(column / 64) * panel +
-        static_cast<uint32_t>(k / 8 * 1024 + k % 8 * 128 + column % 64 * 2))));
+    return to_float<E>(emulator::load<uint16_t>(
+        emulator::swizzled(address + static_cast<uint32_t>(column / 64) * panel +
+                           static_cast<uint32_t>(k / 8 * 1024 + k % 8 * 128 + column % 64 * 2))));
   }
   template <class A, class B>
   static void multiply(float (&d)[N / 8][4], const A& a, const B& b, bool adds) {
@@ -70,7 +70,8 @@ struct WarpgroupMma {
       for (int r = 0; r < 2; ++r) {
         for (int k = 0; k < 16; ++k) left[r][k] = row_major(a, row + r * 8, k);
       }
-      multiply(d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return row_major(b, n, k); }, adds);
+      multiply(
+          d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return row_major(b, n, k); }, adds);
     });
   }
   static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4], uint64_t b) {
@@ -84,8 +85,9 @@ struct WarpgroupMma {
       }
     }
     emulator::begin(emulator::Work::products, [&d, b, left] {
-      multiply(d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
-               [&](int k, int n) { return column_major(b, k, n); }, true);
+      multiply(
+          d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
+          [&](int k, int n) { return column_major(b, k, n); }, true);
     });
   }
 };
