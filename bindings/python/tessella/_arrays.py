@@ -131,6 +131,8 @@ class Slot:
                     f"the size of an element"
                 )
             strides.append(stride)
+        if array.size == 0:
+            strides[-1] = 1  # NumPy's are 0 there
         shape = list(array.shape)
         if is_swapped and array.ndim >= 3:
             shape[-2], shape[-3] = shape[-3], shape[-2]
@@ -153,6 +155,8 @@ class Slot:
         if status != d.OK:
             raise failure(status, f" ({self.name})")
         self.shape = tuple(tensor.shape[: tensor.ndim])
+        if 0 in self.shape:
+            tensor.strides[tensor.ndim - 1] = 1
         if is_swapped and tensor.ndim >= 3:
             rows, heads = tensor.ndim - 2, tensor.ndim - 3
             for sizes in (tensor.shape, tensor.strides):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import _declarations as d
+
 
 class Error(Exception):
     """What every failure of Tessella is. The text is the library's own sentence: what it got and what it expected."""
@@ -35,13 +37,13 @@ class InternalError(Error, RuntimeError):
     """A defect of the library."""
 
 
-# By TESSELLA_INVALID_ARGUMENT and so on; a status that a newer library adds is an Error.
+# A status that a newer library adds is an Error.
 BY_STATUS: dict[int, type[Error]] = {
-    1: InvalidArgument,
-    2: Unsupported,
-    3: OutOfMemory,
-    4: DeviceError,
-    5: CompileError,
-    6: FileError,
-    7: InternalError,
+    d.INVALID_ARGUMENT: InvalidArgument,
+    d.UNSUPPORTED: Unsupported,
+    d.OUT_OF_MEMORY: OutOfMemory,
+    d.DEVICE: DeviceError,
+    d.COMPILE: CompileError,
+    d.IO: FileError,
+    d.INTERNAL: InternalError,
 }
