@@ -90,18 +90,9 @@ class Slot:
 
     def read(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         """Views the array; is_swapped: its axes before the last are (heads, rows) and are taken as (rows, heads)."""
-        if isinstance(array, numpy.ndarray):
-            self._read_numpy(array, is_swapped)
-        elif hasattr(array, "__dlpack__"):
-            self._read_dlpack(array, is_swapped, stream)
-        elif hasattr(array, "__array_interface__"):
-            self._read_numpy(numpy.asarray(array), is_swapped)
-        else:
-            raise InvalidArgument(
-                f"{self.name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"
-            )
-
-    def _read_numpy(self, array: Any, is_swapped: bool) -> None:
+        if not isinstance(array, numpy.ndarray):
+            self._read_other(array, is_swapped, stream)
+            return
         interface = array.__array_struct__
         address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value
         if (
@@ -114,6 +105,16 @@ class Slot:
             self.tensor.data = address
             return
         self._write_numpy(array, address, is_swapped)
+
+    def _read_other(self, array: Any, is_swapped: bool, stream: int | None) -> None:
+        if hasattr(array, "__dlpack__"):
+            self._read_dlpack(array, is_swapped, stream)
+        elif hasattr(array, "__array_interface__"):
+            self.read(numpy.asarray(array), is_swapped, stream)
+        else:
+            raise InvalidArgument(
+                f"{self.name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"
+            )
 
     def _write_numpy(self, array: Any, address: int | None, is_swapped: bool) -> None:
         dtype = array.dtype
