@@ -70,7 +70,7 @@ def test_the_gil_is_released():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork")
 def test_forked_children():
     q, k, v = operands()
     expected = tessella.attention(q, k, v)
