@@ -24,7 +24,7 @@ class Kind:
         """An array of Tessella's dtype `code` on the device of `like`."""
         if is_on_gpu(like):
             raise InvalidArgument(
-                f"out is absent, expected it beside a {type(like).__name__} on a GPU, where torch's and cupy's are made"
+                f"out is absent, expected one: outputs on a GPU are made for torch and cupy, and q is {type(like).__name__}"
             )
         if code not in self.dtypes:  # bf16, which NumPy lacks
             self.dtypes[code] = numpy.dtype(importlib.import_module("ml_dtypes").bfloat16)

@@ -1,5 +1,7 @@
 """Every option of a call against the oracle in double, on every dtype."""
 
+import re
+
 import comparison
 import ml_dtypes
 import numpy as np
@@ -123,6 +125,12 @@ def test_every_option_has_a_case():
     used = {name for options, _ in CASES.values() for name in options}
     others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv"}  # below
     assert used | others | needs_a_gpu == set(tessella.Options.__annotations__)
+
+
+@pytest.mark.parametrize("documented", [tessella.Options, tessella.attention])
+def test_every_option_is_documented(documented):
+    words = set(re.findall(r"\w+", documented.__doc__))
+    assert not set(tessella.Options.__annotations__) - words
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])

@@ -1,5 +1,6 @@
 """The package is typed: mypy --strict on it, and on a program that uses it."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,28 +23,32 @@ names: list[str] = [kernel.name for kernel in tessella.kernels()]
 """
 
 
-def mypy(*arguments):
+def mypy(folder, *arguments):
+    """Runs in an empty folder, so that the package is found as a user's would be."""
     pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent)
+    environment = dict(os.environ)
+    if "site-packages" not in PACKAGE.parts:
+        environment["MYPYPATH"] = str(PACKAGE.parent)
+    command = [sys.executable, "-m", "mypy", "--strict", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
 
-def test_the_package():
+def test_the_package(tmp_path):
     assert (PACKAGE / "py.typed").is_file()
-    result = mypy(PACKAGE)
+    result = mypy(tmp_path, "--package", "tessella")
     assert result.returncode == 0, result.stdout
 
 
 def test_a_program(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    result = mypy(program)
+    result = mypy(tmp_path, program.name)
     assert result.returncode == 0, result.stdout
 
 
 def test_a_wrong_program(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("scale=0.5", 'scale="half"').replace("seed=3", "sead=3"))
-    result = mypy(program)
+    result = mypy(tmp_path, program.name)
     assert result.returncode == 1
     assert 'Argument "scale" to "attention"' in result.stdout and '"sead"' in result.stdout
