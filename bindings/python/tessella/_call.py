@@ -20,10 +20,8 @@ from ._scalars import INT32, UINT64, integer, real, switch, text
 
 _ARRAYS = [field[0] for field in d.ForwardArgs._fields_[1:] if not field[0].endswith("score_args")]
 _MAX_SCORE_ARGS = 8
-_DEFAULTS = d.AttentionOptions(
-    struct_size=c.sizeof(d.AttentionOptions), scale=math.nan, window_left=-1, window_right=-1
-)
-_DEFAULTS_REF = c.byref(_DEFAULTS)
+_INITIAL = d.AttentionOptions(struct_size=c.sizeof(d.AttentionOptions), scale=math.nan, window_left=-1, window_right=-1)
+_DEFAULTS = {field[0]: getattr(_INITIAL, field[0]) for field in d.AttentionOptions._fields_}
 _SWAPPED = {"bshd": False, "bhsd": True}
 
 
@@ -38,15 +36,14 @@ class Call:
         self.args = d.ForwardArgs(struct_size=c.sizeof(d.ForwardArgs))
         for name in ("q", "k", "v", "out"):
             setattr(self.args, name, self.slots[name].pointer)
-        self.options = d.AttentionOptions()
+        self.options = d.AttentionOptions.from_buffer_copy(_INITIAL)
         self.args_ref, self.options_ref = c.byref(self.args), c.byref(self.options)
         self.given: list[str] = []  # arrays beside q, k, v and out
-        self.has_options = True  # options are not the defaults
+        self.changed: list[str] = []  # options that are not the defaults
         self.kind = Kind()
         self.stream: int | None = None  # for C: null on the CPU and for the default stream
         self.dlpack_stream: int | None = None
         self.is_swapped = False
-        self.clear()
 
     def fill(self, q: Any, k: Any, v: Any, layout: str, stream: Any, options: Mapping[str, Any]) -> None:
         """Reads the inputs and the options; outputs follow."""
@@ -95,8 +92,8 @@ class Call:
 
     def set_option(self, name: str, value: Any) -> None:
         """Sets one field of options."""
-        self.has_options = True
         setattr(self.options, name, value)
+        self.changed.append(name)
 
     def require(self, status: int) -> None:
         """Raises unless the status is OK; a sentence that counts swapped axes says so."""
@@ -111,9 +108,9 @@ class Call:
         self.given.clear()
         if self.args.num_score_args:
             self.args.score_args, self.args.num_score_args = None, 0
-        if self.has_options:
-            c.memmove(self.options_ref, _DEFAULTS_REF, c.sizeof(_DEFAULTS))
-            self.has_options = False
+        for name in self.changed:
+            setattr(self.options, name, _DEFAULTS[name])
+        self.changed.clear()
         self.capsules.clear()
         self.stream = self.dlpack_stream = None
 

@@ -67,8 +67,16 @@ def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, in
         progress: called after each kernel with the number done, the number in all, and one line about it.
     """
 
-    def report(num_done: int, num_total: int, line: bytes, _: int | None) -> None:
-        if progress is not None:
-            progress(num_done, num_total, line.decode())
+    raised: list[BaseException] = []
 
-    require(library.tessella_kernels_build(text("archs", archs), text("kernel", kernel), d.Progress(report), None))
+    def report(num_done: int, num_total: int, line: bytes, _: int | None) -> None:
+        try:
+            if progress is not None and not raised:
+                progress(num_done, num_total, line.decode())
+        except BaseException as error:  # C has no way out of its loop: it is raised when that is done
+            raised.append(error)
+
+    status = library.tessella_kernels_build(text("archs", archs), text("kernel", kernel), d.Progress(report), None)
+    if raised:
+        raise raised[0]
+    require(status)

@@ -24,7 +24,7 @@ class Kind:
         """An array of Tessella's dtype `code` on the device of `like`."""
         if is_on_gpu(like):
             raise InvalidArgument(
-                f"out is absent, expected one: outputs on a GPU are made for torch and cupy, and q is {type(like).__name__}"
+                f"out is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
             )
         if code not in self.dtypes:  # bf16, which NumPy lacks
             self.dtypes[code] = numpy.dtype(importlib.import_module("ml_dtypes").bfloat16)

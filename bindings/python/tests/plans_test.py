@@ -1,10 +1,15 @@
 """Plans, kernels and what can be asked about a call."""
 
 import gc
+import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import tessella
+from tessella import _library
 
 RNG = np.random.default_rng(2)
 Q, K, V = (RNG.standard_normal((2, 33, 4, 16)).astype(np.float32) for _ in range(3))
@@ -89,3 +94,25 @@ def test_info():
 def test_build_kernels_refuses_unknown_ones():
     with pytest.raises(tessella.Error):
         tessella.build_kernels("sm_80", "cuda.none_such")
+
+
+def test_a_missing_compiler_names_the_extra(tmp_path):
+    program = """
+import tessella
+from tessella import _library
+try:
+    tessella.build_kernels("sm_80")
+except tessella.Error as error:
+    print(type(error).__name__, error)
+"""
+    environment = {
+        **os.environ,
+        "TESSELLA_NVRTC": "/none/libnvrtc.so.12",
+        "TESSELLA_CACHE_DIR": str(tmp_path),
+        "TESSELLA_LIBRARY": _library.path,
+        "PYTHONPATH": str(pathlib.Path(tessella.__file__).parents[1]),
+    }
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    if said.stdout == "":
+        pytest.skip("every kernel of sm_80 is embedded in this library")
+    assert "`pip install 'tessella[cuda]'`" in said.stdout
