@@ -36,3 +36,6 @@ endif()
 configure_file(cmake/tessella.pc.in ${PROJECT_BINARY_DIR}/cmake/tessella.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/cmake/tessella.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT development)
+
+# The wheel (pyproject.toml) takes this component alone: the library beside the package's modules, under its plain name.
+install(FILES $<TARGET_FILE:tessella> RENAME libtessella.so DESTINATION tessella COMPONENT python EXCLUDE_FROM_ALL)

@@ -1,0 +1,61 @@
+"""Exact attention, tile by tile, in linear memory, on CPUs and NVIDIA GPUs.
+
+>>> import numpy, tessella
+>>> q = k = v = numpy.ones((1, 128, 4, 64), numpy.float32)  # (batch, seqlen, heads, head_dim)
+>>> tessella.attention(q, k, v, mask="causal").shape
+(1, 128, 4, 64)
+"""
+
+from ._attention import CheckReport, attention, check, refusals
+from ._errors import (
+    CompileError,
+    DeviceError,
+    Error,
+    FileError,
+    InternalError,
+    InvalidArgument,
+    OutOfMemory,
+    Unsupported,
+)
+from ._kernels import Kernel, build_kernels, info, kernels
+from ._library import version
+from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
+from ._options import Options, Score
+from ._plan import Plan, Workspace, explain, plan
+
+__version__ = version()
+
+__all__ = [
+    "CheckReport",
+    "CompileError",
+    "DeviceError",
+    "Error",
+    "FileError",
+    "InternalError",
+    "InvalidArgument",
+    "Kernel",
+    "Mask",
+    "Options",
+    "OutOfMemory",
+    "Plan",
+    "Score",
+    "Unsupported",
+    "Workspace",
+    "attention",
+    "block_map",
+    "build_kernels",
+    "causal",
+    "causal_top_left",
+    "check",
+    "chunk",
+    "dense",
+    "document",
+    "explain",
+    "info",
+    "keep_first",
+    "kernels",
+    "plan",
+    "prefix",
+    "refusals",
+    "window",
+]

@@ -1,0 +1,174 @@
+"""Arrays of any library to tessella_tensor, without a copy: NumPy's by the array interface, others by DLPack."""
+
+from __future__ import annotations
+
+import ctypes as c
+import struct
+from typing import Any
+
+import numpy
+
+from . import _declarations as d
+from ._errors import InvalidArgument, Unsupported
+from ._kinds import is_on_gpu
+from ._library import failure, library
+
+# Names of dtypes as NumPy, ml_dtypes, torch, jax and Tessella spell them.
+DTYPES = {
+    "float64": d.F64,
+    "f64": d.F64,
+    "float32": d.F32,
+    "f32": d.F32,
+    "bfloat16": d.BF16,
+    "bf16": d.BF16,
+    "float16": d.F16,
+    "f16": d.F16,
+    "bool": d.BOOL,
+    "bool_": d.BOOL,
+    "int32": d.I32,
+    "i32": d.I32,
+    "int64": d.I64,
+    "i64": d.I64,
+}
+_EXPECTED = "expected f64, f32, bf16, f16, bool, i32 or i64"
+
+# data, dtype, ndim, device_type, device_id, shape and strides for each ndim, flags; the rest of the struct is zero.
+_LAYOUTS = [struct.Struct(f"Piiii{n}q{64 - 8 * n}x{n}q{64 - 8 * n}xQ24x") for n in range(9)]
+
+
+class _ArrayInterface(c.Structure):
+    """NumPy's PyArrayInterface, to which __array_struct__ leads; __array_interface__ is three times slower."""
+
+    _fields_ = [
+        ("two", c.c_int),
+        ("nd", c.c_int),
+        ("typekind", c.c_char),
+        ("itemsize", c.c_int),
+        ("flags", c.c_int),
+        ("shape", c.c_void_p),
+        ("strides", c.c_void_p),
+        ("data", c.c_void_p),
+    ]
+
+
+_DATA_OFFSET = _ArrayInterface.data.offset
+_pointer_of = c.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = c.c_void_p, [c.py_object, c.c_char_p]
+_is_valid = c.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = c.c_int, [c.py_object, c.c_char_p]
+
+_address_at = c.c_void_p.from_address
+_codes: dict[Any, int] = {}  # numpy.dtype -> dtype of Tessella, as they are met
+
+
+def dtype_of(name: str, dtype: Any) -> int:
+    """Tessella's number of a dtype given as a text or as NumPy's, ml_dtypes', torch's or jax's own object."""
+    spelled = (
+        dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    )
+    code = DTYPES.get(str(spelled).rpartition(".")[2])
+    if code is None or getattr(dtype, "byteorder", "=") == ">":
+        raise Unsupported(f"{name} has dtype {dtype}, {_EXPECTED}")
+    return code
+
+
+class Slot:
+    """One tessella_tensor of a call. It remembers its form: the next array of the same form changes the address."""
+
+    __slots__ = ("capsules", "dtype", "is_swapped", "name", "pointer", "shape", "strides", "tensor", "writeable")
+
+    def __init__(self, name: str, tensor: d.Tensor, capsules: list[Any]) -> None:
+        self.name = name
+        self.tensor = tensor
+        self.pointer = c.pointer(tensor)
+        self.capsules = capsules  # of the call: what keeps views of other libraries' arrays alive
+        self.dtype: Any = None  # NumPy's own; None if the array was another library's
+        self.shape: tuple[int, ...] = ()  # as given, not swapped
+        self.strides: tuple[int, ...] = ()  # bytes
+        self.writeable = False
+        self.is_swapped = False
+
+    def read(self, array: Any, is_swapped: bool, stream: int | None) -> None:
+        """Views the array; is_swapped: its axes before the last are (heads, rows) and are taken as (rows, heads)."""
+        if not isinstance(array, numpy.ndarray):
+            self._read_other(array, is_swapped, stream)
+            return
+        interface = array.__array_struct__
+        address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value
+        if (
+            array.dtype is self.dtype
+            and array.shape == self.shape
+            and array.strides == self.strides
+            and array.flags.writeable is self.writeable
+            and is_swapped is self.is_swapped
+        ):
+            self.tensor.data = address
+            return
+        self._write_numpy(array, address, is_swapped)
+
+    def _read_other(self, array: Any, is_swapped: bool, stream: int | None) -> None:
+        if hasattr(array, "__dlpack__"):
+            self._read_dlpack(array, is_swapped, stream)
+        elif hasattr(array, "__array_interface__"):
+            self.read(numpy.asarray(array), is_swapped, stream)
+        else:
+            raise InvalidArgument(
+                f"{self.name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"
+            )
+
+    def _write_numpy(self, array: Any, address: int | None, is_swapped: bool) -> None:
+        dtype = array.dtype
+        code = _codes.get(dtype)
+        if code is None:
+            code = _codes[dtype] = dtype_of(self.name, dtype)
+        if array.ndim > 8:
+            raise InvalidArgument(f"{self.name} has {array.ndim} axes, expected at most 8")
+        strides = []
+        for axis, (length, stride_bytes) in enumerate(zip(array.shape, array.strides)):
+            stride, rest = divmod(stride_bytes, dtype.itemsize)
+            if rest and length > 1:
+                raise InvalidArgument(
+                    f"{self.name}.strides[{axis}] is {stride_bytes} bytes, expected a multiple of {dtype.itemsize}, "
+                    f"the size of an element"
+                )
+            strides.append(stride)
+        if array.size == 0:
+            strides[-1] = 1  # NumPy's are 0 there
+        shape = list(array.shape)
+        if is_swapped and array.ndim >= 3:
+            shape[-2], shape[-3] = shape[-3], shape[-2]
+            strides[-2], strides[-3] = strides[-3], strides[-2]
+        flags = 0 if array.flags.writeable else d.READ_ONLY
+        _LAYOUTS[array.ndim].pack_into(
+            self.tensor, 0, address or 0, code, array.ndim, d.CPU, 0, *shape, *strides, flags
+        )
+        self.shape, self.strides, self.dtype = array.shape, array.strides, dtype
+        self.writeable, self.is_swapped = array.flags.writeable, is_swapped
+
+    def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
+        self.dtype = None  # what was remembered is overwritten
+        capsule = self._capsule(array, stream)
+        self.capsules.append(capsule)
+        versioned = _is_valid(capsule, b"dltensor_versioned")
+        managed = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+        tensor = self.tensor
+        status = library.tessella_from_dlpack(managed, versioned, self.pointer)
+        if status != d.OK:
+            raise failure(status, f" ({self.name})")
+        self.shape = tuple(tensor.shape[: tensor.ndim])
+        if 0 in self.shape:
+            tensor.strides[tensor.ndim - 1] = 1
+        if is_swapped and tensor.ndim >= 3:
+            rows, heads = tensor.ndim - 2, tensor.ndim - 3
+            for sizes in (tensor.shape, tensor.strides):
+                sizes[rows], sizes[heads] = sizes[heads], sizes[rows]
+
+    def _capsule(self, array: Any, stream: int | None) -> Any:
+        options = {"stream": stream} if is_on_gpu(array) else {}
+        try:
+            try:
+                return array.__dlpack__(max_version=(1, 1), **options)
+            except TypeError:  # a library from before DLPack 1.0
+                return array.__dlpack__(**options)
+        except BufferError as error:  # what DLPack's exporters raise: a tensor that requires grad, a dtype of theirs
+            raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error

@@ -1,0 +1,132 @@
+"""attention, and what can be asked about a call without running it."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _declarations as d
+from ._call import begin, end
+from ._library import library, require
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bshd",
+    out: Any = None,
+    lse: Any = None,
+    return_lse: bool = False,
+    stream: Any = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Exact attention, out = softmax(scale * q . k^T, masked) . v, in linear memory.
+
+    scores = scale * q.k -> softcap -> + bias + ALiBi -> score -> masks -> softmax with sink -> dropout -> . v
+
+    Arrays are NumPy's (bf16 by ml_dtypes), torch's, cupy's, jax's or any that speak DLPack or the array interface; none
+    is copied. All lie on one device, CPU or CUDA. head_dim is contiguous; other strides are free, 0 repeats an axis.
+
+    Args:
+        q: (batch, seqlen_q, heads_q, head_dim_qk), float64, float32, bfloat16 or float16. 3-D (seqlen, heads, head_dim)
+            and 2-D (seqlen, head_dim) count as batch 1 and head 1; beside cu_seqlens, 3-D is (total, heads, head_dim).
+        k: (batch, seqlen_kv, heads_kv, head_dim_qk), dtype of q; heads_kv divides heads_q.
+        v: (batch, seqlen_kv, heads_kv, head_dim_v), dtype of q.
+        layout: "bshd", as written here, or "bhsd": q, k, v and out are (batch, heads, seqlen, head_dim), and 3-D is
+            (heads, seqlen, head_dim), packed (heads, total, head_dim).
+        out: (batch, seqlen_q, heads_q, head_dim_v), dtype of q or float32; overlaps no input. Made when absent.
+        lse: (batch, heads_q, seqlen_q), packed (heads_q, total_q), in either layout; float32, for float64 inputs also
+            float64: natural logarithm of the softmax's sum, sink included. Made for return_lse when absent.
+        return_lse: return (out, lse).
+        stream: on a GPU, where the work is queued and the call returns at once: a handle, a stream of torch or cupy, or
+            an object with __cuda_stream__; None = torch's or cupy's current stream. Ignored on the CPU.
+        options: mask ("causal", "causal_top_left" or parts joined with &), scale, softcap, dropout, seed, offset, bias,
+            alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, max_seqlen_q,
+            max_seqlen_kv, score, keep, score_args, out_dtype, kernel, num_splits, num_sms, num_threads, deterministic,
+            batch_invariant, check_device_values: tessella.Options says what each is.
+
+    Returns:
+        out, of the kind, device and dtype of q (or out_dtype); a query that sees no key gets 0. With return_lse also
+        lse, -inf for such a query.
+
+    Raises:
+        InvalidArgument (a ValueError): shapes, dtypes, devices, values or overlaps; nothing was touched.
+        Unsupported (a NotImplementedError): no kernel here computes it; the text says why.
+        OutOfMemory, DeviceError, CompileError: what they say.
+        TypeError: an option that does not exist or is no number, text or array.
+    """
+    call = begin()
+    try:
+        call.fill(q, k, v, layout, stream, options)
+        out, lse = call.outputs(q, out, lse, return_lse)
+        call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
+        out = call.kind.finished(out)
+        return (out, call.kind.finished(lse)) if return_lse else out
+    finally:
+        end(call)
+
+
+def refusals(
+    q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]
+) -> dict[str, str]:
+    """Kernel -> why it would not run this call, "" if it would; best kernel first. Arguments as for `attention`."""
+    call = begin()
+    try:
+        call.fill(q, k, v, layout, None, options)
+        call.outputs(q, None, None, return_lse)
+        reasons = {}
+        info, reason = d.KernelInfo(struct_size=c.sizeof(d.KernelInfo)), c.c_char_p()
+        for kernel_idx in range(library.tessella_kernel_count()):
+            require(library.tessella_kernel_describe(kernel_idx, info))
+            call.require(library.tessella_kernel_refusal(kernel_idx, call.args_ref, call.options_ref, reason))
+            reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
+        return reasons
+    finally:
+        end(call)
+
+
+class CheckReport(NamedTuple):
+    """How far an output is from the reference in double."""
+
+    passed: bool  # NaN and inf stand where they must, and max_error <= tolerance
+    rows: int  # rows compared
+    max_error: float  # largest |out - reference|
+    plain_error: float  # the same of a plain computation: S and softmax in fp32, P rounded to the input dtype
+    tolerance: float
+    worst_index: tuple[int, int, int, int]  # batch, row, head, dim
+    worst_got: float
+    worst_expected: float
+
+
+def check(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    *,
+    num_rows: int = 16,
+    sample_seed: int = 0,
+    layout: str = "bshd",
+    **options: Unpack[Options],
+) -> CheckReport:
+    """Compares sampled rows of `out` with the reference in double, on the CPU; num_rows 0 = all.
+
+    Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
+    """
+    call = begin()
+    try:
+        call.fill(q, k, v, layout, None, options)
+        call.outputs(q, out, None, False)
+        report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
+        call.require(library.tessella_check_forward(call.args_ref, call.options_ref, num_rows, sample_seed, report))
+        values = {name: getattr(report, name) for name in CheckReport._fields}
+        return CheckReport(**{**values, "passed": bool(report.passed), "worst_index": tuple(report.worst_index)})
+    finally:
+        end(call)

@@ -1,0 +1,205 @@
+"""tessella.h in ctypes, whole: constants, structs and functions. A test holds every line of it against the header."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+# Statuses.
+OK = 0
+INVALID_ARGUMENT = 1
+UNSUPPORTED = 2
+OUT_OF_MEMORY = 3
+DEVICE = 4
+COMPILE = 5
+IO = 6
+INTERNAL = 7
+
+# Dtypes.
+DTYPE_DEFAULT = 0
+F64 = 1
+F32 = 2
+BF16 = 3
+F16 = 4
+BOOL = 5
+I32 = 6
+I64 = 7
+
+# Device types, DLPack's numbers.
+DEVICE_DEFAULT = 0
+CPU = 1
+CUDA = 2
+
+READ_ONLY = 1  # a flag of Tensor
+
+
+class Tensor(c.Structure):
+    """tessella_tensor: a view of memory that somebody else owns."""
+
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("ndim", c.c_int32),
+        ("device_type", c.c_int32),
+        ("device_id", c.c_int32),
+        ("shape", c.c_int64 * 8),
+        ("strides", c.c_int64 * 8),
+        ("flags", c.c_uint64),
+        ("reserved", c.c_uint64 * 3),
+    ]
+
+
+class ForwardArgs(c.Structure):
+    """tessella_forward_args: every pointer of a call."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("q", c.POINTER(Tensor)),
+        ("k", c.POINTER(Tensor)),
+        ("v", c.POINTER(Tensor)),
+        ("out", c.POINTER(Tensor)),
+        ("lse", c.POINTER(Tensor)),
+        ("seqlens_q", c.POINTER(Tensor)),
+        ("seqlens_kv", c.POINTER(Tensor)),
+        ("cu_seqlens_q", c.POINTER(Tensor)),
+        ("cu_seqlens_kv", c.POINTER(Tensor)),
+        ("leftpad_kv", c.POINTER(Tensor)),
+        ("bias", c.POINTER(Tensor)),
+        ("alibi_slopes", c.POINTER(Tensor)),
+        ("sink", c.POINTER(Tensor)),
+        ("dense_mask", c.POINTER(Tensor)),
+        ("block_map", c.POINTER(Tensor)),
+        ("document_ids_q", c.POINTER(Tensor)),
+        ("document_ids_kv", c.POINTER(Tensor)),
+        ("prefix_lengths", c.POINTER(Tensor)),
+        ("seed", c.POINTER(Tensor)),
+        ("offset", c.POINTER(Tensor)),
+        ("score_args", c.POINTER(Tensor)),
+        ("num_score_args", c.c_int32),
+    ]
+
+
+class Allocator(c.Structure):
+    """tessella_allocator: where plain calls take their workspace from."""
+
+    _fields_ = [
+        ("alloc", c.CFUNCTYPE(c.c_void_p, c.c_size_t, c.c_size_t, c.c_void_p, c.c_void_p)),
+        ("free", c.CFUNCTYPE(None, c.c_void_p, c.c_size_t, c.c_void_p, c.c_void_p)),
+        ("user", c.c_void_p),
+    ]
+
+
+class AttentionOptions(c.Structure):
+    """tessella_attention_options: what is computed."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("scale", c.c_float),
+        ("softcap", c.c_float),
+        ("dropout", c.c_float),
+        ("causal_top_left", c.c_int32),
+        ("window_left", c.c_int64),
+        ("window_right", c.c_int64),
+        ("chunk", c.c_int64),
+        ("keep_first", c.c_int64),
+        ("block_map_q", c.c_int64),
+        ("block_map_kv", c.c_int64),
+        ("seed", c.c_uint64),
+        ("offset", c.c_uint64),
+        ("out_dtype", c.c_int32),
+        ("num_splits", c.c_int32),
+        ("num_sms", c.c_int32),
+        ("num_threads", c.c_int32),
+        ("deterministic", c.c_int32),
+        ("batch_invariant", c.c_int32),
+        ("check_device_values", c.c_int32),
+        ("kernel", c.c_char_p),
+        ("max_seqlen_q", c.c_int64),
+        ("max_seqlen_kv", c.c_int64),
+        ("score", c.c_char_p),
+        ("score_gradient", c.c_char_p),
+        ("keep", c.c_char_p),
+        ("allocator", c.POINTER(Allocator)),
+    ]
+
+
+class Workspace(c.Structure):
+    """tessella_workspace: memory of a run."""
+
+    _fields_ = [
+        ("state", c.c_void_p),
+        ("state_bytes", c.c_size_t),
+        ("scratch", c.c_void_p),
+        ("scratch_bytes", c.c_size_t),
+    ]
+
+
+class CheckReport(c.Structure):
+    """tessella_check_report: how far an output is from the reference."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("rows", c.c_int64),
+        ("max_error", c.c_double),
+        ("plain_error", c.c_double),
+        ("tolerance", c.c_double),
+        ("passed", c.c_int32),
+        ("worst_index", c.c_int64 * 4),
+        ("worst_got", c.c_double),
+        ("worst_expected", c.c_double),
+    ]
+
+
+class KernelInfo(c.Structure):
+    """tessella_kernel_info: one row of the tables of kernels."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("name", c.c_char_p),
+        ("summary", c.c_char_p),
+        ("dtypes", c.c_char_p),
+        ("features", c.c_char_p),
+        ("unavailable", c.c_char_p),
+        ("max_head_dim", c.c_int64),
+        ("automatic", c.c_char_p),
+        ("device", c.c_char_p),
+    ]
+
+
+class KernelCost(c.Structure):
+    """tessella_kernel_cost: what an algorithm does for a call."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("score_passes", c.c_double),
+        ("bytes_moved", c.c_double),
+        ("extra_bytes", c.c_double),
+    ]
+
+
+Plan = c.c_void_p  # tessella_plan*, opaque
+Progress = c.CFUNCTYPE(None, c.c_int32, c.c_int32, c.c_char_p, c.c_void_p)
+
+_args, _options, _workspace = c.POINTER(ForwardArgs), c.POINTER(AttentionOptions), c.POINTER(Workspace)
+
+# Name -> result, arguments. tessella_status is an int32.
+FUNCTIONS: dict[str, tuple[object, list[object]]] = {
+    "tessella_forward": (c.c_int32, [_args, _options, c.c_void_p]),
+    "tessella_plan_forward": (c.c_int32, [_args, _options, c.POINTER(Plan)]),
+    "tessella_plan_free": (None, [Plan]),
+    "tessella_plan_run": (c.c_int32, [Plan, _args, _options, _workspace, c.c_void_p]),
+    "tessella_plan_initialize": (c.c_int32, [Plan, _workspace, c.c_void_p]),
+    "tessella_plan_workspace": (c.c_int32, [Plan, c.POINTER(c.c_size_t), c.POINTER(c.c_size_t)]),
+    "tessella_plan_kernel": (c.c_char_p, [Plan]),
+    "tessella_plan_explain": (c.c_char_p, [Plan]),
+    "tessella_check_forward": (c.c_int32, [_args, _options, c.c_int64, c.c_uint64, c.POINTER(CheckReport)]),
+    "tessella_kernel_count": (c.c_int32, []),
+    "tessella_kernel_describe": (c.c_int32, [c.c_int32, c.POINTER(KernelInfo)]),
+    "tessella_kernel_refusal": (c.c_int32, [c.c_int32, _args, _options, c.POINTER(c.c_char_p)]),
+    "tessella_kernel_cost_of": (c.c_int32, [c.c_int32, _args, _options, c.POINTER(KernelCost)]),
+    "tessella_kernels_build": (c.c_int32, [c.c_char_p, c.c_char_p, Progress, c.c_void_p]),
+    "tessella_from_dlpack": (c.c_int32, [c.c_void_p, c.c_int32, c.POINTER(Tensor)]),
+    "tessella_to_dlpack": (c.c_int32, [c.POINTER(Tensor), c.c_int32, c.POINTER(c.c_void_p)]),
+    "tessella_version": (c.c_int32, []),
+    "tessella_last_error": (c.c_char_p, []),
+    "tessella_info": (c.c_char_p, []),
+}

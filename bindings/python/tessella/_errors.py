@@ -1,0 +1,49 @@
+"""The exceptions of the package: a class of its own for every status of the C API."""
+
+from __future__ import annotations
+
+from . import _declarations as d
+
+
+class Error(Exception):
+    """What every failure of Tessella is. The text is the library's own sentence: what it got and what it expected."""
+
+
+class InvalidArgument(Error, ValueError):
+    """A precondition does not hold; nothing was touched."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """A valid call that no kernel here computes; the text says why."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory for the workspace was refused."""
+
+
+class DeviceError(Error, RuntimeError):
+    """The GPU or its driver failed."""
+
+
+class CompileError(Error, RuntimeError):
+    """A kernel or a text of `score` or `keep` did not compile; the text is the compiler's log."""
+
+
+class FileError(Error, OSError):
+    """A file could not be read or written."""
+
+
+class InternalError(Error, RuntimeError):
+    """A defect of the library."""
+
+
+# A status that a newer library adds is an Error.
+BY_STATUS: dict[int, type[Error]] = {
+    d.INVALID_ARGUMENT: InvalidArgument,
+    d.UNSUPPORTED: Unsupported,
+    d.OUT_OF_MEMORY: OutOfMemory,
+    d.DEVICE: DeviceError,
+    d.COMPILE: CompileError,
+    d.IO: FileError,
+    d.INTERNAL: InternalError,
+}

@@ -1,0 +1,117 @@
+"""Kinds of arrays: how each library makes an output like its inputs, and which stream its user is on."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy
+
+from . import _declarations as d
+from ._errors import InvalidArgument
+
+_CUDA_DEVICES = (d.CUDA, 13)  # 13: managed memory
+_NAMES = {d.F64: "float64", d.F32: "float32", d.BF16: "bfloat16", d.F16: "float16", d.I32: "int32"}
+
+
+class Kind:
+    """NumPy arrays, and every array on the CPU that no other kind knows: outputs are NumPy's."""
+
+    dtypes = {code: numpy.dtype(name) for code, name in _NAMES.items() if code != d.BF16}
+
+    def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        """An array of Tessella's dtype `code` on the device of `like`."""
+        if is_on_gpu(like):
+            raise InvalidArgument(
+                f"out is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
+            )
+        if code not in self.dtypes:  # bf16, which NumPy lacks
+            self.dtypes[code] = numpy.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        return numpy.empty(shape, self.dtypes[code])
+
+    def finished(self, out: Any) -> Any:
+        """The output as its user gets it."""
+        return out
+
+    def stream(self, like: Any) -> int:
+        """The CUDA stream that work on `like` belongs to."""
+        return 0
+
+
+class _Torch(Kind):
+    def __init__(self) -> None:
+        self.torch: Any = sys.modules["torch"]
+
+    def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        return self.torch.empty(shape, dtype=getattr(self.torch, _NAMES[code]), device=like.device)
+
+    def stream(self, like: Any) -> int:
+        return int(self.torch.cuda.current_stream(like.device).cuda_stream)
+
+
+class _Cupy(Kind):
+    def __init__(self) -> None:
+        self.cupy: Any = sys.modules["cupy"]
+
+    def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        dtype = like.dtype if code == d.BF16 else _NAMES[code]  # cupy has no bf16 of its own
+        with like.device:
+            return self.cupy.empty(shape, dtype)
+
+    def stream(self, like: Any) -> int:
+        with like.device:
+            return int(self.cupy.cuda.get_current_stream().ptr)
+
+
+class _Jax(Kind):
+    """Arrays of jax are never written: the output is NumPy's until it is done."""
+
+    def __init__(self) -> None:
+        self.numpy: Any = importlib.import_module("jax.numpy")
+
+    def finished(self, out: Any) -> Any:
+        return self.numpy.asarray(out)
+
+
+_MAKERS = {"torch": _Torch, "cupy": _Cupy, "jaxlib": _Jax}
+_NUMPY = Kind()
+_kinds: dict[type, Kind] = {numpy.ndarray: _NUMPY}  # types as they are met
+
+
+def kind_of(array: Any) -> Kind:
+    """The kind of an array, by the library its class, or one it derives from, comes from."""
+    kind = _kinds.get(type(array))
+    if kind is None:
+        roots = [base.__module__.partition(".")[0] for base in type(array).__mro__]
+        maker = next((_MAKERS[root] for root in roots if root in _MAKERS), None)
+        kind = _kinds[type(array)] = maker() if maker else _NUMPY
+    return kind
+
+
+def is_on_gpu(array: Any) -> bool:
+    """True for an array that DLPack places on a CUDA device."""
+    if isinstance(array, numpy.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return False
+    return array.__dlpack_device__()[0] in _CUDA_DEVICES
+
+
+def stream_handle(stream: Any, like: Any, kind: Kind) -> int:
+    """The handle of the stream given, or of the one its library is on."""
+    if stream is None:
+        return kind.stream(like)
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("cuda_stream", "ptr"):  # torch's, cupy's
+        if hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    raise TypeError(
+        f"stream is {stream!r}, expected a handle, a stream of torch or cupy, or an object with __cuda_stream__"
+    )
+
+
+def dlpack_stream(handle: int | None) -> int | None:
+    """What DLPack calls a stream: 1 is the default one; None on the CPU."""
+    return None if handle is None else handle or 1

@@ -1,0 +1,61 @@
+"""Finds libtessella.so, opens it and gives its functions their types; a status that is not OK becomes an exception."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+
+from . import _declarations as d
+from ._errors import BY_STATUS, Error
+
+_VARIABLE = "TESSELLA_LIBRARY"
+
+
+def _place() -> str:
+    """The library of the wheel, which lies beside this file; in a source tree, the one that the variable names."""
+    own = pathlib.Path(__file__).with_name("libtessella.so")
+    if own.is_file():
+        return str(own)
+    chosen = os.environ.get(_VARIABLE)
+    if chosen and pathlib.Path(chosen).is_file():
+        return chosen
+    named = f"which names {chosen}, and no file is there" if chosen else "which is not set"
+    raise ImportError(
+        f"libtessella.so was not found: looked for {own}, which a wheel has, and in the environment variable "
+        f"{_VARIABLE}, {named}"
+    )
+
+
+def _opened(place: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(place)
+        for name, (result, arguments) in d.FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"{place} could not be used: {error}") from error
+    return library
+
+
+path: str = _place()
+library: ctypes.CDLL = _opened(path)
+
+
+def failure(status: int, context: str = "") -> Error:
+    """The exception for a status, with the calling thread's text and what there is to add to it."""
+    text: str = library.tessella_last_error().decode(errors="replace")
+    text = text.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
+    return BY_STATUS.get(status, Error)(text + context)
+
+
+def require(status: int) -> None:
+    """Raises unless the status is OK."""
+    if status != d.OK:
+        raise failure(status)
+
+
+def version() -> str:
+    """The version of the library that is open."""
+    number: int = library.tessella_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -1,0 +1,131 @@
+"""Mask: a conjunction of independent parts, joined with &. A key is visible iff every part says so.
+
+Query i stands at key p = i + seqlen_kv - seqlen_q (bottom-right alignment).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._errors import InvalidArgument
+from ._scalars import integer
+
+# Fields of the C structs -> the part they belong to. Windows and causal_top_left may stand on both sides of &.
+_PARTS = {
+    "chunk": "chunk",
+    "keep_first": "keep_first",
+    "prefix_lengths": "prefix",
+    "document_ids_q": "document",
+    "dense_mask": "dense",
+    "block_map": "block_map",
+}
+
+
+class Mask:
+    """Which keys a query sees; `Mask()` shows all. Made by `causal()`, `window()` and so on, joined with `&`.
+
+    Two windows join to their intersection; any other part may stand on one side only, else InvalidArgument.
+    """
+
+    __slots__ = ("arrays", "numbers")
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}  # fields of tessella_attention_options that are set
+        self.arrays: dict[str, Any] = {}  # fields of tessella_forward_args that are set
+
+    def __and__(self, other: Mask) -> Mask:
+        if not isinstance(other, Mask):
+            return NotImplemented
+        for field, part in _PARTS.items():
+            numbers_differ = (
+                field in self.numbers and other.numbers.get(field, self.numbers[field]) != self.numbers[field]
+            )
+            if numbers_differ or (field in self.arrays and field in other.arrays):
+                raise InvalidArgument(f"Mask: two {part} parts joined, expected at most one")
+        joined = Mask()
+        joined.arrays = {**self.arrays, **other.arrays}
+        joined.numbers = {**self.numbers, **other.numbers}
+        for field in ("window_left", "window_right"):
+            if field in self.numbers and field in other.numbers:
+                joined.numbers[field] = min(self.numbers[field], other.numbers[field])
+        return joined
+
+    def __repr__(self) -> str:
+        parts = [f"{field}={value}" for field, value in self.numbers.items()]
+        return f"Mask({', '.join(parts + list(self.arrays))})"
+
+
+def _made(numbers: dict[str, int], **arrays: Any) -> Mask:
+    mask = Mask()
+    mask.numbers = numbers
+    mask.arrays = {field: array for field, array in arrays.items() if array is not None}
+    return mask
+
+
+def causal() -> Mask:
+    """Key j is visible iff j <= p (bottom-right alignment)."""
+    return window(-1, 0)
+
+
+def causal_top_left() -> Mask:
+    """Key j is visible to query i iff j <= i."""
+    return _made({"causal_top_left": 1})
+
+
+def window(left: int, right: int) -> Mask:
+    """Key j is visible iff p - left <= j <= p + right; -1 means no bound."""
+    widths = {"window_left": integer("window: left", left), "window_right": integer("window: right", right)}
+    return _made({field: width for field, width in widths.items() if width != -1})
+
+
+def chunk(n: int) -> Mask:
+    """Key j is visible iff j and p lie in the same chunk of n keys."""
+    return _made({"chunk": integer("chunk: n", n)})
+
+
+def keep_first(n: int) -> Mask:
+    """Keys below n stay visible whatever the lower bounds of window and chunk say."""
+    return _made({"keep_first": integer("keep_first: n", n)})
+
+
+def prefix(lengths: Any) -> Mask:
+    """Key j is visible iff j < lengths[batch] or j <= p. lengths: (batch) int32."""
+    return _made({}, prefix_lengths=lengths)
+
+
+def document(ids_q: Any, ids_kv: Any = None) -> Mask:
+    """Key j is visible to query i iff their ids are equal. ids: (batch, seqlen) int32, packed (total).
+
+    ids_kv may be left out where q and k have the same length.
+    """
+    return _made({}, document_ids_q=ids_q, document_ids_kv=ids_kv)
+
+
+def dense(visible: Any) -> Mask:
+    """visible[batch, head, i, j], bool, true = visible; broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)."""
+    return _made({}, dense_mask=visible)
+
+
+def block_map(visible: Any, block_q: int, block_kv: int) -> Mask:
+    """visible[batch, head, i // block_q, j // block_kv], bool, true = visible; broadcasts."""
+    tile = {
+        "block_map_q": integer("block_map: block_q", block_q),
+        "block_map_kv": integer("block_map: block_kv", block_kv),
+    }
+    return _made(tile, block_map=visible)
+
+
+_NAMED = {"none": Mask(), "causal": causal(), "causal_top_left": causal_top_left()}
+
+
+def mask_of(given: Mask | str) -> Mask:
+    """The mask that a text names, or the mask itself."""
+    if isinstance(given, Mask):
+        return given
+    if isinstance(given, str):
+        if given in _NAMED:
+            return _NAMED[given]
+        raise InvalidArgument(f"mask is {given!r}, expected {', '.join(map(repr, _NAMED))} or a tessella.Mask")
+    raise TypeError(
+        f"mask is {type(given).__name__}, expected a text or a tessella.Mask; tessella.dense() makes one of an array"
+    )

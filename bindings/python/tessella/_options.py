@@ -1,0 +1,78 @@
+"""The options of a call, each under the name that C, C++ and the command line give it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict
+
+from ._mask import Mask
+
+
+class Score(NamedTuple):
+    """A modification of the scores as C++ text, compiled for the GPU.
+
+    text is the body of `float score(float score, int b, int h, int q, int k, const Arrays& arrays)`.
+    """
+
+    text: str
+    gradient_text: str = ""
+
+
+class Options(TypedDict, total=False):
+    """Keywords of `attention`, `plan`, `Plan.run`, `explain`, `refusals` and `check`; None means absent.
+
+    Arrays lie on the device of q.
+
+    mask: "causal", "causal_top_left", "none" or parts joined with &.
+    scale: factor on q . k; None = 1 / sqrt(head_dim_qk).
+    softcap: c * tanh(s / c); 0 = off.
+    dropout: probability of a zero, in [0, 1).
+    seed, offset: of dropout, an int in [0, 2^64) or a (1) int64 array where they live in memory.
+    bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to the scaled scores.
+    alibi_slopes: (heads_q) or (batch, heads_q) float32; adds -slope * |i + seqlen_kv - seqlen_q - j|.
+    sink: (heads_q) float32; logits that join the softmax's sum and no value.
+    seqlens_q, seqlens_kv: (batch) int32; rows and keys in use. out rows past seqlens_q are 0, their lse -inf.
+    cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed, sequence b is rows [cu[b], cu[b + 1]) of (total, heads,
+        head_dim).
+    leftpad_kv: (batch) int32; keys [0, leftpad) are padding, masks count from the first real key.
+    max_seqlen_q, max_seqlen_kv: bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes.
+    score: GPU, C++ text that modifies scores, or Score(text, gradient_text).
+    keep: GPU, C++ text, the body of `bool keep(int b, int h, int q, int k, const Arrays& arrays)`; true = visible.
+    score_args: at most 8 dense arrays that the texts read; float32, bfloat16, float16, int32 or bool.
+    out_dtype: dtype of q, or float32.
+    kernel: a name of kernels(), which runs or fails with its reason; None = automatic.
+    num_splits: 0 = automatic.
+    num_sms: GPU, 0 = all.
+    num_threads: CPU, 0 = all that the process may use.
+    deterministic: the same bits from run to run; the forward always gives them.
+    batch_invariant: the bits of a row depend neither on the batch nor on its longest length.
+    check_device_values: GPU, waits for the stream and checks lengths there as on the CPU.
+    """
+
+    mask: Mask | str | None
+    scale: float | None
+    softcap: float
+    dropout: float
+    seed: Any
+    offset: Any
+    bias: Any
+    alibi_slopes: Any
+    sink: Any
+    seqlens_q: Any
+    seqlens_kv: Any
+    cu_seqlens_q: Any
+    cu_seqlens_kv: Any
+    leftpad_kv: Any
+    max_seqlen_q: int
+    max_seqlen_kv: int
+    score: Score | str | None
+    keep: str | None
+    score_args: Sequence[Any]
+    out_dtype: Any
+    kernel: str | None
+    num_splits: int
+    num_sms: int
+    num_threads: int
+    deterministic: bool
+    batch_invariant: bool
+    check_device_values: bool

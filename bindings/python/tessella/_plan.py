@@ -1,0 +1,142 @@
+"""Plan: a kernel chosen and prepared for calls of one kind, run without choosing, compiling or allocating again."""
+
+from __future__ import annotations
+
+import ctypes as c
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from . import _declarations as d
+from ._arrays import Slot
+from ._call import begin, end
+from ._kinds import dlpack_stream, is_on_gpu, kind_of, stream_handle
+from ._library import library, require
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
+
+# What a call brings anew, like q, k and v; a plan keeps every other option.
+_ARGUMENTS = {
+    "bias",
+    "alibi_slopes",
+    "sink",
+    "seqlens_q",
+    "seqlens_kv",
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "leftpad_kv",
+    "score_args",
+}
+_ALIGNMENT = 64
+
+
+class Workspace:
+    """Memory for the runs of one plan, one run at a time; made by `Plan.workspace`."""
+
+    def __init__(self, state_bytes: int, scratch_bytes: int, like: Any, stream: int | None) -> None:
+        self.state_bytes = state_bytes
+        self.scratch_bytes = scratch_bytes
+        self._memory: list[Any] = []
+        self._struct = d.Workspace(state_bytes=state_bytes, scratch_bytes=scratch_bytes)
+        self._struct.state = self._allocated("state", state_bytes, like, stream)
+        self._struct.scratch = self._allocated("scratch", scratch_bytes, like, stream)
+        self._ref = c.byref(self._struct)
+
+    def _allocated(self, name: str, size: int, like: Any, stream: int | None) -> int | None:
+        """Address of so many bytes, aligned, in an array of the library of `like`."""
+        if size == 0:
+            return None
+        array = kind_of(like).empty(((size + _ALIGNMENT + 3) // 4,), d.I32, like)
+        slot = Slot(name, d.Tensor(), self._memory)
+        slot.read(array, False, stream)
+        self._memory.append(array)
+        address: int = slot.tensor.data
+        return (address + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+class Plan:
+    """Immutable; threads may share it. It holds no q, k, v or other argument, but the options it was made with."""
+
+    def __init__(self, handle: c.c_void_p, layout: str, return_lse: bool, options: dict[str, Any]) -> None:
+        self._handle = handle
+        self._layout = layout
+        self._return_lse = return_lse
+        self._options = options
+        weakref.finalize(self, library.tessella_plan_free, handle)
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that runs."""
+        return str(library.tessella_plan_kernel(self._handle).decode())
+
+    def explain(self) -> str:
+        """The problem, the kernel, its workspace, and why each better kernel was refused."""
+        return str(library.tessella_plan_explain(self._handle).decode())
+
+    def workspace(self, q: Any, *, stream: Any = None) -> Workspace:
+        """Memory for runs, of q's library and on its device, ready for use: its state is zeroed on the stream."""
+        state_bytes, scratch_bytes = c.c_size_t(), c.c_size_t()
+        require(library.tessella_plan_workspace(self._handle, state_bytes, scratch_bytes))
+        handle = stream_handle(stream, q, kind_of(q)) if is_on_gpu(q) else None
+        workspace = Workspace(state_bytes.value, scratch_bytes.value, q, dlpack_stream(handle))
+        require(library.tessella_plan_initialize(self._handle, workspace._ref, handle))
+        return workspace
+
+    def run(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        workspace: Workspace | None = None,
+        stream: Any = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Attention as `attention` returns it, by the plan's kernel.
+
+        Batch, heads, head dims, dtypes, device and features are those the plan was made for, lengths at most its
+        bounds. Options given here replace those of the plan: scale, window widths, softcap, seed, mask arrays may
+        differ; bias, sinks, lengths and other arguments are always given here. Without a workspace it takes memory as
+        `attention` does.
+
+        Raises:
+            InvalidArgument: what differs from what the plan was made for; otherwise as `attention`.
+        """
+        call = begin()
+        try:
+            call.fill(q, k, v, self._layout, stream, {**self._options, **options})
+            out, lse = call.outputs(q, out, lse, self._return_lse)
+            memory = None if workspace is None else workspace._ref
+            call.require(library.tessella_plan_run(self._handle, call.args_ref, call.options_ref, memory, call.stream))
+            out = call.kind.finished(out)
+            return (out, call.kind.finished(lse)) if self._return_lse else out
+        finally:
+            end(call)
+
+
+def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]) -> Plan:
+    """Chooses and prepares a kernel for calls like this one, for lengths up to these or max_seqlen_q and max_seqlen_kv.
+
+    Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
+    """
+    call = begin()
+    try:
+        call.fill(q, k, v, layout, None, options)
+        call.outputs(q, None, None, return_lse)
+        handle = c.c_void_p()
+        call.require(library.tessella_plan_forward(call.args_ref, call.options_ref, handle))
+    finally:
+        end(call)
+    kept = {name: value for name, value in options.items() if name not in _ARGUMENTS}
+    return Plan(handle, layout, return_lse, kept)
+
+
+def explain(
+    q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]
+) -> str:
+    """What `attention` would do with these arguments: the kernel, and why each better one was refused."""
+    return plan(q, k, v, layout=layout, return_lse=return_lse, **options).explain()

@@ -1,0 +1,29 @@
+"""The snippets of docs/python.md and of README's Python section run as they stand, in order."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def snippets(page):
+    path = ROOT / page
+    if not path.is_file():
+        pytest.skip(f"{page} is not beside the tests")
+    text = path.read_text()
+    found = list(re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S))
+    assert found, f"{page} has no Python snippets"
+    # Blank lines before each keep the page's line numbers in a traceback.
+    return [("\n" * text.count("\n", 0, match.start(1)) + match[1]) for match in found]
+
+
+@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+def test_snippets(page, capsys):
+    names = {}
+    for snippet in snippets(page):
+        exec(compile(snippet, page, "exec"), names)
+    printed = capsys.readouterr().out
+    for said in re.findall(r"print\(error\)  # (.*)", "".join(snippets(page))):
+        assert said in printed

@@ -1,0 +1,188 @@
+"""Refusals, word by word: what was got, what was expected, and the class of exception."""
+
+import re
+
+import numpy as np
+import pytest
+import tessella
+
+F32 = np.float32
+Q = np.ones((2, 3, 4, 8), F32)
+K = np.ones((2, 5, 2, 8), F32)
+I32 = np.int32
+
+
+def refused(kind, text, q=Q, k=K, v=K, **options):
+    with pytest.raises(kind, match=f"^{re.escape(text)}$") as caught:
+        tessella.attention(q, k, v, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (tessella.InvalidArgument, ValueError),
+        (tessella.Unsupported, NotImplementedError),
+        (tessella.OutOfMemory, MemoryError),
+        (tessella.DeviceError, RuntimeError),
+        (tessella.CompileError, RuntimeError),
+        (tessella.FileError, OSError),
+        (tessella.InternalError, RuntimeError),
+    ],
+)
+def test_classes(error, builtin):
+    assert issubclass(error, tessella.Error) and issubclass(error, builtin)
+    assert str(error("text")) == "text"
+
+
+INVALID = [
+    (
+        {"k": np.ones((2, 5, 2, 6), F32)},
+        "forward: k.shape[3] is 6, expected 8 = q.shape[-1] (layout batch, seqlen, heads, head_dim)",
+    ),
+    (
+        {"k": K[:, :, :, ::2]},
+        "forward: k.strides[3] is 2, expected 1: head_dim must be contiguous",
+    ),
+    (
+        {"q": np.ones((2, 4, 3, 8), F32)},
+        "forward: q has 3 heads and k has 2, expected heads of q to be a multiple of heads of k "
+        "(layout batch, seqlen, heads, head_dim)",
+    ),
+    (
+        {"q": np.ones((2, 4, 10, 8), F32), "k": np.ones((2, 2, 4, 8), F32), "v": np.ones((2, 2, 4, 8), F32)},
+        "forward: q has 10 heads and k has 4, expected heads of q to be a multiple of heads of k (layout batch, "
+        "seqlen, heads, head_dim; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, "
+        "head_dim)?)",
+    ),
+    (
+        {"layout": "bhsd"},
+        "forward: q has 3 heads and k has 5, expected heads of q to be a multiple of heads of k (layout batch, seqlen, "
+        "heads, head_dim; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, head_dim)?); "
+        "layout 'bhsd' was swapped to this order first",
+    ),
+    ({"v": K.astype(np.float64)}, "forward: v.dtype is f64, expected f32 = q.dtype"),
+    ({"q": np.ones(8, F32)}, None),
+    ({"q": F32(1)}, "forward: q.ndim is 0, expected 1 to 8"),
+    ({"layout": "bsdh"}, "layout is 'bsdh', expected 'bshd' or 'bhsd'"),
+    ({"layout": ["bshd"]}, "layout is ['bshd'], expected 'bshd' or 'bhsd'"),
+    ({"mask": "causl"}, "mask is 'causl', expected 'none', 'causal', 'causal_top_left' or a tessella.Mask"),
+    ({"mask": tessella.window(-2, 0)}, "forward: window_left is -2, expected at least -1 (no bound)"),
+    ({"scale": float("nan")}, "scale is nan, expected a number"),
+    ({"scale": 1e40}, "forward: scale is inf, expected a finite number"),
+    ({"softcap": -1}, "forward: softcap is -1, expected a finite number, at least 0"),
+    ({"dropout": 1}, "forward: dropout is 1, expected a probability in [0, 1)"),
+    ({"seed": -1}, f"seed is -1, expected 0 to {2**64 - 1}"),
+    ({"offset": 2**64}, f"offset is {2**64}, expected 0 to {2**64 - 1}"),
+    ({"num_threads": 2**31}, f"num_threads is {2**31}, expected {-(2**31)} to {2**31 - 1}"),
+    ({"num_threads": -1}, "forward: num_threads is -1, expected at least 0 (all)"),
+    ({"max_seqlen_q": 2}, "forward: max_seqlen_q is 2, expected 0 or at least 3, the longest sequence"),
+    ({"seqlens_kv": np.array([5, 6], I32)}, "forward: seqlens_kv[1] is 6, expected 0 to 5, the keys of the sequence"),
+    ({"seqlens_kv": np.array([5, 5])}, "forward: seqlens_kv.dtype is i64, expected i32"),
+    ({"sink": [0.0] * 4}, "sink is list, expected an array with __dlpack__ or __array_interface__"),
+    ({"bias": np.ones((3, 4), F32)}, None),
+    ({"mask": tessella.dense(np.ones(5, F32))}, "forward: dense_mask.dtype is f32, expected bool (true = visible)"),
+    ({"kernel": "cpu\0"}, "kernel has a zero byte, where C would cut it off"),
+    ({"out": np.ones((2, 3, 4, 8), np.float64)}, "forward: out.dtype is f64, expected f32 = q.dtype, or f32"),
+    ({"out": Q}, "forward: out overlaps q, expected memory of its own"),
+    ({"score_args": [Q] * 9}, "score_args has 9 arrays, expected at most 8"),
+    ({"score_args": [Q]}, "forward: score_args is given, expected it beside score or keep"),
+    ({"q": np.ones((1,) * 9, F32)}, "q has 9 axes, expected at most 8"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), INVALID, ids=range(len(INVALID)))
+def test_invalid(options, text):
+    if text is not None:
+        refused(tessella.InvalidArgument, text, **options)
+    else:
+        with pytest.raises(tessella.InvalidArgument, match=r"^forward: .* has shape .*, expected "):
+            tessella.attention(**{"q": Q, "k": K, "v": K, **options})
+
+
+UNSUPPORTED = [
+    ({"q": Q.astype(complex)}, "q has dtype complex128, expected f64, f32, bf16, f16, bool, i32 or i64"),
+    ({"q": Q.astype(">f4")}, "q has dtype >f4, expected f64, f32, bf16, f16, bool, i32 or i64"),
+    ({"out_dtype": "float8"}, "out_dtype has dtype float8, expected f64, f32, bf16, f16, bool, i32 or i64"),
+    ({"num_splits": 3}, "forward: num_splits is 3, expected 0 or 1: no forward kernel splits keys"),
+    ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
+    ({"score": "return 2 * score;"}, "forward: option score is for GPUs, and q is on the CPU"),
+    ({"score": tessella.Score("return 2 * score;")}, "forward: option score is for GPUs, and q is on the CPU"),
+    ({"keep": "return q > k;", "score_args": [Q]}, "forward: option keep is for GPUs, and q is on the CPU"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), UNSUPPORTED, ids=range(len(UNSUPPORTED)))
+def test_unsupported(options, text):
+    refused(tessella.Unsupported, text, **options)
+
+
+WRONG_TYPES = [
+    ({"maks": "causal"}, "'maks' is no option, expected one of mask, scale, "),
+    (
+        {"mask": np.ones((3, 5), bool)},
+        "mask is ndarray, expected a text or a tessella.Mask; tessella.dense() makes",
+    ),
+    ({"scale": "1"}, "scale is '1', expected a number"),
+    ({"num_threads": 1.0}, "num_threads is 1.0, expected an integer"),
+    ({"deterministic": 1}, "deterministic is 1, expected True or False"),
+    ({"kernel": b"cpu"}, "kernel is b'cpu', expected a text"),
+    ({"score": 3}, "score is 3, expected a text"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG_TYPES, ids=range(len(WRONG_TYPES)))
+def test_wrong_types(options, text):
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}"):
+        tessella.attention(Q, K, K, **options)
+
+
+def test_read_only_outputs():
+    out = np.ones_like(Q)
+    out.flags.writeable = False
+    refused(tessella.InvalidArgument, "forward: out is read-only, expected memory that may be written", out=out)
+    lse = np.zeros((2, 4, 3), F32)
+    lse.flags.writeable = False
+    refused(tessella.InvalidArgument, "forward: lse is read-only, expected memory that may be written", lse=lse)
+
+
+def test_strides_that_split_an_element():
+    records = np.zeros((2, 3, 4, 8), np.dtype([("value", F32), ("tag", np.int8, 2)]))
+    q = records["value"]
+    axis, stride = next((axis, stride) for axis, stride in enumerate(q.strides) if stride % 4)
+    text = f"q.strides[{axis}] is {stride} bytes, expected a multiple of 4, the size of an element"
+    refused(tessella.InvalidArgument, text, q=q)
+
+
+def test_mask_parts_twice():
+    ids = np.zeros((2, 3), I32)
+    for part, mask in {
+        "chunk": tessella.chunk(4),
+        "document": tessella.document(ids),
+        "dense": tessella.dense(ids),
+        "block_map": tessella.block_map(ids, 1, 1),
+        "prefix": tessella.prefix(ids),
+    }.items():
+        other = tessella.chunk(5) if part == "chunk" else mask
+        with pytest.raises(tessella.InvalidArgument, match=f"^Mask: two {part} parts joined, expected at most one$"):
+            mask & other
+    assert (tessella.chunk(4) & tessella.chunk(4)).numbers == {"chunk": 4}
+    assert repr(tessella.window(3, 0) & tessella.dense(ids)) == "Mask(window_left=3, window_right=0, dense_mask)"
+    with pytest.raises(TypeError):
+        tessella.chunk(4) & "causal"
+
+
+def test_nothing_was_touched():
+    out = np.full_like(Q, 7)
+    refused(tessella.InvalidArgument, "forward: scale is inf, expected a finite number", out=out, scale=float("inf"))
+    assert (out == 7).all()
+
+
+def test_plans_refuse_what_they_were_not_made_for():
+    plan = tessella.plan(Q, K, K, mask="causal")
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: seqlen_q is 6, expected at most 3, the plan's"):
+        plan.run(np.ones((2, 6, 4, 8), F32), K, K)
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: bias is given, and the plan was made without it$"):
+        plan.run(Q, K, K, bias=np.ones(5, F32))
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: dtype of q is f64, expected f32, what the plan was"):
+        plan.run(*(t.astype(np.float64) for t in (Q, K, K)))

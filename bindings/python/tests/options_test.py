@@ -1,0 +1,171 @@
+"""Every option of a call against the oracle in double, on every dtype."""
+
+import re
+
+import comparison
+import ml_dtypes
+import numpy as np
+import pytest
+import tessella
+
+DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+BATCH, SEQLEN_Q, SEQLEN_KV, HEADS_Q, HEADS_KV, DIM_QK, DIM_V = 2, 21, 37, 4, 2, 24, 16
+INT = np.int32
+RNG = np.random.default_rng(7)
+BIAS = comparison.random(RNG, BATCH, HEADS_Q, SEQLEN_Q, SEQLEN_KV)
+ROW_BIAS = comparison.random(RNG, HEADS_Q, 1, SEQLEN_KV)
+SLOPES = np.linspace(0.1, 0.5, HEADS_Q, dtype=np.float32)
+BATCH_SLOPES = np.stack([SLOPES, 2 * SLOPES])
+SINK = comparison.random(RNG, HEADS_Q)
+DENSE = RNG.random((BATCH, 1, SEQLEN_Q, SEQLEN_KV)) < 0.5
+TILES = RNG.random((HEADS_Q, 3, 5)) < 0.6
+IDS_Q = np.sort(RNG.integers(0, 3, (BATCH, SEQLEN_Q)).astype(INT))
+IDS_KV = np.sort(RNG.integers(0, 3, (BATCH, SEQLEN_KV)).astype(INT))
+LENGTHS_Q, LENGTHS_KV = np.array([21, 9], INT), np.array([30, 37], INT)
+PREFIX, LEFTPAD = np.array([3, 20], INT), np.array([5, 0], INT)
+window = tessella.window
+
+# name -> options of tessella.attention, options of the oracle
+CASES = {
+    "none": ({}, {}),
+    "no mask by name": ({"mask": "none"}, {}),
+    "causal": ({"mask": "causal"}, {"window": (-1, 0)}),
+    "causal()": ({"mask": tessella.causal()}, {"window": (-1, 0)}),
+    "top left": ({"mask": "causal_top_left"}, {"causal_top_left": True}),
+    "window": ({"mask": window(5, 2)}, {"window": (5, 2)}),
+    "two windows": ({"mask": window(5, -1) & window(9, 0)}, {"window": (5, 0)}),
+    "chunk": ({"mask": tessella.chunk(8)}, {"chunk": 8}),
+    "keep_first": ({"mask": window(4, 0) & tessella.keep_first(3)}, {"window": (4, 0), "keep_first": 3}),
+    "prefix": ({"mask": tessella.prefix(PREFIX)}, {"prefix": PREFIX}),
+    "document": ({"mask": tessella.document(IDS_Q, IDS_KV)}, {"document": (IDS_Q, IDS_KV)}),
+    "dense": ({"mask": tessella.dense(DENSE)}, {"dense": DENSE}),
+    "block_map": ({"mask": tessella.block_map(TILES, 8, 8)}, {"block_map": (TILES, 8, 8)}),
+    "joined": (
+        {"mask": tessella.causal() & tessella.dense(DENSE) & tessella.document(IDS_Q, IDS_KV)},
+        {"window": (-1, 0), "dense": DENSE, "document": (IDS_Q, IDS_KV)},
+    ),
+    "scale": ({"scale": 0.3}, {"scale": 0.3}),
+    "bias": ({"bias": BIAS}, {"bias": BIAS}),
+    "bias that broadcasts": ({"bias": ROW_BIAS}, {"bias": ROW_BIAS}),
+    "alibi_slopes": ({"alibi_slopes": SLOPES}, {"alibi_slopes": SLOPES}),
+    "alibi_slopes a batch": ({"alibi_slopes": BATCH_SLOPES}, {"alibi_slopes": BATCH_SLOPES}),
+    "softcap": ({"softcap": 1.5}, {"softcap": 1.5}),
+    "sink": ({"sink": SINK}, {"sink": SINK}),
+    "sink of a masked row": ({"sink": SINK, "mask": window(0, -1) & window(-1, 0)}, {"sink": SINK, "window": (0, 0)}),
+    "dropout": ({"dropout": 0.25, "seed": 5}, {"dropout": 0.25, "seed": 5}),
+    "dropout, long seed": (
+        {"dropout": 0.5, "seed": 2**63 + 11, "offset": 2**40 + 3},
+        {"dropout": 0.5, "seed": 2**63 + 11, "offset": 2**40 + 3},
+    ),
+    "seed in memory": (
+        {"dropout": 0.25, "seed": np.array([9]), "offset": np.array([4])},
+        {"dropout": 0.25, "seed": 9, "offset": 4},
+    ),
+    "seqlens": (
+        {"seqlens_q": LENGTHS_Q, "seqlens_kv": LENGTHS_KV, "mask": "causal"},
+        {"seqlens_q": LENGTHS_Q, "seqlens_kv": LENGTHS_KV, "window": (-1, 0)},
+    ),
+    "leftpad_kv": (
+        {"leftpad_kv": LEFTPAD, "bias": BIAS, "mask": window(6, 0)},
+        {"leftpad_kv": LEFTPAD, "bias": BIAS, "window": (6, 0)},
+    ),
+    "num_threads": ({"num_threads": 1}, {}),
+    "max_seqlen": ({"max_seqlen_q": 100, "max_seqlen_kv": 100}, {}),
+    "num_splits": ({"num_splits": 1}, {}),
+    "deterministic": ({"deterministic": True}, {}),
+    "batch_invariant": ({"batch_invariant": True}, {}),
+    "check_device_values": ({"check_device_values": False}, {}),
+    "absent": ({"bias": None, "mask": None, "scale": None, "kernel": None, "seqlens_q": None, "score": None}, {}),
+}
+
+
+def operands(dtype):
+    rng = np.random.default_rng(3)
+    q = comparison.random(rng, BATCH, SEQLEN_Q, HEADS_Q, DIM_QK, dtype=dtype)
+    k = comparison.random(rng, BATCH, SEQLEN_KV, HEADS_KV, DIM_QK, dtype=dtype)
+    v = comparison.random(rng, BATCH, SEQLEN_KV, HEADS_KV, DIM_V, dtype=dtype)
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("name", CASES)
+def test_matches_the_oracle(name, dtype):
+    options, meaning = CASES[name]
+    q, k, v = operands(dtype)
+    out, lse = tessella.attention(q, k, v, return_lse=True, **options)
+    assert out.dtype == q.dtype and lse.dtype == np.float32
+    comparison.assert_matches(out, q, k, v, lse, factor=3 if "softcap" in options else 2, **meaning)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_does_the_same(name):
+    options, _ = CASES[name]
+    q, k, v = operands(np.float32)
+    plan = tessella.plan(q, k, v, return_lse=True, **options)
+    out, lse = plan.run(q, k, v, workspace=plan.workspace(q), **options)
+    expected, expected_lse = tessella.attention(q, k, v, return_lse=True, **options)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "joined", "softcap", "dropout", "seqlens", "leftpad_kv"])
+def test_the_library_checks_it(name):
+    options, _ = CASES[name]
+    q, k, v = operands(np.float32)
+    out = tessella.attention(q, k, v, **options)
+    report = tessella.check(q, k, v, out, num_rows=0, **options)
+    assert report.passed and report.rows == BATCH * SEQLEN_Q * HEADS_Q and report.max_error <= report.tolerance
+    out[1, 2, 3, 4] += 1
+    report = tessella.check(q, k, v, out, num_rows=0, **options)
+    assert not report.passed and report.worst_index == (1, 2, 3, 4)
+
+
+def test_every_option_has_a_case():
+    needs_a_gpu = {"score", "keep", "score_args", "num_sms"}
+    used = {name for options, _ in CASES.values() for name in options}
+    others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv"}  # below
+    assert used | others | needs_a_gpu == set(tessella.Options.__annotations__)
+
+
+@pytest.mark.parametrize("documented", [tessella.Options, tessella.attention])
+def test_every_option_is_documented(documented):
+    words = set(re.findall(r"\w+", documented.__doc__))
+    assert not set(tessella.Options.__annotations__) - words
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_packed(dtype):
+    rng = np.random.default_rng(5)
+    cu_q, cu_kv = np.array([0, 5, 5, 18], INT), np.array([0, 9, 20, 40], INT)
+    q = comparison.random(rng, 18, HEADS_Q, DIM_QK, dtype=dtype)
+    k = comparison.random(rng, 40, HEADS_KV, DIM_QK, dtype=dtype)
+    v = comparison.random(rng, 40, HEADS_KV, DIM_V, dtype=dtype)
+    packed = {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}
+    out, lse = tessella.attention(q, k, v, mask="causal", return_lse=True, **packed)
+    assert lse.shape == (HEADS_Q, 18)
+    comparison.assert_matches(out, q, k, v, lse, window=(-1, 0), **packed)
+    swapped = [np.swapaxes(t, 0, 1) for t in (q, k, v)]
+    other = tessella.attention(*swapped, mask="causal", layout="bhsd", **packed)
+    np.testing.assert_array_equal(np.swapaxes(other, 0, 1), out)
+
+
+def test_out_dtype():
+    q, k, v = operands(ml_dtypes.bfloat16)
+    for given in ("float32", "f32", np.float32, np.dtype(np.float32)):
+        out = tessella.attention(q, k, v, out_dtype=given)
+        assert out.dtype == np.float32
+    rounded = tessella.attention(q, k, v, out_dtype=ml_dtypes.bfloat16)
+    assert rounded.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(out.astype(ml_dtypes.bfloat16), rounded)
+
+
+def test_every_kernel_by_name():
+    q, k, v = operands(np.float32)
+    reasons = tessella.refusals(q, k, v)
+    assert list(reasons) == [kernel.name for kernel in tessella.kernels()]
+    for name, reason in reasons.items():
+        if reason == "":
+            comparison.assert_matches(tessella.attention(q, k, v, kernel=name), q, k, v)
+        else:
+            with pytest.raises(tessella.Unsupported, match="refused|cannot|does not|is for|is on"):
+                tessella.attention(q, k, v, kernel=name)

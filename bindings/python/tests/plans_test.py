@@ -1,0 +1,118 @@
+"""Plans, kernels and what can be asked about a call."""
+
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tessella
+from tessella import _library
+
+RNG = np.random.default_rng(2)
+Q, K, V = (RNG.standard_normal((2, 33, 4, 16)).astype(np.float32) for _ in range(3))
+
+
+def test_a_plan_keeps_its_options_and_not_its_arguments():
+    bias = np.linspace(0, 1, 33, dtype=np.float32)
+    plan = tessella.plan(Q, K, V, mask="causal", scale=0.5, bias=bias)
+    expected = tessella.attention(Q, K, V, mask="causal", scale=0.5, bias=bias)
+    np.testing.assert_array_equal(plan.run(Q, K, V, bias=bias), expected)
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: bias is absent, and the plan was made with it$"):
+        plan.run(Q, K, V)
+
+
+def test_options_may_change_from_run_to_run():
+    plan = tessella.plan(Q, K, V, mask=tessella.window(8, 0), softcap=5.0)
+    options = {"mask": tessella.window(3, 1), "scale": 0.2, "softcap": 2.0}
+    np.testing.assert_array_equal(plan.run(Q, K, V, **options), tessella.attention(Q, K, V, **options))
+
+
+def test_lengths_up_to_the_bounds():
+    plan = tessella.plan(Q, K, V, layout="bshd", return_lse=True, max_seqlen_q=40, max_seqlen_kv=50)
+    for rows, keys in ((1, 1), (20, 33)):
+        out, lse = plan.run(Q[:, :rows], K[:, :keys], V[:, :keys])
+        expected = tessella.attention(Q[:, :rows], K[:, :keys], V[:, :keys], return_lse=True)
+        np.testing.assert_allclose(out, expected[0], atol=1e-6)
+        np.testing.assert_allclose(lse, expected[1], atol=1e-6)
+
+
+def test_a_plan_keeps_its_layout():
+    q, k, v = (np.swapaxes(t, 1, 2) for t in (Q, K, V))
+    plan = tessella.plan(q, k, v, layout="bhsd")
+    np.testing.assert_array_equal(np.swapaxes(plan.run(q, k, v), 1, 2), tessella.attention(Q, K, V))
+
+
+def test_a_workspace_serves_many_runs_and_its_content_does_not_matter():
+    plan = tessella.plan(Q, K, V)
+    workspace = plan.workspace(Q)
+    assert workspace.scratch_bytes > 0 and workspace.state_bytes >= 0
+    out = np.empty_like(Q)
+    for _ in range(3):
+        for array in workspace._memory:
+            array[:] = -1
+        assert plan.run(Q, K, V, out=out, workspace=workspace) is out
+        np.testing.assert_array_equal(out, tessella.attention(Q, K, V))
+
+
+def test_plans_are_freed():
+    for _ in range(200):
+        tessella.plan(Q, K, V)
+    gc.collect()
+    assert tessella.plan(Q, K, V).kernel
+
+
+def test_explain():
+    text = tessella.explain(Q, K, V, mask="causal", kernel="reference.flash_2")
+    assert "batch=2 seqlen_q=33 seqlen_kv=33 heads_q=4" in text
+    assert "kernel: reference.flash_2" in text
+    plan = tessella.plan(Q, K, V)
+    assert f"kernel: {plan.kernel}" in plan.explain()
+
+
+def test_kernels():
+    kernels = {kernel.name: kernel for kernel in tessella.kernels()}
+    oracle = kernels["reference.attention"]
+    assert oracle.device == "cpu" and oracle.automatic == ("f64",) and oracle.unavailable == ""
+    assert oracle.dtypes == ("f64", "f32", "bf16", "f16") and "causal/window" in oracle.features
+    assert oracle.summary == "plain loops in double, the oracle" and oracle.max_head_dim > 512
+
+
+def test_refusals():
+    reasons = tessella.refusals(Q, K, V, bias=np.ones(33, np.float32))
+    assert reasons["reference.flash_2"] == ""
+    assert all(reason for name, reason in reasons.items() if name.startswith("cuda."))
+
+
+def test_info():
+    lines = tessella.info().splitlines()
+    assert lines and all(": " in line for line in lines)
+
+
+def test_build_kernels_refuses_unknown_ones():
+    with pytest.raises(tessella.Error):
+        tessella.build_kernels("sm_80", "cuda.none_such")
+
+
+def test_a_missing_compiler_names_the_extra(tmp_path):
+    program = """
+import tessella
+from tessella import _library
+try:
+    tessella.build_kernels("sm_80")
+except tessella.Error as error:
+    print(type(error).__name__, error)
+"""
+    environment = {
+        **os.environ,
+        "TESSELLA_NVRTC": "/none/libnvrtc.so.12",
+        "TESSELLA_CACHE_DIR": str(tmp_path),
+        "TESSELLA_LIBRARY": _library.path,
+        "PYTHONPATH": str(pathlib.Path(tessella.__file__).parents[1]),
+    }
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    if said.stdout == "":
+        pytest.skip("every kernel of sm_80 is embedded in this library")
+    assert "`pip install 'tessella[cuda]'`" in said.stdout
