@@ -96,21 +96,17 @@ const std::vector<Sm90>& sm90_kernels() {
 
 // As forward_config() has them for Hopper.
 const std::vector<Sm80>& sm80_kernels() {
-  static const std::vector<Sm80> all = [] {
-    constexpr ForwardConfig kPlain = {.element = Element::bf16,
-                                      .head_dim_qk = 32,
-                                      .head_dim_v = 32,
-                                      .tile_q = 128,
-                                      .tile_kv = 128,
-                                      .num_warps = 4,
-                                      .blocks_per_sm = 2};
-    constexpr ForwardConfig kSoftcap = [] {
-      ForwardConfig c = with_softcap(kPlain);
-      c.tile_kv = 96;
-      return c;
-    }();
-    return std::vector<Sm80>{sm80<kPlain>(), sm80<kSoftcap>()};
-  }();
+  constexpr auto config = [](bool softcap, int32_t tile_kv) {
+    return ForwardConfig{.element = Element::bf16,
+                         .head_dim_qk = 32,
+                         .head_dim_v = 32,
+                         .tile_q = 128,
+                         .tile_kv = tile_kv,
+                         .num_warps = 4,
+                         .blocks_per_sm = 2,
+                         .softcap = softcap};
+  };
+  static const std::vector<Sm80> all = {sm80<config(false, 128)>(), sm80<config(true, 96)>()};
   return all;
 }
 

@@ -78,10 +78,10 @@ struct WarpgroupMma;
 #define TESSELLA_D256                                                                                            \
   TESSELLA_D192, TESSELLA_D(24), TESSELLA_D(25), TESSELLA_D(26), TESSELLA_D(27), TESSELLA_D(28), TESSELLA_D(29), \
       TESSELLA_D(30), TESSELLA_D(31)
-#define TESSELLA_R256                                                                                                \
-  TESSELLA_R192                                                                                                      \
-      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
-      "118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define TESSELLA_R256                                                                                            \
+  TESSELLA_R192                                                                                                  \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
+  "118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // a to e: the numbers of the operands behind the accumulators.
 #define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e)                                                             \
