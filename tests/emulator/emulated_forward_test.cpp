@@ -46,7 +46,7 @@ Sm80 sm80() {
 template <ForwardConfig C>
 Sm90 sm90() {
   return {C, [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
-            emulator::launch({num_blocks, 1, 1}, device::ForwardSm90<C>::kThreads,
+            emulator::launch({num_blocks, 1, 1}, device::BlockSm90<C>::kThreads,
                              static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
                              [&] { device::forward_sm90<C>(params); });
           }};

@@ -20,564 +20,351 @@
 #pragma once
 
 #include "cuda/device/band_mask.hpp"
-#include "cuda/device/keys.hpp"
+#include "cuda/device/block_sm90.hpp"
 #include "cuda/device/multiply.hpp"
-#include "cuda/device/ptx/tensor_copy.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
-#include "cuda/device/ring.hpp"
-#include "cuda/device/rows.hpp"
-#include "cuda/device/schedule.hpp"
 #include "cuda/device/score.hpp"
-#include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax_rows.hpp"
 #include "portable/dropout.hpp"
-#include "portable/forward_sm90.hpp"
 
 namespace tessella::device {
 
-using portable::ForwardConfig;
-using portable::ForwardParams;
-using portable::ForwardSm90Params;
-
+// A warpgroup that multiplies.
 template <ForwardConfig C>
-struct ForwardSm90 {
-  static constexpr int kWarpgroups = C.tile_q / 64;
-  static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 232;
+struct WarpgroupSm90 {
+  using Block = BlockSm90<C>;
+  using Item = typename Block::Item;
+  using Items = typename Block::Items;
+  using Visited = typename Block::Visited;
   // Found by measuring (docs/forward_sm90.md). Turns: a warpgroup begins its products when the one before it has begun
   // its own, so that one multiplies while the others are at their softmax. Overlap: the softmax runs beside the
   // warpgroup's own o += p v too, where that leaves registers.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   static constexpr bool kOverlaps = C.head_dim_v > 96 && C.head_dim_v <= 128 && !C.bias && !C.dropout;
+  static constexpr int kWarpgroups = Block::kWarpgroups;
   static constexpr int kBlocks = C.tile_kv / 8;
   static constexpr int kBlocksV = C.head_dim_v / 8;
-  static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
-  static constexpr int kRowBytes = 128;  // of a panel of 64 columns
+  static constexpr portable::ForwardSm90Layout kLayout = Block::kLayout;
+  static constexpr int kRowBytes = Block::kRowBytes;
 
-  // A tile of queries: what every warp needs to know of it.
-  struct Item {
-    int32_t exists;  // 0: there is none left
-    WorkTile work;
-    Sequence sequence;
-    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
-    KeyTiles tiles;                // of all rows
-    KeyTiles warpgroup_tiles[kWarpgroups];
+  const Block& block;
+  const ForwardParams& p;
+  int warpgroup, lane;
+  Items items;
+  typename Block::QRing q;
+  typename Block::KRing k;
+  typename Block::VRing v;
+  float o[kBlocksV][4] = {};
+  uint32_t probabilities[kBlocks / 2][4];
+  RowState rows;
+  int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
 
-    __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
-    __device__ bool has_keys() const { return tiles.kept > 0 || tiles.begin < tiles.end; }
-  };
-  static_assert(sizeof(Item) <= portable::kItemBytes);
+  __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
+      : block(of),
+        p(of.p.forward),
+        warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
+        lane(static_cast<int>(threadIdx.x % 32)),
+        items(of.item_barriers()),
+        q(of.q_barriers()),
+        k(of.k_barriers()),
+        v(of.v_barriers()) {}
 
-  using Items = Ring<portable::kItemSlots>;
-  using QRing = Ring<kLayout.q_slots>;
-  using KRing = Ring<kLayout.k_stages>;
-  using VRing = Ring<kLayout.v_stages>;
-  using Visited = VisitedTiles<false>;
-
-  const ForwardSm90Params& p;
-  char* shared;
-  uint32_t s_q;
-
-  __device__ __forceinline__ ForwardSm90(const ForwardSm90Params& params, char* shared_memory)
-      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
-
-  __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
-  __device__ uint32_t q_barriers() const { return item_barriers() + Items::kBytes; }
-  __device__ uint32_t k_barriers() const { return q_barriers() + QRing::kBytes; }
-  __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
-  __device__ Item& item(int slot) const {
-    return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * portable::kItemBytes);
+  __device__ const Item& current() const { return block.item(items.slot()); }
+  __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
+    return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
   }
-  __device__ uint32_t s_bounds(int slot, int row) const {
-    return s_q + kLayout.bounds_at + (slot * C.tile_q + row) * 8;
+  // Of the tile of queries.
+  __device__ int row(int r) const { return static_cast<int>(threadIdx.x / 32 - 4) * 16 + r * 8 + lane / 4; }
+
+  template <class AnyRing>
+  __device__ __forceinline__ void release(AnyRing& ring) const {
+    __syncwarp();
+    if (lane == 0) ring.arrive_empty();
+    ring.advance();
   }
 
-  __device__ __forceinline__ void init_barriers() const {
-    constexpr uint32_t kWarps = 4 * kWarpgroups;
-    Items::init(item_barriers(), 1, kWarps + 2);
-    QRing::init(q_barriers(), 1, kWarps);
-    KRing::init(k_barriers(), 1, kWarps);
-    VRing::init(v_barriers(), 1, kWarps);
-    ptx::publish_barriers();
+  // Waits for the item at `items`. False if there is none left.
+  __device__ __forceinline__ bool find_item() const {
+    items.wait_full();
+    return current().exists != 0;
   }
 
-  // By a whole warp: what is to be known of an item. Keys of its rows, of the sequence and of each warpgroup by the
-  // lanes side by side.
-  __device__ __forceinline__ void write_item(int slot, uint32_t item_idx) const {
-    Item& to = item(slot);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    __syncwarp();  // all have read what was there
-    if (lane == 0) {
-      to.exists = item_idx < static_cast<uint32_t>(p.num_items) ? 1 : 0;
-      to.tiles = {0, 0, 0, 0, 0};
-      if (to.exists != 0) {
-        to.work = work_tile(p.forward, item_idx, 0);
-        to.sequence = device::sequence(p.forward, to.work.batch_idx);
+  // Waits for the item's queries. The sign of a negative scale is theirs from here on.
+  __device__ __forceinline__ void take_q() const {
+    q.wait_full();
+    if (p.scale >= 0) return;
+    const uint32_t s_q = block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes;
+#pragma unroll 1
+    for (int panel = 0; panel < kLayout.q_bytes; panel += C.tile_q * kRowBytes) {
+#pragma unroll 1
+      for (int chunk = static_cast<int>(threadIdx.x % 128); chunk < 64 * 8; chunk += 128) {
+        const uint4 words = ptx::load_chunk(s_q + panel + chunk * 16);
+        constexpr uint32_t kSigns = 0x80008000;
+        ptx::store_chunk(s_q + panel + chunk * 16,
+                         {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
       }
     }
-    __syncwarp();
-    if (to.exists == 0) return;
-    const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
-    if (first > last) return;
-    // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
-    int32_t row = lane % 2 == 0 ? first : last;
-    if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
-    if (lane / 2 >= 2) row = min(first + (lane / 2 - 2) * 64 + lane % 2 * 63, last);
-    const KeyRange own = range(to.sequence, row);
-    const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
-    if (lane == 2) {
-      to.seen_begin = own.begin;
-      to.seen_end = next.end;
-    } else if (lane % 2 == 0 && lane / 2 < 2 + kWarpgroups) {
-      const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
-      (lane == 0 ? to.tiles : to.warpgroup_tiles[lane / 2 - 2]) = tiles;
-    }
-    __syncwarp();
-  }
-  // The keys of every row, where some tile needs masks.
-  __device__ __forceinline__ void write_bounds(int slot) const {
-    const Item& of = item(slot);
-    if (of.tiles.all_are_full()) return;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
-      const KeyRange keys = range(of.sequence, of.first_q() + i);
-      ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
-    }
-    __syncwarp();
-  }
-  __device__ __forceinline__ static KeyRange range(const Sequence& sequence, int32_t row) {
-    const auto end = static_cast<int32_t>(sequence.band.end(row));
-    return {static_cast<int32_t>(sequence.band.begin(row, end)), end};
+    ptx::fence_async();
+    ptx::named_wait(4 + warpgroup, 128);
   }
 
-  // Rows of q, k and v lie in packed tensors one sequence behind the other.
-  __device__ static int32_t batch_of(const portable::TableParams& cu_seqlens, int32_t batch_idx) {
-    return cu_seqlens.data != nullptr ? 0 : batch_idx;
-  }
-  template <int Columns>
-  __device__ __forceinline__ static void copy_tile(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
-                                                   int32_t rows, int32_t first, int32_t head, int32_t batch) {
+  __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
+    const ptx::Operand of_q(block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes);
+    const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
+    ptx::fence_registers();
 #pragma unroll
-    for (int column = 0; column < Columns; column += 64) {
-      ptx::copy_box(to + column / 64 * rows * kRowBytes, map, barrier, column, first, head, batch);
+    for (int step = 0; step < C.head_dim_qk / 16; ++step) {
+      const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
+      ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * C.tile_q + column),
+                                                           of_k.at(panel * C.tile_kv + column), step > 0);
+    }
+    ptx::commit_products();
+  }
+
+  __device__ __forceinline__ void begin_output() {
+    const ptx::Operand of_v(block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, C.tile_kv * kRowBytes);
+    ptx::fence_registers();
+#pragma unroll
+    for (int step = 0; step < C.tile_kv / 16; ++step) {
+      ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(o, probabilities[step],
+                                                                 of_v.at(step * 16 * kRowBytes));
+    }
+    ptx::commit_products();
+  }
+
+  // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN. Every warpgroup
+  // does it for itself.
+  __device__ __forceinline__ void clear_unseen_values(const Item& item, int32_t tile) const {
+    const int32_t first = tile * C.tile_kv;
+    if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
+    v.wait_full();
+    const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
+    constexpr int kRows = kLayout.v_bytes / kRowBytes;
+    for (int i = static_cast<int>(threadIdx.x % 128); i < kRows * 8; i += 128) {
+      const int32_t key = first + i / 8 % C.tile_kv;
+      if (key < item.seen_end && (key >= item.seen_begin || key < p.keep_first)) continue;
+      ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0});
+    }
+    ptx::fence_async();
+    ptx::named_wait(4 + warpgroup, 128);
+  }
+
+  // Softcap, bias, ALiBi and the caller's text.
+  __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
+    const Score<C> score = score_of(p, current());
+    const typename Score<C>::Corner corner =
+        score.corner(current().first_q() + row(0), tile * C.tile_kv + lane % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[j][i] = score.value(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+      // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
+      if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
 
-  // Every block begins with an item of its own and takes the next one that nobody has. The counter is zero again when
-  // the last block has found that there is none. Nobody hears of an item without keys.
-  __device__ __forceinline__ void find_items() const {
-    Items items(item_barriers());
-#pragma unroll 1
-    for (uint32_t item_idx = blockIdx.x;;) {
-      items.wait_empty();
-      write_item(items.slot(), item_idx);
-      const bool exists = item(items.slot()).exists != 0, has_keys = item(items.slot()).has_keys();
-      if (has_keys) write_bounds(items.slot());
-      if (has_keys || !exists) {
-        if (threadIdx.x % 32 == 0) items.arrive_full();
+  // Zeroes what dropout takes from blocks j and j + 1, 16 keys.
+  __device__ __forceinline__ void drop(float (&s)[kBlocks][4], int32_t tile, int j) const {
+    const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
+                                       p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
+                                       p.dropout_threshold};
+    const WorkTile& work = current().work;
+    const portable::Random4 random =
+        dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
+                     (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
+      float* pair = &s[j + word / 2][word % 2 * 2];
+      if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
+      if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
+    }
+  }
+
+  // Masks the tile's scores and takes them into the maxima. Returns whether o must be multiplied by `factor`.
+  __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                              float (&factor)[2]) {
+    if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
+    if (!is_full(tile)) {
+      hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
+        const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
+        return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+      });
+    }
+    const bool is_behind = raise_max(s[0], rows, scale_log2, factor);
+    if (has_large_max(rows, scale_log2)) {
+      const RowState of[1] = {rows};
+      subtract_max(s, of);
+    }
+    return is_behind;
+  }
+
+  // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
+  template <class After>
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
+                                               const After& after) {
+    const bool is_large = has_large_max(rows, scale_log2);
+    const float offset[2] = {softmax_offset(rows.max[0], scale_log2, is_large),
+                             softmax_offset(rows.max[1], scale_log2, is_large)};
+    float sum[2][2] = {};
+#pragma unroll
+    for (int j = 0; j < kBlocks; j += 2) {
+      exponentiate_16(s, j, scale_log2, offset, sum);
+      if constexpr (C.dropout) drop(s, tile, j);
+      after(j);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
+  }
+
+  // Probabilities of blocks j and j + 1 as left operand of o += p v.
+  __device__ __forceinline__ void pack(const float (&s)[kBlocks][4], int j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &s[j + i / 2][i % 2 * 2];
+      probabilities[j / 2][i] = Multiply<C.element>::pack(pair[0], pair[1]);
+    }
+  }
+
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
+    }
+  }
+
+  // o += p v has ended; where that was the last of the item at `of`, its rows are stored, and o is that of the next.
+  __device__ __forceinline__ void end_output(bool ends, Items of, const RowState& its_rows) {
+    ptx::wait_products<0>(o);
+    release(v);
+    if (!ends) return;
+    store(block.item(of.slot()), its_rows);
+    release(of);
+#pragma unroll
+    for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[j][i] = 0;
+    }
+  }
+
+  __device__ bool is_full(int32_t tile) const { return tile < full_end; }
+
+  // The first tile of the item at or after `tile`.
+  __device__ __forceinline__ int32_t enter(int32_t tile) {
+    tile = Visited().next(current().tiles, nullptr, tile);
+    const KeyTiles& own = current().warpgroup_tiles[warpgroup];
+    full_end = own.is_full(tile) ? own.full_end : tile;
+    return tile;
+  }
+
+  __device__ __forceinline__ void run() {
+    constexpr int kTurnThreads = 256;  // those who wait and those who let them
+    if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
+    if (!find_item()) return;
+    const float scale_log2 = score_of(p, current()).scale_log2();
+    float factor[2];
+    take_q();
+    int32_t tile = enter(0);
+    {
+      float s[1][kBlocks][4];
+      k.wait_full();
+      begin_scores(s[0]);
+      ptx::wait_products<0>(s[0]);
+      release(k);
+      take_scores(s, tile, scale_log2, factor);
+      exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
+    }
+    for (;;) {
+      // The next tile of the stream, and whether the item ends before it.
+      const Items before = items;
+      const int32_t tile_before = tile++;
+      const bool was_full = is_full(tile_before);
+      bool ends = false;
+      if (!was_full || !is_full(tile)) {
+        tile = enter(tile);
+        ends = tile >= current().tiles.end;
+      }
+      if (ends) {
+        release(q);
         items.advance();
-      }
-      if (!exists) return;
-      uint32_t taken = 0;
-      if (threadIdx.x % 32 == 0) {
-        taken = atomicAdd(p.counter, 1u);
-        if (taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
-      }
-      item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
-    }
-  }
-
-  // load(item, tile) for every key tile of every item; by one thread.
-  template <class Load>
-  __device__ __forceinline__ void for_each_tile(const Load& load) const {
-    Items items(item_barriers());
-#pragma unroll 1
-    for (;; items.advance()) {
-      items.wait_full();
-      const Item& of = item(items.slot());
-      if (of.exists == 0) return;
-      const int32_t end = of.tiles.end;
-#pragma unroll 1
-      for (int32_t tile = Visited().next(of.tiles, nullptr, 0); tile < end;
-           tile = Visited().next(of.tiles, nullptr, tile + 1)) {
-        load(of, tile);
-      }
-      items.arrive_empty();
-    }
-  }
-  // A tile of k or v.
-  template <int Columns>
-  __device__ __forceinline__ void copy_keys(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
-                                            const Item& of, int32_t tile) const {
-    copy_tile<Columns>(to, map, barrier, C.tile_kv, of.sequence.row_kv + tile * C.tile_kv,
-                       of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv),
-                       batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
-  }
-
-  __device__ __forceinline__ void load_q_and_k() const {
-    QRing q(q_barriers());
-    KRing k(k_barriers());
-    for_each_tile([&](const Item& of, int32_t tile) {
-      k.wait_empty();
-      k.arrive_full_expecting(kLayout.k_bytes);
-      copy_keys<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), of, tile);
-      k.advance();
-      if (tile != Visited().next(of.tiles, nullptr, 0)) return;
-      q.wait_empty();
-      q.arrive_full_expecting(kLayout.q_bytes);
-      copy_tile<C.head_dim_qk>(s_q + q.slot() * kLayout.q_bytes, p.q, q.full(), C.tile_q,
-                               of.sequence.row_q + of.first_q(), of.work.head_idx,
-                               batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
-      q.advance();
-    });
-  }
-
-  __device__ __forceinline__ void load_v() const {
-    VRing v(v_barriers());
-    for_each_tile([&](const Item& of, int32_t tile) {
-      v.wait_empty();
-      v.arrive_full_expecting(kLayout.v_bytes);
-      copy_keys<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), of, tile);
-      v.advance();
-    });
-  }
-
-  // Rows that need no product, those of every gridDim.x-th item.
-  __device__ __forceinline__ void write_rows() const {
-    constexpr int kSlot = portable::kItemSlots;
-#pragma unroll 1
-    for (uint32_t item_idx = blockIdx.x; item_idx < static_cast<uint32_t>(p.num_items); item_idx += gridDim.x) {
-      write_item(kSlot, item_idx);
-      const Item& of = item(kSlot);
-      const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
-      rows.write_without_query(C.tile_q);
-      if (!of.has_keys()) rows.write_without_keys(C.tile_q);
-    }
-  }
-
-  // What a warpgroup does.
-  struct Consumer {
-    const ForwardSm90& block;
-    const ForwardParams& p;
-    int warpgroup, lane;
-    Items items;
-    QRing q;
-    KRing k;
-    VRing v;
-    float o[kBlocksV][4] = {};
-    uint32_t probabilities[kBlocks / 2][4];
-    RowState rows;
-    int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
-
-    __device__ __forceinline__ explicit Consumer(const ForwardSm90& of)
-        : block(of),
-          p(of.p.forward),
-          warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
-          lane(static_cast<int>(threadIdx.x % 32)),
-          items(of.item_barriers()),
-          q(of.q_barriers()),
-          k(of.k_barriers()),
-          v(of.v_barriers()) {}
-
-    __device__ const Item& current() const { return block.item(items.slot()); }
-    __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
-      return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
-    }
-    // Of the tile of queries.
-    __device__ int row(int r) const { return static_cast<int>(threadIdx.x / 32 - 4) * 16 + r * 8 + lane / 4; }
-
-    template <class AnyRing>
-    __device__ __forceinline__ void release(AnyRing& ring) const {
-      __syncwarp();
-      if (lane == 0) ring.arrive_empty();
-      ring.advance();
-    }
-
-    // Waits for the item at `items`. False if there is none left.
-    __device__ __forceinline__ bool find_item() const {
-      items.wait_full();
-      return current().exists != 0;
-    }
-
-    // Waits for the item's queries. The sign of a negative scale is theirs from here on.
-    __device__ __forceinline__ void take_q() const {
-      q.wait_full();
-      if (p.scale >= 0) return;
-      const uint32_t s_q = block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes;
-#pragma unroll 1
-      for (int panel = 0; panel < kLayout.q_bytes; panel += C.tile_q * kRowBytes) {
-#pragma unroll 1
-        for (int chunk = static_cast<int>(threadIdx.x % 128); chunk < 64 * 8; chunk += 128) {
-          const uint4 words = ptx::load_chunk(s_q + panel + chunk * 16);
-          constexpr uint32_t kSigns = 0x80008000;
-          ptx::store_chunk(s_q + panel + chunk * 16,
-                           {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
+        if (!find_item()) {
+          items = before;
+          tile = tile_before;
+          break;
         }
+        take_q();
+        tile = enter(0);
       }
-      ptx::fence_async();
-      ptx::named_wait(4 + warpgroup, 128);
-    }
 
-    __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-      const ptx::Operand of_q(block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes);
-      const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
-      ptx::fence_registers();
-#pragma unroll
-      for (int step = 0; step < C.head_dim_qk / 16; ++step) {
-        const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
-        ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * C.tile_q + column),
-                                                             of_k.at(panel * C.tile_kv + column), step > 0);
-      }
-      ptx::commit_products();
-    }
-
-    __device__ __forceinline__ void begin_output() {
-      const ptx::Operand of_v(block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, C.tile_kv * kRowBytes);
-      ptx::fence_registers();
-#pragma unroll
-      for (int step = 0; step < C.tile_kv / 16; ++step) {
-        ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(o, probabilities[step],
-                                                                   of_v.at(step * 16 * kRowBytes));
-      }
-      ptx::commit_products();
-    }
-
-    // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN. Every warpgroup
-    // does it for itself.
-    __device__ __forceinline__ void clear_unseen_values(const Item& item, int32_t tile) const {
-      const int32_t first = tile * C.tile_kv;
-      if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
-      v.wait_full();
-      const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
-      constexpr int kRows = kLayout.v_bytes / kRowBytes;
-      for (int i = static_cast<int>(threadIdx.x % 128); i < kRows * 8; i += 128) {
-        const int32_t key = first + i / 8 % C.tile_kv;
-        if (key < item.seen_end && (key >= item.seen_begin || key < p.keep_first)) continue;
-        ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0});
-      }
-      ptx::fence_async();
-      ptx::named_wait(4 + warpgroup, 128);
-    }
-
-    // Softcap, bias, ALiBi and the caller's text.
-    __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
-      const Score<C> score = score_of(p, current());
-      const typename Score<C>::Corner corner =
-          score.corner(current().first_q() + row(0), tile * C.tile_kv + lane % 4 * 2);
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = score.value(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
-        // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-        if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
-      }
-    }
-
-    // Zeroes what dropout takes from blocks j and j + 1, 16 keys.
-    __device__ __forceinline__ void drop(float (&s)[kBlocks][4], int32_t tile, int j) const {
-      const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
-                                         p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
-                                         p.dropout_threshold};
-      const WorkTile& work = current().work;
-      const portable::Random4 random =
-          dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
-                       (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
-        float* pair = &s[j + word / 2][word % 2 * 2];
-        if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
-        if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
-      }
-    }
-
-    // Masks the tile's scores and takes them into the maxima. Returns whether o must be multiplied by `factor`.
-    __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                                float (&factor)[2]) {
-      if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
-      if (!is_full(tile)) {
-        hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
-          const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
-          return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
-        });
-      }
-      const bool is_behind = raise_max(s[0], rows, scale_log2, factor);
-      if (has_large_max(rows, scale_log2)) {
-        const RowState of[1] = {rows};
-        subtract_max(s, of);
-      }
-      return is_behind;
-    }
-
-    // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
-    template <class After>
-    __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                                 const After& after) {
-      const bool is_large = has_large_max(rows, scale_log2);
-      const float offset[2] = {softmax_offset(rows.max[0], scale_log2, is_large),
-                               softmax_offset(rows.max[1], scale_log2, is_large)};
-      float sum[2][2] = {};
-#pragma unroll
-      for (int j = 0; j < kBlocks; j += 2) {
-        exponentiate_16(s, j, scale_log2, offset, sum);
-        if constexpr (C.dropout) drop(s, tile, j);
-        after(j);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
-    }
-
-    // Probabilities of blocks j and j + 1 as left operand of o += p v.
-    __device__ __forceinline__ void pack(const float (&s)[kBlocks][4], int j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = &s[j + i / 2][i % 2 * 2];
-        probabilities[j / 2][i] = Multiply<C.element>::pack(pair[0], pair[1]);
-      }
-    }
-
-    __device__ __forceinline__ void rescale(const float (&factor)[2]) {
-#pragma unroll
-      for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
-      }
-    }
-
-    // o += p v has ended; where that was the last of the item at `of`, its rows are stored, and o is that of the next.
-    __device__ __forceinline__ void end_output(bool ends, Items of, const RowState& its_rows) {
-      ptx::wait_products<0>(o);
-      release(v);
-      if (!ends) return;
-      store(block.item(of.slot()), its_rows);
-      release(of);
-#pragma unroll
-      for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[j][i] = 0;
-      }
-    }
-
-    __device__ bool is_full(int32_t tile) const { return tile < full_end; }
-
-    // The first tile of the item at or after `tile`.
-    __device__ __forceinline__ int32_t enter(int32_t tile) {
-      tile = Visited().next(current().tiles, nullptr, tile);
-      const KeyTiles& own = current().warpgroup_tiles[warpgroup];
-      full_end = own.is_full(tile) ? own.full_end : tile;
-      return tile;
-    }
-
-    __device__ __forceinline__ void run() {
-      constexpr int kTurnThreads = 256;  // those who wait and those who let them
-      if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
-      if (!find_item()) return;
-      const float scale_log2 = score_of(p, current()).scale_log2();
-      float factor[2];
-      take_q();
-      int32_t tile = enter(0);
-      {
-        float s[1][kBlocks][4];
-        k.wait_full();
-        begin_scores(s[0]);
-        ptx::wait_products<0>(s[0]);
-        release(k);
-        take_scores(s, tile, scale_log2, factor);
-        exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
-      }
-      for (;;) {
-        // The next tile of the stream, and whether the item ends before it.
-        const Items before = items;
-        const int32_t tile_before = tile++;
-        const bool was_full = is_full(tile_before);
-        bool ends = false;
-        if (!was_full || !is_full(tile)) {
-          tile = enter(tile);
-          ends = tile >= current().tiles.end;
-        }
-        if (ends) {
-          release(q);
-          items.advance();
-          if (!find_item()) {
-            items = before;
-            tile = tile_before;
-            break;
-          }
-          take_q();
-          tile = enter(0);
-        }
-
-        float s[1][kBlocks][4];
-        if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
-        k.wait_full();
-        if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
-        begin_scores(s[0]);
-        v.wait_full();
-        begin_output();
-        if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? 1 : 2 + warpgroup, kTurnThreads);
-        ptx::wait_products<1>(s[0]);
-        release(k);
-
-        if constexpr (kOverlaps) {
-          const RowState rows_before = rows;
-          if (ends) rows = {};
-          const bool is_behind = take_scores(s, tile, scale_log2, factor);
-          exponentiate(s[0], tile, scale_log2, [](int) {});
-          // The assembler would move half of the softmax behind the wait, but not over a branch.
-          ptx::keep_in_place(rows.sum[0]);
-          ptx::keep_in_place(rows.sum[1]);
-          if (ends) {
-            end_output(true, before, rows_before);
-          } else {
-            end_output(false, before, rows_before);
-            if (is_behind) rescale(factor);
-          }
-#pragma unroll
-          for (int j = 0; j < kBlocks; j += 2) pack(s[0], j);
-        } else {
-          end_output(ends, before, rows);
-          if (ends) rows = {};
-          if (take_scores(s, tile, scale_log2, factor)) rescale(factor);
-          exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
-        }
-      }
-      clear_unseen_values(current(), tile);
+      float s[1][kBlocks][4];
+      if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
+      k.wait_full();
+      if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
+      begin_scores(s[0]);
       v.wait_full();
       begin_output();
-      end_output(true, items, rows);
-    }
+      if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? 1 : 2 + warpgroup, kTurnThreads);
+      ptx::wait_products<1>(s[0]);
+      release(k);
 
-    __device__ __forceinline__ void store(const Item& item, const RowState& of) {
-      const bool has_sink = p.sink.data != nullptr;
-      const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const RowResult result = finish(of.max[r], row_sum(of.sum[r]), score_of(p, item).scale(), has_sink, sink);
-        const int32_t query = item.first_q() + row(r);
-        const bool is_there = query < item.sequence.len_q;
-        if (p.lse.data != nullptr && is_there && lane % 4 == 0) {
-          static_cast<float*>(
-              p.lse.data)[item.work.batch_idx * p.lse.batch_stride + item.work.head_idx * p.lse.head_stride +
-                          (item.sequence.row_q + query) * p.lse.row_stride] = result.lse;
+      if constexpr (kOverlaps) {
+        const RowState rows_before = rows;
+        if (ends) rows = {};
+        const bool is_behind = take_scores(s, tile, scale_log2, factor);
+        exponentiate(s[0], tile, scale_log2, [](int) {});
+        // The assembler would move half of the softmax behind the wait, but not over a branch.
+        ptx::keep_in_place(rows.sum[0]);
+        ptx::keep_in_place(rows.sum[1]);
+        if (ends) {
+          end_output(true, before, rows_before);
+        } else {
+          end_output(false, before, rows_before);
+          if (is_behind) rescale(factor);
         }
-        const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll
-        for (int j = 0; j < kBlocksV; ++j) {
-          o[j][r * 2] *= factor;
-          o[j][r * 2 + 1] *= factor;
-        }
-        const int64_t at = item.work.batch_idx * p.out.batch_stride + item.work.head_idx * p.out.head_stride +
-                           (item.sequence.row_q + query) * p.out.row_stride;
-        store_row<C>(p, o, r, at, lane, is_there);
+        for (int j = 0; j < kBlocks; j += 2) pack(s[0], j);
+      } else {
+        end_output(ends, before, rows);
+        if (ends) rows = {};
+        if (take_scores(s, tile, scale_log2, factor)) rescale(factor);
+        exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
       }
     }
-  };
+    clear_unseen_values(current(), tile);
+    v.wait_full();
+    begin_output();
+    end_output(true, items, rows);
+  }
+
+  __device__ __forceinline__ void store(const Item& item, const RowState& of) {
+    const bool has_sink = p.sink.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowResult result = finish(of.max[r], row_sum(of.sum[r]), score_of(p, item).scale(), has_sink, sink);
+      const int32_t query = item.first_q() + row(r);
+      const bool is_there = query < item.sequence.len_q;
+      if (p.lse.data != nullptr && is_there && lane % 4 == 0) {
+        static_cast<float*>(
+            p.lse.data)[item.work.batch_idx * p.lse.batch_stride + item.work.head_idx * p.lse.head_stride +
+                        (item.sequence.row_q + query) * p.lse.row_stride] = result.lse;
+      }
+      const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
+#pragma unroll
+      for (int j = 0; j < kBlocksV; ++j) {
+        o[j][r * 2] *= factor;
+        o[j][r * 2 + 1] *= factor;
+      }
+      const int64_t at = item.work.batch_idx * p.out.batch_stride + item.work.head_idx * p.out.head_stride +
+                         (item.sequence.row_q + query) * p.out.row_stride;
+      store_row<C>(p, o, r, at, lane, is_there);
+    }
+  }
 };
 
 template <ForwardConfig C>
-__global__ void __launch_bounds__(ForwardSm90<C>::kThreads, 1)
-    forward_sm90(const __grid_constant__ ForwardSm90Params p) {
-  using Block = ForwardSm90<C>;
+__global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const __grid_constant__ ForwardSm90Params p) {
+  using Block = BlockSm90<C>;
   extern __shared__ __align__(1024) char shared[];
   const Block block(p, shared);
   if (threadIdx.x == 0) {
@@ -588,7 +375,7 @@ __global__ void __launch_bounds__(ForwardSm90<C>::kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    ptx::give_registers<Block::kProducerRegisters>();
+    ptx::give_registers<Block::kLoadRegisters>();
     const bool is_first_lane = threadIdx.x % 32 == 0;
     switch (threadIdx.x / 32) {
       case 0: block.find_items(); break;
@@ -601,9 +388,9 @@ __global__ void __launch_bounds__(ForwardSm90<C>::kThreads, 1)
       default: block.write_rows();
     }
   } else {
-    ptx::take_registers<Block::kConsumerRegisters>();
-    typename Block::Consumer consumer(block);
-    consumer.run();
+    ptx::take_registers<Block::kMultiplyRegisters>();
+    WarpgroupSm90<C> warpgroup(block);
+    warpgroup.run();
   }
 }
 

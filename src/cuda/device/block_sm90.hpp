@@ -1,0 +1,230 @@
+// A block of forward_sm90: its shared memory, what its warps tell each other, and the warps that load.
+#pragma once
+
+#include "cuda/device/keys.hpp"
+#include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/ptx/tensor_copy.hpp"
+#include "cuda/device/ring.hpp"
+#include "cuda/device/rows.hpp"
+#include "cuda/device/schedule.hpp"
+#include "cuda/device/sequence.hpp"
+#include "portable/forward_sm90.hpp"
+
+namespace tessella::device {
+
+using portable::ForwardConfig;
+using portable::ForwardParams;
+using portable::ForwardSm90Params;
+
+template <ForwardConfig C>
+struct BlockSm90 {
+  static constexpr int kWarpgroups = C.tile_q / 64;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
+  static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
+  static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
+  static constexpr int kRowBytes = 128;  // of a panel of 64 columns
+
+  // A tile of queries: what every warp needs to know of it.
+  struct Item {
+    int32_t exists;  // 0: there is none left
+    WorkTile work;
+    Sequence sequence;
+    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
+    KeyTiles tiles;                // of all rows
+    KeyTiles warpgroup_tiles[kWarpgroups];
+
+    __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
+    __device__ bool has_keys() const { return tiles.kept > 0 || tiles.begin < tiles.end; }
+  };
+  static_assert(sizeof(Item) <= portable::kItemBytes);
+
+  using Items = Ring<portable::kItemSlots>;
+  using QRing = Ring<kLayout.q_slots>;
+  using KRing = Ring<kLayout.k_stages>;
+  using VRing = Ring<kLayout.v_stages>;
+  using Visited = VisitedTiles<false>;
+
+  const ForwardSm90Params& p;
+  char* shared;
+  uint32_t s_q;
+
+  __device__ __forceinline__ BlockSm90(const ForwardSm90Params& params, char* shared_memory)
+      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
+
+  __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
+  __device__ uint32_t q_barriers() const { return item_barriers() + Items::kBytes; }
+  __device__ uint32_t k_barriers() const { return q_barriers() + QRing::kBytes; }
+  __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
+  __device__ Item& item(int slot) const {
+    return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * portable::kItemBytes);
+  }
+  __device__ uint32_t s_bounds(int slot, int row) const {
+    return s_q + kLayout.bounds_at + (slot * C.tile_q + row) * 8;
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr uint32_t kWarps = 4 * kWarpgroups;
+    Items::init(item_barriers(), 1, kWarps + 2);
+    QRing::init(q_barriers(), 1, kWarps);
+    KRing::init(k_barriers(), 1, kWarps);
+    VRing::init(v_barriers(), 1, kWarps);
+    ptx::publish_barriers();
+  }
+
+  // By a whole warp: what is to be known of an item. Keys of its rows, of the sequence and of each warpgroup by the
+  // lanes side by side.
+  __device__ __forceinline__ void write_item(int slot, uint32_t item_idx) const {
+    Item& to = item(slot);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    __syncwarp();  // all have read what was there
+    if (lane == 0) {
+      to.exists = item_idx < static_cast<uint32_t>(p.num_items) ? 1 : 0;
+      to.tiles = {0, 0, 0, 0, 0};
+      if (to.exists != 0) {
+        to.work = work_tile(p.forward, item_idx, 0);
+        to.sequence = device::sequence(p.forward, to.work.batch_idx);
+      }
+    }
+    __syncwarp();
+    if (to.exists == 0) return;
+    const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
+    if (first > last) return;
+    // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
+    int32_t row = lane % 2 == 0 ? first : last;
+    if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
+    if (lane / 2 >= 2) row = min(first + (lane / 2 - 2) * 64 + lane % 2 * 63, last);
+    const KeyRange own = range(to.sequence, row);
+    const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
+    if (lane == 2) {
+      to.seen_begin = own.begin;
+      to.seen_end = next.end;
+    } else if (lane % 2 == 0 && lane / 2 < 2 + kWarpgroups) {
+      const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
+      (lane == 0 ? to.tiles : to.warpgroup_tiles[lane / 2 - 2]) = tiles;
+    }
+    __syncwarp();
+  }
+  // The keys of every row, where some tile needs masks.
+  __device__ __forceinline__ void write_bounds(int slot) const {
+    const Item& of = item(slot);
+    if (of.tiles.all_are_full()) return;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
+      const KeyRange keys = range(of.sequence, of.first_q() + i);
+      ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ static KeyRange range(const Sequence& sequence, int32_t row) {
+    const auto end = static_cast<int32_t>(sequence.band.end(row));
+    return {static_cast<int32_t>(sequence.band.begin(row, end)), end};
+  }
+
+  // Rows of q, k and v lie in packed tensors one sequence behind the other.
+  __device__ static int32_t batch_of(const portable::TableParams& cu_seqlens, int32_t batch_idx) {
+    return cu_seqlens.data != nullptr ? 0 : batch_idx;
+  }
+  template <int Columns>
+  __device__ __forceinline__ static void copy_tile(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
+                                                   int32_t rows, int32_t first, int32_t head, int32_t batch) {
+#pragma unroll
+    for (int column = 0; column < Columns; column += 64) {
+      ptx::copy_box(to + column / 64 * rows * kRowBytes, map, barrier, column, first, head, batch);
+    }
+  }
+
+  // Every block begins with an item of its own and takes the next one that nobody has. The counter is zero again when
+  // the last block has found that there is none. Nobody hears of an item without keys.
+  __device__ __forceinline__ void find_items() const {
+    Items items(item_barriers());
+#pragma unroll 1
+    for (uint32_t item_idx = blockIdx.x;;) {
+      items.wait_empty();
+      write_item(items.slot(), item_idx);
+      const bool exists = item(items.slot()).exists != 0, has_keys = item(items.slot()).has_keys();
+      if (has_keys) write_bounds(items.slot());
+      if (has_keys || !exists) {
+        if (threadIdx.x % 32 == 0) items.arrive_full();
+        items.advance();
+      }
+      if (!exists) return;
+      uint32_t taken = 0;
+      if (threadIdx.x % 32 == 0) {
+        taken = atomicAdd(p.counter, 1u);
+        if (taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
+      }
+      item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
+    }
+  }
+
+  // load(item, tile) for every key tile of every item; by one thread.
+  template <class Load>
+  __device__ __forceinline__ void for_each_tile(const Load& load) const {
+    Items items(item_barriers());
+#pragma unroll 1
+    for (;; items.advance()) {
+      items.wait_full();
+      const Item& of = item(items.slot());
+      if (of.exists == 0) return;
+      const int32_t end = of.tiles.end;
+#pragma unroll 1
+      for (int32_t tile = Visited().next(of.tiles, nullptr, 0); tile < end;
+           tile = Visited().next(of.tiles, nullptr, tile + 1)) {
+        load(of, tile);
+      }
+      items.arrive_empty();
+    }
+  }
+  // A tile of k or v.
+  template <int Columns>
+  __device__ __forceinline__ void copy_keys(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
+                                            const Item& of, int32_t tile) const {
+    copy_tile<Columns>(to, map, barrier, C.tile_kv, of.sequence.row_kv + tile * C.tile_kv,
+                       of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv),
+                       batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+  }
+
+  __device__ __forceinline__ void load_q_and_k() const {
+    QRing q(q_barriers());
+    KRing k(k_barriers());
+    for_each_tile([&](const Item& of, int32_t tile) {
+      k.wait_empty();
+      k.arrive_full_expecting(kLayout.k_bytes);
+      copy_keys<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), of, tile);
+      k.advance();
+      if (tile != Visited().next(of.tiles, nullptr, 0)) return;
+      q.wait_empty();
+      q.arrive_full_expecting(kLayout.q_bytes);
+      copy_tile<C.head_dim_qk>(s_q + q.slot() * kLayout.q_bytes, p.q, q.full(), C.tile_q,
+                               of.sequence.row_q + of.first_q(), of.work.head_idx,
+                               batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
+      q.advance();
+    });
+  }
+
+  __device__ __forceinline__ void load_v() const {
+    VRing v(v_barriers());
+    for_each_tile([&](const Item& of, int32_t tile) {
+      v.wait_empty();
+      v.arrive_full_expecting(kLayout.v_bytes);
+      copy_keys<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), of, tile);
+      v.advance();
+    });
+  }
+
+  // Rows that need no product, those of every gridDim.x-th item.
+  __device__ __forceinline__ void write_rows() const {
+    constexpr int kSlot = portable::kItemSlots;
+#pragma unroll 1
+    for (uint32_t item_idx = blockIdx.x; item_idx < static_cast<uint32_t>(p.num_items); item_idx += gridDim.x) {
+      write_item(kSlot, item_idx);
+      const Item& of = item(kSlot);
+      const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
+      rows.write_without_query(C.tile_q);
+      if (!of.has_keys()) rows.write_without_keys(C.tile_q);
+    }
+  }
+};
+
+}  // namespace tessella::device
