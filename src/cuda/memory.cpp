@@ -52,7 +52,7 @@ void* stream_state(core::Device device, void* stream) {
   using Key = std::pair<unsigned long long, unsigned long long>;  // context, stream; ids are never used again
   constexpr size_t kStreams = 1024;
   static std::mutex& mutex = *new std::mutex;
-  static auto& states = *new std::map<Key, CUdeviceptr>;
+  static auto& states = *new std::map<Key, void*>;
 
   const Driver& cu = required_driver();
   if (cu.cuStreamGetId == nullptr || cu.cuCtxGetId == nullptr) return nullptr;
@@ -67,13 +67,13 @@ void* stream_state(core::Device device, void* stream) {
   check(cu.cuStreamGetId(handle(stream), &key.second), "cuStreamGetId");
   const std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock) return nullptr;
-  if (const auto found = states.find(key); found != states.end()) return reinterpret_cast<void*>(found->second);
+  if (const auto found = states.find(key); found != states.end()) return found->second;
   if (states.size() >= kStreams) return nullptr;
-  CUdeviceptr state = 0;
-  check_allocation(cu.cuMemAlloc(&state, kStreamStateBytes), "forward: state", kStreamStateBytes);
-  check(cu.cuMemsetD8Async(state, 0, kStreamStateBytes, handle(stream)), "cuMemsetD8Async");
+  // In the stream's order: a plain allocation would break another thread's capture.
+  void* state = allocate_async(device, kStreamStateBytes, stream);
+  zero_async(device, state, kStreamStateBytes, stream);
   states.emplace(key, state);
-  return reinterpret_cast<void*>(state);
+  return state;
 }
 
 void copy_to_host(core::Device device, void* to, const void* from, size_t bytes, void* stream) {

@@ -12,7 +12,7 @@ struct alignas(128) TensorMap {
 };
 
 struct ForwardSm90Params {
-  TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and 64 rows (q) or tile_kv rows
+  TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and tile_q or tile_kv rows
   ForwardParams forward;
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads

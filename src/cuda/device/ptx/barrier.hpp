@@ -4,19 +4,6 @@
 
 namespace tessella::device::ptx {
 
-// A test of the asynchrony compiles kernels with this text's macro set: every barrier then waits for a time of its own
-// before it is touched (tests/forward_sm90_test.cpp).
-#ifdef TESSELLA_BARRIER_DELAYS
-__device__ __forceinline__ void delay() {
-  uint32_t clock, time;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
-  time = (clock ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x * 0x85EBCA6Bu) * 0xC2B2AE35u;
-  __nanosleep(time >> 22);
-}
-#else
-__device__ __forceinline__ void delay() {}
-#endif
-
 // A phase of the barrier ends when `count` threads have arrived and all bytes that they expect have landed.
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -27,16 +14,13 @@ __device__ __forceinline__ void publish_barriers() {
 }
 
 __device__ __forceinline__ void arrive(uint32_t barrier) {
-  delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
-  delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // Until the phase of this parity has ended.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-  delay();
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
@@ -50,11 +34,9 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
 
 // Named barriers 1 to 15 of a block; `threads` counts those that wait and those that only arrive, whole warps.
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
-  delay();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
-  delay();
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 

@@ -69,12 +69,13 @@ struct WarpgroupMma;
 #define TESSELLA_R112 TESSELLA_R96 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define TESSELLA_D128 TESSELLA_D112, TESSELLA_D(14), TESSELLA_D(15)
 #define TESSELLA_R128 TESSELLA_R112 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define TESSELLA_D160 TESSELLA_D128, TESSELLA_D(16), TESSELLA_D(17), TESSELLA_D(18), TESSELLA_D(19)
-#define TESSELLA_R160 TESSELLA_R128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define TESSELLA_D176 TESSELLA_D160, TESSELLA_D(20), TESSELLA_D(21)
-#define TESSELLA_R176 TESSELLA_R160 ",%80,%81,%82,%83,%84,%85,%86,%87"
-#define TESSELLA_D192 TESSELLA_D176, TESSELLA_D(22), TESSELLA_D(23)
-#define TESSELLA_R192 TESSELLA_R176 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define TESSELLA_D192                                                                                            \
+  TESSELLA_D128, TESSELLA_D(16), TESSELLA_D(17), TESSELLA_D(18), TESSELLA_D(19), TESSELLA_D(20), TESSELLA_D(21), \
+      TESSELLA_D(22), TESSELLA_D(23)
+#define TESSELLA_R192                                                                                              \
+  TESSELLA_R128                                                                                                    \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%" \
+  "91,%92,%93,%94,%95"
 #define TESSELLA_D256                                                                                            \
   TESSELLA_D192, TESSELLA_D(24), TESSELLA_D(25), TESSELLA_D(26), TESSELLA_D(27), TESSELLA_D(28), TESSELLA_D(29), \
       TESSELLA_D(30), TESSELLA_D(31)
@@ -127,10 +128,6 @@ TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132)
 #undef TESSELLA_R112
 #undef TESSELLA_D128
 #undef TESSELLA_R128
-#undef TESSELLA_D160
-#undef TESSELLA_R160
-#undef TESSELLA_D176
-#undef TESSELLA_R176
 #undef TESSELLA_D192
 #undef TESSELLA_R192
 #undef TESSELLA_D256
