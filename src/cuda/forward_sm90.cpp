@@ -78,7 +78,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
   const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
   const portable::ForwardSm90Params params{
-      .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, config.tile_q),
+      .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, 64),
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),

@@ -12,14 +12,14 @@ struct alignas(128) TensorMap {
 };
 
 struct ForwardSm90Params {
-  TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and tile_q or tile_kv rows
+  TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and 64 or tile_kv rows
   ForwardParams forward;
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads
 };
 
 // Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels
-// of 64. A slot of q, a stage of k and one of v each hold a tile.
+// of 64. A slot of q, a stage of k and one of v each hold a tile; that of q in parts of 64 rows, a warpgroup's each.
 struct ForwardSm90Layout {
   int32_t q_bytes, k_bytes, v_bytes;
   int32_t q_slots, k_stages, v_stages;

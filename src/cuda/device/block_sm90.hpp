@@ -20,10 +20,14 @@ template <ForwardConfig C>
 struct BlockSm90 {
   static constexpr int kWarpgroups = C.tile_q / 64;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  // A launch gives all threads the same number, a multiple of 8; what one part gives up the other takes.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
   static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
+  static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;  // of a panel of 64 columns
+  static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
 
   // A tile of queries: what every warp needs to know of it.
   struct Item {
@@ -40,7 +44,7 @@ struct BlockSm90 {
   static_assert(sizeof(Item) <= portable::kItemBytes);
 
   using Items = Ring<portable::kItemSlots>;
-  using QRing = Ring<kLayout.q_slots>;
+  using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
   using Visited = VisitedTiles<false>;
@@ -54,8 +58,11 @@ struct BlockSm90 {
 
   __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
   __device__ uint32_t q_barriers() const { return item_barriers() + Items::kBytes; }
-  __device__ uint32_t k_barriers() const { return q_barriers() + QRing::kBytes; }
+  __device__ uint32_t k_barriers() const { return q_barriers() + kWarpgroups * QRing::kBytes; }
   __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
+  __device__ uint32_t s_q_of(int slot, int warpgroup) const {
+    return s_q + slot * kLayout.q_bytes + warpgroup * kQBytes;
+  }
   __device__ Item& item(int slot) const {
     return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * portable::kItemBytes);
   }
@@ -66,7 +73,7 @@ struct BlockSm90 {
   __device__ __forceinline__ void init_barriers() const {
     constexpr uint32_t kWarps = 4 * kWarpgroups;
     Items::init(item_barriers(), 1, kWarps + 2);
-    QRing::init(q_barriers(), 1, kWarps);
+    for (int of = 0; of < kWarpgroups; ++of) QRing::init(q_barriers() + of * QRing::kBytes, 1, 4);
     KRing::init(k_barriers(), 1, kWarps);
     VRing::init(v_barriers(), 1, kWarps);
     ptx::publish_barriers();
@@ -194,11 +201,15 @@ struct BlockSm90 {
       copy_keys<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), of, tile);
       k.advance();
       if (tile != Visited().next(of.tiles, nullptr, 0)) return;
-      q.wait_empty();
-      q.arrive_full_expecting(kLayout.q_bytes);
-      copy_tile<C.head_dim_qk>(s_q + q.slot() * kLayout.q_bytes, p.q, q.full(), C.tile_q,
-                               of.sequence.row_q + of.first_q(), of.work.head_idx,
-                               batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
+#pragma unroll 1
+      for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
+        const QRing own = q.at(warpgroup);
+        own.wait_empty();
+        own.arrive_full_expecting(kQBytes);
+        copy_tile<C.head_dim_qk>(s_q_of(own.slot(), warpgroup), p.q, own.full(), 64,
+                                 of.sequence.row_q + of.first_q() + warpgroup * 64, of.work.head_idx,
+                                 batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
+      }
       q.advance();
     });
   }

@@ -360,7 +360,10 @@ struct ForwardSm80 {
     if (clears) __syncthreads();
   }
 
-  __device__ Output<C> output() const { return {p, place.work, place.sequence, s_q, lane, warp_row}; }
+  using Rows = Output<C, C.tile_q, C.tile_q / C.num_warps, portable::tile_bytes(C)>;
+  __device__ Rows output() const {
+    return {p, place.work, place.sequence, s_q, place.work.tile_idx * C.tile_q, lane, warp_row};
+  }
 };
 
 template <ForwardConfig C>
@@ -459,7 +462,12 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     tile = next;
   }
   ptx::wait_copies<0>();
-  block.output().store(o, rows, score.scale());
+  const auto output = block.output();
+  float by[Block::kMBlocks][2];
+  output.finish_rows(rows, score.scale(), by);
+  scale_rows(o, by);
+  __syncthreads();  // every warp is done with q, k and v
+  output.store(o);
 }
 
 }  // namespace tessella::device

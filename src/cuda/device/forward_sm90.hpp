@@ -12,8 +12,9 @@
 //     for every key tile i of the stream:
 //       begin s = q k(i)^T                        matrix unit, scores of this tile
 //       begin o += p v(i - 1)                     matrix unit, probabilities of the tile before
-//       s is there: masks, maxima, p = 2^(s - max)      while o += p v runs, and while other warpgroups multiply
-//       o is there: rescaled where a maximum grew; at the end of a tile of queries out = o / sum is stored
+//       s is there: masks and maxima              while o += p v runs, and while other warpgroups multiply
+//       o is there: at the end of a tile of queries out = o / sum is stored; else rescaled where a maximum grew
+//       p = 2^(s - max)                           while other warpgroups multiply
 //
 // So the first scores of a tile of queries are computed beside the last output of the one before it, and nothing waits
 // at the seam.
@@ -22,6 +23,7 @@
 #include "cuda/device/band_mask.hpp"
 #include "cuda/device/block_sm90.hpp"
 #include "cuda/device/multiply.hpp"
+#include "cuda/device/output.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
 #include "cuda/device/score.hpp"
 #include "cuda/device/softmax_rows.hpp"
@@ -35,12 +37,15 @@ struct WarpgroupSm90 {
   using Block = BlockSm90<C>;
   using Item = typename Block::Item;
   using Items = typename Block::Items;
+  using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
-  // Found by measuring (docs/forward_sm90.md). Turns: a warpgroup begins its products when the one before it has begun
-  // its own, so that one multiplies while the others are at their softmax. Overlap: the softmax runs beside the
-  // warpgroup's own o += p v too, where that leaves registers.
+  // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its own,
+  // so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
-  static constexpr bool kOverlaps = C.head_dim_v > 96 && C.head_dim_v <= 128 && !C.bias && !C.dropout;
+  // Masks and maxima beside the warpgroup's own o += p v, where that leaves registers.
+  static constexpr bool kOverlaps = Block::kMultiplyRegisters > 160 && !C.bias && !C.dropout;
+  // Whole rows of out are put together where the queries were, if the next ones go elsewhere.
+  static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
   static constexpr int kWarpgroups = Block::kWarpgroups;
   static constexpr int kBlocks = C.tile_kv / 8;
   static constexpr int kBlocksV = C.head_dim_v / 8;
@@ -51,12 +56,12 @@ struct WarpgroupSm90 {
   const ForwardParams& p;
   int warpgroup, lane;
   Items items;
-  typename Block::QRing q;
+  QRing q;
   typename Block::KRing k;
   typename Block::VRing v;
-  float o[kBlocksV][4] = {};
+  float o[1][kBlocksV][4] = {};
   uint32_t probabilities[kBlocks / 2][4];
-  RowState rows;
+  WatchedRows rows;
   int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
 
   __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
@@ -65,7 +70,7 @@ struct WarpgroupSm90 {
         warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
         lane(static_cast<int>(threadIdx.x % 32)),
         items(of.item_barriers()),
-        q(of.q_barriers()),
+        q(of.q_barriers() + warpgroup * Block::QRing::kBytes),
         k(of.k_barriers()),
         v(of.v_barriers()) {}
 
@@ -79,7 +84,7 @@ struct WarpgroupSm90 {
   template <class AnyRing>
   __device__ __forceinline__ void release(AnyRing& ring) const {
     __syncwarp();
-    if (lane == 0) ring.arrive_empty();
+    if (ptx::elect()) ring.arrive_empty();
     ring.advance();
   }
 
@@ -93,29 +98,25 @@ struct WarpgroupSm90 {
   __device__ __forceinline__ void take_q() const {
     q.wait_full();
     if (p.scale >= 0) return;
-    const uint32_t s_q = block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes;
+    const uint32_t s_q = block.s_q_of(q.slot(), warpgroup);
 #pragma unroll 1
-    for (int panel = 0; panel < kLayout.q_bytes; panel += C.tile_q * kRowBytes) {
-#pragma unroll 1
-      for (int chunk = static_cast<int>(threadIdx.x % 128); chunk < 64 * 8; chunk += 128) {
-        const uint4 words = ptx::load_chunk(s_q + panel + chunk * 16);
-        constexpr uint32_t kSigns = 0x80008000;
-        ptx::store_chunk(s_q + panel + chunk * 16,
-                         {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
-      }
+    for (int at = static_cast<int>(threadIdx.x % 128) * 16; at < Block::kQBytes; at += 128 * 16) {
+      const uint4 words = ptx::load_chunk(s_q + at);
+      constexpr uint32_t kSigns = 0x80008000;
+      ptx::store_chunk(s_q + at, {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
     }
     ptx::fence_async();
     ptx::named_wait(4 + warpgroup, 128);
   }
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-    const ptx::Operand of_q(block.s_q + q.slot() * kLayout.q_bytes + warpgroup * 64 * kRowBytes);
+    const ptx::Operand of_q(block.s_q_of(q.slot(), warpgroup));
     const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < C.head_dim_qk / 16; ++step) {
       const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
-      ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * C.tile_q + column),
+      ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * 64 + column),
                                                            of_k.at(panel * C.tile_kv + column), step > 0);
     }
     ptx::commit_products();
@@ -126,7 +127,7 @@ struct WarpgroupSm90 {
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < C.tile_kv / 16; ++step) {
-      ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(o, probabilities[step],
+      ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(o[0], probabilities[step],
                                                                  of_v.at(step * 16 * kRowBytes));
     }
     ptx::commit_products();
@@ -134,7 +135,8 @@ struct WarpgroupSm90 {
 
   // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN. Every warpgroup
   // does it for itself.
-  __device__ __forceinline__ void clear_unseen_values(const Item& item, int32_t tile) const {
+  __device__ __forceinline__ void clear_unseen_values(int32_t tile) const {
+    const Item& item = current();
     const int32_t first = tile * C.tile_kv;
     if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
     v.wait_full();
@@ -182,7 +184,7 @@ struct WarpgroupSm90 {
 
   // Masks the tile's scores and takes them into the maxima. Returns whether o must be multiplied by `factor`.
   __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&factor)[2]) {
+                                              float (&offset)[2], float (&factor)[2]) {
     if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
     if (!is_full(tile)) {
       hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
@@ -190,21 +192,13 @@ struct WarpgroupSm90 {
         return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
       });
     }
-    const bool is_behind = raise_max(s[0], rows, scale_log2, factor);
-    if (has_large_max(rows, scale_log2)) {
-      const RowState of[1] = {rows};
-      subtract_max(s, of);
-    }
-    return is_behind;
+    return take_max(s, rows, scale_log2, offset, factor);
   }
 
   // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
   template <class After>
   __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                               const After& after) {
-    const bool is_large = has_large_max(rows, scale_log2);
-    const float offset[2] = {softmax_offset(rows.max[0], scale_log2, is_large),
-                             softmax_offset(rows.max[1], scale_log2, is_large)};
+                                               const float (&offset)[2], const After& after) {
     float sum[2][2] = {};
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
@@ -225,28 +219,6 @@ struct WarpgroupSm90 {
     }
   }
 
-  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
-#pragma unroll
-    for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[j][i] *= factor[i / 2];
-    }
-  }
-
-  // o += p v has ended; where that was the last of the item at `of`, its rows are stored, and o is that of the next.
-  __device__ __forceinline__ void end_output(bool ends, Items of, const RowState& its_rows) {
-    ptx::wait_products<0>(o);
-    release(v);
-    if (!ends) return;
-    store(block.item(of.slot()), its_rows);
-    release(of);
-#pragma unroll
-    for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[j][i] = 0;
-    }
-  }
-
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
 
   // The first tile of the item at or after `tile`.
@@ -256,13 +228,58 @@ struct WarpgroupSm90 {
     full_end = own.is_full(tile) ? own.full_end : tile;
     return tile;
   }
+  __device__ __forceinline__ bool is_last(int32_t tile) const {
+    if (is_full(tile) && is_full(tile + 1)) return false;
+    return Visited().next(current().tiles, nullptr, tile + 1) >= current().tiles.end;
+  }
+
+  using Rows = Output<C, 64, 16, Block::kQBytes>;
+  __device__ Rows output(const Item& item, int q_slot) const {
+    return {p,
+            item.work,
+            item.sequence,
+            block.s_q_of(q_slot, warpgroup),
+            item.first_q() + warpgroup * 64,
+            lane,
+            static_cast<int>(threadIdx.x / 32 % 4) * 16};
+  }
+  // Writes the lse of the item at `of`, whose last probabilities are there. by: what its output is to be multiplied by.
+  __device__ __forceinline__ void finish_rows(Items of, float (&by)[1][2]) {
+    const Item& item = block.item(of.slot());
+    const RowState state[1] = {rows};
+    output(item, 0).finish_rows(state, score_of(p, item).scale(), by);
+    rows = {};
+  }
+  __device__ __forceinline__ void end_output() {
+    ptx::wait_products<0>(o[0]);
+    release(v);
+  }
+  // Stores out of the item at `of`; o is that of the next.
+  __device__ __forceinline__ void store(Items of, QRing q_of, const float (&by)[1][2]) {
+    scale_rows(o, by);
+    const Rows to = output(block.item(of.slot()), q_of.slot());
+    if constexpr (kKeepsQ) {
+      ptx::named_wait(4 + warpgroup, 128);  // no warp multiplies with these queries any more
+      to.store(o);
+      ptx::fence_async();
+      release(q_of);
+    } else {
+      to.store_directly(o);
+    }
+    release(of);
+#pragma unroll
+    for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[0][j][i] = 0;
+    }
+  }
 
   __device__ __forceinline__ void run() {
     constexpr int kTurnThreads = 256;  // those who wait and those who let them
     if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
     if (!find_item()) return;
     const float scale_log2 = score_of(p, current()).scale_log2();
-    float factor[2];
+    float offset[2], factor[1][2];
     take_q();
     int32_t tile = enter(0);
     {
@@ -271,33 +288,32 @@ struct WarpgroupSm90 {
       begin_scores(s[0]);
       ptx::wait_products<0>(s[0]);
       release(k);
-      take_scores(s, tile, scale_log2, factor);
-      exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
+      if (!kKeepsQ && is_last(tile)) release(q);
+      take_scores(s, tile, scale_log2, offset, factor[0]);
+      exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
     }
     for (;;) {
+      const bool was_full = is_full(tile);
+      if (!was_full) clear_unseen_values(tile);
       // The next tile of the stream, and whether the item ends before it.
-      const Items before = items;
-      const int32_t tile_before = tile++;
-      const bool was_full = is_full(tile_before);
       bool ends = false;
+      ++tile;
       if (!was_full || !is_full(tile)) {
         tile = enter(tile);
         ends = tile >= current().tiles.end;
       }
       if (ends) {
-        release(q);
         items.advance();
         if (!find_item()) {
-          items = before;
-          tile = tile_before;
+          items = items.previous();
           break;
         }
+        if (kKeepsQ) q.advance();
         take_q();
         tile = enter(0);
       }
 
       float s[1][kBlocks][4];
-      if (!was_full) clear_unseen_values(block.item(before.slot()), tile_before);
       k.wait_full();
       if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
       begin_scores(s[0]);
@@ -306,59 +322,31 @@ struct WarpgroupSm90 {
       if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? 1 : 2 + warpgroup, kTurnThreads);
       ptx::wait_products<1>(s[0]);
       release(k);
+      if (!kKeepsQ && is_last(tile)) release(q);
 
+      float by[1][2];
       if constexpr (kOverlaps) {
-        const RowState rows_before = rows;
-        if (ends) rows = {};
-        const bool is_behind = take_scores(s, tile, scale_log2, factor);
-        exponentiate(s[0], tile, scale_log2, [](int) {});
-        // The assembler would move half of the softmax behind the wait, but not over a branch.
-        ptx::keep_in_place(rows.sum[0]);
-        ptx::keep_in_place(rows.sum[1]);
-        if (ends) {
-          end_output(true, before, rows_before);
-        } else {
-          end_output(false, before, rows_before);
-          if (is_behind) rescale(factor);
-        }
-#pragma unroll
-        for (int j = 0; j < kBlocks; j += 2) pack(s[0], j);
+        if (ends) finish_rows(items.previous(), by);
+        const bool is_behind = take_scores(s, tile, scale_log2, offset, factor[0]);
+        end_output();
+        if (ends) store(items.previous(), q.previous(), by);
+        if (is_behind) scale_rows(o, factor);
       } else {
-        end_output(ends, before, rows);
-        if (ends) rows = {};
-        if (take_scores(s, tile, scale_log2, factor)) rescale(factor);
-        exponentiate(s[0], tile, scale_log2, [&](int j) { pack(s[0], j); });
+        end_output();
+        if (ends) {
+          finish_rows(items.previous(), by);
+          store(items.previous(), q.previous(), by);
+        }
+        if (take_scores(s, tile, scale_log2, offset, factor[0])) scale_rows(o, factor);
       }
+      exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
     }
-    clear_unseen_values(current(), tile);
     v.wait_full();
     begin_output();
-    end_output(true, items, rows);
-  }
-
-  __device__ __forceinline__ void store(const Item& item, const RowState& of) {
-    const bool has_sink = p.sink.data != nullptr;
-    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const RowResult result = finish(of.max[r], row_sum(of.sum[r]), score_of(p, item).scale(), has_sink, sink);
-      const int32_t query = item.first_q() + row(r);
-      const bool is_there = query < item.sequence.len_q;
-      if (p.lse.data != nullptr && is_there && lane % 4 == 0) {
-        static_cast<float*>(
-            p.lse.data)[item.work.batch_idx * p.lse.batch_stride + item.work.head_idx * p.lse.head_stride +
-                        (item.sequence.row_q + query) * p.lse.row_stride] = result.lse;
-      }
-      const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
-#pragma unroll
-      for (int j = 0; j < kBlocksV; ++j) {
-        o[j][r * 2] *= factor;
-        o[j][r * 2 + 1] *= factor;
-      }
-      const int64_t at = item.work.batch_idx * p.out.batch_stride + item.work.head_idx * p.out.head_stride +
-                         (item.sequence.row_q + query) * p.out.row_stride;
-      store_row<C>(p, o, r, at, lane, is_there);
-    }
+    float by[1][2];
+    finish_rows(items, by);
+    end_output();
+    store(items, q, by);
   }
 };
 

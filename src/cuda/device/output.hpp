@@ -29,26 +29,38 @@ __device__ __forceinline__ void write_rows_without_query(const ForwardParams& p,
   rows.write_without_query(C.tile_q);
 }
 
-// The rows of one warp, from shared memory that all warps of the block are done with.
-template <ForwardConfig C>
+// Multiplies the rows of o by what finish_rows() says.
+template <int MBlocks, int BlocksV>
+__device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], const float (&by)[MBlocks][2]) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < BlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[m][j][i] *= by[m][i / 2];
+    }
+  }
+}
+
+// The rows of one warp: RowsOfWarp of a tile of TileRows, which is put together in Bytes bytes of shared memory.
+template <ForwardConfig C, int TileRows, int RowsOfWarp, int Bytes>
 struct Output {
-  static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
-  static constexpr int kMBlocks = kRowsOfWarp / 16;
+  static constexpr int kMBlocks = RowsOfWarp / 16;
   static constexpr int kBlocksV = C.head_dim_v / 8;
 
   const ForwardParams& p;
   const WorkTile& work;
   const Sequence& sequence;
-  uint32_t s_q;  // where the tile of out is put together
+  uint32_t s_out;
+  int32_t first_q;  // the tile's first row, as the sequence's query
   int lane, warp_row;
 
-  __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
   // Row r (0 or 1) of block m, as the sequence's query.
-  __device__ int32_t query(int m, int r) const { return first_q() + warp_row + m * 16 + r * 8 + lane / 4; }
+  __device__ int32_t query(int m, int r) const { return first_q + warp_row + m * 16 + r * 8 + lane / 4; }
 
-  // out and lse of the warp's rows; out goes through shared memory, so that whole rows are written.
-  template <class Accumulators>
-  __device__ __forceinline__ void store(Accumulators& o, const RowState (&rows)[kMBlocks], float scale) const {
+  // Writes the lse of the warp's rows. by: what is left to multiply out by, of rows 0 and 1 of each block.
+  __device__ __forceinline__ void finish_rows(const RowState (&rows)[kMBlocks], float scale,
+                                              float (&by)[kMBlocks][2]) const {
     // The 2 kMBlocks rows of four lanes: lane i finishes row i % (2 kMBlocks), and the others take its factor.
     constexpr int kRows = 2 * kMBlocks;
     const int mine = lane % kRows;
@@ -69,15 +81,12 @@ struct Output {
     }
     const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float of_row = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
-#pragma unroll
-      for (int j = 0; j < kBlocksV; ++j) {
-        o[i / 2][j][i % 2 * 2] *= of_row;
-        o[i / 2][j][i % 2 * 2 + 1] *= of_row;
-      }
-    }
-    __syncthreads();  // every warp is done with q, k and v
+    for (int i = 0; i < kRows; ++i) by[i / 2][i % 2] = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
+  }
+
+  // out, through shared memory that nothing else uses now, so that whole rows are written.
+  template <class Accumulators>
+  __device__ __forceinline__ void store(const Accumulators& o) const {
     if (C.element == Element::f32 || p.out_is_f32) {
       store_rows<float>(o);
     } else if constexpr (C.element != Element::f32) {
@@ -85,10 +94,35 @@ struct Output {
     }
   }
 
+  // out straight from the registers.
+  template <class Accumulators>
+  __device__ __forceinline__ void store_directly(const Accumulators& o) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kMBlocks; ++i) {
+      const int32_t row = query(i / 2, i % 2);
+      const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride +
+                         (sequence.row_q + row) * p.out.row_stride;
+      store_row<C>(p, o[i / 2], i % 2, at, lane, row < sequence.len_q);
+    }
+  }
+
+  // As many columns at a time as there is memory for.
   template <class Stored, class Accumulators>
   __device__ __forceinline__ void store_rows(const Accumulators& o) const {
-    using TileOut = Tile<C.tile_q, C.head_dim_v, sizeof(Stored)>;
-    static_assert(TileOut::kBytes <= portable::tile_bytes(C));
+    constexpr int kTileBytes = TileRows * C.head_dim_v * static_cast<int>(sizeof(Stored));
+    constexpr int kParts = (kTileBytes + Bytes - 1) / Bytes, kColumns = C.head_dim_v / kParts;
+    static_assert(C.head_dim_v % kParts == 0 && kColumns % 8 == 0);
+#pragma unroll
+    for (int first_column = 0; first_column < C.head_dim_v; first_column += kColumns) {
+      if (first_column > 0) __syncwarp();
+      store_columns<Stored, kColumns>(o, first_column);
+    }
+  }
+
+  template <class Stored, int Columns, class Accumulators>
+  __device__ __forceinline__ void store_columns(const Accumulators& o, int first_column) const {
+    using TileOut = Tile<TileRows, Columns, sizeof(Stored)>;
+    static_assert(TileOut::kBytes <= Bytes);
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
@@ -96,18 +130,19 @@ struct Output {
         const int row = warp_row + m * 16 + r * 8 + lane / 4;
         if constexpr (sizeof(Stored) == 2) {
           // A block of 8 columns is a chunk; its pairs are the lanes' words.
-          const uint32_t s_out = s_q + TileOut::offset(row, 0) + lane % 4 * 4;
+          const uint32_t s_row = s_out + TileOut::offset(row, 0) + lane % 4 * 4;
 #pragma unroll
-          for (int j = 0; j < kBlocksV; ++j) {
-            ptx::store_word(TileOut::advance(s_out, 0, j),
-                            Multiply<C.element>::pack(o[m][j][r * 2], o[m][j][r * 2 + 1]));
+          for (int j = 0; j < Columns / 8; ++j) {
+            const auto& block = o[m][first_column / 8 + j];
+            ptx::store_word(TileOut::advance(s_row, 0, j), Multiply<C.element>::pack(block[r * 2], block[r * 2 + 1]));
           }
         } else {
-          const uint32_t s_out = s_q + TileOut::offset(row, lane % 4 / 2) + lane % 2 * 8;
+          const uint32_t s_row = s_out + TileOut::offset(row, lane % 4 / 2) + lane % 2 * 8;
 #pragma unroll
-          for (int j = 0; j < kBlocksV; ++j) {
-            ptx::store_words(TileOut::advance(s_out, 0, j * 2), __float_as_uint(o[m][j][r * 2]),
-                             __float_as_uint(o[m][j][r * 2 + 1]));
+          for (int j = 0; j < Columns / 8; ++j) {
+            const auto& block = o[m][first_column / 8 + j];
+            ptx::store_words(TileOut::advance(s_row, 0, j * 2), __float_as_uint(block[r * 2]),
+                             __float_as_uint(block[r * 2 + 1]));
           }
         }
       }
@@ -115,23 +150,23 @@ struct Output {
     __syncwarp();
     constexpr int kChunkElements = TileOut::kChunkElements;
     constexpr int kRowsAStep = TileOut::kChunks < 32 ? 32 / TileOut::kChunks : 1;
-    const int first = lane / TileOut::kChunks, num_rows = min(kRowsOfWarp, sequence.len_q - first_q() - warp_row);
+    const int first = lane / TileOut::kChunks, num_rows = min(RowsOfWarp, sequence.len_q - first_q - warp_row);
     if (TileOut::kChunks < 32 && first >= kRowsAStep) return;
     const int64_t stride = kRowsAStep * p.out.row_stride;
     auto* to = static_cast<Stored*>(p.out.data) + work.batch_idx * p.out.batch_stride +
                work.head_idx * p.out.head_stride + work.slice_idx * C.head_dim_v +
-               (sequence.row_q + first_q() + warp_row + first) * p.out.row_stride;
-    const int columns = min(C.head_dim_v, p.head_dim_v - work.slice_idx * C.head_dim_v);
+               first_column + (sequence.row_q + first_q + warp_row + first) * p.out.row_stride;
+    const int columns = min(Columns, p.head_dim_v - work.slice_idx * C.head_dim_v - first_column);
     // Chunk `part` of the lane in the row `step` rows on.
     constexpr int kParts = (TileOut::kChunks + 31) / 32;
     const auto column = [&](int part) { return (lane % TileOut::kChunks + part * 32) * kChunkElements; };
     const auto chunk = [&](int step, int part) {
       const int idx = min(lane % TileOut::kChunks + part * 32, TileOut::kChunks - 1);
-      return ptx::load_chunk(s_q + TileOut::offset(warp_row + first + step, idx));
+      return ptx::load_chunk(s_out + TileOut::offset(warp_row + first + step, idx));
     };
     if (p.out_vector_store) {
-#pragma unroll 8
-      for (int step = 0; step < kRowsOfWarp; step += kRowsAStep, to += stride) {
+#pragma unroll 2
+      for (int step = 0; step < RowsOfWarp; step += kRowsAStep, to += stride) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           const uint4 words = chunk(step, part);

@@ -22,6 +22,13 @@ class Ring {
     }
   }
 
+  // The same of the ring whose barriers lie `index` rings further.
+  __device__ Ring at(int index) const {
+    Ring other = *this;
+    other.barriers_ += index * kBytes;
+    return other;
+  }
+
   __device__ int slot() const { return static_cast<int>(at_ & 0xFF); }
   __device__ uint32_t full() const { return barriers_ + (at_ & 0xFF) * 8; }
   __device__ void wait_full() const { ptx::wait(full(), parity()); }
@@ -32,6 +39,11 @@ class Ring {
   __device__ void arrive_empty() const { ptx::arrive(empty()); }
   __device__ void advance() {
     if ((++at_ & 0xFF) == Slots) at_ = ~at_ & kParity;
+  }
+  __device__ Ring previous() const {
+    Ring other = *this;
+    other.at_ = slot() > 0 ? at_ - 1 : (~at_ & kParity) | (Slots - 1);
+    return other;
   }
 
  private:

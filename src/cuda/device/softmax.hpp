@@ -48,10 +48,21 @@ __device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], f
   }
 }
 
+// True, in all lanes alike, for a maximum so large that scale_log2 times it must not be rounded apart from its scores.
+template <int MBlocks>
+__device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], float scale_log2) {
+  bool mine = false;
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mine |= rows[m].max[r] > -kInfinity && fabsf(rows[m].max[r]) * scale_log2 > 0x1p20f;
+  }
+  return __any_sync(kAllLanes, mine);
+}
+
 // Takes the maxima of a tile's scores into those of the rows. Where a maximum that was used falls behind,
-// rescale(m, factor) is called for every block m: the output follows by a factor for each of its two rows. is_large,
-// the same in all lanes, tells of a maximum so large that scale_log2 times it must not be rounded apart from its
-// scores.
+// rescale(m, factor) is called for every block m, the output follows by a factor for each of its two rows, and is_large
+// becomes what has_large_max() says.
 template <int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, bool& is_large, const Rescale& rescale) {
@@ -76,13 +87,7 @@ __device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], 
     }
     rescale(m, factor);
   }
-  bool mine = false;
-#pragma unroll
-  for (int m = 0; m < MBlocks; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) mine |= rows[m].max[r] > -kInfinity && fabsf(rows[m].max[r]) * scale_log2 > 0x1p20f;
-  }
-  is_large = __any_sync(kAllLanes, mine);
+  is_large = has_large_max(rows, scale_log2);
 }
 
 // For large maxima: scores less their maximum, which exponentiate() then takes as 0.

@@ -6,6 +6,11 @@
 
 namespace tessella::device {
 
+// A row state, and whether take_max() need not look at it closely.
+struct WatchedRows : RowState {
+  bool is_usual = false;  // both maxima, times scale_log2, are at least -kLag and not large
+};
+
 // The largest score of row r (0 or 1) over the lane's columns. Numbers that are not negative keep their order as
 // integers, of which Hopper compares three at a time; a lane whose columns are all negative, by their sign, says -inf.
 template <int Blocks>
@@ -20,43 +25,46 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// Takes a tile's scores into the maxima, which may lag behind as those of update_max(). Returns true, in all lanes
-// alike, where what was summed before must be multiplied by `factor`; the sums here are.
+// What take_max() does for rows that are not usual, or whose maximum fell behind.
 template <int Blocks>
-__device__ __forceinline__ bool raise_max(const float (&s)[Blocks][4], RowState& rows, float scale_log2,
-                                          float (&factor)[2]) {
-  float max[2] = {row_max(lane_max(s, 0)), row_max(lane_max(s, 1))};
-  if (__any_sync(kAllLanes, fminf(max[0], max[1]) < 0)) {  // a row of negative scores alone: as floats, then
+__device__ __forceinline__ bool raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                          float (&offset)[2], float (&factor)[2]) {
+  float max[1][2];
+  find_max(s, max);
+  RowState state[1] = {rows};
+  bool is_large = has_large_max(state, scale_log2), is_behind = false;
+  update_max(max, state, scale_log2, is_large, [&](int, const float(&by)[2]) {
+    is_behind = true;
+    factor[0] = by[0];
+    factor[1] = by[1];
+  });
+  static_cast<RowState&>(rows) = state[0];
+  if (is_large) subtract_max(s, state);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float of_lane = s[0][r * 2];
-#pragma unroll
-      for (int j = 0; j < Blocks; ++j) of_lane = fmaxf(of_lane, fmaxf(s[j][r * 2], s[j][r * 2 + 1]));
-      max[r] = row_max(of_lane);
-    }
-  }
-  const bool is_behind = (max[0] - rows.max[0]) * scale_log2 > kLag || (max[1] - rows.max[1]) * scale_log2 > kLag;
-  if (!__any_sync(kAllLanes, is_behind)) return false;
+  for (int r = 0; r < 2; ++r) offset[r] = is_large || rows.max[r] == -kInfinity ? 0.0f : rows.max[r] * scale_log2;
+  rows.is_usual = !is_large && fminf(rows.max[0], rows.max[1]) * scale_log2 >= -kLag;
+  return is_behind;
+}
+
+// Takes a tile's scores into the maxima, which may lag behind as those of update_max(), and finds the offset that
+// exponentiate_16() wants. Returns true, in all lanes alike, where what was summed before must be multiplied by
+// `factor`; the sums here are.
+template <int Blocks>
+__device__ __forceinline__ bool take_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                         float (&offset)[2], float (&factor)[2]) {
+  bool fits = rows.is_usual;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float raised = fmaxf(rows.max[r], max[r]);
-    factor[r] = raised == rows.max[r] ? 1.0f : ptx::exp2((rows.max[r] - raised) * scale_log2);
-    rows.max[r] = raised;
-    rows.sum[r] *= factor[r];
+    offset[r] = rows.max[r] * scale_log2;
+    const float max = row_max(lane_max(s[0], r));
+    // -inf stands for a negative maximum: that fits, as the usual maximum is not below -kLag.
+    fits = fits && __fmaf_rn(max, scale_log2, -offset[r]) <= kLag;
   }
-  return true;
+  if (__all_sync(kAllLanes, fits)) return false;
+  return raise_max(s, rows, scale_log2, offset, factor);
 }
-
-// True, in all lanes alike, for a maximum so large that scale_log2 times it must not be rounded apart from its scores.
-__device__ __forceinline__ bool has_large_max(const RowState& rows, float scale_log2) {
-  bool mine = false;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) mine |= rows.max[r] > -kInfinity && fabsf(rows.max[r]) * scale_log2 > 0x1p20f;
-  return __any_sync(kAllLanes, mine);
-}
-
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
-// row. offset: what softmax_offset() says.
+// row. offset: what take_max() says.
 template <int Blocks>
 __device__ __forceinline__ void exponentiate_16(float (&s)[Blocks][4], int j, float scale_log2,
                                                 const float (&offset)[2], float (&sum)[2][2]) {
@@ -66,11 +74,6 @@ __device__ __forceinline__ void exponentiate_16(float (&s)[Blocks][4], int j, fl
     score = ptx::exp2(__fmaf_rn(score, scale_log2, -offset[i % 4 / 2]));
     sum[i % 4 / 2][i % 2] += score;
   }
-}
-
-// What exponents are taken against, in base 2.
-__device__ __forceinline__ float softmax_offset(float max, float scale_log2, bool is_large) {
-  return is_large || max == -kInfinity ? 0.0f : max * scale_log2;
 }
 
 }  // namespace tessella::device

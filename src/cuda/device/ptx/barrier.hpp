@@ -32,6 +32,19 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+// True in one lane of the warp, whose lanes all call it.
+__device__ __forceinline__ bool elect() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xFFFFFFFF;\n"
+      "selp.b32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // Named barriers 1 to 15 of a block; `threads` counts those that wait and those that only arrive, whole warps.
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

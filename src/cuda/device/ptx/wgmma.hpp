@@ -32,10 +32,11 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
 // Describes an operand in shared memory: swizzled panels of 64 columns, in which blocks of 8 rows follow each other.
 class Operand {
  public:
-  // address: of the panel's start. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
+  // address: of the panel's start, by all lanes alike; the exchange tells the compiler so, which then computes the
+  // places of all steps once a warp. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
   // memory but its rows are summed over (v); else not used.
   __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0)
-      : low_((address & 0x3FFFF) >> 4 | panel_bytes >> 4 << 16) {}
+      : low_(__shfl_sync(~0u, (address & 0x3FFFF) >> 4 | panel_bytes >> 4 << 16, 0)) {}
 
   // The operand `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows.
   __device__ __forceinline__ uint64_t at(uint32_t bytes) const {

@@ -10,6 +10,7 @@ inline void publish_barriers() {}
 inline void arrive(uint32_t barrier) { emulator::arrive(barrier, 0); }
 inline void arrive_expecting(uint32_t barrier, uint32_t bytes) { emulator::arrive(barrier, bytes); }
 inline void wait(uint32_t barrier, uint32_t parity) { emulator::wait(barrier, parity); }
+inline bool elect() { return threadIdx.x % 32 == 0; }
 inline void named_wait(int barrier, int threads) { emulator::named_barrier(barrier, threads, true); }
 inline void named_arrive(int barrier, int threads) { emulator::named_barrier(barrier, threads, false); }
 template <int Registers>
