@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import tessella
-from tessella._call import begin
+from tessella._call import Call
 from tessella._library import library
 
 CALLS_A_ROUND = 50
@@ -19,7 +19,7 @@ CALLS_A_ROUND = 50
 
 def prepared(q, k, v, out, options):
     """The C call alone."""
-    call = begin()  # never given back: its structs stay as they are
+    call = Call.begin()  # never given back: its structs stay as they are
     call.fill(q, k, v, "bshd", None, options)
     call.outputs(q, out, None, False)
     args, c_options, forward = call.args_ref, call.options_ref, library.tessella_forward

@@ -47,10 +47,10 @@ def switch(name: str, value: Any) -> int:
     raise TypeError(f"{name} is {value!r}, expected True or False")
 
 
-def text(name: str, value: Any) -> bytes:
-    """A C string."""
+def text(name: str, value: Any) -> str:
+    """The value as a text that C reads whole."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r}, expected a text")
     if "\0" in value:
         raise InvalidArgument(f"{name} has a zero byte, where C would cut it off")
-    return value.encode()
+    return value
