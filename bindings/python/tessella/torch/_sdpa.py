@@ -81,7 +81,9 @@ def scaled_dot_product_attention(
         elif attn_mask is not None:
             options.update({"mask": dense(attn_mask)} if attn_mask.dtype is torch.bool else {"bias": attn_mask})
         try:
-            out: torch.Tensor = attention(query, key, value, layout="bhsd", **options)
+            # (batch, seqlen, heads, head_dim) in memory, which is how what follows mostly reads it.
+            rows_first = (tensor.transpose(-3, -2) for tensor in (query, key, value))
+            out: torch.Tensor = attention(*rows_first, **options).transpose(-3, -2)
         except (InvalidArgument, Unsupported) as error:
             reason = str(error)
         else:
