@@ -103,9 +103,10 @@ def test_autocast(qkv):
 
 
 def test_what_torch_refuses_it_refuses(qkv):
-    with tessella.torch.use_for_sdpa(), pytest.raises(RuntimeError, match="is_causal"):
-        functional.scaled_dot_product_attention(*qkv, attn_mask=torch.ones(9, 13), is_causal=True)
-    assert tessella.torch.sdpa_report() == (0, {"attn_mask and is_causal both": 1})
+    q, k, v = qkv
+    with tessella.torch.use_for_sdpa(), pytest.raises(RuntimeError, match="dtype"):
+        functional.scaled_dot_product_attention(q, k.double(), v)
+    assert tessella.torch.sdpa_report() == (0, {"forward: k.dtype is f64, expected f32 = q.dtype": 1})
 
 
 def test_a_switch(qkv):

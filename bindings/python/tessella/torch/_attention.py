@@ -98,7 +98,7 @@ def attention(
         out = _operator.new_out(*inputs)
     if lse is None and return_lse:
         lse = _operator.new_lse(*inputs)
-    _attention_out(*inputs, out=out, lse=lse)
+    _attention_out(out, lse, *inputs)
     return (out, lse) if return_lse else out
 
 

@@ -34,11 +34,9 @@ def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: An
     return _run(None, None, True, q, k, v, *others)
 
 
-def attention_out(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any, out: torch.Tensor, lse: torch.Tensor | None = None
-) -> None:
+def attention_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
     """Writes out, and lse where it is given."""
-    _run(out, lse, False, q, k, v, *others)
+    _run(out, lse, False, *inputs)
 
 
 def _run(
@@ -103,15 +101,15 @@ def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -
     return _fake(q, k, v, *others), new_lse(q, k, v, *others)
 
 
-def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any, **_: Any) -> None:
-    _fake(q, k, v, *others)
+def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
+    _fake(*inputs)
 
 
 _definitions = torch.library.Library("tessella", "DEF")
 for _kernel, _shapes, _schema in (
     (attention, _fake, f"({_INPUTS}) -> Tensor"),
     (attention_lse, _fake_lse, f"({_INPUTS}) -> (Tensor, Tensor)"),
-    (attention_out, _fake_out, f"({_INPUTS}, *, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"),
+    (attention_out, _fake_out, f"(Tensor(a!) out, Tensor(b!)? lse, {_INPUTS}) -> ()"),
 ):
     _definitions.define(_kernel.__name__ + _schema)
     for _device in ("CPU", "CUDA"):
