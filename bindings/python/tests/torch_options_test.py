@@ -1,4 +1,4 @@
-"""tessella.torch.attention: every option, dtype and memory layout against the oracle in double, on the CPU and a GPU."""
+"""tessella.torch.attention: every option, dtype and memory layout against the oracle in double, on CPU and GPU."""
 
 import comparison
 import ml_dtypes
@@ -68,7 +68,9 @@ def test_score_and_keep_as_texts(device):
         "score_args": [slopes],
     }
     if device == "cpu":
-        with pytest.raises(tessella.Unsupported, match="^forward: option (score|keep) is for GPUs, and q is on the CPU$"):
+        with pytest.raises(
+            tessella.Unsupported, match="^forward: option (score|keep) is for GPUs, and q is on the CPU$"
+        ):
             tessella.torch.attention(*inputs, **texts)
         return
     i, j = np.arange(options_test.SEQLEN_Q)[:, None], np.arange(options_test.SEQLEN_KV)[None, :]
@@ -107,9 +109,7 @@ def test_strides(form, device):
     expected, expected_lse = tessella.torch.attention(*inputs, mask="causal", return_lse=True)
     strided = [form(tensor) for tensor in inputs]
     assert form is offset or not any(tensor.is_contiguous() for tensor in strided)
-    comparison.assert_matches(
-        tensors.array(tessella.torch.attention(*strided, mask="causal")), Q, K, V, window=(-1, 0)
-    )
+    comparison.assert_matches(tensors.array(tessella.torch.attention(*strided, mask="causal")), Q, K, V, window=(-1, 0))
     swapped = [tensor.transpose(1, 2) for tensor in strided]
     out, lse = tessella.torch.attention(*swapped, mask="causal", layout="bhsd", return_lse=True)
     assert out.shape == (2, 4, 9, 8) and lse.shape == (2, 4, 9)

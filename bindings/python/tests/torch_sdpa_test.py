@@ -27,7 +27,9 @@ SERVED = {
     "scale": lambda device: {"scale": 0.5},
     "bool mask": lambda device: {"attn_mask": visible(device)},
     "float mask": lambda device: {"attn_mask": torch.randn(9, 13, device=device)},
-    "mask of -inf": lambda device: {"attn_mask": torch.zeros(2, 1, 9, 13, device=device).masked_fill(~visible(device), -torch.inf)},
+    "mask of -inf": lambda device: {
+        "attn_mask": torch.zeros(2, 1, 9, 13, device=device).masked_fill(~visible(device), -torch.inf)
+    },
 }
 
 

@@ -1,8 +1,8 @@
 """The operators tessella::attention, attention_lse and attention_out: schemas, kernels and shapes.
 
-What a call says beside q, k and v travels as texts, since each argument of a schema costs every call 0.1 us, given or not:
-options is ["window_right=0", "softcap=30.0", "bias"], fields of the C structs by name, and one without a value is for the
-next tensor of arrays. Lengths that may be symbols while a graph is traced are arguments of their own.
+What a call says beside q, k and v travels as texts, since each argument of a schema costs every call some 0.1 us, given
+or not. options is ["window_right=0", "softcap=30.0", "bias"]: fields of the C structs by name, and one without a value
+names what the next tensor of arrays is. Lengths, which may be symbols while a graph is traced, are arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _INPUTS = (
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
     """out"""
-    return _run(None, None, False, q, k, v, *others)[0]
+    out: torch.Tensor = _run(None, None, False, q, k, v, *others)[0]
+    return out
 
 
 def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,9 +68,7 @@ def _run(
         call.end()
 
 
-def _refuse_gradients(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrays: Sequence[torch.Tensor] | None
-) -> None:
+def _refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrays: Sequence[torch.Tensor] | None) -> None:
     if not torch.is_grad_enabled():
         return
     if q.requires_grad or k.requires_grad or v.requires_grad or (arrays and any(a.requires_grad for a in arrays)):
@@ -105,7 +104,8 @@ def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None
     _fake(*inputs)
 
 
-_definitions = torch.library.Library("tessella", "DEF")
+_torch_library: Any = torch.library  # whose functions have no types
+_definitions = _torch_library.Library("tessella", "DEF")
 for _kernel, _shapes, _schema in (
     (attention, _fake, f"({_INPUTS}) -> Tensor"),
     (attention_lse, _fake_lse, f"({_INPUTS}) -> (Tensor, Tensor)"),
@@ -114,4 +114,4 @@ for _kernel, _shapes, _schema in (
     _definitions.define(_kernel.__name__ + _schema)
     for _device in ("CPU", "CUDA"):
         _definitions.impl(_kernel.__name__, _kernel, _device)
-    torch.library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=_definitions)
+    _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=_definitions)

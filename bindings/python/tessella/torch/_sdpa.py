@@ -30,13 +30,13 @@ def sdpa_report() -> SdpaReport:
     return SdpaReport(_counts.get("", 0), {reason: count for reason, count in _counts.items() if reason})
 
 
-class use_for_sdpa:  # noqa: N801, like torch.no_grad
+class use_for_sdpa:  # in lower case, as torch.no_grad
     """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, for inference, in the whole process.
 
-    A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, and in a `with`
-    statement until its end. A call that Tessella cannot compute as torch would (one that needs gradients, float64,
-    nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it with the
-    reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay torch's.
+    A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, and in a
+    `with` statement until its end. A call that Tessella cannot compute as torch would (one that needs gradients,
+    float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it
+    with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay torch's.
 
     >>> with tessella.torch.use_for_sdpa():
     ...     model(tokens)

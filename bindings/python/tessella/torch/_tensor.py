@@ -24,6 +24,7 @@ class TensorSlot(Slot):
     """A slot that reads torch's tensors alone, which costs a third of what DLPack does."""
 
     __slots__ = ("device_idx",)
+    device_idx: int  # -1: the CPU
 
     def read(self, array: torch.Tensor, is_swapped: bool, stream: int | None) -> None:
         shape, strides, dtype, device_idx = array.shape, array.stride(), array.dtype, array.get_device()
@@ -45,20 +46,23 @@ class TensorSlot(Slot):
         self.device_idx, self.is_swapped = device_idx, is_swapped
 
 
+_cuda: Any = torch.cuda  # whose functions have no types
+
+
 def _allocate(size: int, _alignment: int, stream: int | None, device_idx: int | None) -> int | None:
     """Memory of torch's caching allocator, which aligns to 512 bytes; inside a graph's capture, of the graph's pool."""
     try:
-        address: int = torch.cuda.caching_allocator_alloc(size, device_idx or 0, stream or 0)
+        address: int = _cuda.caching_allocator_alloc(size, device_idx or 0, stream or 0)
     except RuntimeError:  # torch.OutOfMemoryError: C turns None into its own
         return None
     return address
 
 
 def _release(address: int, _size: int, _stream: int | None, _device_idx: int | None) -> None:
-    torch.cuda.caching_allocator_delete(address)
+    _cuda.caching_allocator_delete(address)
 
 
-_alloc, _free = (kind(function) for (_, kind), function in zip(d.Allocator._fields_, (_allocate, _release)))
+_alloc, _free = (field[1](function) for field, function in zip(d.Allocator._fields_, (_allocate, _release)))
 _allocators: dict[int, d.Allocator] = {}  # of each device, as they are met
 
 
