@@ -45,7 +45,7 @@ def test_served(name, dtype, qkv):
         got = functional.scaled_dot_product_attention(*qkv, **options)
         assert tessella.torch.sdpa_report() == (1, {})
     assert got.dtype == dtype and got.shape == expected.shape
-    tolerance = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     assert (got.float() - expected.float()).abs().max() < tolerance
 
 
@@ -56,14 +56,14 @@ def test_grouped_queries(qkv):
     expected = OF_TORCH(q, k, v, enable_gqa=True)
     with tessella.torch.use_for_sdpa():
         got = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    assert tessella.torch.sdpa_report().served == 1 and torch.allclose(got, expected, atol=2e-6)
+    assert tessella.torch.sdpa_report().served == 1 and torch.allclose(got, expected, atol=1e-5)
 
 
 def test_three_axes_and_dropout(qkv):
     q, k, v = (tensor[0] for tensor in qkv)
     with tessella.torch.use_for_sdpa():
         got = functional.scaled_dot_product_attention(q, k, v)
-        assert torch.allclose(got, OF_TORCH(q, k, v), atol=2e-6)
+        assert torch.allclose(got, OF_TORCH(q, k, v), atol=1e-5)
         ones = torch.ones(1, 1, 512, 16, device=q.device)
         out = functional.scaled_dot_product_attention(ones, ones, ones, dropout_p=0.5)
     assert tessella.torch.sdpa_report() == (2, {}) and (out - 1).abs().max() < 0.35 and out.std() > 0
@@ -150,6 +150,6 @@ def test_compiled(backend, qkv):
     expected = call(*qkv)
     with tessella.torch.use_for_sdpa():
         for _ in range(3):
-            assert torch.allclose(compiled(*qkv), expected, atol=2e-6)
+            assert torch.allclose(compiled(*qkv), expected, atol=1e-5)
         assert tessella.torch.sdpa_report() == (1, {})  # once, when it was traced
-    assert torch.allclose(compiled(*qkv), expected, atol=2e-6)
+    assert torch.allclose(compiled(*qkv), expected, atol=1e-5)

@@ -72,7 +72,7 @@ def attention(
 
         stream: the current one (torch.cuda.stream).
         memory: outputs and the GPU's workspace come from torch's allocator.
-        num_threads: 0 = torch.get_num_threads().
+        num_threads: torch.get_num_threads() where it is absent.
         seed: without one, dropout draws an int64 tensor from the default generator of q's device (torch.manual_seed).
             The kernel reads it in memory, so that each replay of a CUDA graph drops other entries.
 
