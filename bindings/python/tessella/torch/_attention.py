@@ -89,7 +89,7 @@ def attention(
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise _no_tensor({"q": q, "k": k, "v": v})
-    inputs: tuple[Any, ...] = (q, k, v)
+    inputs: list[Any] = [q, k, v]
     if options or layout != "bshd":
         inputs += _others(q, layout, options)
     if out is None and lse is None:
@@ -102,10 +102,13 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The operator's arguments after q, k and v."""
+def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
+    """The operator's arguments after q, k and v, up to the last that is no default."""
     given = _Arguments()
     set_options(given, options)
     if options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
-    return (layout, given.options or None, given.arrays or None, given.max_seqlen_q, given.max_seqlen_kv)
+    others = [layout, given.options, given.arrays, given.max_seqlen_q, given.max_seqlen_kv]
+    while not others[-1]:
+        others.pop()
+    return others
