@@ -183,5 +183,5 @@ class Slot:
                 return array.__dlpack__(max_version=(1, 1), **options)
             except TypeError:  # a library from before DLPack 1.0
                 return array.__dlpack__(**options)
-        except BufferError as error:  # what DLPack's exporters raise: a tensor that requires grad, a dtype of theirs
+        except (BufferError, RuntimeError) as error:  # an older torch's is the second: a tensor requires grad, a dtype
             raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error

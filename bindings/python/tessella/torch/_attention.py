@@ -103,12 +103,12 @@ def attention(
 
 
 def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
-    """The operator's arguments after q, k and v, up to the last that is no default."""
+    """The operator's arguments after q, k and v."""
     given = _Arguments()
     set_options(given, options)
     if options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
-    others = [layout, given.options, given.arrays, given.max_seqlen_q, given.max_seqlen_kv]
-    while not others[-1]:
-        others.pop()
+    others = [layout, given.options or None, given.arrays or None]
+    if "max_seqlen_q" in options or "max_seqlen_kv" in options:
+        others += [given.max_seqlen_q, given.max_seqlen_kv]
     return others
