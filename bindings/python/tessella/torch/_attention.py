@@ -108,7 +108,7 @@ def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[An
     set_options(given, options)
     if options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
-    others = [layout, given.options or None, given.arrays or None]
+    others: list[Any] = [layout, given.options or None, given.arrays or None]
     if "max_seqlen_q" in options or "max_seqlen_kv" in options:
         others += [given.max_seqlen_q, given.max_seqlen_kv]
     return others
