@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What a call from Python costs beyond the C call that it makes: structs ready, against tessella.attention, in turn.
+With torch installed also tessella.torch.attention, eager, and torch's scaled_dot_product_attention beside it.
 
 usage: python_overhead.py [--rounds 300] [--json FILE]     microseconds a call, median and quartiles over rounds
 """
@@ -11,7 +12,7 @@ import time
 
 import numpy as np
 import tessella
-from tessella._call import begin
+from tessella._call import Call
 from tessella._library import library
 
 CALLS_A_ROUND = 50
@@ -19,7 +20,7 @@ CALLS_A_ROUND = 50
 
 def prepared(q, k, v, out, options):
     """The C call alone."""
-    call = begin()  # never given back: its structs stay as they are
+    call = Call.begin()  # never given back: its structs stay as they are
     call.fill(q, k, v, "bshd", None, options)
     call.outputs(q, out, None, False)
     args, c_options, forward = call.args_ref, call.options_ref, library.tessella_forward
@@ -39,6 +40,23 @@ def variants(q, k, v, options):
     }
 
 
+def torch_variants(q, k, v, options):
+    try:
+        import torch
+        import tessella.torch
+    except ImportError:
+        return {}
+    q, k, v = (torch.from_numpy(t) for t in (q, k, v))
+    out = torch.empty_like(q)
+    swapped = [t.transpose(1, 2) for t in (q, k, v)]
+    return {
+        "torch.attention": lambda: tessella.torch.attention(q, k, v, **options),
+        "torch.attention, out given": lambda: tessella.torch.attention(q, k, v, out=out, **options),
+        "torch.attention, LSE": lambda: tessella.torch.attention(q, k, v, return_lse=True, **options),
+        "torch's own SDPA": lambda: torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=bool(options)),
+    }
+
+
 def timed(function):
     begin_ns = time.perf_counter_ns()
     for _ in range(CALLS_A_ROUND):
@@ -54,7 +72,8 @@ def main():
     q, k, v = (np.ones((1, 1, 1, 16), np.float32) for _ in range(3))
     found = {}
     for mask in (None, "causal"):
-        functions = variants(q, k, v, {"mask": mask} if mask else {})
+        options = {"mask": mask} if mask else {}
+        functions = {**variants(q, k, v, options), **torch_variants(q, k, v, options)}
         rounds = [{name: timed(function) for name, function in functions.items()} for _ in range(arguments.rounds)]
         for name in functions:
             beyond = sorted(times[name] - times["C call"] for times in rounds)

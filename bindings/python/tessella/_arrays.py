@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -121,8 +122,6 @@ class Slot:
         code = _codes.get(dtype)
         if code is None:
             code = _codes[dtype] = dtype_of(self.name, dtype)
-        if array.ndim > 8:
-            raise InvalidArgument(f"{self.name} has {array.ndim} axes, expected at most 8")
         strides = []
         for axis, (length, stride_bytes) in enumerate(zip(array.shape, array.strides)):
             stride, rest = divmod(stride_bytes, dtype.itemsize)
@@ -132,18 +131,32 @@ class Slot:
                     f"the size of an element"
                 )
             strides.append(stride)
-        if array.size == 0:
-            strides[-1] = 1  # NumPy's are 0 there
-        shape = list(array.shape)
-        if is_swapped and array.ndim >= 3:
-            shape[-2], shape[-3] = shape[-3], shape[-2]
-            strides[-2], strides[-3] = strides[-3], strides[-2]
         flags = 0 if array.flags.writeable else d.READ_ONLY
-        _LAYOUTS[array.ndim].pack_into(
-            self.tensor, 0, address or 0, code, array.ndim, d.CPU, 0, *shape, *strides, flags
-        )
+        self.write(address or 0, code, (d.CPU, 0), array.shape, strides, is_swapped, flags)
         self.shape, self.strides, self.dtype = array.shape, array.strides, dtype
         self.writeable, self.is_swapped = array.flags.writeable, is_swapped
+
+    def write(
+        self,
+        address: int,
+        code: int,
+        device: tuple[int, int],
+        shape: Sequence[int],
+        strides: Sequence[int],
+        is_swapped: bool,
+        flags: int,
+    ) -> None:
+        """Writes the whole tensor; device: type and id, strides in elements."""
+        ndim = len(shape)
+        if ndim > 8:
+            raise InvalidArgument(f"{self.name} has {ndim} axes, expected at most 8")
+        shape, strides = list(shape), list(strides)
+        if 0 in shape:
+            strides[-1] = 1  # NumPy's are 0 there
+        if is_swapped and ndim >= 3:
+            shape[-2], shape[-3] = shape[-3], shape[-2]
+            strides[-2], strides[-3] = strides[-3], strides[-2]
+        _LAYOUTS[ndim].pack_into(self.tensor, 0, address, code, ndim, *device, *shape, *strides, flags)
 
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten
@@ -170,5 +183,5 @@ class Slot:
                 return array.__dlpack__(max_version=(1, 1), **options)
             except TypeError:  # a library from before DLPack 1.0
                 return array.__dlpack__(**options)
-        except BufferError as error:  # what DLPack's exporters raise: a tensor that requires grad, a dtype of theirs
+        except (BufferError, RuntimeError) as error:  # an older torch's is the second: a tensor requires grad, a dtype
             raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error

@@ -6,7 +6,7 @@ import ctypes as c
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _declarations as d
-from ._call import begin, end
+from ._call import Call
 from ._library import library, require
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def attention(
         OutOfMemory, DeviceError, CompileError: what they say.
         TypeError: an option that does not exist or is no number, text or array.
     """
-    call = begin()
+    call = Call.begin()
     try:
         call.fill(q, k, v, layout, stream, options)
         out, lse = call.outputs(q, out, lse, return_lse)
@@ -70,14 +70,14 @@ def attention(
         out = call.kind.finished(out)
         return (out, call.kind.finished(lse)) if return_lse else out
     finally:
-        end(call)
+        call.end()
 
 
 def refusals(
     q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]
 ) -> dict[str, str]:
     """Kernel -> why it would not run this call, "" if it would; best kernel first. Arguments as for `attention`."""
-    call = begin()
+    call = Call.begin()
     try:
         call.fill(q, k, v, layout, None, options)
         call.outputs(q, None, None, return_lse)
@@ -89,7 +89,7 @@ def refusals(
             reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
         return reasons
     finally:
-        end(call)
+        call.end()
 
 
 class CheckReport(NamedTuple):
@@ -120,7 +120,7 @@ def check(
 
     Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
     """
-    call = begin()
+    call = Call.begin()
     try:
         call.fill(q, k, v, layout, None, options)
         call.outputs(q, out, None, False)
@@ -129,4 +129,4 @@ def check(
         values = {name: getattr(report, name) for name in CheckReport._fields}
         return CheckReport(**{**values, "passed": bool(report.passed), "worst_index": tuple(report.worst_index)})
     finally:
-        end(call)
+        call.end()

@@ -42,9 +42,10 @@ class Kind:
 class _Torch(Kind):
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
+        self.dtypes = {code: getattr(self.torch, name) for code, name in _NAMES.items()}
 
     def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
-        return self.torch.empty(shape, dtype=getattr(self.torch, _NAMES[code]), device=like.device)
+        return like.new_empty(shape, dtype=self.dtypes[code])
 
     def stream(self, like: Any) -> int:
         return int(self.torch.cuda.current_stream(like.device).cuda_stream)

@@ -27,8 +27,6 @@ class Mask:
     Two windows join to their intersection; any other part may stand on one side only, else InvalidArgument.
     """
 
-    __slots__ = ("arrays", "numbers")
-
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # fields of tessella_attention_options that are set
         self.arrays: dict[str, Any] = {}  # fields of tessella_forward_args that are set

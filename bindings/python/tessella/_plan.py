@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _declarations as d
 from ._arrays import Slot
-from ._call import begin, end
+from ._call import Call
 from ._kinds import dlpack_stream, is_on_gpu, kind_of, stream_handle
 from ._library import library, require
 
@@ -106,7 +106,7 @@ class Plan:
         Raises:
             InvalidArgument: what differs from what the plan was made for; otherwise as `attention`.
         """
-        call = begin()
+        call = Call.begin()
         try:
             call.fill(q, k, v, self._layout, stream, {**self._options, **options})
             out, lse = call.outputs(q, out, lse, self._return_lse)
@@ -115,7 +115,7 @@ class Plan:
             out = call.kind.finished(out)
             return (out, call.kind.finished(lse)) if self._return_lse else out
         finally:
-            end(call)
+            call.end()
 
 
 def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]) -> Plan:
@@ -123,14 +123,14 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
     """
-    call = begin()
+    call = Call.begin()
     try:
         call.fill(q, k, v, layout, None, options)
         call.outputs(q, None, None, return_lse)
         handle = c.c_void_p()
         call.require(library.tessella_plan_forward(call.args_ref, call.options_ref, handle))
     finally:
-        end(call)
+        call.end()
     kept = {name: value for name, value in options.items() if name not in _ARGUMENTS}
     return Plan(handle, layout, return_lse, kept)
 

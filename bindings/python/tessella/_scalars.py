@@ -19,7 +19,8 @@ UINT64 = (0, (1 << 64) - 1)
 def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
     """The value as an int within the limits; a float or a text is a TypeError."""
     try:
-        number = operator.index(value)
+        # A symbol of torch's, while it traces, says that it is an int; index() would make it a constant.
+        number: int = value if type(value) is int else operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}, expected an integer") from None
     if not limits[0] <= number <= limits[1]:
@@ -47,10 +48,10 @@ def switch(name: str, value: Any) -> int:
     raise TypeError(f"{name} is {value!r}, expected True or False")
 
 
-def text(name: str, value: Any) -> bytes:
-    """A C string."""
+def text(name: str, value: Any) -> str:
+    """The value as a text that C reads whole."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r}, expected a text")
     if "\0" in value:
         raise InvalidArgument(f"{name} has a zero byte, where C would cut it off")
-    return value.encode()
+    return value

@@ -1,0 +1,129 @@
+"""Options of a call to fields of the C structs: what is checked and translated before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy
+
+from . import _declarations as d
+from ._arrays import dtype_of
+from ._errors import InvalidArgument
+from ._mask import mask_of
+from ._options import Score
+from ._scalars import INT32, UINT64, integer, real, switch, text
+
+MAX_SCORE_ARGS = 8
+
+# Fields of tessella_forward_args that hold one array each.
+ARRAYS = [field[0] for field in d.ForwardArgs._fields_[1:] if not field[0].endswith("score_args")]
+
+
+class Fields(Protocol):
+    """What fields are written to: the structs themselves, or the arguments of an operator that will write them."""
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Sets a field of tessella_attention_options: a number or a text."""
+
+    def set_array(self, name: str, array: Any) -> None:
+        """Sets a field of tessella_forward_args."""
+
+    def set_score_args(self, arrays: Sequence[Any]) -> None:
+        """Sets the arrays that the texts of score and keep read."""
+
+
+def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
+    """Writes what `options` say, tessella.Options by name; None means absent."""
+    for name, value in options.items():
+        setter = _SETTERS.get(name)
+        if setter is None:
+            raise TypeError(f"{name!r} is no option, expected one of {', '.join(_SETTERS)}")
+        if value is not None:
+            setter(fields, name, value)
+
+
+def _set_mask(fields: Fields, _: str, value: Any) -> None:
+    mask = mask_of(value)
+    for name, number in mask.numbers.items():
+        fields.set_option(name, number)
+    for name, array in mask.arrays.items():
+        fields.set_array(name, array)
+
+
+def _set_array(fields: Fields, name: str, value: Any) -> None:
+    fields.set_array(name, value)
+
+
+def _set_real(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, real(name, value))
+
+
+def _set_int32(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, integer(name, value, INT32))
+
+
+def _set_int64(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, integer(name, value))
+
+
+def _set_switch(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, switch(name, value))
+
+
+def _set_text(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, text(name, value))
+
+
+def _set_seed(fields: Fields, name: str, value: Any) -> None:
+    if isinstance(value, (int, numpy.integer)):
+        fields.set_option(name, integer(name, value, UINT64))
+    else:
+        fields.set_array(name, value)
+
+
+def _set_score(fields: Fields, name: str, value: Any) -> None:
+    score = value if isinstance(value, Score) else Score(value)
+    _set_text(fields, "score", score.text)
+    _set_text(fields, "score_gradient", score.gradient_text)
+
+
+def _set_score_args(fields: Fields, name: str, value: Any) -> None:
+    if len(value) > MAX_SCORE_ARGS:
+        raise InvalidArgument(f"score_args has {len(value)} arrays, expected at most {MAX_SCORE_ARGS}")
+    fields.set_score_args(value)
+
+
+def _set_dtype(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, dtype_of(name, value))
+
+
+_SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
+    "mask": _set_mask,
+    "scale": _set_real,
+    "softcap": _set_real,
+    "dropout": _set_real,
+    "seed": _set_seed,
+    "offset": _set_seed,
+    "bias": _set_array,
+    "alibi_slopes": _set_array,
+    "sink": _set_array,
+    "seqlens_q": _set_array,
+    "seqlens_kv": _set_array,
+    "cu_seqlens_q": _set_array,
+    "cu_seqlens_kv": _set_array,
+    "leftpad_kv": _set_array,
+    "max_seqlen_q": _set_int64,
+    "max_seqlen_kv": _set_int64,
+    "score": _set_score,
+    "keep": _set_text,
+    "score_args": _set_score_args,
+    "out_dtype": _set_dtype,
+    "kernel": _set_text,
+    "num_splits": _set_int32,
+    "num_sms": _set_int32,
+    "num_threads": _set_int32,
+    "deterministic": _set_switch,
+    "batch_invariant": _set_switch,
+    "check_device_values": _set_switch,
+}

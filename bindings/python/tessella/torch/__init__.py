@@ -1,0 +1,12 @@
+"""Attention for PyTorch: an operator of torch.library, which torch.compile, torch.export and CUDA graphs see whole.
+
+>>> import torch, tessella.torch
+>>> q = k = v = torch.ones(1, 128, 4, 64)  # (batch, seqlen, heads, head_dim)
+>>> tessella.torch.attention(q, k, v, mask="causal").shape
+torch.Size([1, 128, 4, 64])
+"""
+
+from ._attention import attention
+from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
+
+__all__ = ["SdpaReport", "attention", "sdpa_report", "use_for_sdpa"]

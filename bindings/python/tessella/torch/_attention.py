@@ -1,0 +1,114 @@
+"""attention on tensors of torch: options become arguments of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from .._errors import InvalidArgument
+from .._fields import set_options
+from . import _operator
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._options import Options
+
+# The operators without the search by name.
+_attention = torch.ops.tessella.attention.default
+_attention_lse = torch.ops.tessella.attention_lse.default
+_attention_out = torch.ops.tessella.attention_out.default
+
+
+class _Arguments:
+    """The operator's options and arrays, as set_options writes them."""
+
+    def __init__(self) -> None:
+        self.options: list[str] = []
+        self.arrays: list[torch.Tensor] = []
+        self.max_seqlen_q = self.max_seqlen_kv = 0
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name.startswith("max_seqlen"):
+            setattr(self, name, value)
+        else:
+            self.options.append(f"{name}={value}")
+
+    def set_array(self, name: str, array: Any) -> None:
+        if not isinstance(array, torch.Tensor):
+            raise _no_tensor({name: array})
+        self.options.append(name)
+        self.arrays.append(array)
+
+    def set_score_args(self, arrays: Sequence[Any]) -> None:
+        for array in arrays:
+            self.set_array("score_args", array)
+
+
+def _no_tensor(arrays: dict[str, Any]) -> InvalidArgument:
+    """What to raise for the first of the arrays that is not torch's."""
+    name, array = next((name, array) for name, array in arrays.items() if not isinstance(array, torch.Tensor))
+    return InvalidArgument(f"{name} is {type(array).__name__}, expected a torch.Tensor")
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "bshd",
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Exact attention, out = softmax(scale * q . k^T, masked) . v, in linear memory; `tessella.attention` on tensors.
+
+    Shapes, dtypes, options and what is returned are those of `tessella.attention`; every array is a torch.Tensor on the
+    device of q. The call is one operator, tessella::attention: no graph break under torch.compile(fullgraph=True) and
+    torch.export, and CUDA graphs capture it once a call like it has run. What torch decides:
+
+        stream: the current one (torch.cuda.stream).
+        memory: outputs and the GPU's workspace come from torch's allocator.
+        num_threads: torch.get_num_threads() where it is absent.
+        seed: without one, dropout draws an int64 tensor from the default generator of q's device (torch.manual_seed).
+            The kernel reads it in memory, so that each replay of a CUDA graph drops other entries.
+
+    Args:
+        q, k, v: (batch, seqlen, heads, head_dim), any strides with a contiguous head_dim; 3-D, 2-D and packed as there.
+        layout: "bshd" or "bhsd".
+        out, lse: tensors to write into; made when absent.
+        return_lse: return (out, lse).
+        options: those of tessella.Options.
+
+    Raises:
+        Unsupported: a tensor requires grad in grad mode, as there is no backward yet; else as `tessella.attention`.
+        InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
+    """
+    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
+        raise _no_tensor({"q": q, "k": k, "v": v})
+    inputs: list[Any] = [q, k, v]
+    if options or layout != "bshd":
+        inputs += _others(q, layout, options)
+    if out is None and lse is None:
+        return _attention_lse(*inputs) if return_lse else _attention(*inputs)
+    if out is None:
+        out = _operator.new_out(*inputs)
+    if lse is None and return_lse:
+        lse = _operator.new_lse(*inputs)
+    _attention_out(out, lse, *inputs)
+    return (out, lse) if return_lse else out
+
+
+def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
+    """The operator's arguments after q, k and v."""
+    given = _Arguments()
+    set_options(given, options)
+    if options.get("dropout") and options.get("seed") is None:
+        given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
+    others: list[Any] = [layout, given.options or None, given.arrays or None]
+    if "max_seqlen_q" in options or "max_seqlen_kv" in options:
+        others += [given.max_seqlen_q, given.max_seqlen_kv]
+    return others

@@ -1,0 +1,117 @@
+"""The operators tessella::attention, attention_lse and attention_out: schemas, kernels and shapes.
+
+What a call says beside q, k and v travels as texts, since each argument of a schema costs every call some 0.1 us, given
+or not. options is ["window_right=0", "softcap=30.0", "bias"]: fields of the C structs by name, and one without a value
+names what the next tensor of arrays is. Lengths, which may be symbols while a graph is traced, are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from .. import _declarations as d
+from .._call import is_swapped, lse_shape, out_shape
+from .._errors import Unsupported
+from .._library import library
+from ._tensor import TensorCall
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, str layout='bshd', str[]? options=None, Tensor[]? arrays=None, "
+    "SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0"
+)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    """out"""
+    out: torch.Tensor = _run(None, None, False, q, k, v, *others)[0]
+    return out
+
+
+def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse"""
+    return _run(None, None, True, q, k, v, *others)
+
+
+def attention_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
+    """Writes out, and lse where it is given."""
+    _run(out, lse, False, *inputs)
+
+
+def _run(
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str = "bshd",
+    options: Sequence[str] | None = None,
+    arrays: Sequence[torch.Tensor] | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_kv: int = 0,
+) -> tuple[Any, Any]:
+    _refuse_gradients(q, k, v, arrays)
+    call = TensorCall.begin()
+    try:
+        call.fill_tensors(q, k, v, layout, options, arrays)
+        if max_seqlen_q:
+            call.set_option("max_seqlen_q", max_seqlen_q)
+        if max_seqlen_kv:
+            call.set_option("max_seqlen_kv", max_seqlen_kv)
+        outputs = call.outputs(q, out, lse, return_lse)
+        call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
+        return outputs
+    finally:
+        call.end()
+
+
+def _refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrays: Sequence[torch.Tensor] | None) -> None:
+    if not torch.is_grad_enabled():
+        return
+    if q.requires_grad or k.requires_grad or v.requires_grad or (arrays and any(a.requires_grad for a in arrays)):
+        raise Unsupported(
+            "attention: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad() or "
+            "torch.inference_mode(), or detached tensors"
+        )
+
+
+def new_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _layout: str = "bshd", options: Any = None, *_: Any
+) -> torch.Tensor:
+    """Memory for out; arguments are the operator's."""
+    dtype = torch.float32 if options and f"out_dtype={d.F32}" in options else q.dtype
+    return q.new_empty(out_shape(q.shape, v.shape), dtype=dtype)
+
+
+def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bshd", *_: Any) -> torch.Tensor:
+    """Memory for lse; arguments are the operator's."""
+    return q.new_empty(lse_shape(q.shape, is_swapped(layout)), dtype=torch.float32)
+
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    _refuse_gradients(q, k, v, others[2] if len(others) > 2 else None)
+    return new_out(q, k, v, *others)
+
+
+def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake(q, k, v, *others), new_lse(q, k, v, *others)
+
+
+def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
+    _fake(*inputs)
+
+
+_torch_library: Any = torch.library  # whose functions have no types
+_definitions = _torch_library.Library("tessella", "DEF")
+for _kernel, _shapes, _schema in (
+    (attention, _fake, f"({_INPUTS}) -> Tensor"),
+    (attention_lse, _fake_lse, f"({_INPUTS}) -> (Tensor, Tensor)"),
+    (attention_out, _fake_out, f"(Tensor(a!) out, Tensor(b!)? lse, {_INPUTS}) -> ()"),
+):
+    _definitions.define(_kernel.__name__ + _schema)
+    for _device in ("CPU", "CUDA"):
+        _definitions.impl(_kernel.__name__, _kernel, _device)
+    _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=_definitions)

@@ -1,0 +1,135 @@
+"""use_for_sdpa: torch.nn.functional.scaled_dot_product_attention by Tessella where it can, by torch where it cannot."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from .._errors import InvalidArgument, Unsupported
+from .._mask import dense
+from ._attention import attention
+
+_functional = torch.nn.functional
+_of_torch = _functional.scaled_dot_product_attention
+
+
+class SdpaReport(NamedTuple):
+    """What became of the calls of scaled_dot_product_attention."""
+
+    served: int  # calls that Tessella computed
+    refused: dict[str, int]  # reason -> calls that torch computed for it
+
+
+_counts: dict[str, int] = {}  # reason, "" = served -> calls
+
+
+def sdpa_report() -> SdpaReport:
+    """Calls since `use_for_sdpa` was last switched on; one in compiled code counts when it is traced."""
+    return SdpaReport(_counts.get("", 0), {reason: count for reason, count in _counts.items() if reason})
+
+
+class use_for_sdpa:  # in lower case, as torch.no_grad
+    """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, for inference, in the whole process.
+
+    A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, and in a
+    `with` statement until its end. A call that Tessella cannot compute as torch would (one that needs gradients,
+    float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it
+    with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay torch's.
+
+    >>> with tessella.torch.use_for_sdpa():
+    ...     model(tokens)
+    >>> print(tessella.torch.sdpa_report())
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._was_on = _functional.scaled_dot_product_attention is scaled_dot_product_attention
+        if enabled and not self._was_on:
+            _counts.clear()
+        _switch(enabled)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _switch(self._was_on)
+
+
+def _switch(enabled: bool) -> None:
+    _functional.scaled_dot_product_attention = scaled_dot_product_attention if enabled else _of_torch
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **others: Any,
+) -> torch.Tensor:
+    """torch's function of this name, computed by Tessella where that gives what torch's own would."""
+    inputs = (query, key, value, attn_mask, dropout_p, is_causal)
+    reason = _refusal(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
+    if not reason:
+        options: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
+        if is_causal:
+            options["mask"] = "causal_top_left"
+        elif attn_mask is not None:
+            options.update({"mask": dense(attn_mask)} if attn_mask.dtype is torch.bool else {"bias": attn_mask})
+        try:
+            # (batch, seqlen, heads, head_dim) in memory, which is how what follows mostly reads it.
+            rows_first = (tensor.transpose(-3, -2) for tensor in (query, key, value))
+            out: torch.Tensor = attention(*rows_first, **options).transpose(-3, -2)
+        except (InvalidArgument, Unsupported) as error:
+            reason = str(error)
+        else:
+            _count("")
+            return out
+    _count(reason)
+    if enable_gqa:  # which torch before 2.5 has not
+        others["enable_gqa"] = True
+    of_torch: torch.Tensor = _of_torch(*inputs, scale=scale, **others)
+    return of_torch
+
+
+def _refusal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> str:
+    """Why torch computes this call, or "": what can be told from the arguments before a kernel is asked."""
+    tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested for tensor in tensors):
+        return "a tensor of another class or a nested one"
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "a tensor requires grad, and there is no backward yet"
+    device = query.device.type
+    if device not in ("cpu", "cuda"):
+        return f"query is on {device}"
+    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"query has dtype {query.dtype}"
+    if torch.is_autocast_enabled(device) and query.dtype != torch.get_autocast_dtype(device):
+        return "autocast to another dtype"
+    if not 3 <= query.dim() <= 4 or query.dim() != key.dim() or key.dim() != value.dim():
+        return "query, key and value are not all 4-D, nor all 3-D"
+    lead = query.shape[:-2] if not enable_gqa else query.shape[:-3]
+    if key.shape[: len(lead)] != lead or value.shape[:-1] != key.shape[:-1]:
+        return "query, key and value broadcast"
+    if attn_mask is not None and is_causal:
+        return "attn_mask and is_causal both"
+    if not 0 <= dropout_p < 1:
+        return f"dropout_p is {dropout_p}"
+    return ""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+def _count(reason: str) -> None:
+    _counts[reason] = _counts.get(reason, 0) + 1

@@ -1,0 +1,309 @@
+"""tessella.torch.attention as torch sees it: compiled, exported, checked, seeded, and refused where it must be."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import tessella
+from tessella import _declarations as d
+
+torch = pytest.importorskip("torch")
+
+import tessella.torch  # noqa: E402
+from tessella import _fields  # noqa: E402
+
+IS_OLD = torch.__version__.startswith("2.4.")  # traces no & of two masks
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def qkv(device):
+    torch.manual_seed(1)
+    shapes = ((2, 9, 4, 16), (2, 13, 2, 16), (2, 13, 2, 8))
+    return [torch.randn(shape, device=device) for shape in shapes]
+
+
+def layer(q, k, v, bias):
+    """All kinds of arguments that an operator has."""
+    out, lse = tessella.torch.attention(
+        2 * q, k, v, mask="causal", softcap=5.0, scale=0.25, bias=bias.sin(), return_lse=True, num_splits=1
+    )
+    swapped = tessella.torch.attention(
+        *(t.transpose(1, 2) for t in (q, k, v)), mask=tessella.window(k.shape[1] - 4, 0), layout="bhsd", out_dtype="f32"
+    )
+    return out + 1, lse, swapped.transpose(1, 2) - out
+
+
+def close(got, expected):
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile_fullgraph(backend, qkv):
+    bias = torch.ones(13, device=qkv[0].device)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    assert close(compiled(*qkv, bias), layer(*qkv, bias))
+
+
+def test_one_graph_for_all_lengths(qkv):
+    q, k, v = qkv
+    graphs = []
+
+    def call(q, k, v, longest):
+        return tessella.torch.attention(q, k, v, mask="causal", max_seqlen_q=longest, max_seqlen_kv=longest)
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
+    for length in (3, 5, 7, 9):
+        got = compiled(q[:, :length], k[:, :length], v[:, :length], length + 4)
+        assert close([got], [call(q[:, :length], k[:, :length], v[:, :length], length + 4)])
+    assert len(graphs) == 1
+
+
+@pytest.mark.skipif(IS_OLD, reason="torch 2.4 traces no & of two masks")
+def test_masks_made_in_the_graph(qkv):
+    q, k, v = qkv
+    ids = torch.zeros(2, 9, dtype=torch.int32, device=q.device), torch.zeros(2, 13, dtype=torch.int32, device=q.device)
+
+    def call(q, k, v):
+        mask = tessella.window(5, 0) & tessella.keep_first(2) & tessella.document(*ids)
+        return tessella.torch.attention(q, k, v, mask=mask)
+
+    assert close([torch.compile(call, fullgraph=True)(q, k, v)], [call(q, k, v)])
+
+
+def test_masks_made_before_the_graph(qkv):
+    q, k, v = qkv
+    mask = tessella.window(5, 0) & tessella.keep_first(2) & tessella.dense(torch.ones(13, device=q.device) > 0)
+
+    def call(q, k, v):
+        return tessella.torch.attention(q, k, v, mask=mask)
+
+    assert close([torch.compile(call, fullgraph=True)(q, k, v)], [call(q, k, v)])
+
+
+def test_outputs_given_in_the_graph(qkv):
+    def call(q, k, v):
+        out = torch.zeros(2, 9, 4, 8, device=q.device)
+        tessella.torch.attention(q, k, v, out=out)
+        return out + 1
+
+    assert close([torch.compile(call, fullgraph=True)(*qkv)], [call(*qkv)])
+
+
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v, bias):
+        return layer(q, k, v, bias)
+
+
+def test_export(qkv, tmp_path):
+    bias = torch.ones(13, device=qkv[0].device)
+    program = torch.export.export(Layer(), (*qkv, bias))
+    nodes = [str(node.target) for node in program.graph.nodes if "tessella" in str(node.target)]
+    assert nodes == ["tessella.attention_lse.default", "tessella.attention.default"]
+    torch.export.save(program, tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2")
+    assert close(loaded.module()(*qkv, bias), layer(*qkv, bias))
+
+
+def test_export_of_any_batch_and_length(device):
+    class Causal(torch.nn.Module):
+        def forward(self, q, k):
+            return tessella.torch.attention(q, k, k, mask="causal")
+
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=512)
+    example = torch.randn(2, 9, 4, 16, device=device), torch.randn(2, 9, 2, 16, device=device)
+    shapes = {"q": {0: batch, 1: length}, "k": {0: batch, 1: length}}
+    program = torch.export.export(Causal(), example, dynamic_shapes=shapes)
+    q, k = torch.randn(3, 40, 4, 16, device=device), torch.randn(3, 40, 2, 16, device=device)
+    assert close([program.module()(q, k)], [Causal()(q, k)])
+
+
+@pytest.mark.parametrize("operator", ["attention", "attention_lse"])
+def test_opcheck(operator, qkv):
+    q, k, v = qkv
+    function = getattr(torch.ops.tessella, operator).default
+    torch.library.opcheck(function, (q, k, v))
+    bias = torch.ones(13, device=q.device)
+    torch.library.opcheck(function, (q, k, v, "bshd", ["window_right=0", "bias", "softcap=3.0"], [bias], 9, 13))
+    swapped = tuple(tensor.transpose(1, 2) for tensor in qkv)
+    torch.library.opcheck(function, (*swapped, "bhsd", [f"out_dtype={d.F32}"]))
+
+
+def test_opcheck_of_given_outputs(qkv):
+    out, lse = torch.empty(2, 9, 4, 8, device=qkv[0].device), torch.empty(2, 4, 9, device=qkv[0].device)
+    for outputs in ((out, None), (out, lse)):
+        torch.library.opcheck(torch.ops.tessella.attention_out.default, (*outputs, *qkv))
+
+
+def test_every_field_passes_through(qkv, monkeypatch):
+    """Each field of the C options arrives as it was set; none of them is cut or renamed on the way."""
+    from tessella.torch import _attention, _tensor
+
+    values = {float: 0.1, int: 2**31 - 1, str: "a=b c"}
+    given = _attention._Arguments()
+    expected = {}
+    for name, kind in _tensor._KINDS.items():
+        if name in ("struct_size", "allocator", "max_seqlen_q", "max_seqlen_kv"):
+            continue
+        expected[name] = values[kind]
+        given.set_option(name, values[kind])
+    given.set_option("seed", 2**64 - 1)
+    expected["seed"] = 2**64 - 1
+    for name in _fields.ARRAYS:
+        given.set_array(name, qkv[0])
+    call = _tensor.TensorCall()
+    got, arrays = {}, []
+    monkeypatch.setattr(call, "set_option", got.__setitem__)
+    monkeypatch.setattr(call, "set_array", lambda name, array: arrays.append(name))
+    call.fill_tensors(*qkv, "bshd", given.options, given.arrays)
+    got.pop("allocator", None)
+    assert got == expected and arrays == _fields.ARRAYS
+
+
+def test_gradients_are_refused(qkv):
+    q, k, v = qkv
+    leaf = q.clone().requires_grad_()
+    text = "^attention: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad()"
+    for inputs in ((leaf, k, v), (q, leaf[:, :, :2], v)):
+        with pytest.raises(tessella.Unsupported, match=text):
+            tessella.torch.attention(*inputs)
+    with pytest.raises(tessella.Unsupported, match=text):
+        tessella.torch.attention(q, k, v, sink=torch.ones(4, device=q.device, requires_grad=True))
+    with pytest.raises(tessella.Unsupported, match=text):
+        tessella.torch.attention(leaf, k, v, out=torch.empty(2, 9, 4, 8, device=q.device))
+    with pytest.raises(Exception, match="a tensor requires grad, and there is no backward yet"):
+        torch.compile(tessella.torch.attention, fullgraph=True)(leaf, k, v)
+    expected = tessella.torch.attention(q, k, v)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            out = tessella.torch.attention(leaf, k, v)
+        assert (out == expected).all() and not out.requires_grad
+    assert (tessella.torch.attention(leaf.detach(), k, v) == expected).all()
+
+
+def test_inference_mode(qkv):
+    expected = tessella.torch.attention(*qkv)
+    with torch.inference_mode():
+        out = tessella.torch.attention(*(tensor.clone() for tensor in qkv))
+        assert out.is_inference() and (out == expected).all()
+        compiled = torch.compile(tessella.torch.attention, fullgraph=True, backend="eager")
+        assert close([compiled(*qkv)], [expected])
+
+
+def test_threads_are_torchs(monkeypatch):
+    from tessella.torch import _operator
+
+    seen = []
+    forward = _operator.library.tessella_forward
+
+    class Library:
+        @staticmethod
+        def tessella_forward(args, options, stream):
+            seen.append(options._obj.num_threads)
+            return forward(args, options, stream)
+
+    monkeypatch.setattr(_operator, "library", Library)
+    q = torch.ones(1, 3, 2, 16)
+    before = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            tessella.torch.attention(q, q, q)
+            tessella.torch.attention(q, q, q, num_threads=3)
+            tessella.torch.attention(q, q, q, num_threads=0)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 3, 0, 2, 3, 0]
+
+
+def test_workspace_comes_from_torchs_allocator(monkeypatch):
+    """C's two callbacks, over an allocator that only writes down what it was asked; torch_cuda_test has a real one."""
+    from tessella.torch import _tensor
+
+    asked = []
+
+    class Cuda:
+        @staticmethod
+        def caching_allocator_alloc(*asked_for):
+            asked.append(asked_for)
+            if asked_for[0] > 1000:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return 4096
+
+        caching_allocator_delete = asked.append
+
+    monkeypatch.setattr(_tensor, "_cuda", Cuda)
+    allocator = _tensor._allocator(3)
+    assert allocator.alloc(100, 64, 7, allocator.user) == 4096 and allocator.alloc(100, 64, None, None) == 4096
+    assert allocator.alloc(2000, 64, None, None) is None  # which C reports as out of memory
+    allocator.free(4096, 100, 7, allocator.user)
+    assert asked == [(100, 3, 7), (100, 0, 0), (2000, 0, 0), 4096]
+
+
+def test_dropout_draws_from_the_generator(qkv):
+    def dropped(**options):
+        return tessella.torch.attention(*qkv, dropout=0.5, **options)
+
+    torch.manual_seed(5)
+    first, second = dropped(), dropped()
+    assert not (first == second).all()
+    torch.manual_seed(5)
+    assert (dropped() == first).all() and (dropped() == second).all()
+    assert (dropped(seed=3) == dropped(seed=3)).all() and (dropped(seed=3, offset=1) != dropped(seed=3)).any()
+    state = torch.get_rng_state()
+    dropped(seed=3), tessella.torch.attention(*qkv)
+    assert (torch.get_rng_state() == state).all()
+    compiled = torch.compile(dropped, fullgraph=True)
+    assert not (compiled() == compiled()).all()
+
+
+def test_dropout_of_a_known_seed_tensor(qkv):
+    seed = torch.tensor([9], device=qkv[0].device)
+    in_memory = tessella.torch.attention(*qkv, dropout=0.25, seed=seed)
+    assert (in_memory == tessella.torch.attention(*qkv, dropout=0.25, seed=9)).all()
+
+
+WRONG = [
+    ({"bias": np.ones(13, np.float32)}, tessella.InvalidArgument, "bias is ndarray, expected a torch.Tensor"),
+    (
+        {"mask": tessella.dense(np.ones(13, bool))},
+        tessella.InvalidArgument,
+        "dense_mask is ndarray, expected a torch.Tensor",
+    ),
+    ({"k": [1.0]}, tessella.InvalidArgument, "k is list, expected a torch.Tensor"),
+    ({"layout": "sbhd"}, tessella.InvalidArgument, "layout is 'sbhd', expected 'bshd' or 'bhsd'"),
+    ({"sead": 3}, TypeError, "'sead' is no option, expected one of mask, scale, "),
+    ({"scale": math.nan}, tessella.InvalidArgument, "scale is nan, expected a number"),
+    ({"dropout": 1.5}, tessella.InvalidArgument, "forward: dropout is 1.5, expected a probability in [0, 1)"),
+    ({"kernel": "a\0"}, tessella.InvalidArgument, "kernel has a zero byte, where C would cut it off"),
+    ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, expected f64, "),
+    ({"k": torch.ones((1,) * 9)}, tessella.InvalidArgument, "k has 9 axes, expected at most 8"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "text"), WRONG, ids=range(len(WRONG)))
+def test_errors(changed, error, text):
+    q = torch.ones(2, 13, 4, 16)
+    with pytest.raises(error, match=f"^{re.escape(text)}"):
+        tessella.torch.attention(**{"q": q, "k": q, "v": q, **changed})
+
+
+def test_kernels_by_name(qkv):
+    reasons = tessella.refusals(*qkv)
+    assert any(reason == "" for reason in reasons.values())
+    expected = tessella.torch.attention(*qkv)
+    for name, reason in reasons.items():
+        if reason == "":
+            assert close([tessella.torch.attention(*qkv, kernel=name)], [expected])
+        else:
+            with pytest.raises(tessella.Unsupported):
+                tessella.torch.attention(*qkv, kernel=name)

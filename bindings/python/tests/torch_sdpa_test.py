@@ -1,0 +1,155 @@
+"""use_for_sdpa: what Tessella computes is what torch would have, the rest is torch's, and both are counted."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tessella.torch  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+OF_TORCH = functional.scaled_dot_product_attention
+HAS_GQA = not torch.__version__.startswith("2.4.")
+
+
+@pytest.fixture
+def qkv(device):
+    torch.manual_seed(2)
+    return [torch.randn(2, 4, length, 16, device=device) for length in (9, 13, 13)]
+
+
+def visible(device):
+    return torch.rand(2, 1, 9, 13, device=device).round().bool().index_fill(3, torch.tensor([0], device=device), True)
+
+
+SERVED = {
+    "plain": lambda device: {},
+    "causal": lambda device: {"is_causal": True},
+    "scale": lambda device: {"scale": 0.5},
+    "bool mask": lambda device: {"attn_mask": visible(device)},
+    "float mask": lambda device: {"attn_mask": torch.randn(9, 13, device=device)},
+    "mask of -inf": lambda device: {
+        "attn_mask": torch.zeros(2, 1, 9, 13, device=device).masked_fill(~visible(device), -torch.inf)
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SERVED)
+def test_served(name, dtype, qkv):
+    qkv = [tensor.to(dtype) for tensor in qkv]
+    options = SERVED[name](qkv[0].device)
+    if "attn_mask" in options and options["attn_mask"].dtype != torch.bool:
+        options["attn_mask"] = options["attn_mask"].to(dtype)
+    expected = OF_TORCH(*qkv, **options)
+    with tessella.torch.use_for_sdpa():
+        got = functional.scaled_dot_product_attention(*qkv, **options)
+        assert tessella.torch.sdpa_report() == (1, {})
+    assert got.dtype == dtype and got.shape == expected.shape
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    assert (got.float() - expected.float()).abs().max() < tolerance
+
+
+@pytest.mark.skipif(not HAS_GQA, reason="torch 2.4 has no enable_gqa")
+def test_grouped_queries(qkv):
+    q, k, v = qkv
+    k, v = k[:, :2], v[:, :2]
+    expected = OF_TORCH(q, k, v, enable_gqa=True)
+    with tessella.torch.use_for_sdpa():
+        got = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert tessella.torch.sdpa_report().served == 1 and torch.allclose(got, expected, atol=1e-5)
+
+
+def test_three_axes_and_dropout(qkv):
+    q, k, v = (tensor[0] for tensor in qkv)
+    with tessella.torch.use_for_sdpa():
+        got = functional.scaled_dot_product_attention(q, k, v)
+        assert torch.allclose(got, OF_TORCH(q, k, v), atol=1e-5)
+        ones = torch.ones(1, 1, 512, 16, device=q.device)
+        out = functional.scaled_dot_product_attention(ones, ones, ones, dropout_p=0.5)
+    assert tessella.torch.sdpa_report() == (2, {}) and (out - 1).abs().max() < 0.35 and out.std() > 0
+
+
+def leaf(qkv):
+    return (qkv[0].clone().requires_grad_(), *qkv[1:]), {}
+
+
+REFUSED = {
+    "a tensor requires grad, and there is no backward yet": leaf,
+    "query has dtype torch.float64": lambda qkv: ([tensor.double() for tensor in qkv], {}),
+    "query, key and value broadcast": lambda qkv: ((qkv[0], qkv[1][:, :1], qkv[2][:, :1]), {}),
+    "query, key and value are not all 4-D, nor all 3-D": lambda qkv: ([tensor[None] for tensor in qkv], {}),
+    "forward: q.strides[3] is 2, expected 1: head_dim must be contiguous": lambda qkv: (
+        [tensor.repeat_interleave(2, -1)[..., ::2] for tensor in qkv],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused_is_torchs_own(reason, qkv):
+    inputs, options = REFUSED[reason](qkv)
+    expected = OF_TORCH(*inputs, **options)
+    with tessella.torch.use_for_sdpa():
+        got = functional.scaled_dot_product_attention(*inputs, **options)
+    assert tessella.torch.sdpa_report() == (0, {reason: 1})
+    assert torch.allclose(got, expected, atol=1e-6) and got.requires_grad == expected.requires_grad
+
+
+def test_autocast(qkv):
+    device = qkv[0].device.type
+    with tessella.torch.use_for_sdpa(), torch.autocast(device, torch.bfloat16):
+        got = functional.scaled_dot_product_attention(*qkv)
+        assert got.dtype == torch.bfloat16
+        functional.scaled_dot_product_attention(*(tensor.bfloat16() for tensor in qkv))
+    assert tessella.torch.sdpa_report() == (1, {"autocast to another dtype": 1})
+
+
+def test_what_torch_refuses_it_refuses(qkv):
+    q, k, v = qkv
+    with tessella.torch.use_for_sdpa(), pytest.raises(RuntimeError, match="dtype"):
+        functional.scaled_dot_product_attention(q, k.double(), v)
+    assert tessella.torch.sdpa_report() == (0, {"forward: k.dtype is f64, expected f32 = q.dtype": 1})
+
+
+def test_a_switch(qkv):
+    tessella.torch.use_for_sdpa()
+    try:
+        functional.scaled_dot_product_attention(*qkv)
+        with tessella.torch.use_for_sdpa(False):
+            assert functional.scaled_dot_product_attention is OF_TORCH
+            functional.scaled_dot_product_attention(*qkv)
+        with tessella.torch.use_for_sdpa():
+            functional.scaled_dot_product_attention(*qkv)
+        assert functional.scaled_dot_product_attention is not OF_TORCH
+    finally:
+        tessella.torch.use_for_sdpa(False)
+    assert functional.scaled_dot_product_attention is OF_TORCH
+    assert tessella.torch.sdpa_report().served >= 1
+
+
+def test_a_whole_layer(device):
+    torch.manual_seed(3)
+    layer = torch.nn.TransformerDecoderLayer(64, 4, dropout=0, batch_first=True, device=device)
+    x = torch.randn(2, 10, 64, device=device)
+    with torch.no_grad():
+        expected = layer(x, x)
+        with tessella.torch.use_for_sdpa():
+            got = layer(x, x)
+    report = tessella.torch.sdpa_report()
+    assert report.served == 2 and not report.refused and torch.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled(backend, qkv):
+    torch.compiler.reset()
+
+    def call(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True) + 1
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    expected = call(*qkv)
+    with tessella.torch.use_for_sdpa():
+        for _ in range(3):
+            assert torch.allclose(compiled(*qkv), expected, atol=1e-5)
+        assert tessella.torch.sdpa_report() == (1, {})  # once, when it was traced
+    assert torch.allclose(compiled(*qkv), expected, atol=1e-5)

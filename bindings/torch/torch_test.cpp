@@ -1,0 +1,114 @@
+// <tessella/torch.hpp> against softmax(scale * q . k^T + ...) . v in double by ATen, on the CPU and, where there is
+// one, a GPU. No test framework: what libtorch's binaries say of std::string decides which would link.
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <tessella/torch.hpp>
+
+namespace {
+
+int num_failed = 0;
+
+void expect(bool is_true, const char* what) {
+  if (is_true) return;
+  ++num_failed;
+  std::printf("failed: %s\n", what);
+}
+
+template <typename Function>
+void expect_error(tessella::ErrorCode code, const std::string& text, Function&& function) {
+  try {
+    function();
+    expect(false, ("no error: " + text).c_str());
+  } catch (const tessella::Error& error) {
+    expect(error.code() == code && std::string(error.what()).find(text) == 0, error.what());
+  }
+}
+
+// In double; k and v have q's number of heads, bias is added to the scores.
+std::tuple<at::Tensor, at::Tensor> reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const at::Tensor& bias) {
+  const auto rows = [](const at::Tensor& t) { return t.to(at::kDouble).transpose(1, 2); };
+  const at::Tensor scores =
+      at::matmul(rows(q), rows(k).transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3))) + bias.to(at::kDouble);
+  return {at::matmul(scores.softmax(-1), rows(v)).transpose(1, 2), scores.logsumexp(-1)};
+}
+
+bool near(const at::Tensor& got, const at::Tensor& expected, double tolerance) {
+  return got.sizes() == expected.sizes() && (got.to(at::kDouble) - expected).abs().max().item<double>() <= tolerance;
+}
+
+void test_device(const at::Device& device) {
+  using tessella::torch::attention;
+  namespace ts = tessella;
+  const auto f32 = at::TensorOptions(device);
+  const at::Tensor q = at::randn({2, 9, 4, 16}, f32), k = at::randn({2, 13, 4, 16}, f32),
+                   v = at::randn({2, 13, 4, 8}, f32), none = at::zeros({1}, f32);
+  const at::Tensor causal = at::full({9, 13}, -std::numeric_limits<float>::infinity(), f32).triu(13 - 9 + 1);
+  const auto [expected, expected_lse] = reference(q, k, v, none);
+
+  expect(near(attention(q, k, v), expected, 1e-5), "plain");
+  const auto [out, lse] = ts::torch::attention_lse(q, k, v, {.mask = ts::Mask::causal()});
+  const auto [masked, masked_lse] = reference(q, k, v, causal);
+  expect(near(out, masked, 1e-5) && near(lse, masked_lse, 1e-5), "causal, LSE");
+
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor a = q.to(dtype), b = k.to(dtype), c = v.to(dtype);
+    const at::Tensor exact = std::get<0>(reference(a, b, c, none));
+    expect(attention(a, b, c).scalar_type() == dtype && near(attention(a, b, c), exact, 0.03), "16 bits");
+    const at::Tensor wide = attention(a, b, c, {.out_dtype = ts::f32});
+    expect(wide.scalar_type() == at::kFloat && near(wide, exact, 0.03), "out_dtype");
+  }
+
+  const auto strided = [](const at::Tensor& t) { return t.transpose(1, 2).contiguous().transpose(1, 2); };
+  expect(near(attention(strided(q), strided(k), strided(v)), expected, 1e-5), "(b, h, s, d) memory");
+  const at::Tensor one = k.slice(1, 0, 1).expand({2, 13, 4, 16});
+  expect(near(attention(q, one, v), std::get<0>(reference(q, one, v, none)), 1e-5), "stride 0");
+  const at::Tensor halves = at::randn({2, 9, 4, 32}, f32).slice(3, 0, 32, 2);
+  expect_error(ts::ErrorCode::invalid_argument, "forward: q.strides[3] is 2, expected 1: head_dim must be contiguous",
+               [&] { attention(halves, k, v); });
+
+  const at::Tensor bias = at::randn({4, 9, 13}, f32);
+  expect(near(attention(q, k, v, {}, {.bias = bias}), std::get<0>(reference(q, k, v, bias)), 1e-5), "bias");
+  const at::Tensor visible = causal == 0;
+  expect(near(attention(q, k, v, {.mask = ts::Mask::dense(ts::torch::view(visible))}), masked, 1e-5), "dense mask");
+  const at::Tensor given = at::empty({2, 9, 4, 8}, f32);
+  expect(attention(q, k, v, {}, {.out = given}).is_same(given) && near(given, expected, 1e-5), "out given");
+  const at::Tensor cu_seqlens = at::arange(3, f32.dtype(at::kInt)) * 13;
+  const at::Tensor packed =
+      attention(k.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), {.max_seqlen_q = 13, .max_seqlen_kv = 13},
+                {.cu_seqlens_q = cu_seqlens, .cu_seqlens_kv = cu_seqlens});
+  expect(near(packed, std::get<0>(reference(k, k, v, none)).flatten(0, 1), 1e-5), "packed");
+  const at::Tensor seed = at::full({1}, 7, f32.dtype(at::kLong));
+  expect(attention(q, k, v, {.dropout = 0.5f}, {.seed = seed}).equal(attention(q, k, v, {.dropout = 0.5f, .seed = 7})),
+         "dropout");
+
+  const at::Tensor leaf = q.clone().requires_grad_();
+  expect_error(ts::ErrorCode::unsupported, "attention: k requires grad, and there is no backward yet, expected a call",
+               [&] { attention(q, leaf, v); });
+  {
+    const at::NoGradGuard guard;
+    expect(near(attention(leaf, k, v), expected, 1e-5), "no grad");
+  }
+  expect_error(ts::ErrorCode::invalid_argument, "attention: v is undefined, expected a tensor",
+               [&] { attention(q, k, at::Tensor()); });
+  expect_error(ts::ErrorCode::unsupported, "attention: k has dtype ComplexFloat, expected f64, f32,",
+               [&] { attention(q, k.to(at::kComplexFloat), v); });
+  expect_error(ts::ErrorCode::unsupported, "attention: q is sparse or nested", [&] { attention(q.to_sparse(), k, v); });
+  expect_error(ts::ErrorCode::unsupported, "attention: q is on meta, expected cpu or cuda",
+               [&] { attention(q.to(at::kMeta), k, v); });
+}
+
+}  // namespace
+
+int main() {
+  test_device(at::kCPU);
+  if (at::hasCUDA()) {
+    test_device(at::Device(at::kCUDA, 0));
+  } else {
+    std::printf("libtorch finds no GPU here: the CPU alone\n");
+  }
+  std::printf("%d failed\n", num_failed);
+  return num_failed == 0 ? 0 : 1;
+}
