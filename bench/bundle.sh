@@ -18,8 +18,8 @@ ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
 cp "$source"/bench/*.py "$source/tests/gpu.sh" "$folder"
 # compare.py finds its parts and the package beside itself; TESSELLA_LIBRARY names the library for them.
-for part in bench/comparison bindings/python/tessella; do
-  rm -rf "$folder/$(basename "$part")"
+for part in bench/contest bindings/python/tessella; do
+  rm -rf "${folder:?}/$(basename "$part")"
   cp -r "$source/$part" "$folder"
 done
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Tessella's forward beside every attention library installed here: one process, all of a cell in turn.
 
+Exit status: 0 done, 1 an output of ours was wrong, 2 bad input.
+
 protocols:
 {protocols}
 
@@ -9,7 +11,7 @@ contenders:
   cuda.*, cpu.*     each of our kernels by its name, as `tessella kernels` lists them
   sdpa.*            torch's scaled_dot_product_attention: flash, cudnn, efficient, math (standard attention)
   flex              FlexAttention, compiled; on a CPU only if named, as it compiles for seconds in each cell
-  triton            FlashAttention-2 in Triton, bench/comparison/triton_attention.py
+  triton            FlashAttention-2 in Triton, bench/contest/triton_attention.py
   flash_attn, fa3, fa4, flashinfer, xformers
 Who is missing or refuses a cell is listed with the reason. Each output is checked against double on sampled rows before
 it is timed. On an H200 ours are held to bars: live cuDNN times what the best library has reached beside cuDNN.
@@ -34,10 +36,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from comparison.bars import Bars
-from comparison.plot import draw
-from comparison.protocol import PROTOCOLS, Cell
-from comparison.report import Record, report
+from contest.bars import Bars
+from contest.plot import draw
+from contest.protocol import PROTOCOLS, Cell
+from contest.report import Record, is_ours, report
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
 
@@ -113,9 +115,9 @@ def write_json(record: Record, path: pathlib.Path) -> None:
 def measured(options: argparse.Namespace) -> Record:
     """Measures all cells. torch and Tessella are imported here: a report needs neither."""
     import torch
-    from comparison.contenders import chosen, versions
-    from comparison.measure import ROUNDS, measure_cell
-    from comparison.power import Nvml, Sampler
+    from contest.contenders import chosen, versions
+    from contest.measure import ROUNDS, measure_cell
+    from contest.power import Nvml, Sampler
 
     torch.set_grad_enabled(False)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -196,7 +198,7 @@ def main() -> int:
                 print(f"wrote {path}", file=sys.stderr)
         except ImportError as error:
             print(f"no plots: {error}; --from-json draws them elsewhere", file=sys.stderr)
-    ours = [reason for entry in record["cells"] for name, reason in entry["refused"].items() if name == "tessella"]
+    ours = [reason for entry in record["cells"] for name, reason in entry["refused"].items() if is_ours(name)]
     return 1 if any(reason.startswith("wrong") for reason in ours) else 0
 
 

@@ -202,7 +202,7 @@ def report(record: Record, bars: Bars) -> str:
         if ratio_table:
             sections += ["## Ours over others", ratio_table, "\n".join(f"- {line}" for line in means)]
             if any("/ bar" in line for line in means):
-                sections.append(f"The bar: {RIVAL} in this run times the ratios of bench/comparison/h200_bars.json.")
+                sections.append(f"The bar: {RIVAL} in this run times the ratios of bench/contest/h200_bars.json.")
         if watt_table := watts(record):
             sections += ["## Watts and SM clock in MHz", watt_table]
         sections += ["## MiB beyond the inputs: output and workspace", memory(record)]

@@ -149,7 +149,7 @@ PROTOCOLS = {
         "one sequence, 16 heads",
         ("bf16", "f32"),
         (64, 128),
-        (512, 1024, 2048),
+        (256, 512, 1024),
         _layer,
     ),
     "long": Protocol(

@@ -72,15 +72,22 @@ def draw(record: Record, folder: pathlib.Path) -> list[pathlib.Path]:
 
 def axes_of(pyplot: Any, record: Record, groups: dict[str, list[Entry]], what: str) -> tuple[Any, list[Any]]:
     """A figure with a panel a group: full masks above causal ones."""
-    num_columns = max(1, (len(groups) + 1) // 2)
     num_rows = min(2, len(groups))
+    num_columns = -(-len(groups) // num_rows)
+    width = num_columns * (1 + 1.1 * max(4, *(len(cells) for cells in groups.values())))
     figure, grid = pyplot.subplots(
-        num_rows, num_columns, figsize=(7.5 * num_columns, 4.4 * num_rows), squeeze=False, layout="constrained"
+        num_rows, num_columns, figsize=(width, 4.4 * num_rows), squeeze=False, layout="constrained"
     )
     machine = record["machine"].get("gpu") or record["machine"].get("cpu", "")
     dtype = next(iter(groups.values()))[0]["cell"]["dtype"]
     figure.suptitle(f"Forward, {dtype}, {record['protocol']}: {what}\n{machine}, {record['date']}")
     return figure, [axes for column in grid.T for axes in column]
+
+
+def name_the_colours(figure: Any, all_axes: list[Any]) -> None:
+    """One legend below all panels; a contender need not be in each."""
+    handles = {label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=9)
 
 
 def bars_of_rate(pyplot: Any, record: Record, groups: dict[str, list[Entry]], names: list[str]) -> Any:
@@ -99,7 +106,7 @@ def bars_of_rate(pyplot: Any, record: Record, groups: dict[str, list[Entry]], na
         axes.set_ylabel(name_of_unit)
         axes.margins(y=0.18)
         axes.spines[["top", "right"]].set_visible(False)
-    all_axes[0].legend(fontsize=7, ncols=3, loc="upper left")
+    name_the_colours(figure, all_axes)
     return figure
 
 
@@ -117,5 +124,5 @@ def lines_of_memory(pyplot: Any, record: Record, groups: dict[str, list[Entry]],
         axes.set_xticks(range(len(cells)), [place(entry) for entry in cells])
         axes.set_ylabel("MiB")
         axes.grid(axis="y", alpha=0.3)
-    all_axes[0].legend(fontsize=7, ncols=3)
+    name_the_colours(figure, all_axes)
     return figure
