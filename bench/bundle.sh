@@ -17,6 +17,11 @@ for program in $programs; do install -m 755 -s "$program" "$folder"; done
 ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
 cp "$source"/bench/*.py "$source/tests/gpu.sh" "$folder"
+# compare.py finds its parts and the package beside itself; TESSELLA_LIBRARY names the library for them.
+for part in bench/contest bindings/python/tessella; do
+  rm -rf "${folder:?}/$(basename "$part")"
+  cp -r "$source/$part" "$folder"
+done
 
 for file in "$folder/$soname" $(for p in $programs; do echo "$folder/$(basename "$p")"; done); do
   if ! readelf -d "$file" | grep -q 'RUNPATH.*\$ORIGIN'; then echo "note: $(basename "$file") needs LD_LIBRARY_PATH" >&2; fi

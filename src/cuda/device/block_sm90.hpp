@@ -26,7 +26,7 @@ struct BlockSm90 {
   static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
-  static constexpr int kRowBytes = 128;  // of a panel of 64 columns
+  static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
 
   // A tile of queries: what every warp needs to know of it.

@@ -39,8 +39,8 @@ struct WarpgroupSm90 {
   using Items = typename Block::Items;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
-  // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its own,
-  // so that one multiplies while the others are at their softmax.
+  // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
+  // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   // Masks and maxima beside the warpgroup's own o += p v, where that leaves registers.
   static constexpr bool kOverlaps = Block::kMultiplyRegisters > 160 && !C.bias && !C.dropout;

@@ -154,8 +154,8 @@ struct Output {
     if (TileOut::kChunks < 32 && first >= kRowsAStep) return;
     const int64_t stride = kRowsAStep * p.out.row_stride;
     auto* to = static_cast<Stored*>(p.out.data) + work.batch_idx * p.out.batch_stride +
-               work.head_idx * p.out.head_stride + work.slice_idx * C.head_dim_v +
-               first_column + (sequence.row_q + first_q + warp_row + first) * p.out.row_stride;
+               work.head_idx * p.out.head_stride + work.slice_idx * C.head_dim_v + first_column +
+               (sequence.row_q + first_q + warp_row + first) * p.out.row_stride;
     const int columns = min(Columns, p.head_dim_v - work.slice_idx * C.head_dim_v - first_column);
     // Chunk `part` of the lane in the row `step` rows on.
     constexpr int kParts = (TileOut::kChunks + 31) / 32;

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Tessella's forward beside every attention library installed here: one process, all of a cell in turn.
+
+Exit status: 0 done, 1 an output of ours was wrong, 2 bad input.
+
+protocols:
+{protocols}
+
+contenders:
+  tessella          ours, the kernel it chooses
+  cuda.*, cpu.*     each of our kernels by its name, as `tessella kernels` lists them
+  sdpa.*            torch's scaled_dot_product_attention: flash, cudnn, efficient, math (standard attention)
+  flex              FlexAttention, compiled; on a CPU only if named, as it compiles for seconds in each cell
+  triton            FlashAttention-2 in Triton, bench/contest/triton_attention.py
+  flash_attn, fa3, fa4, flashinfer, xformers
+Who is missing or refuses a cell is listed with the reason. Each output is checked against double on sampled rows before
+it is timed. On an H200 ours are held to bars: live cuDNN times what the best library has reached beside cuDNN.
+
+examples:
+  compare.py                                                             # on a GPU if there is one, else on the CPU
+  compare.py --protocol family --head-dims 128 --contenders tessella,cuda.forward_sm90,sdpa,triton --json d128.json
+  compare.py --device cpu --lengths 512,1024,2048,4096,8192 --plot plots
+  compare.py --from-json d64.json d128.json d256.json --plot plots       # tables and plots again, nothing is measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from contest.bars import Bars
+from contest.plot import draw
+from contest.protocol import PROTOCOLS, Cell
+from contest.report import Record, is_ours, report
+
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    def words(text: str) -> list[str]:
+        return text.split(",")
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in words(text)]
+
+    lines = [f"  {name:9} {protocol.summary}" for name, protocol in PROTOCOLS.items()]
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").format(protocols="\n".join(lines)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU")
+    parser.add_argument("--protocol", choices=PROTOCOLS, help="default: family on cuda, layer on cpu")
+    parser.add_argument("--contenders", type=words, default=[], metavar="NAME,...", help="sdpa means all of sdpa.*")
+    parser.add_argument("--lengths", type=numbers, default=[], metavar="N,...", help="sequence lengths")
+    parser.add_argument("--head-dims", type=numbers, default=[], metavar="D,...")
+    parser.add_argument("--dtypes", type=words, default=[], metavar="bf16,...", help="bf16, f16, f32")
+    parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement; default 0.5, on cpu 0.1")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="written anew after every cell")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="PNGs; needs matplotlib")
+    parser.add_argument("--commit", help="for the record, where git does not tell")
+    parser.add_argument("--from-json", type=pathlib.Path, nargs="+", metavar="FILE", help="report these instead")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.dtypes) - {"bf16", "f16", "f32"}:
+        parser.error(f"--dtypes: {', '.join(sorted(unknown))}, expected bf16, f16 or f32")
+    return options
+
+
+def cpu_name() -> str:
+    fields: dict[str, str] = {}
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        for line in cpuinfo:
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    present = " ".join(flag for flag in CPU_FLAGS if flag in flags)
+    return f"{fields.get('model name', platform.machine())} ({present})"
+
+
+def commit() -> str:
+    here = os.path.dirname(os.path.abspath(__file__))
+    command = ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def progress(num_done: int, cells: Sequence[Cell]) -> None:
+    """A bar on a terminal, a line a cell elsewhere."""
+    total = len(cells)
+    now = f"{cells[num_done].dtype} {cells[num_done].label}" if num_done < total else "done"
+    if sys.stderr.isatty():
+        filled = 30 * num_done // total
+        end = "\n" if num_done == total else ""
+        print(f"\r[{'#' * filled:30}] {num_done}/{total} {now:40}", end=end, file=sys.stderr, flush=True)
+    else:
+        print(f"{num_done}/{total} {now}", file=sys.stderr, flush=True)
+
+
+def write_json(record: Record, path: pathlib.Path) -> None:
+    """Published by rename: what is there is whole, also if the next cell never ends."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def measured(options: argparse.Namespace) -> Record:
+    """Measures all cells. torch and Tessella are imported here: a report needs neither."""
+    import torch
+    from contest.contenders import chosen, versions
+    from contest.measure import ROUNDS, measure_cell
+    from contest.power import Nvml, Sampler
+
+    torch.set_grad_enabled(False)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    protocol = options.protocol or ("family" if device == "cuda" else "layer")
+    window_s = options.window or (0.5 if device == "cuda" else 0.1)
+    contenders, missing = chosen(options.contenders, device)
+    cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths)
+    machine: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+    sampler = None
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        machine |= {"gpu": properties.name, "cuda": torch.version.cuda}
+        try:
+            nvml = Nvml(str(properties.uuid))
+            machine |= {"driver": nvml.driver(), "watts_limit": nvml.power_limit(), "mhz_limit": nvml.max_clock()}
+            sampler = Sampler(nvml)
+        except (OSError, AttributeError) as error:  # no library; a library without one of the functions
+            missing["watts and SM clock"] = str(error)
+    else:
+        machine["threads"] = torch.get_num_threads()
+    record: Record = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "commit": options.commit or commit(),
+        "device": device,
+        "protocol": protocol,
+        "window_s": window_s,
+        "rounds": ROUNDS,
+        "machine": machine,
+        "versions": versions(contenders),
+        "missing": missing,
+        "cells": [],
+    }
+    for cell_idx, cell in enumerate(cells):
+        progress(cell_idx, cells)
+        record["cells"].append(measure_cell(cell, contenders, device, window_s, sampler))
+        if options.json:
+            write_json(record, options.json)
+    progress(len(cells), cells)
+    if sampler:
+        sampler.close()
+    return record
+
+
+def joined(paths: Sequence[pathlib.Path]) -> Record:
+    """Records of one protocol on one machine as one.
+
+    Raises:
+        ValueError: they are not.
+    """
+    records: list[Record] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    whole = records[0]
+    for path, other in zip(paths[1:], records[1:]):
+        for field in ("device", "protocol", "commit", "window_s", "machine", "versions"):
+            if other[field] != whole[field]:
+                raise ValueError(f"{path} has {field} {other[field]}, and {paths[0]} {whole[field]}")
+        whole["cells"] += other["cells"]
+        whole["missing"] |= other["missing"]
+        whole["command"] += f" ; {other['command']}"
+    return whole
+
+
+def main() -> int:
+    options = parse_arguments()
+    try:
+        record = joined(options.from_json) if options.from_json else measured(options)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        return 2
+    print(report(record, Bars()))
+    if options.plot:
+        try:
+            for path in draw(record, options.plot):
+                print(f"wrote {path}", file=sys.stderr)
+        except ImportError as error:
+            print(f"no plots: {error}; --from-json draws them elsewhere", file=sys.stderr)
+    ours = [reason for entry in record["cells"] for name, reason in entry["refused"].items() if is_ours(name)]
+    return 1 if any(reason.startswith("wrong") for reason in ours) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,361 @@
+"""Who takes part: Tessella, what PyTorch brings, our Triton program, and the libraries that users install.
+
+A contender prepares a problem and gives back a run: a call without arguments that returns out of (batch, seqlen, heads,
+head_dim), packed (total, heads, head_dim). What it cannot compute it refuses, with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tessella
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .problem import Problem
+from .protocol import SOFTCAP
+
+Run = Callable[[], torch.Tensor]
+
+
+class Refused(Exception):
+    """The contender does not compute this cell; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    name: str
+    prepare: Callable[[Problem], Run]
+    package: str = "torch"  # imported before it runs
+    features: tuple[str, ...] = ()  # those of Cell.features that it has
+    devices: tuple[str, ...] = ("cuda",)
+    named_only_on: str = ""  # where it takes part only if it is asked for by name, as it takes long to prepare
+
+    def missing(self, device: str) -> str:
+        """Why it takes no part on this machine, or ""."""
+        if device not in self.devices:
+            return f"runs on {' and '.join(self.devices)} only"
+        try:
+            importlib.import_module(self.package)
+        except Exception as error:  # an installed package may fail in any way
+            return f"{type(error).__name__}: {first_line(error)}"
+        return ""
+
+    def run_for(self, problem: Problem) -> Run:
+        lacking = [feature for feature in problem.cell.features if feature not in self.features]
+        if lacking:
+            raise Refused(f"has no {', no '.join(lacking)}")
+        return self.prepare(problem)
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:500]
+
+
+def torch_reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+    """What a backend of torch's gave as warnings, without the place in its source and without headings."""
+    texts = [re.sub(r"\s*\(Triggered internally.*", "", first_line(Exception(entry.message))) for entry in caught]
+    return list(dict.fromkeys(text for text in texts if not text.endswith(":")))
+
+
+# Tessella
+
+ALIBI_TEXT = "return score - arrays.f32(0)[h] * fabsf(float(k) - float(q));"
+CAUSAL_TEXT = "return k <= q;"
+
+
+class OurRun:
+    """A run of a plan, which remembers the kernel that the plan chose."""
+
+    def __init__(self, problem: Problem, kernel: str | None) -> None:
+        cell = problem.cell
+        num_threads = torch.get_num_threads() if problem.device == "cpu" else 0
+        options: dict[str, Any] = {"kernel": kernel, "num_threads": num_threads}
+        self.arguments: dict[str, Any] = {}  # arrays, which every run is given again
+        if cell.window is not None:
+            options["mask"] = tessella.window(cell.window, 0)
+        elif cell.causal and cell.as_text:
+            options["keep"] = CAUSAL_TEXT
+        elif cell.causal:
+            options["mask"] = "causal"
+        if cell.score == "softcap":
+            options["softcap"] = SOFTCAP
+        elif cell.score == "alibi" and cell.as_text:
+            options["score"] = ALIBI_TEXT
+            self.arguments["score_args"] = [problem.slopes]
+        elif cell.score == "alibi":
+            self.arguments["alibi_slopes"] = problem.slopes
+        if cell.lengths:
+            options |= {"max_seqlen_q": max(cell.lengths), "max_seqlen_kv": max(cell.lengths)}
+            self.arguments |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_kv": problem.cu_seqlens}
+        self.problem = problem
+        self.plan = tessella.plan(problem.q, problem.k, problem.v, **options, **self.arguments)
+        self.workspace = self.plan.workspace(problem.q)
+        shape = (*problem.q.shape[:-1], cell.head_dim_v)
+        self.out = torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.device)
+
+    def __call__(self) -> torch.Tensor:
+        q, k, v = self.problem.q, self.problem.k, self.problem.v
+        self.plan.run(q, k, v, out=self.out, workspace=self.workspace, **self.arguments)
+        return self.out
+
+    @property
+    def kernel(self) -> str:
+        return self.plan.kernel
+
+
+EVERY_FEATURE = (
+    "grouped heads",
+    "head_dim_v of its own",
+    "window",
+    "packed lengths",
+    "softcap",
+    "ALiBi",
+    "caller's text",
+)
+
+
+def ours(name: str, device: str, kernel: str | None = None) -> Contender:
+    return Contender(name, lambda problem: OurRun(problem, kernel), "tessella", EVERY_FEATURE, (device,))
+
+
+def our_kernels() -> list[Contender]:
+    """Each kernel of the library under its own name."""
+    return [ours(kernel.name, kernel.device, kernel.name) for kernel in tessella.kernels()]
+
+
+# PyTorch
+
+
+def sdpa(backend: SDPBackend) -> Callable[[Problem], Run]:
+    def prepare(problem: Problem) -> Run:
+        cell = problem.cell
+        if cell.lengths:
+            return packed_sdpa(problem)
+        q, k, v = problem.heads_first()
+        grouped = cell.heads_q != cell.heads_kv
+
+        def run() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                out = scaled_dot_product_attention(q, k, v, is_causal=cell.causal, enable_gqa=grouped)
+            return out.transpose(1, 2)
+
+        with warnings.catch_warnings(record=True) as reasons:  # torch gives a backend's reasons as warnings
+            warnings.simplefilter("always")
+            try:
+                run()
+            except RuntimeError as error:
+                raise Refused("; ".join(torch_reasons(reasons) or [first_line(error)])) from error
+        return run
+
+    return prepare
+
+
+def packed_sdpa(problem: Problem) -> Run:
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest, window = max(problem.lengths), (-1, 0 if problem.cell.causal else -1)
+    q, k, v, ends = problem.q, problem.k, problem.v, problem.cu_seqlens
+    return lambda: varlen_attn(q, k, v, ends, ends, longest, longest, window_size=window)
+
+
+def flex(problem: Problem) -> Run:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    cell, device = problem.cell, problem.device
+    torch.compiler.reset()  # past a few shapes the compiler would fall back to eager code without a word
+    parts: list[Callable[..., Any]] = []
+    if cell.causal:
+        parts.append(lambda b, h, i, j: i >= j)
+    if cell.window is not None:
+        width = cell.window
+        parts.append(lambda b, h, i, j: i - j <= width)
+    if cell.lengths:
+        numbers = torch.arange(len(cell.lengths), device=device)
+        document = torch.repeat_interleave(numbers, torch.tensor(cell.lengths, device=device))
+        parts.append(lambda b, h, i, j: document[i] == document[j])
+
+    def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
+        seen = parts[0](b, h, i, j)
+        for part in parts[1:]:
+            seen = seen & part(b, h, i, j)
+        return seen
+
+    slopes = problem.slopes
+    scores: dict[str, Callable[..., Any] | None] = {
+        "": None,
+        "softcap": lambda score, b, h, i, j: SOFTCAP * torch.tanh(score / SOFTCAP),
+        "alibi": lambda score, b, h, i, j: score - slopes[h] * (i - j).abs(),
+    }
+    q, k, v = problem.heads_first()
+    options: dict[str, Any] = {"score_mod": scores[cell.score], "enable_gqa": cell.heads_q != cell.heads_kv}
+    if parts:
+        options["block_mask"] = create_block_mask(visible, None, None, q.shape[2], q.shape[2], device=device)
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def run() -> torch.Tensor:
+        out: torch.Tensor = compiled(q, k, v, **options).transpose(1, 2)
+        return out.squeeze(0) if cell.lengths else out
+
+    return run
+
+
+def triton(problem: Problem) -> Run:
+    from .triton_attention import HEAD_DIMS, attention
+
+    cell = problem.cell
+    if cell.head_dim not in HEAD_DIMS or cell.dtype == "f32":
+        raise Refused(f"written for bf16 and f16, head_dim {', '.join(map(str, HEAD_DIMS))}")
+    return lambda: attention(problem.q, problem.k, problem.v, cell.causal)[0]
+
+
+# Other libraries
+
+
+def flash_attention(package: str) -> Callable[[Problem], Run]:
+    """flash_attn, FA3 and FA4 name what they share alike."""
+
+    def prepare(problem: Problem) -> Run:
+        module, cell = importlib.import_module(package), problem.cell
+        options: dict[str, Any] = {"causal": cell.causal}
+        if cell.window is not None:
+            options["window_size"] = (cell.window, 0)
+        if cell.score == "softcap":
+            options["softcap"] = SOFTCAP
+        elif cell.score == "alibi":
+            options["alibi_slopes"] = problem.slopes
+        function = module.flash_attn_func
+        if cell.lengths:
+            function, longest = module.flash_attn_varlen_func, max(cell.lengths)
+            options |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_k": problem.cu_seqlens}
+            options |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        q, k, v = problem.q, problem.k, problem.v
+
+        def run() -> torch.Tensor:
+            made = function(q, k, v, **options)
+            out: torch.Tensor = made[0] if isinstance(made, tuple) else made
+            return out
+
+        return run
+
+    return prepare
+
+
+def flashinfer(problem: Problem) -> Run:
+    module, cell = importlib.import_module("flashinfer"), problem.cell
+    memory = torch.empty(256 << 20, dtype=torch.uint8, device=problem.device)
+    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(memory, "NHD")
+    wrapper.plan(
+        problem.cu_seqlens,
+        problem.cu_seqlens,
+        cell.heads_q,
+        cell.heads_kv,
+        cell.head_dim,
+        head_dim_vo=cell.head_dim_v,
+        causal=cell.causal,
+        window_left=-1 if cell.window is None else cell.window,
+        logits_soft_cap=SOFTCAP if cell.score == "softcap" else None,
+        q_data_type=problem.q.dtype,
+    )
+    q, k, v = (t.reshape(-1, *t.shape[-2:]) for t in (problem.q, problem.k, problem.v))
+    shape = (*problem.q.shape[:-1], cell.head_dim_v)
+
+    def run() -> torch.Tensor:
+        out: torch.Tensor = wrapper.run(q, k, v)
+        return out.view(shape)
+
+    return run
+
+
+def xformers(problem: Problem) -> Run:
+    operations, cell = importlib.import_module("xformers.ops"), problem.cell
+    masks = importlib.import_module("xformers.ops.fmha.attn_bias")
+    bias: Any = masks.LowerTriangularMask() if cell.causal else None
+    if cell.lengths:
+        bias = masks.BlockDiagonalMask.from_seqlens(list(cell.lengths))
+        bias = bias.make_causal() if cell.causal else bias
+    elif cell.window is not None:
+        bias = bias.make_local_attention(cell.window + 1)
+    q, k, v = (t.unsqueeze(0) if cell.lengths else t for t in (problem.q, problem.k, problem.v))
+
+    def run() -> torch.Tensor:
+        out: torch.Tensor = operations.memory_efficient_attention(q, k, v, attn_bias=bias)
+        return out.squeeze(0) if cell.lengths else out
+
+    return run
+
+
+BOTH = ("cpu", "cuda")
+HEADS = ("grouped heads", "head_dim_v of its own")
+LIBRARIES = [
+    Contender("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (*HEADS, "packed lengths"), BOTH),
+    Contender("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch", HEADS),
+    Contender("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
+    Contender("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
+    Contender("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE, BOTH, named_only_on="cpu"),
+    Contender("triton", triton, "triton"),
+    Contender(
+        "flash_attn",
+        flash_attention("flash_attn"),
+        "flash_attn.flash_attn_interface",
+        ("grouped heads", "window", "packed lengths", "softcap", "ALiBi"),
+    ),
+    Contender(
+        "fa3",
+        flash_attention("flash_attn_interface"),
+        "flash_attn_interface",
+        (*HEADS, "window", "packed lengths", "softcap"),
+    ),
+    Contender(
+        "fa4", flash_attention("flash_attn.cute"), "flash_attn.cute", (*HEADS, "window", "packed lengths", "softcap")
+    ),
+    Contender("flashinfer", flashinfer, "flashinfer", (*HEADS, "window", "packed lengths", "softcap")),
+    Contender("xformers", xformers, "xformers.ops", ("head_dim_v of its own", "window", "packed lengths")),
+]
+
+
+def all_contenders(device: str) -> dict[str, Contender]:
+    """By name, in the order of tables: ours as it chooses, every library, each of our kernels."""
+    return {entry.name: entry for entry in [ours("tessella", device), *LIBRARIES, *our_kernels()]}
+
+
+def chosen(names: Sequence[str], device: str) -> tuple[list[Contender], dict[str, str]]:
+    """Who takes part, and why each of the others does not.
+
+    A name also stands for all that begin with it and a dot. None named: ours as it chooses, and every library.
+
+    Raises:
+        ValueError: a name that is none.
+    """
+    known = all_contenders(device)
+    wanted: dict[str, Contender] = {}
+    for name in names:
+        matching = {key: entry for key, entry in known.items() if key == name or key.startswith(name + ".")}
+        if not matching:
+            raise ValueError(f"{name} is no contender, expected some of {', '.join(known)}")
+        wanted |= matching
+    if not names:
+        wanted = {entry.name: entry for entry in [known["tessella"], *LIBRARIES]}
+    reasons = {name: entry.missing(device) for name, entry in wanted.items()}
+    if not names:
+        slow = {name: entry for name, entry in wanted.items() if entry.named_only_on == device}
+        reasons |= {name: f"takes long to prepare on {device}: only if named" for name in slow}
+    absent = {name: reason for name, reason in reasons.items() if reason}
+    return [entry for name, entry in wanted.items() if name not in absent], absent
+
+
+def versions(contenders: Sequence[Contender]) -> dict[str, str]:
+    """Distributions that the contenders are imported from -> version."""
+    roots = {entry.package.partition(".")[0] for entry in contenders} - {"tessella"} | {"numpy"}
+    distributions = importlib.metadata.packages_distributions()
+    names = {name for root in roots for name in distributions.get(root, [])}
+    return {"tessella": tessella.__version__} | {name: importlib.metadata.version(name) for name in sorted(names)}

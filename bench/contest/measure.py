@@ -1,0 +1,160 @@
+"""One cell: every contender prepared and checked, then timed in turn."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .contenders import Contender, OurRun, Refused, Run, first_line
+from .power import Sampler
+from .problem import BOUNDS, Problem
+from .protocol import Cell
+
+ROUNDS = 3
+
+
+def window(run: Run, seconds: float, device: str) -> float:
+    """Seconds of one call, over as many as fill the window; on a GPU by its own clock."""
+    if device == "cpu":
+        count, begin_s = 0, time.perf_counter()
+        while True:
+            run()
+            count += 1
+            passed = time.perf_counter() - begin_s
+            if passed >= seconds:
+                return passed / count
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def milliseconds(count: int) -> float:
+        begin.record()
+        for _ in range(count):
+            run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    one = max(milliseconds(1), 1e-3)
+    count = max(1, round(seconds * 1e3 / one))
+    return milliseconds(count) / count / 1e3
+
+
+def status_bytes(field: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
+
+
+def peak_memory(prepare: Callable[[], Run], device: str) -> tuple[Run, torch.Tensor, int | None]:
+    """The run, its output, and the bytes that both took beyond the inputs at most: output and workspace.
+
+    On a GPU of torch's allocator, in the second call, as the first may compile and tune; on a CPU of resident memory,
+    in the first call; None where the system does not tell.
+    """
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        run = prepare()
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        out = run()
+        torch.cuda.synchronize()
+        return run, out, torch.cuda.max_memory_allocated() - before
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # or memory freed before would be used again and not be counted
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as clear:
+            clear.write("5")  # the peak starts again from what is resident now
+        before = status_bytes("VmRSS")
+    except (OSError, AttributeError):
+        run = prepare()
+        return run, run(), None
+    run = prepare()
+    out = run()
+    return run, out, max(0, status_bytes("VmHWM") - before)
+
+
+@dataclasses.dataclass
+class Side:
+    """What is timed, and what it was found to be."""
+
+    run: Run
+    flops: float
+    found: dict[str, Any]
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    spans: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+
+    def time(self, length: float, device: str) -> None:
+        begin = time.perf_counter()
+        self.seconds.append(window(self.run, length, device))
+        self.spans.append((begin, time.perf_counter()))
+
+
+def prepared(contender: Contender, problem: Problem) -> Side:
+    """Raises Refused, or whatever the library raises, where it does not compute the cell right."""
+    run, out, memory_bytes = peak_memory(lambda: contender.run_for(problem), problem.device)
+    error = problem.error(out)
+    if not error <= BOUNDS[problem.cell.dtype]:  # also NaN
+        raise Refused(f"wrong: error {error:.1e}, at most {BOUNDS[problem.cell.dtype]:.0e} expected; not timed")
+    found: dict[str, Any] = {"error": error, "memory_bytes": memory_bytes}
+    if isinstance(run, OurRun):
+        found["kernel"] = run.kernel
+    return Side(run, problem.cell.flops, found)
+
+
+def measure_cell(
+    cell: Cell, contenders: Sequence[Contender], device: str, seconds: float, sampler: Sampler | None = None
+) -> dict[str, Any]:
+    """The cell, results by contender, and reasons of those that refused.
+
+    A result: seconds (median of the rounds), spread (slowest round / fastest), rate (FLOP/s), error, memory_bytes; ours
+    also kernel and, where the cell has a plain twin, plain_rate; with a sampler watts and mhz.
+    """
+    problem, plain = Problem(cell, device), cell.plain()
+    plain_problem = Problem(plain, device) if plain else None
+    sides: dict[str, Side] = {}
+    twins: dict[str, Side] = {}
+    refused: dict[str, str] = {}
+    for contender in contenders:
+        try:
+            sides[contender.name] = side = prepared(contender, problem)
+            if plain_problem and isinstance(side.run, OurRun):
+                twins[contender.name] = prepared(contender, plain_problem)
+        except Exception as error:  # a library may fail in any way: it is named and the others go on
+            refused[contender.name] = first_line(error) if isinstance(error, Refused) else named(error)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    timed = [*sides.items(), *((f"{name}, plain", twin) for name, twin in twins.items())]
+    for round_idx in range(-1, ROUNDS):
+        for name, side in timed:
+            if name in refused:
+                continue
+            try:
+                if round_idx < 0:
+                    window(side.run, seconds / 5, device)  # warm
+                else:
+                    side.time(seconds, device)
+            except Exception as error:
+                refused[name] = named(error)
+    results = {name: result(side, sampler) for name, side in sides.items() if name not in refused}
+    for name, twin in twins.items():
+        if name in results and twin.seconds:
+            results[name]["plain_rate"] = twin.flops / statistics.median(twin.seconds)
+    return {"cell": dataclasses.asdict(cell), "label": cell.label, "results": results, "refused": refused}
+
+
+def named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def result(side: Side, sampler: Sampler | None) -> dict[str, Any]:
+    seconds = statistics.median(side.seconds)
+    timing = {
+        "seconds": seconds,
+        "spread": max(side.seconds) / min(side.seconds),
+        "rate": side.flops / seconds,
+    }
+    return timing | (sampler.means(side.spans) if sampler else {}) | side.found

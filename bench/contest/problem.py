@@ -1,0 +1,90 @@
+"""The tensors of a cell, and a check of what a contender made of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .protocol import SOFTCAP, Cell
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+# Largest ||out - reference|| / ||reference|| of an output that is timed. What rounds S, P and the output once is below;
+# a wrong mask, or TF32 where fp32 was asked for, is above.
+BOUNDS = {"bf16": 2e-2, "f16": 3e-3, "f32": 5e-5}
+NUM_CHECKED_HEADS, NUM_CHECKED_ROWS = 4, 16
+
+
+class Problem:
+    """q, k, v of (batch, seqlen, heads, head_dim), packed (total, heads, head_dim); random, the same each time."""
+
+    def __init__(self, cell: Cell, device: str) -> None:
+        self.cell = cell
+        self.device = device
+        generator = torch.Generator(device).manual_seed(cell.seqlen * 1000 + cell.head_dim)
+
+        def random(heads: int, head_dim: int) -> torch.Tensor:
+            shape: tuple[int, ...] = (cell.batch, cell.seqlen, heads, head_dim)
+            if cell.lengths:
+                shape = shape[1:]
+            elif device == "cpu":  # in the memory order of torch's own kernels there
+                shape = (cell.batch, heads, cell.seqlen, head_dim)
+            made = torch.randn(shape, generator=generator, device=device).to(DTYPES[cell.dtype])
+            return made.transpose(1, 2) if device == "cpu" and not cell.lengths else made
+
+        self.q = random(cell.heads_q, cell.head_dim)
+        self.k = random(cell.heads_kv, cell.head_dim)
+        self.v = random(cell.heads_kv, cell.head_dim_v)
+        # the slopes of the ALiBi paper: 2^(-8 (h + 1) / heads)
+        self.slopes = torch.exp2(-8 * torch.arange(1, cell.heads_q + 1, device=device).float() / cell.heads_q)
+        self.lengths = cell.lengths or (cell.seqlen,) * cell.batch
+        ends = torch.tensor((0, *self.lengths)).cumsum(0)
+        self.cu_seqlens = ends.to(device=device, dtype=torch.int32)
+
+    def heads_first(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of (batch, heads, seqlen, head_dim), as torch wants them; packed sequences as one of a batch of 1."""
+        q, k, v = (t.unsqueeze(0) if self.cell.lengths else t for t in (self.q, self.k, self.v))
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def error(self, out: torch.Tensor) -> float:
+        """||out - reference|| / ||reference|| over sampled rows, in double; NaN if any of `out` is not finite."""
+        if out.shape != (*self.q.shape[:-1], self.cell.head_dim_v):
+            return math.nan
+        if not bool(torch.isfinite(out).all()):
+            return math.nan
+        choose = torch.Generator().manual_seed(1)
+        difference = norm = 0.0
+        for sample in range(NUM_CHECKED_HEADS):
+            sequence = int(torch.randint(len(self.lengths), (1,), generator=choose))
+            head = int(torch.randint(self.cell.heads_q, (1,), generator=choose))
+            rows = torch.randint(self.lengths[sequence], (NUM_CHECKED_ROWS,), generator=choose)
+            rows[0] = self.lengths[sequence] - 1 if sample % 2 else 0
+            rows = rows.to(self.device)
+            expected = self._reference(sequence, head, rows)
+            difference += float((self._sequence(out, sequence, head)[rows].double() - expected).square().sum())
+            norm += float(expected.square().sum())
+        return math.sqrt(difference / norm)
+
+    def _sequence(self, tensor: torch.Tensor, sequence: int, head: int) -> torch.Tensor:
+        """(seqlen, head_dim) of one sequence and head."""
+        if self.cell.lengths:
+            begin = sum(self.lengths[:sequence])
+            return tensor[begin : begin + self.lengths[sequence], head]
+        return tensor[sequence, :, head]
+
+    def _reference(self, sequence: int, head: int, rows: torch.Tensor) -> torch.Tensor:
+        cell = self.cell
+        head_kv = head * cell.heads_kv // cell.heads_q
+        q = self._sequence(self.q, sequence, head)[rows].double()
+        k, v = (self._sequence(t, sequence, head_kv).double() for t in (self.k, self.v))
+        scores = q @ k.T / math.sqrt(cell.head_dim)
+        distance = rows[:, None] - torch.arange(len(k), device=self.device)
+        if cell.score == "softcap":
+            scores = SOFTCAP * torch.tanh(scores / SOFTCAP)
+        if cell.score == "alibi":
+            scores = scores - self.slopes[head].double() * distance.abs()
+        if cell.causal:
+            scores = scores.masked_fill(distance < 0, -math.inf)
+        if cell.window is not None:
+            scores = scores.masked_fill(distance > cell.window, -math.inf)
+        return torch.softmax(scores, -1) @ v

@@ -1,0 +1,212 @@
+"""A record as text: tables in markdown, geometric means, and who did not take part and why."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .bars import RIVAL, Bars
+from .protocol import short
+
+Entry = dict[str, Any]  # a measured cell: cell, label, results, refused
+Record = dict[str, Any]
+
+
+def is_ours(name: str) -> bool:
+    return name == "tessella" or name.startswith(("cpu.", "cuda.", "reference."))
+
+
+def unit(record: Record) -> tuple[str, float]:
+    """Name and size of the unit of rates: GPUs are faster."""
+    return ("TFLOP/s", 1e12) if record["device"] == "cuda" else ("GFLOP/s", 1e9)
+
+
+def names(record: Record) -> list[str]:
+    """Contenders with a result somewhere, in the order of the record."""
+    return list(dict.fromkeys(name for entry in record["cells"] for name in entry["results"]))
+
+
+def number(value: float) -> str:
+    """Three digits, which is what a measurement is good for."""
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+
+
+def geomean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def fastest_other(entry: Entry) -> str | None:
+    """Name of the fastest that is not ours."""
+    others = {name: found["rate"] for name, found in entry["results"].items() if not is_ours(name)}
+    return max(others, key=lambda name: others[name]) if others else None
+
+
+def ratio_to_other(entry: Entry, name: str) -> float | None:
+    other = fastest_other(entry)
+    if other is None or name not in entry["results"]:
+        return None
+    return float(entry["results"][name]["rate"] / entry["results"][other]["rate"])
+
+
+def ratio_to_bar(entry: Entry, name: str, record: Record, bars: Bars) -> float | None:
+    bar = bars.rate(entry, record["machine"].get("gpu", ""))
+    if bar is None or name not in entry["results"]:
+        return None
+    return float(entry["results"][name]["rate"] / bar)
+
+
+def ratio_to_plain(entry: Entry, name: str) -> float | None:
+    found = entry["results"].get(name, {})
+    return float(found["rate"] / found["plain_rate"]) if "plain_rate" in found else None
+
+
+def table(record: Record, columns: Sequence[str], text: Callable[[Entry, str], str]) -> str:
+    """One row a cell, one column a name."""
+    lines = [
+        "| dtype | cell | mask | seqlen | " + " | ".join(columns) + " |",
+        "|---|---|---|--:|" + "--:|" * len(columns),
+    ]
+    for entry in record["cells"]:
+        cell = entry["cell"]
+        size = cell["case"] or f"d {cell['head_dim']}"
+        left = [cell["dtype"], size, "causal" if cell["causal"] else "full", short(cell["seqlen"])]
+        lines.append("| " + " | ".join([*left, *(text(entry, column) for column in columns)]) + " |")
+    return "\n".join(lines)
+
+
+def rates(record: Record) -> str:
+    """Rates, the fastest of a cell bold; a dash where there is none."""
+    _, size = unit(record)
+
+    def text(entry: Entry, name: str) -> str:
+        if name not in entry["results"]:
+            return "–"
+        rate = entry["results"][name]["rate"]
+        best = max(found["rate"] for found in entry["results"].values())
+        return f"**{number(rate / size)}**" if rate == best else number(rate / size)
+
+    return table(record, names(record), text)
+
+
+def ratios(record: Record, bars: Bars) -> tuple[str, list[str]]:
+    """Ours over the fastest other, over the bar and over ourselves without the feature; and their geometric means."""
+    ways: dict[str, Callable[[Entry, str], float | None]] = {
+        "fastest other": ratio_to_other,
+        "bar": lambda entry, name: ratio_to_bar(entry, name, record, bars),
+        "plain": ratio_to_plain,
+    }
+    columns: dict[str, Callable[[Entry], float | None]] = {}
+    means = []
+    for name in filter(is_ours, names(record)):
+        for way, ratio in ways.items():
+            found = [value for entry in record["cells"] if (value := ratio(entry, name)) is not None]
+            if not found:
+                continue
+            columns[f"{name} / {way}"] = lambda entry, name=name, ratio=ratio: ratio(entry, name)  # type: ignore[misc]
+            means.append(f"{name} / {way}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells")
+
+    def text(entry: Entry, column: str) -> str:
+        if column == "fastest other":
+            return fastest_other(entry) or "–"
+        value = columns[column](entry)
+        return "–" if value is None else f"{value:.2f}"
+
+    return table(record, [*columns, "fastest other"], text) if columns else "", means
+
+
+def watts(record: Record) -> str:
+    """Mean watts and SM clock of each contender's windows; "" where none was read."""
+    if not any("watts" in found for entry in record["cells"] for found in entry["results"].values()):
+        return ""
+
+    def text(entry: Entry, name: str) -> str:
+        found = entry["results"].get(name, {})
+        return f"{found['watts']:.0f} W {found['mhz']:.0f}" if "watts" in found else "–"
+
+    return table(record, names(record), text)
+
+
+def memory(record: Record) -> str:
+    def text(entry: Entry, name: str) -> str:
+        found = entry["results"].get(name, {}).get("memory_bytes")
+        return "–" if found is None else number(found / 2**20)
+
+    return table(record, names(record), text)
+
+
+def errors(record: Record) -> str:
+    def text(entry: Entry, name: str) -> str:
+        return f"{entry['results'][name]['error']:.1e}" if name in entry["results"] else "–"
+
+    return table(record, names(record), text)
+
+
+def refusals(record: Record) -> list[str]:
+    """A line a contender and reason, with the cells it holds for."""
+    lines = [f"- {name}: {reason}" for name, reason in record["missing"].items()]
+    places: dict[tuple[str, str], list[str]] = {}
+    for entry in record["cells"]:
+        for name, reason in entry["refused"].items():
+            places.setdefault((name, reason), []).append(f"{entry['cell']['dtype']} {entry['label']}")
+    return lines + [f"- {name}: {reason} ({', '.join(cells)})" for (name, reason), cells in places.items()]
+
+
+def unsteady(record: Record) -> str:
+    """Where rounds differ much the machine had other work, or the GPU's clock moved."""
+    found = [
+        (result["spread"], f"{name}, {entry['cell']['dtype']} {entry['label']}")
+        for entry in record["cells"]
+        for name, result in entry["results"].items()
+    ]
+    above = [place for spread, place in found if spread > 1.1]
+    if not above:
+        return ""
+    spread, place = max(found)
+    return f"Rounds differ by over 10 % in {len(above)} of {len(found)} measurements, most by {spread:.2f}x: {place}."
+
+
+def kernels(record: Record) -> str:
+    """What "tessella" chose."""
+    found: dict[str, int] = {}
+    for entry in record["cells"]:
+        kernel = entry["results"].get("tessella", {}).get("kernel")
+        if kernel:
+            found[kernel] = found.get(kernel, 0) + 1
+    return ", ".join(f"{kernel} in {count} cells" for kernel, count in found.items())
+
+
+def heading(record: Record) -> str:
+    machine = "; ".join(f"{key} {value}" for key, value in record["machine"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    lines = [
+        f"# {record['protocol']} on {record['device']}, {record['date']}",
+        machine,
+        f"commit {record['commit']}; {versions}",
+        f"windows of {record['window_s']} s, median of {record['rounds']}, all contenders of a cell in turn",
+        f"`{record['command']}`",
+    ]
+    return "\n\n".join(lines)
+
+
+def report(record: Record, bars: Bars) -> str:
+    sections = [heading(record)]
+    if record["cells"]:
+        sections += [f"## {unit(record)[0]}", rates(record)]
+        if chose := kernels(record):
+            sections.append(f"tessella chose {chose}.")
+        if text := unsteady(record):
+            sections.append(text)
+        ratio_table, means = ratios(record, bars)
+        if ratio_table:
+            sections += ["## Ours over others", ratio_table, "\n".join(f"- {line}" for line in means)]
+            if any("/ bar" in line for line in means):
+                sections.append(f"The bar: {RIVAL} in this run times the ratios of bench/contest/h200_bars.json.")
+        if watt_table := watts(record):
+            sections += ["## Watts and SM clock in MHz", watt_table]
+        sections += ["## MiB beyond the inputs: output and workspace", memory(record)]
+        sections += ["## Error of sampled rows against double: ||out - reference|| / ||reference||", errors(record)]
+    if lines := refusals(record):
+        sections += ["## Not measured", "\n".join(lines)]
+    return "\n\n".join(sections) + "\n"
