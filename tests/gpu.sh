@@ -78,7 +78,7 @@ run_random() {
 }
 
 run_sanitizer() {
-  local checker tool
+  local checker
   checker=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
   if [[ -z $checker ]]; then
     echo "skipped: no compute-sanitizer here"
@@ -95,11 +95,15 @@ run_sanitizer() {
   }
   checked memcheck hostile_test
   checked memcheck forward_test --gtest_filter='*.OddSizes/cuda_*:*.EmptySizes/cuda_*:*.HeadDims/cuda_*:*.Layouts/cuda_*'
-  checked memcheck random_test --kernel cuda.forward_sm80 --cases 300 --jobs 4
-  for tool in synccheck racecheck; do
-    checked $tool forward_test --gtest_filter='*.Plain/cuda_*:*.RowsWithoutAKey/cuda_*:*.LongerThanAnyTile/cuda_*'
-    checked $tool random_test --kernel cuda.forward_sm80 --cases 60
+  local kernel small='*.Plain/X*:*.RowsWithoutAKey/X*:*.LongerThanAnyTile/X*'
+  for kernel in cuda.forward_sm80 cuda.forward_sm90; do
+    checked memcheck random_test --kernel $kernel --cases 300 --jobs 4
+    checked synccheck random_test --kernel $kernel --cases 60
   done
+  checked synccheck forward_test --gtest_filter="${small//X/cuda_}"
+  # racecheck does not know what the copy engine's barriers order (forward_sm90).
+  checked racecheck forward_test --gtest_filter="${small//X/cuda_}-*sm90*"
+  checked racecheck random_test --kernel cuda.forward_sm80 --cases 60
 }
 
 for part in $parts; do

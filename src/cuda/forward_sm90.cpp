@@ -110,7 +110,6 @@ core::Kernel forward_sm90() {
   kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
   kernel.max_head_dim = 256;
   kernel.features = core::all_features().without(core::kElementMasks | Feature::keep);
-  kernel.automatic = 0;  // until its tests have run whole on a GPU
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
   kernel.workspace = [](const Problem&, int) { return core::WorkspaceSize{.state_bytes = sizeof(uint32_t)}; };

@@ -102,8 +102,32 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+# What makes of options of these types the same arguments every time; found once, as that takes longer than a lookup.
+_PLAIN = (str, int, float, bool, type(None))
+_MOST_REMEMBERED = 256
+_remembered: dict[Any, list[Any]] = {}
+
+
 def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
     """The operator's arguments after q, k and v."""
+    if torch.compiler.is_compiling() or "dropout" in options:
+        return _translate(q, layout, options)
+    key: list[Any] = [layout]
+    for name, value in options.items():
+        kind = type(value)
+        if kind not in _PLAIN:
+            return _translate(q, layout, options)
+        key += (name, kind, value)  # 1 is no True
+    remembered = tuple(key)
+    others = _remembered.get(remembered)
+    if others is None:
+        others = _translate(q, layout, options)
+        if len(_remembered) < _MOST_REMEMBERED:
+            _remembered[remembered] = others
+    return others
+
+
+def _translate(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
     given = _Arguments()
     set_options(given, options)
     if options.get("dropout") and options.get("seed") is None:

@@ -17,7 +17,18 @@ from .._kinds import kind_of
 _KINDS: dict[str, Callable[[str], Any]] = {
     name: {c.c_float: float, c.c_char_p: str}.get(kind, int) for name, kind, *_ in d.AttentionOptions._fields_
 }
+_MOST_PARSED = 256
+_parsed: dict[str, tuple[str, Any]] = {}  # as they are met
 _codes: dict[Any, int] = {}  # torch.dtype -> dtype of Tessella, as they are met
+
+
+def _parse(option: str) -> tuple[str, Any]:
+    """The field's name and value; None where an array is its value."""
+    name, is_text, value = option.partition("=")
+    found = name, _KINDS[name](value) if is_text else None
+    if len(_parsed) < _MOST_PARSED:
+        _parsed[option] = found
+    return found
 
 
 class TensorSlot(Slot):
@@ -101,9 +112,9 @@ class TensorCall(Call):
     def _read_options(self, options: Sequence[str], remaining: Iterator[torch.Tensor]) -> None:
         score_args = []
         for option in options:
-            name, is_text, value = option.partition("=")
-            if is_text:
-                self.set_option(name, _KINDS[name](value))
+            name, value = _parsed.get(option) or _parse(option)
+            if value is not None:
+                self.set_option(name, value)
             elif name == "score_args":
                 score_args.append(next(remaining))
             else:
