@@ -1,8 +1,10 @@
 #!/bin/bash
-# usage: bundle.sh BUILD FOLDER    Collects the library, what it needs, the tests, the command line and the benchmarks in
-# one folder that runs on a machine without Highway and oneTBB: every program looks for libraries beside itself.
+# usage: bundle.sh BUILD FOLDER [PROGRAM...]    Collects the library, what it needs, the tests, the command line and the
+# benchmarks in one folder that runs on a machine without Highway and oneTBB: every program looks for libraries beside
+# itself. PROGRAM: these alone, by name; tests/gpu.sh wants api_test forward_test gpu_door_test gpu_launch_test gpu_test
+# hostile_test nan_test sharing_test random_test.
 set -euo pipefail
-build=$1 folder=$2 source=$(cd "$(dirname "$0")/.." && pwd)
+build=$1 folder=$2 wanted=" ${*:3} " source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$folder"
 
 library=$(find "$build" -name 'libtessella.so.*.*' -type f | head -1)
@@ -11,17 +13,21 @@ install -m 755 -s "$library" "$folder/$soname"
 ln -sf "$soname" "$folder/libtessella.so"
 programs=$(find "$build" -path '*CMakeFiles*' -prune -o -type f -perm -u+x -print |
   while read -r file; do case $(file -b "$file") in *ELF*executable*|*ELF*interpreter*) echo "$file" ;; esac; done)
+if [[ $wanted != *[a-z]* ]]; then wanted=; fi
+programs=$(for program in $programs; do
+  if [[ -z $wanted || $wanted == *" $(basename "$program") "* ]]; then echo "$program"; fi
+done)
 for program in $programs; do install -m 755 -s "$program" "$folder"; done
 
 # Private dependencies, by the names the loader asks for. oneTBB opens its allocator by name if it lies there.
 ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
 cp "$source"/bench/*.py "$source/tests/gpu.sh" "$folder"
-# compare.py finds its parts and the package beside itself; TESSELLA_LIBRARY names the library for them.
-for part in bench/contest bindings/python/tessella; do
-  rm -rf "${folder:?}/$(basename "$part")"
-  cp -r "$source/$part" "$folder"
-done
+# For compare.py: TESSELLA_LIBRARY=libtessella.so PYTHONPATH=python.
+rm -rf "${folder:?}/contest" "${folder:?}/python"
+mkdir "$folder/python"
+cp -r "$source/bench/contest" "$folder"
+cp -r "$source/bindings/python/tessella" "$folder/python"
 
 for file in "$folder/$soname" $(for p in $programs; do echo "$folder/$(basename "$p")"; done); do
   if ! readelf -d "$file" | grep -q 'RUNPATH.*\$ORIGIN'; then echo "note: $(basename "$file") needs LD_LIBRARY_PATH" >&2; fi

@@ -5,11 +5,13 @@
 #   random     20000 random cases a kernel (CASES), after all that they need is compiled
 #   sanitizer  hostile tables, odd sizes and random cases under compute-sanitizer, if it is there
 #
-# All of them where none is named. Output of what fails is printed; the last line is "N passed, N failed".
+# All of them where none is named. KERNEL=cuda.forward_sm90 takes that kernel's tests alone. A test may take
+# SECONDS_A_TEST (300). Output of what fails is printed; the last line is "N passed, N failed".
 set -uo pipefail
 folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|sanitizer]...}" && pwd) || exit 2
 shift
 parts=${*:-suites random sanitizer}
+export KERNEL=${KERNEL:-} SECONDS_A_TEST=${SECONDS_A_TEST:-300}
 jobs=$(nproc)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
@@ -42,9 +44,9 @@ gpu_tests() {
   local suite at
   for suite in api_test forward_test gpu_door_test gpu_launch_test gpu_test hostile_test nan_test sharing_test; do
     at=$(program "$suite") || continue
-    "$at" --gtest_list_tests | awk -v at="$at" '
+    "$at" --gtest_list_tests | awk -v at="$at" -v kernel="${KERNEL//./_}" '
       /^[^ ]/ { group = $1 }
-      /^ / { name = group $1; if (name ~ /\/cuda_|Gpu/) print at, name }'
+      /^ / { name = group $1; if (name ~ (kernel ? kernel "$" : "/cuda_|Gpu")) print at, name }'
   done
 }
 
@@ -58,7 +60,7 @@ run_suites() {
   export logs
   # shellcheck disable=SC2016
   nl -ba "$logs/list" | xargs -P "$jobs" -L 1 bash -c '
-    "$1" --gtest_filter="$2" >"$logs/$0.log" 2>&1
+    timeout "$SECONDS_A_TEST" "$1" --gtest_filter="$2" >"$logs/$0.log" 2>&1
     echo $? >"$logs/$0.status"'
   local number at name
   while read -r number at name; do
@@ -70,6 +72,7 @@ run_random() {
   local at kernel
   at=$(program random_test) || return
   for kernel in $("$at" --list-configs | sed -n 's/^kernel=\(cuda\.[^ ]*\).*/\1/p' | sort -u); do
+    [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     "$at" --kernel "$kernel" --compile-only --jobs "$jobs" >"$logs/random" 2>&1
     "$at" --kernel "$kernel" --cases "${CASES:-20000}" --jobs "$jobs" >>"$logs/random" 2>&1
     count "random_test $kernel" $? "$logs/random"
@@ -97,6 +100,7 @@ run_sanitizer() {
   checked memcheck forward_test --gtest_filter='*.OddSizes/cuda_*:*.EmptySizes/cuda_*:*.HeadDims/cuda_*:*.Layouts/cuda_*'
   local kernel small='*.Plain/X*:*.RowsWithoutAKey/X*:*.LongerThanAnyTile/X*'
   for kernel in cuda.forward_sm80 cuda.forward_sm90; do
+    [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked memcheck random_test --kernel $kernel --cases 300 --jobs 4
     checked synccheck random_test --kernel $kernel --cases 60
   done

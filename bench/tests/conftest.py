@@ -1,8 +1,15 @@
-"""bench/compare.py and its parts are imported from where they lie; Triton, which reads this once, interprets."""
+"""bench/compare.py and its parts are imported from where they lie; without a GPU Triton, which reads this once, interprets."""
 
 import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-os.environ["TRITON_INTERPRET"] = "1"
+try:
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+except ImportError:
+    has_gpu = False
+if not has_gpu:
+    os.environ["TRITON_INTERPRET"] = "1"

@@ -22,7 +22,8 @@ using core::Problem;
 using core::Sequence;
 
 // Noise of one row, from its scores and normalised probabilities.
-// A kernel rounds each P_j to the inputs' dtype (relative unit u_p). It errs in s_j by some units of fp32 for its exp,
+// A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the sum
+// divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp,
 // for the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a
 // relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing.
 // These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
@@ -98,7 +99,8 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
   for (int64_t j = 0; j < s.len_kv; ++j) {
     if (scores[j] == kHidden<Real>) continue;
     const Real weight = std::exp(scores[j] - largest) / sum;
-    Real prob = weight * dropout.at<Real>(s, head, i, j);
+    const Real kept = dropout.at<Real>(s, head, i, j);
+    Real prob = weight * kept;
     if (probs_dtype != DType::none) prob = round_to(probs_dtype, prob);
     load_row(p.v.row(s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
@@ -109,8 +111,10 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     const double unit = score_unit(p, magnitude, noise->products[static_cast<size_t>(j)]);
     lse_noise += static_cast<double>(weight) * unit;
     sum_noise += static_cast<double>(weight * weight) * unit * unit;
+    const double prob_error = (prob_unit(p) + unit) * static_cast<double>(prob) +
+                              underflow_unit(p.dtype) * static_cast<double>(kept / sum);
     for (int64_t c = 0; c < p.head_dim_v; ++c) {
-      const double error = (prob_unit(p) + unit) * static_cast<double>(prob * kv[c]);
+      const double error = prob_error * static_cast<double>(kv[c]);
       noise->out[c] += error * error;
     }
   }
