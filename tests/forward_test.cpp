@@ -35,8 +35,8 @@ class Forward : public EachKernel {
   // What Hopper's kernel leaves to the one behind it: element masks, and rows that the copy engine does not read.
   static bool is_left_to_others(const Case& c) {
     const bool has_element_masks = c.document || !c.dense.empty() || !c.block_map.empty();
-    return has_element_masks || c.layout == "sliced" || c.layout == "qkv" || c.shift % 8 != 0 || c.head_dim_qk % 8 != 0 ||
-           c.head_dim_v % 8 != 0;
+    return has_element_masks || c.layout == "sliced" || c.layout == "qkv" || c.shift % 8 != 0 ||
+           c.head_dim_qk % 8 != 0 || c.head_dim_v % 8 != 0;
   }
   Case base() const {
     return {.batch = 2,

@@ -22,15 +22,15 @@ using core::Problem;
 using core::Sequence;
 
 // Noise of one row, from its scores and normalised probabilities.
-// A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the sum
-// divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp,
-// for the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a
-// relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing.
-// These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
-// sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3),
-// so the factor 2 makes it some 3.5 of them. The sum that divides errs by the same, and with it all of o: dropout may
-// leave o few keys of the sum's many. Then the output is rounded once. The weights are fitted:
-// with smaller ones a handful of 100,000 random cases failed, small tensors whose plain computation was exact by luck.
+// A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the
+// sum divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp, for
+// the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a relative one of P_j, so a
+// key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing. These errors are
+// independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|, which would hide real
+// defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes it some 3.5 of
+// them. The sum that divides errs by the same, and with it all of o: dropout may leave o few keys of the sum's many.
+// Then the output is rounded once. The weights are fitted: with smaller ones a handful of 100,000 random cases failed,
+// small tensors whose plain computation was exact by luck.
 double prob_unit(const Problem& p) {
   return p.dtype == DType::f64 || p.dtype == DType::f32 ? 0 : unit_roundoff(p.dtype);
 }
@@ -111,8 +111,8 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     const double unit = score_unit(p, magnitude, noise->products[static_cast<size_t>(j)]);
     lse_noise += static_cast<double>(weight) * unit;
     sum_noise += static_cast<double>(weight * weight) * unit * unit;
-    const double prob_error = (prob_unit(p) + unit) * static_cast<double>(prob) +
-                              underflow_unit(p.dtype) * static_cast<double>(kept / sum);
+    const double prob_error =
+        (prob_unit(p) + unit) * static_cast<double>(prob) + underflow_unit(p.dtype) * static_cast<double>(kept / sum);
     for (int64_t c = 0; c < p.head_dim_v; ++c) {
       const double error = prob_error * static_cast<double>(kv[c]);
       noise->out[c] += error * error;
