@@ -87,15 +87,20 @@ void apply(const Configuration& config, Random& random, Case& c) {
 
 }  // namespace
 
-Configuration configuration(int idx, std::string_view dtypes) {
+Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engine) {
   std::istringstream stream{std::string(dtypes)};
   const std::vector<std::string> list{std::istream_iterator<std::string>(stream), {}};
   const auto count = static_cast<int>(list.size());
-  const HeadDims dims = kHeadDims[static_cast<size_t>(idx / count) % std::size(kHeadDims)];
+  std::vector<HeadDims> head_dims;
+  for (const HeadDims& dims : kHeadDims) {
+    const bool is_whole = dims.qk % 8 == 0 && dims.v % 8 == 0 && dims.qk <= 256;
+    if (is_whole || !for_copy_engine) head_dims.push_back(dims);
+  }
+  const HeadDims dims = head_dims[static_cast<size_t>(idx / count) % head_dims.size()];
   Random random(static_cast<uint64_t>(idx));
   Configuration config{.dtype = list[static_cast<size_t>(idx % count)], .head_dim_qk = dims.qk, .head_dim_v = dims.v};
-  config.is_aligned = random.chance(0.75) && rows_are_whole(config);
-  config.element_masks = random.chance(0.3);
+  config.is_aligned = (random.chance(0.75) || for_copy_engine) && rows_are_whole(config);
+  config.element_masks = random.chance(0.3) && !for_copy_engine;
   config.softcap = random.chance(0.2);
   config.alibi = random.chance(0.2);
   config.bias = random.chance(0.25);

@@ -30,7 +30,6 @@ namespace {
 
 using tessella::tests::Call;
 using tessella::tests::Case;
-using tessella::tests::configuration;
 using tessella::tests::Outcome;
 using tessella::tests::Verdict;
 
@@ -48,6 +47,9 @@ struct Kernel {
   std::string name;
   std::string dtypes;
   bool is_on_gpu;
+  tessella::tests::Configuration configuration(int idx) const {
+    return tessella::tests::configuration(idx, dtypes, name == "cuda.forward_sm90");
+  }
 };
 
 std::vector<Kernel> kernels(const std::string& only) {
@@ -106,7 +108,7 @@ void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>&
 Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
   if (!kernel.is_on_gpu) return tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
-  return random_case_of(configuration(idx, kernel.dtypes), seed, kernel.name);
+  return random_case_of(kernel.configuration(idx), seed, kernel.name);
 }
 
 int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
@@ -143,7 +145,7 @@ int run_configs(const Arguments& arguments, const std::vector<Kernel>& list) {
   for (const Kernel& kernel : list) {
     if (!kernel.is_on_gpu) continue;
     for (int idx = 0; idx < arguments.max_configs; ++idx) {
-      cases.push_back(smallest_case(configuration(idx, kernel.dtypes), kernel.name));
+      cases.push_back(smallest_case(kernel.configuration(idx), kernel.name));
     }
   }
   if (arguments.compile_only) {
