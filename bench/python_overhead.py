@@ -42,8 +42,8 @@ def variants(q, k, v, options):
 
 def torch_variants(q, k, v, options):
     try:
-        import torch
         import tessella.torch
+        import torch
     except ImportError:
         return {}
     q, k, v = (torch.from_numpy(t) for t in (q, k, v))

@@ -23,8 +23,8 @@ struct Configuration {
 
 inline constexpr int kUsualConfigurations = 48;
 
-// The same for every seed, for as long as the dtypes stay the same. for_copy_engine: of what Hopper's kernel takes, whole
-// rows of 16 bytes to head dim 256 without element masks.
+// The same for every seed, for as long as the dtypes stay the same. for_copy_engine: of what Hopper's kernel takes,
+// whole rows of 16 bytes to head dim 256 without element masks.
 Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engine);
 
 // The smallest case of it.

@@ -118,15 +118,26 @@ def measure_cell(
     sides: dict[str, Side] = {}
     twins: dict[str, Side] = {}
     refused: dict[str, str] = {}
-    for contender in contenders:
+
+    def attempt(name: str, contender: Contender, of: Problem) -> Side | None:
         try:
-            sides[contender.name] = side = prepared(contender, problem)
-            if plain_problem and isinstance(side.run, OurRun):
-                twins[contender.name] = prepared(contender, plain_problem)
+            return prepared(contender, of)
         except Exception as error:  # a library may fail in any way: it is named and the others go on
-            refused[contender.name] = first_line(error) if isinstance(error, Refused) else named(error)
-        if device == "cuda":
-            torch.cuda.empty_cache()
+            refused[name] = first_line(error) if isinstance(error, Refused) else named(error)
+            return None
+        finally:
+            if device == "cuda":
+                torch.cuda.empty_cache()
+
+    for contender in contenders:
+        side = attempt(contender.name, contender, problem)
+        if side is None:
+            continue
+        sides[contender.name] = side
+        if plain_problem and isinstance(side.run, OurRun):
+            twin = attempt(f"{contender.name}, plain", contender, plain_problem)
+            if twin is not None:
+                twins[contender.name] = twin
     timed = [*sides.items(), *((f"{name}, plain", twin) for name, twin in twins.items())]
     for round_idx in range(-1, ROUNDS):
         for name, side in timed:

@@ -1,4 +1,4 @@
-"""bench/compare.py and its parts are imported from where they lie; without a GPU Triton, which reads this once, interprets."""
+"""bench/compare.py and its parts lie beside this; without a GPU Triton, which reads this once, interprets."""
 
 import os
 import pathlib

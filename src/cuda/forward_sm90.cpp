@@ -78,7 +78,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
   const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
   const portable::ForwardSm90Params params{
-      .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, 64),
+      .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows),
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
@@ -92,7 +92,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
 std::string describe(const Problem& p, int) {
   const ForwardConfig c = forward_sm90_config(p);
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
-  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / 64,
+  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
                  " warpgroups that multiply, head dims as "
                  "compiled ",
                  c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages,

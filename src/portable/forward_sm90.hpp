@@ -27,7 +27,8 @@ struct ForwardSm90Layout {
   int32_t bytes;
 };
 
-inline constexpr int32_t kItemSlots = 2;  // and one that is not handed on
+inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
+inline constexpr int32_t kItemSlots = 2;       // and one that is not handed on
 inline constexpr int32_t kItemBytes = 256;
 inline constexpr int32_t kMaxStages = 4;
 inline constexpr int32_t kBarrierBytes = 256;

@@ -135,7 +135,7 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   const int64_t batch_q = p.cu_seqlens_q ? 1 : p.batch, batch_kv = p.cu_seqlens_kv ? 1 : p.batch;
   uint32_t counter = 0;
   const portable::ForwardSm90Params params = {
-      .q = tensor_map(p.q, p.head_dim_qk, p.total_q, p.heads_q, batch_q, 64),
+      .q = tensor_map(p.q, p.head_dim_qk, p.total_q, p.heads_q, batch_q, portable::kWarpgroupRows),
       .k = tensor_map(p.k, p.head_dim_qk, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
       .v = tensor_map(p.v, p.head_dim_v, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
       .forward = cuda::forward_params(p, config, map, nullptr, kL2Bytes),

@@ -178,6 +178,8 @@ class Slot:
 
     def _capsule(self, array: Any, stream: int | None) -> Any:
         options = {"stream": stream} if is_on_gpu(array) else {}
+        if getattr(array, "is_neg", bool)():  # torch: the memory holds the numbers before it
+            raise InvalidArgument(f"{self.name} has the negative bit, expected resolve_neg() of it")
         try:
             try:
                 return array.__dlpack__(max_version=(1, 1), **options)

@@ -4,7 +4,8 @@
 //   at::Tensor out = tessella::torch::attention(q, k, v, {.mask = tessella::Mask::causal()});
 //
 // Nothing is copied. On a GPU work is queued on torch's current stream, and the workspace is of torch's allocator; on
-// the CPU as many threads run as at::get_num_threads() says. Failures throw tessella::Error; nothing is touched then.
+// the CPU as many threads run as at::get_num_threads() says. Failures throw tessella::Error, those of torch's
+// own allocation c10::Error; nothing is touched then.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -69,8 +70,11 @@ inline Device device_of(const at::Tensor& tensor, const char* name) {
 // Absent where the tensor is undefined.
 inline TensorView view(const at::Tensor& tensor, const char* name) {
   if (!tensor.defined()) return {};
-  if (tensor.layout() != at::kStrided) {
+  if (tensor.is_nested() || tensor.layout() != at::kStrided) {
     refuse(ErrorCode::unsupported, std::string(name) + " is sparse or nested, expected a strided tensor");
+  }
+  if (tensor.is_neg()) {  // the memory holds the numbers before it
+    refuse(ErrorCode::unsupported, std::string(name) + " has the negative bit, expected resolve_neg() of it");
   }
   if (tensor.dim() == 0 || tensor.dim() > 8) {
     refuse(ErrorCode::invalid_argument,

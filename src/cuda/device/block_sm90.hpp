@@ -5,9 +5,9 @@
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "cuda/device/ring.hpp"
-#include "cuda/device/rows.hpp"
 #include "cuda/device/schedule.hpp"
 #include "cuda/device/sequence.hpp"
+#include "cuda/device/zero_rows.hpp"
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::device {
@@ -18,7 +18,8 @@ using portable::ForwardSm90Params;
 
 template <ForwardConfig C>
 struct BlockSm90 {
-  static constexpr int kWarpgroups = C.tile_q / 64;
+  static constexpr int kRows = portable::kWarpgroupRows;  // of a warpgroup
+  static constexpr int kWarpgroups = C.tile_q / kRows;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // A launch gives all threads the same number, a multiple of 8; what one part gives up the other takes.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
@@ -47,6 +48,7 @@ struct BlockSm90 {
   using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
+  static_assert(Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes + VRing::kBytes <= portable::kBarrierBytes);
   using Visited = VisitedTiles<false>;
 
   const ForwardSm90Params& p;
@@ -100,7 +102,7 @@ struct BlockSm90 {
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
     int32_t row = lane % 2 == 0 ? first : last;
     if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
-    if (lane / 2 >= 2) row = min(first + (lane / 2 - 2) * 64 + lane % 2 * 63, last);
+    if (lane / 2 >= 2) row = min(first + (lane / 2 - 2) * kRows + lane % 2 * (kRows - 1), last);
     const KeyRange own = range(to.sequence, row);
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
     if (lane == 2) {
@@ -206,8 +208,8 @@ struct BlockSm90 {
         const QRing own = q.at(warpgroup);
         own.wait_empty();
         own.arrive_full_expecting(kQBytes);
-        copy_tile<C.head_dim_qk>(s_q_of(own.slot(), warpgroup), p.q, own.full(), 64,
-                                 of.sequence.row_q + of.first_q() + warpgroup * 64, of.work.head_idx,
+        copy_tile<C.head_dim_qk>(s_q_of(own.slot(), warpgroup), p.q, own.full(), kRows,
+                                 of.sequence.row_q + of.first_q() + warpgroup * kRows, of.work.head_idx,
                                  batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
       }
       q.advance();

@@ -43,7 +43,7 @@ struct WarpgroupSm90 {
   // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   // Masks and maxima beside the warpgroup's own o += p v, where that leaves registers.
-  static constexpr bool kOverlaps = Block::kMultiplyRegisters > 160 && !C.bias && !C.dropout;
+  static constexpr bool kOverlaps = Block::kWarpgroups < 3 && !C.bias && !C.dropout;
   // Whole rows of out are put together where the queries were, if the next ones go elsewhere.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
   static constexpr int kWarpgroups = Block::kWarpgroups;
@@ -51,6 +51,7 @@ struct WarpgroupSm90 {
   static constexpr int kBlocksV = C.head_dim_v / 8;
   static constexpr portable::ForwardSm90Layout kLayout = Block::kLayout;
   static constexpr int kRowBytes = Block::kRowBytes;
+  static constexpr int kTurn = 1, kMeeting = 4;  // the first of the warpgroups' named barriers
 
   const Block& block;
   const ForwardParams& p;
@@ -70,7 +71,7 @@ struct WarpgroupSm90 {
         warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
         lane(static_cast<int>(threadIdx.x % 32)),
         items(of.item_barriers()),
-        q(of.q_barriers() + warpgroup * Block::QRing::kBytes),
+        q(QRing(of.q_barriers()).at(warpgroup)),
         k(of.k_barriers()),
         v(of.v_barriers()) {}
 
@@ -78,6 +79,8 @@ struct WarpgroupSm90 {
   __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
     return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
   }
+  // Returns when all warps of the warpgroup are here.
+  __device__ __forceinline__ void meet() const { ptx::named_wait(kMeeting + warpgroup, 128); }
   // Of the tile of queries.
   __device__ int row(int r) const { return static_cast<int>(threadIdx.x / 32 - 4) * 16 + r * 8 + lane / 4; }
 
@@ -106,7 +109,7 @@ struct WarpgroupSm90 {
       ptx::store_chunk(s_q + at, {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
     }
     ptx::fence_async();
-    ptx::named_wait(4 + warpgroup, 128);
+    meet();
   }
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
@@ -148,7 +151,7 @@ struct WarpgroupSm90 {
       ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0});
     }
     ptx::fence_async();
-    ptx::named_wait(4 + warpgroup, 128);
+    meet();
   }
 
   // Softcap, bias, ALiBi and the caller's text.
@@ -233,18 +236,18 @@ struct WarpgroupSm90 {
     return Visited().next(current().tiles, nullptr, tile + 1) >= current().tiles.end;
   }
 
-  using Rows = Output<C, 64, 16, Block::kQBytes>;
-  __device__ Rows output(const Item& item, int q_slot) const {
+  using OutputOfWarp = Output<C, Block::kRows, 16, Block::kQBytes, 2>;
+  __device__ OutputOfWarp output(const Item& item, int q_slot) const {
     return {p,
             item.work,
             item.sequence,
             block.s_q_of(q_slot, warpgroup),
-            item.first_q() + warpgroup * 64,
+            item.first_q() + warpgroup * Block::kRows,
             lane,
             static_cast<int>(threadIdx.x / 32 % 4) * 16};
   }
   // Writes the lse of the item at `of`, whose last probabilities are there. by: what its output is to be multiplied by.
-  __device__ __forceinline__ void finish_rows(Items of, float (&by)[1][2]) {
+  __device__ __forceinline__ void write_lse(Items of, float (&by)[1][2]) {
     const Item& item = block.item(of.slot());
     const RowState state[1] = {rows};
     output(item, 0).finish_rows(state, score_of(p, item).scale(), by);
@@ -257,9 +260,9 @@ struct WarpgroupSm90 {
   // Stores out of the item at `of`; o is that of the next.
   __device__ __forceinline__ void store(Items of, QRing q_of, const float (&by)[1][2]) {
     scale_rows(o, by);
-    const Rows to = output(block.item(of.slot()), q_of.slot());
+    const OutputOfWarp to = output(block.item(of.slot()), q_of.slot());
     if constexpr (kKeepsQ) {
-      ptx::named_wait(4 + warpgroup, 128);  // no warp multiplies with these queries any more
+      meet();  // no warp multiplies with these queries any more
       to.store(o);
       ptx::fence_async();
       release(q_of);
@@ -276,7 +279,7 @@ struct WarpgroupSm90 {
 
   __device__ __forceinline__ void run() {
     constexpr int kTurnThreads = 256;  // those who wait and those who let them
-    if (kTakesTurns && warpgroup == 0) ptx::named_arrive(1, kTurnThreads);
+    if (kTakesTurns && warpgroup == 0) ptx::named_arrive(kTurn, kTurnThreads);
     if (!find_item()) return;
     const float scale_log2 = score_of(p, current()).scale_log2();
     float offset[2], factor[1][2];
@@ -315,18 +318,18 @@ struct WarpgroupSm90 {
 
       float s[1][kBlocks][4];
       k.wait_full();
-      if (kTakesTurns) ptx::named_wait(1 + warpgroup, kTurnThreads);
+      if (kTakesTurns) ptx::named_wait(kTurn + warpgroup, kTurnThreads);
       begin_scores(s[0]);
       v.wait_full();
       begin_output();
-      if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? 1 : 2 + warpgroup, kTurnThreads);
+      if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? kTurn : kTurn + 1 + warpgroup, kTurnThreads);
       ptx::wait_products<1>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release(q);
 
       float by[1][2];
       if constexpr (kOverlaps) {
-        if (ends) finish_rows(items.previous(), by);
+        if (ends) write_lse(items.previous(), by);
         const bool is_behind = take_scores(s, tile, scale_log2, offset, factor[0]);
         end_output();
         if (ends) store(items.previous(), q.previous(), by);
@@ -334,7 +337,7 @@ struct WarpgroupSm90 {
       } else {
         end_output();
         if (ends) {
-          finish_rows(items.previous(), by);
+          write_lse(items.previous(), by);
           store(items.previous(), q.previous(), by);
         }
         if (take_scores(s, tile, scale_log2, offset, factor[0])) scale_rows(o, factor);
@@ -344,7 +347,7 @@ struct WarpgroupSm90 {
     v.wait_full();
     begin_output();
     float by[1][2];
-    finish_rows(items, by);
+    write_lse(items, by);
     end_output();
     store(items, q, by);
   }

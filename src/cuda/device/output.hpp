@@ -2,11 +2,11 @@
 #pragma once
 
 #include "cuda/device/multiply.hpp"
-#include "cuda/device/rows.hpp"
 #include "cuda/device/schedule.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
 #include "cuda/device/tile.hpp"
+#include "cuda/device/zero_rows.hpp"
 #include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ void write_rows_without_query(const ForwardParams& p,
   rows.write_without_query(C.tile_q);
 }
 
-// Multiplies the rows of o by what finish_rows() says.
+// Multiplies row r of block m by by[m][r].
 template <int MBlocks, int BlocksV>
 __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], const float (&by)[MBlocks][2]) {
 #pragma unroll
@@ -42,8 +42,63 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
   }
 }
 
-// The rows of one warp: RowsOfWarp of a tile of TileRows, which is put together in Bytes bytes of shared memory.
-template <ForwardConfig C, int TileRows, int RowsOfWarp, int Bytes>
+// Four words of four lanes that share a row: lane t gets the words of all four for block t.
+__device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int lane) {
+  const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
+  // Pairs of lanes, then pairs of pairs: each time a lane keeps the half it is to own and gives the other.
+  const uint32_t given0 = odd ? words[0] : words[1], given1 = odd ? words[2] : words[3];
+  const uint32_t got0 = __shfl_xor_sync(kAllLanes, given0, 1), got1 = __shfl_xor_sync(kAllLanes, given1, 1);
+  const uint2 low = odd ? make_uint2(got0, words[1]) : make_uint2(words[0], got0);  // block `odd`
+  const uint2 up = odd ? make_uint2(got1, words[3]) : make_uint2(words[2], got1);   // block 2 + `odd`
+  const uint2 given = high ? low : up, kept = high ? up : low;
+  const uint2 got = make_uint2(__shfl_xor_sync(kAllLanes, given.x, 2), __shfl_xor_sync(kAllLanes, given.y, 2));
+  return high ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
+}
+
+// Row r (0 or 1) of the lane's accumulators to out, from element `at` on. All lanes of the warp call it.
+template <portable::ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_row(const portable::ForwardParams& p, const float (&o)[BlocksV][4], int r,
+                                          int64_t at, int lane, bool is_there) {
+  const int32_t columns = p.head_dim_v;
+  if (p.out_is_f32) {
+    float* to = static_cast<float*>(p.out.data) + at;
+#pragma unroll
+    for (int j = 0; j < BlocksV; ++j) {
+      const int32_t column = j * 8 + lane % 4 * 2;
+      if (!is_there || column >= columns) continue;
+      if (p.out_vector_store) {
+        *reinterpret_cast<float2*>(to + column) = make_float2(o[j][r * 2], o[j][r * 2 + 1]);
+      } else {
+        to[column] = o[j][r * 2];
+        if (column + 1 < columns) to[column + 1] = o[j][r * 2 + 1];
+      }
+    }
+    return;
+  }
+  uint16_t* to = static_cast<uint16_t*>(p.out.data) + at;
+#pragma unroll
+  for (int j = 0; j < BlocksV; j += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = Multiply<C.element>::pack(o[j + i][r * 2], o[j + i][r * 2 + 1]);
+    if (p.out_vector_store) {
+      const uint4 chunk = transpose_quad(words, lane);
+      const int32_t column = (j + lane % 4) * 8;
+      if (is_there && column < columns) *reinterpret_cast<uint4*>(to + column) = chunk;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t column = (j + i) * 8 + lane % 4 * 2;
+        if (is_there && column < columns) to[column] = static_cast<uint16_t>(words[i]);
+        if (is_there && column + 1 < columns) to[column + 1] = static_cast<uint16_t>(words[i] >> 16);
+      }
+    }
+  }
+}
+
+// The rows of one warp: RowsOfWarp of a tile of TileRows, which is put together in Bytes bytes of shared memory
+// and read back Unroll chunks a lane at a time.
+template <ForwardConfig C, int TileRows, int RowsOfWarp, int Bytes, int Unroll>
 struct Output {
   static constexpr int kMBlocks = RowsOfWarp / 16;
   static constexpr int kBlocksV = C.head_dim_v / 8;
@@ -76,8 +131,7 @@ struct Output {
     const RowResult result = finish(max, sum, scale, has_sink, sink);
     const int32_t row = query(mine / 2, mine % 2);
     if (p.lse.data != nullptr && row < sequence.len_q && work.slice_idx == 0 && lane % 4 < kRows) {
-      static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
-                                      (sequence.row_q + row) * p.lse.row_stride] = result.lse;
+      static_cast<float*>(p.lse.data)[row_offset(p.lse, work, sequence, row)] = result.lse;
     }
     const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll
@@ -94,15 +148,13 @@ struct Output {
     }
   }
 
-  // out straight from the registers.
+  // out straight from the registers: 16 bits an element, all columns.
   template <class Accumulators>
   __device__ __forceinline__ void store_directly(const Accumulators& o) const {
 #pragma unroll
     for (int i = 0; i < 2 * kMBlocks; ++i) {
       const int32_t row = query(i / 2, i % 2);
-      const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride +
-                         (sequence.row_q + row) * p.out.row_stride;
-      store_row<C>(p, o[i / 2], i % 2, at, lane, row < sequence.len_q);
+      store_row<C>(p, o[i / 2], i % 2, row_offset(p.out, work, sequence, row), lane, row < sequence.len_q);
     }
   }
 
@@ -158,17 +210,17 @@ struct Output {
                (sequence.row_q + first_q + warp_row + first) * p.out.row_stride;
     const int columns = min(Columns, p.head_dim_v - work.slice_idx * C.head_dim_v - first_column);
     // Chunk `part` of the lane in the row `step` rows on.
-    constexpr int kParts = (TileOut::kChunks + 31) / 32;
+    constexpr int kChunksOfLane = (TileOut::kChunks + 31) / 32;
     const auto column = [&](int part) { return (lane % TileOut::kChunks + part * 32) * kChunkElements; };
     const auto chunk = [&](int step, int part) {
       const int idx = min(lane % TileOut::kChunks + part * 32, TileOut::kChunks - 1);
       return ptx::load_chunk(s_out + TileOut::offset(warp_row + first + step, idx));
     };
     if (p.out_vector_store) {
-#pragma unroll 2
+#pragma unroll Unroll
       for (int step = 0; step < RowsOfWarp; step += kRowsAStep, to += stride) {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
+        for (int part = 0; part < kChunksOfLane; ++part) {
           const uint4 words = chunk(step, part);
           if (first + step < num_rows && column(part) < columns) *reinterpret_cast<uint4*>(to + column(part)) = words;
         }
@@ -176,7 +228,7 @@ struct Output {
     } else {
 #pragma unroll 1
       for (int step = 0; first + step < num_rows; step += kRowsAStep, to += stride) {
-        for (int part = 0; part < kParts; ++part) {
+        for (int part = 0; part < kChunksOfLane; ++part) {
           store_elements(to + column(part), min(columns - column(part), kChunkElements), chunk(step, part));
         }
       }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from .._call import is_swapped
 from .._errors import InvalidArgument
 from .._fields import set_options
 from . import _operator
@@ -102,35 +104,29 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-# What makes of options of these types the same arguments every time; found once, as that takes longer than a lookup.
-_PLAIN = (str, int, float, bool, type(None))
-_MOST_REMEMBERED = 256
-_remembered: dict[Any, list[Any]] = {}
+# Options of these types make the same arguments every time. Tensors do not: what is remembered would keep them.
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
     """The operator's arguments after q, k and v."""
-    if torch.compiler.is_compiling() or "dropout" in options:
+    is_drawn = options.get("dropout") and options.get("seed") is None
+    if is_drawn or torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, options.values())):
         return _translate(q, layout, options)
-    key: list[Any] = [layout]
-    for name, value in options.items():
-        kind = type(value)
-        if kind not in _PLAIN:
-            return _translate(q, layout, options)
-        key += (name, kind, value)  # 1 is no True
-    remembered = tuple(key)
-    others = _remembered.get(remembered)
-    if others is None:
-        others = _translate(q, layout, options)
-        if len(_remembered) < _MOST_REMEMBERED:
-            _remembered[remembered] = others
-    return others
+    is_swapped(layout)  # refuses what is no layout
+    return _remembered(layout, **options)
 
 
-def _translate(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
+@functools.lru_cache(maxsize=256, typed=True)  # typed: 1 is no True
+def _remembered(layout: str, **options: Any) -> list[Any]:
+    return _translate(None, layout, options)
+
+
+def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> list[Any]:
+    """q: None where no seed is drawn."""
     given = _Arguments()
     set_options(given, options)
-    if options.get("dropout") and options.get("seed") is None:
+    if q is not None and options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
     others: list[Any] = [layout, given.options or None, given.arrays or None]
     if "max_seqlen_q" in options or "max_seqlen_kv" in options:

@@ -37,7 +37,11 @@ def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: An
 
 def attention_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
     """Writes out, and lse where it is given."""
+    written = [out] if lse is None else [out, lse]
+    _refuse_gradients(*written)
     _run(out, lse, False, *inputs)
+    for tensor in written:  # whoever saved it for a backward hears of it
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _run(
@@ -53,7 +57,7 @@ def _run(
     max_seqlen_q: int = 0,
     max_seqlen_kv: int = 0,
 ) -> tuple[Any, Any]:
-    _refuse_gradients(q, k, v, arrays)
+    _refuse_gradients(q, k, v, *(arrays or ()))
     call = TensorCall.begin()
     try:
         call.fill_tensors(q, k, v, layout, options, arrays)
@@ -68,10 +72,8 @@ def _run(
         call.end()
 
 
-def _refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrays: Sequence[torch.Tensor] | None) -> None:
-    if not torch.is_grad_enabled():
-        return
-    if q.requires_grad or k.requires_grad or v.requires_grad or (arrays and any(a.requires_grad for a in arrays)):
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise Unsupported(
             "attention: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad() or "
             "torch.inference_mode(), or detached tensors"
@@ -92,7 +94,7 @@ def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bs
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    _refuse_gradients(q, k, v, others[2] if len(others) > 2 else None)
+    _refuse_gradients(q, k, v, *((others[2] if len(others) > 2 else None) or ()))
     return new_out(q, k, v, *others)
 
 
@@ -101,6 +103,7 @@ def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -
 
 
 def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
+    _refuse_gradients(*([out] if lse is None else [out, lse]))
     _fake(*inputs)
 
 

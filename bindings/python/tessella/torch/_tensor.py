@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,18 +18,14 @@ from .._kinds import kind_of
 _KINDS: dict[str, Callable[[str], Any]] = {
     name: {c.c_float: float, c.c_char_p: str}.get(kind, int) for name, kind, *_ in d.AttentionOptions._fields_
 }
-_MOST_PARSED = 256
-_parsed: dict[str, tuple[str, Any]] = {}  # as they are met
 _codes: dict[Any, int] = {}  # torch.dtype -> dtype of Tessella, as they are met
 
 
+@functools.lru_cache(maxsize=256)
 def _parse(option: str) -> tuple[str, Any]:
     """The field's name and value; None where an array is its value."""
     name, is_text, value = option.partition("=")
-    found = name, _KINDS[name](value) if is_text else None
-    if len(_parsed) < _MOST_PARSED:
-        _parsed[option] = found
-    return found
+    return name, _KINDS[name](value) if is_text else None
 
 
 class TensorSlot(Slot):
@@ -112,7 +109,7 @@ class TensorCall(Call):
     def _read_options(self, options: Sequence[str], remaining: Iterator[torch.Tensor]) -> None:
         score_args = []
         for option in options:
-            name, value = _parsed.get(option) or _parse(option)
+            name, value = _parse(option)
             if value is not None:
                 self.set_option(name, value)
             elif name == "score_args":
