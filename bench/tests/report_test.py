@@ -46,6 +46,12 @@ def test_named_cases_have_bars_of_their_own():
     assert barred == [f"{case} {mask} 8k" for mask in ("full", "causal") for case in ("gqa 64/8", "d 192/128", "d 96")]
 
 
+@pytest.mark.parametrize("protocol", ["layer", "long"])
+def test_other_sizes_have_no_bar(protocol):
+    entries = fake.entries({"tessella": 600, "sdpa.cudnn": 500}, protocol, dtypes=["bf16"])
+    assert entries and not any(Bars().rate(entry, "NVIDIA H200") for entry in entries)
+
+
 def test_no_bar_without_cudnn_or_on_another_gpu_or_dtype():
     entry, *_ = fake.entries({"tessella": 600, "sdpa.cudnn": 500})
     assert Bars().rate(entry, "NVIDIA H100 80GB HBM3") is None

@@ -96,6 +96,8 @@ void test_device(const at::Device& device) {
   expect_error(ts::ErrorCode::unsupported, "attention: k has dtype ComplexFloat, expected f64, f32,",
                [&] { attention(q, k.to(at::kComplexFloat), v); });
   expect_error(ts::ErrorCode::unsupported, "attention: q is sparse or nested", [&] { attention(q.to_sparse(), k, v); });
+  expect_error(ts::ErrorCode::unsupported, "attention: q has the negative bit",
+               [&] { attention(at::_neg_view(q), k, v); });
   expect_error(ts::ErrorCode::unsupported, "attention: q is on meta, expected cpu or cuda",
                [&] { attention(q.to(at::kMeta), k, v); });
 }

@@ -169,6 +169,16 @@ def test_every_field_passes_through(qkv, monkeypatch):
     assert got == expected and arrays == _fields.ARRAYS
 
 
+def test_what_is_written_tells_autograd(qkv):
+    q, k, v = qkv
+    out, lse = torch.empty(2, 9, 4, 8, device=q.device), torch.empty(2, 4, 9, device=q.device)
+    versions = out._version, lse._version
+    tessella.torch.attention(q, k, v, out=out, lse=lse, return_lse=True)
+    assert out._version > versions[0] and lse._version > versions[1]
+    with pytest.raises(tessella.Unsupported, match="a tensor requires grad"):
+        tessella.torch.attention(q, k, v, out=out.clone().requires_grad_())
+
+
 def test_gradients_are_refused(qkv):
     q, k, v = qkv
     leaf = q.clone().requires_grad_()
