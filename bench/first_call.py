@@ -22,7 +22,8 @@ ONE_CALL = """
 import json, sys, time
 import tessella, torch
 options = json.loads(sys.argv[1])
-q, k, v = (torch.randn(4, 1024, 8, options.pop("head_dim"), dtype=torch.bfloat16, device="cuda") for _ in range(3))
+shape = 4, 1024, 8, options.pop("head_dim")
+q, k, v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3))
 torch.cuda.synchronize()
 begin = time.perf_counter()
 tessella.attention(q, k, v, **options)

@@ -185,23 +185,24 @@ struct BlockSm90 {
       items.arrive_empty();
     }
   }
-  // A tile of k or v.
-  template <int Columns>
-  __device__ __forceinline__ void copy_keys(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
-                                            const Item& of, int32_t tile) const {
-    copy_tile<Columns>(to, map, barrier, C.tile_kv, of.sequence.row_kv + tile * C.tile_kv,
+  // The next tile of k or v into its ring, whose stages of `bytes` begin at first_stage.
+  template <int Columns, class AnyRing>
+  __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t first_stage, int32_t bytes,
+                                            const portable::TensorMap& map, const Item& of, int32_t tile) const {
+    ring.wait_empty();
+    ring.arrive_full_expecting(bytes);
+    copy_tile<Columns>(first_stage + ring.slot() * bytes, map, ring.full(), C.tile_kv,
+                       of.sequence.row_kv + tile * C.tile_kv,
                        of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv),
                        batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+    ring.advance();
   }
 
   __device__ __forceinline__ void load_q_and_k() const {
     QRing q(q_barriers());
     KRing k(k_barriers());
     for_each_tile([&](const Item& of, int32_t tile) {
-      k.wait_empty();
-      k.arrive_full_expecting(kLayout.k_bytes);
-      copy_keys<C.head_dim_qk>(s_q + kLayout.k_at + k.slot() * kLayout.k_bytes, p.k, k.full(), of, tile);
-      k.advance();
+      load_keys<C.head_dim_qk>(k, s_q + kLayout.k_at, kLayout.k_bytes, p.k, of, tile);
       if (tile != Visited().next(of.tiles, nullptr, 0)) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
@@ -219,10 +220,7 @@ struct BlockSm90 {
   __device__ __forceinline__ void load_v() const {
     VRing v(v_barriers());
     for_each_tile([&](const Item& of, int32_t tile) {
-      v.wait_empty();
-      v.arrive_full_expecting(kLayout.v_bytes);
-      copy_keys<C.head_dim_v>(s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, p.v, v.full(), of, tile);
-      v.advance();
+      load_keys<C.head_dim_v>(v, s_q + kLayout.v_at, kLayout.v_bytes, p.v, of, tile);
     });
   }
 

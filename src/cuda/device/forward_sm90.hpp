@@ -119,7 +119,7 @@ struct WarpgroupSm90 {
 #pragma unroll
     for (int step = 0; step < C.head_dim_qk / 16; ++step) {
       const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
-      ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * 64 + column),
+      ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * Block::kRows + column),
                                                            of_k.at(panel * C.tile_kv + column), step > 0);
     }
     ptx::commit_products();
@@ -144,8 +144,8 @@ struct WarpgroupSm90 {
     if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
     v.wait_full();
     const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
-    constexpr int kRows = kLayout.v_bytes / kRowBytes;
-    for (int i = static_cast<int>(threadIdx.x % 128); i < kRows * 8; i += 128) {
+    constexpr int kPanelRows = kLayout.v_bytes / kRowBytes;
+    for (int i = static_cast<int>(threadIdx.x % 128); i < kPanelRows * 8; i += 128) {
       const int32_t key = first + i / 8 % C.tile_kv;
       if (key < item.seen_end && (key >= item.seen_begin || key < p.keep_first)) continue;
       ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0});

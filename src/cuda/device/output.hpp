@@ -148,7 +148,7 @@ struct Output {
     }
   }
 
-  // out straight from the registers: 16 bits an element, all columns.
+  // out straight from the registers, of inputs of 16 bits that are not cut into slices of v.
   template <class Accumulators>
   __device__ __forceinline__ void store_directly(const Accumulators& o) const {
 #pragma unroll

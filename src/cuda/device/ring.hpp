@@ -40,6 +40,7 @@ class Ring {
   __device__ void advance() {
     if ((++at_ & 0xFF) == Slots) at_ = ~at_ & kParity;
   }
+  // Where it stood before the latest advance().
   __device__ Ring previous() const {
     Ring other = *this;
     other.at_ = slot() > 0 ? at_ - 1 : (~at_ & kParity) | (Slots - 1);

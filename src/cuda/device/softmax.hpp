@@ -106,6 +106,11 @@ __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], con
   }
 }
 
+// What exponents of a row are taken against, in base 2.
+__device__ __forceinline__ float softmax_offset(float max, float scale_log2, bool is_large) {
+  return is_large || max == -kInfinity ? 0.0f : max * scale_log2;
+}
+
 // Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
 // scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
 template <int MBlocks, int Blocks>
@@ -115,9 +120,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
   for (int m = 0; m < MBlocks; ++m) {
     float offset[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      offset[r] = is_large || rows[m].max[r] == -kInfinity ? 0.0f : rows[m].max[r] * scale_log2;
-    }
+    for (int r = 0; r < 2; ++r) offset[r] = softmax_offset(rows[m].max[r], scale_log2, is_large);
 #pragma unroll
     for (int j = from; j < until; ++j) {
 #pragma unroll

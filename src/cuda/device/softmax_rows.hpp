@@ -41,7 +41,7 @@ __device__ __forceinline__ bool raise_max(float (&s)[1][Blocks][4], WatchedRows&
   static_cast<RowState&>(rows) = state[0];
   if (is_large) subtract_max(s, state);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) offset[r] = is_large || rows.max[r] == -kInfinity ? 0.0f : rows.max[r] * scale_log2;
+  for (int r = 0; r < 2; ++r) offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
   rows.is_usual = !is_large && fminf(rows.max[0], rows.max[1]) * scale_log2 >= -kLag;
   return is_behind;
 }
@@ -63,6 +63,7 @@ __device__ __forceinline__ bool take_max(float (&s)[1][Blocks][4], WatchedRows& 
   if (__all_sync(kAllLanes, fits)) return false;
   return raise_max(s, rows, scale_log2, offset, factor);
 }
+
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
 // row. offset: what take_max() says.
 template <int Blocks>
