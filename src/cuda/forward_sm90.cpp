@@ -77,13 +77,16 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const CurrentDevice current(p.device.id);
   const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
   const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
-  const portable::ForwardSm90Params params{
+  portable::ForwardSm90Params params{
       .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows),
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
       .counter = static_cast<uint32_t*>(workspace.state),
       .num_items = static_cast<int32_t>(items)};
+  if (params.forward.out_vector_store != 0 && p.out.dtype == p.dtype) {
+    params.out = tensor_map(p.out, {batch_q, p.total_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
+  }
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
   prepared.forward->launch({.grid = {blocks, 1, 1}, .block = static_cast<unsigned>(config.num_warps + 4) * 32}, params,
                            stream);

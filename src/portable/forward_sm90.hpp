@@ -12,7 +12,9 @@ struct alignas(128) TensorMap {
 };
 
 struct ForwardSm90Params {
-  TensorMap q, k, v;  // (head_dim, row, head, batch); boxes of 64 columns and 64 or tile_kv rows
+  // (head_dim, row, head, batch); boxes of 64 columns and of 64 rows of q, tile_kv of k and v, 16 of out, whose map
+  // holds something only if out has 16 bits and rows that the engine can write (out_vector_store).
+  TensorMap q, k, v, out;
   ForwardParams forward;
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads
@@ -28,6 +30,7 @@ struct ForwardSm90Layout {
 };
 
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
+inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
 inline constexpr int32_t kItemSlots = 2;       // and one that is not handed on
 inline constexpr int32_t kItemBytes = 256;
 inline constexpr int32_t kMaxStages = 4;

@@ -112,7 +112,7 @@ const std::vector<Sm80>& sm80_kernels() {
 
 portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
                                int32_t box_rows) {
-  const emulator::Tensor tensor = {reinterpret_cast<const uint16_t*>(t.data),
+  const emulator::Tensor tensor = {reinterpret_cast<uint16_t*>(t.data),
                                    {head_dim, rows, heads, batch},
                                    t.row_stride,
                                    t.head_stride,
@@ -138,6 +138,7 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
       .q = tensor_map(p.q, p.head_dim_qk, p.total_q, p.heads_q, batch_q, portable::kWarpgroupRows),
       .k = tensor_map(p.k, p.head_dim_qk, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
       .v = tensor_map(p.v, p.head_dim_v, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
+      .out = tensor_map(p.out, p.head_dim_v, p.total_q, p.heads_q, batch_q, portable::kWarpRows),
       .forward = cuda::forward_params(p, config, map, nullptr, kL2Bytes),
       .counter = &counter,
       .num_items = static_cast<int32_t>(items)};

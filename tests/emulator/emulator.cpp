@@ -30,8 +30,8 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<std::byte[]> stack;
   Index thread_idx;
-  std::function<bool()> ready;                // empty: it may run
-  Groups groups[2] = {Groups(1), Groups(1)};  // by Work
+  std::function<bool()> ready;                           // empty: it may run
+  Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
   bool has_ended = false;
 };
 

@@ -56,7 +56,7 @@ void later(std::function<void()> action);
 
 // Groups of a thread's asynchronous work, done in order: some time after it is begun, at the latest when its group is
 // waited for.
-enum class Work { copies, products };
+enum class Work { copies, products, boxes };
 void begin(Work kind, std::function<void()> piece);
 void commit(Work kind);
 void wait_groups(Work kind, size_t num_pending);

@@ -26,9 +26,21 @@ struct BlockSm90 {
   static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
   static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
+  // Tiles that a warpgroup sees nothing of are left out by it, where two others fill its time; one other does not, and
+  // the seam is lost (docs/forward_sm90.md).
+  static constexpr bool kLeavesOut = kWarpgroups == 3;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
+
+  // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
+  // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.
+  struct Share {
+    int32_t first, end, full_begin, full_end, before, behind;
+
+    __device__ bool is_empty() const { return kLeavesOut && first >= end; }
+    __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+  };
 
   // A tile of queries: what every warp needs to know of it.
   struct Item {
@@ -37,7 +49,7 @@ struct BlockSm90 {
     Sequence sequence;
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     KeyTiles tiles;                // of all rows
-    KeyTiles warpgroup_tiles[kWarpgroups];
+    Share shares[kWarpgroups];
 
     __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
     __device__ bool has_keys() const { return tiles.kept > 0 || tiles.begin < tiles.end; }
@@ -81,44 +93,55 @@ struct BlockSm90 {
     ptx::publish_barriers();
   }
 
-  // By a whole warp: what is to be known of an item. Keys of its rows, of the sequence and of each warpgroup by the
-  // lanes side by side.
-  __device__ __forceinline__ void write_item(int slot, uint32_t item_idx) const {
+  __device__ bool exists(uint32_t item_idx) const { return item_idx < static_cast<uint32_t>(p.num_items); }
+
+  // By a whole warp: what is to be known of an item that exists. Keys of its rows, of the sequence and of each
+  // warpgroup by the lanes side by side.
+  __device__ __forceinline__ void write_item(int slot, const WorkTile& work) const {
     Item& to = item(slot);
     const int lane = static_cast<int>(threadIdx.x % 32);
     __syncwarp();  // all have read what was there
     if (lane == 0) {
-      to.exists = item_idx < static_cast<uint32_t>(p.num_items) ? 1 : 0;
+      to.exists = 1;
+      to.work = work;
+      to.sequence = device::sequence(p.forward, work.batch_idx);
       to.tiles = {0, 0, 0, 0, 0};
-      if (to.exists != 0) {
-        to.work = work_tile(p.forward, item_idx, 0);
-        to.sequence = device::sequence(p.forward, to.work.batch_idx);
-      }
     }
     __syncwarp();
-    if (to.exists == 0) return;
     const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
     if (first > last) return;
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
+    const int warpgroup = lane / 2 - 2;
     int32_t row = lane % 2 == 0 ? first : last;
     if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
-    if (lane / 2 >= 2) row = min(first + (lane / 2 - 2) * kRows + lane % 2 * (kRows - 1), last);
+    if (warpgroup >= 0) row = min(first + warpgroup * kRows + lane % 2 * (kRows - 1), last);
     const KeyRange own = range(to.sequence, row);
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
+    const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
+    if (lane == 0) to.tiles = tiles;
     if (lane == 2) {
       to.seen_begin = own.begin;
       to.seen_end = next.end;
-    } else if (lane % 2 == 0 && lane / 2 < 2 + kWarpgroups) {
-      const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
-      (lane == 0 ? to.tiles : to.warpgroup_tiles[lane / 2 - 2]) = tiles;
     }
     __syncwarp();
+    if (lane % 2 == 0 && warpgroup >= 0 && warpgroup < kWarpgroups) {
+      const bool has_rows = first + warpgroup * kRows <= last;
+      to.shares[warpgroup] = share(has_rows || !kLeavesOut ? tiles : KeyTiles{}, to.tiles);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ static Share share(const KeyTiles& of, const KeyTiles& all) {
+    if (!kLeavesOut) return {all.kept > 0 ? 0 : all.begin, all.end, of.full_begin, of.full_end, 0, 0};
+    const int32_t first = of.kept > 0 ? 0 : of.begin, end = max(of.kept, of.end);
+    if (first >= end) return {0, 0, 0, 0, 0, all.count_before(all.end)};
+    const int32_t before = all.count_before(first), until = all.count_before(end);
+    return {first, end, of.full_begin, of.full_end, before, all.count_before(all.end) - until};
   }
   // The keys of every row, where some tile needs masks.
   __device__ __forceinline__ void write_bounds(int slot) const {
     const Item& of = item(slot);
     if (of.tiles.all_are_full()) return;
-#pragma unroll 1
+#pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
       const KeyRange keys = range(of.sequence, of.first_q() + i);
       ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
@@ -147,24 +170,27 @@ struct BlockSm90 {
   // the last block has found that there is none. Nobody hears of an item without keys.
   __device__ __forceinline__ void find_items() const {
     Items items(item_barriers());
+    const bool is_first_lane = threadIdx.x % 32 == 0;
+    uint32_t item_idx = blockIdx.x;
 #pragma unroll 1
-    for (uint32_t item_idx = blockIdx.x;;) {
+    while (exists(item_idx)) {
+      // What takes long and can be done while the slot is not free.
+      const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
+      const WorkTile work = work_tile(p.forward, item_idx, 0);
       items.wait_empty();
-      write_item(items.slot(), item_idx);
-      const bool exists = item(items.slot()).exists != 0, has_keys = item(items.slot()).has_keys();
-      if (has_keys) write_bounds(items.slot());
-      if (has_keys || !exists) {
-        if (threadIdx.x % 32 == 0) items.arrive_full();
+      write_item(items.slot(), work);
+      if (item(items.slot()).has_keys()) {
+        write_bounds(items.slot());
+        if (is_first_lane) items.arrive_full();
         items.advance();
       }
-      if (!exists) return;
-      uint32_t taken = 0;
-      if (threadIdx.x % 32 == 0) {
-        taken = atomicAdd(p.counter, 1u);
-        if (taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
-      }
+      if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
       item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
     }
+    items.wait_empty();
+    if (!is_first_lane) return;
+    item(items.slot()).exists = 0;
+    items.arrive_full();
   }
 
   // load(item, tile) for every key tile of every item; by one thread.
@@ -202,16 +228,28 @@ struct BlockSm90 {
     QRing q(q_barriers());
     KRing k(k_barriers());
     for_each_tile([&](const Item& of, int32_t tile) {
+      const bool is_first = tile == Visited().next(of.tiles, nullptr, 0);
+      const int32_t row_q = of.sequence.row_q + of.first_q();
+      const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
+      // Where q has one slot, all wait for it when it is free.
+      if (kLayout.q_slots == 1 && is_first) {
+#pragma unroll 1
+        for (int32_t row = 0; row < C.tile_q; row += kRows) {
+#pragma unroll
+          for (int column = 0; column < C.head_dim_qk; column += 64) {
+            ptx::prefetch_box(p.q, column, row_q + row, of.work.head_idx, batch_q);
+          }
+        }
+      }
       load_keys<C.head_dim_qk>(k, s_q + kLayout.k_at, kLayout.k_bytes, p.k, of, tile);
-      if (tile != Visited().next(of.tiles, nullptr, 0)) return;
+      if (!is_first) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
         const QRing own = q.at(warpgroup);
         own.wait_empty();
         own.arrive_full_expecting(kQBytes);
-        copy_tile<C.head_dim_qk>(s_q_of(own.slot(), warpgroup), p.q, own.full(), kRows,
-                                 of.sequence.row_q + of.first_q() + warpgroup * kRows, of.work.head_idx,
-                                 batch_of(p.forward.cu_seqlens_q, of.work.batch_idx));
+        copy_tile<C.head_dim_qk>(s_q_of(own.slot(), warpgroup), p.q, own.full(), kRows, row_q + warpgroup * kRows,
+                                 of.work.head_idx, batch_q);
       }
       q.advance();
     });
@@ -228,8 +266,8 @@ struct BlockSm90 {
   __device__ __forceinline__ void write_rows() const {
     constexpr int kSlot = portable::kItemSlots;
 #pragma unroll 1
-    for (uint32_t item_idx = blockIdx.x; item_idx < static_cast<uint32_t>(p.num_items); item_idx += gridDim.x) {
-      write_item(kSlot, item_idx);
+    for (uint32_t item_idx = blockIdx.x; exists(item_idx); item_idx += gridDim.x) {
+      write_item(kSlot, work_tile(p.forward, item_idx, 0));
       const Item& of = item(kSlot);
       const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
       rows.write_without_query(C.tile_q);

@@ -44,7 +44,7 @@ struct WarpgroupSm90 {
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   // Masks and maxima beside the warpgroup's own o += p v, where that leaves registers.
   static constexpr bool kOverlaps = Block::kWarpgroups < 3 && !C.bias && !C.dropout;
-  // Whole rows of out are put together where the queries were, if the next ones go elsewhere.
+  // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
   static constexpr int kWarpgroups = Block::kWarpgroups;
   static constexpr int kBlocks = C.tile_kv / 8;
@@ -52,6 +52,7 @@ struct WarpgroupSm90 {
   static constexpr portable::ForwardSm90Layout kLayout = Block::kLayout;
   static constexpr int kRowBytes = Block::kRowBytes;
   static constexpr int kTurn = 1, kMeeting = 4;  // the first of the warpgroups' named barriers
+  static constexpr int kTurnThreads = 256;       // those who wait for a turn and those who give it
 
   const Block& block;
   const ForwardParams& p;
@@ -76,6 +77,7 @@ struct WarpgroupSm90 {
         v(of.v_barriers()) {}
 
   __device__ const Item& current() const { return block.item(items.slot()); }
+  __device__ const typename Block::Share& share() const { return current().shares[warpgroup]; }
   __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
     return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
   }
@@ -185,9 +187,10 @@ struct WarpgroupSm90 {
     }
   }
 
-  // Masks the tile's scores and takes them into the maxima. Returns whether o must be multiplied by `factor`.
-  __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], float (&factor)[2]) {
+  // Masks the tile's scores and takes them into the maxima. rescale(factor): o is to be multiplied.
+  template <class Rescale>
+  __device__ __forceinline__ void take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                              float (&offset)[2], const Rescale& rescale) {
     if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
     if (!is_full(tile)) {
       hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
@@ -195,7 +198,7 @@ struct WarpgroupSm90 {
         return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
       });
     }
-    return take_max(s, rows, scale_log2, offset, factor);
+    take_max(s, rows, scale_log2, offset, rescale);
   }
 
   // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
@@ -227,49 +230,71 @@ struct WarpgroupSm90 {
   // The first tile of the item at or after `tile`.
   __device__ __forceinline__ int32_t enter(int32_t tile) {
     tile = Visited().next(current().tiles, nullptr, tile);
-    const KeyTiles& own = current().warpgroup_tiles[warpgroup];
-    full_end = own.is_full(tile) ? own.full_end : tile;
+    full_end = share().is_full(tile) ? share().full_end : tile;
     return tile;
   }
   __device__ __forceinline__ bool is_last(int32_t tile) const {
     if (is_full(tile) && is_full(tile + 1)) return false;
-    return Visited().next(current().tiles, nullptr, tile + 1) >= current().tiles.end;
+    return Visited().next(current().tiles, nullptr, tile + 1) >= share().end;
   }
 
-  using OutputOfWarp = Output<C, Block::kRows, 16, Block::kQBytes, 2>;
-  __device__ OutputOfWarp output(const Item& item, int q_slot) const {
-    return {p,
-            item.work,
-            item.sequence,
-            block.s_q_of(q_slot, warpgroup),
-            item.first_q() + warpgroup * Block::kRows,
-            lane,
-            static_cast<int>(threadIdx.x / 32 % 4) * 16};
+  // Of the warpgroup's queries, the warp's first.
+  __device__ static int warp_row() { return static_cast<int>(threadIdx.x / 32 % 4) * portable::kWarpRows; }
+  __device__ auto output(const Item& item) const {
+    return Output<C, Block::kRows, portable::kWarpRows, Block::kQBytes, 1>{
+        p, item.work, item.sequence, 0, item.first_q() + warpgroup * Block::kRows, lane, warp_row()};
   }
-  // Writes the lse of the item at `of`, whose last probabilities are there. by: what its output is to be multiplied by.
-  __device__ __forceinline__ void write_lse(Items of, float (&by)[1][2]) {
-    const Item& item = block.item(of.slot());
+  // Writes the item's lse; its last probabilities are there. by: what its output is to be multiplied by.
+  __device__ __forceinline__ void write_lse(float (&by)[1][2]) {
+    const Item& item = current();
     const RowState state[1] = {rows};
-    output(item, 0).finish_rows(state, score_of(p, item).scale(), by);
+    output(item).finish_rows(state, score_of(p, item).scale(), by);
     rows = {};
   }
   __device__ __forceinline__ void end_output() {
     ptx::wait_products<0>(o[0]);
     release(v);
   }
-  // Stores out of the item at `of`; o is that of the next.
-  __device__ __forceinline__ void store(Items of, QRing q_of, const float (&by)[1][2]) {
-    scale_rows(o, by);
-    const OutputOfWarp to = output(block.item(of.slot()), q_of.slot());
-    if constexpr (kKeepsQ) {
-      meet();  // no warp multiplies with these queries any more
-      to.store(o);
-      ptx::fence_async();
-      release(q_of);
-    } else {
-      to.store_directly(o);
+  // The warp's rows of out, all of which are there, by the copy engine: they lie where the item's queries were.
+  __device__ __forceinline__ void send(const Item& item) const {
+    using Panel = Tile<Block::kRows, 64, 2>;
+    const uint32_t s_out = block.s_q_of(q.slot(), warpgroup);
+    const uint32_t s_row = s_out + Panel::offset(warp_row() + lane % 16, lane / 16);
+#pragma unroll
+    for (int j = 0; j < kBlocksV; j += 2) {
+      uint32_t words[4];  // as load_matrices() has them: 16 rows of block j, 16 rows of block j + 1
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = &o[0][j + i / 2][i % 2 * 2];
+        words[i] = Multiply<C.element>::pack(pair[0], pair[1]);
+      }
+      ptx::store_matrices(Panel::advance(s_row, 0, j), words);
     }
-    release(of);
+    ptx::fence_async();
+    __syncwarp();
+    if (lane != 0) return;
+#pragma unroll
+    for (int column = 0; column < C.head_dim_v; column += 64) {
+      ptx::store_box(block.p.out, s_out + column / 64 * Panel::kPanelBytes + warp_row() * kRowBytes, column,
+                     item.sequence.row_q + item.first_q() + warpgroup * Block::kRows + warp_row(), item.work.head_idx,
+                     Block::batch_of(p.cu_seqlens_q, item.work.batch_idx));
+    }
+    ptx::commit_boxes();
+  }
+  // Stores the item's out and leaves it; o is that of the next. With kKeepsQ its queries' slot is taken until
+  // end_store().
+  __device__ __forceinline__ void store(const float (&by)[1][2]) {
+    scale_rows(o, by);
+    const Item& item = current();
+    const int32_t rows = item.sequence.len_q - item.first_q() - warpgroup * Block::kRows - warp_row();
+    if (kKeepsQ) meet();  // no warp multiplies with these queries any more
+    if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && rows >= portable::kWarpRows) {
+      send(item);
+    } else {
+      output(item).store_directly(o);
+    }
+    if (kKeepsQ) q.advance();
+    release(items);
 #pragma unroll
     for (int j = 0; j < kBlocksV; ++j) {
 #pragma unroll
@@ -277,79 +302,110 @@ struct WarpgroupSm90 {
     }
   }
 
-  __device__ __forceinline__ void run() {
-    constexpr int kTurnThreads = 256;  // those who wait and those who let them
-    if (kTakesTurns && warpgroup == 0) ptx::named_arrive(kTurn, kTurnThreads);
-    if (!find_item()) return;
-    const float scale_log2 = score_of(p, current()).scale_log2();
-    float offset[2], factor[1][2];
+  __device__ __forceinline__ void end_store(QRing q_of) const {
+    if (!kKeepsQ) return;
+    if (lane == 0) ptx::wait_boxes();
+    release(q_of);
+  }
+
+  __device__ __forceinline__ void wait_for_turn() const {
+    if (kTakesTurns) ptx::named_wait(kTurn + warpgroup, kTurnThreads);
+  }
+  __device__ __forceinline__ void give_turn() const {
+    if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? kTurn : kTurn + 1 + warpgroup, kTurnThreads);
+  }
+
+  // Leaves out the stream's next tiles.
+  __device__ __forceinline__ void leave_out(int32_t tiles) {
+    if (!Block::kLeavesOut) return;
+#pragma unroll 1
+    for (; tiles > 0; --tiles) {
+      wait_for_turn();
+      give_turn();
+      k.wait_full();
+      release(k);
+      v.wait_full();
+      release(v);
+    }
+  }
+
+  // The item's output but for its last product: probabilities of the last tile are there. had_item: there was one
+  // before it.
+  __device__ __forceinline__ void run_item(float scale_log2, bool had_item) {
+    float offset[2];
     take_q();
-    int32_t tile = enter(0);
+    int32_t tile = enter(share().first);
     {
       float s[1][kBlocks][4];
       k.wait_full();
+      wait_for_turn();
       begin_scores(s[0]);
+      give_turn();
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release(q);
-      take_scores(s, tile, scale_log2, offset, factor[0]);
+      take_scores(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
       exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
+      if (had_item) end_store(q.previous());
     }
     for (;;) {
-      const bool was_full = is_full(tile);
-      if (!was_full) clear_unseen_values(tile);
-      // The next tile of the stream, and whether the item ends before it.
-      bool ends = false;
-      ++tile;
-      if (!was_full || !is_full(tile)) {
-        tile = enter(tile);
-        ends = tile >= current().tiles.end;
+      if (is_full(tile + 1)) {
+        ++tile;
+      } else {
+        if (!is_full(tile)) clear_unseen_values(tile);
+        tile = enter(tile + 1);
+        if (tile >= share().end) return;
       }
-      if (ends) {
-        items.advance();
-        if (!find_item()) {
-          items = items.previous();
-          break;
-        }
-        if (kKeepsQ) q.advance();
-        take_q();
-        tile = enter(0);
-      }
-
       float s[1][kBlocks][4];
       k.wait_full();
-      if (kTakesTurns) ptx::named_wait(kTurn + warpgroup, kTurnThreads);
+      wait_for_turn();
       begin_scores(s[0]);
       v.wait_full();
       begin_output();
-      if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? kTurn : kTurn + 1 + warpgroup, kTurnThreads);
+      give_turn();
       ptx::wait_products<1>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release(q);
-
-      float by[1][2];
       if constexpr (kOverlaps) {
-        if (ends) write_lse(items.previous(), by);
-        const bool is_behind = take_scores(s, tile, scale_log2, offset, factor[0]);
+        take_scores(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) {
+          ptx::wait_products<0>(o[0]);
+          scale_rows(o, factor);
+        });
         end_output();
-        if (ends) store(items.previous(), q.previous(), by);
-        if (is_behind) scale_rows(o, factor);
       } else {
         end_output();
-        if (ends) {
-          write_lse(items.previous(), by);
-          store(items.previous(), q.previous(), by);
-        }
-        if (take_scores(s, tile, scale_log2, offset, factor[0])) scale_rows(o, factor);
+        take_scores(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) { scale_rows(o, factor); });
       }
       exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
     }
-    v.wait_full();
-    begin_output();
-    float by[1][2];
-    write_lse(items, by);
-    end_output();
-    store(items, q, by);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (kTakesTurns && warpgroup == 0) ptx::named_arrive(kTurn, kTurnThreads);
+    if (!find_item()) return;
+    const float scale_log2 = score_of(p, current()).scale_log2();
+    bool had_item = false;
+    while (find_item()) {
+      float by[1][2];
+      if (share().is_empty()) {
+        if (had_item) end_store(q.previous());
+        q.wait_full();
+        if (!kKeepsQ) release(q);
+        write_lse(by);
+      } else {
+        leave_out(share().before);
+        run_item(scale_log2, had_item);
+        v.wait_full();
+        begin_output();
+        write_lse(by);
+        end_output();
+      }
+      const int32_t behind = share().behind;
+      store(by);
+      had_item = true;
+      leave_out(behind);
+    }
+    if (had_item) end_store(q.previous());
   }
 };
 
@@ -362,6 +418,7 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     ptx::prefetch(p.q);
     ptx::prefetch(p.k);
     ptx::prefetch(p.v);
+    ptx::prefetch(p.out);
     block.init_barriers();
   }
   __syncthreads();

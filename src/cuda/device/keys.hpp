@@ -15,6 +15,8 @@ struct KeyTiles {
 
   __device__ bool sees(int32_t tile) const { return tile < end && (tile >= begin || tile < kept); }
   __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+  // Tiles of these below `tile`.
+  __device__ int32_t count_before(int32_t tile) const { return min(tile, kept) + max(0, min(tile, end) - begin); }
   __device__ bool all_are_full() const { return kept == 0 && full_begin <= begin && full_end >= end; }
 };
 

@@ -25,43 +25,41 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// What take_max() does for rows that are not usual, or whose maximum fell behind.
-template <int Blocks>
-__device__ __forceinline__ bool raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
-                                          float (&offset)[2], float (&factor)[2]) {
-  float max[1][2];
-  find_max(s, max);
+// What take_max() does for rows that are not usual, or whose maximum fell behind. max: by lane_max().
+template <int Blocks, class Rescale>
+__device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)[1][2], WatchedRows& rows,
+                                          float scale_log2, float (&offset)[2], const Rescale& rescale) {
+  const auto is_known = [](float of_row) { return of_row >= 0 && of_row < kInfinity; };  // false for NaN
+  if (!__all_sync(kAllLanes, is_known(max[0][0]) && is_known(max[0][1]))) find_max(s, max);
   RowState state[1] = {rows};
-  bool is_large = has_large_max(state, scale_log2), is_behind = false;
+  bool is_large = has_large_max(state, scale_log2);
   update_max(max, state, scale_log2, is_large, [&](int, const float(&by)[2]) {
-    is_behind = true;
-    factor[0] = by[0];
-    factor[1] = by[1];
+    const float factor[1][2] = {{by[0], by[1]}};
+    rescale(factor);
   });
   static_cast<RowState&>(rows) = state[0];
   if (is_large) subtract_max(s, state);
 #pragma unroll
   for (int r = 0; r < 2; ++r) offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
   rows.is_usual = !is_large && fminf(rows.max[0], rows.max[1]) * scale_log2 >= -kLag;
-  return is_behind;
 }
 
 // Takes a tile's scores into the maxima, which may lag behind as those of update_max(), and finds the offset that
-// exponentiate_16() wants. Returns true, in all lanes alike, where what was summed before must be multiplied by
-// `factor`; the sums here are.
-template <int Blocks>
-__device__ __forceinline__ bool take_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
-                                         float (&offset)[2], float (&factor)[2]) {
+// exponentiate_16() wants. Where what was summed before must be multiplied, rescale(factor) is called; the sums here
+// are multiplied.
+template <int Blocks, class Rescale>
+__device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                         float (&offset)[2], const Rescale& rescale) {
   bool fits = rows.is_usual;
+  float max[1][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     offset[r] = rows.max[r] * scale_log2;
-    const float max = row_max(lane_max(s[0], r));
+    max[0][r] = row_max(lane_max(s[0], r));
     // -inf stands for a negative maximum: that fits, as the usual maximum is not below -kLag.
-    fits = fits && __fmaf_rn(max, scale_log2, -offset[r]) <= kLag;
+    fits = fits && __fmaf_rn(max[0][r], scale_log2, -offset[r]) <= kLag;
   }
-  if (__all_sync(kAllLanes, fits)) return false;
-  return raise_max(s, rows, scale_log2, offset, factor);
+  if (!__all_sync(kAllLanes, fits)) raise_max(s, max, rows, scale_log2, offset, rescale);
 }
 
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a

@@ -1,4 +1,4 @@
-// Hopper's copy engine (TMA): boxes of a tensor, described by a tensor map, into shared memory.
+// Hopper's copy engine (TMA): boxes of a tensor, described by a tensor map, into shared memory and from there.
 #pragma once
 
 #include "portable/forward_sm90.hpp"
@@ -20,6 +20,28 @@ __device__ __forceinline__ void copy_box(uint32_t to, const portable::TensorMap&
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+
+// Brings the box to the L2 cache.
+__device__ __forceinline__ void prefetch_box(const portable::TensorMap& map, int32_t column, int32_t row, int32_t head,
+                                             int32_t batch) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(reinterpret_cast<uint64_t>(&map)),
+      "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// The box at (column, row, head, batch) from shared memory; what lies outside the tensor is left out. One thread calls
+// it, after the fence_async() of those who stored there.
+__device__ __forceinline__ void store_box(const portable::TensorMap& map, uint32_t from, int32_t column, int32_t row,
+                                          int32_t head, int32_t batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+                   reinterpret_cast<uint64_t>(&map)),
+               "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+__device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the shared memory of all boxes that this thread stored has been read.
+__device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // What this thread stored to shared memory comes before what the copy engine and the matrix unit do with it later.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -8,7 +8,7 @@ namespace tessella::emulator {
 
 // What a TensorMap holds here: a 16-bit tensor (head_dim, row, head, batch), strides in elements.
 struct Tensor {
-  const uint16_t* data;
+  uint16_t* data;
   int64_t sizes[4];
   int64_t row_stride, head_stride, batch_stride;
   int64_t box_rows;
@@ -24,6 +24,26 @@ namespace tessella::device::ptx {
 
 inline void prefetch(const portable::TensorMap&) {}
 inline void fence_async() {}
+
+inline void prefetch_box(const portable::TensorMap&, int32_t, int32_t, int32_t, int32_t) {}
+
+// Reads shared memory at wait_boxes() at the latest.
+inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t column, int32_t row, int32_t head,
+                      int32_t batch) {
+  emulator::Tensor t;
+  std::memcpy(&t, &map, sizeof t);
+  emulator::begin(emulator::Work::boxes, [=] {
+    for (int64_t r = 0; r < t.box_rows; ++r) {
+      for (int64_t c = 0; c < 64; ++c) {
+        if (row + r >= t.sizes[1] || column + c >= t.sizes[0]) continue;
+        t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c] =
+            emulator::load<uint16_t>(emulator::swizzled(from + static_cast<uint32_t>(r * 128 + c * 2)));
+      }
+    }
+  });
+}
+inline void commit_boxes() { emulator::commit(emulator::Work::boxes); }
+inline void wait_boxes() { emulator::wait_groups(emulator::Work::boxes, 0); }
 
 inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barrier, int32_t column, int32_t row,
                      int32_t head, int32_t batch) {
