@@ -20,15 +20,19 @@ std::vector<HotProgram> hot_programs() {
   // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
   for (const core::DType dtype : {core::DType::bf16, core::DType::f16}) {
     for (const int64_t head_dim : {64, 128, 256}) {
-      const core::Problem plain{.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = head_dim, .alignment = 16};
+      core::Problem plain{.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = head_dim, .alignment = 16};
       const auto program = [&](int arch) {
         return forward_program(forward_config(plain, typical_device(arch)), user_text());
       };
-      add(forward_sm90_program(forward_sm90_config(plain), user_text()), {.arch = 90, .arch_specific = true},
-          "cuda.forward_sm90");
       add(program(80), {.arch = 80});
       add(program(90), {.arch = 90});
       add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper
+      for (const int64_t seqlen_kv : {1024, 4096}) {
+        plain.seqlen_kv = seqlen_kv;
+        const Program sm90 = forward_sm90_program(forward_sm90_config(plain), user_text());
+        if (std::ranges::find(programs, sm90, &HotProgram::program) != programs.end()) continue;
+        add(sm90, {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
+      }
     }
   }
   return programs;

@@ -86,6 +86,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<k128>(),
                                         sm90<plain(Element::bf16, 192, 128, 128, 128)>(),
                                         sm90<plain(Element::bf16, 192, 192, 128, 112)>(),
+                                        sm90<plain(Element::bf16, 256, 256, 128, 64)>(),
                                         sm90<plain(Element::bf16, 256, 256, 128, 80)>(),
                                         sm90<with_softcap(k64)>(),
                                         sm90<with_alibi(k128)>(),
@@ -190,6 +191,10 @@ TEST(EmulatedSm90, HeadDims) {
   for (const auto& [qk, v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {40, 56}}) {
     expect_right(base(qk, v));
   }
+  Case c = base(256, 256);
+  c.batch = 1;
+  c.seqlen_kv = 1040;
+  expect_right(c);
 }
 
 TEST(EmulatedSm90, Half) {

@@ -43,7 +43,7 @@ struct WarpgroupSm90 {
   // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   // Masks and maxima beside the warpgroup's own o += p v, where that leaves registers.
-  static constexpr bool kOverlaps = Block::kWarpgroups < 3 && !C.bias && !C.dropout;
+  static constexpr bool kOverlaps = !C.bias && !C.dropout;
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
   static constexpr int kWarpgroups = Block::kWarpgroups;
@@ -61,7 +61,7 @@ struct WarpgroupSm90 {
   QRing q;
   typename Block::KRing k;
   typename Block::VRing v;
-  float o[1][kBlocksV][4] = {};
+  float o[1][kBlocksV][4];
   uint32_t probabilities[kBlocks / 2][4];
   WatchedRows rows;
   int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
@@ -188,7 +188,7 @@ struct WarpgroupSm90 {
   }
 
   // Masks the tile's scores and takes them into the maxima. rescale(factor): o is to be multiplied.
-  template <class Rescale>
+  template <bool Begins, class Rescale>
   __device__ __forceinline__ void take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                               float (&offset)[2], const Rescale& rescale) {
     if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
@@ -198,7 +198,7 @@ struct WarpgroupSm90 {
         return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
       });
     }
-    take_max(s, rows, scale_log2, offset, rescale);
+    take_max<Begins>(s, rows, scale_log2, offset, rescale);
   }
 
   // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
@@ -247,9 +247,28 @@ struct WarpgroupSm90 {
   // Writes the item's lse; its last probabilities are there. by: what its output is to be multiplied by.
   __device__ __forceinline__ void write_lse(float (&by)[1][2]) {
     const Item& item = current();
-    const RowState state[1] = {rows};
-    output(item).finish_rows(state, score_of(p, item).scale(), by);
+    const bool has_sink = p.sink.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowResult result = finish(rows.max[r], row_sum(rows.sum[r]), score_of(p, item).scale(), has_sink, sink);
+      const int32_t at = item.first_q() + row(r);
+      if (p.lse.data != nullptr && lane % 4 == 0 && at < item.sequence.len_q) {
+        static_cast<float*>(p.lse.data)[row_offset(p.lse, item.work, item.sequence, at)] = result.lse;
+      }
+      by[0][r] = C.dropout ? result.factor * p.keep_scale : result.factor;
+    }
     rows = {};
+  }
+  __device__ __forceinline__ void clear_output() {
+#pragma unroll
+    for (int j = 0; j < kBlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        o[0][j][i] = 0;
+        ptx::keep_in_place(o[0][j][i]);
+      }
+    }
   }
   __device__ __forceinline__ void end_output() {
     ptx::wait_products<0>(o[0]);
@@ -281,8 +300,7 @@ struct WarpgroupSm90 {
     }
     ptx::commit_boxes();
   }
-  // Stores the item's out and leaves it; o is that of the next. With kKeepsQ its queries' slot is taken until
-  // end_store().
+  // Stores the item's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
@@ -295,13 +313,7 @@ struct WarpgroupSm90 {
     }
     if (kKeepsQ) q.advance();
     release(items);
-#pragma unroll
-    for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[0][j][i] = 0;
-    }
   }
-
   __device__ __forceinline__ void end_store(QRing q_of) const {
     if (!kKeepsQ) return;
     if (lane == 0) ptx::wait_boxes();
@@ -341,10 +353,11 @@ struct WarpgroupSm90 {
       wait_for_turn();
       begin_scores(s[0]);
       give_turn();
+      clear_output();  // while the scores are computed
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release(q);
-      take_scores(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
+      take_scores<true>(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
       exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
       if (had_item) end_store(q.previous());
     }
@@ -367,14 +380,14 @@ struct WarpgroupSm90 {
       release(k);
       if (!kKeepsQ && is_last(tile)) release(q);
       if constexpr (kOverlaps) {
-        take_scores(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) {
+        take_scores<false>(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) {
           ptx::wait_products<0>(o[0]);
           scale_rows(o, factor);
         });
         end_output();
       } else {
         end_output();
-        take_scores(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) { scale_rows(o, factor); });
+        take_scores<false>(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) { scale_rows(o, factor); });
       }
       exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
     }
@@ -391,6 +404,7 @@ struct WarpgroupSm90 {
         if (had_item) end_store(q.previous());
         q.wait_full();
         if (!kKeepsQ) release(q);
+        clear_output();
         write_lse(by);
       } else {
         leave_out(share().before);

@@ -48,6 +48,8 @@ __device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], f
   }
 }
 
+inline constexpr float kLargeMax = 0x1p20f;  // in base 2
+
 // True, in all lanes alike, for a maximum so large that scale_log2 times it must not be rounded apart from its scores.
 template <int MBlocks>
 __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], float scale_log2) {
@@ -55,7 +57,7 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) mine |= rows[m].max[r] > -kInfinity && fabsf(rows[m].max[r]) * scale_log2 > 0x1p20f;
+    for (int r = 0; r < 2; ++r) mine |= rows[m].max[r] > -kInfinity && fabsf(rows[m].max[r]) * scale_log2 > kLargeMax;
   }
   return __any_sync(kAllLanes, mine);
 }

@@ -46,20 +46,30 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)
 
 // Takes a tile's scores into the maxima, which may lag behind as those of update_max(), and finds the offset that
 // exponentiate_16() wants. Where what was summed before must be multiplied, rescale(factor) is called; the sums here
-// are multiplied.
-template <int Blocks, class Rescale>
+// are multiplied. Begins: nothing was.
+template <bool Begins, int Blocks, class Rescale>
 __device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                          float (&offset)[2], const Rescale& rescale) {
-  bool fits = rows.is_usual;
+  bool fits = Begins || rows.is_usual;
   float max[1][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    offset[r] = rows.max[r] * scale_log2;
     max[0][r] = row_max(lane_max(s[0], r));
-    // -inf stands for a negative maximum: that fits, as the usual maximum is not below -kLag.
-    fits = fits && __fmaf_rn(max[0][r], scale_log2, -offset[r]) <= kLag;
+    if constexpr (Begins) {
+      offset[r] = max[0][r] * scale_log2;
+      fits = fits && max[0][r] >= 0 && offset[r] <= kLargeMax;
+    } else {
+      offset[r] = rows.max[r] * scale_log2;
+      // -inf stands for a negative maximum: that fits, as the usual maximum is not below -kLag.
+      fits = fits && __fmaf_rn(max[0][r], scale_log2, -offset[r]) <= kLag;
+    }
   }
-  if (!__all_sync(kAllLanes, fits)) raise_max(s, max, rows, scale_log2, offset, rescale);
+  if (!__all_sync(kAllLanes, fits)) {
+    raise_max(s, max, rows, scale_log2, offset, rescale);
+  } else if constexpr (Begins) {
+    static_cast<RowState&>(rows) = {{max[0][0], max[0][1]}, {0, 0}};
+    rows.is_usual = true;
+  }
 }
 
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
