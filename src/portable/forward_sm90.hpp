@@ -24,17 +24,15 @@ struct ForwardSm90Params {
 // of 64. A slot of q, a stage of k and one of v each hold a tile; that of q in parts of 64 rows, a warpgroup's each.
 struct ForwardSm90Layout {
   int32_t q_bytes, k_bytes, v_bytes;
-  int32_t q_slots, k_stages, v_stages;
+  int32_t q_slots, k_stages, v_stages, item_slots;
   int32_t k_at, v_at, items_at, bounds_at, barriers_at;
   int32_t bytes;
 };
 
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
-inline constexpr int32_t kItemSlots = 2;       // and one that is not handed on
-inline constexpr int32_t kItemBytes = 256;
-inline constexpr int32_t kMaxStages = 4;
-inline constexpr int32_t kBarrierBytes = 256;
+inline constexpr int32_t kItemBytes = 256;     // one more of them than slots is not handed on
+inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when it is full, when it is empty
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
 
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
@@ -43,34 +41,32 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
   layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
-  const int32_t rest = (kItemSlots + 1) * kItemBytes + kItemSlots * c.tile_q * 8 + kBarrierBytes;
-  // Two stages of each first, then a second slot of q, which lets the next tile begin early, then more stages.
-  const auto fits = [&] {
-    return layout.q_slots * layout.q_bytes + layout.k_stages * layout.k_bytes + layout.v_stages * layout.v_bytes +
-               rest <=
-           kHopperSharedBytes;
+  const auto place = [&] {
+    const int32_t warpgroups = c.tile_q / kWarpgroupRows;
+    layout.k_at = layout.q_slots * layout.q_bytes;
+    layout.v_at = layout.k_at + layout.k_stages * layout.k_bytes;
+    layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
+    layout.bounds_at = layout.items_at + (layout.item_slots + 1) * kItemBytes;
+    layout.barriers_at = layout.bounds_at + layout.item_slots * c.tile_q * 8;
+    layout.bytes = layout.barriers_at + kBarrierBytes * (layout.item_slots + warpgroups * layout.q_slots +
+                                                         layout.k_stages + layout.v_stages);
+    return layout.bytes <= kHopperSharedBytes;
   };
-  layout.q_slots = 2;
-  layout.k_stages = layout.v_stages = 2;
-  if (!fits()) layout.q_slots = 1;
-  while (layout.k_stages < kMaxStages) {
-    ++layout.k_stages;
-    if (!fits()) {
-      --layout.k_stages;
-      break;
-    }
-    ++layout.v_stages;
-    if (!fits()) {
-      --layout.v_stages;
-      break;
-    }
+  const auto grow = [&](int32_t& slots, int32_t most) {
+    if (slots >= most) return false;
+    ++slots;
+    if (place()) return true;
+    --slots;
+    return false;
+  };
+  // Two stages of each first, then a second slot of q, which lets the next tile begin early, then more stages.
+  layout.q_slots = 1;
+  layout.k_stages = layout.v_stages = layout.item_slots = 2;
+  grow(layout.q_slots, 2);
+  while (grow(layout.k_stages, 4) && grow(layout.v_stages, 4)) {
   }
-  layout.k_at = layout.q_slots * layout.q_bytes;
-  layout.v_at = layout.k_at + layout.k_stages * layout.k_bytes;
-  layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
-  layout.bounds_at = layout.items_at + (kItemSlots + 1) * kItemBytes;
-  layout.barriers_at = layout.bounds_at + kItemSlots * c.tile_q * 8;
-  layout.bytes = layout.barriers_at + kBarrierBytes;
+  grow(layout.item_slots, 3);
+  place();
   return layout;
 }
 

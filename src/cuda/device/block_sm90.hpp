@@ -56,11 +56,11 @@ struct BlockSm90 {
   };
   static_assert(sizeof(Item) <= portable::kItemBytes);
 
-  using Items = Ring<portable::kItemSlots>;
+  using Items = Ring<kLayout.item_slots>;
   using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
-  static_assert(Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes + VRing::kBytes <= portable::kBarrierBytes);
+  static_assert(Ring<1>::kBytes == portable::kBarrierBytes);
   using Visited = VisitedTiles<false>;
 
   const ForwardSm90Params& p;
@@ -264,7 +264,7 @@ struct BlockSm90 {
 
   // Rows that need no product, those of every gridDim.x-th item.
   __device__ __forceinline__ void write_rows() const {
-    constexpr int kSlot = portable::kItemSlots;
+    constexpr int kSlot = kLayout.item_slots;
 #pragma unroll 1
     for (uint32_t item_idx = blockIdx.x; exists(item_idx); item_idx += gridDim.x) {
       write_item(kSlot, work_tile(p.forward, item_idx, 0));
