@@ -57,6 +57,7 @@ struct BlockSm90 {
   static_assert(sizeof(Item) <= portable::kItemBytes);
 
   using Items = Ring<kLayout.item_slots>;
+  using Loaded = Ring<1>;               // full: k of the latest item is under way
   using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
@@ -74,6 +75,7 @@ struct BlockSm90 {
   __device__ uint32_t q_barriers() const { return item_barriers() + Items::kBytes; }
   __device__ uint32_t k_barriers() const { return q_barriers() + kWarpgroups * QRing::kBytes; }
   __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
+  __device__ uint32_t loaded_barriers() const { return v_barriers() + VRing::kBytes; }
   __device__ uint32_t s_q_of(int slot, int warpgroup) const {
     return s_q + slot * kLayout.q_bytes + warpgroup * kQBytes;
   }
@@ -90,6 +92,7 @@ struct BlockSm90 {
     for (int of = 0; of < kWarpgroups; ++of) QRing::init(q_barriers() + of * QRing::kBytes, 1, 4);
     KRing::init(k_barriers(), 1, kWarps);
     VRing::init(v_barriers(), 1, kWarps);
+    Loaded::init(loaded_barriers(), 1, 1);
     ptx::publish_barriers();
   }
 
@@ -166,24 +169,26 @@ struct BlockSm90 {
     }
   }
 
-  // Every block begins with an item of its own and takes the next one that nobody has. The counter is zero again when
-  // the last block has found that there is none. Nobody hears of an item without keys.
+  // Every block begins with an item of its own and takes the next one that nobody has. It does so when it can begin to
+  // load it, not before: an item that waits for its block is one that no idle block can take. The counter is zero again
+  // when the last block has found that there is none. Nobody hears of an item without keys.
   __device__ __forceinline__ void find_items() const {
     Items items(item_barriers());
+    Loaded loaded(loaded_barriers());
     const bool is_first_lane = threadIdx.x % 32 == 0;
     uint32_t item_idx = blockIdx.x;
 #pragma unroll 1
     while (exists(item_idx)) {
-      // What takes long and can be done while the slot is not free.
-      const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
-      const WorkTile work = work_tile(p.forward, item_idx, 0);
       items.wait_empty();
-      write_item(items.slot(), work);
+      write_item(items.slot(), work_tile(p.forward, item_idx, 0));
       if (item(items.slot()).has_keys()) {
         write_bounds(items.slot());
         if (is_first_lane) items.arrive_full();
         items.advance();
+        loaded.wait_full();
+        loaded.advance();
       }
+      const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
       if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
       item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
     }
@@ -193,9 +198,9 @@ struct BlockSm90 {
     items.arrive_full();
   }
 
-  // load(item, tile) for every key tile of every item; by one thread.
-  template <class Load>
-  __device__ __forceinline__ void for_each_tile(const Load& load) const {
+  // load(item, tile) for every key tile of every item, end_item() after its last one; by one thread.
+  template <class Load, class EndItem>
+  __device__ __forceinline__ void for_each_tile(const Load& load, const EndItem& end_item) const {
     Items items(item_barriers());
 #pragma unroll 1
     for (;; items.advance()) {
@@ -208,6 +213,7 @@ struct BlockSm90 {
            tile = Visited().next(of.tiles, nullptr, tile + 1)) {
         load(of, tile);
       }
+      end_item();
       items.arrive_empty();
     }
   }
@@ -227,7 +233,8 @@ struct BlockSm90 {
   __device__ __forceinline__ void load_q_and_k() const {
     QRing q(q_barriers());
     KRing k(k_barriers());
-    for_each_tile([&](const Item& of, int32_t tile) {
+    const Loaded loaded(loaded_barriers());
+    const auto load = [&](const Item& of, int32_t tile) {
       const bool is_first = tile == Visited().next(of.tiles, nullptr, 0);
       const int32_t row_q = of.sequence.row_q + of.first_q();
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
@@ -252,14 +259,16 @@ struct BlockSm90 {
                                  of.work.head_idx, batch_q);
       }
       q.advance();
-    });
+    };
+    for_each_tile(load, [&] { loaded.arrive_full(); });
   }
 
   __device__ __forceinline__ void load_v() const {
     VRing v(v_barriers());
-    for_each_tile([&](const Item& of, int32_t tile) {
+    const auto load = [&](const Item& of, int32_t tile) {
       load_keys<C.head_dim_v>(v, s_q + kLayout.v_at, kLayout.v_bytes, p.v, of, tile);
-    });
+    };
+    for_each_tile(load, [] {});
   }
 
   // Rows that need no product, those of every gridDim.x-th item.
