@@ -26,8 +26,8 @@ struct BlockSm90 {
   static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
   static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
-  // Tiles that a warpgroup sees nothing of are left out by it, where two others fill its time; one other does not, and
-  // the seam is lost (docs/forward_sm90.md).
+  // Tiles that a warpgroup sees nothing of are left out by it, where two others fill its time; one other does not
+  // (docs/forward_sm90.md).
   static constexpr bool kLeavesOut = kWarpgroups == 3;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;                          // of a panel of 64 columns

@@ -2,22 +2,21 @@
 // instructions: bf16 and f16.
 //
 // A block stays on its multiprocessor and takes tile after tile of queries; its key tiles, those of all its query tiles
-// one behind the other, are one stream:
+// one behind the other, are one stream for those who load:
 //
 //   warp 0            finds the next tile of queries                     ring of items, as all rings in shared memory
 //   warp 1            loads q and k                                      rings of q and k
 //   warp 2            loads v                                            ring of v
 //   warp 3            writes rows that no key reaches
 //   each warpgroup    64 queries of the tile:
-//     for every key tile i of the stream:
+//     s = q k(0)^T, p = 2^(s - max)
+//     for every further key tile i:
 //       begin s = q k(i)^T                        matrix unit, scores of this tile
 //       begin o += p v(i - 1)                     matrix unit, probabilities of the tile before
 //       s is there: masks and maxima              while o += p v runs, and while other warpgroups multiply
-//       o is there: at the end of a tile of queries out = o / sum is stored; else rescaled where a maximum grew
+//       o is there: rescaled where a maximum grew
 //       p = 2^(s - max)                           while other warpgroups multiply
-//
-// So the first scores of a tile of queries are computed beside the last output of the one before it, and nothing waits
-// at the seam.
+//     o += p v of the last tile, out = o / sum
 #pragma once
 
 #include "cuda/device/band_mask.hpp"
@@ -42,7 +41,7 @@ struct WarpgroupSm90 {
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
-  // Masks and maxima beside the warpgroup's own o += p v, where that leaves registers.
+  // Masks and maxima beside the warpgroup's own o += p v, where features leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
@@ -201,28 +200,28 @@ struct WarpgroupSm90 {
     take_max<Begins>(s, rows, scale_log2, offset, rescale);
   }
 
-  // Scores become unnormalised probabilities, each 16 keys of them passed on by after(their first block).
-  template <class After>
+  // Blocks j and j + 1 of accumulators in 16 bits: a left operand, and as load_matrices() has them.
+  template <int Blocks>
+  __device__ __forceinline__ static void pack(const float (&accumulators)[Blocks][4], int j, uint32_t (&words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &accumulators[j + i / 2][i % 2 * 2];
+      words[i] = Multiply<C.element>::pack(pair[0], pair[1]);
+    }
+  }
+
+  // Scores become unnormalised probabilities.
   __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                               const float (&offset)[2], const After& after) {
+                                               const float (&offset)[2]) {
     float sum[2][2] = {};
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
       exponentiate_16(s, j, scale_log2, offset, sum);
       if constexpr (C.dropout) drop(s, tile, j);
-      after(j);
+      pack(s, j, probabilities[j / 2]);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
-  }
-
-  // Probabilities of blocks j and j + 1 as left operand of o += p v.
-  __device__ __forceinline__ void pack(const float (&s)[kBlocks][4], int j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* pair = &s[j + i / 2][i % 2 * 2];
-      probabilities[j / 2][i] = Multiply<C.element>::pack(pair[0], pair[1]);
-    }
   }
 
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
@@ -281,12 +280,8 @@ struct WarpgroupSm90 {
     const uint32_t s_row = s_out + Panel::offset(warp_row() + lane % 16, lane / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
-      uint32_t words[4];  // as load_matrices() has them: 16 rows of block j, 16 rows of block j + 1
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = &o[0][j + i / 2][i % 2 * 2];
-        words[i] = Multiply<C.element>::pack(pair[0], pair[1]);
-      }
+      uint32_t words[4];
+      pack(o[0], j, words);
       ptx::store_matrices(Panel::advance(s_row, 0, j), words);
     }
     ptx::fence_async();
@@ -304,9 +299,9 @@ struct WarpgroupSm90 {
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
-    const int32_t rows = item.sequence.len_q - item.first_q() - warpgroup * Block::kRows - warp_row();
+    const int32_t num_rows = item.sequence.len_q - item.first_q() - warpgroup * Block::kRows - warp_row();
     if (kKeepsQ) meet();  // no warp multiplies with these queries any more
-    if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && rows >= portable::kWarpRows) {
+    if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
     } else {
       output(item).store_directly(o);
@@ -358,7 +353,7 @@ struct WarpgroupSm90 {
       release(k);
       if (!kKeepsQ && is_last(tile)) release(q);
       take_scores<true>(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
-      exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
+      exponentiate(s[0], tile, scale_log2, offset);
       if (had_item) end_store(q.previous());
     }
     for (;;) {
@@ -389,7 +384,7 @@ struct WarpgroupSm90 {
         end_output();
         take_scores<false>(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) { scale_rows(o, factor); });
       }
-      exponentiate(s[0], tile, scale_log2, offset, [&](int j) { pack(s[0], j); });
+      exponentiate(s[0], tile, scale_log2, offset);
     }
   }
 
