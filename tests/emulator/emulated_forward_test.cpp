@@ -84,6 +84,8 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<plain(Element::f16, 64, 64, 192, 128)>(),
                                         sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
                                         sm90<k128>(),
+                                        sm90<plain(Element::bf16, 64, 96, 192, 96)>(),
+                                        sm90<plain(Element::bf16, 64, 128, 128, 128)>(),
                                         sm90<plain(Element::bf16, 192, 128, 128, 128)>(),
                                         sm90<plain(Element::bf16, 192, 192, 128, 112)>(),
                                         sm90<plain(Element::bf16, 256, 256, 128, 64)>(),
@@ -195,6 +197,12 @@ TEST(EmulatedSm90, HeadDims) {
   c.batch = 1;
   c.seqlen_kv = 1040;
   expect_right(c);
+  for (const int64_t v : {96, 128}) {  // wider than q, where out does not fit
+    c = base(64, v);
+    expect_right(c);
+    c.window_left = 90, c.window_right = 4;
+    expect_right(c);
+  }
 }
 
 TEST(EmulatedSm90, Half) {

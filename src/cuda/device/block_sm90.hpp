@@ -135,10 +135,9 @@ struct BlockSm90 {
   }
   __device__ __forceinline__ static Share share(const KeyTiles& of, const KeyTiles& all) {
     if (!kLeavesOut) return {all.kept > 0 ? 0 : all.begin, all.end, of.full_begin, of.full_end, 0, 0};
-    const int32_t first = of.kept > 0 ? 0 : of.begin, end = max(of.kept, of.end);
-    if (first >= end) return {0, 0, 0, 0, 0, all.count_before(all.end)};
-    const int32_t before = all.count_before(first), until = all.count_before(end);
-    return {first, end, of.full_begin, of.full_end, before, all.count_before(all.end) - until};
+    const int32_t first = of.kept > 0 ? 0 : of.begin, num_tiles = all.count_before(all.end);
+    if (first >= of.end) return {0, 0, 0, 0, 0, num_tiles};
+    return {first, of.end, of.full_begin, of.full_end, all.count_before(first), num_tiles - all.count_before(of.end)};
   }
   // The keys of every row, where some tile needs masks.
   __device__ __forceinline__ void write_bounds(int slot) const {
@@ -179,7 +178,6 @@ struct BlockSm90 {
     uint32_t item_idx = blockIdx.x;
 #pragma unroll 1
     while (exists(item_idx)) {
-      items.wait_empty();
       write_item(items.slot(), work_tile(p.forward, item_idx, 0));
       if (item(items.slot()).has_keys()) {
         write_bounds(items.slot());
@@ -187,12 +185,12 @@ struct BlockSm90 {
         items.advance();
         loaded.wait_full();
         loaded.advance();
+        items.wait_empty();
       }
       const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
       if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
       item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
     }
-    items.wait_empty();
     if (!is_first_lane) return;
     item(items.slot()).exists = 0;
     items.arrive_full();

@@ -309,10 +309,12 @@ struct WarpgroupSm90 {
     if (kKeepsQ) q.advance();
     release(items);
   }
-  __device__ __forceinline__ void end_store(QRing q_of) const {
-    if (!kKeepsQ) return;
+  // had_item: whether there is something to end.
+  __device__ __forceinline__ void end_store(bool had_item) const {
+    if (!kKeepsQ || !had_item) return;
     if (lane == 0) ptx::wait_boxes();
-    release(q_of);
+    QRing last = q.previous();
+    release(last);
   }
 
   __device__ __forceinline__ void wait_for_turn() const {
@@ -354,7 +356,7 @@ struct WarpgroupSm90 {
       if (!kKeepsQ && is_last(tile)) release(q);
       take_scores<true>(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
       exponentiate(s[0], tile, scale_log2, offset);
-      if (had_item) end_store(q.previous());
+      end_store(had_item);
     }
     for (;;) {
       if (is_full(tile + 1)) {
@@ -396,7 +398,7 @@ struct WarpgroupSm90 {
     while (find_item()) {
       float by[1][2];
       if (share().is_empty()) {
-        if (had_item) end_store(q.previous());
+        end_store(had_item);
         q.wait_full();
         if (!kKeepsQ) release(q);
         clear_output();
@@ -414,7 +416,7 @@ struct WarpgroupSm90 {
       had_item = true;
       leave_out(behind);
     }
-    if (had_item) end_store(q.previous());
+    end_store(had_item);
   }
 };
 
