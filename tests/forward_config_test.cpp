@@ -182,18 +182,26 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
     for (const int64_t v : {1, 8, 64, 96, 128, 192, 256}) {
       for (const core::Features features :
            {core::Features(), core::Features(Feature::bias), Feature::bias | Feature::dropout}) {
-        const ForwardConfig c = forward_sm90_config(problem(DType::bf16, qk, v, features));
-        const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
-        SCOPED_TRACE(std::to_string(qk) + "/" + std::to_string(v) + ": " + std::to_string(c.tile_q) + " x " +
-                     std::to_string(c.tile_kv));
-        EXPECT_GE(c.head_dim_qk, qk);
-        EXPECT_GE(c.head_dim_v, v);
-        EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
-        EXPECT_GE(std::min({layout.k_stages, layout.v_stages}), 2);
-        EXPECT_GE(layout.q_slots, 1);
-        // Tiles start where the swizzle does.
-        EXPECT_EQ((layout.q_bytes | layout.k_at | layout.k_bytes | layout.v_at | layout.v_bytes) % 1024, 0);
-        EXPECT_EQ(layout.barriers_at % 8, 0);
+        for (const int64_t seqlen_kv : {1024, 4096}) {
+          Problem p = problem(DType::bf16, qk, v, features);
+          p.seqlen_kv = seqlen_kv;
+          const ForwardConfig c = forward_sm90_config(p);
+          const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
+          SCOPED_TRACE(std::to_string(qk) + "/" + std::to_string(v) + ": " + std::to_string(c.tile_q) + " x " +
+                       std::to_string(c.tile_kv));
+          EXPECT_GE(c.head_dim_qk, qk);
+          EXPECT_GE(c.head_dim_v, v);
+          EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
+          EXPECT_GE(std::min({layout.k_stages, layout.v_stages, layout.item_slots}), 2);
+          EXPECT_GE(layout.q_slots, 1);
+          // Tiles start where the swizzle does, and barriers fit behind them.
+          EXPECT_EQ((layout.q_bytes | layout.k_at | layout.k_bytes | layout.v_at | layout.v_bytes) % 1024, 0);
+          const int32_t warpgroups = c.tile_q / portable::kWarpgroupRows;
+          EXPECT_EQ(layout.barriers_at % 8, 0);
+          EXPECT_LE(portable::kBarrierBytes *
+                        (layout.item_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages + 1),
+                    layout.bytes - layout.barriers_at);
+        }
       }
     }
   }

@@ -57,6 +57,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
     ++slots;
     if (place()) return true;
     --slots;
+    place();
     return false;
   };
   // Two stages of each first, then a second slot of q, which lets the next tile begin early, then more stages.
@@ -66,7 +67,6 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   while (grow(layout.k_stages, 4) && grow(layout.v_stages, 4)) {
   }
   grow(layout.item_slots, 3);
-  place();
   return layout;
 }
 

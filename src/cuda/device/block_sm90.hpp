@@ -61,7 +61,9 @@ struct BlockSm90 {
   using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
-  static_assert(Ring<1>::kBytes == portable::kBarrierBytes);
+  static_assert(kLayout.barriers_at + Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes + VRing::kBytes +
+                    Loaded::kBytes ==
+                kLayout.bytes);
   using Visited = VisitedTiles<false>;
 
   const ForwardSm90Params& p;

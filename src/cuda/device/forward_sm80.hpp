@@ -360,7 +360,7 @@ struct ForwardSm80 {
     if (clears) __syncthreads();
   }
 
-  using OutputOfWarp = Output<C, C.tile_q, C.tile_q / C.num_warps, portable::tile_bytes(C), 8>;
+  using OutputOfWarp = Output<C, C.tile_q, C.tile_q / C.num_warps, portable::tile_bytes(C)>;
   __device__ OutputOfWarp output() const {
     return {p, place.work, place.sequence, s_q, place.work.tile_idx * C.tile_q, lane, warp_row};
   }

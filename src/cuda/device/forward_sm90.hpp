@@ -239,10 +239,6 @@ struct WarpgroupSm90 {
 
   // Of the warpgroup's queries, the warp's first.
   __device__ static int warp_row() { return static_cast<int>(threadIdx.x / 32 % 4) * portable::kWarpRows; }
-  __device__ auto output(const Item& item) const {
-    return Output<C, Block::kRows, portable::kWarpRows, Block::kQBytes, 1>{
-        p, item.work, item.sequence, 0, item.first_q() + warpgroup * Block::kRows, lane, warp_row()};
-  }
   // Writes the item's lse; its last probabilities are there. by: what its output is to be multiplied by.
   __device__ __forceinline__ void write_lse(float (&by)[1][2]) {
     const Item& item = current();
@@ -304,7 +300,11 @@ struct WarpgroupSm90 {
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
     } else {
-      output(item).store_directly(o);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t at = item.first_q() + row(r);
+        store_row<C>(p, o[0], r, row_offset(p.out, item.work, item.sequence, at), lane, at < item.sequence.len_q);
+      }
     }
     if (kKeepsQ) q.advance();
     release(items);

@@ -96,9 +96,8 @@ __device__ __forceinline__ void store_row(const portable::ForwardParams& p, cons
   }
 }
 
-// The rows of one warp: RowsOfWarp of a tile of TileRows, which is put together in Bytes bytes of shared memory
-// and read back Unroll chunks a lane at a time.
-template <ForwardConfig C, int TileRows, int RowsOfWarp, int Bytes, int Unroll>
+// The rows of one warp: RowsOfWarp of a tile of TileRows, which is put together in Bytes bytes of shared memory.
+template <ForwardConfig C, int TileRows, int RowsOfWarp, int Bytes>
 struct Output {
   static constexpr int kMBlocks = RowsOfWarp / 16;
   static constexpr int kBlocksV = C.head_dim_v / 8;
@@ -145,16 +144,6 @@ struct Output {
       store_rows<float>(o);
     } else if constexpr (C.element != Element::f32) {
       store_rows<uint16_t>(o);
-    }
-  }
-
-  // out straight from the registers, of inputs of 16 bits that are not cut into slices of v.
-  template <class Accumulators>
-  __device__ __forceinline__ void store_directly(const Accumulators& o) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kMBlocks; ++i) {
-      const int32_t row = query(i / 2, i % 2);
-      store_row<C>(p, o[i / 2], i % 2, row_offset(p.out, work, sequence, row), lane, row < sequence.len_q);
     }
   }
 
@@ -217,7 +206,7 @@ struct Output {
       return ptx::load_chunk(s_out + TileOut::offset(warp_row + first + step, idx));
     };
     if (p.out_vector_store) {
-#pragma unroll Unroll
+#pragma unroll 8
       for (int step = 0; step < RowsOfWarp; step += kRowsAStep, to += stride) {
 #pragma unroll
         for (int part = 0; part < kChunksOfLane; ++part) {
