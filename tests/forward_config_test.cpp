@@ -199,7 +199,7 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
           const int32_t warpgroups = c.tile_q / portable::kWarpgroupRows;
           EXPECT_EQ(layout.barriers_at % 8, 0);
           EXPECT_LE(portable::kBarrierBytes *
-                        (layout.item_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages + 1),
+                        (3 * layout.item_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
                     layout.bytes - layout.barriers_at);
         }
       }

@@ -50,6 +50,9 @@ std::string refuses(const Problem& p) {
                    p.head_dim_v);
   }
   const TileMap map = tile_map(p, forward_sm90_config(p));
+  if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
+    return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
+  }
   if (const int64_t items = forward_blocks(p, map); items > kMaxBlocks) {
     return message("batch * heads_q * seqlen_q makes ", items, " tiles, at most ", kMaxBlocks);
   }
@@ -84,6 +87,9 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
       .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
       .counter = static_cast<uint32_t*>(workspace.state),
       .num_items = static_cast<int32_t>(items)};
+  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
+    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
+  }
   if (params.forward.out_vector_store != 0 && p.out.dtype == p.dtype) {
     params.out = tensor_map(p.out, {batch_q, p.total_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
   }

@@ -10,22 +10,24 @@
 
 namespace tessella::portable {
 
-struct Band {
-  int64_t seqlen_q = 0;
-  int64_t seqlen_kv = 0;
-  int64_t window_left = -1;      // keys before the query's own position; -1 = no bound
-  int64_t window_right = -1;     // keys after it; 0 = causal; -1 = no bound
-  int64_t prefix = -1;           // keys [0, prefix) are seen by all, later ones causally; -1 = absent
-  int64_t chunk = 0;             // a query sees its own chunk of this many keys; 0 = absent
-  int64_t keep_first = 0;        // keys below this ignore every lower bound
+// Int: holds every sum of two lengths and a bound.
+template <class Int>
+struct BasicBand {
+  Int seqlen_q = 0;
+  Int seqlen_kv = 0;
+  Int window_left = -1;          // keys before the query's own position; -1 = no bound
+  Int window_right = -1;         // keys after it; 0 = causal; -1 = no bound
+  Int prefix = -1;               // keys [0, prefix) are seen by all, later ones causally; -1 = absent
+  Int chunk = 0;                 // a query sees its own chunk of this many keys; 0 = absent
+  Int keep_first = 0;            // keys below this ignore every lower bound
   bool causal_top_left = false;  // key j is seen iff j <= i
 
-  constexpr int64_t position(int64_t i) const { return i + seqlen_kv - seqlen_q; }
+  constexpr Int position(Int i) const { return i + seqlen_kv - seqlen_q; }
 
   // One past the last visible key of row i, in [0, seqlen_kv].
-  constexpr int64_t end(int64_t i) const {
-    int64_t end = seqlen_kv;
-    const int64_t at = position(i);
+  constexpr Int end(Int i) const {
+    Int end = seqlen_kv;
+    const Int at = position(i);
     if (window_right >= 0) end = min(end, at + window_right + 1);
     if (prefix >= 0) end = min(end, max(prefix, at + 1));
     if (causal_top_left) end = min(end, i + 1);
@@ -34,17 +36,17 @@ struct Band {
   }
 
   // First visible key of row i that is not kept by keep_first, in [0, end(i)].
-  constexpr int64_t begin(int64_t i) const { return begin(i, end(i)); }
+  constexpr Int begin(Int i) const { return begin(i, end(i)); }
   // The same for a caller that has end(i).
-  constexpr int64_t begin(int64_t i, int64_t end) const {
-    int64_t begin = 0;
-    const int64_t at = position(i);
+  constexpr Int begin(Int i, Int end) const {
+    Int begin = 0;
+    const Int at = position(i);
     if (window_left >= 0) begin = max(begin, at - window_left);
     if (chunk > 0 && at > 0) begin = max(begin, chunks_before(at) * chunk);
     return min(begin, end);
   }
 
-  constexpr bool visible(int64_t i, int64_t j) const { return j < end(i) && (j >= begin(i) || j < keep_first); }
+  constexpr bool visible(Int i, Int j) const { return j < end(i) && (j >= begin(i) || j < keep_first); }
 
   // True if every row sees every key: nothing but lengths bounds the rows.
   constexpr bool is_full() const {
@@ -53,11 +55,13 @@ struct Band {
 
  private:
   // at / chunk for at >= 0, in 32 bits: positions are sums of two sequence lengths, and GPUs have no 64-bit division.
-  constexpr int64_t chunks_before(int64_t at) const {
+  constexpr Int chunks_before(Int at) const {
     return chunk > at ? 0 : static_cast<uint32_t>(at) / static_cast<uint32_t>(chunk);
   }
-  static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-  static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+  static constexpr Int min(Int a, Int b) { return a < b ? a : b; }
+  static constexpr Int max(Int a, Int b) { return a > b ? a : b; }
 };
+
+using Band = BasicBand<int64_t>;
 
 }  // namespace tessella::portable

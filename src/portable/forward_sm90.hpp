@@ -32,8 +32,9 @@ struct ForwardSm90Layout {
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
 inline constexpr int32_t kItemBytes = 256;     // one more of them than slots is not handed on
-inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage, and of an item loaded: when full, when empty
+inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full, when empty
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
+inline constexpr int32_t kHopperLongest = 1 << 29;  // queries or keys: sums of three fit in 32 bits
 
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   const auto panels = [](int32_t columns) { return (columns + 63) / 64 * 128; };
@@ -48,8 +49,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
     layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
     layout.bounds_at = layout.items_at + (layout.item_slots + 1) * kItemBytes;
     layout.barriers_at = layout.bounds_at + layout.item_slots * c.tile_q * 8;
-    layout.bytes = layout.barriers_at + kBarrierBytes * (layout.item_slots + warpgroups * layout.q_slots +
-                                                         layout.k_stages + layout.v_stages + 1);
+    layout.bytes = layout.barriers_at + kBarrierBytes * (3 * layout.item_slots + warpgroups * layout.q_slots +
+                                                         layout.k_stages + layout.v_stages);
     return layout.bytes <= kHopperSharedBytes;
   };
   const auto grow = [&](int32_t& slots, int32_t most) {

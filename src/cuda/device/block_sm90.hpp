@@ -26,9 +26,10 @@ struct BlockSm90 {
   static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
   static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
-  // Tiles that a warpgroup sees nothing of are left out by it, where two others fill its time; one other does not
-  // (docs/forward_sm90.md).
-  static constexpr bool kLeavesOut = kWarpgroups == 3;
+  // Tiles that a warpgroup sees nothing of are left out by it, where they are many: where the item has far more rows
+  // than the warpgroup, or a tile no more keys (docs/forward_sm90.md). Its rows are others in each item then, lest one
+  // warpgroup has always the most to do.
+  static constexpr bool kLeavesOut = kWarpgroups == 3 || C.tile_kv <= kRows;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
@@ -46,7 +47,7 @@ struct BlockSm90 {
   struct Item {
     int32_t exists;  // 0: there is none left
     WorkTile work;
-    Sequence sequence;
+    BandedSequence<int32_t> sequence;
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     KeyTiles tiles;                // of all rows
     Share shares[kWarpgroups];
@@ -56,13 +57,15 @@ struct BlockSm90 {
   };
   static_assert(sizeof(Item) <= portable::kItemBytes);
 
+  // Three rings in which all stand at the same place: an item is there, and its slot is free again; the bounds of its
+  // rows are there too; its k is under way.
   using Items = Ring<kLayout.item_slots>;
-  using Loaded = Ring<1>;               // full: k of the latest item is under way
+  static constexpr int kBounds = 1, kLoaded = 2, kItemRings = 3;
   using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
-  static_assert(kLayout.barriers_at + Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes + VRing::kBytes +
-                    Loaded::kBytes ==
+  static_assert(kLayout.barriers_at + kItemRings * Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes +
+                    VRing::kBytes ==
                 kLayout.bytes);
   using Visited = VisitedTiles<false>;
 
@@ -74,10 +77,9 @@ struct BlockSm90 {
       : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
 
   __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
-  __device__ uint32_t q_barriers() const { return item_barriers() + Items::kBytes; }
+  __device__ uint32_t q_barriers() const { return item_barriers() + kItemRings * Items::kBytes; }
   __device__ uint32_t k_barriers() const { return q_barriers() + kWarpgroups * QRing::kBytes; }
   __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
-  __device__ uint32_t loaded_barriers() const { return v_barriers() + VRing::kBytes; }
   __device__ uint32_t s_q_of(int slot, int warpgroup) const {
     return s_q + slot * kLayout.q_bytes + warpgroup * kQBytes;
   }
@@ -91,10 +93,10 @@ struct BlockSm90 {
   __device__ __forceinline__ void init_barriers() const {
     constexpr uint32_t kWarps = 4 * kWarpgroups;
     Items::init(item_barriers(), 1, kWarps + 2);
+    for (const int ring : {kBounds, kLoaded}) Items::init(item_barriers() + ring * Items::kBytes, 1, 1);
     for (int of = 0; of < kWarpgroups; ++of) QRing::init(q_barriers() + of * QRing::kBytes, 1, 4);
     KRing::init(k_barriers(), 1, kWarps);
     VRing::init(v_barriers(), 1, kWarps);
-    Loaded::init(loaded_barriers(), 1, 1);
     ptx::publish_barriers();
   }
 
@@ -109,7 +111,7 @@ struct BlockSm90 {
     if (lane == 0) {
       to.exists = 1;
       to.work = work;
-      to.sequence = device::sequence(p.forward, work.batch_idx);
+      to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
       to.tiles = {0, 0, 0, 0, 0};
     }
     __syncwarp();
@@ -145,16 +147,16 @@ struct BlockSm90 {
   __device__ __forceinline__ void write_bounds(int slot) const {
     const Item& of = item(slot);
     if (of.tiles.all_are_full()) return;
-#pragma unroll 2
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
       const KeyRange keys = range(of.sequence, of.first_q() + i);
       ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
     }
     __syncwarp();
   }
-  __device__ __forceinline__ static KeyRange range(const Sequence& sequence, int32_t row) {
-    const auto end = static_cast<int32_t>(sequence.band.end(row));
-    return {static_cast<int32_t>(sequence.band.begin(row, end)), end};
+  __device__ __forceinline__ static KeyRange range(const BandedSequence<int32_t>& sequence, int32_t row) {
+    const int32_t end = sequence.band.end(row);
+    return {sequence.band.begin(row, end), end};
   }
 
   // Rows of q, k and v lie in packed tensors one sequence behind the other.
@@ -170,35 +172,36 @@ struct BlockSm90 {
     }
   }
 
-  // Every block begins with an item of its own and takes the next one that nobody has. It does so when it can begin to
-  // load it, not before: an item that waits for its block is one that no idle block can take. The counter is zero again
-  // when the last block has found that there is none. Nobody hears of an item without keys.
+  // Every block begins with an item of its own and takes the next one that nobody has. It does so when k of the latest
+  // is under way, not before: an item that waits for its block is one that no idle block can take. The counter is zero
+  // again when the last block has found that there is none. Nobody hears of an item without keys.
   __device__ __forceinline__ void find_items() const {
     Items items(item_barriers());
-    Loaded loaded(loaded_barriers());
     const bool is_first_lane = threadIdx.x % 32 == 0;
     uint32_t item_idx = blockIdx.x;
 #pragma unroll 1
     while (exists(item_idx)) {
+      items.wait_empty();
       write_item(items.slot(), work_tile(p.forward, item_idx, 0));
       if (item(items.slot()).has_keys()) {
-        write_bounds(items.slot());
         if (is_first_lane) items.arrive_full();
+        write_bounds(items.slot());
+        if (is_first_lane) items.at(kBounds).arrive_full();
+        items.at(kLoaded).wait_full();
         items.advance();
-        loaded.wait_full();
-        loaded.advance();
-        items.wait_empty();
       }
       const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
       if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
       item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
     }
+    items.wait_empty();
     if (!is_first_lane) return;
     item(items.slot()).exists = 0;
     items.arrive_full();
+    items.at(kBounds).arrive_full();
   }
 
-  // load(item, tile) for every key tile of every item, end_item() after its last one; by one thread.
+  // load(item, tile) for every key tile of every item, end_item(place) after its last one; by one thread.
   template <class Load, class EndItem>
   __device__ __forceinline__ void for_each_tile(const Load& load, const EndItem& end_item) const {
     Items items(item_barriers());
@@ -213,7 +216,7 @@ struct BlockSm90 {
            tile = Visited().next(of.tiles, nullptr, tile + 1)) {
         load(of, tile);
       }
-      end_item();
+      end_item(items);
       items.arrive_empty();
     }
   }
@@ -233,13 +236,12 @@ struct BlockSm90 {
   __device__ __forceinline__ void load_q_and_k() const {
     QRing q(q_barriers());
     KRing k(k_barriers());
-    const Loaded loaded(loaded_barriers());
     const auto load = [&](const Item& of, int32_t tile) {
       const bool is_first = tile == Visited().next(of.tiles, nullptr, 0);
       const int32_t row_q = of.sequence.row_q + of.first_q();
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
-      // Where q has one slot, all wait for it when it is free.
-      if (kLayout.q_slots == 1 && is_first) {
+      // Queries wait for their slot in the L2 cache.
+      if (is_first) {
 #pragma unroll 1
         for (int32_t row = 0; row < C.tile_q; row += kRows) {
 #pragma unroll
@@ -260,7 +262,7 @@ struct BlockSm90 {
       }
       q.advance();
     };
-    for_each_tile(load, [&] { loaded.arrive_full(); });
+    for_each_tile(load, [](const Items& items) { items.at(kLoaded).arrive_full(); });
   }
 
   __device__ __forceinline__ void load_v() const {
@@ -268,7 +270,7 @@ struct BlockSm90 {
     const auto load = [&](const Item& of, int32_t tile) {
       load_keys<C.head_dim_v>(v, s_q + kLayout.v_at, kLayout.v_bytes, p.v, of, tile);
     };
-    for_each_tile(load, [] {});
+    for_each_tile(load, [](const Items&) {});
   }
 
   // Rows that need no product, those of every gridDim.x-th item.

@@ -55,7 +55,7 @@ struct ForwardSm80 {
   // What this block works on.
   struct Place {
     WorkTile work;
-    Sequence sequence;
+    BandedSequence<int64_t> sequence;
     const char* k;                 // key 0 of the sequence and head
     const char* v;                 // the same, from the slice's first column on
     const uint8_t* tile_map;       // classes of the key tiles
@@ -100,7 +100,7 @@ struct ForwardSm80 {
   // its time here, most of it waiting for instructions.
   __device__ __forceinline__ int32_t find_place(Visited& visited) const {
     const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
-    const Sequence sequence = device::sequence(p, work.batch_idx);
+    const BandedSequence<int64_t> sequence = device::sequence(p, work.batch_idx);
     write_rows_without_query<C>(p, work, sequence);
     const int32_t first = work.tile_idx * C.tile_q;
     if (first >= sequence.len_q) return -1;

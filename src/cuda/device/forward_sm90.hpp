@@ -56,6 +56,7 @@ struct WarpgroupSm90 {
   const Block& block;
   const ForwardParams& p;
   int warpgroup, lane;
+  int part;  // which 64 of the item's queries are the warpgroup's
   Items items;
   QRing q;
   typename Block::KRing k;
@@ -70,39 +71,50 @@ struct WarpgroupSm90 {
         p(of.p.forward),
         warpgroup(static_cast<int>(threadIdx.x / 128) - 1),
         lane(static_cast<int>(threadIdx.x % 32)),
+        part(warpgroup),
         items(of.item_barriers()),
-        q(QRing(of.q_barriers()).at(warpgroup)),
+        q(of.q_barriers()),
         k(of.k_barriers()),
         v(of.v_barriers()) {}
 
   __device__ const Item& current() const { return block.item(items.slot()); }
-  __device__ const typename Block::Share& share() const { return current().shares[warpgroup]; }
+  __device__ const typename Block::Share& share() const { return current().shares[part]; }
   __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
     return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
   }
+  __device__ int next_part() const { return !Block::kLeavesOut ? part : part < kWarpgroups - 1 ? part + 1 : 0; }
+  __device__ int previous_part() const { return !Block::kLeavesOut ? part : part > 0 ? part - 1 : kWarpgroups - 1; }
   // Returns when all warps of the warpgroup are here.
   __device__ __forceinline__ void meet() const { ptx::named_wait(kMeeting + warpgroup, 128); }
   // Of the tile of queries.
-  __device__ int row(int r) const { return static_cast<int>(threadIdx.x / 32 - 4) * 16 + r * 8 + lane / 4; }
+  __device__ int row(int r) const { return part * Block::kRows + warp_row() + r * 8 + lane / 4; }
 
   template <class AnyRing>
   __device__ __forceinline__ void release(AnyRing& ring) const {
-    __syncwarp();
-    if (ptx::elect()) ring.arrive_empty();
+    release_slot(ring);
     ring.advance();
   }
+  template <class AnyRing>
+  __device__ __forceinline__ static void release_slot(const AnyRing& ring) {
+    __syncwarp();
+    if (ptx::elect()) ring.arrive_empty();
+  }
+  __device__ __forceinline__ void release_q() {
+    release_slot(q.at(part));
+    q.advance();
+  }
 
-  // Waits for the item at `items`. False if there is none left.
+  // Waits for the item at `items` and its bounds. False if there is none left.
   __device__ __forceinline__ bool find_item() const {
-    items.wait_full();
+    items.at(Block::kBounds).wait_full();
     return current().exists != 0;
   }
 
   // Waits for the item's queries. The sign of a negative scale is theirs from here on.
   __device__ __forceinline__ void take_q() const {
-    q.wait_full();
+    q.at(part).wait_full();
     if (p.scale >= 0) return;
-    const uint32_t s_q = block.s_q_of(q.slot(), warpgroup);
+    const uint32_t s_q = block.s_q_of(q.slot(), part);
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x % 128) * 16; at < Block::kQBytes; at += 128 * 16) {
       const uint4 words = ptx::load_chunk(s_q + at);
@@ -114,7 +126,7 @@ struct WarpgroupSm90 {
   }
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-    const ptx::Operand of_q(block.s_q_of(q.slot(), warpgroup));
+    const ptx::Operand of_q(block.s_q_of(q.slot(), part));
     const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
     ptx::fence_registers();
 #pragma unroll
@@ -272,7 +284,7 @@ struct WarpgroupSm90 {
   // The warp's rows of out, all of which are there, by the copy engine: they lie where the item's queries were.
   __device__ __forceinline__ void send(const Item& item) const {
     using Panel = Tile<Block::kRows, 64, 2>;
-    const uint32_t s_out = block.s_q_of(q.slot(), warpgroup);
+    const uint32_t s_out = block.s_q_of(q.slot(), part);
     const uint32_t s_row = s_out + Panel::offset(warp_row() + lane % 16, lane / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
@@ -286,7 +298,7 @@ struct WarpgroupSm90 {
 #pragma unroll
     for (int column = 0; column < C.head_dim_v; column += 64) {
       ptx::store_box(block.p.out, s_out + column / 64 * Panel::kPanelBytes + warp_row() * kRowBytes, column,
-                     item.sequence.row_q + item.first_q() + warpgroup * Block::kRows + warp_row(), item.work.head_idx,
+                     item.sequence.row_q + item.first_q() + part * Block::kRows + warp_row(), item.work.head_idx,
                      Block::batch_of(p.cu_seqlens_q, item.work.batch_idx));
     }
     ptx::commit_boxes();
@@ -295,7 +307,7 @@ struct WarpgroupSm90 {
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
-    const int32_t num_rows = item.sequence.len_q - item.first_q() - warpgroup * Block::kRows - warp_row();
+    const int32_t num_rows = item.sequence.len_q - item.first_q() - part * Block::kRows - warp_row();
     if (kKeepsQ) meet();  // no warp multiplies with these queries any more
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
@@ -308,13 +320,13 @@ struct WarpgroupSm90 {
     }
     if (kKeepsQ) q.advance();
     release(items);
+    part = next_part();
   }
   // had_item: whether there is something to end.
   __device__ __forceinline__ void end_store(bool had_item) const {
     if (!kKeepsQ || !had_item) return;
     if (lane == 0) ptx::wait_boxes();
-    QRing last = q.previous();
-    release(last);
+    release_slot(q.previous().at(previous_part()));
   }
 
   __device__ __forceinline__ void wait_for_turn() const {
@@ -350,13 +362,14 @@ struct WarpgroupSm90 {
       wait_for_turn();
       begin_scores(s[0]);
       give_turn();
-      clear_output();  // while the scores are computed
+      // While the scores are computed:
+      end_store(had_item);
+      clear_output();
       ptx::wait_products<0>(s[0]);
       release(k);
-      if (!kKeepsQ && is_last(tile)) release(q);
+      if (!kKeepsQ && is_last(tile)) release_q();
       take_scores<true>(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
       exponentiate(s[0], tile, scale_log2, offset);
-      end_store(had_item);
     }
     for (;;) {
       if (is_full(tile + 1)) {
@@ -375,7 +388,7 @@ struct WarpgroupSm90 {
       give_turn();
       ptx::wait_products<1>(s[0]);
       release(k);
-      if (!kKeepsQ && is_last(tile)) release(q);
+      if (!kKeepsQ && is_last(tile)) release_q();
       if constexpr (kOverlaps) {
         take_scores<false>(s, tile, scale_log2, offset, [&](const float(&factor)[1][2]) {
           ptx::wait_products<0>(o[0]);
@@ -399,8 +412,8 @@ struct WarpgroupSm90 {
       float by[1][2];
       if (share().is_empty()) {
         end_store(had_item);
-        q.wait_full();
-        if (!kKeepsQ) release(q);
+        q.at(part).wait_full();
+        if (!kKeepsQ) release_q();
         clear_output();
         write_lse(by);
       } else {

@@ -14,8 +14,8 @@ using portable::ForwardConfig;
 
 // Inside the lengths: does query i see key j, as far as documents, dense mask, block map and the caller's text go?
 template <ForwardConfig C>
-__device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
-                                           int32_t head_idx, int32_t i, int32_t j) {
+__device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, const BandedSequence<int64_t>& s,
+                                           int32_t batch_idx, int32_t head_idx, int32_t i, int32_t j) {
   const int64_t slot = s.slot_kv + j;
   const auto flag = [&](const portable::ScoreOperandParams& mask, int64_t q, int64_t kv) {
     return static_cast<const uint8_t*>(mask.data)[batch_idx * mask.batch_stride + head_idx * mask.head_stride +
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   const int32_t heads = p.tile_map_head_stride == 0 ? 1 : p.heads_q;
   const int32_t batch_idx = map_idx / heads, head_idx = map_idx % heads;
   if (batch_idx >= (p.tile_map_batch_stride == 0 ? 1 : p.batch)) return;  // the last block's warps
-  const Sequence s = sequence(p, batch_idx);
+  const BandedSequence<int64_t> s = sequence(p, batch_idx);
   const int32_t first_q = tile_q_idx * C.tile_q, first_kv = tile_kv_idx * C.tile_kv;
   const int32_t rows = min(C.tile_q, s.len_q - first_q), keys = min(C.tile_kv, s.len_kv - first_kv);
   int32_t pairs = 0, visible = 0;

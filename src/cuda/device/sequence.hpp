@@ -22,12 +22,18 @@ struct Sequence {
   int32_t row_kv;   // row of the k and v tensors that holds key 0
   int32_t slot_kv;  // index of key 0 on the key axis of bias, dense mask and block map
   int32_t len_kv;   // keys
-  portable::Band band;
+};
+
+// Int: see portable::BasicBand.
+template <class Int>
+struct BandedSequence : Sequence {
+  portable::BasicBand<Int> band;
 };
 
 // batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
-__device__ __forceinline__ Sequence sequence(const portable::ForwardParams& p, int32_t batch_idx) {
-  Sequence s;
+template <class Int = int64_t>
+__device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardParams& p, int32_t batch_idx) {
+  BandedSequence<Int> s;
   s.row_q = 0;
   s.slots_q = p.seqlen_q;
   if (p.cu_seqlens_q.data != nullptr) {
@@ -57,10 +63,10 @@ __device__ __forceinline__ Sequence sequence(const portable::ForwardParams& p, i
 
   s.band.seqlen_q = s.len_q;
   s.band.seqlen_kv = s.len_kv;
-  s.band.window_left = p.window_left;
-  s.band.window_right = p.window_right;
+  s.band.window_left = static_cast<Int>(p.window_left);
+  s.band.window_right = static_cast<Int>(p.window_right);
   s.band.prefix = p.prefix.data == nullptr ? -1 : clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
-  s.band.chunk = p.chunk;
+  s.band.chunk = static_cast<Int>(p.chunk);
   s.band.keep_first = p.keep_first;
   s.band.causal_top_left = p.causal_top_left != 0;
   return s;

@@ -26,7 +26,7 @@ struct HeadTiles {
 
   const ForwardParams& p;
   WorkTile work;  // its tile_idx is the caller's
-  Sequence sequence;
+  BandedSequence<int64_t> sequence;
   uint32_t s_q, s_k, s_v;
   int thread, lane, warp_row;
 
