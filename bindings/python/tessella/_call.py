@@ -17,8 +17,8 @@ from ._library import failure
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_INITIAL = d.AttentionOptions(struct_size=c.sizeof(d.AttentionOptions), scale=math.nan, window_left=-1, window_right=-1)
-_DEFAULTS = {field[0]: getattr(_INITIAL, field[0]) for field in d.AttentionOptions._fields_}
+INITIAL = d.AttentionOptions(struct_size=c.sizeof(d.AttentionOptions), scale=math.nan, window_left=-1, window_right=-1)
+_DEFAULTS = {field[0]: getattr(INITIAL, field[0]) for field in d.AttentionOptions._fields_}
 _SWAPPED = {"bshd": False, "bhsd": True}
 
 
@@ -63,7 +63,7 @@ class Call:
 
     def __init__(self) -> None:
         self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
-        self.slots = {name: self.slot_type(name, d.Tensor(), self.capsules) for name in ARRAYS}
+        self.slots: dict[str, Any] = {name: self.slot_type(name, d.Tensor(), self.capsules) for name in ARRAYS}
         self.score_tensors = (d.Tensor * MAX_SCORE_ARGS)()
         self.score_slots = [
             self.slot_type(f"score_args[{i}]", tensor, self.capsules) for i, tensor in enumerate(self.score_tensors)
@@ -71,7 +71,7 @@ class Call:
         self.args = d.ForwardArgs(struct_size=c.sizeof(d.ForwardArgs))
         for name in ("q", "k", "v", "out"):
             setattr(self.args, name, self.slots[name].pointer)
-        self.options = d.AttentionOptions.from_buffer_copy(_INITIAL)
+        self.options = d.AttentionOptions.from_buffer_copy(INITIAL)
         self.args_ref, self.options_ref = c.byref(self.args), c.byref(self.options)
         self.given: list[str] = []  # arrays beside q, k, v and out
         self.changed: list[str] = []  # options that are not the defaults
@@ -113,9 +113,12 @@ class Call:
 
     def set_array(self, name: str, array: Any) -> None:
         """Sets one field of args."""
-        slot = self.slots[name]
-        slot.read(array, False, self.dlpack_stream)
-        setattr(self.args, name, slot.pointer)
+        self.slots[name].read(array, False, self.dlpack_stream)
+        self.pass_array(name)
+
+    def pass_array(self, name: str) -> None:
+        """Points a field of args at its slot."""
+        setattr(self.args, name, self.slots[name].pointer)
         self.given.append(name)
 
     def set_option(self, name: str, value: Any) -> None:

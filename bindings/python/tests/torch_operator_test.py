@@ -133,9 +133,9 @@ def test_opcheck(operator, qkv):
     function = getattr(torch.ops.tessella, operator).default
     torch.library.opcheck(function, (q, k, v))
     bias = torch.ones(13, device=q.device)
-    torch.library.opcheck(function, (q, k, v, "bshd", ["window_right=0", "bias", "softcap=3.0"], [bias], 9, 13))
+    torch.library.opcheck(function, (q, k, v, "window_right=0\0bias\0softcap=3.0", [bias], 9, 13))
     swapped = tuple(tensor.transpose(1, 2) for tensor in qkv)
-    torch.library.opcheck(function, (*swapped, "bhsd", [f"out_dtype={d.F32}"]))
+    torch.library.opcheck(function, (*swapped, f"layout=bhsd\0out_dtype={d.F32}"))
 
 
 def test_opcheck_of_given_outputs(qkv):
@@ -148,25 +148,48 @@ def test_every_field_passes_through(qkv, monkeypatch):
     """Each field of the C options arrives as it was set; none of them is cut or renamed on the way."""
     from tessella.torch import _attention, _tensor
 
-    values = {float: 0.1, int: 2**31 - 1, str: "a=b c"}
+    texts = {float: 0.5, int: 2**31 - 1, str.encode: "layout=bhsd"}
     given = _attention._Arguments()
     expected = {}
     for name, kind in _tensor._KINDS.items():
         if name in ("struct_size", "allocator", "max_seqlen_q", "max_seqlen_kv"):
             continue
-        expected[name] = values[kind]
-        given.set_option(name, values[kind])
+        given.set_option(name, texts[kind])
+        expected[name] = kind(texts[kind])
     given.set_option("seed", 2**64 - 1)
     expected["seed"] = 2**64 - 1
     for name in _fields.ARRAYS:
         given.set_array(name, qkv[0])
-    call = _tensor.TensorCall()
-    got, arrays = {}, []
-    monkeypatch.setattr(call, "set_option", got.__setitem__)
+    call, arrays = _tensor.TensorCall(), []
     monkeypatch.setattr(call, "set_array", lambda name, array: arrays.append(name))
-    call.fill_tensors(*qkv, "bshd", given.options, given.arrays)
-    got.pop("allocator", None)
-    assert got == expected and arrays == _fields.ARRAYS
+    call.fill_tensors(*qkv, "\0".join(given.options), given.arrays, 5, 6)
+    expected.update(max_seqlen_q=5, max_seqlen_kv=6)
+    got = {name: getattr(call.options, name) for name in expected}
+    assert got == expected and arrays == _fields.ARRAYS and not call.is_swapped
+
+
+def test_calls_in_turn(qkv):
+    """What a call remembers of the ones before it: options, and forms of outputs that were given or made."""
+    q, k, v = qkv
+    swapped = [tensor.transpose(1, 2) for tensor in qkv]
+    shorter = [tensor[:, :5] for tensor in qkv]
+    out, lse = torch.empty(2, 9, 2, 4, 8, device=q.device)[:, :, 0], torch.empty(2, 9, 4, device=q.device).mT
+    calls = [
+        ((q, k, v), {}),
+        ((q, k, v), {"mask": "causal", "return_lse": True}),
+        ((q, k, v), {"out": out, "lse": lse, "return_lse": True}),
+        ((q, k, v), {"out_dtype": "f32", "scale": 0.5}),
+        ((q, k, k), {"sink": torch.ones(4, device=q.device), "return_lse": True}),
+        (swapped, {"layout": "bhsd", "mask": "causal", "return_lse": True}),
+        (shorter, {"max_seqlen_q": 7, "max_seqlen_kv": 9, "return_lse": True}),
+        ([tensor.bfloat16() for tensor in qkv], {"return_lse": True}),
+        ([tensor.bfloat16() for tensor in qkv], {"out_dtype": torch.float32}),
+    ]
+    for first in calls:
+        for tensors, options in (first, *calls):
+            got, expected = tessella.torch.attention(*tensors, **options), tessella.attention(*tensors, **options)
+            for one, other in zip(*([x] if torch.is_tensor(x) else x for x in (got, expected))):
+                assert one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
 def test_what_is_written_tells_autograd(qkv):

@@ -91,16 +91,14 @@ def attention(
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise _no_tensor({"q": q, "k": k, "v": v})
-    inputs: list[Any] = [q, k, v]
-    if options or layout != "bshd":
-        inputs += _others(q, layout, options)
+    others = _others(q, layout, options) if options or layout != "bshd" else ()
     if out is None and lse is None:
-        return _attention_lse(*inputs) if return_lse else _attention(*inputs)
+        return _attention_lse(q, k, v, *others) if return_lse else _attention(q, k, v, *others)
     if out is None:
-        out = _operator.new_out(*inputs)
+        out = _operator.new_out(q, k, v, *others)
     if lse is None and return_lse:
-        lse = _operator.new_lse(*inputs)
-    _attention_out(out, lse, *inputs)
+        lse = _operator.new_lse(q, k, v, *others)
+    _attention_out(out, lse, q, k, v, *others)
     return (out, lse) if return_lse else out
 
 
@@ -108,27 +106,28 @@ def attention(
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
-def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> list[Any]:
+def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operator's arguments after q, k and v."""
     is_drawn = options.get("dropout") and options.get("seed") is None
     if is_drawn or torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, options.values())):
         return _translate(q, layout, options)
-    is_swapped(layout)  # refuses what is no layout
     return _remembered(layout, **options)
 
 
 @functools.lru_cache(maxsize=256, typed=True)  # typed: 1 is no True
-def _remembered(layout: str, **options: Any) -> list[Any]:
+def _remembered(layout: str, **options: Any) -> tuple[Any, ...]:
     return _translate(None, layout, options)
 
 
-def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> list[Any]:
+def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """q: None where no seed is drawn."""
     given = _Arguments()
+    if is_swapped(layout):
+        given.set_option("layout", layout)
     set_options(given, options)
     if q is not None and options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
-    others: list[Any] = [layout, given.options or None, given.arrays or None]
+    others = ("\0".join(given.options), given.arrays or None, given.max_seqlen_q, given.max_seqlen_kv)
     if "max_seqlen_q" in options or "max_seqlen_kv" in options:
-        others += [given.max_seqlen_q, given.max_seqlen_kv]
-    return others
+        return others
+    return others[:2] if given.arrays else others[:1]

@@ -1,8 +1,9 @@
 """The operators tessella::attention, attention_lse and attention_out: schemas, kernels and shapes.
 
-What a call says beside q, k and v travels as texts, since each argument of a schema costs every call some 0.1 us, given
-or not. options is ["window_right=0", "softcap=30.0", "bias"]: fields of the C structs by name, and one without a value
-names what the next tensor of arrays is. Lengths, which may be symbols while a graph is traced, are arguments.
+What a call says beside q, k and v travels as one text, since each argument of a schema costs every call some 0.1 us,
+given or not, and a list of texts 2 us. options is "window_right=0", "softcap=30.0", "bias", joined with zero bytes:
+"layout=bhsd" or a field of the C structs by name, and one without a value names what the next tensor of arrays is.
+Lengths, which may be symbols while a graph is traced, are arguments.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
-from .._call import is_swapped, lse_shape, out_shape
+from .._call import lse_shape, out_shape
 from .._errors import Unsupported
 from .._library import library
-from ._tensor import TensorCall
+from ._tensor import TensorCall, said
 
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, str layout='bshd', str[]? options=None, Tensor[]? arrays=None, "
-    "SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0"
+    "Tensor q, Tensor k, Tensor v, str options='', Tensor[]? arrays=None, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0"
 )
 
 
@@ -51,20 +51,14 @@ def _run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    layout: str = "bshd",
-    options: Sequence[str] | None = None,
+    options: str = "",
     arrays: Sequence[torch.Tensor] | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_kv: int = 0,
+    *lengths: int,
 ) -> tuple[Any, Any]:
     _refuse_gradients(q, k, v, *(arrays or ()))
     call = TensorCall.begin()
     try:
-        call.fill_tensors(q, k, v, layout, options, arrays)
-        if max_seqlen_q:
-            call.set_option("max_seqlen_q", max_seqlen_q)
-        if max_seqlen_kv:
-            call.set_option("max_seqlen_kv", max_seqlen_kv)
+        call.fill_tensors(q, k, v, options, arrays, *lengths)
         outputs = call.outputs(q, out, lse, return_lse)
         call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return outputs
@@ -73,28 +67,29 @@ def _run(
 
 
 def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise Unsupported(
-            "attention: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad() or "
-            "torch.inference_mode(), or detached tensors"
-        )
+    if not torch.is_grad_enabled():
+        return
+    for tensor in tensors:  # any() costs thrice as much
+        if tensor.requires_grad:
+            raise Unsupported(
+                "attention: a tensor requires grad, and there is no backward yet, expected a call under "
+                "torch.no_grad() or torch.inference_mode(), or detached tensors"
+            )
 
 
-def new_out(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _layout: str = "bshd", options: Any = None, *_: Any
-) -> torch.Tensor:
+def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = "", *_: Any) -> torch.Tensor:
     """Memory for out; arguments are the operator's."""
-    dtype = torch.float32 if options and f"out_dtype={d.F32}" in options else q.dtype
+    dtype = torch.float32 if said(options).values.get("out_dtype") == d.F32 else q.dtype
     return q.new_empty(out_shape(q.shape, v.shape), dtype=dtype)
 
 
-def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "bshd", *_: Any) -> torch.Tensor:
+def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = "", *_: Any) -> torch.Tensor:
     """Memory for lse; arguments are the operator's."""
-    return q.new_empty(lse_shape(q.shape, is_swapped(layout)), dtype=torch.float32)
+    return q.new_empty(lse_shape(q.shape, said(options).is_swapped), dtype=torch.float32)
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    _refuse_gradients(q, k, v, *((others[2] if len(others) > 2 else None) or ()))
+    _refuse_gradients(q, k, v, *((others[1] if len(others) > 1 else None) or ()))
     return new_out(q, k, v, *others)
 
 

@@ -4,57 +4,86 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
-from .._call import Call, is_swapped
-from .._kinds import kind_of
+from .._call import INITIAL, Call, lse_shape, out_shape
 
 # What makes the value of an option of its text.
-_KINDS: dict[str, Callable[[str], Any]] = {
-    name: {c.c_float: float, c.c_char_p: str}.get(kind, int) for name, kind, *_ in d.AttentionOptions._fields_
-}
+_MAKERS: dict[Any, Callable[[str], Any]] = {c.c_float: float, c.c_char_p: str.encode}
+_KINDS = {name: _MAKERS.get(kind, int) for name, kind, *_ in d.AttentionOptions._fields_}
 _codes: dict[Any, int] = {}  # torch.dtype -> dtype of Tessella, as they are met
 
 
+class Said(NamedTuple):
+    """What the options of an operator say."""
+
+    is_swapped: bool
+    values: dict[str, Any]  # fields of tessella_attention_options
+    arrays: list[str]  # fields of tessella_forward_args
+
+
 @functools.lru_cache(maxsize=256)
-def _parse(option: str) -> tuple[str, Any]:
-    """The field's name and value; None where an array is its value."""
-    name, is_text, value = option.partition("=")
-    return name, _KINDS[name](value) if is_text else None
+def said(options: str) -> Said:
+    """Reads the text; the operators say how it is written."""
+    texts = options.split("\0") if options else []
+    found = Said("layout=bhsd" in texts, {}, [])
+    for text in texts:
+        name, is_value, value = text.partition("=")
+        if not is_value:
+            found.arrays.append(name)
+        elif name != "layout":
+            found.values[name] = _KINDS[name](value)
+    return found
 
 
 class TensorSlot(Slot):
     """A slot that reads torch's tensors alone, which costs a third of what DLPack does."""
 
-    __slots__ = ("device_idx",)
-    device_idx: int  # -1: the CPU
+    __slots__ = ("form", "made")
+
+    def __init__(self, name: str, tensor: d.Tensor, capsules: list[Any]) -> None:
+        super().__init__(name, tensor, capsules)
+        self.form: tuple[Any, ...] = ()  # all that was read but the address
+        self.made: tuple[Any, ...] = ()  # what of it was asked for, if the tensor was made here
 
     def read(self, array: torch.Tensor, is_swapped: bool, stream: int | None) -> None:
-        shape, strides, dtype, device_idx = array.shape, array.stride(), array.dtype, array.get_device()
-        if (
-            dtype is self.dtype
-            and shape == self.shape
-            and strides == self.strides
-            and device_idx == self.device_idx
-            and is_swapped is self.is_swapped
-        ):
+        form = (array.dtype, array.shape, array.stride(), array.get_device(), is_swapped)
+        if form == self.form:
             self.tensor.data = array.data_ptr()
             return
+        dtype, shape, strides, device_idx, _ = form
         code = _codes.get(dtype)
         if code is None:
             code = _codes[dtype] = dtype_of(self.name, dtype)
         device = (d.CPU, 0) if device_idx < 0 else (d.CUDA, device_idx)
         self.write(array.data_ptr(), code, device, shape, strides, is_swapped, 0)
-        self.shape, self.strides, self.dtype = shape, strides, dtype
-        self.device_idx, self.is_swapped = device_idx, is_swapped
+        self.form, self.shape = form, tuple(shape)  # a slice of a torch.Size takes three times as long
+        self.made = ()
+
+    def make(self, shape: tuple[int, ...], dtype: Any, is_swapped: bool, like: torch.Tensor) -> torch.Tensor:
+        """A new tensor on the device of `like`; of its form nothing is read that follows from what is asked for."""
+        array: torch.Tensor = like.new_empty(size=shape, dtype=dtype)
+        made = (shape, dtype, like.get_device(), is_swapped)
+        if made == self.made:
+            self.tensor.data = array.data_ptr()
+        else:
+            self.read(array, is_swapped, None)
+            self.made = made
+        return array
 
 
 _cuda: Any = torch.cuda  # whose functions have no types
+
+
+def _current_stream(device_idx: int) -> int:
+    """torch.cuda.current_stream(device_idx).cuda_stream without an object for it; Inductor's code calls this too."""
+    stream: int = torch._C._cuda_getCurrentRawStream(device_idx)
+    return stream
 
 
 def _allocate(size: int, _alignment: int, stream: int | None, device_idx: int | None) -> int | None:
@@ -80,41 +109,78 @@ def _allocator(device_idx: int) -> d.Allocator:
     return _allocators[device_idx]
 
 
+class _Ready:
+    """A tessella_attention_options that is filled once and then read by every call, from any thread."""
+
+    def __init__(self, options: str, max_seqlen_q: int, max_seqlen_kv: int, device_idx: int, num_threads: int) -> None:
+        self.said = said(options)
+        self.struct = d.AttentionOptions.from_buffer_copy(INITIAL)
+        self.ref = c.byref(self.struct)
+        values: dict[str, Any] = {
+            "num_threads": num_threads,
+            "max_seqlen_q": max_seqlen_q,
+            "max_seqlen_kv": max_seqlen_kv,
+        }
+        if device_idx >= 0:
+            values["allocator"] = c.pointer(_allocator(device_idx))
+        for name, value in {**values, **self.said.values}.items():
+            setattr(self.struct, name, value)
+
+
+_ready = functools.lru_cache(maxsize=256)(_Ready)
+
+
 class TensorCall(Call):
     """A call whose arrays are torch's tensors: on its stream, with its memory and its number of threads."""
 
     slot_type = TensorSlot
     free = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind = kind_of(torch.empty(0))
-
     def fill_tensors(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, options: Any, arrays: Any
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: str = "",
+        arrays: Sequence[torch.Tensor] | None = None,
+        max_seqlen_q: int = 0,
+        max_seqlen_kv: int = 0,
     ) -> None:
-        """Reads the inputs; an option is "field=value", or the name of the field that the next of the arrays is for."""
-        self.is_swapped = is_swapped(layout)
+        """Reads the inputs of an operator."""
         device_idx = q.get_device()
         if device_idx >= 0:
-            self.stream = torch.cuda.current_stream(device_idx).cuda_stream
-            self.set_option("allocator", c.pointer(_allocator(device_idx)))
-            self.options.num_threads = 0
+            self.stream = _current_stream(device_idx)
+            ready = _ready(options, max_seqlen_q, max_seqlen_kv, device_idx, 0)
         else:
-            self.options.num_threads = torch.get_num_threads()
+            ready = _ready(options, max_seqlen_q, max_seqlen_kv, device_idx, torch.get_num_threads())
+        self.options, self.options_ref = ready.struct, ready.ref
+        self.is_swapped = ready.said.is_swapped
         self.read_operands(q, k, v)
-        if options:
-            self._read_options(options, iter(arrays or ()))
+        if ready.said.arrays:
+            self._read_arrays(ready.said.arrays, arrays or ())
 
-    def _read_options(self, options: Sequence[str], remaining: Iterator[torch.Tensor]) -> None:
+    def outputs(self, q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
+        """Views the outputs and makes those that are absent."""
+        slots, swapped = self.slots, self.is_swapped
+        q_shape = slots["q"].shape
+        if out is None:
+            dtype = torch.float32 if self.options.out_dtype == d.F32 else q.dtype
+            out = slots["out"].make(out_shape(q_shape, slots["v"].shape), dtype, swapped, q)
+        else:
+            slots["out"].read(out, swapped, None)
+        if lse is None and return_lse:
+            lse = slots["lse"].make(lse_shape(q_shape, swapped), torch.float32, False, q)
+            self.pass_array("lse")
+        elif lse is not None:
+            self.set_array("lse", lse)
+        return out, lse
+
+    def _read_arrays(self, names: Sequence[str], arrays: Sequence[torch.Tensor]) -> None:
         score_args = []
-        for option in options:
-            name, value = _parse(option)
-            if value is not None:
-                self.set_option(name, value)
-            elif name == "score_args":
-                score_args.append(next(remaining))
+        for name, array in zip(names, arrays, strict=True):
+            if name == "score_args":
+                score_args.append(array)
             else:
-                self.set_array(name, next(remaining))
+                self.set_array(name, array)
         if score_args:
             self.set_score_args(score_args)
