@@ -280,6 +280,8 @@ def test_workspace_comes_from_torchs_allocator(monkeypatch):
     assert allocator.alloc(2000, 64, None, None) is None  # which C reports as out of memory
     allocator.free(4096, 100, 7, allocator.user)
     assert asked == [(100, 3, 7), (100, 0, 0), (2000, 0, 0), 4096]
+    options = _tensor._ready("window_right=0", 0, 0, 3, 0).struct
+    assert options.allocator.contents.user == 3 and options.num_threads == 0
 
 
 def test_dropout_draws_from_the_generator(qkv):
