@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tessella
+import tessella.torch
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -74,13 +75,11 @@ CAUSAL_TEXT = "return k <= q;"
 
 
 class OurRun:
-    """A run of a plan, which remembers the kernel that the plan chose."""
+    """tessella.torch.attention, and the name of the kernel that it chooses."""
 
     def __init__(self, problem: Problem, kernel: str | None) -> None:
         cell = problem.cell
-        num_threads = torch.get_num_threads() if problem.device == "cpu" else 0
-        options: dict[str, Any] = {"kernel": kernel, "num_threads": num_threads}
-        self.arguments: dict[str, Any] = {}  # arrays, which every run is given again
+        options: dict[str, Any] = {"kernel": kernel}
         if cell.window is not None:
             options["mask"] = tessella.window(cell.window, 0)
         elif cell.causal and cell.as_text:
@@ -91,26 +90,21 @@ class OurRun:
             options["softcap"] = SOFTCAP
         elif cell.score == "alibi" and cell.as_text:
             options["score"] = ALIBI_TEXT
-            self.arguments["score_args"] = [problem.slopes]
+            options["score_args"] = [problem.slopes]
         elif cell.score == "alibi":
-            self.arguments["alibi_slopes"] = problem.slopes
+            options["alibi_slopes"] = problem.slopes
         if cell.lengths:
             options |= {"max_seqlen_q": max(cell.lengths), "max_seqlen_kv": max(cell.lengths)}
-            self.arguments |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_kv": problem.cu_seqlens}
-        self.problem = problem
-        self.plan = tessella.plan(problem.q, problem.k, problem.v, **options, **self.arguments)
-        self.workspace = self.plan.workspace(problem.q)
+            options |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_kv": problem.cu_seqlens}
+        self.problem, self.options = problem, options
+        self.kernel = tessella.plan(problem.q, problem.k, problem.v, **options).kernel
         shape = (*problem.q.shape[:-1], cell.head_dim_v)
         self.out = torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.device)
 
     def __call__(self) -> torch.Tensor:
         q, k, v = self.problem.q, self.problem.k, self.problem.v
-        self.plan.run(q, k, v, out=self.out, workspace=self.workspace, **self.arguments)
+        tessella.torch.attention(q, k, v, out=self.out, **self.options)
         return self.out
-
-    @property
-    def kernel(self) -> str:
-        return self.plan.kernel
 
 
 EVERY_FEATURE = (
