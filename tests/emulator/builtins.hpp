@@ -46,6 +46,7 @@ inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) { return max(max(a, b), c); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   const uint32_t before = *to;

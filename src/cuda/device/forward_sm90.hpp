@@ -66,6 +66,7 @@ struct WarpgroupSm90 {
   uint32_t probabilities[kBlocks / 2][4];
   WatchedRows rows;
   int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
+  bool is_small;     // the softcap's series has served all the warp's tiles of the item
 
   __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
       : block(of),
@@ -228,14 +229,48 @@ struct WarpgroupSm90 {
   template <bool Begins, class Rescale>
   __device__ __forceinline__ void take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                               float (&offset)[2], const Rescale& rescale) {
-    if constexpr (!Score<C>::kIsPlain && !kStarts) modify(s[0], tile);
-    if (!is_full(tile)) {
-      hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
-        const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
-        return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
-      });
+    if constexpr (Score<C>::kHasSeries) {
+      take_capped<Begins>(s, tile, scale_log2, offset, rescale);
+    } else {
+      if constexpr (!Score<C>::kIsPlain && !kStarts) modify(s[0], tile);
+      hide(s, tile);
+      const float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
+      take_max<Begins>(
+          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, rescale);
     }
-    take_max<Begins>(s, rows, scale_log2, offset, rescale);
+  }
+  // The same with a softcap alone. Scores that its series serves stay products; series and tanh grow with them.
+  template <bool Begins, class Rescale>
+  __device__ __forceinline__ void take_capped(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                              float (&offset)[2], const Rescale& rescale) {
+    const Score<C> score = score_of(p, current());
+    const float least = score.series(lane_least(s[0]));
+    hide(s, tile);
+    float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
+    is_small =
+        is_small && __all_sync(kAllLanes, score.series_serves(least, score.series(fmaxf(largest[0], largest[1]))));
+    if (!is_small) {
+      modify(s[0], tile);
+      hide(s, tile);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) largest[r] = lane_max(s[0], r);
+    }
+    const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
+    take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, rescale);
+    if (is_small) return;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][j][i] = fmaxf(s[0][j][i], -0x1p60f);  // as exponentiate() wants
+    }
+  }
+  // Masks the tile's scores.
+  __device__ __forceinline__ void hide(float (&s)[1][kBlocks][4], int32_t tile) const {
+    if (is_full(tile)) return;
+    hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
+      const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
+      return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+    });
   }
 
   // Blocks j and j + 1 of accumulators in 16 bits: a left operand, and as load_matrices() has them.
@@ -251,10 +286,20 @@ struct WarpgroupSm90 {
   // Scores become unnormalised probabilities.
   __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                const float (&offset)[2]) {
+    if constexpr (Score<C>::kHasSeries) {
+      // Of finite scores that tanh made, the same series without its powers.
+      const auto exponent = score_of(p, current()).exponent(is_small);
+      exponentiate_by(s, tile, [&](float score, int r) { return exponent(score, offset[r]); });
+    } else {
+      exponentiate_by(s, tile, [&](float score, int r) { return __fmaf_rn(score, scale_log2, -offset[r]); });
+    }
+  }
+  template <class Exponent>
+  __device__ __forceinline__ void exponentiate_by(float (&s)[kBlocks][4], int32_t tile, const Exponent& exponent) {
     float sum[2][2] = {};
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
-      exponentiate_16(s, j, scale_log2, offset, sum);
+      exponentiate_16(s, j, exponent, sum);
       if constexpr (C.dropout) drop(s, tile, j);
       pack(s, j, probabilities[j / 2]);
     }
@@ -380,6 +425,7 @@ struct WarpgroupSm90 {
   // before it.
   __device__ __forceinline__ void run_item(float scale_log2, bool had_item) {
     float offset[2];
+    is_small = p.softcap_limit * kLog2e <= kLargeMax;
     take_q();
     int32_t tile = enter(share().first);
     {

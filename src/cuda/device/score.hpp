@@ -59,6 +59,18 @@ class Score {
     return (least >= -p_.softcap_limit) & (largest <= p_.softcap_limit);
   }
 
+  // The score out of a product near zero.
+  __device__ float series(float s) const { return softcap<true>(s); }
+  // Of 2, less an offset: of a product by the series (-inf of -inf), else of the score, which must be finite.
+  __device__ auto exponent(bool by_series) const {
+    const float c0 = by_series ? p_.softcap_series[0] * kLog2e : kLog2e;
+    const float c1 = by_series ? p_.softcap_series[1] * kLog2e : 0, c2 = by_series ? p_.softcap_series[2] * kLog2e : 0;
+    return [=](float s, float offset) {
+      const float square = s * s;
+      return __fmaf_rn(s, __fmaf_rn(__fmaf_rn(square, c2, c1), square, c0), -offset);
+    };
+  }
+
   // A query and a key, from which scores of some more are counted.
   struct Corner {
     int32_t query, key;
