@@ -38,6 +38,7 @@ struct Inputs {
   std::vector<float> bias;
   std::vector<uint8_t> visible;
   bool causal = false;
+  float softcap = 0;  // 0: none
 
   float* query(int64_t i, int64_t head) { return q.data() + (i * kHeads + head) * kHeadDim; }
   float* key(int64_t j) { return k.data() + j * kHeadDim; }
@@ -78,6 +79,7 @@ Row expected_row(const Inputs& in, int64_t i, int64_t head) {
                static_cast<double>(in.k[static_cast<size_t>(j * kHeadDim + c)]);
     }
     score /= 8;
+    if (in.softcap > 0) score = std::tanh(score / static_cast<double>(in.softcap)) * static_cast<double>(in.softcap);
     if (!in.bias.empty()) score += static_cast<double>(in.bias[static_cast<size_t>(i * in.n + j)]);
     has_nan = has_nan || std::isnan(score);
     largest = std::max(largest, score);
@@ -166,6 +168,7 @@ class Nan : public EachKernel {
       args.bias = view(static_cast<const void*>(in.bias.data()), f32, {1, 1, in.n, in.n});
     }
     AttentionOptions options{.out_dtype = f32, .kernel = GetParam().name, .num_threads = 1};
+    options.softcap = static_cast<double>(in.softcap);
     if (!in.visible.empty()) {
       options.mask = Mask::dense(view(static_cast<const void*>(in.visible.data()), boolean, {1, 1, in.n, in.n}));
     }
@@ -209,6 +212,30 @@ TEST_P(Nan, InEveryQuery) {
 
 TEST_P(Nan, InOneVisibleKey) {
   check([](Inputs& in) { in.key(in.n - 1)[7] = kNan; });
+}
+
+// Above and below scores for which a series stands for tanh.
+TEST_P(Nan, UnderASoftcap) {
+  for (const float softcap : {0.5f, 30.0f, 1e10f}) {
+    for (const bool causal : {false, true}) {
+      const auto capped = [&](Inputs& in) {
+        in.softcap = softcap;
+        in.causal = causal;
+      };
+      check([&](Inputs& in) {
+        capped(in);
+        in.query(in.n / 2, 1)[5] = kNan;
+      });
+      check([&](Inputs& in) {
+        capped(in);
+        in.key(in.n / 2)[7] = kNan;
+      });
+      check([&](Inputs& in) {
+        capped(in);
+        for (float& x : in.q) x = 0;
+      });
+    }
+  }
 }
 
 TEST_P(Nan, InOneKeyUnderACausalMask) {

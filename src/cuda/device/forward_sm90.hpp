@@ -140,7 +140,10 @@ struct WarpgroupSm90 {
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = value(i / 2 * 8, j * 8 + i % 2);
+        for (int i = 0; i < 4; ++i) {
+          s[j][i] = value(i / 2 * 8, j * 8 + i % 2);
+          ptx::keep_in_place(s[j][i]);
+        }
       }
     };
     const int32_t first = tile * C.tile_kv;
@@ -244,16 +247,20 @@ struct WarpgroupSm90 {
   __device__ __forceinline__ void take_capped(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                               float (&offset)[2], const Rescale& rescale) {
     const Score<C> score = score_of(p, current());
-    const float least = score.series(lane_least(s[0]));
-    hide(s, tile);
-    float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
-    is_small =
-        is_small && __all_sync(kAllLanes, score.series_serves(least, score.series(fmaxf(largest[0], largest[1]))));
-    if (!is_small) {
-      modify(s[0], tile);
+    float largest[2];
+    const auto find_largest = [&] {
       hide(s, tile);
 #pragma unroll
       for (int r = 0; r < 2; ++r) largest[r] = lane_max(s[0], r);
+    };
+    if (is_small) {
+      const float least = score.series(lane_least(s[0]));
+      find_largest();
+      is_small = __all_sync(kAllLanes, score.series_serves(least, score.series(fmaxf(largest[0], largest[1]))));
+    }
+    if (!is_small) {
+      modify(s[0], tile);
+      find_largest();
     }
     const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
     take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, rescale);
@@ -261,7 +268,10 @@ struct WarpgroupSm90 {
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][j][i] = fmaxf(s[0][j][i], -0x1p60f);  // as exponentiate() wants
+      for (int i = 0; i < 4; ++i) {
+        constexpr float kLeast = -0x1p60f;  // finite, as exponentiate() wants; NaN stays
+        if (s[0][j][i] < kLeast) s[0][j][i] = kLeast;
+      }
     }
   }
   // Masks the tile's scores.
@@ -425,7 +435,7 @@ struct WarpgroupSm90 {
   // before it.
   __device__ __forceinline__ void run_item(float scale_log2, bool had_item) {
     float offset[2];
-    is_small = p.softcap_limit * kLog2e <= kLargeMax;
+    is_small = p.softcap_limit > 0 && p.softcap_limit * kLog2e <= kLargeMax;
     take_q();
     int32_t tile = enter(share().first);
     {

@@ -117,7 +117,7 @@ class Score {
     return [=](int32_t row, int32_t column) { return __fmaf_rn(slope, static_cast<float>(column - row), at_corner); };
   }
 
-  // The same in natural units, for a score of its own.
+  // value() in natural units, for a score of its own.
   __device__ float natural(float s, const Corner& corner, int32_t row, int32_t column) const {
     return scale() * value(s, corner, row, column);
   }

@@ -39,7 +39,7 @@ __device__ __forceinline__ float lane_least(const float (&s)[Blocks][4]) {
   return __uint_as_float(max(least[0], least[1]));
 }
 
-// What take_max() does for rows that are not usual, or whose maximum fell behind. max: of_max() of lane_max().
+// What take_max() does for rows that are not usual, or whose maximum fell behind. max: of_max() of the rows' largest.
 template <int Blocks, class OfMax, class Rescale>
 __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)[1][2], WatchedRows& rows,
                                           float scale_log2, float (&offset)[2], const OfMax& of_max,

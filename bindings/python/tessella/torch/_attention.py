@@ -109,7 +109,8 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operator's arguments after q, k and v."""
     is_drawn = options.get("dropout") and options.get("seed") is None
-    if is_drawn or torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, options.values())):
+    is_plain = type(layout) is str and _PLAIN.issuperset(map(type, options.values()))
+    if is_drawn or not is_plain or torch.compiler.is_compiling():
         return _translate(q, layout, options)
     return _remembered(layout, **options)
 
