@@ -100,7 +100,7 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   Random random(static_cast<uint64_t>(idx));
   Configuration config{.dtype = list[static_cast<size_t>(idx % count)], .head_dim_qk = dims.qk, .head_dim_v = dims.v};
   config.is_aligned = (random.chance(0.75) || for_copy_engine) && rows_are_whole(config);
-  config.element_masks = random.chance(0.3) && !for_copy_engine;
+  config.element_masks = random.chance(0.3);
   config.softcap = random.chance(0.2);
   config.alibi = random.chance(0.2);
   config.bias = random.chance(0.25);

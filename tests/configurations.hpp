@@ -24,7 +24,7 @@ struct Configuration {
 inline constexpr int kUsualConfigurations = 48;
 
 // The same for every seed, for as long as the dtypes stay the same. for_copy_engine: of what Hopper's kernel takes,
-// whole rows of 16 bytes to head dim 256 without element masks.
+// whole rows of 16 bytes to head dim 256.
 Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engine);
 
 // The smallest case of it.

@@ -237,6 +237,12 @@ const Sharing kSharing[] = {
        p.keep = "return (q ^ k) & 1;";
      },
      2, 1, 2, 1},
+    {"a prefix",
+     [](Problem& p) {
+       p.features |= Feature::keep | Feature::prefix;
+       p.keep = "return (q ^ k) & 1;";
+     },
+     2, 1, 2, 1},
     {"keep of positions",
      [](Problem& p) {
        p.features |= Feature::keep;

@@ -181,7 +181,8 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
   for (const int64_t qk : {1, 8, 40, 64, 72, 96, 128, 160, 192, 200, 256}) {
     for (const int64_t v : {1, 8, 64, 96, 128, 192, 256}) {
       for (const core::Features features :
-           {core::Features(), core::Features(Feature::bias), Feature::bias | Feature::dropout}) {
+           {core::Features(), core::Features(Feature::bias), Feature::bias | Feature::dropout,
+            core::Features(Feature::document), core::all_features()}) {
         for (const int64_t seqlen_kv : {1024, 4096}) {
           Problem p = problem(DType::bf16, qk, v, features);
           p.seqlen_kv = seqlen_kv;
@@ -198,6 +199,7 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
           EXPECT_EQ((layout.q_bytes | layout.k_at | layout.k_bytes | layout.v_at | layout.v_bytes) % 1024, 0);
           const int32_t warpgroups = c.tile_q / portable::kWarpgroupRows;
           EXPECT_EQ(layout.barriers_at % 8, 0);
+          EXPECT_EQ(layout.notes_at % portable::kNoteBytes, 0);
           EXPECT_LE(portable::kBarrierBytes *
                         (3 * layout.item_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
                     layout.bytes - layout.barriers_at);

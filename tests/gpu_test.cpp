@@ -111,7 +111,6 @@ TEST_P(Gpu, AScoreTextIsOfNaturalUnits) {
 }
 
 TEST_P(Gpu, AKeepTextMayBeAMask) {
-  if (!GetParam().takes_element_masks()) GTEST_SKIP() << "takes no keep text";
   Case c = base();
   c.causal_top_left = true;
   expect_same_meaning(c, [](tessella_forward_args&, tessella_attention_options& options) {
@@ -179,7 +178,7 @@ TEST_P(Gpu, TheCallersAllocatorGetsTheStream) {
     size_t allocated = 0, freed = 0;
   };
   Case c = base();
-  c.document = GetParam().takes_element_masks();  // wants scratch, if anything does
+  c.document = true;  // wants scratch, if anything does
   Call call(c);
   GpuTwin twin(call.blocks(), false);
   Seen seen{twin.gpu(), twin.stream()};
@@ -228,7 +227,6 @@ TEST_P(Gpu, IsCapturedInAGraph) {
   for (const bool with_scratch : {false, true}) {
     Case c = base();
     c.seqlens_kv = true;
-    if (with_scratch && !GetParam().takes_element_masks()) continue;
     if (with_scratch) c.dense = "bhqk";
     Call call(c);
     GpuTwin twin(call.blocks(), false);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/sequence.hpp"
 #include "cuda/cubin_store.hpp"
 #include "cuda/forward_config.hpp"
 #include "cuda/nvrtc.hpp"
@@ -143,17 +144,25 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   const FeatureSet sets[] = {{"plain", {}},
+                             {"dense mask", Feature::dense_mask},
                              {"softcap", Feature::softcap},
                              {"alibi", Feature::alibi},
                              {"bias in f32", Feature::bias, DType::f32},
                              {"dropout", Feature::dropout},
                              {"score", Feature::score},
-                             {"bias and dropout", Feature::bias | Feature::dropout}};
+                             {"bias and dropout", Feature::bias | Feature::dropout},
+                             {"keep", Feature::keep},
+                             {"masks", core::kElementMasks | Feature::keep},
+                             {"mask and softcap", Feature::dense_mask | Feature::softcap},
+                             {"mask and alibi", Feature::document | Feature::alibi},
+                             {"mask and bias in f32", Feature::dense_mask | Feature::bias, DType::f32},
+                             {"mask and dropout", Feature::block_map | Feature::dropout},
+                             {"mask and score", Feature::document | Feature::score}};
   constexpr HeadDims kDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {256, 256}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // The plain kernel of every size, every feature at one.
-      if (!g_full && set != 0 && dims != set % std::size(kDims)) continue;
+      // The plain kernel and that with a mask of every size, every feature at one.
+      if (!g_full && set > 1 && dims != set % std::size(kDims)) continue;
       Problem p{.dtype = dims == 1 ? DType::f16 : DType::bf16,
                 .head_dim_qk = kDims[dims].qk,
                 .head_dim_v = kDims[dims].v,
@@ -162,6 +171,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                 .alignment = 16};
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
       if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(float(q) - float(k));";
+      if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
       const ForwardConfig config = forward_sm90_config(p);
       const auto cubin =
           store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});

@@ -19,8 +19,8 @@ struct KernelInfo {
   std::string device;
   int64_t max_head_dim = 0;
   bool is_on_gpu() const { return device == "cuda"; }
-  // Hopper's kernel leaves masks that are no interval a row to the one behind it.
-  bool takes_element_masks() const { return name != "cuda.forward_sm90"; }
+  // Hopper's kernel leaves rows that its copy engine does not read to the one behind it.
+  bool takes_every_row() const { return name != "cuda.forward_sm90"; }
   bool computes(const std::string& dtype) const {  // whole words: "bf16" is no "f16"
     return (" " + dtypes + " ").find(" " + dtype + " ") != std::string::npos;
   }

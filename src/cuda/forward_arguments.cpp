@@ -92,6 +92,18 @@ std::string lacks(const Problem& p, const portable::ForwardConfig& config, const
   return "";
 }
 
+std::string too_large(const Problem& p, const portable::ForwardConfig& config) {
+  const TileMap map = largest_tile_map(p, config);
+  for (const auto& [what, tiles] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
+                                    std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {
+    if (tiles > kMaxBlocks) {
+      return core::message(what, " makes ", tiles, " tiles of ", config.tile_q, " x ", config.tile_kv, ", at most ",
+                           kMaxBlocks);
+    }
+  }
+  return "";
+}
+
 int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
 
 portable::ForwardParams forward_params(const Problem& p, const portable::ForwardConfig& config, const TileMap& map,

@@ -18,6 +18,9 @@ portable::ForwardParams forward_params(const core::Problem& problem, const porta
 // What the GPU lacks for a kernel of this config, or "".
 std::string lacks(const core::Problem& problem, const portable::ForwardConfig& config, const DeviceInfo& device);
 
+// Why a call makes more tiles than a grid has blocks, or "".
+std::string too_large(const core::Problem& problem, const portable::ForwardConfig& config);
+
 inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 // Blocks of forward_sm80's grid along x; may be more than a grid holds.
 int64_t forward_blocks(const core::Problem& problem, const TileMap& map);

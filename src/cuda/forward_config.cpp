@@ -50,6 +50,26 @@ int32_t longest_tile(const ForwardConfig& c, int64_t dim, int arch) {
   return dim > 64 ? 64 : is_plain ? 128 : arch < 90 ? 64 : 96;
 }
 
+// What a call asks for: the element and the features that are compiled in.
+ForwardConfig features_of(const core::Problem& p) {
+  return {
+      .element = p.dtype == core::DType::bf16  ? Element::bf16
+                 : p.dtype == core::DType::f16 ? Element::f16
+                                               : Element::f32,
+      .mask = p.features.has_any(core::kElementMasks | Feature::keep) ? MaskLevel::bits : MaskLevel::band,
+      .softcap = p.features.has(Feature::softcap),
+      .alibi = p.features.has(Feature::alibi),
+      .bias = p.features.has(Feature::bias),
+      .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32 && p.dtype != core::DType::f32,
+      .dropout = p.features.has(Feature::dropout),
+      .score = p.features.has(Feature::score),
+      .documents = p.features.has(Feature::document),
+      .dense_mask = p.features.has(Feature::dense_mask),
+      .block_map = p.features.has(Feature::block_map),
+      .keep = p.features.has(Feature::keep),
+  };
+}
+
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
 std::string expression(const char* kernel, const ForwardConfig& c) {
   constexpr std::array kElements = {"bf16", "f16", "f32"};
@@ -92,25 +112,10 @@ int accumulator_limit(const ForwardConfig& c, int arch) {
 
 ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   const int64_t size = core::size_bytes(p.dtype);
-  ForwardConfig c{
-      .element = p.dtype == core::DType::bf16  ? Element::bf16
-                 : p.dtype == core::DType::f16 ? Element::f16
-                                               : Element::f32,
-      .head_dim_qk = padded(p.head_dim_qk),
-      .blocks_per_sm = 2,
-      .vector_loads = p.alignment >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0,
-      .mask = p.features.has_any(core::kElementMasks | Feature::keep) ? MaskLevel::bits : MaskLevel::band,
-      .softcap = p.features.has(Feature::softcap),
-      .alibi = p.features.has(Feature::alibi),
-      .bias = p.features.has(Feature::bias),
-      .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32 && p.dtype != core::DType::f32,
-      .dropout = p.features.has(Feature::dropout),
-      .score = p.features.has(Feature::score),
-      .documents = p.features.has(Feature::document),
-      .dense_mask = p.features.has(Feature::dense_mask),
-      .block_map = p.features.has(Feature::block_map),
-      .keep = p.features.has(Feature::keep),
-  };
+  ForwardConfig c = features_of(p);
+  c.head_dim_qk = padded(p.head_dim_qk);
+  c.blocks_per_sm = 2;
+  c.vector_loads = p.alignment >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0;
   const int32_t longest = longest_tile(c, std::max(p.head_dim_qk, p.head_dim_v), device.arch);
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
@@ -136,28 +141,26 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     }
     return 256;
   };
-  ForwardConfig c{.element = p.dtype == core::DType::bf16 ? Element::bf16 : Element::f16,
-                  .head_dim_qk = padded_dim(p.head_dim_qk),
-                  .head_dim_v = padded_dim(p.head_dim_v),
-                  .softcap = p.features.has(Feature::softcap),
-                  .alibi = p.features.has(Feature::alibi),
-                  .bias = p.features.has(Feature::bias),
-                  .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32,
-                  .dropout = p.features.has(Feature::dropout),
-                  .score = p.features.has(Feature::score)};
-  // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows. Keys of a tile: as
-  // many as leave registers for what bias and dropout do to scores (tests/kernel_matrix_test.cpp).
+  ForwardConfig c = features_of(p);
+  c.head_dim_qk = padded_dim(p.head_dim_qk);
+  c.head_dim_v = padded_dim(p.head_dim_v);
+  // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows, and what several
+  // masks or a mask and changed scores need. Keys of a tile: as many as leave registers for what features do to scores
+  // (tests/kernel_matrix_test.cpp).
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
-  c.tile_q = dim <= 96 ? 192 : 128;
+  const int masks = num_masks(c);
   const int num_heavy = (c.bias ? 1 : 0) + (c.dropout ? 1 : 0);
+  const bool is_mixed = masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score);
+  c.tile_q = dim <= 96 && masks <= 1 && !is_mixed ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
   // Rows of few keys end in a tile that is hardly used; found by measuring (docs/forward_sm90.md).
   const bool is_short = dim > 192 && p.seqlen_kv <= 1024;
-  const int32_t longest = num_heavy == 2 || is_short ? 64
-                          : num_heavy == 1           ? (c.head_dim_v == 128 ? 112 : 80)
-                          : is_wide                  ? (dim <= 192 ? 112 : 80)
-                          : dim == 96                ? 96
-                                                     : 128;
+  const int32_t longest = num_heavy == 2 || is_short || is_mixed ? 64
+                          : num_heavy == 1                       ? (c.head_dim_v == 128 ? 112 : 80)
+                          : is_wide                              ? (dim <= 192 ? 112 : 80)
+                          : dim == 96                            ? 96
+                          : masks == 1 && dim == 64              ? 112
+                                                                 : 128;
   for (const int32_t tile_kv : {128, 112, 96, 80, 64}) {
     c.tile_kv = tile_kv;
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;

@@ -43,15 +43,7 @@ std::string refuses(const Problem& p) {
   const DeviceInfo& device = device_info(p.device.id);
   const ForwardConfig config = forward_config(p, device);
   if (std::string lacking = lacks(p, config, device); !lacking.empty()) return lacking;
-  const TileMap map = largest_tile_map(p, config);
-  for (const auto& [what, blocks] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
-                                     std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {
-    if (blocks > kMaxBlocks) {
-      return message(what, " makes ", blocks, " tiles of ", config.tile_q, " x ", config.tile_kv, ", at most ",
-                     kMaxBlocks);
-    }
-  }
-  return "";
+  return too_large(p, config);
 }
 
 core::WorkspaceSize workspace(const Problem& bounds, int) {
@@ -93,9 +85,9 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const auto blocks = static_cast<unsigned>(forward_blocks(p, map));
   if (blocks == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);
-  if (const auto tiles = static_cast<unsigned>(map.bytes()); tiles > 0) {
-    constexpr unsigned kWarps = portable::kClassifyWarps;
-    prepared.classify->launch({.grid = {(tiles + kWarps - 1) / kWarps, 1, 1}, .block = kWarps * 32}, params, stream);
+  if (prepared.classify) {
+    prepared.classify->launch({.grid = {map.classify_blocks(), 1, 1}, .block = portable::kClassifyWarps * 32}, params,
+                              stream);
   }
   prepared.forward->launch({.grid = {blocks, static_cast<unsigned>(params.slices_v), 1},
                             .block = static_cast<unsigned>(config.num_warps) * 32},

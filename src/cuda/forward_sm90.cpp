@@ -25,6 +25,7 @@ using core::Feature;
 using core::message;
 using core::Problem;
 using portable::ForwardConfig;
+using portable::MaskLevel;
 
 constexpr int kArch = 90;
 
@@ -33,6 +34,7 @@ struct Prepared {
   int num_sms = 0;
   int64_t l2_bytes = 0;
   std::shared_ptr<const LoadedKernel> forward;
+  std::shared_ptr<const LoadedKernel> classify;  // null where every mask is an interval
 };
 
 std::string unavailable(core::Device device) {
@@ -42,6 +44,22 @@ std::string unavailable(core::Device device) {
   return message("runs on Hopper (sm_90), and GPU ", info.id, " (", info.name, ") is sm_", info.arch);
 }
 
+// Scratch: of each tile the keys that are seen, then the classes.
+int64_t seen_bytes(const TileMap& map) {
+  return map.bytes() * portable::kSeenWords * static_cast<int64_t>(sizeof(uint32_t));
+}
+
+core::WorkspaceSize workspace(const Problem& bounds, int) {
+  const TileMap map = largest_tile_map(bounds, forward_sm90_config(bounds));
+  return {.state_bytes = sizeof(uint32_t), .scratch_bytes = seen_bytes(map) + map.bytes()};
+}
+
+core::Cost cost(const Problem& p) {
+  core::Cost cost = forward_cost(p, forward_sm90_config(p));
+  cost.extra_bytes = static_cast<double>(workspace(p, 0).scratch_bytes);
+  return cost;
+}
+
 std::string refuses(const Problem& p) {
   constexpr int32_t kAlignment = 16;
   if (p.alignment < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
@@ -49,26 +67,28 @@ std::string refuses(const Problem& p) {
                    " bytes; q, k and v are aligned to ", p.alignment, " bytes, head dims are ", p.head_dim_qk, " and ",
                    p.head_dim_v);
   }
-  const TileMap map = tile_map(p, forward_sm90_config(p));
   if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
     return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
   }
-  if (const int64_t items = forward_blocks(p, map); items > kMaxBlocks) {
-    return message("batch * heads_q * seqlen_q makes ", items, " tiles, at most ", kMaxBlocks);
+  const ForwardConfig config = forward_sm90_config(p);
+  const int num_sms = device_info(p.device.id).num_sms;
+  if (config.mask == MaskLevel::bits && p.num_sms > 0 && p.num_sms < num_sms) {
+    return message("the pass over a mask's tiles leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
+                   num_sms);
   }
-  return "";
+  return too_large(p, config);
 }
 
 std::shared_ptr<const void> prepare(const Problem& bounds) {
   const DeviceInfo& device = device_info(bounds.device.id);
   const ForwardConfig config = forward_sm90_config(bounds);
+  const std::string texts = user_text(bounds.score, bounds.keep);
   const int num_sms = bounds.num_sms > 0 ? std::min(bounds.num_sms, device.num_sms) : device.num_sms;
-  return std::make_shared<Prepared>(
-      Prepared{.config = config,
-               .num_sms = num_sms,
-               .l2_bytes = device.l2_bytes,
-               .forward = load(forward_sm90_program(config, user_text(bounds.score, bounds.keep)), device.id,
-                               portable::forward_sm90_layout(config).bytes)});
+  auto prepared =
+      std::make_shared<Prepared>(Prepared{.config = config, .num_sms = num_sms, .l2_bytes = device.l2_bytes});
+  prepared->forward = load(forward_sm90_program(config, texts), device.id, portable::forward_sm90_layout(config).bytes);
+  if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
+  return prepared;
 }
 
 void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void* stream) {
@@ -84,14 +104,20 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
       .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows),
       .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
       .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
-      .forward = forward_params(p, config, map, nullptr, prepared.l2_bytes),
+      .forward =
+          forward_params(p, config, map, static_cast<char*>(workspace.scratch) + seen_bytes(map), prepared.l2_bytes),
       .counter = static_cast<uint32_t*>(workspace.state),
       .num_items = static_cast<int32_t>(items)};
+  params.forward.seen_keys = static_cast<uint32_t*>(workspace.scratch);
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
   }
   if (params.forward.out_vector_store != 0 && p.out.dtype == p.dtype) {
     params.out = tensor_map(p.out, {batch_q, p.total_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
+  }
+  if (prepared.classify) {
+    prepared.classify->launch({.grid = {map.classify_blocks(), 1, 1}, .block = portable::kClassifyWarps * 32},
+                              params.forward, stream);
   }
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
   prepared.forward->launch({.grid = {blocks, 1, 1}, .block = static_cast<unsigned>(config.num_warps + 4) * 32}, params,
@@ -118,11 +144,11 @@ core::Kernel forward_sm90() {
   kernel.device = core::DeviceType::cuda;
   kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
   kernel.max_head_dim = 256;
-  kernel.features = core::all_features().without(core::kElementMasks | Feature::keep);
+  kernel.features = core::all_features();
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
-  kernel.workspace = [](const Problem&, int) { return core::WorkspaceSize{.state_bytes = sizeof(uint32_t)}; };
-  kernel.cost = [](const Problem& p) { return forward_cost(p, forward_sm90_config(p)); };
+  kernel.workspace = workspace;
+  kernel.cost = cost;
   kernel.describe = describe;
   kernel.prepare = prepare;
   kernel.run = run;

@@ -11,15 +11,16 @@ namespace {
 using core::Feature;
 using core::Problem;
 
-constexpr core::Features kLengths =
-    Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q | Feature::packed_kv;
+// Lengths and bands of their own.
+constexpr core::Features kByBatch = Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q |
+                                    Feature::packed_kv | Feature::prefix;
 
 TileMap tile_map(const Problem& p, const portable::ForwardConfig& c, bool masks_differ_by_batch,
                  bool masks_differ_by_head) {
   const auto tiles = [](int64_t rows, int64_t tile) { return std::max<int64_t>((rows + tile - 1) / tile, 1); };
   TileMap map{.tiles_q = tiles(p.seqlen_q, c.tile_q), .kv_tiles = tiles(p.seqlen_kv, c.tile_kv)};
   if (c.mask != portable::MaskLevel::bits) return map;
-  const bool by_batch = masks_differ_by_batch || p.features.has_any(kLengths) || may_mention(p.keep, "b");
+  const bool by_batch = masks_differ_by_batch || p.features.has_any(kByBatch) || may_mention(p.keep, "b");
   map.batches = by_batch ? p.batch : std::min<int64_t>(p.batch, 1);
   map.heads = masks_differ_by_head || may_mention(p.keep, "h") ? p.heads_q : 1;
   return map;

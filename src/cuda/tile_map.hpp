@@ -17,6 +17,10 @@ struct TileMap {
 
   int64_t maps() const { return batches * heads; }
   int64_t bytes() const { return maps() * tiles_q * kv_tiles; }  // one a tile
+  // Of classify_tiles' grid.
+  unsigned classify_blocks() const {
+    return static_cast<unsigned>((bytes() + portable::kClassifyWarps - 1) / portable::kClassifyWarps);
+  }
   int64_t head_stride() const { return heads > 1 ? tiles_q * kv_tiles : 0; }
   int64_t batch_stride() const { return batches > 1 ? heads * tiles_q * kv_tiles : 0; }
 };

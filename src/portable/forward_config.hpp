@@ -39,6 +39,10 @@ struct ForwardConfig {
   bool operator==(const ForwardConfig&) const = default;
 };
 
+constexpr int32_t num_masks(const ForwardConfig& c) {
+  return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.keep ? 1 : 0);
+}
+
 // Shared memory of forward_sm80: tiles of q, k and v, at the end one of out, which may be fp32; begin and end of each
 // row's keys; bits of what each row and each warp sees of a tile; what the block works on.
 constexpr int32_t tile_bytes(const ForwardConfig& c) {

@@ -42,6 +42,8 @@ struct ArrayParams {
 inline constexpr float kSmallTanh = 0.19f;
 inline constexpr float kTanhSeries[3] = {0.999999922f, -0.333294616f, 0.130458953f};
 
+inline constexpr int32_t kSeenWords = 4;
+
 struct ForwardParams {
   OperandParams q, k, v, out;
   OperandParams lse;                                                                   // f32; data null: not written
@@ -56,6 +58,9 @@ struct ForwardParams {
   uint8_t* tile_map;
   int64_t tile_map_batch_stride;
   int64_t tile_map_head_stride;
+  // Of each tile of the tile map: kSeenWords words of 32 keys, whether some query of the tile sees the key, band
+  // included; 1 behind the tile's keys. Null: not wanted.
+  uint32_t* seen_keys;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
   int32_t batch, heads_q, heads_kv, head_dim_qk, head_dim_v;

@@ -22,16 +22,17 @@ struct ForwardSm90Params {
 
 // Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels
 // of 64. A slot of q, a stage of k and one of v each hold a tile; that of q in parts of 64 rows, a warpgroup's each.
+// With element masks stages of k, and then those of v, have a note each.
 struct ForwardSm90Layout {
-  int32_t q_bytes, k_bytes, v_bytes;
+  int32_t q_bytes, k_bytes, v_bytes, item_bytes;
   int32_t q_slots, k_stages, v_stages, item_slots;
-  int32_t k_at, v_at, items_at, bounds_at, barriers_at;
+  int32_t k_at, v_at, items_at, bounds_at, notes_at, barriers_at;
   int32_t bytes;
 };
 
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
-inline constexpr int32_t kItemBytes = 256;     // one more of them than slots is not handed on
+inline constexpr int32_t kNoteBytes = 16;      // what a loader says of a tile
 inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full, when empty
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
 inline constexpr int32_t kHopperLongest = 1 << 29;  // queries or keys: sums of three fit in 32 bits
@@ -42,13 +43,16 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
   layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
+  layout.item_bytes = c.mask == MaskLevel::bits ? 192 : 256;  // a slot's place by a shift, unless notes need the room
   const auto place = [&] {
     const int32_t warpgroups = c.tile_q / kWarpgroupRows;
     layout.k_at = layout.q_slots * layout.q_bytes;
     layout.v_at = layout.k_at + layout.k_stages * layout.k_bytes;
     layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
-    layout.bounds_at = layout.items_at + (layout.item_slots + 1) * kItemBytes;
-    layout.barriers_at = layout.bounds_at + layout.item_slots * c.tile_q * 8;
+    layout.bounds_at = layout.items_at + (layout.item_slots + 1) * layout.item_bytes;  // one is not handed on
+    layout.notes_at = layout.bounds_at + layout.item_slots * c.tile_q * 8;
+    layout.barriers_at = layout.notes_at;
+    if (c.mask == MaskLevel::bits) layout.barriers_at += (layout.k_stages + layout.v_stages) * kNoteBytes;
     layout.bytes = layout.barriers_at + kBarrierBytes * (3 * layout.item_slots + warpgroups * layout.q_slots +
                                                          layout.k_stages + layout.v_stages);
     return layout.bytes <= kHopperSharedBytes;

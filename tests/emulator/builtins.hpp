@@ -48,6 +48,8 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) { return max(max(a, b), c); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(uint32_t x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<uint32_t>(x)); }
 inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   const uint32_t before = *to;
   *to += value;

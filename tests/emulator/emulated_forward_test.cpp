@@ -32,6 +32,7 @@ template <class Params>
 struct Emulated {
   ForwardConfig config;
   std::function<void(const Params&, unsigned num_blocks, uint64_t seed)> run;
+  std::function<void(const portable::ForwardParams&, unsigned num_blocks, uint64_t seed)> classify = {};
 };
 using Sm80 = Emulated<portable::ForwardParams>;
 using Sm90 = Emulated<portable::ForwardSm90Params>;
@@ -45,10 +46,15 @@ Sm80 sm80() {
 }
 template <ForwardConfig C>
 Sm90 sm90() {
-  return {C, [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
+  return {C,
+          [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
             emulator::launch({num_blocks, 1, 1}, device::BlockSm90<C>::kThreads,
                              static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
                              [&] { device::forward_sm90<C>(params); });
+          },
+          [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
+            emulator::launch({num_blocks, 1, 1}, portable::kClassifyWarps * 32, 0, seed,
+                             [&] { device::classify_tiles<C>(params); });
           }};
 }
 constexpr ForwardConfig plain(Element element, int32_t qk, int32_t v, int32_t tile_q, int32_t tile_kv) {
@@ -72,6 +78,17 @@ constexpr ForwardConfig with_dropout(ForwardConfig c) {
   c.tile_kv = 112;
   return c;
 }
+constexpr ForwardConfig with_masks(ForwardConfig c, bool documents, bool dense_mask, bool block_map, bool keep) {
+  c.mask = portable::MaskLevel::bits;
+  c.documents = documents;
+  c.dense_mask = dense_mask;
+  c.block_map = block_map;
+  c.keep = keep;
+  const bool are_several = documents + dense_mask + block_map + keep > 1;
+  if (are_several) c.tile_q = 128, c.num_warps = 8;
+  if (!are_several && c.head_dim_v == 64) c.tile_kv = 112;
+  return c;
+}
 constexpr ForwardConfig with_bias(ForwardConfig c) {
   c.bias = c.bias_is_f32 = true;
   c.tile_kv = 80;
@@ -80,20 +97,34 @@ constexpr ForwardConfig with_bias(ForwardConfig c) {
 
 const std::vector<Sm90>& sm90_kernels() {
   constexpr ForwardConfig k64 = plain(Element::bf16, 64, 64, 192, 128), k128 = plain(Element::bf16, 128, 128, 128, 128);
+  constexpr ForwardConfig k192 = plain(Element::bf16, 192, 128, 128, 128),
+                          k256 = plain(Element::bf16, 256, 256, 128, 64);
   static const std::vector<Sm90> all = {sm90<k64>(),
                                         sm90<plain(Element::f16, 64, 64, 192, 128)>(),
                                         sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
                                         sm90<k128>(),
                                         sm90<plain(Element::bf16, 64, 96, 192, 96)>(),
                                         sm90<plain(Element::bf16, 64, 128, 128, 128)>(),
-                                        sm90<plain(Element::bf16, 192, 128, 128, 128)>(),
+                                        sm90<k192>(),
                                         sm90<plain(Element::bf16, 192, 192, 128, 112)>(),
-                                        sm90<plain(Element::bf16, 256, 256, 128, 64)>(),
+                                        sm90<k256>(),
                                         sm90<plain(Element::bf16, 256, 256, 128, 80)>(),
                                         sm90<with_softcap(k64)>(),
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_dropout(k128)>(),
-                                        sm90<with_bias(k64)>()};
+                                        sm90<with_bias(k64)>(),
+                                        sm90<with_masks(k64, true, false, false, false)>(),
+                                        sm90<with_masks(k64, false, true, false, false)>(),
+                                        sm90<with_masks(k64, false, false, true, false)>(),
+                                        sm90<with_masks(k64, false, false, false, true)>(),
+                                        sm90<with_masks(k64, true, true, true, true)>(),
+                                        sm90<with_masks(k128, true, false, false, false)>(),
+                                        sm90<with_masks(k128, false, true, false, false)>(),
+                                        sm90<with_masks(k128, false, false, true, false)>(),
+                                        sm90<with_masks(k128, false, false, false, true)>(),
+                                        sm90<with_masks(k128, true, true, true, true)>(),
+                                        sm90<with_masks(k192, false, true, false, false)>(),
+                                        sm90<with_masks(k256, false, true, false, false)>()};
   return all;
 }
 
@@ -126,10 +157,12 @@ portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t
   return map;
 }
 
-// "" or what is wrong; `results`, if wanted, every byte of out and lse.
-std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr) {
+// "" or what is wrong; `results`, if wanted, every byte of out and lse. With has_text the keep text takes the place of
+// causal_top_left.
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr, bool has_text = false) {
   Call call(c);
-  const Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
+  Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
+  if (has_text) p.features = p.features.without(core::Feature::causal_top_left) | core::Feature::keep;
   const ForwardConfig config = cuda::forward_sm90_config(p);
   const auto kernel = std::ranges::find(sm90_kernels(), config, &Sm90::config);
   if (kernel == sm90_kernels().end()) return "no kernel of this config is among those of the test";
@@ -137,16 +170,20 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   const int64_t items = cuda::forward_blocks(p, map);
   const int64_t batch_q = p.cu_seqlens_q ? 1 : p.batch, batch_kv = p.cu_seqlens_kv ? 1 : p.batch;
   uint32_t counter = 0;
-  const portable::ForwardSm90Params params = {
+  std::vector<uint8_t> tile_map(static_cast<size_t>(map.bytes()), 0xFF);
+  std::vector<uint32_t> seen_keys(tile_map.size() * portable::kSeenWords);
+  portable::ForwardSm90Params params = {
       .q = tensor_map(p.q, p.head_dim_qk, p.total_q, p.heads_q, batch_q, portable::kWarpgroupRows),
       .k = tensor_map(p.k, p.head_dim_qk, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
       .v = tensor_map(p.v, p.head_dim_v, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
       .out = tensor_map(p.out, p.head_dim_v, p.total_q, p.heads_q, batch_q, portable::kWarpRows),
-      .forward = cuda::forward_params(p, config, map, nullptr, kL2Bytes),
+      .forward = cuda::forward_params(p, config, map, tile_map.data(), kL2Bytes),
       .counter = &counter,
       .num_items = static_cast<int32_t>(items)};
+  params.forward.seen_keys = seen_keys.data();
   if (items == 0 || p.total_q == 0) return call.check();
   try {
+    if (!tile_map.empty()) kernel->classify(params.forward, map.classify_blocks(), seed);
     kernel->run(params, static_cast<unsigned>(std::min<int64_t>(items, kBlocks)), seed);
   } catch (const std::exception& error) {
     return error.what();
@@ -185,8 +222,8 @@ Case base(int64_t head_dim_qk, int64_t head_dim_v) {
           .seed = 1};
 }
 
-void expect_right(const Case& c, uint64_t seed = 1) {
-  EXPECT_EQ(run_sm90(c, seed), "") << "--case \"" << to_string(c) << "\"";
+void expect_right(const Case& c, uint64_t seed = 1, bool has_text = false) {
+  EXPECT_EQ(run_sm90(c, seed, nullptr, has_text), "") << "--case \"" << to_string(c) << "\"";
 }
 
 TEST(EmulatedSm90, HeadDims) {
@@ -259,6 +296,61 @@ TEST(EmulatedSm90, Scores) {
   expect_right(c);
 }
 
+TEST(EmulatedSm90, ElementMasks) {
+  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
+    const bool is_usual = qk <= 128;
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case& c) { c.seqlen_q = 400, c.batch = 1, c.heads_q = 4, c.heads_kv = 2; },
+             [](Case& c) { c.window_right = 0, c.prefix = true; },
+             [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 700, c.batch = 1; },
+             [](Case& c) { c.packed_q = c.packed_kv = c.sink = true; },
+             [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; }}) {
+      Case plain = base(qk, v);
+      plain.masked_nan = true;
+      change(plain);
+      Case c = plain;
+      c.dense = "bhqk";
+      expect_right(c);
+      if (!is_usual) continue;
+      c.dense = "";
+      c.document = true;
+      expect_right(c);
+      c.document = false;
+      for (const int64_t block : {200, 16}) {  // whole items and tiles are hidden, or hardly one
+        c.block_map = "hqk";
+        c.block_q = block;
+        c.block_kv = block + 5;
+        expect_right(c);
+      }
+      c.block_map = "";
+      c.causal_top_left = true;
+      expect_right(c, 1, true);
+      c.document = true;
+      c.dense = "qk";
+      c.block_map = "bhqk";
+      c.block_q = c.block_kv = 40;
+      expect_right(c, 1, true);
+    }
+  }
+}
+
+// More tiles than a warp walks at once, most of them hidden.
+TEST(EmulatedSm90, LongElementMasks) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const uint64_t seed : {1, 2}) {
+      Case c = base(head_dim, head_dim);
+      c.seqlen_q = 200;
+      c.seqlen_kv = 9000;
+      c.batch = 1;
+      c.seed = seed;
+      c.block_map = "hqk";
+      c.block_q = 100;
+      c.block_kv = 2500;
+      expect_right(c, seed);
+    }
+  }
+}
+
 TEST(EmulatedSm90, OutputsAndScales) {
   Case c = base(64, 64);
   c.out_dtype = "f32";
@@ -278,9 +370,12 @@ TEST(EmulatedSm90, RandomCases) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     Case c = random_case(seed, "", "bf16");
     c.device = c.out_dtype = c.dense = c.block_map = c.bias = c.alibi = "";
+    if (seed % 4 == 1) c.dense = "hqk";
+    if (seed % 4 == 2) c.block_map = "bqk";
     c.layout = seed % 2 == 0 ? "bshd" : "bhsd";
     c.shift = 0;
-    c.document = c.guard = c.plan = false;
+    c.guard = c.plan = false;
+    c.document = seed % 4 == 3;
     c.softcap = c.dropout = 0;
     c.head_dim_qk = c.head_dim_v = seed % 3 == 0 ? 128 : 64;
     c.batch = std::min<int64_t>(c.batch, 3);

@@ -16,27 +16,34 @@ __device__ __forceinline__ uint32_t columns_below(int32_t limit, int lane) {
   return bits >= 32 ? ~0u : (1u << bits) - 1;
 }
 
-// bounds(m, r): the keys that row r (0 or 1) of the lane in block m sees beside those below keep_first.
+// What a row that sees these keys, and those below keep_first, sees of the tile at first_key.
+template <int TileKv>
+__device__ __forceinline__ uint32_t columns_in(KeyRange keys, int32_t first_key, int32_t keep_first, int lane) {
+  return columns_below<TileKv>(keys.end - first_key, lane) &
+         (~columns_below<TileKv>(keys.begin - first_key, lane) | columns_below<TileKv>(keep_first - first_key, lane));
+}
+
+// Hides all but `visible` columns of row r (0 or 1) of the lane.
+template <int Blocks>
+__device__ __forceinline__ void hide_columns(float (&s)[Blocks][4], int r, uint32_t visible) {
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if ((visible & (1u << (2 * j + c))) == 0) s[j][r * 2 + c] = -kInfinity;
+    }
+  }
+}
+
+// bounds(m, r): the keys that row r of the lane in block m sees beside those below keep_first.
 template <int MBlocks, int Blocks, class Bounds>
 __device__ __forceinline__ void hide_outside(float (&s)[MBlocks][Blocks][4], int32_t first_key, int32_t keep_first,
                                              int lane, const Bounds& bounds) {
-  constexpr int kTileKv = Blocks * 8;
-  const uint32_t kept = columns_below<kTileKv>(keep_first - first_key, lane);
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const auto [begin, end] = bounds(m, r);
-      const uint32_t visible =
-          columns_below<kTileKv>(end - first_key, lane) & (~columns_below<kTileKv>(begin - first_key, lane) | kept);
-#pragma unroll
-      for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if ((visible & (1u << (2 * j + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
-        }
-      }
-    }
+    for (int r = 0; r < 2; ++r)
+      hide_columns(s[m], r, columns_in<Blocks * 8>(bounds(m, r), first_key, keep_first, lane));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/keys.hpp"
+#include "cuda/device/mask.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "cuda/device/ring.hpp"
@@ -15,6 +16,7 @@ namespace tessella::device {
 using portable::ForwardConfig;
 using portable::ForwardParams;
 using portable::ForwardSm90Params;
+using portable::MaskLevel;
 
 template <ForwardConfig C>
 struct BlockSm90 {
@@ -50,12 +52,14 @@ struct BlockSm90 {
     BandedSequence<int32_t> sequence;
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     KeyTiles tiles;                // of all rows
+    const uint8_t* map;            // their classes, with a tile map
+    int32_t first_tile;            // that it visits; no less than tiles.end if there is none
     Share shares[kWarpgroups];
 
     __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
-    __device__ bool has_keys() const { return tiles.kept > 0 || tiles.begin < tiles.end; }
+    __device__ bool has_keys() const { return first_tile < tiles.end; }
   };
-  static_assert(sizeof(Item) <= portable::kItemBytes);
+  static_assert(sizeof(Item) <= kLayout.item_bytes);
 
   // Three rings in which all stand at the same place: an item is there, and its slot is free again; the bounds of its
   // rows are there too; its k is under way.
@@ -67,7 +71,8 @@ struct BlockSm90 {
   static_assert(kLayout.barriers_at + kItemRings * Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes +
                     VRing::kBytes ==
                 kLayout.bytes);
-  using Visited = VisitedTiles<false>;
+  static constexpr bool kHasMap = C.mask == MaskLevel::bits;
+  using Visited = VisitedTiles<kHasMap>;
 
   const ForwardSm90Params& p;
   char* shared;
@@ -84,11 +89,16 @@ struct BlockSm90 {
     return s_q + slot * kLayout.q_bytes + warpgroup * kQBytes;
   }
   __device__ Item& item(int slot) const {
-    return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * portable::kItemBytes);
+    return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * kLayout.item_bytes);
   }
   __device__ uint32_t s_bounds(int slot, int row) const {
     return s_q + kLayout.bounds_at + (slot * C.tile_q + row) * 8;
   }
+
+  // With a tile map: which tile lies in a stage of k, twice its index and 1 if it is partial; which keys of that in a
+  // stage of v some query of the item sees (p.seen_keys).
+  __device__ uint32_t s_note_of_k(int stage) const { return s_q + kLayout.notes_at + stage * portable::kNoteBytes; }
+  __device__ uint32_t s_note_of_v(int stage) const { return s_note_of_k(kLayout.k_stages + stage); }
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr uint32_t kWarps = 4 * kWarpgroups;
@@ -113,6 +123,7 @@ struct BlockSm90 {
       to.work = work;
       to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
       to.tiles = {0, 0, 0, 0, 0};
+      to.first_tile = 0;
     }
     __syncwarp();
     const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
@@ -125,17 +136,48 @@ struct BlockSm90 {
     const KeyRange own = range(to.sequence, row);
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
     const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
-    if (lane == 0) to.tiles = tiles;
+    if (lane == 0) {
+      to.tiles = tiles;
+      to.first_tile = VisitedTiles<false>().next(tiles, nullptr, 0);
+      if (kHasMap) to.map = tile_classes(p.forward, to.work.batch_idx, to.work.head_idx, to.work.tile_idx);
+    }
     if (lane == 2) {
       to.seen_begin = own.begin;
       to.seen_end = next.end;
     }
     __syncwarp();
-    if (lane % 2 == 0 && warpgroup >= 0 && warpgroup < kWarpgroups) {
-      const bool has_rows = first + warpgroup * kRows <= last;
-      to.shares[warpgroup] = share(has_rows || !kLeavesOut ? tiles : KeyTiles{}, to.tiles);
+    const bool has_rows = first + warpgroup * kRows <= last;
+    Share mine = share(has_rows || !kLeavesOut ? tiles : KeyTiles{}, to.tiles);
+    if constexpr (kHasMap) leave_out_hidden(to, mine);
+    if (lane % 2 == 0 && warpgroup >= 0 && warpgroup < kWarpgroups) to.shares[warpgroup] = mine;
+    __syncwarp();
+  }
+  // Leaves the tiles that the map calls hidden out of the item and, in every lane, of a share.
+  __device__ __forceinline__ void leave_out_hidden(Item& of, Share& share) const {
+    const Share all = share;
+    share.first = share.end = share.before = share.behind = 0;
+    int32_t first = of.tiles.end;
+#pragma unroll 1
+    for (int32_t from = of.first_tile / 32 * 32; from < of.tiles.end; from += 32) {
+      const auto below = [&](int32_t tile) {  // bits of the tiles below it
+        return tile <= from ? 0 : tile - from >= 32 ? ~0u : (1u << (tile - from)) - 1;
+      };
+      const uint32_t visible = tile_bits(of.tiles, of.map, from).visible;
+      const uint32_t inside = visible & below(all.end) & ~below(all.first);
+      if (visible != 0) first = min(first, from + __ffs(static_cast<int>(visible)) - 1);
+      if (inside != 0) {
+        if (share.end == 0) share.first = from + __ffs(static_cast<int>(inside)) - 1;
+        share.end = from + 32 - __clz(static_cast<int>(inside));
+      }
+      share.before += __popc(visible & below(all.first));
+      share.behind += __popc(visible & ~below(all.end));
+    }
+    if (share.end == 0) {
+      share.behind += share.before;
+      share.before = 0;
     }
     __syncwarp();
+    if (threadIdx.x % 32 == 0) of.first_tile = first;
   }
   __device__ __forceinline__ static Share share(const KeyTiles& of, const KeyTiles& all) {
     if (!kLeavesOut) return {all.kept > 0 ? 0 : all.begin, all.end, of.full_begin, of.full_end, 0, 0};
@@ -146,7 +188,7 @@ struct BlockSm90 {
   // The keys of every row, where some tile needs masks.
   __device__ __forceinline__ void write_bounds(int slot) const {
     const Item& of = item(slot);
-    if (of.tiles.all_are_full()) return;
+    if (!kHasMap && of.tiles.all_are_full()) return;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
       const KeyRange keys = range(of.sequence, of.first_q() + i);
@@ -201,30 +243,37 @@ struct BlockSm90 {
     items.at(kBounds).arrive_full();
   }
 
-  // load(item, tile) for every key tile of every item, end_item(place) after its last one; by one thread.
+  // load(item, tile, is_partial) for every key tile of every item, end_item(place) after its last one; by one
+  // thread. With a tile map a whole warp is here to walk it.
   template <class Load, class EndItem>
   __device__ __forceinline__ void for_each_tile(const Load& load, const EndItem& end_item) const {
+    const bool is_loader = !kHasMap || threadIdx.x % 32 == 0;
     Items items(item_barriers());
 #pragma unroll 1
     for (;; items.advance()) {
       items.wait_full();
       const Item& of = item(items.slot());
       if (of.exists == 0) return;
-      const int32_t end = of.tiles.end;
+      Visited visited;
 #pragma unroll 1
-      for (int32_t tile = Visited().next(of.tiles, nullptr, 0); tile < end;
-           tile = Visited().next(of.tiles, nullptr, tile + 1)) {
-        load(of, tile);
+      for (int32_t tile = -1; (tile = visited.next(of.tiles, of.map, tile + 1)) < of.tiles.end;) {
+        if (is_loader) load(of, tile, visited.is_partial(tile));
       }
+      if (kHasMap) __syncwarp();  // all have read the item
+      if (!is_loader) continue;
       end_item(items);
       items.arrive_empty();
     }
   }
-  // The next tile of k or v into its ring, whose stages of `bytes` begin at first_stage.
+  // The next tile of k or v into its ring, whose stages of `bytes` begin at first_stage and notes at first_note.
   template <int Columns, class AnyRing>
   __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t first_stage, int32_t bytes,
-                                            const portable::TensorMap& map, const Item& of, int32_t tile) const {
+                                            const portable::TensorMap& map, const Item& of, int32_t tile,
+                                            uint32_t first_note, const uint4& note) const {
     ring.wait_empty();
+    if (kHasMap) {
+      ptx::store_chunk(first_note + ring.slot() * portable::kNoteBytes, {note.x, note.y, note.z, note.w});
+    }
     ring.arrive_full_expecting(bytes);
     copy_tile<Columns>(first_stage + ring.slot() * bytes, map, ring.full(), C.tile_kv,
                        of.sequence.row_kv + tile * C.tile_kv,
@@ -236,12 +285,11 @@ struct BlockSm90 {
   __device__ __forceinline__ void load_q_and_k() const {
     QRing q(q_barriers());
     KRing k(k_barriers());
-    const auto load = [&](const Item& of, int32_t tile) {
-      const bool is_first = tile == Visited().next(of.tiles, nullptr, 0);
+    const auto load = [&](const Item& of, int32_t tile, bool is_partial) {
       const int32_t row_q = of.sequence.row_q + of.first_q();
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
       // Queries wait for their slot in the L2 cache.
-      if (is_first) {
+      if (tile == of.first_tile) {
 #pragma unroll 1
         for (int32_t row = 0; row < C.tile_q; row += kRows) {
 #pragma unroll
@@ -250,8 +298,9 @@ struct BlockSm90 {
           }
         }
       }
-      load_keys<C.head_dim_qk>(k, s_q + kLayout.k_at, kLayout.k_bytes, p.k, of, tile);
-      if (!is_first) return;
+      const uint4 note = {static_cast<uint32_t>(tile) * 2 + (is_partial ? 1 : 0), 0, 0, 0};
+      load_keys<C.head_dim_qk>(k, s_q + kLayout.k_at, kLayout.k_bytes, p.k, of, tile, s_note_of_k(0), note);
+      if (tile != of.first_tile) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
         const QRing own = q.at(warpgroup);
@@ -267,8 +316,12 @@ struct BlockSm90 {
 
   __device__ __forceinline__ void load_v() const {
     VRing v(v_barriers());
-    const auto load = [&](const Item& of, int32_t tile) {
-      load_keys<C.head_dim_v>(v, s_q + kLayout.v_at, kLayout.v_bytes, p.v, of, tile);
+    const auto load = [&](const Item& of, int32_t tile, bool is_partial) {
+      uint4 note = {~0u, ~0u, ~0u, ~0u};
+      if (kHasMap && (is_partial || !of.tiles.is_full(tile))) {
+        note = *reinterpret_cast<const uint4*>(seen_keys(p.forward, of.map + tile));
+      }
+      load_keys<C.head_dim_v>(v, s_q + kLayout.v_at, kLayout.v_bytes, p.v, of, tile, s_note_of_v(0), note);
     };
     for_each_tile(load, [](const Items&) {});
   }

@@ -137,8 +137,7 @@ struct ForwardSm80 {
       const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
       const uint8_t* tile_map = nullptr;
       if constexpr (C.mask == MaskLevel::bits) {
-        tile_map = p.tile_map + work.batch_idx * p.tile_map_batch_stride + work.head_idx * p.tile_map_head_stride +
-                   static_cast<int64_t>(work.tile_idx) * p.kv_tiles;
+        tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
       }
       tile = visited.next(tiles, tile_map, 0);
       if (tile < tiles.end) load_k(k, sequence.len_kv, tile);
@@ -275,13 +274,13 @@ struct ForwardSm80 {
     uint32_t seen[kWords] = {}, of_row[kWords] = {};
 #pragma unroll 3
     for (int row = 0; row < num_rows; ++row) {
-      const auto [begin, end] = is_full ? KeyRange{0, (tile + 1) * C.tile_kv} : bounds(warp_row + row);
+      const KeyRange keys = is_full ? KeyRange{0, (tile + 1) * C.tile_kv} : bounds(warp_row + row);
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
         const int key = tile * C.tile_kv + word * 32 + lane;
-        const bool visible = key < end && (key >= begin || key < p.keep_first) &&
-                             is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx,
-                                           first_q() + warp_row + row, key);
+        const bool visible =
+            keys.sees(key, p.keep_first) && is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx,
+                                                          first_q() + warp_row + row, key);
         const uint32_t bits = __ballot_sync(kAllLanes, visible);
         seen[word] |= bits;
         if (lane == row) of_row[word] = bits;

@@ -38,6 +38,7 @@ struct WarpgroupSm90 {
   using Items = typename Block::Items;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
+  static constexpr bool kHasMap = Block::kHasMap;
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
@@ -65,8 +66,9 @@ struct WarpgroupSm90 {
   float o[1][kBlocksV][4];
   uint32_t probabilities[kBlocks / 2][4];
   WatchedRows rows;
-  int32_t full_end;  // from the tile at hand on, tiles before it are seen whole by the warpgroup
-  bool is_small;     // the softcap's series has served all the warp's tiles of the item
+  int32_t full_end;     // from the tile at hand on, tiles before it are seen whole by the warpgroup
+  uint32_t visible[2];  // with a tile map: columns of the lane's rows, as columns_below() has them, where it is not
+  bool is_small;        // the softcap's series has served all the warp's tiles of the item
 
   __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
       : block(of),
@@ -180,18 +182,26 @@ struct WarpgroupSm90 {
     ptx::commit_products();
   }
 
-  // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN. Every warpgroup
-  // does it for itself.
+  // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN; with a tile map
+  // those that no query of the item sees. Every warpgroup does it for itself.
   __device__ __forceinline__ void clear_unseen_values(int32_t tile) const {
     const Item& item = current();
     const int32_t first = tile * C.tile_kv;
-    if (first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
+    if (!kHasMap && first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
     v.wait_full();
+    const uint32_t s_seen = block.s_note_of_v(v.slot());
+    if constexpr (kHasMap) {
+      const uint4 seen = ptx::load_chunk(s_seen);
+      if ((seen.x & seen.y & seen.z & seen.w) == ~0u) return;
+    }
     const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
     constexpr int kPanelRows = kLayout.v_bytes / kRowBytes;
     for (int i = static_cast<int>(threadIdx.x % 128); i < kPanelRows * 8; i += 128) {
-      const int32_t key = first + i / 8 % C.tile_kv;
-      if (key < item.seen_end && (key >= item.seen_begin || key < p.keep_first)) continue;
+      const int32_t key = i / 8 % C.tile_kv;
+      if (kHasMap ? (ptx::load_word(s_seen + key / 32 * 4) >> key % 32 & 1) != 0
+                  : KeyRange{item.seen_begin, item.seen_end}.sees(first + key, p.keep_first)) {
+        continue;
+      }
       ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0});
     }
     ptx::fence_async();
@@ -226,6 +236,24 @@ struct WarpgroupSm90 {
       if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
       if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
     }
+  }
+
+  // Of a row of the tile of queries.
+  __device__ KeyRange bounds(int of_row) const {
+    const uint2 words = ptx::load_words(block.s_bounds(items.slot(), of_row));
+    return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+  }
+
+  // What the lane's rows see of a tile that the warpgroup does not see whole, before the scores take the registers.
+  __device__ __forceinline__ void find_visible(int32_t tile, bool is_partial) {
+    const Item& item = current();
+    const int32_t first_key = tile * C.tile_kv, first_row = part * Block::kRows + warp_row();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) visible[r] = columns_in<C.tile_kv>(bounds(row(r)), first_key, p.keep_first, lane);
+    if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
+    visible_columns<C>(
+        p, item.sequence, item.work.batch_idx, item.work.head_idx, item.first_q() + first_row, first_key,
+        [&](int i) { return bounds(first_row + i); }, visible);
   }
 
   // Masks the tile's scores and takes them into the maxima. rescale(factor): o is to be multiplied.
@@ -277,10 +305,12 @@ struct WarpgroupSm90 {
   // Masks the tile's scores.
   __device__ __forceinline__ void hide(float (&s)[1][kBlocks][4], int32_t tile) const {
     if (is_full(tile)) return;
-    hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) {
-      const uint2 words = ptx::load_words(block.s_bounds(items.slot(), row(r)));
-      return KeyRange{static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
-    });
+    if constexpr (kHasMap) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) hide_columns(s[0], r, visible[r]);
+    } else {
+      hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) { return bounds(row(r)); });
+    }
   }
 
   // Blocks j and j + 1 of accumulators in 16 bits: a left operand, and as load_matrices() has them.
@@ -319,14 +349,26 @@ struct WarpgroupSm90 {
 
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
 
-  // The first tile of the item at or after `tile`.
+  // The first tile of the item at or after `tile`; with a tile map the next one of k's stream, if it is the
+  // warpgroup's.
   __device__ __forceinline__ int32_t enter(int32_t tile) {
+    if constexpr (kHasMap) {
+      if (tile >= share().end) return tile;
+      k.wait_full();
+      const uint32_t note = ptx::load_word(block.s_note_of_k(k.slot()));
+      const bool is_partial = note % 2 != 0;
+      tile = static_cast<int32_t>(note / 2);
+      full_end = !is_partial && share().is_full(tile) ? tile + 1 : tile;
+      if (!is_full(tile)) find_visible(tile, is_partial);
+      return tile;
+    }
     tile = Visited().next(current().tiles, nullptr, tile);
     full_end = share().is_full(tile) ? share().full_end : tile;
     return tile;
   }
   __device__ __forceinline__ bool is_last(int32_t tile) const {
     if (is_full(tile) && is_full(tile + 1)) return false;
+    if constexpr (kHasMap) return tile + 1 >= share().end;
     return Visited().next(current().tiles, nullptr, tile + 1) >= share().end;
   }
 
@@ -536,10 +578,10 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     switch (threadIdx.x / 32) {
       case 0: block.find_items(); break;
       case 1:
-        if (is_first_lane) block.load_q_and_k();
+        if (Block::kHasMap || is_first_lane) block.load_q_and_k();
         break;
       case 2:
-        if (is_first_lane) block.load_v();
+        if (Block::kHasMap || is_first_lane) block.load_v();
         break;
       default: block.write_rows();
     }

@@ -23,6 +23,9 @@ struct KeyTiles {
 // Keys [begin, end) that a row sees, beside those of keep_first.
 struct KeyRange {
   int32_t begin, end;
+  __device__ bool sees(int32_t key, int32_t keep_first) const {
+    return key < end && (key >= begin || key < keep_first);
+  }
 };
 
 // For the ranges of the first and the last row of a run.
@@ -38,6 +41,17 @@ __device__ __forceinline__ KeyTiles key_tiles(KeyRange first, KeyRange last, int
   return tiles;
 }
 
+// Of 32 tiles, a bit each: those that a block visits, and which of them element masks hide some of.
+struct TileBits {
+  uint32_t visible = 0, partial = 0;
+};
+// By a whole warp, of the tiles from `first` on.
+__device__ __forceinline__ TileBits tile_bits(const KeyTiles& tiles, const uint8_t* tile_map, int32_t first) {
+  const int32_t mine = first + static_cast<int32_t>(threadIdx.x % 32);
+  const auto kind = tiles.sees(mine) ? static_cast<TileClass>(tile_map[mine]) : TileClass::hidden;
+  return {__ballot_sync(kAllLanes, kind != TileClass::hidden), __ballot_sync(kAllLanes, kind == TileClass::partial)};
+}
+
 // The tiles that a block visits, in order: those its rows see but those that the tile map, if there is one, calls
 // hidden. Every thread of a warp holds the classes of 32 tiles as bits, so that walking them waits for no load.
 template <bool HasMap>
@@ -49,29 +63,22 @@ class VisitedTiles {
     if constexpr (!HasMap) {
       return tile >= tiles.kept && tile < tiles.begin ? tiles.begin : tile;
     } else {
-      const uint32_t later = tile - first_ < 32 ? visible_ >> (tile - first_) : 0;
+      const uint32_t later = tile - first_ < 32 ? bits_.visible >> (tile - first_) : 0;
       if (later != 0) return tile + __ffs(static_cast<int>(later)) - 1;
       for (tile = first_ + 32; tile < tiles.end; tile += 32) {
-        load(tiles, tile_map, tile);
-        if (visible_ != 0) return tile + __ffs(static_cast<int>(visible_)) - 1;
+        first_ = tile;
+        bits_ = tile_bits(tiles, tile_map, tile);
+        if (bits_.visible != 0) return tile + __ffs(static_cast<int>(bits_.visible)) - 1;
       }
       return tiles.end;
     }
   }
   // True if the tile map says that element masks hide some of a tile that next() gave.
-  __device__ bool is_partial(int32_t tile) const { return HasMap && (partial_ >> (tile - first_) & 1) != 0; }
+  __device__ bool is_partial(int32_t tile) const { return HasMap && (bits_.partial >> (tile - first_) & 1) != 0; }
 
  private:
-  __device__ __forceinline__ void load(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
-    first_ = tile;
-    const int32_t mine = tile + static_cast<int32_t>(threadIdx.x % 32);
-    const auto kind = tiles.sees(mine) ? static_cast<TileClass>(tile_map[mine]) : TileClass::hidden;
-    visible_ = __ballot_sync(kAllLanes, kind != TileClass::hidden);
-    partial_ = __ballot_sync(kAllLanes, kind == TileClass::partial);
-  }
-
   int32_t first_ = -32;
-  uint32_t visible_ = 0, partial_ = 0;
+  TileBits bits_;
 };
 
 }  // namespace tessella::device
