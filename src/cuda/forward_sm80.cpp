@@ -85,9 +85,8 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const auto blocks = static_cast<unsigned>(forward_blocks(p, map));
   if (blocks == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);
-  if (prepared.classify) {
-    prepared.classify->launch({.grid = {map.classify_blocks(), 1, 1}, .block = portable::kClassifyWarps * 32}, params,
-                              stream);
+  if (const unsigned blocks_of_map = map.classify_blocks(); blocks_of_map > 0) {
+    prepared.classify->launch({.grid = {blocks_of_map, 1, 1}, .block = portable::kClassifyWarps * 32}, params, stream);
   }
   prepared.forward->launch({.grid = {blocks, static_cast<unsigned>(params.slices_v), 1},
                             .block = static_cast<unsigned>(config.num_warps) * 32},

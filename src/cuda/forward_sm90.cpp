@@ -115,9 +115,9 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   if (params.forward.out_vector_store != 0 && p.out.dtype == p.dtype) {
     params.out = tensor_map(p.out, {batch_q, p.total_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
   }
-  if (prepared.classify) {
-    prepared.classify->launch({.grid = {map.classify_blocks(), 1, 1}, .block = portable::kClassifyWarps * 32},
-                              params.forward, stream);
+  if (const unsigned blocks_of_map = map.classify_blocks(); blocks_of_map > 0) {
+    prepared.classify->launch({.grid = {blocks_of_map, 1, 1}, .block = portable::kClassifyWarps * 32}, params.forward,
+                              stream);
   }
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
   prepared.forward->launch({.grid = {blocks, 1, 1}, .block = static_cast<unsigned>(config.num_warps + 4) * 32}, params,

@@ -133,9 +133,9 @@ def test_opcheck(operator, qkv):
     function = getattr(torch.ops.tessella, operator).default
     torch.library.opcheck(function, (q, k, v))
     bias = torch.ones(13, device=q.device)
-    torch.library.opcheck(function, (q, k, v, "window_right=0\0bias\0softcap=3.0", [bias], 9, 13))
+    torch.library.opcheck(function, (q, k, v, "window_right=0&bias&softcap=3.0", [bias], 9, 13))
     swapped = tuple(tensor.transpose(1, 2) for tensor in qkv)
-    torch.library.opcheck(function, (*swapped, f"layout=bhsd\0out_dtype={d.F32}"))
+    torch.library.opcheck(function, (*swapped, f"layout=bhsd&out_dtype={d.F32}"))
 
 
 def test_opcheck_of_given_outputs(qkv):
@@ -148,7 +148,7 @@ def test_every_field_passes_through(qkv, monkeypatch):
     """Each field of the C options arrives as it was set; none of them is cut or renamed on the way."""
     from tessella.torch import _attention, _tensor
 
-    texts = {float: 0.5, int: 2**31 - 1, str.encode: "layout=bhsd"}
+    texts = {float: 0.5, int: 2**31 - 1, str.encode: "layout=bhsd&x;%26 'a' \"b\" \\n\n\r\u00e9"}
     given = _attention._Arguments()
     expected = {}
     for name, kind in _tensor._KINDS.items():
@@ -162,7 +162,7 @@ def test_every_field_passes_through(qkv, monkeypatch):
         given.set_array(name, qkv[0])
     call, arrays = _tensor.TensorCall(), []
     monkeypatch.setattr(call, "set_array", lambda name, array: arrays.append(name))
-    call.fill_tensors(*qkv, "\0".join(given.options), given.arrays, 5, 6)
+    call.fill_tensors(*qkv, "&".join(given.options), given.arrays, 5, 6)
     expected.update(max_seqlen_q=5, max_seqlen_kv=6)
     got = {name: getattr(call.options, name) for name in expected}
     assert got == expected and arrays == _fields.ARRAYS and not call.is_swapped

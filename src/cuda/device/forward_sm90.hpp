@@ -46,7 +46,6 @@ struct WarpgroupSm90 {
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
-  static constexpr bool kStarts = Score<C>::kCanStart;
   static constexpr int kWarpgroups = Block::kWarpgroups;
   static constexpr int kBlocks = C.tile_kv / 8;
   static constexpr int kBlocksV = C.head_dim_v / 8;
@@ -133,31 +132,6 @@ struct WarpgroupSm90 {
     meet();
   }
 
-  // What the products are added to.
-  __device__ __forceinline__ void start_scores(float (&s)[kBlocks][4], int32_t tile) const {
-    const Item& item = current();
-    const Score<C> score = score_of(p, item);
-    const auto corner = corner_of(score, tile);
-    const auto start = [&](const auto& value) {
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[j][i] = value(i / 2 * 8, j * 8 + i % 2);
-          ptx::keep_in_place(s[j][i]);
-        }
-      }
-    };
-    const int32_t first = tile * C.tile_kv;
-    const int32_t place = item.first_q() + part * Block::kRows + item.sequence.len_kv - item.sequence.len_q;
-    const bool is_before = first + C.tile_kv - 1 <= place, is_behind = first >= place + Block::kRows - 1;
-    if (is_before || is_behind) {
-      start(score.start_on_one_side(corner, is_before));
-    } else {
-      start([&](int32_t of_row, int32_t column) { return score.start(corner, of_row, column); });
-    }
-  }
-
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     const ptx::Operand of_q(block.s_q_of(q.slot(), part));
     const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
@@ -166,7 +140,7 @@ struct WarpgroupSm90 {
     for (int step = 0; step < C.head_dim_qk / 16; ++step) {
       const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
       ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * Block::kRows + column),
-                                                           of_k.at(panel * C.tile_kv + column), kStarts || step > 0);
+                                                           of_k.at(panel * C.tile_kv + column), step > 0);
     }
     ptx::commit_products();
   }
@@ -263,7 +237,7 @@ struct WarpgroupSm90 {
     if constexpr (Score<C>::kHasSeries) {
       take_capped<Begins>(s, tile, scale_log2, offset, rescale);
     } else {
-      if constexpr (!Score<C>::kIsPlain && !kStarts) modify(s[0], tile);
+      if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
       hide(s, tile);
       const float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
       take_max<Begins>(
@@ -482,7 +456,6 @@ struct WarpgroupSm90 {
     int32_t tile = enter(share().first);
     {
       float s[1][kBlocks][4];
-      if constexpr (kStarts) start_scores(s[0], tile);
       k.wait_full();
       wait_for_turn();
       begin_scores(s[0]);
@@ -505,7 +478,6 @@ struct WarpgroupSm90 {
         if (tile >= share().end) return;
       }
       float s[1][kBlocks][4];
-      if constexpr (kStarts) start_scores(s[0], tile);
       k.wait_full();
       wait_for_turn();
       begin_scores(s[0]);

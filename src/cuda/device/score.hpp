@@ -47,9 +47,6 @@ class Score {
     if constexpr (C.bias) bias_ = batch_idx * p.bias.batch_stride + head_idx * p.bias.head_stride;
   }
 
-  // ALiBi alone may also be what the matrix unit adds the products to.
-  static constexpr bool kCanStart = kAreProducts && C.alibi;
-
   // From what the softmax sees to natural scores and to exponents of 2.
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
@@ -105,16 +102,6 @@ class Score {
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
     if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, query, key, Arrays(p_));
     return s;
-  }
-
-  // What value() takes from the products: ALiBi's penalty, negative where the slope is positive.
-  __device__ float start(const Corner& corner, int32_t row, int32_t column) const {
-    return -copysignf(__fmaf_rn(slope_, static_cast<float>(row - column), corner.distance), slope_);
-  }
-  // The same in one instruction, where no key lies behind (is_before) or none before a query's place.
-  __device__ auto start_on_one_side(const Corner& corner, bool is_before) const {
-    const float slope = is_before ? slope_ : -slope_, at_corner = is_before ? -corner.distance : corner.distance;
-    return [=](int32_t row, int32_t column) { return __fmaf_rn(slope, static_cast<float>(column - row), at_corner); };
   }
 
   // value() in natural units, for a score of its own.

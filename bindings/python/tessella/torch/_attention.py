@@ -36,7 +36,7 @@ class _Arguments:
         if name.startswith("max_seqlen"):
             setattr(self, name, value)
         else:
-            self.options.append(f"{name}={value}")
+            self.options.append(f"{name}={_escaped(value) if isinstance(value, str) else value}")
 
     def set_array(self, name: str, array: Any) -> None:
         if not isinstance(array, torch.Tensor):
@@ -47,6 +47,13 @@ class _Arguments:
     def set_score_args(self, arrays: Sequence[Any]) -> None:
         for array in arrays:
             self.set_array("score_args", array)
+
+
+def _escaped(text: str) -> str:
+    """Without what separates options, and without what code that torch generates could not hold between quotes."""
+    for character in "%&'\"\\\n\r":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
 
 
 def _no_tensor(arrays: dict[str, Any]) -> InvalidArgument:
@@ -128,7 +135,7 @@ def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) 
     set_options(given, options)
     if q is not None and options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
-    others = ("\0".join(given.options), given.arrays or None, given.max_seqlen_q, given.max_seqlen_kv)
+    others = ("&".join(given.options), given.arrays or None, given.max_seqlen_q, given.max_seqlen_kv)
     if "max_seqlen_q" in options or "max_seqlen_kv" in options:
         return others
     return others[:2] if given.arrays else others[:1]

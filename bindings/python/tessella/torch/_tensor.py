@@ -6,6 +6,7 @@ import ctypes as c
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -30,14 +31,14 @@ class Said(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def said(options: str) -> Said:
     """Reads the text; the operators say how it is written."""
-    texts = options.split("\0") if options else []
+    texts = options.split("&") if options else []
     found = Said("layout=bhsd" in texts, {}, [])
     for text in texts:
         name, is_value, value = text.partition("=")
         if not is_value:
             found.arrays.append(name)
         elif name != "layout":
-            found.values[name] = _KINDS[name](value)
+            found.values[name] = _KINDS[name](unquote(value))
     return found
 
 
