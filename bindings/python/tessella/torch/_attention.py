@@ -115,9 +115,11 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operator's arguments after q, k and v."""
+    if torch.compiler.is_compiling():  # Dynamo knows no sets of types
+        return _translate(q, layout, options)
     is_drawn = options.get("dropout") and options.get("seed") is None
     is_plain = type(layout) is str and _PLAIN.issuperset(map(type, options.values()))
-    if is_drawn or not is_plain or torch.compiler.is_compiling():
+    if is_drawn or not is_plain:
         return _translate(q, layout, options)
     return _remembered(layout, **options)
 
