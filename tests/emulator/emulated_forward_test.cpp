@@ -306,6 +306,7 @@ TEST(EmulatedSm90, ElementMasks) {
              [](Case& c) { c.packed_q = c.packed_kv = c.sink = true; },
              [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; }}) {
       Case plain = base(qk, v);
+      plain.heads_q = 1;
       plain.masked_nan = true;
       change(plain);
       Case c = plain;
@@ -339,13 +340,14 @@ TEST(EmulatedSm90, LongElementMasks) {
   for (const int64_t head_dim : {64, 128}) {
     for (const uint64_t seed : {1, 2}) {
       Case c = base(head_dim, head_dim);
+      c.heads_q = 1;
       c.seqlen_q = 200;
-      c.seqlen_kv = 9000;
+      c.seqlen_kv = 5000;
       c.batch = 1;
       c.seed = seed;
       c.block_map = "hqk";
       c.block_q = 100;
-      c.block_kv = 2500;
+      c.block_kv = 1400;
       expect_right(c, seed);
     }
   }
