@@ -2,8 +2,8 @@
 
 What a call says beside q, k and v travels as one text, since each argument of a schema costs every call some 0.1 us,
 given or not, and a list of texts 1 us. options is "window_right=0&softcap=30.0&bias", like the query of an URL:
-"layout=bhsd" or a field of the C structs by name, its text escaped as there, and one without a value names what the next
-tensor of arrays is. Lengths, which may be symbols while a graph is traced, are arguments.
+"layout=bhsd" or a field of the C structs by name, its text escaped as there, and one without a value names what the
+next tensor of arrays is. Lengths, which may be symbols while a graph is traced, are arguments.
 """
 
 from __future__ import annotations
