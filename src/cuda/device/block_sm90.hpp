@@ -133,7 +133,7 @@ struct BlockSm90 {
     int32_t row = lane % 2 == 0 ? first : last;
     if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : to.sequence.len_q - 1;
     if (warpgroup >= 0) row = min(first + warpgroup * kRows + lane % 2 * (kRows - 1), last);
-    const KeyRange own = range(to.sequence, row);
+    const KeyRange own = row_keys(to.sequence, row);
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
     const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
     if (lane == 0) {
@@ -191,14 +191,10 @@ struct BlockSm90 {
     if (!kHasMap && of.tiles.all_are_full()) return;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
-      const KeyRange keys = range(of.sequence, of.first_q() + i);
+      const KeyRange keys = row_keys(of.sequence, of.first_q() + i);
       ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
     }
     __syncwarp();
-  }
-  __device__ __forceinline__ static KeyRange range(const BandedSequence<int32_t>& sequence, int32_t row) {
-    const int32_t end = sequence.band.end(row);
-    return {sequence.band.begin(row, end), end};
   }
 
   // Rows of q, k and v lie in packed tensors one sequence behind the other.

@@ -123,8 +123,7 @@ struct ForwardSm80 {
                     : lane == 4 ? 0
                                 : sequence.len_q - 1;
       if (part == 1) row = warp_first + lane % kRowsOfWarp;
-      const auto end = static_cast<int32_t>(sequence.band.end(row));
-      const auto begin = static_cast<int32_t>(sequence.band.begin(row, end));
+      const auto [begin, end] = row_keys(sequence, row);
       if (part == 1) {
         ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(begin),
                          static_cast<uint32_t>(end));

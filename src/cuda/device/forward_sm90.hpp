@@ -323,8 +323,7 @@ struct WarpgroupSm90 {
 
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
 
-  // The first tile of the item at or after `tile`; with a tile map the next one of k's stream, if it is the
-  // warpgroup's.
+  // The first tile of the item at or after `tile`; with a tile map the next of k's stream, if that is the warpgroup's.
   __device__ __forceinline__ int32_t enter(int32_t tile) {
     if constexpr (kHasMap) {
       if (tile >= share().end) return tile;
@@ -334,16 +333,16 @@ struct WarpgroupSm90 {
       tile = static_cast<int32_t>(note / 2);
       full_end = !is_partial && share().is_full(tile) ? tile + 1 : tile;
       if (!is_full(tile)) find_visible(tile, is_partial);
-      return tile;
+    } else {
+      tile = Visited().next(current().tiles, nullptr, tile);
+      full_end = share().is_full(tile) ? share().full_end : tile;
     }
-    tile = Visited().next(current().tiles, nullptr, tile);
-    full_end = share().is_full(tile) ? share().full_end : tile;
     return tile;
   }
   __device__ __forceinline__ bool is_last(int32_t tile) const {
     if (is_full(tile) && is_full(tile + 1)) return false;
-    if constexpr (kHasMap) return tile + 1 >= share().end;
-    return Visited().next(current().tiles, nullptr, tile + 1) >= share().end;
+    const int32_t next = kHasMap ? tile + 1 : Visited().next(current().tiles, nullptr, tile + 1);
+    return next >= share().end;
   }
 
   // Of the warpgroup's queries, the warp's first.

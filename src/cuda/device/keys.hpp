@@ -1,6 +1,7 @@
 // The key tiles that a tile of queries visits, in order, and what of them a warp sees.
 #pragma once
 
+#include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
 
 namespace tessella::device {
@@ -27,6 +28,12 @@ struct KeyRange {
     return key < end && (key >= begin || key < keep_first);
   }
 };
+
+template <class Int>
+__device__ __forceinline__ KeyRange row_keys(const BandedSequence<Int>& sequence, int32_t row) {
+  const Int end = sequence.band.end(row);
+  return {static_cast<int32_t>(sequence.band.begin(row, end)), static_cast<int32_t>(end)};
+}
 
 // For the ranges of the first and the last row of a run.
 template <int TileKv>

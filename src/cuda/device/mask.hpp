@@ -79,11 +79,6 @@ __device__ __forceinline__ uint32_t* seen_keys(const portable::ForwardParams& p,
   return p.seen_keys + (tile_class - p.tile_map) * portable::kSeenWords;
 }
 
-__device__ __forceinline__ KeyRange row_keys(const BandedSequence<int64_t>& s, int32_t row) {
-  const int64_t end = s.band.end(row);
-  return {static_cast<int32_t>(s.band.begin(row, end)), static_cast<int32_t>(end)};
-}
-
 // By a whole warp: p.seen_keys of the tile of `rows` queries from first_q on and the keys from first_kv on.
 template <ForwardConfig C>
 __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p, const BandedSequence<int64_t>& s,

@@ -90,7 +90,7 @@ struct HeadTiles {
     return C.mask == MaskLevel::band || is_visible<C>(p, sequence, work.batch_idx, work.head_idx, i, j);
   }
   __device__ KeyRange range(int32_t i) const {
-    return {static_cast<int32_t>(sequence.band.begin(i)), static_cast<int32_t>(sequence.band.end(i))};
+    return row_keys(sequence, i);
   }
   // Element masks hide single keys: those that no query of the tile sees become zeros too.
   __device__ void clear_unseen_values(int32_t tile_q, int32_t tile_kv) const {
