@@ -212,6 +212,19 @@ const Refusal kRefusals[] = {
     {"seqlens_negative", [](Call& c) { c.args.seqlens_kv = ints(4, 2); }, kInvalid, "seqlens_kv[0] is -1"},
     {"seqlens_beyond", [](Call& c) { c.args.seqlens_q = ints(2, 2); }, kInvalid, "seqlens_q[0] is 4, expected 0 to 3"},
     {"leftpad_beyond", [](Call& c) { c.args.leftpad_kv = ints(2, 2); }, kInvalid, "leftpad_kv[1] is 6"},
+    {"page_table_shape", [](Call& c) { c.args.page_table = ints(0, 3); }, kInvalid,
+     "page_table has shape (3), expected (2, 3) = (batch, pages)"},
+    {"page_beyond",
+     [](Call& c) {
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+     },
+     kInvalid, "page_table[1][0] is 2, expected 0 to 1, the pages of k"},
+    {"pages_packed",
+     [](Call& c) {
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+       c.args.cu_seqlens_kv = ints(0, 3);
+     },
+     kInvalid, "cu_seqlens_kv is given, expected it absent beside page_table"},
     {"cu_with_batch_axis", [](Call& c) { c.args.cu_seqlens_q = ints(0, 3); }, kInvalid, "q has shape (2, 3, 4, 8)"},
     {"prefix_negative", [](Call& c) { c.options.mask = ts::Mask::prefix(ints(4, 2)); }, kInvalid,
      "prefix_lengths[0] is -1"},
@@ -274,7 +287,7 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   for (const char* other : {"num_sms", "score", "keep"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
-  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "prefix_negative"}) {
+  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "prefix_negative"}) {
     if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
   }
   Call call;

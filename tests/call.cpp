@@ -54,7 +54,9 @@ bool runs_on_gpu(const Case& c) {
 
 Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   Random random(c.seed);
+  if (c_.page_size > 0) c_.seqlen_kv = (c_.seqlen_kv + c_.page_size - 1) / c_.page_size * c_.page_size;
   make_lengths(random);
+  if (c_.page_size > 0) make_pages(random);
   make_operands(random);
   make_masks(random);
   make_scores(random);
@@ -71,7 +73,12 @@ int64_t Call::slots_kv(int64_t b) const {
                       : c_.seqlen_kv;
 }
 int64_t Call::first_q(int64_t b) const { return c_.packed_q ? lengths_.cu_q[static_cast<size_t>(b)] : 0; }
-int64_t Call::first_kv(int64_t b) const { return c_.packed_kv ? lengths_.cu_kv[static_cast<size_t>(b)] : 0; }
+Call::Row Call::row_kv(int64_t b, int64_t slot) const {
+  if (c_.packed_kv) return {0, lengths_.cu_kv[static_cast<size_t>(b)] + slot};
+  if (c_.page_size == 0) return {b, slot};
+  const int64_t pages = c_.seqlen_kv / c_.page_size;
+  return {lengths_.pages[static_cast<size_t>(b * pages + slot / c_.page_size)], slot % c_.page_size};
+}
 int64_t Call::key_begin(int64_t b) const { return c_.leftpad_kv ? lengths_.leftpad[static_cast<size_t>(b)] : 0; }
 int64_t Call::key_end(int64_t b) const {
   return c_.seqlens_kv ? lengths_.used_kv[static_cast<size_t>(b)] : slots_kv(b);
@@ -121,6 +128,25 @@ void Call::make_lengths(Random& random) {
   if (c_.leftpad_kv) args_.leftpad_kv = table(lengths_.leftpad);
 }
 
+// Pages in random order, and one that is nobody's. What the table says of pages without a key in use is nonsense.
+void Call::make_pages(Random& random) {
+  const int64_t pages = c_.seqlen_kv / c_.page_size;
+  num_pages_ = c_.batch * pages + 1;
+  std::vector<int32_t> order(static_cast<size_t>(num_pages_));
+  for (size_t at = 0; at < order.size(); ++at) {
+    order[at] = static_cast<int32_t>(at);
+    std::swap(order[at], order[static_cast<size_t>(random.below(static_cast<int64_t>(at) + 1))]);
+  }
+  static constexpr int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    for (int64_t page = 0; page < pages; ++page) {
+      const bool is_used = (page + 1) * c_.page_size > key_begin(b) && page * c_.page_size < key_end(b);
+      lengths_.pages.push_back(is_used ? order[static_cast<size_t>(b * pages + page)] : random.one_of(kNonsense));
+    }
+  }
+  args_.page_table = own(TESSELLA_TENSOR2(lengths_.pages.data(), TESSELLA_I32, c_.batch, pages));
+}
+
 const tessella_tensor* Call::own(const tessella_tensor& tensor) {
   return tensors_.emplace_back(std::make_unique<tessella_tensor>(tensor)).get();
 }
@@ -129,36 +155,36 @@ const tessella_tensor* Call::table(std::vector<int32_t>& values) {
   return own(TESSELLA_TENSOR1(values.data(), TESSELLA_I32, static_cast<int64_t>(values.size())));
 }
 
-void Call::make_view(View& view, int32_t dtype, int64_t rows, int64_t heads, int64_t dim, bool packed) {
+void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
   int64_t head = dim;
   int64_t row = heads * dim;
-  int64_t batch = rows * row;
+  int64_t sequence = rows * row;
   if (c_.layout == "bhsd") {
     row = dim;
     head = rows * dim;
-    batch = heads * head;
+    sequence = heads * head;
   } else if (c_.layout == "sliced" || c_.layout == "qkv") {
     head = dim + 3;
     row = heads * head + 5;
-    batch = rows * row + 7;
+    sequence = rows * row + 7;
   } else if (c_.layout == "gaps") {
     head = dim + 16;
     row = heads * head + 16;
-    batch = rows * row + 16;
+    sequence = rows * row + 16;
   } else if (c_.layout == "huge") {
     row += int64_t{1} << 28;
-    batch = rows * row;
+    sequence = rows * row;
   }
   tessella_tensor& t = view.tensor;
   t.dtype = dtype;
-  if (packed) {
+  if (batch < 0) {
     t.ndim = 3;
     const int64_t shape[] = {rows, heads, dim}, strides[] = {row, head, 1};
     std::copy_n(shape, 3, t.shape);
     std::copy_n(strides, 3, t.strides);
   } else {
     t.ndim = 4;
-    const int64_t shape[] = {c_.batch, rows, heads, dim}, strides[] = {batch, row, head, 1};
+    const int64_t shape[] = {batch, rows, heads, dim}, strides[] = {sequence, row, head, 1};
     std::copy_n(shape, 4, t.shape);
     std::copy_n(strides, 4, t.strides);
   }
@@ -171,11 +197,12 @@ void Call::make_view(View& view, int32_t dtype, int64_t rows, int64_t heads, int
 
 void Call::make_operands(Random& random) {
   const int32_t dtype = dtype_of(c_.dtype);
-  const bool one_buffer =
-      c_.layout == "qkv" && c_.packed_q == c_.packed_kv && total_q_ == total_kv_ && c_.head_dim_qk == c_.head_dim_v;
+  const bool one_buffer = c_.layout == "qkv" && c_.page_size == 0 && c_.packed_q == c_.packed_kv &&
+                          total_q_ == total_kv_ && c_.head_dim_qk == c_.head_dim_v;
+  const int64_t batch_q = c_.packed_q ? -1 : c_.batch;
   if (one_buffer) {
     // (rows, heads_q + 2 heads_kv, head_dim): k and v are views of q's memory.
-    make_view(q_, dtype, total_q_, c_.heads_q + 2 * c_.heads_kv, c_.head_dim_qk, c_.packed_q);
+    make_view(q_, dtype, batch_q, total_q_, c_.heads_q + 2 * c_.heads_kv, c_.head_dim_qk);
     k_.tensor = v_.tensor = q_.tensor;
     const int axis = q_.tensor.ndim - 2;
     const int64_t head_bytes = q_.tensor.strides[axis] * size_of(dtype);
@@ -184,12 +211,14 @@ void Call::make_operands(Random& random) {
     q_.tensor.shape[axis] = c_.heads_q;
     k_.tensor.shape[axis] = v_.tensor.shape[axis] = c_.heads_kv;
   } else {
-    make_view(q_, dtype, total_q_, c_.heads_q, c_.head_dim_qk, c_.packed_q);
-    make_view(k_, dtype, total_kv_, c_.heads_kv, c_.head_dim_qk, c_.packed_kv);
-    make_view(v_, dtype, total_kv_, c_.heads_kv, c_.head_dim_v, c_.packed_kv);
+    const bool paged = c_.page_size > 0;
+    const int64_t batch_kv = paged ? num_pages_ : c_.packed_kv ? -1 : c_.batch;
+    const int64_t rows_kv = paged ? c_.page_size : total_kv_;
+    make_view(q_, dtype, batch_q, total_q_, c_.heads_q, c_.head_dim_qk);
+    make_view(k_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_qk);
+    make_view(v_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_v);
   }
-  make_view(out_, c_.out_dtype.empty() ? dtype : dtype_of(c_.out_dtype), total_q_, c_.heads_q, c_.head_dim_v,
-            c_.packed_q);
+  make_view(out_, c_.out_dtype.empty() ? dtype : dtype_of(c_.out_dtype), batch_q, total_q_, c_.heads_q, c_.head_dim_v);
   const auto fill = [&](const tessella_tensor& t, int64_t b, int64_t row, int64_t heads, int64_t dim, double spread) {
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t c = 0; c < dim; ++c) set(t, element(t, b, row, head) + c, spread * random.normal());
@@ -200,8 +229,9 @@ void Call::make_operands(Random& random) {
     for (int64_t i = 0; i < queries; ++i) fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread);
     for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
       if (hidden_from_all(b, slot)) continue;
-      fill(k_.tensor, b, first_kv(b) + slot, c_.heads_kv, c_.head_dim_qk, 1);
-      fill(v_.tensor, b, first_kv(b) + slot, c_.heads_kv, c_.head_dim_v, 1);
+      const auto [batch_idx, row] = row_kv(b, slot);
+      fill(k_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_qk, 1);
+      fill(v_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_v, 1);
     }
   }
   args_.q = &q_.tensor;

@@ -74,13 +74,16 @@ class Call {
     tessella_tensor tensor{};
   };
   struct Lengths {
-    std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad;
+    std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad, pages;
+  };
+  struct Row {
+    int64_t batch, row;  // places on the first two axes of a tensor
   };
 
   int64_t rows_q(int64_t b) const;  // slots of a sequence
   int64_t slots_kv(int64_t b) const;
   int64_t first_q(int64_t b) const;  // first row in the tensor
-  int64_t first_kv(int64_t b) const;
+  Row row_kv(int64_t b, int64_t slot) const;
   int64_t key_begin(int64_t b) const;  // keys in use
   int64_t key_end(int64_t b) const;
   bool hidden_from_all(int64_t b, int64_t slot) const;
@@ -90,7 +93,9 @@ class Call {
   void make_masks(Random& random);
   void make_scores(Random& random);
   void make_options();
-  void make_view(View& view, int32_t dtype, int64_t rows, int64_t heads, int64_t dim, bool packed);
+  void make_pages(Random& random);
+  // batch < 0: packed, without a batch axis.
+  void make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
   const tessella_tensor* table(std::vector<int32_t>& values);
   const tessella_tensor* own(const tessella_tensor& tensor);
   Placement placement() const;
@@ -107,6 +112,7 @@ class Call {
   bool is_on_gpu_ = false;
   int64_t total_q_ = 0;
   int64_t total_kv_ = 0;
+  int64_t num_pages_ = 0;
   Lengths lengths_;
   View q_, k_, v_, out_, lse_;
   std::vector<std::unique_ptr<tessella_tensor>> tensors_;

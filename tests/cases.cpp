@@ -30,6 +30,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("seqlens_q", c.seqlens_q);
   visit("seqlens_kv", c.seqlens_kv);
   visit("leftpad_kv", c.leftpad_kv);
+  visit("page_size", c.page_size);
   visit("window_left", c.window_left);
   visit("window_right", c.window_right);
   visit("causal_top_left", c.causal_top_left);
@@ -154,6 +155,8 @@ void random_shape(Random& random, Case& c) {
   c.seqlens_q = random.chance(tables);
   c.seqlens_kv = random.chance(tables);
   c.leftpad_kv = random.chance(0.12);
+  static constexpr int64_t kPages[] = {1, 3, 8, 16, 32, 64, 128};
+  if (!c.packed_kv && random.chance(tables)) c.page_size = random.one_of(kPages);
 }
 
 void random_masks(Random& random, Case& c) {

@@ -35,6 +35,7 @@ struct Case {
   bool seqlens_q = false;
   bool seqlens_kv = false;
   bool leftpad_kv = false;
+  int64_t page_size = 0;  // k and v in pages, in random order, and seqlen_kv rounded up to whole ones; 0 = not
   // Masks. Tensors name the axes that do not broadcast: "bhqk", "qk", "k", "1" (none); "" = absent.
   int64_t window_left = -1;
   int64_t window_right = -1;

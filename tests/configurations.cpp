@@ -49,6 +49,15 @@ void mask(const Configuration& config, Random& random, Case& c) {
   }
 }
 
+void page(const Configuration& config, Random& random, Case& c) {
+  static constexpr int64_t kWhole[] = {8, 16, 48, 64, 128}, kAny[] = {1, 3, 16, 50};
+  c.page_size = 0;
+  if (!config.paged) return;
+  c.packed_kv = false;
+  c.page_size = config.is_aligned ? random.one_of(kWhole) : random.one_of(kAny);
+  if (config.is_aligned) c.leftpad_kv = false;  // as the copy engine wants it
+}
+
 void change_scores(const Configuration& config, Random& random, Case& c) {
   if (!config.softcap) {
     c.softcap = 0;
@@ -82,6 +91,7 @@ void apply(const Configuration& config, Random& random, Case& c) {
   c.head_dim_v = config.head_dim_v;
   align(config, random, c);
   mask(config, random, c);
+  page(config, random, c);
   change_scores(config, random, c);
 }
 
@@ -105,6 +115,7 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   config.alibi = random.chance(0.2);
   config.bias = random.chance(0.25);
   config.dropout = random.chance(0.25);
+  config.paged = random.chance(0.25);
   return config;
 }
 

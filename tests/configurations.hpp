@@ -19,6 +19,7 @@ struct Configuration {
   bool alibi = false;
   bool bias = false;
   bool dropout = false;
+  bool paged = false;
 };
 
 inline constexpr int kUsualConfigurations = 48;

@@ -43,6 +43,7 @@ void for_each_config(Fn&& fn) {
                                   Feature::score,
                                   Feature::keep,
                                   Feature::document,
+                                  Feature::paged_kv,
                                   core::all_features()};
   for (const int arch : {80, 86, 89, 90, 100, 120}) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -98,6 +99,7 @@ TEST(ForwardConfig, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
     ASSERT_EQ(c.dropout, p.features.has(Feature::dropout));
     ASSERT_EQ(c.score, p.features.has(Feature::score));
     ASSERT_EQ(c.keep, p.features.has(Feature::keep));
+    ASSERT_EQ(c.paged, p.features.has(Feature::paged_kv));
     ASSERT_EQ(c.mask == MaskLevel::bits, p.features.has_any(Feature::keep | Feature::document));
     const int64_t size = core::size_bytes(p.dtype);
     ASSERT_EQ(c.vector_loads, p.alignment == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);

@@ -50,6 +50,8 @@ Case packed_case() {
           .prefix = true};
 }
 
+Case paged_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .page_size = 2}; }
+
 TEST_F(GpuDoor, TheFirstTensorOnAnotherDeviceIsNamed) {
   const Call call(packed_case());
   GpuTwin twin(call.blocks(), false);
@@ -102,6 +104,7 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
   struct Spoil {
     const char* name;
     std::function<void(const tessella_forward_args&)> apply;
+    Case of = packed_case();
   };
   const Spoil spoils[] = {
       {"cu_seqlens_q", [](const auto& args) { values(args.cu_seqlens_q)[0] = 1; }},
@@ -111,9 +114,15 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
       {"seqlens_kv", [](const auto& args) { values(args.seqlens_kv)[0] = 77; }},
       {"leftpad_kv", [](const auto& args) { values(args.leftpad_kv)[2] = 8; }},
       {"prefix_lengths", [](const auto& args) { values(args.prefix_lengths)[0] = -9; }},
+      {"page_table",
+       [](const auto& args) {
+         values(args.seqlens_kv)[1] = 3;
+         values(args.page_table)[4] = 10;
+       },
+       paged_case()},
   };
   for (const Spoil& spoil : spoils) {
-    const Call call(packed_case());
+    const Call call(spoil.of);
     spoil.apply(call.args());
     const std::string on_cpu = refusal(call.args(), call.options());
     GpuTwin twin(call.blocks(), false);

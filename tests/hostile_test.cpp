@@ -44,12 +44,12 @@ class Hostile : public EachKernel {
 
  private:
   static void spoil(const tessella_forward_args& args, uint64_t seed) {
-    static constexpr int64_t kValues[] = {INT_MIN,     -1, 0,   1,   69,  70,  71,      90,
-                                          INT_MAX - 1, 91, 200, 280, 360, 361, 1 << 20, INT_MAX};
+    static constexpr int64_t kValues[] = {INT_MIN,     -1, 0,  1,   24,  69,  70,  71,      90,
+                                          INT_MAX - 1, 25, 91, 200, 280, 360, 361, 1 << 20, INT_MAX};
     Random random(seed);
     for (const tessella_tensor* table :
          {args.seqlens_q, args.seqlens_kv, args.leftpad_kv, args.cu_seqlens_q, args.cu_seqlens_kv, args.prefix_lengths,
-          args.document_ids_q, args.document_ids_kv}) {
+          args.page_table, args.document_ids_q, args.document_ids_kv}) {
       if (table == nullptr) continue;
       auto* values = static_cast<int32_t*>(table->data);
       const int64_t count = table->shape[0] * (table->ndim == 2 ? table->shape[1] : 1);
@@ -75,6 +75,16 @@ TEST_P(Hostile, PackedOffsets) {
   c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true;
   run(c);
   c.packed_q = false;
+  run(c);
+}
+
+TEST_P(Hostile, Pages) {
+  Case c = base();
+  c.page_size = 16;
+  run(c);
+  c.seqlens_kv = true;
+  run(c);
+  c.packed_q = true;
   run(c);
 }
 

@@ -51,6 +51,7 @@ const FeatureSet kFeatureSets[] = {
     {"score", Feature::score},
     {"dense mask", Feature::dense_mask},
     {"keep", Feature::keep},
+    {"pages", Feature::paged_kv},
     {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
     {"all", core::all_features(), DType::f32},
 };
@@ -152,6 +153,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"score", Feature::score},
                              {"bias and dropout", Feature::bias | Feature::dropout},
                              {"keep", Feature::keep},
+                             {"pages", Feature::paged_kv},
                              {"masks", core::kElementMasks | Feature::keep},
                              {"mask and softcap", Feature::dense_mask | Feature::softcap},
                              {"mask and alibi", Feature::document | Feature::alibi},

@@ -111,6 +111,9 @@ typedef struct tessella_tensor {
  *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]),
  *                  cu[0] = 0; out rows of no sequence are 0, their lse -inf
  *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding; key indices of masks count from the first real key
+ *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
+ *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
+ *                  Entries of pages without a key in use may hold anything. Not beside cu_seqlens_kv
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores
  *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
  *   sink           (heads_q) f32   logits that join the softmax's sum and no value
@@ -134,6 +137,7 @@ typedef struct tessella_forward_args {
   const tessella_tensor* cu_seqlens_q;
   const tessella_tensor* cu_seqlens_kv;
   const tessella_tensor* leftpad_kv;
+  const tessella_tensor* page_table;
   const tessella_tensor* bias;
   const tessella_tensor* alibi_slopes;
   const tessella_tensor* sink;
@@ -149,7 +153,7 @@ typedef struct tessella_forward_args {
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT \
-  { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Where plain calls take their workspace from. alloc returns memory aligned to `alignment`, or NULL. Frozen. */
 typedef struct tessella_allocator {

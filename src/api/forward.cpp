@@ -31,7 +31,7 @@ using core::Problem;
 
 // What a plan depends on, with lengths rounded up.
 struct PlanKey {
-  std::array<int64_t, 18> numbers;
+  std::array<int64_t, 19> numbers;
   std::string kernel, score, keep;
   bool operator==(const PlanKey&) const = default;
 };
@@ -71,7 +71,8 @@ PlanKey key(const Problem& p, std::string_view kernel) {
            rounded_length(p.seqlen_q) << 32 | rounded_length(p.seqlen_kv), rounded_length(p.total_q),
            rounded_length(p.total_kv), p.features.bits(),
            p.device.type == core::DeviceType::cpu ? cpu::threads_for(p.num_threads) : 0, p.alignment,
-           int64_t{p.num_sms} << 1 | (p.batch_invariant ? 1 : 0), static_cast<int64_t>(p.bias_dtype), array_dtypes(p)},
+           int64_t{p.num_sms} << 1 | (p.batch_invariant ? 1 : 0), static_cast<int64_t>(p.bias_dtype), array_dtypes(p),
+           p.page_size},
           std::string(kernel),
           std::string(p.score),
           std::string(p.keep)};
@@ -175,6 +176,7 @@ void check_fits(const Plan& plan, const Problem& problem) {
   same("heads_kv", problem.heads_kv, made_for.heads_kv);
   same("head_dim_qk", problem.head_dim_qk, made_for.head_dim_qk);
   same("head_dim_v", problem.head_dim_v, made_for.head_dim_v);
+  if (made_for.page_size != 0) same("page size", problem.page_size, made_for.page_size);
   for (const core::FeatureName& entry : core::kFeatureNames) {
     const bool has = problem.features.has(entry.feature);
     if (has != made_for.features.has(entry.feature)) {

@@ -40,19 +40,20 @@ void HostCopy::copy_tables() {
   core::Problem& p = host_;
   for (auto* table : {&p.seqlens_q, &p.seqlens_kv, &p.leftpad_kv, &p.prefix}) copy(*table, p.batch, 1);
   for (auto* table : {&p.cu_seqlens_q, &p.cu_seqlens_kv}) copy(*table, 1, p.batch + 1);
+  if (p.page_table) copy(p.page_table, p.batch, p.seqlen_kv / p.page_size);
 }
 
 void HostCopy::copy_operands() {
   core::Problem& p = host_;
-  const int64_t batch_q = p.cu_seqlens_q ? 1 : p.batch;
-  const int64_t batch_kv = p.cu_seqlens_kv ? 1 : p.batch;
-  copy(p.q, batch_q, p.total_q, p.heads_q, p.head_dim_qk);
-  copy(p.k, batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk);
-  copy(p.v, batch_kv, p.total_kv, p.heads_kv, p.head_dim_v);
-  copy(p.out, batch_q, p.total_q, p.heads_q, p.head_dim_v);
-  copy(p.lse, batch_q, p.total_q, p.heads_q, 1);
+  const auto [batch_q, rows_q] = p.axes_q();
+  const auto [batch_kv, rows_kv] = p.axes_kv();
+  copy(p.q, batch_q, rows_q, p.heads_q, p.head_dim_qk);
+  copy(p.k, batch_kv, rows_kv, p.heads_kv, p.head_dim_qk);
+  copy(p.v, batch_kv, rows_kv, p.heads_kv, p.head_dim_v);
+  copy(p.out, batch_q, rows_q, p.heads_q, p.head_dim_v);
+  copy(p.lse, batch_q, rows_q, p.heads_q, 1);
   copy(p.document_q, batch_q, p.total_q);
-  copy(p.document_kv, batch_kv, p.total_kv);
+  copy(p.document_kv, p.features.has(core::Feature::packed_kv) ? 1 : p.batch, p.total_kv);
 }
 
 void HostCopy::copy_scores() {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -79,6 +80,10 @@ class Normalizer {
   void operands() {
     const bool packed_q = args_.cu_seqlens_q != nullptr;
     const bool packed_kv = args_.cu_seqlens_kv != nullptr;
+    const bool paged_kv = args_.page_table != nullptr;
+    if (packed_kv && paged_kv) {
+      invalid(message(function_, ": cu_seqlens_kv is given, expected it absent beside page_table"));
+    }
     const AttentionShape q = reader_.attention("q", args_.q, packed_q, p_.q);
     const AttentionShape k = reader_.attention("k", args_.k, packed_kv, p_.k);
     const AttentionShape v = reader_.attention("v", args_.v, packed_kv, p_.v);
@@ -100,17 +105,19 @@ class Normalizer {
     p_.head_dim_qk = q.head_dim;
     p_.head_dim_v = v.head_dim;
     if (packed_q) p_.batch = reader_.length("cu_seqlens_q", *args_.cu_seqlens_q) - 1;
-    if (!packed_kv && packed_q && k.batch != p_.batch) {
+    const bool has_batch = !packed_kv && !paged_kv;
+    if (has_batch && packed_q && k.batch != p_.batch) {
       reader_.mismatch("k", *args_.k, 4, 0, k.batch, p_.batch, "the sequences of cu_seqlens_q");
     }
     if (packed_kv && !packed_q && reader_.length("cu_seqlens_kv", *args_.cu_seqlens_kv) != p_.batch + 1) {
       reader_.table<int32_t>("cu_seqlens_kv", args_.cu_seqlens_kv, p_.batch + 1, "batch + 1");
     }
-    if (!packed_q && !packed_kv && k.batch != q.batch) {
+    if (has_batch && !packed_q && k.batch != q.batch) {
       reader_.mismatch("k", *args_.k, 4, 0, k.batch, q.batch, "q.shape[0]");
     }
     if (k.head_dim != q.head_dim) reader_.mismatch("k", *args_.k, 4, 3, k.head_dim, q.head_dim, "q.shape[-1]");
     if (!packed_kv && v.batch != k.batch) reader_.mismatch("v", *args_.v, 4, 0, v.batch, k.batch, "k.shape[0]");
+    if (paged_kv) pages(k);
     if (v.rows != k.rows) reader_.mismatch("v", *args_.v, 4, 1, v.rows, k.rows, "the rows of k");
     if (v.heads != k.heads) reader_.mismatch("v", *args_.v, 4, 2, v.heads, k.heads, "the heads of k");
     if (q.heads < 1 || k.heads < 1 || q.heads % k.heads != 0) {
@@ -121,6 +128,24 @@ class Normalizer {
     for (const auto& [label, dim] : {std::pair{"q", q.head_dim}, std::pair{"v", v.head_dim}}) {
       if (dim < 1) invalid(message(function_, ": head_dim of ", label, " is ", dim, ", expected at least 1"));
     }
+  }
+
+  // k: a pool of pages.
+  void pages(const AttentionShape& k) {
+    p_.features |= Feature::paged_kv;
+    p_.num_pages = k.batch;
+    p_.page_size = k.rows;
+    if (k.batch < 1 || k.rows < 1) {
+      invalid(message(function_, ": k has ", k.batch, " pages of ", k.rows, " rows, expected at least 1 of each"));
+    }
+    const tessella_tensor& table = *args_.page_table;
+    const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
+    p_.page_table = reader_.per_row("page_table", table, false, p_.batch, pages, "pages");
+    if (pages > std::numeric_limits<int32_t>::max() / p_.page_size) {
+      unsupported(message(function_, ": page_table has ", pages, " pages of ", p_.page_size,
+                          " rows a sequence, expected at most 2^31 rows"));
+    }
+    p_.seqlen_kv = p_.total_kv = pages * p_.page_size;
   }
 
   // Empty tensors do not show where they are; one of the tables may.
@@ -366,12 +391,19 @@ class Normalizer {
       const char* name;
       const tessella_tensor* tensor;
     };
-    const Named inputs[] = {{"seqlens_q", args_.seqlens_q},           {"seqlens_kv", args_.seqlens_kv},
-                            {"cu_seqlens_q", args_.cu_seqlens_q},     {"cu_seqlens_kv", args_.cu_seqlens_kv},
-                            {"leftpad_kv", args_.leftpad_kv},         {"bias", args_.bias},
-                            {"alibi_slopes", args_.alibi_slopes},     {"sink", args_.sink},
-                            {"dense_mask", args_.dense_mask},         {"block_map", args_.block_map},
-                            {"document_ids_q", args_.document_ids_q}, {"document_ids_kv", args_.document_ids_kv},
+    const Named inputs[] = {{"seqlens_q", args_.seqlens_q},
+                            {"seqlens_kv", args_.seqlens_kv},
+                            {"cu_seqlens_q", args_.cu_seqlens_q},
+                            {"cu_seqlens_kv", args_.cu_seqlens_kv},
+                            {"leftpad_kv", args_.leftpad_kv},
+                            {"page_table", args_.page_table},
+                            {"bias", args_.bias},
+                            {"alibi_slopes", args_.alibi_slopes},
+                            {"sink", args_.sink},
+                            {"dense_mask", args_.dense_mask},
+                            {"block_map", args_.block_map},
+                            {"document_ids_q", args_.document_ids_q},
+                            {"document_ids_kv", args_.document_ids_kv},
                             {"prefix_lengths", args_.prefix_lengths}};
     for (const Named& output : {Named{"out", args_.out}, Named{"lse", args_.lse}}) {
       for (const Named& input : inputs) {

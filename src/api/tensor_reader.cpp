@@ -203,7 +203,7 @@ core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t ba
 }
 
 core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
-                                           int64_t rows) {
+                                           int64_t rows, const char* axis) {
   const View t = view(name, tensor);
   if (t.dtype != DType::i32) {
     invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
@@ -211,9 +211,9 @@ core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tens
   const bool single = (packed || batch == 1) && t.ndim == 1 && t.shape[0] == rows;
   const bool batched = !packed && t.ndim == 2 && t.shape[0] == batch && t.shape[1] == rows;
   if (!single && !batched) {
-    invalid(
-        message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
-                packed ? message("(", rows, ") = (total)") : message("(", batch, ", ", rows, ") = (batch, seqlen)")));
+    invalid(message(
+        function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
+        packed ? message("(", rows, ") = (total)") : message("(", batch, ", ", rows, ") = (batch, ", axis, ")")));
   }
   return {reinterpret_cast<const int32_t*>(t.data), batched ? t.strides[0] : 0, t.strides[t.ndim - 1]};
 }

@@ -42,9 +42,9 @@ class TensorReader {
   core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning);
 
   core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);
-  // (batch, rows), or (rows) where batch is 1; packed (total).
+  // (batch, rows), or (rows) where batch is 1; packed (total). axis: what rows counts, for a message.
   core::Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
-                               int64_t rows);
+                               int64_t rows, const char* axis = "seqlen");
 
   // Any shape, dense.
   core::UserArray array(const char* name, const tessella_tensor& tensor);

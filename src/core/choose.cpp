@@ -34,6 +34,7 @@ Problem without_pointers(const Problem& problem) {
   Problem bounds = problem;
   bounds.q.data = bounds.k.data = bounds.v.data = bounds.out.data = bounds.lse.data = nullptr;
   bounds.seqlens_q = bounds.seqlens_kv = bounds.leftpad_kv = bounds.cu_seqlens_q = bounds.cu_seqlens_kv = {};
+  bounds.page_table = {};
   bounds.bias = bounds.dense_mask = bounds.block_map = {};
   bounds.alibi_slopes = bounds.sink = {};
   bounds.document_q = bounds.document_kv = bounds.prefix = {};

@@ -1,7 +1,9 @@
 // One call of attention in normal form: what api/ makes of the user's arguments, and all that kernels look at.
 //
 // Every operand is logical (batch, row, head, head_dim) whatever the memory layout; broadcast axes have stride 0.
-// Strides count elements. Packed tensors (total, heads, head_dim) have batch stride 0 and are cut by cu_seqlens.
+// Strides count elements. Packed tensors (total, heads, head_dim) have batch stride 0 and are cut by cu_seqlens. Paged
+// k and v (PagedAttention, arXiv 2309.06180) are pools (page, row of the page, head, head_dim), and row r of a sequence
+// is row r % page_size of its page r / page_size, wherever page_table says that this one lies.
 //
 // All memory of a problem lies on its device. On a GPU nobody has looked at the values of its tables: kernels clamp
 // lengths and offsets to the sizes given here, so that no value makes them leave the tensors.
@@ -39,6 +41,7 @@ enum class Feature : uint32_t {
   lse = 1u << 18,
   score = 1u << 19,
   keep = 1u << 20,
+  paged_kv = 1u << 21,
 };
 
 class Features {
@@ -79,6 +82,7 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::leftpad_kv, "leftpad_kv"},
     {Feature::packed_q, "cu_seqlens_q"},
     {Feature::packed_kv, "cu_seqlens_kv"},
+    {Feature::paged_kv, "page_table"},
     {Feature::bias, "bias"},
     {Feature::alibi, "alibi_slopes"},
     {Feature::softcap, "softcap"},
@@ -157,6 +161,7 @@ struct Problem {
   int64_t seqlen_kv = 0;  // slots of a sequence of k; packed: the longest sequence, on a GPU a bound of it
   int64_t total_q = 0;    // rows of the packed q tensor; otherwise seqlen_q
   int64_t total_kv = 0;   // rows of the packed k tensor; otherwise seqlen_kv
+  int64_t page_size = 0;  // rows of a page of k and v; 0: they are not paged
   Features features;
   int32_t alignment = 1;         // GPU: bytes, 1 to 16, that divide every address and stride of q, k and v
   int32_t num_sms = 0;           // GPU: multiprocessors to use; 0 = all
@@ -168,8 +173,8 @@ struct Problem {
 
   // The part that may change from run to run.
   Operand q;                     // (batch, seqlen_q, heads_q, head_dim_qk)
-  Operand k;                     // (batch, seqlen_kv, heads_kv, head_dim_qk)
-  Operand v;                     // (batch, seqlen_kv, heads_kv, head_dim_v)
+  Operand k;                     // (batch, seqlen_kv, heads_kv, head_dim_qk), paged (num_pages, page_size, ...)
+  Operand v;                     // (batch, seqlen_kv, heads_kv, head_dim_v), likewise
   Operand out;                   // (batch, seqlen_q, heads_q, head_dim_v)
   Operand lse;                   // (batch, seqlen_q, heads_q, 1), f32, or f64 where dtype is f64
   Table<int32_t> seqlens_q;      // (batch) rows in use
@@ -177,6 +182,8 @@ struct Problem {
   Table<int32_t> leftpad_kv;     // (batch) first slot in use
   Table<int32_t> cu_seqlens_q;   // (batch + 1) first row of each sequence in the packed tensor
   Table<int32_t> cu_seqlens_kv;  // (batch + 1)
+  Table<int32_t> page_table;     // (batch, seqlen_kv / page_size) pages of a sequence, in its order
+  int64_t num_pages = 0;         // of k and of v
   ScoreOperand bias;             // f32, or the dtype of q
   Table<float> alibi_slopes;     // (batch, heads_q)
   Table<float> sink;             // (heads_q), in at(0, head)
@@ -202,6 +209,21 @@ struct Problem {
   int num_threads = 0;  // 0 = all that the process may use
 
   int64_t group() const { return heads_q / heads_kv; }  // query heads that share a KV head
+
+  // The first two axes of q, out and lse; of k and v.
+  struct Axes {
+    int64_t batch, rows;
+  };
+  Axes axes_q() const { return {features.has(Feature::packed_q) ? 1 : batch, total_q}; }
+  Axes axes_kv() const {
+    if (features.has(Feature::paged_kv)) return {num_pages, page_size};
+    return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
+  }
+  // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
+  std::byte* row_kv(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
+    if (!page_table) return t.row(batch_idx, row_idx, head_idx);
+    return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
+  }
 };
 
 }  // namespace tessella::core

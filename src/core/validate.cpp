@@ -45,6 +45,7 @@ class Validator {
 
   void tables() const {
     lengths();
+    pages();
     if (!p_.prefix) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
       expect(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
@@ -86,6 +87,20 @@ class Validator {
     }
   }
 
+  // Of the pages that hold a sequence's keys; entries behind them may hold anything.
+  void pages() const {
+    if (!p_.page_table) return;
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      const int64_t begin = p_.leftpad_kv ? p_.leftpad_kv.at(b) : 0;
+      const int64_t end = p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv;
+      for (int64_t page = begin / p_.page_size; page * p_.page_size < end; ++page) {
+        const int32_t got = p_.page_table.at(b, page);
+        expect(got >= 0 && got < p_.num_pages, message("page_table[", b, "]").c_str(), page, got,
+               message("0 to ", p_.num_pages - 1, ", the pages of k"));
+      }
+    }
+  }
+
   // Bytes [begin, end) between the first and the last element.
   struct Range {
     const std::byte* begin;
@@ -111,12 +126,12 @@ class Validator {
   }
 
   void out_is_separate() const {
-    const int64_t batch = p_.cu_seqlens_q ? 1 : p_.batch;
-    const int64_t batch_kv = p_.cu_seqlens_kv ? 1 : p_.batch;
-    not_folded("out", p_.out, batch, p_.total_q, p_.head_dim_v);
-    if (p_.lse.data != nullptr) not_folded("lse", p_.lse, batch, p_.total_q, 1);
-    const Range out = range(p_.out, batch, p_.total_q, p_.heads_q, p_.head_dim_v);
-    const Range lse = range(p_.lse, batch, p_.total_q, p_.heads_q, 1);
+    const auto [batch, rows_q] = p_.axes_q();
+    const auto [batch_kv, rows_kv] = p_.axes_kv();
+    not_folded("out", p_.out, batch, rows_q, p_.head_dim_v);
+    if (p_.lse.data != nullptr) not_folded("lse", p_.lse, batch, rows_q, 1);
+    const Range out = range(p_.out, batch, rows_q, p_.heads_q, p_.head_dim_v);
+    const Range lse = range(p_.lse, batch, rows_q, p_.heads_q, 1);
     if (out.meets(lse)) invalid(message(function_, ": lse overlaps out, expected memory of its own"));
     const auto separate = [&](const char* name, const Operand& t, int64_t t_batch, int64_t rows, int64_t heads,
                               int64_t dim) {
@@ -126,9 +141,9 @@ class Validator {
         invalid(message(function_, ": out overlaps ", name, ", expected memory of its own"));
       }
     };
-    separate("q", p_.q, batch, p_.total_q, p_.heads_q, p_.head_dim_qk);
-    separate("k", p_.k, batch_kv, p_.total_kv, p_.heads_kv, p_.head_dim_qk);
-    separate("v", p_.v, batch_kv, p_.total_kv, p_.heads_kv, p_.head_dim_v);
+    separate("q", p_.q, batch, rows_q, p_.heads_q, p_.head_dim_qk);
+    separate("k", p_.k, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_qk);
+    separate("v", p_.v, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_v);
   }
 
   // No two elements share memory: sorted by stride, each axis steps over all that lies inside it.

@@ -141,21 +141,46 @@ bool is_finite(const uint16_t* row, int64_t count) {
   return std::none_of(row, row + count, [](uint16_t x) { return (x & 0x7F80) == 0x7F80; });
 }
 
+// Rows of a block of keys: as they lie, or put together where pages part them.
+class BlockRows {
+ public:
+  BlockRows(const core::Problem& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
+            int num_rows, int64_t dim) {
+    const auto row_at = [&](int64_t i) { return elements(p.row_kv(t, batch_idx, i, kv_head)); };
+    first_ = row_at(row);
+    stride_ = t.row_stride;
+    if (!p.page_table || row / p.page_size == (row + num_rows - 1) / p.page_size) return;
+    for (int i = 0; i < num_rows; ++i) std::copy_n(row_at(row + i), dim, together_ + i * dim);
+    first_ = together_;
+    stride_ = dim;
+  }
+  BlockRows(const BlockRows&) = delete;
+  BlockRows& operator=(const BlockRows&) = delete;
+
+  const uint16_t* operator[](int i) const { return first_ + i * stride_; }
+  int64_t stride() const { return stride_; }
+
+ private:
+  const uint16_t* first_;
+  int64_t stride_;
+  uint16_t together_[kBlockKeys * kMaxHeadDim];
+};
+
 // Packs one block; rows of V that hold NaN or infinity and that no query sees become zero, since 0 * NaN is NaN.
 void pack_block(const Call& call, const core::Sequence& s, int64_t kv_head, int64_t key, uint16_t* k, uint16_t* v,
                 int64_t panel_stride) {
   const core::Problem& p = call.p;
   const int num_keys = static_cast<int>(std::min<int64_t>(kBlockKeys, s.len_kv - key));
-  pack_k_block(elements(p.k.row(s.batch_idx, s.row_kv + key, kv_head)), p.k.row_stride, num_keys, p.head_dim_qk, k);
-  const uint16_t* rows = elements(p.v.row(s.batch_idx, s.row_kv + key, kv_head));
+  const int64_t row = s.row_kv + key;
+  const BlockRows k_rows(p, p.k, s.batch_idx, row, kv_head, num_keys, p.head_dim_qk);
+  pack_k_block(k_rows[0], k_rows.stride(), num_keys, p.head_dim_qk, k);
+  const BlockRows v_rows(p, p.v, s.batch_idx, row, kv_head, num_keys, p.head_dim_v);
   uint32_t keys = lanes32(num_keys);
-  if (pack_v_block(rows, p.v.row_stride, keys, p.head_dim_v, v, panel_stride)) return;
+  if (pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride)) return;
   for (int i = 0; i < num_keys; ++i) {
-    if (!is_finite(rows + i * p.v.row_stride, p.head_dim_v) && !seen_by_any_query(p, s, kv_head, key + i)) {
-      keys &= ~(uint32_t{1} << i);
-    }
+    if (!is_finite(v_rows[i], p.head_dim_v) && !seen_by_any_query(p, s, kv_head, key + i)) keys &= ~(uint32_t{1} << i);
   }
-  pack_v_block(rows, p.v.row_stride, keys, p.head_dim_v, v, panel_stride);
+  pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride);
 }
 
 // Units [unit_begin, unit_end) of a pair, as far as some query sees them.

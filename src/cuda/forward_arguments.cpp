@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/message.hpp"
 #include "core/sequence.hpp"
@@ -120,6 +121,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.prefix = of_sequences(p.prefix);
   params.cu_seqlens_q = table(p.cu_seqlens_q);
   params.cu_seqlens_kv = table(p.cu_seqlens_kv);
+  params.page_table = table(p.page_table);
   params.alibi_slopes = table(p.alibi_slopes);
   params.sink = table(p.sink);
   params.document_q = table(p.document_q);
@@ -147,6 +149,8 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.seqlen_kv = narrow(p.seqlen_kv);
   params.total_q = narrow(p.total_q);
   params.total_kv = narrow(p.total_kv);
+  params.page_size = narrow(p.page_size);
+  params.num_pages = narrow(std::min<int64_t>(p.num_pages, std::numeric_limits<int32_t>::max()));
   params.tiles_q = narrow(map.tiles_q);
   params.slices_v = slices_v(p, config);
   params.heads_per_section = narrow(heads_per_section(p, l2_bytes));
@@ -164,6 +168,20 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.causal_top_left = p.features.has(core::Feature::causal_top_left) ? 1 : 0;
   params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
   params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
+  return params;
+}
+
+portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable::ForwardConfig& config,
+                                                const TileMap& map, void* counter, void* scratch, int64_t l2_bytes) {
+  portable::ForwardSm90Params params{};
+  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), l2_bytes);
+  params.forward.seen_keys = static_cast<uint32_t*>(scratch);
+  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
+    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
+  }
+  params.counter = static_cast<uint32_t*>(counter);
+  params.num_items = narrow(forward_blocks(p, map));
+  params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv, p.page_size));
   return params;
 }
 

@@ -8,12 +8,17 @@
 #include "cuda/tile_map.hpp"
 #include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
+#include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {
 
 // map_data: of map.bytes(), in the GPU's memory.
 portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
                                        const TileMap& map, void* map_data, int64_t l2_bytes);
+
+// The same for forward_sm90, but for its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
+portable::ForwardSm90Params forward_sm90_params(const core::Problem& problem, const portable::ForwardConfig& config,
+                                                const TileMap& map, void* counter, void* scratch, int64_t l2_bytes);
 
 // What the GPU lacks for a kernel of this config, or "".
 std::string lacks(const core::Problem& problem, const portable::ForwardConfig& config, const DeviceInfo& device);

@@ -56,6 +56,7 @@ ForwardConfig features_of(const core::Problem& p) {
       .element = p.dtype == core::DType::bf16  ? Element::bf16
                  : p.dtype == core::DType::f16 ? Element::f16
                                                : Element::f32,
+      .paged = p.features.has(Feature::paged_kv),
       .mask = p.features.has_any(core::kElementMasks | Feature::keep) ? MaskLevel::bits : MaskLevel::band,
       .softcap = p.features.has(Feature::softcap),
       .alibi = p.features.has(Feature::alibi),
@@ -81,8 +82,9 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
                                     std::pair{"num_warps", c.num_warps}, std::pair{"blocks_per_sm", c.blocks_per_sm}}) {
     text += core::message(", .", name, " = ", value);
   }
-  text += core::message(", .vector_loads = ", c.vector_loads ? "true" : "false",
-                        ", .mask = tessella::portable::MaskLevel::", c.mask == MaskLevel::bits ? "bits" : "band");
+  text +=
+      core::message(", .vector_loads = ", c.vector_loads ? "true" : "false", ", .paged = ", c.paged ? "true" : "false",
+                    ", .mask = tessella::portable::MaskLevel::", c.mask == MaskLevel::bits ? "bits" : "band");
   for (const auto& [name, value] :
        {std::pair{"softcap", c.softcap}, std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias},
         std::pair{"bias_is_f32", c.bias_is_f32}, std::pair{"dropout", c.dropout}, std::pair{"score", c.score},

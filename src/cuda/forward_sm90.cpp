@@ -44,14 +44,9 @@ std::string unavailable(core::Device device) {
   return message("runs on Hopper (sm_90), and GPU ", info.id, " (", info.name, ") is sm_", info.arch);
 }
 
-// Scratch: of each tile the keys that are seen, then the classes.
-int64_t seen_bytes(const TileMap& map) {
-  return map.bytes() * portable::kSeenWords * static_cast<int64_t>(sizeof(uint32_t));
-}
-
 core::WorkspaceSize workspace(const Problem& bounds, int) {
   const TileMap map = largest_tile_map(bounds, forward_sm90_config(bounds));
-  return {.state_bytes = sizeof(uint32_t), .scratch_bytes = seen_bytes(map) + map.bytes()};
+  return {.state_bytes = sizeof(uint32_t), .scratch_bytes = map.seen_bytes() + map.bytes()};
 }
 
 core::Cost cost(const Problem& p) {
@@ -66,6 +61,13 @@ std::string refuses(const Problem& p) {
     return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
                    " bytes; q, k and v are aligned to ", p.alignment, " bytes, head dims are ", p.head_dim_qk, " and ",
                    p.head_dim_v);
+  }
+  if (p.page_size % portable::kSwizzleRows != 0) {
+    return message("the copy engine reads pages of a multiple of ", portable::kSwizzleRows, " rows; these have ",
+                   p.page_size);
+  }
+  if (p.page_size != 0 && p.features.has(Feature::leftpad_kv)) {
+    return "leftpad_kv moves tiles of keys off the borders of pages";
   }
   if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
     return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
@@ -98,22 +100,15 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const int64_t items = forward_blocks(p, map);
   if (items == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);
-  const bool packs_q = p.features.has(Feature::packed_q), packs_kv = p.features.has(Feature::packed_kv);
-  const int64_t batch_q = packs_q ? 1 : p.batch, batch_kv = packs_kv ? 1 : p.batch;
-  portable::ForwardSm90Params params{
-      .q = tensor_map(p.q, {batch_q, p.total_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows),
-      .k = tensor_map(p.k, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_qk}, config.tile_kv),
-      .v = tensor_map(p.v, {batch_kv, p.total_kv, p.heads_kv, p.head_dim_v}, config.tile_kv),
-      .forward =
-          forward_params(p, config, map, static_cast<char*>(workspace.scratch) + seen_bytes(map), prepared.l2_bytes),
-      .counter = static_cast<uint32_t*>(workspace.state),
-      .num_items = static_cast<int32_t>(items)};
-  params.forward.seen_keys = static_cast<uint32_t*>(workspace.scratch);
-  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
-    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
-  }
+  const auto [batch_q, rows_q] = p.axes_q();
+  const auto [batch_kv, rows_kv] = p.axes_kv();
+  portable::ForwardSm90Params params =
+      forward_sm90_params(p, config, map, workspace.state, workspace.scratch, prepared.l2_bytes);
+  params.q = tensor_map(p.q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows);
+  params.k = tensor_map(p.k, {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, params.box_kv);
+  params.v = tensor_map(p.v, {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, params.box_kv);
   if (params.forward.out_vector_store != 0 && p.out.dtype == p.dtype) {
-    params.out = tensor_map(p.out, {batch_q, p.total_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
+    params.out = tensor_map(p.out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
   }
   if (const unsigned blocks_of_map = map.classify_blocks(); blocks_of_map > 0) {
     prepared.classify->launch({.grid = {blocks_of_map, 1, 1}, .block = portable::kClassifyWarps * 32}, params.forward,

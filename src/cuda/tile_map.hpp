@@ -6,6 +6,7 @@
 
 #include "core/problem.hpp"
 #include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
 
 namespace tessella::cuda {
 
@@ -17,6 +18,7 @@ struct TileMap {
 
   int64_t maps() const { return batches * heads; }
   int64_t bytes() const { return maps() * tiles_q * kv_tiles; }  // one a tile
+  int64_t seen_bytes() const { return bytes() * portable::kSeenWords * static_cast<int64_t>(sizeof(uint32_t)); }
   // Of classify_tiles' grid.
   unsigned classify_blocks() const {
     return static_cast<unsigned>((bytes() + portable::kClassifyWarps - 1) / portable::kClassifyWarps);

@@ -24,6 +24,7 @@ struct ForwardConfig {
   int32_t num_warps = 0;
   int32_t blocks_per_sm = 1;  // resident at once: bounds the registers
   bool vector_loads = true;   // rows of q, k and v start at multiples of 16 bytes and hold whole 16-byte chunks
+  bool paged = false;         // k and v
   MaskLevel mask = MaskLevel::band;
   bool softcap = false;
   bool alibi = false;

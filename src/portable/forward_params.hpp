@@ -81,6 +81,9 @@ struct ForwardParams {
   int32_t causal_top_left;
   int32_t out_is_f32;        // else in the type of q
   int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
+  // Of paged k and v, whose batch strides go from page to page: (batch, page) i32.
+  TableParams page_table;
+  int32_t page_size, num_pages;
 };
 
 }  // namespace tessella::portable

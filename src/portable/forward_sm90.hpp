@@ -12,12 +12,13 @@ struct alignas(128) TensorMap {
 };
 
 struct ForwardSm90Params {
-  // (head_dim, row, head, batch); boxes of 64 columns and of 64 rows of q, tile_kv of k and v, 16 of out, whose map
+  // (head_dim, row, head, batch); boxes of 64 columns and of 64 rows of q, box_kv of k and v, 16 of out, whose map
   // holds something only if out has 16 bits and rows that the engine can write (out_vector_store).
   TensorMap q, k, v, out;
   ForwardParams forward;
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads
+  int32_t box_kv;     // keys of a box of k and v: a tile's; paged, as many as lie in one page wherever a tile begins
 };
 
 // Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels
@@ -32,6 +33,7 @@ struct ForwardSm90Layout {
 
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
+inline constexpr int32_t kSwizzleRows = 8;     // after which the swizzle repeats: what boxes begin at multiples of
 inline constexpr int32_t kNoteBytes = 16;      // what a loader says of a tile
 inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full, when empty
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;

@@ -89,6 +89,10 @@ constexpr ForwardConfig with_masks(ForwardConfig c, bool documents, bool dense_m
   if (!are_several && c.head_dim_v == 64) c.tile_kv = 112;
   return c;
 }
+constexpr ForwardConfig with_pages(ForwardConfig c) {
+  c.paged = true;
+  return c;
+}
 constexpr ForwardConfig with_bias(ForwardConfig c) {
   c.bias = c.bias_is_f32 = true;
   c.tile_kv = 80;
@@ -113,6 +117,10 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_dropout(k128)>(),
                                         sm90<with_bias(k64)>(),
+                                        sm90<with_pages(k64)>(),
+                                        sm90<with_pages(k128)>(),
+                                        sm90<with_pages(plain(Element::bf16, 192, 192, 128, 112))>(),
+                                        sm90<with_pages(with_masks(k64, false, true, false, false))>(),
                                         sm90<with_masks(k64, true, false, false, false)>(),
                                         sm90<with_masks(k64, false, true, false, false)>(),
                                         sm90<with_masks(k64, false, false, true, false)>(),
@@ -140,7 +148,8 @@ const std::vector<Sm80>& sm80_kernels() {
                          .blocks_per_sm = 2,
                          .softcap = softcap};
   };
-  static const std::vector<Sm80> all = {sm80<config(false, 128)>(), sm80<config(true, 96)>()};
+  static const std::vector<Sm80> all = {sm80<config(false, 128)>(), sm80<config(true, 96)>(),
+                                        sm80<with_pages(config(false, 128))>()};
   return all;
 }
 
@@ -168,22 +177,18 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   if (kernel == sm90_kernels().end()) return "no kernel of this config is among those of the test";
   const cuda::TileMap map = cuda::tile_map(p, config);
   const int64_t items = cuda::forward_blocks(p, map);
-  const int64_t batch_q = p.cu_seqlens_q ? 1 : p.batch, batch_kv = p.cu_seqlens_kv ? 1 : p.batch;
+  const auto [batch_q, rows_q] = p.axes_q();
+  const auto [batch_kv, rows_kv] = p.axes_kv();
   uint32_t counter = 0;
-  std::vector<uint8_t> tile_map(static_cast<size_t>(map.bytes()), 0xFF);
-  std::vector<uint32_t> seen_keys(tile_map.size() * portable::kSeenWords);
-  portable::ForwardSm90Params params = {
-      .q = tensor_map(p.q, p.head_dim_qk, p.total_q, p.heads_q, batch_q, portable::kWarpgroupRows),
-      .k = tensor_map(p.k, p.head_dim_qk, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
-      .v = tensor_map(p.v, p.head_dim_v, p.total_kv, p.heads_kv, batch_kv, config.tile_kv),
-      .out = tensor_map(p.out, p.head_dim_v, p.total_q, p.heads_q, batch_q, portable::kWarpRows),
-      .forward = cuda::forward_params(p, config, map, tile_map.data(), kL2Bytes),
-      .counter = &counter,
-      .num_items = static_cast<int32_t>(items)};
-  params.forward.seen_keys = seen_keys.data();
+  std::vector<uint32_t> scratch(static_cast<size_t>(map.seen_bytes() + map.bytes()) / 4 + 1, 0xFFFFFFFF);
+  portable::ForwardSm90Params params = cuda::forward_sm90_params(p, config, map, &counter, scratch.data(), kL2Bytes);
+  params.q = tensor_map(p.q, p.head_dim_qk, rows_q, p.heads_q, batch_q, portable::kWarpgroupRows);
+  params.k = tensor_map(p.k, p.head_dim_qk, rows_kv, p.heads_kv, batch_kv, params.box_kv);
+  params.v = tensor_map(p.v, p.head_dim_v, rows_kv, p.heads_kv, batch_kv, params.box_kv);
+  params.out = tensor_map(p.out, p.head_dim_v, rows_q, p.heads_q, batch_q, portable::kWarpRows);
   if (items == 0 || p.total_q == 0) return call.check();
   try {
-    if (!tile_map.empty()) kernel->classify(params.forward, map.classify_blocks(), seed);
+    if (map.bytes() > 0) kernel->classify(params.forward, map.classify_blocks(), seed);
     kernel->run(params, static_cast<unsigned>(std::min<int64_t>(items, kBlocks)), seed);
   } catch (const std::exception& error) {
     return error.what();
@@ -281,6 +286,26 @@ TEST(EmulatedSm90, Lengths) {
   }
 }
 
+TEST(EmulatedSm90, Pages) {
+  for (const auto& [head_dim, page_size] :
+       {std::pair{64, 8}, {64, 64}, {64, 256}, {128, 16}, {128, 48}, {128, 128}, {192, 16}, {192, 64}}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case&) {}, [](Case& c) { c.seqlens_kv = c.seqlens_q = true; },
+             [](Case& c) { c.seqlens_kv = true, c.window_right = 0, c.packed_q = true; }}) {
+      Case c = base(head_dim, head_dim);
+      c.heads_q = c.heads_kv = 2;
+      c.page_size = page_size;
+      change(c);
+      expect_right(c);
+    }
+  }
+  Case c = base(64, 64);
+  c.page_size = 16;
+  c.dense = "bhqk";
+  c.masked_nan = c.seqlens_kv = true;
+  expect_right(c);
+}
+
 TEST(EmulatedSm90, Scores) {
   Case c = base(64, 64);
   c.softcap = 2;
@@ -296,42 +321,46 @@ TEST(EmulatedSm90, Scores) {
   expect_right(c);
 }
 
-TEST(EmulatedSm90, ElementMasks) {
-  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
-    const bool is_usual = qk <= 128;
-    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
-             [](Case& c) { c.seqlen_q = 400, c.batch = 1, c.heads_q = 4, c.heads_kv = 2; },
-             [](Case& c) { c.window_right = 0, c.prefix = true; },
-             [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 700, c.batch = 1; },
-             [](Case& c) { c.packed_q = c.packed_kv = c.sink = true; },
-             [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; }}) {
-      Case plain = base(qk, v);
-      plain.heads_q = 1;
-      plain.masked_nan = true;
-      change(plain);
-      Case c = plain;
-      c.dense = "bhqk";
+class EmulatedMasks : public testing::TestWithParam<std::pair<int64_t, int64_t>> {};
+INSTANTIATE_TEST_SUITE_P(HeadDims, EmulatedMasks,
+                         testing::Values(std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128},
+                                         std::pair{256, 256}));
+
+TEST_P(EmulatedMasks, OneAndAllTogether) {
+  const auto [qk, v] = GetParam();
+  const bool is_usual = qk <= 128;
+  for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+           [](Case& c) { c.seqlen_q = 400, c.batch = 1, c.heads_q = 4, c.heads_kv = 2; },
+           [](Case& c) { c.window_right = 0, c.prefix = true; },
+           [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 700, c.batch = 1; },
+           [](Case& c) { c.packed_q = c.packed_kv = c.sink = true; },
+           [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; }}) {
+    Case plain = base(qk, v);
+    plain.heads_q = 1;
+    plain.masked_nan = true;
+    change(plain);
+    Case c = plain;
+    c.dense = "bhqk";
+    expect_right(c);
+    if (!is_usual) continue;
+    c.dense = "";
+    c.document = true;
+    expect_right(c);
+    c.document = false;
+    for (const int64_t block : {200, 16}) {  // whole items and tiles are hidden, or hardly one
+      c.block_map = "hqk";
+      c.block_q = block;
+      c.block_kv = block + 5;
       expect_right(c);
-      if (!is_usual) continue;
-      c.dense = "";
-      c.document = true;
-      expect_right(c);
-      c.document = false;
-      for (const int64_t block : {200, 16}) {  // whole items and tiles are hidden, or hardly one
-        c.block_map = "hqk";
-        c.block_q = block;
-        c.block_kv = block + 5;
-        expect_right(c);
-      }
-      c.block_map = "";
-      c.causal_top_left = true;
-      expect_right(c, 1, true);
-      c.document = true;
-      c.dense = "qk";
-      c.block_map = "bhqk";
-      c.block_q = c.block_kv = 40;
-      expect_right(c, 1, true);
     }
+    c.block_map = "";
+    c.causal_top_left = true;
+    expect_right(c, 1, true);
+    c.document = true;
+    c.dense = "qk";
+    c.block_map = "bhqk";
+    c.block_q = c.block_kv = 40;
+    expect_right(c, 1, true);
   }
 }
 
@@ -379,6 +408,8 @@ TEST(EmulatedSm90, RandomCases) {
     c.guard = c.plan = false;
     c.document = seed % 4 == 3;
     c.softcap = c.dropout = 0;
+    c.page_size = 0;
+    if (seed % 8 == 0) c.page_size = 16, c.packed_kv = c.leftpad_kv = false;
     c.head_dim_qk = c.head_dim_v = seed % 3 == 0 ? 128 : 64;
     c.batch = std::min<int64_t>(c.batch, 3);
     c.heads_q = c.heads_kv = std::min<int64_t>(c.heads_kv, 2);
@@ -407,6 +438,11 @@ TEST(EmulatedSm80, Plain) {
     Case c = base(32, 32);
     c.window_right = is_causal ? 0 : -1;
     EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    for (const int64_t page_size : {1, 7, 64}) {
+      c.page_size = page_size;
+      c.seqlens_kv = c.leftpad_kv = true;
+      EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    }
   }
 }
 

@@ -116,7 +116,7 @@ void call(Bytes& bytes) {
   const int64_t batch = bytes.byte() % 4, seqlen_q = bytes.byte() % 40, seqlen_kv = bytes.byte() % 70;
   const int64_t heads_kv = bytes.byte() % 3 + 1, heads_q = heads_kv * (bytes.byte() % 3 + 1);
   const int64_t dim_qk = bytes.byte() % 40 + 1, dim_v = bytes.byte() % 40 + 1;
-  const auto present = bytes.value<uint16_t>();
+  const auto present = bytes.value<uint32_t>();
 
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   std::vector<OwnedTensor> owned(20);
@@ -145,6 +145,7 @@ void call(Bytes& bytes) {
     put(args.out, {batch, seqlen_q, heads_q, dim_v}, dtype);
     maybe(1, args.lse, {batch, heads_q, seqlen_q}, TESSELLA_F32);
     maybe(2, args.leftpad_kv, {batch}, TESSELLA_I32);
+    maybe(16, args.page_table, {batch, 2}, TESSELLA_I32);
   }
   maybe(3, args.seqlens_q, {batch}, TESSELLA_I32);
   maybe(4, args.seqlens_kv, {batch}, TESSELLA_I32);

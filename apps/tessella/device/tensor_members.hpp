@@ -21,6 +21,7 @@ inline constexpr TensorMember kTensorMembers[] = {
     &tessella_forward_args::cu_seqlens_q,
     &tessella_forward_args::cu_seqlens_kv,
     &tessella_forward_args::leftpad_kv,
+    &tessella_forward_args::page_table,
     &tessella_forward_args::bias,
     &tessella_forward_args::alibi_slopes,
     &tessella_forward_args::sink,

@@ -52,6 +52,7 @@ const Row kRows[] = {
     {"seqlens-q", TensorTarget{&Args::seqlens_q, TESSELLA_I32}, "rows in use per sequence"},
     {"seqlens-kv", TensorTarget{&Args::seqlens_kv, TESSELLA_I32}, "keys in use per sequence"},
     {"leftpad-kv", TensorTarget{&Args::leftpad_kv, TESSELLA_I32}, "keys of padding in front, per sequence"},
+    {"page-table", TensorTarget{&Args::page_table, TESSELLA_I32}, "pages of each sequence; k and v are pools of pages"},
     {"cu-seqlens-q", TensorTarget{&Args::cu_seqlens_q, TESSELLA_I32},
      "packed q: first row of each sequence, and the end"},
     {"cu-seqlens-kv", TensorTarget{&Args::cu_seqlens_kv, TESSELLA_I32}, "the same for k and v"},

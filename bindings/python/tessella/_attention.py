@@ -48,9 +48,9 @@ def attention(
         stream: on a GPU, where the work is queued and the call returns at once: a handle, a stream of torch or cupy, or
             an object with __cuda_stream__; None = torch's or cupy's current stream. Ignored on the CPU.
         options: mask ("causal", "causal_top_left" or parts joined with &), scale, softcap, dropout, seed, offset, bias,
-            alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, max_seqlen_q,
-            max_seqlen_kv, score, keep, score_args, out_dtype, kernel, num_splits, num_sms, num_threads, deterministic,
-            batch_invariant, check_device_values: tessella.Options says what each is.
+            alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, page_table,
+            max_seqlen_q, max_seqlen_kv, score, keep, score_args, out_dtype, kernel, num_splits, num_sms, num_threads,
+            deterministic, batch_invariant, check_device_values: tessella.Options says what each is.
 
     Returns:
         out, of the kind, device and dtype of q (or out_dtype); a query that sees no key gets 0. With return_lse also

@@ -63,6 +63,7 @@ class ForwardArgs(c.Structure):
         ("cu_seqlens_q", c.POINTER(Tensor)),
         ("cu_seqlens_kv", c.POINTER(Tensor)),
         ("leftpad_kv", c.POINTER(Tensor)),
+        ("page_table", c.POINTER(Tensor)),
         ("bias", c.POINTER(Tensor)),
         ("alibi_slopes", c.POINTER(Tensor)),
         ("sink", c.POINTER(Tensor)),

@@ -113,6 +113,7 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "cu_seqlens_q": _set_array,
     "cu_seqlens_kv": _set_array,
     "leftpad_kv": _set_array,
+    "page_table": _set_array,
     "max_seqlen_q": _set_int64,
     "max_seqlen_kv": _set_int64,
     "score": _set_score,

@@ -35,6 +35,9 @@ class Options(TypedDict, total=False):
     cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed, sequence b is rows [cu[b], cu[b + 1]) of (total, heads,
         head_dim).
     leftpad_kv: (batch) int32; keys [0, leftpad) are padding, masks count from the first real key.
+    page_table: (batch, pages) int32; k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
+        sequence is row j % page_size of page page_table[b, j // page_size]. Pages without a key in use may hold
+        anything, and so may their entries.
     max_seqlen_q, max_seqlen_kv: bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes.
     score: GPU, C++ text that modifies scores, or Score(text, gradient_text).
     keep: GPU, C++ text, the body of `bool keep(int b, int h, int q, int k, const Arrays& arrays)`; true = visible.
@@ -63,6 +66,7 @@ class Options(TypedDict, total=False):
     cu_seqlens_q: Any
     cu_seqlens_kv: Any
     leftpad_kv: Any
+    page_table: Any
     max_seqlen_q: int
     max_seqlen_kv: int
     score: Score | str | None

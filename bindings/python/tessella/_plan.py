@@ -27,6 +27,7 @@ _ARGUMENTS = {
     "cu_seqlens_q",
     "cu_seqlens_kv",
     "leftpad_kv",
+    "page_table",
     "score_args",
 }
 _ALIGNMENT = 64

@@ -123,7 +123,7 @@ def test_the_library_checks_it(name):
 def test_every_option_has_a_case():
     needs_a_gpu = {"score", "keep", "score_args", "num_sms"}
     used = {name for options, _ in CASES.values() for name in options}
-    others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv"}  # below
+    others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv", "page_table"}  # below
     assert used | others | needs_a_gpu == set(tessella.Options.__annotations__)
 
 
@@ -147,6 +147,34 @@ def test_packed(dtype):
     swapped = [np.swapaxes(t, 0, 1) for t in (q, k, v)]
     other = tessella.attention(*swapped, mask="causal", layout="bhsd", **packed)
     np.testing.assert_array_equal(np.swapaxes(other, 0, 1), out)
+
+
+def paged(t, lengths, page_size):
+    """(pool, page_table) of the rows in use of t, pages in any order; the rest is NaN, its entries nonsense."""
+    num_pages = -(-t.shape[1] // page_size)
+    order = np.random.default_rng(6).permutation(len(t) * num_pages + 1)
+    pool = np.full((len(order), page_size, *t.shape[2:]), np.nan, t.dtype)
+    table = np.full((len(t), num_pages), -7, INT)
+    for b, length in enumerate(lengths):
+        for page in range(-(-length // page_size)):
+            rows = t[b, page * page_size : min((page + 1) * page_size, length)]
+            table[b, page] = order[b * num_pages + page]
+            pool[table[b, page], : len(rows)] = rows
+    return pool, table
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 24])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_pages(dtype, page_size):
+    q, k, v = operands(dtype)
+    (k_pages, page_table), (v_pages, _) = (paged(t, LENGTHS_KV, page_size) for t in (k, v))
+    options = {"seqlens_kv": LENGTHS_KV, "page_table": page_table, "mask": "causal"}
+    out, lse = tessella.attention(q, k_pages, v_pages, return_lse=True, **options)
+    comparison.assert_matches(out, q, k, v, lse, seqlens_kv=LENGTHS_KV, window=(-1, 0))
+    assert tessella.check(q, k_pages, v_pages, out, **options).passed
+    swapped = [np.swapaxes(t, 1, 2) for t in (q, k_pages, v_pages)]
+    other = tessella.attention(*swapped, layout="bhsd", **options)
+    np.testing.assert_array_equal(np.swapaxes(other, 1, 2), out)
 
 
 def test_out_dtype():

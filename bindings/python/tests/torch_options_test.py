@@ -59,6 +59,17 @@ def test_packed(dtype, device):
     assert (other.transpose(0, 1) == out).all()
 
 
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_pages(page_size, device):
+    q, k, v = options_test.operands(np.float32)
+    lengths = options_test.LENGTHS_KV
+    (k_pages, page_table), (v_pages, _) = (options_test.paged(t, lengths, page_size) for t in (k, v))
+    inputs = [tensors.tensor(array, device) for array in (q, k_pages, v_pages)]
+    options = tensors.options({"page_table": page_table, "seqlens_kv": lengths}, device)
+    out, lse = tessella.torch.attention(*inputs, return_lse=True, **options)
+    comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), seqlens_kv=lengths)
+
+
 def test_score_and_keep_as_texts(device):
     arrays, inputs = operands(np.float32, device)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)

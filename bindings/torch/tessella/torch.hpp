@@ -33,6 +33,7 @@ struct Tensors {
   at::Tensor seqlens_q = {}, seqlens_kv = {};
   at::Tensor cu_seqlens_q = {}, cu_seqlens_kv = {};
   at::Tensor leftpad_kv = {};
+  at::Tensor page_table = {};
   at::Tensor bias = {};
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
@@ -163,6 +164,7 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
                    .cu_seqlens_q = detail::view(tensors.cu_seqlens_q, "cu_seqlens_q"),
                    .cu_seqlens_kv = detail::view(tensors.cu_seqlens_kv, "cu_seqlens_kv"),
                    .leftpad_kv = detail::view(tensors.leftpad_kv, "leftpad_kv"),
+                   .page_table = detail::view(tensors.page_table, "page_table"),
                    .bias = detail::view(tensors.bias, "bias"),
                    .alibi_slopes = detail::view(tensors.alibi_slopes, "alibi_slopes"),
                    .sink = detail::view(tensors.sink, "sink"),

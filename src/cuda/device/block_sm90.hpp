@@ -6,6 +6,7 @@
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "cuda/device/ring.hpp"
+#include "cuda/device/rows.hpp"
 #include "cuda/device/schedule.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/zero_rows.hpp"
@@ -72,6 +73,7 @@ struct BlockSm90 {
                     VRing::kBytes ==
                 kLayout.bytes);
   static constexpr bool kHasMap = C.mask == MaskLevel::bits;
+  static constexpr bool kLoadsByWarp = kHasMap || C.paged;  // else by a thread
   using Visited = VisitedTiles<kHasMap>;
 
   const ForwardSm90Params& p;
@@ -239,11 +241,11 @@ struct BlockSm90 {
     items.at(kBounds).arrive_full();
   }
 
-  // load(item, tile, is_partial) for every key tile of every item, end_item(place) after its last one; by one
-  // thread. With a tile map a whole warp is here to walk it.
+  __device__ static bool is_loader() { return !kLoadsByWarp || threadIdx.x % 32 == 0; }
+  // load(item, tile, is_partial) for every key tile of every item, end_item(place) after its last one; by the loader.
+  // With a tile map a whole warp is here to walk it, and with pages to load from them.
   template <class Load, class EndItem>
   __device__ __forceinline__ void for_each_tile(const Load& load, const EndItem& end_item) const {
-    const bool is_loader = !kHasMap || threadIdx.x % 32 == 0;
     Items items(item_barriers());
 #pragma unroll 1
     for (;; items.advance()) {
@@ -253,10 +255,10 @@ struct BlockSm90 {
       Visited visited;
 #pragma unroll 1
       for (int32_t tile = -1; (tile = visited.next(of.tiles, of.map, tile + 1)) < of.tiles.end;) {
-        if (is_loader) load(of, tile, visited.is_partial(tile));
+        if (C.paged || is_loader()) load(of, tile, visited.is_partial(tile));
       }
-      if (kHasMap) __syncwarp();  // all have read the item
-      if (!is_loader) continue;
+      if (kLoadsByWarp) __syncwarp();  // all have read the item
+      if (!is_loader()) continue;
       end_item(items);
       items.arrive_empty();
     }
@@ -266,15 +268,29 @@ struct BlockSm90 {
   __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t first_stage, int32_t bytes,
                                             const portable::TensorMap& map, const Item& of, int32_t tile,
                                             uint32_t first_note, const uint4& note) const {
+    const uint32_t stage = first_stage + ring.slot() * bytes;
+    const int32_t first_key = tile * C.tile_kv;
+    const int32_t head = of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
     ring.wait_empty();
-    if (kHasMap) {
+    if (kHasMap && is_loader()) {
       ptx::store_chunk(first_note + ring.slot() * portable::kNoteBytes, {note.x, note.y, note.z, note.w});
     }
-    ring.arrive_full_expecting(bytes);
-    copy_tile<Columns>(first_stage + ring.slot() * bytes, map, ring.full(), C.tile_kv,
-                       of.sequence.row_kv + tile * C.tile_kv,
-                       of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv),
-                       batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+    if constexpr (C.paged) {
+      // A box a lane; those behind the last key are left out.
+      const int32_t keys = min(C.tile_kv, of.sequence.len_kv - first_key);
+      const int32_t num_boxes = (keys + p.box_kv - 1) / p.box_kv;
+      if (is_loader()) ring.arrive_full_expecting(bytes / C.tile_kv * p.box_kv * num_boxes);
+      __syncwarp();
+      const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+      if (lane < num_boxes) {
+        const PagedRow from = paged_row(p.forward, of.work.batch_idx, first_key + lane * p.box_kv);
+        copy_tile<Columns>(stage + lane * p.box_kv * kRowBytes, map, ring.full(), C.tile_kv, from.row, head, from.page);
+      }
+    } else {
+      ring.arrive_full_expecting(bytes);
+      copy_tile<Columns>(stage, map, ring.full(), C.tile_kv, of.sequence.row_kv + first_key, head,
+                         batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+    }
     ring.advance();
   }
 
@@ -285,7 +301,7 @@ struct BlockSm90 {
       const int32_t row_q = of.sequence.row_q + of.first_q();
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
       // Queries wait for their slot in the L2 cache.
-      if (tile == of.first_tile) {
+      if (tile == of.first_tile && is_loader()) {
 #pragma unroll 1
         for (int32_t row = 0; row < C.tile_q; row += kRows) {
 #pragma unroll
@@ -296,7 +312,7 @@ struct BlockSm90 {
       }
       const uint4 note = {static_cast<uint32_t>(tile) * 2 + (is_partial ? 1 : 0), 0, 0, 0};
       load_keys<C.head_dim_qk>(k, s_q + kLayout.k_at, kLayout.k_bytes, p.k, of, tile, s_note_of_k(0), note);
-      if (tile != of.first_tile) return;
+      if (tile != of.first_tile || !is_loader()) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
         const QRing own = q.at(warpgroup);

@@ -107,7 +107,7 @@ struct ForwardSm80 {
     const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
     const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
     const int32_t head_kv = work.head_idx / (p.heads_q / p.heads_kv);
-    const char* k = head(p.k, work.batch_idx, head_kv, sequence.row_kv, 0);
+    const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 
     // Lanes 0 to 5: ranges of the block's, the warp's and the sequence's first and last rows. Then, where a tile needs
@@ -139,14 +139,14 @@ struct ForwardSm80 {
         tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
       }
       tile = visited.next(tiles, tile_map, 0);
-      if (tile < tiles.end) load_k(k, sequence.len_kv, tile);
+      if (tile < tiles.end) load_k(k, work, sequence, tile);
       ptx::commit_copies();
       if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
       if (thread == 0) {
         to.work = work;
         to.sequence = sequence;
         to.k = k;
-        to.v = head(p.v, work.batch_idx, head_kv, sequence.row_kv, work.slice_idx * C.head_dim_v);
+        to.v = head_of_keys(p.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
         to.tile_map = tile_map;
         to.seen_begin = seen_begin;
         to.seen_end = seen_end;
@@ -168,6 +168,22 @@ struct ForwardSm80 {
            (batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride + column) * kElementBytes;
   }
 
+  // The same of k or v, from the sequence's first key on; paged, from the pool's first row on.
+  __device__ static const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work,
+                                             const Sequence& sequence, int32_t head_idx, int32_t column) {
+    return C.paged ? head(t, 0, head_idx, 0, column) : head(t, work.batch_idx, head_idx, sequence.row_kv, column);
+  }
+  // The keys of a sequence in such a head.
+  __device__ HeadRows<C.paged> key_rows(const char* head, const portable::OperandParams& t, const WorkTile& work,
+                                        const Sequence& sequence) const {
+    const int64_t row_bytes = t.row_stride * kElementBytes;
+    if constexpr (C.paged) {
+      return {p, head, row_bytes, t.batch_stride * kElementBytes, work.batch_idx, sequence.row_kv};
+    } else {
+      return {head, row_bytes};
+    }
+  }
+
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
   // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts and
   // the softcap need the registers; fp32 hides its loads behind its many instructions.
@@ -185,34 +201,34 @@ struct ForwardSm80 {
       !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
-  template <class Tile, int Rows, class IsThere>
-  __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t row_stride, int32_t first,
-                                            int32_t columns, int32_t begin, int32_t end,
-                                            const IsThere& is_there) const {
+  template <class Tile, int Rows, bool Paged, class IsThere>
+  __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<Paged>& rows, int32_t first, int32_t columns,
+                                            int32_t begin, int32_t end, const IsThere& is_there) const {
     constexpr int kUnroll = kFewCopies ? 4 : Rows;
-    const int64_t row_bytes = row_stride * kElementBytes;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, from, row_bytes, first, columns, threadIdx.x,
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, threadIdx.x,
                                                                [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, from, row_bytes, first, columns, threadIdx.x,
-                                                               is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, threadIdx.x, is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
     const char* q = head(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
     const int32_t len = sequence.len_q;
-    load_rows<TileQ, C.tile_q>(s_q, q, p.q.row_stride, work.tile_idx * C.tile_q, p.head_dim_qk, 0, len,
-                               [&](int row) { return row < len; });
+    load_rows<TileQ, C.tile_q>(s_q, HeadRows<false>{q, p.q.row_stride * kElementBytes}, work.tile_idx * C.tile_q,
+                               p.head_dim_qk, 0, len, [&](int row) { return row < len; });
   }
-  __device__ __forceinline__ void load_k(const char* k, int32_t len_kv, int32_t tile) const {
-    load_rows<TileK, C.tile_kv>(s_k(), k, p.k.row_stride, tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
+  __device__ __forceinline__ void load_k(const char* k, const WorkTile& work, const Sequence& sequence,
+                                         int32_t tile) const {
+    const int32_t len_kv = sequence.len_kv;
+    load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.k, work, sequence), tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
                                 [&](int key) { return key < len_kv; });
   }
   // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
   __device__ __forceinline__ void load_v(int32_t tile) const {
     const int32_t begin = place.seen_begin, end = place.seen_end;
-    load_rows<TileV, C.tile_kv>(s_v(), place.v, p.v.row_stride, tile * C.tile_kv, columns_v(), begin, end,
+    const HeadRows<C.paged> rows = key_rows(place.v, p.v, place.work, place.sequence);
+    load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, columns_v(), begin, end,
                                 [&](int key) { return key < end && (key >= begin || key < p.keep_first); });
   }
 
@@ -442,7 +458,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     __syncthreads();  // v has landed for every thread, and all are done with k
     const int32_t next = block.after(visited, tile);
     const auto load_k = [&] {
-      if (next < end) block.load_k(place.k, place.sequence.len_kv, next);
+      if (next < end) block.load_k(place.k, place.work, place.sequence, next);
       ptx::commit_copies();
     };
     if constexpr (C.mask == MaskLevel::bits) {

@@ -545,14 +545,14 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::give_registers<Block::kLoadRegisters>();
-    const bool is_first_lane = threadIdx.x % 32 == 0;
+    const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
     switch (threadIdx.x / 32) {
       case 0: block.find_items(); break;
       case 1:
-        if (Block::kHasMap || is_first_lane) block.load_q_and_k();
+        if (loads) block.load_q_and_k();
         break;
       case 2:
-        if (Block::kHasMap || is_first_lane) block.load_v();
+        if (loads) block.load_v();
         break;
       default: block.write_rows();
     }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/rows.hpp"
 
 namespace tessella::device {
 
@@ -35,11 +36,11 @@ struct Tile {
   }
 };
 
-// Rows [first, first + Rows) of a head, copied by Threads threads. Rows that are not there and columns from `columns`
-// on become zeros, so that what lies there (NaN too) is never read. row_bytes: from one row to the next. Unroll: copies
-// whose addresses take registers at once.
-template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, class IsThere>
-__device__ __forceinline__ void load_tile(uint32_t to, const char* from, int64_t row_bytes, int first, int columns,
+// Rows [first, first + Rows) of a head (device/rows.hpp), copied by Threads threads. Rows that are not there and
+// columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: copies whose
+// addresses take registers at once.
+template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool Paged, class IsThere>
+__device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
                                           uint32_t thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
   constexpr int kLanes = Tile::kChunks < Threads ? Tile::kChunks : Threads;  // that copy a row
@@ -51,12 +52,13 @@ __device__ __forceinline__ void load_tile(uint32_t to, const char* from, int64_t
   for (int part = 0; part < Tile::kChunks; part += kLanes) {
     const int chunk = part + first_chunk;
     if (Tile::kChunks % kLanes != 0 && chunk >= Tile::kChunks) break;
-    const char* source = from + (first + row) * row_bytes + chunk * 16;
+    const char* source = Paged ? from.first : from.at(first + row) + chunk * 16;
     const bool is_column = chunk * Tile::kChunkElements < columns;
 #pragma unroll kUnroll
     for (int step = 0; step < Rows; step += kRowsAStep) {
       if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
       const bool there = is_there(first + row + step);
+      if (Paged && there) source = from.at(first + row + step) + chunk * 16;
       const uint32_t target = to + Tile::offset(row + step, chunk);
       if constexpr (Vector) {
         ptx::copy_chunk_async(target, source, there && is_column);
@@ -73,7 +75,7 @@ __device__ __forceinline__ void load_tile(uint32_t to, const char* from, int64_t
         }
         ptx::store_chunk(target, words);
       }
-      source += kRowsAStep * row_bytes;
+      if (!Paged) source += kRowsAStep * from.row_bytes;
     }
   }
 }

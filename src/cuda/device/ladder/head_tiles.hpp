@@ -45,21 +45,29 @@ struct HeadTiles {
   __device__ int32_t row(int m, int r) const { return warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t column(int j, int i) const { return j * 8 + lane % 4 * 2 + i % 2; }
 
-  template <class Tile, int Rows, class IsThere>
-  __device__ void load(uint32_t to, const portable::OperandParams& t, int32_t head, int32_t first_row, int32_t first,
-                       int32_t first_column, int32_t columns, const IsThere& is_there) const {
-    const char* from = static_cast<const char*>(t.data) + (work.batch_idx * t.batch_stride + head * t.head_stride +
-                                                           first_row * t.row_stride + first_column) *
-                                                              kElementBytes;
-    load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, t.row_stride * kElementBytes, first, columns, thread,
-                                                    is_there);
+  // Rows of a head, from row 0 of a sequence's own on; first_row: where the tensor, or the pages' order, has it.
+  template <bool Paged>
+  __device__ HeadRows<Paged> rows(const portable::OperandParams& t, int32_t head, int32_t first_row,
+                                  int32_t first_column) const {
+    const char* first = static_cast<const char*>(t.data) + (head * t.head_stride + first_column) * kElementBytes;
+    const int64_t row_bytes = t.row_stride * kElementBytes, batch_bytes = t.batch_stride * kElementBytes;
+    if constexpr (Paged) {
+      return {p, first, row_bytes, batch_bytes, work.batch_idx, first_row};
+    } else {
+      return {first + work.batch_idx * batch_bytes + first_row * row_bytes, row_bytes};
+    }
+  }
+  template <class Tile, int Rows, bool Paged, class IsThere>
+  __device__ void load(uint32_t to, const HeadRows<Paged>& from, int32_t first, int32_t columns,
+                       const IsThere& is_there) const {
+    load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, first, columns, thread, is_there);
   }
   __device__ void load_q(int32_t tile) const {
-    load<TileQ, C.tile_q>(s_q, p.q, work.head_idx, sequence.row_q, tile * C.tile_q, 0, p.head_dim_qk,
+    load<TileQ, C.tile_q>(s_q, rows<false>(p.q, work.head_idx, sequence.row_q, 0), tile * C.tile_q, p.head_dim_qk,
                           [&](int i) { return i < sequence.len_q; });
   }
   __device__ void load_k(int32_t tile) const {
-    load<TileK, C.tile_kv>(s_k, p.k, head_kv(), sequence.row_kv, tile * C.tile_kv, 0, p.head_dim_qk,
+    load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, head_kv(), sequence.row_kv, 0), tile * C.tile_kv, p.head_dim_qk,
                            [&](int j) { return j < sequence.len_kv; });
   }
   // Keys that no query of the sequence sees become zeros, whatever they hold.
@@ -67,7 +75,7 @@ struct HeadTiles {
     const auto begin = static_cast<int32_t>(sequence.band.begin(0));
     const auto end = static_cast<int32_t>(sequence.band.end(sequence.len_q - 1));
     const int32_t first_column = work.slice_idx * C.head_dim_v;
-    load<TileV, C.tile_kv>(s_v, p.v, head_kv(), sequence.row_kv, tile * C.tile_kv, first_column,
+    load<TileV, C.tile_kv>(s_v, rows<C.paged>(p.v, head_kv(), sequence.row_kv, first_column), tile * C.tile_kv,
                            min(C.head_dim_v, p.head_dim_v - first_column),
                            [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
@@ -89,9 +97,7 @@ struct HeadTiles {
     if (i >= sequence.len_q || j >= end || (j < begin && j >= p.keep_first)) return false;
     return C.mask == MaskLevel::band || is_visible<C>(p, sequence, work.batch_idx, work.head_idx, i, j);
   }
-  __device__ KeyRange range(int32_t i) const {
-    return row_keys(sequence, i);
-  }
+  __device__ KeyRange range(int32_t i) const { return row_keys(sequence, i); }
   // Element masks hide single keys: those that no query of the tile sees become zeros too.
   __device__ void clear_unseen_values(int32_t tile_q, int32_t tile_kv) const {
     if constexpr (C.mask == MaskLevel::bits) {
