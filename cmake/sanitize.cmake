@@ -2,8 +2,8 @@
 if(TESSELLA_SANITIZE)
   add_compile_options(-fsanitize=${TESSELLA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   # The kernels inline everything: at -O2 with full debug information one file takes five minutes and 2 GB, this way half a
-  # minute. Line numbers are all that a report needs.
-  add_compile_options(-O1 -g1)
+  # minute. Line numbers are all that a report needs. What the standard library inlines costs most of what is left.
+  add_compile_options(-O1 -g1 -fno-inline)
   add_link_options(-fsanitize=${TESSELLA_SANITIZE})
   # Assertions are worth their time here, whatever the build type says.
   foreach(config RELWITHDEBINFO RELEASE)
