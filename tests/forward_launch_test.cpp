@@ -5,15 +5,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "core/plan.hpp"
 #include "cuda/device.hpp"
 #include "cuda/forward_config.hpp"
 #include "cuda/forward_sm80.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/ladder.hpp"
 #include "cuda/nvrtc.hpp"
 #include "fake_driver.hpp"
@@ -136,6 +140,58 @@ TEST_F(ForwardLaunch, EmptyCallsQueueNothing) {
     p.seqlen_q = p.total_q = 0;
     kernel.run(p, planned(kernel, p), {}, nullptr);
     EXPECT_TRUE(fake_driver()->launches.empty());
+  });
+}
+
+// Blocks of forward_sm90 stay: one a multiprocessor at most. kNumSms: the fake GPU's.
+constexpr unsigned kNumSms = 100;
+constexpr size_t kAnyParams = 0;
+
+TEST_F(ForwardLaunch, HoppersBlocksStay) {
+  in_child(kAnyParams, [] {
+    const core::Kernel kernel = cuda::forward_sm90();
+    Problem p = problem();
+    p.features = Feature::dense_mask;
+    std::vector<uint32_t> scratch(size_t{1} << 20);
+    const core::Plan plan = planned(kernel, p);
+    const core::Workspace workspace = {scratch.data(), scratch.data()};
+    const portable::ForwardConfig config = cuda::forward_sm90_config(p);
+    kernel.run(p, plan, workspace, nullptr);
+    ASSERT_EQ(fake_driver()->launches.size(), 2u) << "of the tile map, and itself";
+    EXPECT_EQ(fake_driver()->launches[1].gridDimX, std::min(tiles(1000, config.tile_q) * 8 * 2, kNumSms));
+    EXPECT_EQ(fake_driver()->launches[1].blockDimX, static_cast<unsigned>(config.num_warps + 4) * 32);
+    fake_driver()->launches.clear();
+    p.batch = 0;
+    kernel.run(p, plan, workspace, nullptr);
+    p.batch = 2;
+    p.seqlen_q = p.total_q = 0;
+    kernel.run(p, plan, workspace, nullptr);
+    EXPECT_TRUE(fake_driver()->launches.empty());
+  });
+}
+
+TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
+  in_child(kAnyParams, [] {
+    const core::Kernel kernel = cuda::forward_sm90();
+    Problem p = problem();
+    p.features = Feature::paged_kv;
+    p.num_pages = 40;
+    uint32_t counter = 0;
+    for (const int64_t page_size : {8, 24, 64, 256}) {
+      p.page_size = page_size;
+      p.seqlen_kv = p.total_kv = 4 * page_size;
+      fake_driver()->tensor_maps.clear();
+      kernel.run(p, planned(kernel, p), {&counter, nullptr}, nullptr);
+      const FakeDriver::TensorMap& k = fake_driver()->tensor_maps.at(1);
+      EXPECT_EQ(k.sizes[1], static_cast<uint64_t>(page_size));
+      EXPECT_EQ(k.sizes[3], 40u);
+      EXPECT_EQ(k.box[1], std::gcd(static_cast<uint32_t>(page_size), 128u));
+    }
+    p.page_size = 12;
+    EXPECT_NE(kernel.refuses(p).find("multiple of 8 rows; these have 12"), std::string::npos) << kernel.refuses(p);
+    p.page_size = 16;
+    p.features |= Feature::leftpad_kv;
+    EXPECT_NE(kernel.refuses(p).find("leftpad_kv"), std::string::npos) << kernel.refuses(p);
   });
 }
 

@@ -321,6 +321,21 @@ TEST(EmulatedSm90, Scores) {
   expect_right(c);
 }
 
+// The series serves some tiles of an item, all or none; three warpgroups change their rows from item to item.
+TEST(EmulatedSm90, Softcaps) {
+  for (const double softcap : {0.3, 6.0, 30.0}) {
+    for (const double spread : {0.3, 2.0, 20.0}) {
+      Case c = base(64, 64);
+      c.softcap = softcap;
+      c.spread = spread;
+      c.seqlen_q = 700;
+      c.batch = 1;
+      c.window_right = 0;
+      expect_right(c);
+    }
+  }
+}
+
 class EmulatedMasks : public testing::TestWithParam<std::pair<int64_t, int64_t>> {};
 INSTANTIATE_TEST_SUITE_P(HeadDims, EmulatedMasks,
                          testing::Values(std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128},

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -149,6 +150,14 @@ CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**)
   std::memcpy(&g_state.params, params[0], sizeof g_state.params);
   return CUDA_SUCCESS;
 }
+CUresult encode_tensor_map(CUtensorMap*, CUtensorMapDataType, uint32_t, void*, const uint64_t* sizes, const uint64_t*,
+                           const uint32_t* box, const uint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  FakeDriver::TensorMap& map = g_state.tensor_maps.emplace_back();
+  std::copy_n(sizes, 4, map.sizes);
+  std::copy_n(box, 4, map.box);
+  return CUDA_SUCCESS;
+}
 CUresult unsupported() { return static_cast<CUresult>(801); }
 
 }  // namespace
@@ -188,6 +197,7 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, i
       {"cuKernelGetParamInfo", reinterpret_cast<void*>(param_info)},
       {"cuFuncLoad", reinterpret_cast<void*>(load_function)},
       {"cuLaunchKernelEx", reinterpret_cast<void*>(launch)},
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode_tensor_map)},
   };
   const auto found = kFunctions.find(name);
   *function = found == kFunctions.end() ? reinterpret_cast<void*>(unsupported) : found->second;

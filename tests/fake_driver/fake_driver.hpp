@@ -21,6 +21,11 @@ struct FakeDriver {
   std::vector<tessella::cuda::CUlaunchAttribute> attributes;
   FakeParams params{};
   std::vector<tessella::cuda::CUlaunchConfig> launches;  // all
+  struct TensorMap {
+    uint64_t sizes[4];
+    uint32_t box[4];
+  };
+  std::vector<TensorMap> tensor_maps;
 };
 
 extern "C" {
