@@ -214,6 +214,12 @@ const Refusal kRefusals[] = {
     {"leftpad_beyond", [](Call& c) { c.args.leftpad_kv = ints(2, 2); }, kInvalid, "leftpad_kv[1] is 6"},
     {"page_table_shape", [](Call& c) { c.args.page_table = ints(0, 3); }, kInvalid,
      "page_table has shape (3), expected (2, 3) = (batch, pages)"},
+    {"pages_flattened",
+     [](Call& c) {
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+       c.args.k = ts::view(c.k.data(), ts::f32, {10, 2, 8});
+     },
+     kInvalid, "k has 3 axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"},
     {"page_beyond",
      [](Call& c) {
        c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});

@@ -140,7 +140,8 @@ void Call::make_pages(Random& random) {
   static constexpr int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
   for (int64_t b = 0; b < c_.batch; ++b) {
     for (int64_t page = 0; page < pages; ++page) {
-      const bool is_used = (page + 1) * c_.page_size > key_begin(b) && page * c_.page_size < key_end(b);
+      const bool is_used =
+          key_begin(b) < key_end(b) && (page + 1) * c_.page_size > key_begin(b) && page * c_.page_size < key_end(b);
       lengths_.pages.push_back(is_used ? order[static_cast<size_t>(b * pages + page)] : random.one_of(kNonsense));
     }
   }

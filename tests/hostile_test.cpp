@@ -86,6 +86,11 @@ TEST_P(Hostile, Pages) {
   run(c);
   c.packed_q = true;
   run(c);
+  c.keep_first = 3;
+  c.window_left = 20;
+  run(c);
+  c.dense = "bhqk";
+  run(c);
 }
 
 TEST_P(Hostile, Prefixes) {

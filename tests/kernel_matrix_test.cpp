@@ -158,6 +158,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"mask and softcap", Feature::dense_mask | Feature::softcap},
                              {"mask and alibi", Feature::document | Feature::alibi},
                              {"mask and bias in f32", Feature::dense_mask | Feature::bias, DType::f32},
+                             {"mask and pages", Feature::dense_mask | Feature::paged_kv},
                              {"mask and dropout", Feature::block_map | Feature::dropout},
                              {"mask and score", Feature::document | Feature::score}};
   constexpr HeadDims kDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {256, 256}};

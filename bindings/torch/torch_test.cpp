@@ -80,6 +80,8 @@ void test_device(const at::Device& device) {
       attention(k.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), {.max_seqlen_q = 13, .max_seqlen_kv = 13},
                 {.cu_seqlens_q = cu_seqlens, .cu_seqlens_kv = cu_seqlens});
   expect(near(packed, std::get<0>(reference(k, k, v, none)).flatten(0, 1), 1e-5), "packed");
+  const at::Tensor pages = at::tensor({1, 0}, f32.dtype(at::kInt)).view({2, 1});
+  expect(near(attention(q, k.flip(0), v.flip(0), {}, {.page_table = pages}), expected, 1e-5), "pages");
   const at::Tensor seed = at::full({1}, 7, f32.dtype(at::kLong));
   expect(attention(q, k, v, {.dropout = 0.5f}, {.seed = seed}).equal(attention(q, k, v, {.dropout = 0.5f, .seed = 7})),
          "dropout");

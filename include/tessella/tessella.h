@@ -113,7 +113,8 @@ typedef struct tessella_tensor {
  *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding; key indices of masks count from the first real key
  *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
- *                  Entries of pages without a key in use may hold anything. Not beside cu_seqlens_kv
+ *                  Entries of pages without a key in use may hold anything. The pools have a page of a row at least.
+ *                  Not beside cu_seqlens_kv
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores
  *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
  *   sink           (heads_q) f32   logits that join the softmax's sum and no value
@@ -243,7 +244,7 @@ TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
 /* Compares sampled rows of args->out with the reference in double, on the CPU. Tensors on a GPU are copied, when all
- * its streams are done. */
+ * its streams are done; pools of pages whole. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */

@@ -176,7 +176,6 @@ void check_fits(const Plan& plan, const Problem& problem) {
   same("heads_kv", problem.heads_kv, made_for.heads_kv);
   same("head_dim_qk", problem.head_dim_qk, made_for.head_dim_qk);
   same("head_dim_v", problem.head_dim_v, made_for.head_dim_v);
-  if (made_for.page_size != 0) same("page size", problem.page_size, made_for.page_size);
   for (const core::FeatureName& entry : core::kFeatureNames) {
     const bool has = problem.features.has(entry.feature);
     if (has != made_for.features.has(entry.feature)) {
@@ -184,6 +183,7 @@ void check_fits(const Plan& plan, const Problem& problem) {
                       has ? "without it" : "with it"));
     }
   }
+  same("page size", problem.page_size, made_for.page_size);
   same_name("dtype of bias", problem.bias_dtype, made_for.bias_dtype);
   same("num_sms", problem.num_sms, made_for.num_sms);
   same("batch_invariant", problem.batch_invariant, made_for.batch_invariant);

@@ -84,6 +84,12 @@ class Normalizer {
     if (packed_kv && paged_kv) {
       invalid(message(function_, ": cu_seqlens_kv is given, expected it absent beside page_table"));
     }
+    for (const auto& [name, tensor] : {std::pair{"k", args_.k}, std::pair{"v", args_.v}}) {
+      if (paged_kv && tensor != nullptr && tensor->ndim != 4) {
+        invalid(message(function_, ": ", name, " has ", tensor->ndim,
+                        " axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"));
+      }
+    }
     const AttentionShape q = reader_.attention("q", args_.q, packed_q, p_.q);
     const AttentionShape k = reader_.attention("k", args_.k, packed_kv, p_.k);
     const AttentionShape v = reader_.attention("v", args_.v, packed_kv, p_.v);
@@ -132,20 +138,18 @@ class Normalizer {
 
   // k: a pool of pages.
   void pages(const AttentionShape& k) {
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (k.batch < 1 || k.rows < 1 || k.batch > kMost || k.rows > kMost) {
+      invalid(
+          message(function_, ": k has ", k.batch, " pages of ", k.rows, " rows, expected 1 to ", kMost, " of each"));
+    }
     p_.features |= Feature::paged_kv;
     p_.num_pages = k.batch;
     p_.page_size = k.rows;
-    if (k.batch < 1 || k.rows < 1) {
-      invalid(message(function_, ": k has ", k.batch, " pages of ", k.rows, " rows, expected at least 1 of each"));
-    }
     const tessella_tensor& table = *args_.page_table;
     const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
     p_.page_table = reader_.per_row("page_table", table, false, p_.batch, pages, "pages");
-    if (pages > std::numeric_limits<int32_t>::max() / p_.page_size) {
-      unsupported(message(function_, ": page_table has ", pages, " pages of ", p_.page_size,
-                          " rows a sequence, expected at most 2^31 rows"));
-    }
-    p_.seqlen_kv = p_.total_kv = pages * p_.page_size;
+    p_.seqlen_kv = p_.total_kv = std::min(pages, kMost) * p_.page_size;  // validate() refuses what is longer
   }
 
   // Empty tensors do not show where they are; one of the tables may.

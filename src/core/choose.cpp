@@ -19,7 +19,8 @@ std::string explain(const Plan& plan, std::string_view forced) {
   std::string text =
       message("batch=", p.batch, " seqlen_q=", p.seqlen_q, " seqlen_kv=", p.seqlen_kv, " heads_q=", p.heads_q,
               " heads_kv=", p.heads_kv, " head_dim_qk=", p.head_dim_qk, " head_dim_v=", p.head_dim_v,
-              " dtype=", name(p.dtype), " out_dtype=", name(p.out_dtype), " device=", name(p.device), "\n",
+              p.page_size == 0 ? std::string() : message(" page_size=", p.page_size), " dtype=", name(p.dtype),
+              " out_dtype=", name(p.out_dtype), " device=", name(p.device), "\n",
               "features: ", p.features.empty() ? "none" : names(p.features), "\n", "kernel: ", plan.kernel->name, " (",
               plan.kernel->summary, ")", forced.empty() ? "" : ", named by the caller", "\n");
   if (p.device.type == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");

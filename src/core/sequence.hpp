@@ -12,7 +12,7 @@ struct Sequence {
   int64_t len_kv = 0;   // real keys: neither left padding nor past the length
   int64_t row_q = 0;    // row of the q and out tensors that holds query 0
   int64_t slots_q = 0;  // rows from row_q that belong to this sequence; those past len_q have output 0, lse -inf
-  int64_t row_kv = 0;   // row of the k and v tensors that holds key 0
+  int64_t row_kv = 0;   // row of the k and v tensors, or of the sequence's pages, that holds key 0
   int64_t slot_kv = 0;  // index of key 0 on the key axis of bias, dense mask, block map
   portable::Band band;
 };

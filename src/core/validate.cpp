@@ -87,16 +87,17 @@ class Validator {
     }
   }
 
-  // Of the pages that hold a sequence's keys; entries behind them may hold anything.
+  // Of the pages that hold a sequence's keys; all other entries may hold anything.
   void pages() const {
     if (!p_.page_table) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
       const int64_t begin = p_.leftpad_kv ? p_.leftpad_kv.at(b) : 0;
       const int64_t end = p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv;
-      for (int64_t page = begin / p_.page_size; page * p_.page_size < end; ++page) {
+      for (int64_t page = begin / p_.page_size; begin < end && page * p_.page_size < end; ++page) {
         const int32_t got = p_.page_table.at(b, page);
-        expect(got >= 0 && got < p_.num_pages, message("page_table[", b, "]").c_str(), page, got,
-               message("0 to ", p_.num_pages - 1, ", the pages of k"));
+        if (got >= 0 && got < p_.num_pages) continue;  // texts are made only to be shown: there are many pages
+        invalid(message(function_, ": page_table[", b, "][", page, "] is ", got, ", expected 0 to ", p_.num_pages - 1,
+                        ", the pages of k"));
       }
     }
   }

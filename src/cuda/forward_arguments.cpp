@@ -150,7 +150,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.total_q = narrow(p.total_q);
   params.total_kv = narrow(p.total_kv);
   params.page_size = narrow(p.page_size);
-  params.num_pages = narrow(std::min<int64_t>(p.num_pages, std::numeric_limits<int32_t>::max()));
+  params.num_pages = narrow(p.num_pages);
   params.tiles_q = narrow(map.tiles_q);
   params.slices_v = slices_v(p, config);
   params.heads_per_section = narrow(heads_per_section(p, l2_bytes));

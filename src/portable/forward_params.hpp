@@ -65,7 +65,7 @@ struct ForwardParams {
   uint64_t seed, offset;
   int32_t batch, heads_q, heads_kv, head_dim_qk, head_dim_v;
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
-  int32_t total_q, total_kv;    // rows of the tensors; packed: of all sequences
+  int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
   // Schedule: tiles of queries a sequence, tiles of v's columns, heads that run side by side (device/schedule.hpp).
   int32_t tiles_q, slices_v, heads_per_section;
   int32_t kv_tiles;                   // of a row of tile_map

@@ -119,6 +119,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_bias(k64)>(),
                                         sm90<with_pages(k64)>(),
                                         sm90<with_pages(k128)>(),
+                                        sm90<with_pages(with_softcap(k64))>(),
                                         sm90<with_pages(plain(Element::bf16, 192, 192, 128, 112))>(),
                                         sm90<with_pages(with_masks(k64, false, true, false, false))>(),
                                         sm90<with_masks(k64, true, false, false, false)>(),
@@ -461,12 +462,21 @@ TEST(EmulatedSm80, Plain) {
   }
 }
 
-// The order in which warps run, copies land and products read decides nothing.
+// The order in which warps run, copies land and products read decides nothing, nor does what shared memory held.
 TEST(EmulatedSm90, AnyOrderGivesTheSameBits) {
-  for (const int64_t head_dim : {64, 128}) {
-    Case c = base(head_dim, head_dim);
-    c.batch = 1;
-    c.window_right = 0;
+  Case narrow = base(64, 64);
+  narrow.batch = 1;
+  narrow.window_right = 0;
+  Case wide = base(128, 128);
+  wide.batch = 1;
+  wide.window_right = 0;
+  Case paged = base(64, 64);
+  paged.seqlen_kv = 32;
+  paged.page_size = 16;
+  paged.softcap = 30;
+  paged.out_dtype = "f32";
+  for (const Case& c : {narrow, wide, paged}) {
+    SCOPED_TRACE(to_string(c));
     std::vector<std::byte> expected;
     EXPECT_EQ(run_sm90(c, 1, &expected), "");
     for (uint64_t seed = 2; seed <= 8; ++seed) {

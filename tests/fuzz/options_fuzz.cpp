@@ -145,8 +145,8 @@ void call(Bytes& bytes) {
     put(args.out, {batch, seqlen_q, heads_q, dim_v}, dtype);
     maybe(1, args.lse, {batch, heads_q, seqlen_q}, TESSELLA_F32);
     maybe(2, args.leftpad_kv, {batch}, TESSELLA_I32);
-    maybe(16, args.page_table, {batch, 2}, TESSELLA_I32);
   }
+  maybe(16, args.page_table, {batch, 2}, TESSELLA_I32);
   maybe(3, args.seqlens_q, {batch}, TESSELLA_I32);
   maybe(4, args.seqlens_kv, {batch}, TESSELLA_I32);
   maybe(5, args.bias, {heads_q, seqlen_q, seqlen_kv}, TESSELLA_F32);

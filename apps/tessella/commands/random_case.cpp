@@ -71,6 +71,9 @@ Call make_random_call(const RandomCase& random_case, const AttentionOptionValues
     for (Array& input : inputs) fill_normal(input, random);
   }
   options.apply(call);
+  if (call.args.page_table != nullptr) {
+    throw InputError("--page-table is for `tessella attend`: random keys and values are not paged");
+  }
   apply_mask(c.mask, call);
   const tessella_dtype out = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : c.dtype;
   add(&tessella_forward_args::out, "out", q_shape, out);

@@ -37,7 +37,8 @@ def attention(
     Args:
         q: (batch, seqlen_q, heads_q, head_dim_qk), float64, float32, bfloat16 or float16. 3-D (seqlen, heads, head_dim)
             and 2-D (seqlen, head_dim) count as batch 1 and head 1; beside cu_seqlens, 3-D is (total, heads, head_dim).
-        k: (batch, seqlen_kv, heads_kv, head_dim_qk), dtype of q; heads_kv divides heads_q.
+        k: (batch, seqlen_kv, heads_kv, head_dim_qk), dtype of q; heads_kv divides heads_q. Beside page_table, k and v
+            are pools of pages.
         v: (batch, seqlen_kv, heads_kv, head_dim_v), dtype of q.
         layout: "bshd", as written here, or "bhsd": q, k, v and out are (batch, heads, seqlen, head_dim), and 3-D is
             (heads, seqlen, head_dim), packed (heads, total, head_dim).

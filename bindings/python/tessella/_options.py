@@ -36,8 +36,9 @@ class Options(TypedDict, total=False):
         head_dim).
     leftpad_kv: (batch) int32; keys [0, leftpad) are padding, masks count from the first real key.
     page_table: (batch, pages) int32; k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
-        sequence is row j % page_size of page page_table[b, j // page_size]. Pages without a key in use may hold
-        anything, and so may their entries.
+        sequence is row j % page_size of page page_table[b, j // page_size]; seqlen_kv is pages * page_size. Pages
+        without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
+        heads_kv, page_size, head_dim).
     max_seqlen_q, max_seqlen_kv: bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes.
     score: GPU, C++ text that modifies scores, or Score(text, gradient_text).
     keep: GPU, C++ text, the body of `bool keep(int b, int h, int q, int k, const Arrays& arrays)`; true = visible.

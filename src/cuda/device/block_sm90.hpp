@@ -276,15 +276,14 @@ struct BlockSm90 {
       ptx::store_chunk(first_note + ring.slot() * portable::kNoteBytes, {note.x, note.y, note.z, note.w});
     }
     if constexpr (C.paged) {
-      // A box a lane; those behind the last key are left out.
-      const int32_t keys = min(C.tile_kv, of.sequence.len_kv - first_key);
-      const int32_t num_boxes = (keys + p.box_kv - 1) / p.box_kv;
-      if (is_loader()) ring.arrive_full_expecting(bytes / C.tile_kv * p.box_kv * num_boxes);
+      // A box a lane; behind the last key that key's box again, lest bits depend on what lay there.
+      if (is_loader()) ring.arrive_full_expecting(bytes);
       __syncwarp();
-      const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-      if (lane < num_boxes) {
-        const PagedRow from = paged_row(p.forward, of.work.batch_idx, first_key + lane * p.box_kv);
-        copy_tile<Columns>(stage + lane * p.box_kv * kRowBytes, map, ring.full(), C.tile_kv, from.row, head, from.page);
+      const auto row = static_cast<int32_t>(threadIdx.x % 32) * p.box_kv;
+      if (row < C.tile_kv) {
+        const int32_t last = (of.sequence.len_kv - 1) / p.box_kv * p.box_kv;
+        const PagedRow from = paged_row(p.forward, of.work.batch_idx, min(first_key + row, last));
+        copy_tile<Columns>(stage + row * kRowBytes, map, ring.full(), C.tile_kv, from.row, head, from.page);
       }
     } else {
       ring.arrive_full_expecting(bytes);

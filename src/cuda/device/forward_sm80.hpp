@@ -56,7 +56,7 @@ struct ForwardSm80 {
   struct Place {
     WorkTile work;
     BandedSequence<int64_t> sequence;
-    const char* k;                 // key 0 of the sequence and head
+    const char* k;                 // the head's rows, as head_of_keys() has them
     const char* v;                 // the same, from the slice's first column on
     const uint8_t* tile_map;       // classes of the key tiles
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first

@@ -19,7 +19,7 @@ struct Sequence {
   int32_t row_q;    // row of the q and out tensors that holds query 0
   int32_t slots_q;  // rows from row_q that belong to the sequence; those past len_q have output 0, lse -inf
   int32_t len_q;    // queries
-  int32_t row_kv;   // row of the k and v tensors that holds key 0
+  int32_t row_kv;   // row of the k and v tensors, or of the sequence's pages, that holds key 0
   int32_t slot_kv;  // index of key 0 on the key axis of bias, dense mask and block map
   int32_t len_kv;   // keys
 };
