@@ -26,12 +26,12 @@ struct ForwardArgs {
   TensorView seqlens_q = {}, seqlens_kv = {};        // (batch) i32
   TensorView cu_seqlens_q = {}, cu_seqlens_kv = {};  // (batch + 1) i32: packed variable length
   TensorView leftpad_kv = {};                        // (batch) i32
-  TensorView page_table = {};               // (batch, pages) i32: k, v are (num_pages, page_size, heads_kv, ...)
-  TensorView bias = {};                     // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)
-  TensorView alibi_slopes = {};             // (heads_q) or (batch, heads_q) f32
-  TensorView sink = {};                     // (heads_q) f32
-  TensorView seed = {}, offset = {};        // (1) i64, where they live in memory
-  std::vector<TensorView> score_args = {};  // at most 8 dense arrays that the texts of score and keep read
+  TensorView page_table = {};                        // (batch, pages) i32: k and v are pools of pages
+  TensorView bias = {};                              // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)
+  TensorView alibi_slopes = {};                      // (heads_q) or (batch, heads_q) f32
+  TensorView sink = {};                              // (heads_q) f32
+  TensorView seed = {}, offset = {};                 // (1) i64, where they live in memory
+  std::vector<TensorView> score_args = {};           // at most 8 dense arrays that the texts of score and keep read
 };
 
 // The body of float score(float score, int b, int h, int q, int k, const Arrays& arrays); see tessella.h.

@@ -220,7 +220,7 @@ struct Problem {
     return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
   }
   // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
-  std::byte* row_kv(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
+  std::byte* row_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
     if (!page_table) return t.row(batch_idx, row_idx, head_idx);
     return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
   }

@@ -40,7 +40,7 @@ void load_keys(const core::Problem& p, const core::Sequence& s, int64_t kv_head,
   const F32 d;
   float* to = scratch.k;
   for (int64_t key = key_begin; key < key_end; ++key, to += scratch.k_stride) {
-    const T* from = reinterpret_cast<const T*>(p.row_kv(p.k, s.batch_idx, s.row_kv + key, kv_head));
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.k, s.batch_idx, s.row_kv + key, kv_head));
     prefetch_row(p.k, from, dim);
     int i = 0;
     for (; i + kLanes <= dim; i += kLanes) hn::Store(load_floats(d, from + i), d, to + i);
@@ -85,7 +85,7 @@ void load_values(const core::Problem& p, const core::Sequence& s, int64_t kv_hea
   const int dim = static_cast<int>(p.head_dim_v);
   VecI largest = hn::Zero(di);
   for (int64_t key = key_begin; key < key_end; ++key) {
-    const T* from = reinterpret_cast<const T*>(p.row_kv(p.v, s.batch_idx, s.row_kv + key, kv_head));
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.v, s.batch_idx, s.row_kv + key, kv_head));
     prefetch_row(p.v, from, dim);
     largest = load_value_row(from, dim, key - key_begin, scratch, largest);
   }
@@ -94,7 +94,7 @@ void load_values(const core::Problem& p, const core::Sequence& s, int64_t kv_hea
   // 0 * NaN is NaN: values that no query may see must not meet even a zero probability.
   const T zeros[kMaxHeadDim] = {};
   for (int64_t key = key_begin; key < key_end; ++key) {
-    const T* from = reinterpret_cast<const T*>(p.row_kv(p.v, s.batch_idx, s.row_kv + key, kv_head));
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.v, s.batch_idx, s.row_kv + key, kv_head));
     bool finite = true;
     for (int i = 0; i < dim; ++i) finite = finite && portable::to_float(from[i]) * 0.0f == 0.0f;
     if (finite || seen_by_any_query(p, s, kv_head, key)) continue;

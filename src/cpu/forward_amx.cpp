@@ -146,7 +146,7 @@ class BlockRows {
  public:
   BlockRows(const core::Problem& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
             int num_rows, int64_t dim) {
-    const auto row_at = [&](int64_t i) { return elements(p.row_kv(t, batch_idx, i, kv_head)); };
+    const auto row_at = [&](int64_t i) { return elements(p.row_of(t, batch_idx, i, kv_head)); };
     first_ = row_at(row);
     stride_ = t.row_stride;
     if (!p.page_table || row / p.page_size == (row + num_rows - 1) / p.page_size) return;

@@ -56,7 +56,7 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
   for (int64_t j = 0; j < s.len_kv; ++j) {
     scores[j] = kHidden<Real>;
     if (!core::visible(p, s, head, i, j)) continue;
-    load_row(p.row_kv(p.k, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_qk, kv);
+    load_row(p.row_of(p.k, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_qk, kv);
     Real product = 0;
     for (int64_t c = 0; c < p.head_dim_qk; ++c) product += q[c] * kv[c];
     scores[j] = score(p, s, head, i, j, product);
@@ -102,7 +102,7 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     const Real kept = dropout.at<Real>(s, head, i, j);
     Real prob = weight * kept;
     if (probs_dtype != DType::none) prob = round_to(probs_dtype, prob);
-    load_row(p.row_kv(p.v, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, kv);
+    load_row(p.row_of(p.v, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
     if (!noise || weight == 0) continue;
     // What exp is given, s_j - m, is rounded too.

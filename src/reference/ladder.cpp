@@ -20,13 +20,13 @@ void Head::load_q(int64_t i, float* row) const {
 }
 
 void Head::load_v(int64_t j, float* row) const {
-  load_row(p_.row_kv(p_.v, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_v, row);
+  load_row(p_.row_of(p_.v, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_v, row);
   moved(row_bytes_v());
 }
 
 void Head::load_k_transposed(int64_t begin, int64_t end, float* row, float* tile) const {
   for (int64_t j = begin; j < end; ++j) {
-    load_row(p_.row_kv(p_.k, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_qk, row);
+    load_row(p_.row_of(p_.k, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_qk, row);
     for (int64_t c = 0; c < p_.head_dim_qk; ++c) tile[c * (end - begin) + j - begin] = row[c];
   }
   moved(static_cast<double>(end - begin) * row_bytes_qk());
@@ -56,7 +56,7 @@ bool Head::meets_band(int64_t row_begin, int64_t row_end, int64_t key_begin, int
 }
 
 float Head::score(int64_t i, int64_t j, const float* q, float* k) const {
-  load_row(p_.row_kv(p_.k, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_qk, k);
+  load_row(p_.row_of(p_.k, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_qk, k);
   moved(row_bytes_qk());
   touched(1);
   return reference::score(p_, s_, head_, i, j, dot(q, k, p_.head_dim_qk));
