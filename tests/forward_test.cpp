@@ -114,8 +114,15 @@ TEST_P(Forward, Softcaps) {
   }
 }
 
-TEST_P(Forward, PairsOfFeatures) {
-  for (size_t a = 0; a < features().size(); ++a) {
+// In parts, as a GPU compiles a kernel or more a pair.
+class PairsOfFeatures : public Forward {
+ protected:
+  static constexpr size_t kParts = 4;
+  void run_part(size_t part);
+};
+
+void PairsOfFeatures::run_part(size_t part) {
+  for (size_t a = part; a < features().size(); a += kParts) {
     for (size_t b = a + 1; b < features().size(); ++b) {
       Case c = base();
       c.batch = 2;
@@ -131,6 +138,11 @@ TEST_P(Forward, PairsOfFeatures) {
     }
   }
 }
+
+TEST_P(PairsOfFeatures, FirstPart) { run_part(0); }
+TEST_P(PairsOfFeatures, SecondPart) { run_part(1); }
+TEST_P(PairsOfFeatures, ThirdPart) { run_part(2); }
+TEST_P(PairsOfFeatures, FourthPart) { run_part(3); }
 
 TEST_P(Forward, Pages) {
   for (const int64_t page_size : {1, 2, 8, 24, 48, 64, 128, 256}) {
@@ -317,6 +329,7 @@ TEST_P(Forward, BeyondTwoToThe31Elements) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Forward, testing::ValuesIn(all_kernels()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, PairsOfFeatures, testing::ValuesIn(all_kernels()), kernel_test_name);
 
 TEST(ForwardChoice, AutomaticRunsEveryDtype) {
   for (const char* dtype : {"f32", "bf16", "f16", "f64"}) {

@@ -93,7 +93,7 @@ run_sanitizer() {
     at=$(program "$2") || return
     "$checker" --tool "$tool" --error-exitcode 9 "$at" "${@:3}" >"$logs/checked" 2>&1
     local status=$?
-    [[ $status -ne 0 ]] && grep -m 5 -A 4 -E '^=+ (Invalid|Error|Race|Barrier|Program hit)' "$logs/checked"
+    [[ $status -ne 0 ]] && grep '^=========' "$logs/checked" | sed -n '2,8p'  # the first complaint
     count "$tool ${*:2}" $status "$logs/checked"
   }
   local kernel of=${KERNEL//./_}
