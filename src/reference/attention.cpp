@@ -25,8 +25,8 @@ using core::Sequence;
 // A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the
 // sum divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp, for
 // the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a relative one of P_j, so a
-// key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing. GPUs split fp32 operands into
-// terms of which 22 bits remain (docs/numerics.md), an error beside those of the sums. These errors are
+// key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing. GPUs split fp32 operands
+// into terms of which 22 bits remain (docs/numerics.md), an error beside those of the sums. These errors are
 // independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|, which would hide real
 // defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes it some 3.5 of
 // them. The sum that divides errs by the same, and with it all of o: dropout may leave o few keys of the sum's many.
