@@ -289,8 +289,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
-      float none[2];
-      Scores::template take_scores<true>(s, tile, scale_log2, offset, none);
+      Scores::template take_scores<true>(
+          s, tile, scale_log2, offset, [] {}, [](const float(&)[1][2]) {});
       exponentiate(s[0], tile, scale_log2, offset);
     }
     for (;;) {
@@ -311,12 +311,13 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       ptx::wait_products<1>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
-      // Only some warps' maxima may grow, and products are waited for by all warps of the warpgroup at one place.
-      float factor[1][2];
       if (!kOverlaps) end_output();
-      const bool fits = Scores::template take_scores<false>(s, tile, scale_log2, offset, factor[0]);
-      if (kOverlaps) end_output();
-      if (!fits) scale_rows(o, factor);
+      Scores::template take_scores<false>(
+          s, tile, scale_log2, offset,
+          [&] {
+            if (kOverlaps) end_output();
+          },
+          [&](const float(&factor)[1][2]) { scale_rows(o, factor); });
       exponentiate(s[0], tile, scale_log2, offset);
     }
   }

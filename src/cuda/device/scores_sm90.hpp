@@ -100,25 +100,25 @@ struct ScoresSm90 {
         [&](int i) { return bounds(first_row + i); }, visible);
   }
 
-  // Masks the tile's scores and takes them into the maxima. False, in all lanes alike, where o is to be multiplied by
-  // factor.
-  template <bool Begins>
-  __device__ __forceinline__ bool take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], float (&factor)[2]) {
+  // Masks the tile's scores and takes them into the maxima. finish(): o is to be there. rescale(factor): o is to be
+  // multiplied.
+  template <bool Begins, class Finish, class Rescale>
+  __device__ __forceinline__ void take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                              float (&offset)[2], const Finish& finish, const Rescale& rescale) {
     if constexpr (Score<C>::kHasSeries) {
-      return take_capped<Begins>(s, tile, scale_log2, offset, factor);
+      take_capped<Begins>(s, tile, scale_log2, offset, finish, rescale);
     } else {
       if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
       hide(s, tile);
       const float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
-      return take_max<Begins>(
-          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, factor);
+      take_max<Begins>(
+          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, finish, rescale);
     }
   }
   // The same with a softcap alone. Scores that its series serves stay products; series and tanh grow with them.
-  template <bool Begins>
-  __device__ __forceinline__ bool take_capped(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], float (&factor)[2]) {
+  template <bool Begins, class Finish, class Rescale>
+  __device__ __forceinline__ void take_capped(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                              float (&offset)[2], const Finish& finish, const Rescale& rescale) {
     const Score<C> score = score_of(p, current());
     float largest[2];
     const auto find_largest = [&] {
@@ -136,8 +136,8 @@ struct ScoresSm90 {
       find_largest();
     }
     const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
-    const bool fits = take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, factor);
-    if (is_small) return fits;
+    take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, finish, rescale);
+    if (is_small) return;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -146,7 +146,6 @@ struct ScoresSm90 {
         if (s[0][j][i] < kLeast) s[0][j][i] = kLeast;
       }
     }
-    return fits;
   }
   // Masks the tile's scores.
   __device__ __forceinline__ void hide(float (&s)[1][kBlocks][4], int32_t tile) const {

@@ -40,11 +40,10 @@ __device__ __forceinline__ float lane_least(const float (&s)[Blocks][4]) {
 }
 
 // What take_max() does for rows that are not usual, or whose maximum fell behind. max: of_max() of the rows' largest.
-template <int Blocks, class OfMax>
+template <int Blocks, class OfMax, class Rescale>
 __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)[1][2], WatchedRows& rows,
                                           float scale_log2, float (&offset)[2], const OfMax& of_max,
-                                          float (&factor)[2]) {
-  factor[0] = factor[1] = 1;
+                                          const Rescale& rescale) {
   const auto is_known = [](float of_row) { return of_row >= 0 && of_row < kInfinity; };  // false for NaN
   if (!__all_sync(kAllLanes, is_known(max[0][0]) && is_known(max[0][1]))) {
     find_max(s, max);
@@ -54,8 +53,8 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)
   RowState state[1] = {rows};
   bool is_large = has_large_max(state, scale_log2);
   update_max(max, state, scale_log2, is_large, [&](int, const float(&by)[2]) {
-    factor[0] = by[0];
-    factor[1] = by[1];
+    const float factor[1][2] = {{by[0], by[1]}};
+    rescale(factor);
   });
   static_cast<RowState&>(rows) = state[0];
   if (is_large) subtract_max(s, state);
@@ -65,13 +64,14 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)
 }
 
 // Takes a tile's scores into the maxima, which may lag behind as those of update_max(), and finds the offset that
-// exponentiate_16() wants. False, in all lanes alike, where what was summed before must be multiplied by factor; the
-// sums here are multiplied. Begins: nothing was. largest: by lane_max(). of_max(largest): the row's maximum, where
-// scores are something that grows with what `s` holds; -inf of -inf.
-template <bool Begins, int Blocks, class OfMax>
-__device__ __forceinline__ bool take_max(float (&s)[1][Blocks][4], const float (&largest)[2], WatchedRows& rows,
+// exponentiate_16() wants. Where what was summed before must be multiplied, rescale(factor) is called; the sums here
+// are multiplied. Begins: nothing was. finish() comes before that, in every warp: a warpgroup waits for its products
+// with all its warps at one place. largest: by lane_max(). of_max(largest): the row's maximum, where scores are
+// something that grows with what `s` holds; -inf of -inf.
+template <bool Begins, int Blocks, class OfMax, class Finish, class Rescale>
+__device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], const float (&largest)[2], WatchedRows& rows,
                                          float scale_log2, float (&offset)[2], const OfMax& of_max,
-                                         float (&factor)[2]) {
+                                         const Finish& finish, const Rescale& rescale) {
   bool fits = Begins || rows.is_usual;
   float max[1][2];
 #pragma unroll
@@ -87,13 +87,13 @@ __device__ __forceinline__ bool take_max(float (&s)[1][Blocks][4], const float (
     }
   }
   const bool all_fit = __all_sync(kAllLanes, fits) != 0;
+  finish();
   if (!all_fit) {
-    raise_max(s, max, rows, scale_log2, offset, of_max, factor);
+    raise_max(s, max, rows, scale_log2, offset, of_max, rescale);
   } else if constexpr (Begins) {
     static_cast<RowState&>(rows) = {{max[0][0], max[0][1]}, {0, 0}};
     rows.is_usual = true;
   }
-  return all_fit;
 }
 
 // Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
