@@ -255,7 +255,50 @@ TEST_P(Gpu, IsCapturedInAGraph) {
   }
 }
 
+// What warps and blocks do at what time decides no bit: shown best by a build that delays them (TESSELLA_DELAYS).
+// Several tiles of queries for every multiprocessor.
+class GpuRuns : public Gpu {
+ protected:
+  static constexpr int kRuns = 1000;
+  void expect_same_bits(Case c) const {
+    c.kernel = GetParam().name;
+    c.batch = 3;
+    c.heads_q = 60;
+    c.heads_kv = 20;
+    c.seqlen_q = 300;
+    c.seqlen_kv = 330;
+    Call call(c);
+    ASSERT_EQ(call.run_plain(), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(call.check(40), "");
+    const std::vector<std::byte> expected = call.results();
+    for (int run = 1; run < kRuns; ++run) {
+      call.poison_outputs();
+      ASSERT_EQ(call.run_plain(), TESSELLA_OK) << tessella_last_error();
+      ASSERT_EQ(call.results(), expected) << "run " << run;
+    }
+  }
+};
+
+TEST_P(GpuRuns, CausalHaveTheSameBits) {
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 64, .head_dim_v = 64, .window_right = 0});
+}
+TEST_P(GpuRuns, WideHaveTheSameBits) {
+  expect_same_bits({.dtype = "f16", .head_dim_qk = 256, .head_dim_v = 256, .spread = 40});
+}
+TEST_P(GpuRuns, PackedHaveTheSameBits) {
+  expect_same_bits(
+      {.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .packed_q = true, .packed_kv = true, .window_right = 5});
+}
+TEST_P(GpuRuns, PagedHaveTheSameBits) {
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .seqlens_kv = true, .page_size = 16});
+}
+TEST_P(GpuRuns, MaskedHaveTheSameBits) {
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 96, .head_dim_v = 96, .document = true, .softcap = 10});
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Gpu);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GpuRuns);
+INSTANTIATE_TEST_SUITE_P(Kernels, GpuRuns, testing::ValuesIn(gpu_kernels()), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, Gpu, testing::ValuesIn(gpu_kernels()), kernel_test_name);
 
 TEST(GpuChoice, IsMadeForCudaTensors) {

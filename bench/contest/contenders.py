@@ -96,14 +96,17 @@ class OurRun:
         if cell.lengths:
             options |= {"max_seqlen_q": max(cell.lengths), "max_seqlen_kv": max(cell.lengths)}
             options |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_kv": problem.cu_seqlens}
-        self.problem, self.options = problem, options
-        self.kernel = tessella.plan(problem.q, problem.k, problem.v, **options).kernel
+        self.tensors = (problem.q, problem.k, problem.v)
+        if cell.page_size:
+            k, v, options["page_table"] = problem.pages()
+            self.tensors = (problem.q, k, v)
+        self.options = options
+        self.kernel = tessella.plan(*self.tensors, **options).kernel
         shape = (*problem.q.shape[:-1], cell.head_dim_v)
         self.out = torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.device)
 
     def __call__(self) -> torch.Tensor:
-        q, k, v = self.problem.q, self.problem.k, self.problem.v
-        tessella.torch.attention(q, k, v, out=self.out, **self.options)
+        tessella.torch.attention(*self.tensors, out=self.out, **self.options)
         return self.out
 
 
@@ -112,6 +115,7 @@ EVERY_FEATURE = (
     "head_dim_v of its own",
     "window",
     "packed lengths",
+    "pages",
     "softcap",
     "ALiBi",
     "caller's text",

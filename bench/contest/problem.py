@@ -46,6 +46,18 @@ class Problem:
         q, k, v = (t.unsqueeze(0) if self.cell.lengths else t for t in (self.q, self.k, self.v))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
+    def pages(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """k and v as pools of (pages, page_size, heads, head_dim) in random order, and the table that leads there."""
+        size = self.cell.page_size
+        count = self.cell.batch * self.cell.seqlen // size
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(2)).to(self.device)
+
+        def pool(tensor: torch.Tensor) -> torch.Tensor:
+            pages = tensor.reshape(count, size, *tensor.shape[2:])
+            return torch.empty_like(pages).index_copy_(0, order, pages)
+
+        return pool(self.k), pool(self.v), order.to(torch.int32).reshape(self.cell.batch, -1)
+
     def error(self, out: torch.Tensor) -> float:
         """||out - reference|| / ||reference|| over sampled rows, in double; NaN if any of `out` is not finite."""
         if out.shape != (*self.q.shape[:-1], self.cell.head_dim_v):

@@ -24,6 +24,7 @@ class Cell:
     case: str = ""  # its name, where cells differ by more than size
     window: int | None = None  # a query sees this many keys before itself; causal
     lengths: tuple[int, ...] = ()
+    page_size: int = 0  # of k and v, whose pages lie in random order; 0: not paged
     score: str = ""  # "softcap" or "alibi"
     as_text: bool = False  # what is special enters as the caller's text, which a kernel is compiled with
 
@@ -40,6 +41,7 @@ class Cell:
             "head_dim_v of its own": self.head_dim != self.head_dim_v,
             "window": self.window is not None,
             "packed lengths": bool(self.lengths),
+            "pages": self.page_size > 0,
             "softcap": self.score == "softcap",
             "ALiBi": self.score == "alibi",
             "caller's text": self.as_text,
@@ -62,8 +64,8 @@ class Cell:
         """The same work without what costs extra: what a mask, a score or packing is held against."""
         if self.lengths:
             return dataclasses.replace(self, case="plain", lengths=(), batch=16, seqlen=self.seqlen // 16)
-        if self.window is not None or self.score or self.as_text:
-            return dataclasses.replace(self, case="plain", window=None, score="", as_text=False)
+        if self.window is not None or self.page_size or self.score or self.as_text:
+            return dataclasses.replace(self, case="plain", window=None, page_size=0, score="", as_text=False)
         return None
 
 
@@ -101,6 +103,8 @@ def _features(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[
     yield change(base, case="d 192/128", head_dim=192, head_dim_v=128)
     yield change(base, case="d 96", heads_q=21, heads_kv=21, head_dim=96, head_dim_v=96)
     yield change(base, case="packed", batch=14, seqlen=2 * seqlen, lengths=random_lengths(2 * seqlen))
+    for page_size in (16, 64, 128):
+        yield change(base, case=f"pages of {page_size}", page_size=page_size)
     yield change(base, case="softcap", score="softcap")
     if causal:
         yield change(base, case=f"window {seqlen // 8}", batch=1, seqlen=2 * seqlen, window=seqlen // 8)
@@ -139,7 +143,7 @@ PROTOCOLS = {
         _family,
     ),
     "features": Protocol(
-        "grouped heads, 192/128, 96, packed lengths, window, softcap, ALiBi, the caller's text",
+        "grouped heads, 192/128, 96, packed lengths, pages, window, softcap, ALiBi, the caller's text",
         ("bf16",),
         (128,),
         (8192,),

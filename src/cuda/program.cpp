@@ -48,6 +48,9 @@ std::vector<DeviceSource> headers_of(const Program& program) {
 std::vector<std::string> compile_options(const Target& target) {
   std::vector<std::string> options{"-std=c++20", "-default-device", "--gpu-architecture=" + target.name()};
   if (!target.ptx) options.emplace_back("--ptxas-options=-v");
+#ifdef TESSELLA_DELAYS
+  options.emplace_back("-DTESSELLA_DELAYS");
+#endif
   return options;
 }
 

@@ -4,6 +4,16 @@
 
 namespace tessella::device::ptx {
 
+// Whoever comes to a barrier is up to a microsecond late, a time of its own each time, in a build that shows that
+// results do not depend on who comes first (TESSELLA_DELAYS, docs/forward_sm90.md); a warp's lanes alike.
+__device__ __forceinline__ void delay() {
+#ifdef TESSELLA_DELAYS
+  uint32_t clock;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
+  __nanosleep(((clock ^ threadIdx.x / 32 * 0x9E3779B9u) * 0x85EBCA6Bu) >> 22);
+#endif
+}
+
 // A phase of the barrier ends when `count` threads have arrived and all bytes that they expect have landed.
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -14,13 +24,16 @@ __device__ __forceinline__ void publish_barriers() {
 }
 
 __device__ __forceinline__ void arrive(uint32_t barrier) {
+  delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // Until the phase of this parity has ended.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+  delay();
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
@@ -47,9 +60,11 @@ __device__ __forceinline__ bool elect() {
 
 // Named barriers 1 to 15 of a block; `threads` counts those that wait and those that only arrive, whole warps.
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
+  delay();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  delay();
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
