@@ -11,16 +11,20 @@
 #include <iostream>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/plan.hpp"
 #include "cuda/device.hpp"
+#include "cuda/driver.hpp"
 #include "cuda/forward_config.hpp"
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "cuda/ladder.hpp"
 #include "cuda/nvrtc.hpp"
 #include "fake_driver.hpp"
+#include "portable/forward_sm90.hpp"
 #include "portable/ladder_params.hpp"
 
 namespace {
@@ -210,6 +214,34 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
     p.num_sms = 10;
     EXPECT_NE(kernel.refuses(p).find("num_sms is 10"), std::string::npos) << kernel.refuses(p);
     EXPECT_EQ(cuda::forward_sm80().refuses(problem()), "");
+  });
+}
+
+// From the first call on, one after the other for want of memory: an error each time, and nothing is spoiled for later.
+TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
+  in_child(sizeof(portable::ForwardSm90Params), [] {
+    const Problem p = problem();
+    const core::Kernel kernel = cuda::forward_sm90();
+    uint32_t counter = 0;
+    int failures = 0;
+    ASSERT_NE(cuda::driver(), nullptr);  // whether there is one is asked once
+    for (;; ++failures) {
+      ASSERT_LT(failures, 1000);
+      fake_driver()->calls_until_failure = failures;
+      try {
+        core::Plan plan{.kernel = &kernel, .bounds = p};
+        plan.prepared = kernel.prepare(p);
+        kernel.run(p, plan, {&counter, nullptr}, nullptr);
+        if (fake_driver()->calls_until_failure >= 0) break;  // no call is left to fail
+      } catch (const core::Error& error) {
+        EXPECT_LT(fake_driver()->calls_until_failure, 0) << error.what();
+        EXPECT_NE(std::string_view(error.what()).find("CUDA_ERROR_FAKE"), std::string_view::npos) << error.what();
+      }
+    }
+    std::cout << failures << " calls failed" << std::endl;
+    EXPECT_GT(failures, 10);
+    EXPECT_EQ(fake_driver()->launches.size(), 1u);
+    EXPECT_EQ(fake_driver()->launched_on, 1);
   });
 }
 

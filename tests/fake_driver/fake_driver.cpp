@@ -160,6 +160,16 @@ CUresult encode_tensor_map(CUtensorMap*, CUtensorMapDataType, uint32_t, void*, c
 }
 CUresult unsupported() { return static_cast<CUresult>(801); }
 
+// A function that fails when its turn comes.
+template <auto Function>
+struct MayFail;
+template <typename... Args, CUresult (*Function)(Args...)>
+struct MayFail<Function> {
+  static CUresult call(Args... args) {
+    return g_state.calls_until_failure-- == 0 ? CUDA_ERROR_OUT_OF_MEMORY : Function(args...);
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -178,26 +188,26 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, i
       {"cuInit", reinterpret_cast<void*>(init)},
       {"cuGetErrorName", reinterpret_cast<void*>(error_name)},
       {"cuGetErrorString", reinterpret_cast<void*>(error_string)},
-      {"cuDeviceGet", reinterpret_cast<void*>(device_get)},
-      {"cuDeviceGetCount", reinterpret_cast<void*>(device_count)},
-      {"cuDeviceGetName", reinterpret_cast<void*>(device_name)},
-      {"cuDeviceGetAttribute", reinterpret_cast<void*>(device_attribute)},
-      {"cuDeviceTotalMem", reinterpret_cast<void*>(total_memory)},
-      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_primary)},
-      {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
-      {"cuCtxGetDevice", reinterpret_cast<void*>(get_device)},
-      {"cuCtxPushCurrent", reinterpret_cast<void*>(push)},
+      {"cuDeviceGet", reinterpret_cast<void*>(MayFail<device_get>::call)},
+      {"cuDeviceGetCount", reinterpret_cast<void*>(MayFail<device_count>::call)},
+      {"cuDeviceGetName", reinterpret_cast<void*>(MayFail<device_name>::call)},
+      {"cuDeviceGetAttribute", reinterpret_cast<void*>(MayFail<device_attribute>::call)},
+      {"cuDeviceTotalMem", reinterpret_cast<void*>(MayFail<total_memory>::call)},
+      {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(MayFail<retain_primary>::call)},
+      {"cuCtxGetCurrent", reinterpret_cast<void*>(MayFail<get_current>::call)},
+      {"cuCtxGetDevice", reinterpret_cast<void*>(MayFail<get_device>::call)},
+      {"cuCtxPushCurrent", reinterpret_cast<void*>(MayFail<push>::call)},
       {"cuCtxPopCurrent", reinterpret_cast<void*>(pop)},
-      {"cuMemGetInfo", reinterpret_cast<void*>(memory_info)},
-      {"cuMemAllocAsync", reinterpret_cast<void*>(allocate)},
-      {"cuLibraryLoadData", reinterpret_cast<void*>(load_library)},
-      {"cuLibraryGetKernel", reinterpret_cast<void*>(get_kernel)},
-      {"cuKernelGetFunction", reinterpret_cast<void*>(get_function)},
-      {"cuKernelSetAttribute", reinterpret_cast<void*>(set_attribute)},
-      {"cuKernelGetParamInfo", reinterpret_cast<void*>(param_info)},
-      {"cuFuncLoad", reinterpret_cast<void*>(load_function)},
-      {"cuLaunchKernelEx", reinterpret_cast<void*>(launch)},
-      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode_tensor_map)},
+      {"cuMemGetInfo", reinterpret_cast<void*>(MayFail<memory_info>::call)},
+      {"cuMemAllocAsync", reinterpret_cast<void*>(MayFail<allocate>::call)},
+      {"cuLibraryLoadData", reinterpret_cast<void*>(MayFail<load_library>::call)},
+      {"cuLibraryGetKernel", reinterpret_cast<void*>(MayFail<get_kernel>::call)},
+      {"cuKernelGetFunction", reinterpret_cast<void*>(MayFail<get_function>::call)},
+      {"cuKernelSetAttribute", reinterpret_cast<void*>(MayFail<set_attribute>::call)},
+      {"cuKernelGetParamInfo", reinterpret_cast<void*>(MayFail<param_info>::call)},
+      {"cuFuncLoad", reinterpret_cast<void*>(MayFail<load_function>::call)},
+      {"cuLaunchKernelEx", reinterpret_cast<void*>(MayFail<launch>::call)},
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(MayFail<encode_tensor_map>::call)},
   };
   const auto found = kFunctions.find(name);
   *function = found == kFunctions.end() ? reinterpret_cast<void*>(unsupported) : found->second;

@@ -12,6 +12,7 @@ struct FakeParams {
 };
 
 struct FakeDriver {
+  int calls_until_failure = -1;  // after so many calls of functions one fails, for want of memory; less than 0: none
   int num_retained = 0;
   int num_loaded = 0;
   int num_function_loads = 0;
