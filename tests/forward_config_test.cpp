@@ -194,6 +194,9 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
                        std::to_string(c.tile_kv));
           EXPECT_GE(c.head_dim_qk, qk);
           EXPECT_GE(c.head_dim_v, v);
+          if (c.head_dim_qk == 256 && c.bias) {
+            EXPECT_EQ(c.tile_kv, 64) << "with 80 keys the assembler spills";
+          }
           EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
           EXPECT_GE(std::min({layout.k_stages, layout.v_stages, layout.item_slots}), 2);
           EXPECT_GE(layout.q_slots, 1);

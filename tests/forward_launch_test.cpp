@@ -217,14 +217,15 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
   });
 }
 
-// From the first call on, one after the other for want of memory: an error each time, and nothing is spoiled for later.
+// Each in turn, for want of memory: an error each time, and nothing is spoiled for later. Not those that open the
+// driver, which is asked once whether it is there.
 TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
     const Problem p = problem();
     const core::Kernel kernel = cuda::forward_sm90();
     uint32_t counter = 0;
     int failures = 0;
-    ASSERT_NE(cuda::driver(), nullptr);  // whether there is one is asked once
+    ASSERT_NE(cuda::driver(), nullptr);
     for (;; ++failures) {
       ASSERT_LT(failures, 1000);
       fake_driver()->calls_until_failure = failures;
@@ -233,6 +234,7 @@ TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
         plan.prepared = kernel.prepare(p);
         kernel.run(p, plan, {&counter, nullptr}, nullptr);
         if (fake_driver()->calls_until_failure >= 0) break;  // no call is left to fail
+        ADD_FAILURE() << "nobody heard that call " << failures << " failed";
       } catch (const core::Error& error) {
         EXPECT_LT(fake_driver()->calls_until_failure, 0) << error.what();
         EXPECT_NE(std::string_view(error.what()).find("CUDA_ERROR_FAKE"), std::string_view::npos) << error.what();

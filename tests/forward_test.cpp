@@ -116,8 +116,10 @@ TEST_P(Forward, Softcaps) {
 
 // In parts, as a GPU compiles a kernel or more a pair.
 class PairsOfFeatures : public Forward {
- protected:
+ public:
   static constexpr size_t kParts = 4;
+
+ protected:
   void run_part(size_t part);
 };
 
@@ -139,6 +141,7 @@ void PairsOfFeatures::run_part(size_t part) {
   }
 }
 
+static_assert(PairsOfFeatures::kParts == 4);
 TEST_P(PairsOfFeatures, FirstPart) { run_part(0); }
 TEST_P(PairsOfFeatures, SecondPart) { run_part(1); }
 TEST_P(PairsOfFeatures, ThirdPart) { run_part(2); }

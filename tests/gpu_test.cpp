@@ -256,14 +256,14 @@ TEST_P(Gpu, IsCapturedInAGraph) {
 }
 
 // What warps and blocks do at what time decides no bit: shown best by a build that delays them (TESSELLA_DELAYS).
-// More tiles of queries than multiprocessors.
+// Twice as many tiles of queries as multiprocessors, or more.
 class GpuRuns : public Gpu {
  protected:
   static constexpr int kRuns = 1000;
   void expect_same_bits(Case c) const {
     c.kernel = GetParam().name;
     c.batch = 2;
-    c.heads_q = 6144 / c.head_dim_qk;
+    c.heads_q = 12288 / c.head_dim_qk;
     c.heads_kv = c.heads_q / 4;
     c.seqlen_q = 300;
     c.seqlen_kv = 330;
@@ -274,6 +274,7 @@ class GpuRuns : public Gpu {
     for (int run = 1; run < kRuns; ++run) {
       call.poison_outputs();
       ASSERT_EQ(call.run_plain(), TESSELLA_OK) << tessella_last_error();
+      ASSERT_EQ(call.spoiled(), "") << "run " << run;
       ASSERT_EQ(call.results(), expected) << "run " << run;
     }
   }
@@ -294,6 +295,13 @@ TEST_P(GpuRuns, PagedHaveTheSameBits) {
 }
 TEST_P(GpuRuns, MaskedHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 96, .head_dim_v = 96, .document = true, .softcap = 10});
+}
+
+TEST_P(GpuRuns, NegativeScalesHaveTheSameBits) {
+  expect_same_bits({.dtype = "f16", .head_dim_qk = 192, .head_dim_v = 128, .scale = -0.1});
+}
+TEST_P(GpuRuns, DropoutHasTheSameBits) {
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 192, .head_dim_v = 192, .window_right = 0, .dropout = 0.2});
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Gpu);

@@ -99,6 +99,7 @@ class OurRun:
         self.tensors = (problem.q, problem.k, problem.v)
         if cell.page_size:
             k, v, options["page_table"] = problem.pages()
+            options["seqlens_kv"] = torch.full((cell.batch,), cell.seqlen, dtype=torch.int32, device=problem.device)
             self.tensors = (problem.q, k, v)
         self.options = options
         self.kernel = tessella.plan(*self.tensors, **options).kernel
@@ -110,16 +111,16 @@ class OurRun:
         return self.out
 
 
-EVERY_FEATURE = (
+EVERY_FEATURE_IN_PLACE = (
     "grouped heads",
     "head_dim_v of its own",
     "window",
     "packed lengths",
-    "pages",
     "softcap",
     "ALiBi",
     "caller's text",
 )
+EVERY_FEATURE = (*EVERY_FEATURE_IN_PLACE, "pages")
 
 
 def ours(name: str, device: str, kernel: str | None = None) -> Contender:
@@ -299,7 +300,7 @@ LIBRARIES = [
     Contender("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch", HEADS),
     Contender("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
     Contender("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
-    Contender("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE, BOTH, named_only_on="cpu"),
+    Contender("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_IN_PLACE, BOTH, named_only_on="cpu"),
     Contender("triton", triton, "triton"),
     Contender(
         "flash_attn",

@@ -47,16 +47,23 @@ class Problem:
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def pages(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """k and v as pools of (pages, page_size, heads, head_dim) in random order, and the table that leads there."""
-        size = self.cell.page_size
-        count = self.cell.batch * self.cell.seqlen // size
+        """k and v as pools of (pages, page_size, heads, head_dim) in random order, and the table that leads there.
+
+        What a sequence leaves of its last page is NaN.
+        """
+        cell, size = self.cell, self.cell.page_size
+        per_sequence = -(-cell.seqlen // size)
+        count = cell.batch * per_sequence
         order = torch.randperm(count, generator=torch.Generator().manual_seed(2)).to(self.device)
 
         def pool(tensor: torch.Tensor) -> torch.Tensor:
-            pages = tensor.reshape(count, size, *tensor.shape[2:])
+            shape = (cell.batch, per_sequence * size, *tensor.shape[2:])
+            padded = torch.full(shape, math.nan, dtype=tensor.dtype, device=self.device)
+            padded[:, : cell.seqlen] = tensor
+            pages = padded.reshape(count, size, *tensor.shape[2:])
             return torch.empty_like(pages).index_copy_(0, order, pages)
 
-        return pool(self.k), pool(self.v), order.to(torch.int32).reshape(self.cell.batch, -1)
+        return pool(self.k), pool(self.v), order.to(torch.int32).reshape(cell.batch, per_sequence)
 
     def error(self, out: torch.Tensor) -> float:
         """||out - reference|| / ||reference|| over sampled rows, in double; NaN if any of `out` is not finite."""

@@ -48,6 +48,8 @@ def test_features_are_computed_right_or_refused(cell):
     else:
         assert entry["results"]["tessella"]["error"] <= problem.BOUNDS["bf16"]
         assert ("plain_rate" in entry["results"]["tessella"]) == (cell.plain() is not None)
+    if cell.page_size:
+        assert set(entry["results"]) == {"tessella"}
     assert set(entry["results"]) | set(entry["refused"]) >= {contender.name for contender in taking_part}
     assert not any(reason.startswith("wrong") for reason in entry["refused"].values())
 

@@ -24,7 +24,7 @@ constexpr uint32_t kFirstAddress = 1024;
 using Groups = std::deque<std::vector<std::function<void()>>>;  // the last one is open
 
 constexpr size_t kStackBytes = size_t{256} << 10;
-constexpr unsigned kLanes = 32;
+constexpr unsigned kLanes = 32, kWarpgroup = 128;
 
 struct Fiber {
   ucontext_t context;
@@ -32,6 +32,7 @@ struct Fiber {
   Index thread_idx;
   std::function<bool()> ready;                           // empty: it may run
   Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
+  uint64_t path = 0;                                     // hash of the places that as_warpgroup() named
   bool has_ended = false;
 };
 
@@ -91,6 +92,11 @@ class Block {
       if (next->has_ended) --num_running;
     }
     while (!actions_.empty()) act();
+    for (size_t i = 0; i < fibers_.size(); ++i) {
+      if (fibers_[i].path != fibers_[i / kWarpgroup * kWarpgroup].path) {
+        throw std::logic_error("thread " + std::to_string(i) + " goes another way than its warpgroup");
+      }
+    }
   }
 
   void wait_until(const std::function<bool()>& ready) {
@@ -219,6 +225,10 @@ void commit(Work kind) { g_block->running_->groups[static_cast<size_t>(kind)].em
 void wait_groups(Work kind, size_t num_pending) {
   Groups& groups = g_block->running_->groups[static_cast<size_t>(kind)];
   for (; groups.size() > num_pending + 1; groups.pop_front()) run_all(groups.front());
+}
+void as_warpgroup(uint64_t place) {
+  uint64_t& path = g_block->running_->path;
+  path = (path + place) * 0x9E3779B97F4A7C15u;
 }
 const Given* exchange(const Given& mine) { return g_block->exchange(mine); }
 void named_barrier(int barrier, int threads, bool waits) { g_block->named_barrier(barrier, threads, waits); }

@@ -61,6 +61,10 @@ void begin(Work kind, std::function<void()> piece);
 void commit(Work kind);
 void wait_groups(Work kind, size_t num_pending);
 
+// What all threads of a warpgroup come to at the same places in the same order, or the block ends with a
+// std::logic_error.
+void as_warpgroup(uint64_t place);
+
 // What every lane of the calling warp gives, in all of them.
 struct Given {
   uint32_t words[4];

@@ -7,6 +7,7 @@
 
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/ptx/wgmma.hpp"
 
 namespace tessella::emulator {
 namespace {
@@ -68,6 +69,24 @@ TEST(Emulator, AMissingWaitIsSeen) {
   };
   EXPECT_EQ(wrong(true), 0);
   EXPECT_GT(wrong(false), 0);
+}
+
+TEST(Emulator, AWarpgroupThatPartsIsAnError) {
+  const auto run = [](bool parts) {
+    launch({1, 1, 1}, 256, 0, 1, [&] {
+      float products[1][4];
+      device::ptx::fence_registers();
+      device::ptx::commit_products();
+      if (parts && threadIdx.x == 200) {
+        device::ptx::wait_products<0>(products);
+      } else {
+        device::ptx::wait_products<0>(products);
+      }
+      if (threadIdx.x < 128) device::ptx::fence_registers();
+    });
+  };
+  EXPECT_NO_THROW(run(false));
+  EXPECT_THROW(run(true), std::logic_error);
 }
 
 TEST(Emulator, AddressesAreChecked) {

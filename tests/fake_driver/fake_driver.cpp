@@ -166,7 +166,8 @@ struct MayFail;
 template <typename... Args, CUresult (*Function)(Args...)>
 struct MayFail<Function> {
   static CUresult call(Args... args) {
-    return g_state.calls_until_failure-- == 0 ? CUDA_ERROR_OUT_OF_MEMORY : Function(args...);
+    int& left = g_state.calls_until_failure;
+    return left >= 0 && left-- == 0 ? CUDA_ERROR_OUT_OF_MEMORY : Function(args...);
   }
 };
 

@@ -4,8 +4,9 @@
 
 namespace tessella::device::ptx {
 
-// Whoever comes to a barrier is up to a microsecond late, a time of its own each time, in a build that shows that
-// results do not depend on who comes first (TESSELLA_DELAYS, docs/forward_sm90.md); a warp's lanes alike.
+// Whoever comes to a barrier, and goes on from it, is late by a time of its own, about a microsecond at most, in a
+// build that shows that results do not depend on who is first (TESSELLA_DELAYS, docs/forward_sm90.md); a warp's lanes
+// alike.
 __device__ __forceinline__ void delay() {
 #ifdef TESSELLA_DELAYS
   uint32_t clock;
@@ -26,10 +27,12 @@ __device__ __forceinline__ void publish_barriers() {
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  delay();
 }
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
   delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  delay();
 }
 // Until the phase of this parity has ended.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
@@ -43,6 +46,7 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
       "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+  delay();
 }
 
 // True in one lane of the warp, whose lanes all call it.
@@ -62,10 +66,12 @@ __device__ __forceinline__ bool elect() {
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
   delay();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  delay();
 }
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   delay();
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  delay();
 }
 
 // Registers a thread of this warpgroup may use from here on; a multiple of 8. All its warps call it.

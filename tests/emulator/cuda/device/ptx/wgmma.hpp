@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <source_location>
 
 #include "cuda/device/ptx/math.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
@@ -12,11 +13,17 @@ namespace tessella::device::ptx {
 
 using portable::Element;
 
-inline void fence_registers() {}
-inline void commit_products() { emulator::commit(emulator::Work::products); }
+using Place = std::source_location;
+
+inline void fence_registers(Place place = Place::current()) { emulator::as_warpgroup(place.line()); }
+inline void commit_products(Place place = Place::current()) {
+  emulator::as_warpgroup(place.line());
+  emulator::commit(emulator::Work::products);
+}
 inline void keep_in_place(float&) {}
 template <int Pending, int Blocks>
-void wait_products(float (&)[Blocks][4]) {
+void wait_products(float (&)[Blocks][4], Place place = Place::current()) {
+  emulator::as_warpgroup(place.line());
   emulator::wait_groups(emulator::Work::products, Pending);
 }
 
