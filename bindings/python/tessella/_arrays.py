@@ -111,7 +111,9 @@ class Slot:
         if hasattr(array, "__dlpack__"):
             self._read_dlpack(array, is_swapped, stream)
         elif hasattr(array, "__array_interface__"):
-            self.read(numpy.asarray(array), is_swapped, stream)
+            view = numpy.asarray(array)
+            self.capsules.append(view)  # the interface may have made memory of its own
+            self.read(view, is_swapped, stream)
         else:
             raise InvalidArgument(
                 f"{self.name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"

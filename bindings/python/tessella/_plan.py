@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _declarations as d
 from ._arrays import Slot
@@ -65,7 +65,17 @@ class Plan:
         self._layout = layout
         self._return_lse = return_lse
         self._options = options
-        weakref.finalize(self, library.tessella_plan_free, handle)
+        # Not at exit, when others may still hold the plan.
+        weakref.finalize(self, library.tessella_plan_free, handle).atexit = False
+
+    def __copy__(self) -> Plan:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Plan:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Plan belongs to its process, expected one made anew there by plan()")
 
     @property
     def kernel(self) -> str:

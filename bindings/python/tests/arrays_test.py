@@ -234,3 +234,19 @@ def test_torch_strides_and_gradients():
     np.testing.assert_array_equal(out.transpose(1, 2).numpy(), OUT)
     with pytest.raises(tessella.InvalidArgument, match="q cannot be viewed: .*require"):
         tessella.attention(q.clone().requires_grad_(), k, v)
+
+
+class OwnMemory:
+    """Makes its memory anew each time, as images of PIL do."""
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __array_interface__(self):
+        return {"shape": self.array.shape, "typestr": "<f4", "version": 3, "data": self.array.tobytes()}
+
+
+def test_memory_that_an_interface_makes_lives_through_the_call():
+    arrays = [RNG.standard_normal((1, 512, 1, 64)).astype(np.float32) for _ in range(3)]
+    np.testing.assert_array_equal(tessella.attention(*map(OwnMemory, arrays)), tessella.attention(*arrays))

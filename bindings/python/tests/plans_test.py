@@ -1,8 +1,10 @@
 """Plans, kernels and what can be asked about a call."""
 
+import copy
 import gc
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -116,3 +118,10 @@ except tessella.Error as error:
     if said.stdout == "":
         pytest.skip("every kernel of sm_80 is embedded in this library")
     assert "`pip install 'tessella[cuda]'`" in said.stdout
+
+
+def test_a_copy_is_the_plan_itself_and_none_leaves_the_process():
+    plan = tessella.plan(Q, K, V)
+    assert copy.copy(plan) is plan and copy.deepcopy(plan) is plan
+    with pytest.raises(TypeError, match="Plan belongs to its process"):
+        pickle.dumps(plan)
