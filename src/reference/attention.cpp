@@ -64,8 +64,9 @@ Real row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType pro
     largest = std::max(largest, scores[j]);
     if (noise) {
       // Every partial sum is rounded, whatever softcap hides of it or cancels in it. Of d terms in random order the
-      // squares of the partial sums add up to about d / 2 of the terms' squares. Of split operands each term errs by
-      // itself, by up to 2^-23 for each of the two and 2^-22 for the product left out: as often as not by half.
+      // squares of the partial sums add up to about d / 2 of the terms' squares. What split operands lose is each
+      // term's own: up to 2^-23 of it by either operand and 2^-22 by the product left out, seldom as much; the weight
+      // is fitted. One floor for all kernels: those of the CPU split nothing and get it too.
       double partial = 0;
       double partials = 0;
       double terms = 0;

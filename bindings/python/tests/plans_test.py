@@ -125,3 +125,24 @@ def test_a_copy_is_the_plan_itself_and_none_leaves_the_process():
     assert copy.copy(plan) is plan and copy.deepcopy(plan) is plan
     with pytest.raises(TypeError, match="Plan belongs to its process"):
         pickle.dumps(plan)
+
+
+AT_EXIT = """
+import atexit
+
+plans = []
+atexit.register(lambda: print(plans[0].kernel, plans[0].run(q, q, q).sum() == before))
+import numpy as np
+import tessella
+
+q = np.ones((1, 5, 1, 8), np.float32)
+plans.append(tessella.plan(q, q, q))
+before = plans[0].run(q, q, q).sum()
+print(plans[0].kernel, True)
+"""
+
+
+def test_a_plan_lives_while_the_interpreter_ends():
+    said = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True)
+    first, last = said.stdout.splitlines()
+    assert first == last, said.stderr
