@@ -20,7 +20,7 @@ CALLS_A_ROUND = 50
 
 def prepared(q, k, v, out, options):
     """The C call alone."""
-    call = Call.begin()  # never given back: its structs stay as they are
+    call = Call.of("forward")  # never given back: its structs stay as they are
     call.fill(q, k, v, "bshd", None, options)
     call.outputs(q, out, None, False)
     args, c_options, forward = call.args_ref, call.options_ref, library.tessella_forward

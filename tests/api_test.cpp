@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gpu_kernels.hpp"
@@ -116,7 +117,10 @@ const Refusal kRefusals[] = {
        c.args.q = ts::view(c.q.data(), ts::i32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
      },
      kInvalid, "q.dtype is i32, expected f64, f32, bf16 or f16"},
-    {"option_out_dtype", [](Call& c) { c.options.out_dtype = ts::bf16; }, kInvalid, "expected bf16 = option out_dtype"},
+    {"option_out_dtype", [](Call& c) { c.options.out_dtype = ts::bf16; }, kInvalid,
+     "out_dtype is bf16, expected f32 = q.dtype"},
+    {"option_out_dtype_unknown", [](Call& c) { c.options.out_dtype = static_cast<ts::DType>(9); }, kInvalid,
+     "out_dtype is 9, expected one of tessella_dtype"},
     {"negative_stride",
      [](Call& c) { c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.strides[1] = -32; })); },
      kInvalid, "q.strides[1] is -32, expected at least 0"},
@@ -231,6 +235,27 @@ const Refusal kRefusals[] = {
        c.args.cu_seqlens_kv = ints(0, 3);
      },
      kInvalid, "cu_seqlens_kv is given, expected it absent beside page_table"},
+    {"cu_beyond",
+     [](Call& c) {
+       c.args.q = ts::view(c.q.data(), ts::f32, {4, kHeadsQ, kDim});
+       c.args.out = ts::view(c.out.data(), ts::f32, {4, kHeadsQ, kDim});
+       c.args.lse = {};
+       static const int32_t cu[] = {0, 2, std::numeric_limits<int32_t>::max()};
+       c.args.cu_seqlens_q = ts::view(cu, ts::i32, {3});
+     },
+     kInvalid, "cu_seqlens_q[2] is 2147483647, expected at most 4, the rows of the packed tensor"},
+    {"batch_of_nothing",
+     [](Call& c) {
+       const int64_t many = int64_t{1} << 40;
+       for (ts::TensorView* t : {&c.args.q, &c.args.k, &c.args.v, &c.args.out}) {
+         *t = ts::TensorView(changed(*t, [&](tessella_tensor& tensor) {
+           tensor.shape[0] = many;
+           tensor.shape[1] = 0;
+         }));
+       }
+       c.args.lse = {};
+     },
+     kUnsupported, "batch is 1099511627776, expected at most 2147483647"},
     {"cu_with_batch_axis", [](Call& c) { c.args.cu_seqlens_q = ints(0, 3); }, kInvalid, "q has shape (2, 3, 4, 8)"},
     {"prefix_negative", [](Call& c) { c.options.mask = ts::Mask::prefix(ints(4, 2)); }, kInvalid,
      "prefix_lengths[0] is -1"},
@@ -293,7 +318,8 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   for (const char* other : {"num_sms", "score", "keep"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
-  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "prefix_negative"}) {
+  for (const char* value :
+       {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "prefix_negative", "cu_beyond"}) {
     if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
   }
   Call call;
@@ -436,6 +462,44 @@ TEST(Api, BoundsOfAPlanAreLimited) {
       EXPECT_EQ(error.code(), kUnsupported) << error.what();
     }
   }
+}
+
+TEST(Api, APlanNeedsNoMemory) {
+  Call call;
+  const ts::Plan planned = ts::plan_forward(call.args, call.options);
+  Call bare;
+  for (ts::TensorView* t : {&bare.args.q, &bare.args.k, &bare.args.v, &bare.args.out, &bare.args.lse}) {
+    *t = ts::TensorView(changed(*t, [](tessella_tensor& tensor) { tensor.data = nullptr; }));
+  }
+  const ts::Plan plan = ts::plan_forward(bare.args, bare.options);
+  EXPECT_EQ(plan.explain(), planned.explain());
+  plan.run(call.args, call.options, nullptr);
+  Call plain;
+  ts::forward(plain.args, plain.options);
+  EXPECT_EQ(call.out, plain.out);
+}
+
+TEST(Api, ARunHasThePlansThreads) {
+  Call call;
+  call.options.num_threads = 1;
+  const ts::Plan plan = ts::plan_forward(call.args, call.options);
+  plan.run(call.args, call.options, nullptr);
+  call.options.num_threads = 0;
+  plan.run(call.args, call.options, nullptr);
+  call.options.num_threads = 2;
+  try {
+    plan.run(call.args, call.options, nullptr);
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_STREQ(error.what(), "plan_run: num_threads is 2, expected 1, what the plan was made for");
+  }
+}
+
+TEST(Api, WhatIsComparedMayBeReadOnly) {
+  Call call;
+  ts::forward(call.args, call.options);
+  call.args.out = ts::view(std::as_const(call.out).data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+  EXPECT_EQ(ts::check_forward(call.args, call.options, 0, 0).passed, 1);
 }
 
 TEST(Api, AStrideOfZeroRepeatsAValue) {

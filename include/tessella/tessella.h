@@ -58,7 +58,7 @@ enum {
   TESSELLA_CUDA = 2
 };
 
-enum { TESSELLA_READ_ONLY = 1 /* a flag: the memory must not be written, so it cannot be an output */ };
+enum { TESSELLA_READ_ONLY = 1 /* a flag: the memory must not be written, so no call may write it */ };
 
 /* A view of memory that somebody else owns. Frozen: this layout never changes.
  * Attention operands are (batch, seqlen, heads, head_dim); 3-D (seqlen, heads, head_dim) and 2-D (seqlen, head_dim)
@@ -227,7 +227,8 @@ TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
 
 /* Chooses and prepares a kernel for calls like this one: same dtypes, batch, heads, head dims, device and features,
- * lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of args. */
+ * lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of args; no memory of q, k, v, out
+ * and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type. */
 TESSELLA_API tessella_status tessella_plan_forward(const tessella_forward_args* args,
                                                    const tessella_attention_options* options, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
@@ -244,7 +245,7 @@ TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
 /* Compares sampled rows of args->out with the reference in double, on the CPU. Tensors on a GPU are copied, when all
- * its streams are done; pools of pages whole. */
+ * its streams are done; pools of pages whole. out may be read-only. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */

@@ -9,6 +9,7 @@
 #include "api/forward.hpp"
 #include "api/info.hpp"
 #include "api/normalize.hpp"
+#include "api/process.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -45,6 +46,7 @@ tessella_status guarded(Fn&& fn) noexcept {
     return status;
   };
   try {
+    api::prepare_process();
     fn();
     return TESSELLA_OK;
   } catch (const core::Error& error) {
@@ -102,7 +104,7 @@ tessella_status tessella_plan_forward(const tessella_forward_args* args, const t
   return guarded([&] {
     require(plan, "plan_forward", "plan");
     const tessella_attention_options grown = api::grown(options, "plan_forward");
-    const core::Problem problem = api::read_problem(args, grown, "plan_forward", nullptr);
+    const core::Problem problem = api::read_problem(args, grown, "plan_forward", nullptr, api::Memory::none);
     core::Plan made = api::plan_forward(problem, grown);
     std::string kernel(made.kernel->name);
     *plan = new tessella_plan{std::move(made), std::move(kernel)};
@@ -162,7 +164,7 @@ tessella_status tessella_check_forward(const tessella_forward_args* args, const 
                                        int64_t num_rows, uint64_t seed, tessella_check_report* report) {
   return guarded([&] {
     const tessella_attention_options grown = api::grown(options, "check_forward");
-    const core::Problem problem = api::read_problem(args, grown, "check_forward", nullptr);
+    const core::Problem problem = api::read_problem(args, grown, "check_forward", nullptr, api::Memory::read);
     const tessella::reference::CheckReport found = api::check_forward(problem, num_rows, seed);
     tessella_check_report filled = TESSELLA_CHECK_REPORT_INIT;
     filled.rows = found.rows;
@@ -201,7 +203,7 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forwa
     require(reason, "kernel_refusal", "reason");
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
     const tessella_attention_options grown = api::grown(options, "kernel_refusal");
-    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal", nullptr)));
+    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal", nullptr, api::Memory::none)));
     *reason = t_text.chars;
   });
 }
@@ -211,7 +213,7 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forwa
   return guarded([&] {
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
     const tessella_attention_options grown = api::grown(options, "kernel_cost_of");
-    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of", nullptr);
+    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of", nullptr, api::Memory::none);
     if (kernel.cost == nullptr || kernel.device != problem.device.type) {
       core::unsupported(core::message("kernel_cost_of: ", kernel.name,
                                       " does not count its passes and bytes of a call on ", place(problem.device)));

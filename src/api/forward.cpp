@@ -110,10 +110,7 @@ class PlanCache {
   std::list<Entry> entries_;
 };
 
-PlanCache& plan_cache() {
-  static PlanCache* cache = new PlanCache;  // never destroyed: calls may outlive static destruction
-  return *cache;
-}
+PlanCache* const plan_cache = new PlanCache;  // never destroyed: calls may outlive static destruction
 
 Plan prepared(Plan plan) {
   if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan.bounds);
@@ -129,8 +126,8 @@ std::span<const core::KernelTable> kernel_tables() {
 }
 
 Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options, const char* function,
-                     void* stream) {
-  const Problem problem = normalize(grown(args, function), options, function);
+                     void* stream, Memory memory) {
+  const Problem problem = normalize(grown(args, function), options, function, memory);
   const bool checks_values = problem.device.type != core::DeviceType::cpu &&
                              (options.check_device_values != 0 || core::environment_check_device_values());
   core::validate(checks_values ? HostCopy(problem, Copied::tables, stream).problem() : problem, function);
@@ -150,10 +147,10 @@ Plan plan_forward(const Problem& problem, const tessella_attention_options& opti
 std::shared_ptr<const Plan> cached_plan(const Problem& problem, const tessella_attention_options& options) {
   const std::string_view forced = forced_kernel(options);
   PlanKey wanted = key(problem, forced);
-  if (std::shared_ptr<const Plan> plan = plan_cache().find(wanted)) return plan;
+  if (std::shared_ptr<const Plan> plan = plan_cache->find(wanted)) return plan;
   auto plan = std::make_shared<const Plan>(
       prepared(core::choose(with_rounded_lengths(problem), kernel_tables(), forced, "forward")));
-  plan_cache().insert(std::move(wanted), plan);
+  plan_cache->insert(std::move(wanted), plan);
   return plan;
 }
 
@@ -186,6 +183,7 @@ void check_fits(const Plan& plan, const Problem& problem) {
   same("page size", problem.page_size, made_for.page_size);
   same_name("dtype of bias", problem.bias_dtype, made_for.bias_dtype);
   same("num_sms", problem.num_sms, made_for.num_sms);
+  if (problem.num_threads != 0) same("num_threads", problem.num_threads, made_for.num_threads);
   same("batch_invariant", problem.batch_invariant, made_for.batch_invariant);
   same("num_score_args", problem.num_arrays, made_for.num_arrays);
   for (int32_t i = 0; i < problem.num_arrays; ++i) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "api/normalize.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
 #include "reference/check.hpp"
@@ -16,7 +17,7 @@ std::span<const core::KernelTable> kernel_tables();
 
 // Device tables are read, after what is queued on the stream, only where the options or the environment ask for it.
 core::Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options,
-                           const char* function, void* stream);
+                           const char* function, void* stream, Memory memory = Memory::written);
 
 // The name the options or the environment force, or "".
 std::string_view forced_kernel(const tessella_attention_options& options);

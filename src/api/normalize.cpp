@@ -59,8 +59,13 @@ bool overlap(const tessella_tensor& a, const tessella_tensor& b) {
 
 class Normalizer {
  public:
-  Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function)
-      : args_(args), options_(options), reader_(function), function_(function) {}
+  Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function,
+             Memory memory)
+      : args_(args),
+        options_(options),
+        reader_(function, memory != Memory::none),
+        function_(function),
+        memory_(memory) {}
 
   Problem run() {
     operands();
@@ -243,7 +248,7 @@ class Normalizer {
       if (!is_on_cpu()) return bound > 0 ? std::min(bound, seqlen) : seqlen;
       int64_t most = 0;
       for (int64_t b = 0; b < p_.batch; ++b) most = std::max<int64_t>(most, int64_t{cu.at(0, b + 1)} - cu.at(0, b));
-      return most;
+      return std::min(most, seqlen);  // a table that goes beyond the tensor is validate()'s to refuse
     };
     p_.seqlen_q = longest(p_.cu_seqlens_q, p_.seqlen_q, options_.max_seqlen_q);
     p_.seqlen_kv = longest(p_.cu_seqlens_kv, p_.seqlen_kv, options_.max_seqlen_kv);
@@ -263,23 +268,23 @@ class Normalizer {
   void outputs() {
     const AttentionShape out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out);
     for (const auto& [name, tensor] : {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}}) {
-      if (tensor != nullptr && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
+      if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
         invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
       }
     }
     p_.out_dtype = p_.out.dtype;
-    if (p_.out_dtype != p_.dtype && p_.out_dtype != DType::f32) {
-      invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ", name(p_.dtype),
-                      " = q.dtype, or f32"));
+    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > TESSELLA_I64) {
+      invalid(message(function_, ": out_dtype is ", options_.out_dtype, ", expected one of tessella_dtype"));
     }
-    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > TESSELLA_F16) {
-      invalid(
-          message(function_, ": out_dtype is ", options_.out_dtype, ", expected f64, f32, bf16, f16 or the default"));
+    const auto wanted = static_cast<DType>(options_.out_dtype);
+    if (wanted != DType::none) {
+      may_be_out("out_dtype", wanted);
+      if (p_.out_dtype != wanted) {
+        invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ", name(wanted),
+                        " = option out_dtype"));
+      }
     }
-    if (options_.out_dtype != TESSELLA_DTYPE_DEFAULT && options_.out_dtype != static_cast<int32_t>(p_.out_dtype)) {
-      invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ",
-                      name(static_cast<DType>(options_.out_dtype)), " = option out_dtype"));
-    }
+    may_be_out("out.dtype", p_.out_dtype);
     if (!args_.cu_seqlens_q && out.batch != p_.batch) {
       reader_.mismatch("out", *args_.out, 4, 0, out.batch, p_.batch, "q.shape[0]");
     }
@@ -295,6 +300,12 @@ class Normalizer {
         invalid(message(function_, ": lse.dtype is ", name(p_.lse.dtype), ", expected f32"));
       }
     }
+  }
+
+  void may_be_out(const char* argument, DType dtype) const {
+    if (dtype == p_.dtype || dtype == DType::f32) return;
+    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.dtype), " = q.dtype",
+                    p_.dtype == DType::f32 ? "" : ", or f32"));
   }
 
   void score_parts() {
@@ -427,6 +438,7 @@ class Normalizer {
   const tessella_attention_options& options_;
   TensorReader reader_;
   const char* function_;
+  Memory memory_;
   Problem p_;
 };
 
@@ -443,8 +455,8 @@ tessella_attention_options grown(const tessella_attention_options* options, cons
 }
 
 core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
-                        const char* function) {
-  return Normalizer(args, options, function).run();
+                        const char* function, Memory memory) {
+  return Normalizer(args, options, function, memory).run();
 }
 
 }  // namespace tessella::api

@@ -11,8 +11,12 @@ namespace tessella::api {
 tessella_forward_args grown(const tessella_forward_args* args, const char* function);
 tessella_attention_options grown(const tessella_attention_options* options, const char* function);
 
+// What happens to the memory of a call: out and lse are written; only read, for a comparison; or nothing is, and q, k,
+// v, out and lse may have none.
+enum class Memory { written, read, none };
+
 // Shapes, dtypes, strides and devices are checked here, values in core::validate().
 core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
-                        const char* function);
+                        const char* function, Memory memory);
 
 }  // namespace tessella::api

@@ -27,12 +27,12 @@ std::string shape_text(const int64_t* shape, int ndim) {
 
 }  // namespace
 
-void TensorReader::place(const char* name, const tessella_tensor& tensor, bool is_empty) {
+void TensorReader::place(const char* name, const tessella_tensor& tensor, bool shows) {
   core::Device found;
   if (tensor.device_type == TESSELLA_CUDA) {
     found = {core::DeviceType::cuda, tensor.device_id};
   } else if (tensor.device_type == TESSELLA_DEVICE_DEFAULT) {
-    if (is_empty) return;
+    if (!shows) return;
     if (may_be_on_a_gpu_) found = cuda::device_at(tensor.data);
   } else if (tensor.device_type != TESSELLA_CPU) {
     invalid(message(function_, ": ", name, ".device_type is ", tensor.device_type,
@@ -52,7 +52,7 @@ void TensorReader::place(const char* name, const tessella_tensor& tensor, bool i
   first_ = name;
 }
 
-TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor) {
+TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor, bool has_memory) {
   View view;
   if (tensor.ndim < 1 || tensor.ndim > 8) {
     invalid(message(function_, ": ", name, ".ndim is ", tensor.ndim, ", expected 1 to 8"));
@@ -94,8 +94,10 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     }
     step *= std::max<int64_t>(length, 1);
   }
-  if (!empty && view.data == nullptr) invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
-  place(name, tensor, empty);
+  if (!empty && has_memory && view.data == nullptr) {
+    invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
+  }
+  place(name, tensor, !empty && view.data != nullptr);
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
     invalid(message(function_, ": ", name, ".data is not aligned, expected a multiple of ", size, " bytes for ",
                     core::name(view.dtype)));
@@ -106,7 +108,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
 AttentionShape TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
                                        core::Operand& operand) {
   if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
-  const View t = view(name, *tensor);
+  const View t = view(name, *tensor, has_memory_);
   if (t.ndim < 2 || t.ndim > (packed ? 3 : 4)) {
     invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
                     packed ? "(total, heads, head_dim) beside cu_seqlens"
@@ -136,7 +138,7 @@ AttentionShape TensorReader::attention(const char* name, const tessella_tensor* 
 
 core::Operand TensorReader::lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch,
                                 int64_t heads, int64_t rows) {
-  const View t = view("lse", tensor);
+  const View t = view("lse", tensor, has_memory_);
   const int64_t full[3] = {batch, heads, rows};
   const int ndim = ndim_q - 1;
   const int64_t* expected = full + 3 - ndim;

@@ -22,7 +22,8 @@ struct AttentionShape {
 // All tensors of a call lie on one device: that of the first one read that says or shows where it is.
 class TensorReader {
  public:
-  explicit TensorReader(const char* function) : function_(function) {}
+  // has_memory: false where q, k, v, out and lse need none.
+  TensorReader(const char* function, bool has_memory) : function_(function), has_memory_(has_memory) {}
 
   // As far as tensors have been read.
   core::Device device() const { return device_.value_or(core::Device{}); }
@@ -65,11 +66,12 @@ class TensorReader {
     int64_t shape[8] = {};
     int64_t strides[8] = {};
   };
-  View view(const char* name, const tessella_tensor& tensor);
-  // Holds the tensor's device against the call's.
-  void place(const char* name, const tessella_tensor& tensor, bool is_empty);
+  View view(const char* name, const tessella_tensor& tensor, bool has_memory = true);
+  // Holds the tensor's device against the call's. shows: its pointer tells where it is.
+  void place(const char* name, const tessella_tensor& tensor, bool shows);
 
   const char* function_;
+  bool has_memory_;
   bool may_be_on_a_gpu_ = cuda::has_device_memory();
   std::optional<core::Device> device_;
   std::string first_;  // the tensor that decided

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -22,12 +23,13 @@ class Validator {
   }
 
  private:
-  template <typename Value>
-  void expect(bool holds, const char* argument, const Value& got, const std::string& expected) const {
-    if (!holds) invalid(message(function_, ": ", argument, " is ", got, ", expected ", expected));
+  template <typename Value, typename... Expected>
+  void expect(bool holds, const char* argument, const Value& got, const Expected&... expected) const {
+    if (!holds) invalid(message(function_, ": ", argument, " is ", got, ", expected ", expected...));
   }
-  void expect(bool holds, const char* table, int64_t idx, int64_t got, const std::string& expected) const {
-    if (!holds) invalid(message(function_, ": ", table, "[", idx, "] is ", got, ", expected ", expected));
+  template <typename... Expected>
+  void expect_entry(bool holds, const char* table, int64_t idx, int64_t got, const Expected&... expected) const {
+    if (!holds) invalid(message(function_, ": ", table, "[", idx, "] is ", got, ", expected ", expected...));
   }
 
   void scalars() const {
@@ -48,21 +50,21 @@ class Validator {
     pages();
     if (!p_.prefix) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
-      expect(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
+      expect_entry(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
     }
   }
 
   void packed(const char* name, const Table<int32_t>& cu, int64_t total, int64_t longest) const {
     if (!cu) return;
-    expect(cu.at(0, 0) == 0, name, 0, cu.at(0, 0), "0");
+    expect_entry(cu.at(0, 0) == 0, name, 0, cu.at(0, 0), "0");
     for (int64_t b = 0; b < p_.batch; ++b) {
-      expect(cu.at(0, b + 1) >= cu.at(0, b), name, b + 1, cu.at(0, b + 1),
-             message("at least ", cu.at(0, b), " = ", name, "[", b, "]"));
-      expect(int64_t{cu.at(0, b + 1)} - cu.at(0, b) <= longest, name, b + 1, cu.at(0, b + 1),
-             message("at most ", longest, ", the bound of lengths, more than ", name, "[", b, "] = ", cu.at(0, b)));
+      const int64_t begin = cu.at(0, b);
+      const int64_t end = cu.at(0, b + 1);
+      expect_entry(end >= begin, name, b + 1, end, "at least ", begin, " = ", name, "[", b, "]");
+      expect_entry(end <= total, name, b + 1, end, "at most ", total, ", the rows of the packed tensor");
+      expect_entry(end - begin <= longest, name, b + 1, end, "at most ", longest, ", the bound of lengths, more than ",
+                   name, "[", b, "] = ", begin);
     }
-    expect(cu.at(0, p_.batch) <= total, name, p_.batch, cu.at(0, p_.batch),
-           message("at most ", total, ", the rows of the packed tensor"));
   }
 
   static int64_t slots(const Table<int32_t>& cu, int64_t seqlen, int64_t b) {
@@ -76,9 +78,8 @@ class Validator {
       const int64_t slots_q = slots(p_.cu_seqlens_q, p_.seqlen_q, b);
       const int64_t slots_kv = slots(p_.cu_seqlens_kv, p_.seqlen_kv, b);
       const auto within = [&](const char* name, const Table<int32_t>& table, int64_t most, const char* what) {
-        if (table) {
-          expect(table.at(b) >= 0 && table.at(b) <= most, name, b, table.at(b), message("0 to ", most, ", ", what));
-        }
+        if (!table) return;
+        expect_entry(table.at(b) >= 0 && table.at(b) <= most, name, b, table.at(b), "0 to ", most, ", ", what);
       };
       within("seqlens_q", p_.seqlens_q, slots_q, "the rows of the sequence");
       within("seqlens_kv", p_.seqlens_kv, slots_kv, "the keys of the sequence");
@@ -95,7 +96,7 @@ class Validator {
       const int64_t end = p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv;
       for (int64_t page = begin / p_.page_size; begin < end && page * p_.page_size < end; ++page) {
         const int32_t got = p_.page_table.at(b, page);
-        if (got >= 0 && got < p_.num_pages) continue;  // texts are made only to be shown: there are many pages
+        if (got >= 0 && got < p_.num_pages) continue;
         invalid(message(function_, ": page_table[", b, "][", page, "] is ", got, ", expected 0 to ", p_.num_pages - 1,
                         ", the pages of k"));
       }
@@ -174,6 +175,11 @@ class Validator {
 
 void validate_sizes(const Problem& p, const char* function) {
   constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
+  // What is walked through even where no row has an element.
+  constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
+  for (const auto& [name, count] : {std::pair{"batch", p.batch}, std::pair{"heads_q", p.heads_q}}) {
+    if (count > kMaxCount) unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMaxCount));
+  }
   if (p.seqlen_q > kMaxSeqlen / p.group()) {
     unsupported(message(function, ": seqlen_q is ", p.seqlen_q, ", expected at most ", kMaxSeqlen / p.group(), " for ",
                         p.group(), " query heads a KV head"));

@@ -76,17 +76,15 @@ namespace tbb = oneapi::tbb;
 
 std::atomic<bool> used_tbb{false};
 std::atomic<bool> forked_after_use{false};
+[[maybe_unused]] const int kForkIsSeen = pthread_atfork(nullptr, nullptr, [] {
+  if (used_tbb.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
+});
 
 bool in_arena() { return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized; }
 
 // Never destroyed: oneTBB may be gone before our static destructors run.
 tbb::task_arena& own_arena() {
-  static auto* const kArena = [] {
-    pthread_atfork(nullptr, nullptr, [] {
-      if (used_tbb.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
-    });
-    return new tbb::task_arena(thread_limit(), 1);
-  }();
+  static auto* const kArena = new tbb::task_arena(thread_limit(), 1);
   return *kArena;
 }
 
@@ -103,9 +101,8 @@ void run_on_tbb(Job& job, int num_threads) {
     tbb::this_task_arena::isolate([&] { run_as_tasks(job, num_threads); });
     return;
   }
-  tbb::task_arena& arena = own_arena();
-  used_tbb.store(true, std::memory_order_relaxed);
-  arena.execute([&] { run_as_tasks(job, num_threads); });
+  used_tbb.store(true, std::memory_order_relaxed);  // before the arena: a child must not wait for one half made
+  own_arena().execute([&] { run_as_tasks(job, num_threads); });
 }
 
 #endif

@@ -165,18 +165,14 @@ const Opened& opened() {
 }
 
 // The loader's lock on its list is not reset in a forked child, which would wait for it for good: nobody forks while a
-// thread of ours holds it. Never destroyed: calls may outlive static destruction.
-std::mutex& list_mutex() {
-  static auto* const kMutex = [] {
-    ::pthread_atfork([] { list_mutex().lock(); }, [] { list_mutex().unlock(); }, [] { list_mutex().unlock(); });
-    return new std::mutex;
-  }();
-  return *kMutex;
-}
+// thread of ours holds it.
+std::mutex list_mutex;
+[[maybe_unused]] const int kForkWaits =
+    ::pthread_atfork([] { list_mutex.lock(); }, [] { list_mutex.unlock(); }, [] { list_mutex.unlock(); });
 
 // Grows with every library the process loads.
 unsigned long long num_loads() {
-  const std::lock_guard lock(list_mutex());
+  const std::lock_guard lock(list_mutex);
   unsigned long long loads = 0;
   ::dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* out) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy
 
 from . import _declarations as d
 from ._errors import InvalidArgument, Unsupported
-from ._kinds import is_on_gpu
+from ._kinds import kind_of
 from ._library import failure, library
 
 # Names of dtypes as NumPy, ml_dtypes, torch, jax and Tessella spell them.
@@ -31,7 +32,7 @@ DTYPES = {
     "int64": d.I64,
     "i64": d.I64,
 }
-_EXPECTED = "expected f64, f32, bf16, f16, bool, i32 or i64"
+_KNOWN = "which is none of f64, f32, bf16, f16, bool, i32 and i64"
 
 # data, dtype, ndim, device_type, device_id, shape and strides for each ndim, flags; the rest of the struct is zero.
 _LAYOUTS = [struct.Struct(f"Piiii{n}q{64 - 8 * n}x{n}q{64 - 8 * n}xQ24x") for n in range(9)]
@@ -69,8 +70,16 @@ def dtype_of(name: str, dtype: Any) -> int:
     )
     code = DTYPES.get(str(spelled).rpartition(".")[2])
     if code is None or getattr(dtype, "byteorder", "=") == ">":
-        raise Unsupported(f"{name} has dtype {dtype}, {_EXPECTED}")
+        raise Unsupported(f"{name} has dtype {dtype}, {_KNOWN}")
     return code
+
+
+def require_array(name: str, array: Any) -> None:
+    """Raises unless its memory can be viewed."""
+    if not (hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__")):
+        raise InvalidArgument(
+            f"{name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"
+        )
 
 
 class Slot:
@@ -91,7 +100,7 @@ class Slot:
 
     def read(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         """Views the array; is_swapped: its axes before the last are (heads, rows) and are taken as (rows, heads)."""
-        if not isinstance(array, numpy.ndarray):
+        if type(array) is not numpy.ndarray and not self._is_numpy(array):
             self._read_other(array, is_swapped, stream)
             return
         interface = array.__array_struct__
@@ -107,17 +116,23 @@ class Slot:
             return
         self._write_numpy(array, address, is_swapped)
 
+    def _is_numpy(self, array: Any) -> bool:
+        """Whether it is of a class derived from NumPy's."""
+        if isinstance(array, numpy.ma.MaskedArray):
+            raise InvalidArgument(f"{self.name} is a MaskedArray, whose mask is not looked at, expected filled() of it")
+        return isinstance(array, numpy.ndarray)
+
     def _read_other(self, array: Any, is_swapped: bool, stream: int | None) -> None:
+        require_array(self.name, array)
         if hasattr(array, "__dlpack__"):
             self._read_dlpack(array, is_swapped, stream)
-        elif hasattr(array, "__array_interface__"):
+            return
+        try:
             view = numpy.asarray(array)
-            self.capsules.append(view)  # the interface may have made memory of its own
-            self.read(view, is_swapped, stream)
-        else:
-            raise InvalidArgument(
-                f"{self.name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"
-            )
+        except Exception as error:  # its library's own
+            raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error
+        self.capsules.append(view)  # the interface may have made memory of its own
+        self.read(view, is_swapped, stream)
 
     def _write_numpy(self, array: Any, address: int | None, is_swapped: bool) -> None:
         dtype = array.dtype
@@ -160,12 +175,23 @@ class Slot:
             strides[-2], strides[-3] = strides[-3], strides[-2]
         _LAYOUTS[ndim].pack_into(self.tensor, 0, address, code, ndim, *device, *shape, *strides, flags)
 
+    def describe(self, code: int, like: d.Tensor, shape: tuple[int, ...], is_swapped: bool) -> None:
+        """A dense array on the device of `like` without memory: enough for a plan."""
+        self.dtype = None  # what was remembered is overwritten
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        self.write(0, code, (like.device_type, like.device_id), shape, strides, is_swapped, 0)
+
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten
-        capsule = self._capsule(array, stream)
+        if getattr(array, "is_neg", bool)():  # torch: the memory holds the numbers before it
+            raise InvalidArgument(f"{self.name} has the negative bit, expected resolve_neg() of it")
+        try:
+            capsule = self._capsule(array, stream)
+            versioned = _is_valid(capsule, b"dltensor_versioned")
+            managed = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+        except Exception as error:  # its library's own: a tensor requires grad, a dtype; or what came is no capsule
+            raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error
         self.capsules.append(capsule)
-        versioned = _is_valid(capsule, b"dltensor_versioned")
-        managed = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
         tensor = self.tensor
         status = library.tessella_from_dlpack(managed, versioned, self.pointer)
         if status != d.OK:
@@ -178,14 +204,10 @@ class Slot:
             for sizes in (tensor.shape, tensor.strides):
                 sizes[rows], sizes[heads] = sizes[heads], sizes[rows]
 
-    def _capsule(self, array: Any, stream: int | None) -> Any:
-        options = {"stream": stream} if is_on_gpu(array) else {}
-        if getattr(array, "is_neg", bool)():  # torch: the memory holds the numbers before it
-            raise InvalidArgument(f"{self.name} has the negative bit, expected resolve_neg() of it")
+    @staticmethod
+    def _capsule(array: Any, stream: int | None) -> Any:
+        options = {"stream": stream} if kind_of(array).is_on_gpu(array) else {}
         try:
-            try:
-                return array.__dlpack__(max_version=(1, 1), **options)
-            except TypeError:  # a library from before DLPack 1.0
-                return array.__dlpack__(**options)
-        except (BufferError, RuntimeError) as error:  # an older torch's is the second: a tensor requires grad, a dtype
-            raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error
+            return array.__dlpack__(max_version=(1, 1), **options)
+        except TypeError:  # a library from before DLPack 1.0
+            return array.__dlpack__(**options)

@@ -6,8 +6,10 @@ import ctypes as c
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _declarations as d
+from ._arrays import require_array
 from ._call import Call
 from ._library import library, require
+from ._scalars import UINT64, integer, switch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,25 +65,20 @@ def attention(
         OutOfMemory, DeviceError, CompileError: what they say.
         TypeError: an option that does not exist or is no number, text or array.
     """
-    call = Call.begin()
-    try:
+    with Call.of("forward") as call:
         call.fill(q, k, v, layout, stream, options)
-        out, lse = call.outputs(q, out, lse, return_lse)
+        made = call.outputs(q, out, lse, switch("return_lse", return_lse))
         call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
-        out = call.kind.finished(out)
-        return (out, call.kind.finished(lse)) if return_lse else out
-    finally:
-        call.end()
+        return call.kind.results(made, (out, lse), return_lse)
 
 
 def refusals(
     q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]
 ) -> dict[str, str]:
     """Kernel -> why it would not run this call, "" if it would; best kernel first. Arguments as for `attention`."""
-    call = Call.begin()
-    try:
+    with Call.of("kernel_refusal") as call:
         call.fill(q, k, v, layout, None, options)
-        call.outputs(q, None, None, return_lse)
+        call.describe_outputs(switch("return_lse", return_lse))
         reasons = {}
         info, reason = d.KernelInfo(struct_size=c.sizeof(d.KernelInfo)), c.c_char_p()
         for kernel_idx in range(library.tessella_kernel_count()):
@@ -89,8 +86,6 @@ def refusals(
             call.require(library.tessella_kernel_refusal(kernel_idx, call.args_ref, call.options_ref, reason))
             reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
         return reasons
-    finally:
-        call.end()
 
 
 class CheckReport(NamedTuple):
@@ -121,13 +116,12 @@ def check(
 
     Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
     """
-    call = Call.begin()
-    try:
+    with Call.of("check_forward") as call:
+        sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))
+        require_array("out", out)
         call.fill(q, k, v, layout, None, options)
         call.outputs(q, out, None, False)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
-        call.require(library.tessella_check_forward(call.args_ref, call.options_ref, num_rows, sample_seed, report))
+        call.require(library.tessella_check_forward(call.args_ref, call.options_ref, *sample, report))
         values = {name: getattr(report, name) for name in CheckReport._fields}
         return CheckReport(**{**values, "passed": bool(report.passed), "worst_index": tuple(report.worst_index)})
-    finally:
-        call.end()

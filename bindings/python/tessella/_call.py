@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes as c
 import math
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _declarations as d
 from ._arrays import Slot
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, OutOfMemory, name_function
 from ._fields import ARRAYS, MAX_SCORE_ARGS, set_options
-from ._kinds import Kind, dlpack_stream, is_on_gpu, kind_of, stream_handle
+from ._kinds import Kind, dlpack_stream, kind_of, stream_handle
 from ._library import failure
 
 if TYPE_CHECKING:
@@ -42,26 +43,32 @@ def lse_shape(q: Sequence[int], swapped: bool) -> tuple[int, ...]:
 
 
 class Call:
-    """The structs of one forward call. `begin` borrows one that no other thread uses, `end` gives it back."""
+    """The structs of one call of a function, borrowed in a `with` statement, where no other thread uses them."""
 
     slot_type: ClassVar[type[Slot]] = Slot
     free: ClassVar[list[Any]] = []
 
     @classmethod
-    def begin(cls) -> Self:
-        """A call that no other thread uses."""
+    def of(cls, function: str) -> Self:
+        """A call of the function, as C names it."""
         try:
             call: Self = cls.free.pop()
         except IndexError:
             call = cls()
+        call.function = function
         return call
 
-    def end(self) -> None:
-        """Gives the call back."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            name_function(error, self.function)
         self.clear()
         self.free.append(self)
 
     def __init__(self) -> None:
+        self.function = ""
         self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
         self.slots: dict[str, Any] = {name: self.slot_type(name, d.Tensor(), self.capsules) for name in ARRAYS}
         self.score_tensors = (d.Tensor * MAX_SCORE_ARGS)()
@@ -84,7 +91,7 @@ class Call:
         """Reads the inputs and the options; outputs follow."""
         self.is_swapped = is_swapped(layout)
         self.kind = kind_of(q)
-        if is_on_gpu(q):
+        if self.kind.is_on_gpu(q):
             self.stream = stream_handle(stream, q, self.kind)
             self.dlpack_stream = dlpack_stream(self.stream)
         self.read_operands(q, k, v)
@@ -99,17 +106,35 @@ class Call:
 
     def outputs(self, q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
         """Views the outputs and makes those that are absent."""
-        q_slot = self.slots["q"]
-        code = q_slot.tensor.dtype
+        slots, swapped = self.slots, self.is_swapped
+        q_shape = slots["q"].shape
         if out is None:
-            shape = out_shape(q_slot.shape, self.slots["v"].shape)
-            out = self.kind.empty(shape, d.F32 if self.options.out_dtype == d.F32 else code, q)
-        self.slots["out"].read(out, self.is_swapped, self.dlpack_stream)
+            out = self._empty("out", out_shape(q_shape, slots["v"].shape), self._out_code(), q)
+        slots["out"].read(out, swapped, self.dlpack_stream)
         if lse is None and return_lse:
-            lse = self.kind.empty(lse_shape(q_slot.shape, self.is_swapped), d.F32, q)
+            lse = self._empty("lse", lse_shape(q_shape, swapped), d.F32, q)
         if lse is not None:
             self.set_array("lse", lse)
         return out, lse
+
+    def describe_outputs(self, return_lse: bool) -> None:
+        """Outputs without memory, for what only asks about the call."""
+        slots, swapped = self.slots, self.is_swapped
+        q = slots["q"]
+        slots["out"].describe(self._out_code(), q.tensor, out_shape(q.shape, slots["v"].shape), swapped)
+        if return_lse:
+            slots["lse"].describe(d.F32, q.tensor, lse_shape(q.shape, swapped), False)
+            self.pass_array("lse")
+
+    def _out_code(self) -> int:
+        code: int = d.F32 if self.options.out_dtype == d.F32 else self.slots["q"].tensor.dtype
+        return code
+
+    def _empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        try:
+            return self.kind.empty(shape, code, like)
+        except MemoryError as error:
+            raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
     def set_array(self, name: str, array: Any) -> None:
         """Sets one field of args."""

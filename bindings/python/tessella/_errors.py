@@ -6,7 +6,9 @@ from . import _declarations as d
 
 
 class Error(Exception):
-    """What every failure of Tessella is. The text is the library's own sentence: what it got and what it expected."""
+    """What every failure of Tessella is. The text says where, what was got and what was expected."""
+
+    _is_of_library = False  # True: the text is the library's own and names its function
 
 
 class InvalidArgument(Error, ValueError):
@@ -47,3 +49,9 @@ BY_STATUS: dict[int, type[Error]] = {
     d.IO: FileError,
     d.INTERNAL: InternalError,
 }
+
+
+def name_function(error: BaseException | None, function: str) -> None:
+    """Puts the function, as C names it, before the text of an error that Python found."""
+    if isinstance(error, TypeError) or (isinstance(error, Error) and not error._is_of_library):
+        error.args = (f"{function}: {error}",)

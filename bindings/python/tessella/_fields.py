@@ -68,7 +68,7 @@ def _set_int64(fields: Fields, name: str, value: Any) -> None:
 
 
 def _set_switch(fields: Fields, name: str, value: Any) -> None:
-    fields.set_option(name, switch(name, value))
+    fields.set_option(name, int(switch(name, value)))
 
 
 def _set_text(fields: Fields, name: str, value: Any) -> None:
@@ -89,6 +89,8 @@ def _set_score(fields: Fields, name: str, value: Any) -> None:
 
 
 def _set_score_args(fields: Fields, name: str, value: Any) -> None:
+    if not isinstance(value, Sequence):
+        raise TypeError(f"score_args is {type(value).__name__}, expected a sequence of arrays")
     if len(value) > MAX_SCORE_ARGS:
         raise InvalidArgument(f"score_args has {len(value)} arrays, expected at most {MAX_SCORE_ARGS}")
     fields.set_score_args(value)

@@ -20,9 +20,18 @@ class Kind:
 
     dtypes = {code: numpy.dtype(name) for code, name in _NAMES.items() if code != d.BF16}
 
+    def is_on_gpu(self, array: Any) -> bool:
+        """Whether DLPack places it on a CUDA device."""
+        if isinstance(array, numpy.ndarray) or not hasattr(array, "__dlpack_device__"):
+            return False
+        try:
+            return array.__dlpack_device__()[0] in _CUDA_DEVICES
+        except Exception:  # its library's own: one that lies nowhere; reading it says so
+            return False
+
     def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
         """An array of Tessella's dtype `code` on the device of `like`."""
-        if is_on_gpu(like):
+        if self.is_on_gpu(like):
             raise InvalidArgument(
                 f"out is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
             )
@@ -30,9 +39,9 @@ class Kind:
             self.dtypes[code] = numpy.dtype(importlib.import_module("ml_dtypes").bfloat16)
         return numpy.empty(shape, self.dtypes[code])
 
-    def finished(self, out: Any) -> Any:
-        """The output as its user gets it."""
-        return out
+    def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
+        """out, or (out, lse), as their user gets them; given: those that were there before the call, or None."""
+        return made if return_lse else made[0]
 
     def stream(self, like: Any) -> int:
         """The CUDA stream that work on `like` belongs to."""
@@ -44,8 +53,17 @@ class _Torch(Kind):
         self.torch: Any = sys.modules["torch"]
         self.dtypes = {code: getattr(self.torch, name) for code, name in _NAMES.items()}
 
+    def is_on_gpu(self, array: Any) -> bool:
+        return bool(array.is_cuda)
+
     def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
         return like.new_empty(size=shape, dtype=self.dtypes[code])  # a tuple without `size=` costs half as much again
+
+    def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
+        for tensor in given:
+            if isinstance(tensor, self.torch.Tensor):  # whoever saved it for a backward hears of it
+                self.torch.autograd.graph.increment_version(tensor)
+        return super().results(made, given, return_lse)
 
     def stream(self, like: Any) -> int:
         return int(self.torch.cuda.current_stream(like.device).cuda_stream)
@@ -71,8 +89,9 @@ class _Jax(Kind):
     def __init__(self) -> None:
         self.numpy: Any = importlib.import_module("jax.numpy")
 
-    def finished(self, out: Any) -> Any:
-        return self.numpy.asarray(out)
+    def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
+        out, lse = (None if array is None else self.numpy.asarray(array) for array in made)
+        return super().results((out, lse), given, return_lse)
 
 
 _MAKERS = {"torch": _Torch, "cupy": _Cupy, "jaxlib": _Jax}
@@ -88,13 +107,6 @@ def kind_of(array: Any) -> Kind:
         maker = next((_MAKERS[root] for root in roots if root in _MAKERS), None)
         kind = _kinds[type(array)] = maker() if maker else _NUMPY
     return kind
-
-
-def is_on_gpu(array: Any) -> bool:
-    """True for an array that DLPack places on a CUDA device."""
-    if isinstance(array, numpy.ndarray) or not hasattr(array, "__dlpack_device__"):
-        return False
-    return array.__dlpack_device__()[0] in _CUDA_DEVICES
 
 
 def stream_handle(stream: Any, like: Any, kind: Kind) -> int:

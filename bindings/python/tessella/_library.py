@@ -46,7 +46,9 @@ def failure(status: int, context: str = "") -> Error:
     """The exception for a status, with the calling thread's text and what there is to add to it."""
     text: str = library.tessella_last_error().decode(errors="replace")
     text = text.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
-    return BY_STATUS.get(status, Error)(text + context)
+    error = BY_STATUS.get(status, Error)(text + context)
+    error._is_of_library = True
+    return error
 
 
 def require(status: int) -> None:

@@ -60,6 +60,12 @@ def _made(numbers: dict[str, int], **arrays: Any) -> Mask:
     return mask
 
 
+def _given(name: str, array: Any) -> Any:
+    if array is None:
+        raise TypeError(f"{name} is None, expected an array")
+    return array
+
+
 def causal() -> Mask:
     """Key j is visible iff j <= p (bottom-right alignment)."""
     return window(-1, 0)
@@ -88,7 +94,7 @@ def keep_first(n: int) -> Mask:
 
 def prefix(lengths: Any) -> Mask:
     """Key j is visible iff j < lengths[batch] or j <= p. lengths: (batch) int32."""
-    return _made({}, prefix_lengths=lengths)
+    return _made({}, prefix_lengths=_given("prefix: lengths", lengths))
 
 
 def document(ids_q: Any, ids_kv: Any = None) -> Mask:
@@ -96,12 +102,12 @@ def document(ids_q: Any, ids_kv: Any = None) -> Mask:
 
     ids_kv may be left out where q and k have the same length.
     """
-    return _made({}, document_ids_q=ids_q, document_ids_kv=ids_kv)
+    return _made({}, document_ids_q=_given("document: ids_q", ids_q), document_ids_kv=ids_kv)
 
 
 def dense(visible: Any) -> Mask:
     """visible[batch, head, i, j], bool, true = visible; broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)."""
-    return _made({}, dense_mask=visible)
+    return _made({}, dense_mask=_given("dense: visible", visible))
 
 
 def block_map(visible: Any, block_q: int, block_kv: int) -> Mask:
@@ -110,7 +116,7 @@ def block_map(visible: Any, block_q: int, block_kv: int) -> Mask:
         "block_map_q": integer("block_map: block_q", block_q),
         "block_map_kv": integer("block_map: block_kv", block_kv),
     }
-    return _made(tile, block_map=visible)
+    return _made(tile, block_map=_given("block_map: visible", visible))
 
 
 _NAMED = {"none": Mask(), "causal": causal(), "causal_top_left": causal_top_left()}

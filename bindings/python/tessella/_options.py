@@ -24,8 +24,8 @@ class Options(TypedDict, total=False):
     Arrays lie on the device of q.
 
     mask: "causal", "causal_top_left", "none" or parts joined with &.
-    scale: factor on q . k; None = 1 / sqrt(head_dim_qk).
-    softcap: c * tanh(s / c); 0 = off.
+    scale: factor on q . k, a float32 number for float64 inputs too; None = 1 / sqrt(head_dim_qk).
+    softcap: c * tanh(s / c), a float32 number likewise; 0 = off.
     dropout: probability of a zero, in [0, 1).
     seed, offset: of dropout, an int in [0, 2^64) or a (1) int64 array where they live in memory.
     bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to the scaled scores.

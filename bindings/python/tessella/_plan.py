@@ -7,10 +7,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _declarations as d
-from ._arrays import Slot
+from ._arrays import Slot, require_array
 from ._call import Call
-from ._kinds import dlpack_stream, is_on_gpu, kind_of, stream_handle
+from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import library, require
+from ._scalars import switch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,7 +91,9 @@ class Plan:
         """Memory for runs, of q's library and on its device, ready for use: its state is zeroed on the stream."""
         state_bytes, scratch_bytes = c.c_size_t(), c.c_size_t()
         require(library.tessella_plan_workspace(self._handle, state_bytes, scratch_bytes))
-        handle = stream_handle(stream, q, kind_of(q)) if is_on_gpu(q) else None
+        require_array("plan_workspace: q", q)
+        kind = kind_of(q)
+        handle = stream_handle(stream, q, kind) if kind.is_on_gpu(q) else None
         workspace = Workspace(state_bytes.value, scratch_bytes.value, q, dlpack_stream(handle))
         require(library.tessella_plan_initialize(self._handle, workspace._ref, handle))
         return workspace
@@ -117,16 +120,17 @@ class Plan:
         Raises:
             InvalidArgument: what differs from what the plan was made for; otherwise as `attention`.
         """
-        call = Call.begin()
-        try:
+        with Call.of("plan_run") as call:
+            if workspace is not None and not isinstance(workspace, Workspace):
+                raise TypeError(f"workspace is {type(workspace).__name__}, expected a tessella.Workspace")
+            for name in ("layout", "return_lse"):
+                if name in options:
+                    raise TypeError(f"{name} is given, expected it in plan(), whose runs are alike")
             call.fill(q, k, v, self._layout, stream, {**self._options, **options})
-            out, lse = call.outputs(q, out, lse, self._return_lse)
+            made = call.outputs(q, out, lse, self._return_lse)
             memory = None if workspace is None else workspace._ref
             call.require(library.tessella_plan_run(self._handle, call.args_ref, call.options_ref, memory, call.stream))
-            out = call.kind.finished(out)
-            return (out, call.kind.finished(lse)) if self._return_lse else out
-        finally:
-            call.end()
+            return call.kind.results(made, (out, lse), self._return_lse)
 
 
 def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]) -> Plan:
@@ -134,14 +138,11 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
     """
-    call = Call.begin()
-    try:
+    with Call.of("plan_forward") as call:
         call.fill(q, k, v, layout, None, options)
-        call.outputs(q, None, None, return_lse)
+        call.describe_outputs(switch("return_lse", return_lse))
         handle = c.c_void_p()
         call.require(library.tessella_plan_forward(call.args_ref, call.options_ref, handle))
-    finally:
-        call.end()
     kept = {name: value for name, value in options.items() if name not in _ARGUMENTS}
     return Plan(handle, layout, return_lse, kept)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -14,6 +13,8 @@ from ._errors import InvalidArgument
 INT32 = (-(1 << 31), (1 << 31) - 1)
 INT64 = (-(1 << 63), (1 << 63) - 1)
 UINT64 = (0, (1 << 64) - 1)
+
+_HALF_OF_LEAST = 2.0**-150  # of the float32 numbers that are not 0: up to here they are rounded to 0
 
 
 def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
@@ -29,22 +30,26 @@ def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """The value as a float; NaN, which means "default" in C, is refused."""
+    """The value as a float, which C has in single precision; NaN, which means "default" there, is refused."""
+    if isinstance(value, (str, bytes, bytearray)):  # float("1") would do
+        raise TypeError(f"{name} is {value!r}, expected a number")
     try:
-        if isinstance(value, str):  # float("1") would do
-            raise TypeError
         number = float(value)
-    except TypeError:
+    except OverflowError:
+        raise InvalidArgument(f"{name} is {value!r}, expected a number that float32 can hold") from None
+    except Exception:  # an array's is its library's own
         raise TypeError(f"{name} is {value!r}, expected a number") from None
-    if math.isnan(number):
+    if number != number:
         raise InvalidArgument(f"{name} is nan, expected a number")
+    if 0 < abs(number) <= _HALF_OF_LEAST:
+        raise InvalidArgument(f"{name} is {number}, expected a number that is not 0 in float32, or 0")
     return number
 
 
-def switch(name: str, value: Any) -> int:
-    """0 or 1 for False or True; other numbers are a TypeError."""
+def switch(name: str, value: Any) -> bool:
+    """The value, which is False or True; a number is a TypeError."""
     if isinstance(value, (bool, numpy.bool_)):
-        return int(value)
+        return bool(value)
     raise TypeError(f"{name} is {value!r}, expected True or False")
 
 
@@ -54,4 +59,8 @@ def text(name: str, value: Any) -> str:
         raise TypeError(f"{name} is {value!r}, expected a text")
     if "\0" in value:
         raise InvalidArgument(f"{name} has a zero byte, where C would cut it off")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} is {value!r}, expected a text of Unicode characters") from None
     return value

@@ -64,30 +64,35 @@ INVALID = [
     ({"v": K.astype(np.float64)}, "forward: v.dtype is f64, expected f32 = q.dtype"),
     ({"q": np.ones(8, F32)}, None),
     ({"q": F32(1)}, "forward: q.ndim is 0, expected 1 to 8"),
-    ({"layout": "bsdh"}, "layout is 'bsdh', expected 'bshd' or 'bhsd'"),
-    ({"layout": ["bshd"]}, "layout is ['bshd'], expected 'bshd' or 'bhsd'"),
-    ({"mask": "causl"}, "mask is 'causl', expected 'none', 'causal', 'causal_top_left' or a tessella.Mask"),
+    ({"layout": "bsdh"}, "forward: layout is 'bsdh', expected 'bshd' or 'bhsd'"),
+    ({"layout": ["bshd"]}, "forward: layout is ['bshd'], expected 'bshd' or 'bhsd'"),
+    ({"mask": "causl"}, "forward: mask is 'causl', expected 'none', 'causal', 'causal_top_left' or a tessella.Mask"),
     ({"mask": tessella.window(-2, 0)}, "forward: window_left is -2, expected at least -1 (no bound)"),
-    ({"scale": float("nan")}, "scale is nan, expected a number"),
+    ({"scale": float("nan")}, "forward: scale is nan, expected a number"),
+    ({"scale": 10**400}, f"forward: scale is {10**400}, expected a number that float32 can hold"),
+    ({"softcap": 1e-46}, "forward: softcap is 1e-46, expected a number that is not 0 in float32, or 0"),
     ({"scale": 1e40}, "forward: scale is inf, expected a finite number"),
     ({"softcap": -1}, "forward: softcap is -1, expected a finite number, at least 0"),
     ({"dropout": 1}, "forward: dropout is 1, expected a probability in [0, 1)"),
-    ({"seed": -1}, f"seed is -1, expected 0 to {2**64 - 1}"),
-    ({"offset": 2**64}, f"offset is {2**64}, expected 0 to {2**64 - 1}"),
-    ({"num_threads": 2**31}, f"num_threads is {2**31}, expected {-(2**31)} to {2**31 - 1}"),
+    ({"seed": -1}, f"forward: seed is -1, expected 0 to {2**64 - 1}"),
+    ({"offset": 2**64}, f"forward: offset is {2**64}, expected 0 to {2**64 - 1}"),
+    ({"num_threads": 2**31}, f"forward: num_threads is {2**31}, expected {-(2**31)} to {2**31 - 1}"),
     ({"num_threads": -1}, "forward: num_threads is -1, expected at least 0 (all)"),
     ({"max_seqlen_q": 2}, "forward: max_seqlen_q is 2, expected 0 or at least 3, the longest sequence"),
     ({"seqlens_kv": np.array([5, 6], I32)}, "forward: seqlens_kv[1] is 6, expected 0 to 5, the keys of the sequence"),
     ({"seqlens_kv": np.array([5, 5])}, "forward: seqlens_kv.dtype is i64, expected i32"),
-    ({"sink": [0.0] * 4}, "sink is list, expected an array with __dlpack__ or __array_interface__"),
+    ({"sink": [0.0] * 4}, "forward: sink is list, expected an array with __dlpack__ or __array_interface__"),
     ({"bias": np.ones((3, 4), F32)}, None),
     ({"mask": tessella.dense(np.ones(5, F32))}, "forward: dense_mask.dtype is f32, expected bool (true = visible)"),
-    ({"kernel": "cpu\0"}, "kernel has a zero byte, where C would cut it off"),
-    ({"out": np.ones((2, 3, 4, 8), np.float64)}, "forward: out.dtype is f64, expected f32 = q.dtype, or f32"),
+    ({"kernel": "\ud800"}, "forward: kernel is '\\ud800', expected a text of Unicode characters"),
+    ({"q": np.ma.masked_array(Q)}, "forward: q is a MaskedArray, whose mask is not looked at, expected filled() of it"),
+    ({"out_dtype": np.float64}, "forward: out_dtype is f64, expected f32 = q.dtype"),
+    ({"kernel": "cpu\0"}, "forward: kernel has a zero byte, where C would cut it off"),
+    ({"out": np.ones((2, 3, 4, 8), np.float64)}, "forward: out.dtype is f64, expected f32 = q.dtype"),
     ({"out": Q}, "forward: out overlaps q, expected memory of its own"),
-    ({"score_args": [Q] * 9}, "score_args has 9 arrays, expected at most 8"),
+    ({"score_args": [Q] * 9}, "forward: score_args has 9 arrays, expected at most 8"),
     ({"score_args": [Q]}, "forward: score_args is given, expected it beside score or keep"),
-    ({"q": np.ones((1,) * 9, F32)}, "q has 9 axes, expected at most 8"),
+    ({"q": np.ones((1,) * 9, F32)}, "forward: q has 9 axes, expected at most 8"),
 ]
 
 
@@ -101,9 +106,15 @@ def test_invalid(options, text):
 
 
 UNSUPPORTED = [
-    ({"q": Q.astype(complex)}, "q has dtype complex128, expected f64, f32, bf16, f16, bool, i32 or i64"),
-    ({"q": Q.astype(">f4")}, "q has dtype >f4, expected f64, f32, bf16, f16, bool, i32 or i64"),
-    ({"out_dtype": "float8"}, "out_dtype has dtype float8, expected f64, f32, bf16, f16, bool, i32 or i64"),
+    (
+        {"q": Q.astype(complex)},
+        "forward: q has dtype complex128, which is none of f64, f32, bf16, f16, bool, i32 and i64",
+    ),
+    ({"q": Q.astype(">f4")}, "forward: q has dtype >f4, which is none of f64, f32, bf16, f16, bool, i32 and i64"),
+    (
+        {"out_dtype": "float8"},
+        "forward: out_dtype has dtype float8, which is none of f64, f32, bf16, f16, bool, i32 and i64",
+    ),
     ({"num_splits": 3}, "forward: num_splits is 3, expected 0 or 1: no forward kernel splits keys"),
     ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
     ({"score": "return 2 * score;"}, "forward: option score is for GPUs, and q is on the CPU"),
@@ -118,16 +129,20 @@ def test_unsupported(options, text):
 
 
 WRONG_TYPES = [
-    ({"maks": "causal"}, "'maks' is no option, expected one of mask, scale, "),
+    ({"maks": "causal"}, "forward: 'maks' is no option, expected one of mask, scale, "),
     (
         {"mask": np.ones((3, 5), bool)},
-        "mask is ndarray, expected a text or a tessella.Mask; tessella.dense() makes",
+        "forward: mask is ndarray, expected a text or a tessella.Mask; tessella.dense() makes",
     ),
-    ({"scale": "1"}, "scale is '1', expected a number"),
-    ({"num_threads": 1.0}, "num_threads is 1.0, expected an integer"),
-    ({"deterministic": 1}, "deterministic is 1, expected True or False"),
-    ({"kernel": b"cpu"}, "kernel is b'cpu', expected a text"),
-    ({"score": 3}, "score is 3, expected a text"),
+    ({"scale": "1"}, "forward: scale is '1', expected a number"),
+    ({"scale": b"1"}, "forward: scale is b'1', expected a number"),
+    ({"scale": [1]}, "forward: scale is [1], expected a number"),
+    ({"score_args": 3}, "forward: score_args is int, expected a sequence of arrays"),
+    ({"return_lse": "no"}, "forward: return_lse is 'no', expected True or False"),
+    ({"num_threads": 1.0}, "forward: num_threads is 1.0, expected an integer"),
+    ({"deterministic": 1}, "forward: deterministic is 1, expected True or False"),
+    ({"kernel": b"cpu"}, "forward: kernel is b'cpu', expected a text"),
+    ({"score": 3}, "forward: score is 3, expected a text"),
 ]
 
 
@@ -150,7 +165,7 @@ def test_strides_that_split_an_element():
     records = np.zeros((2, 3, 4, 8), np.dtype([("value", F32), ("tag", np.int8, 2)]))
     q = records["value"]
     axis, stride = next((axis, stride) for axis, stride in enumerate(q.strides) if stride % 4)
-    text = f"q.strides[{axis}] is {stride} bytes, expected a multiple of 4, the size of an element"
+    text = f"forward: q.strides[{axis}] is {stride} bytes, expected a multiple of 4, the size of an element"
     refused(tessella.InvalidArgument, text, q=q)
 
 
@@ -172,6 +187,67 @@ def test_mask_parts_twice():
         tessella.chunk(4) & "causal"
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: tessella.prefix(None), "prefix: lengths"),
+        (lambda: tessella.document(None), "document: ids_q"),
+        (lambda: tessella.dense(None), "dense: visible"),
+        (lambda: tessella.block_map(None, 1, 1), "block_map: visible"),
+    ],
+)
+def test_masks_of_nothing(make, name):
+    with pytest.raises(TypeError, match=f"^{name} is None, expected an array$"):
+        make()
+
+
+class Broken:
+    """An array that is none."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack_device__(self):
+        raise ValueError("it lies nowhere")
+
+    def __dlpack__(self, **options):
+        if isinstance(self.capsule, Exception):
+            raise self.capsule
+        return self.capsule
+
+
+class BrokenInterface:
+    __array_interface__ = {"version": 3}
+
+
+def test_arrays_of_a_broken_library():
+    refused(tessella.InvalidArgument, "forward: q cannot be viewed: it broke", q=Broken(OSError("it broke")))
+    for broken in (Broken("no capsule"), Broken(None), BrokenInterface()):
+        with pytest.raises(tessella.InvalidArgument, match="^forward: k cannot be viewed: "):
+            tessella.attention(Q, broken, K)
+
+
+def test_no_memory():
+    many = np.broadcast_to(np.ones(8, F32), (1 << 15, 1 << 15, 1 << 15, 8))
+    with pytest.raises(tessella.OutOfMemory, match=r"^forward: out has shape \(32768, 32768, 32768, 8\): "):
+        tessella.attention(many, many, many)
+    assert "batch=32768" in tessella.explain(many[:, :128, :2], many[:, :128, :2], many[:, :128, :2])
+
+
+def test_what_is_compared():
+    out = tessella.attention(Q, K, K)
+    out.flags.writeable = False
+    assert tessella.check(Q, K, K, out, num_rows=0).passed
+    for changed, error, text in [
+        ({"out": None}, tessella.InvalidArgument, "out is NoneType, expected an array with __dlpack__ or "),
+        ({"num_rows": 1.5}, TypeError, "num_rows is 1.5, expected an integer"),
+        ({"num_rows": 2**63}, tessella.InvalidArgument, f"num_rows is {2**63}, expected {-(2**63)} to {2**63 - 1}"),
+        ({"sample_seed": -1}, tessella.InvalidArgument, f"sample_seed is -1, expected 0 to {2**64 - 1}"),
+    ]:
+        with pytest.raises(error, match=f"^check_forward: {re.escape(text)}"):
+            tessella.check(Q, K, K, **{"out": out, **changed})
+
+
 def test_nothing_was_touched():
     out = np.full_like(Q, 7)
     refused(tessella.InvalidArgument, "forward: scale is inf, expected a finite number", out=out, scale=float("inf"))
@@ -186,3 +262,13 @@ def test_plans_refuse_what_they_were_not_made_for():
         plan.run(Q, K, K, bias=np.ones(5, F32))
     with pytest.raises(tessella.InvalidArgument, match="^plan_run: dtype of q is f64, expected f32, what the plan was"):
         plan.run(*(t.astype(np.float64) for t in (Q, K, K)))
+    for changed, error, text in [
+        ({"num_threads": 77}, tessella.InvalidArgument, "num_threads is 77, expected 0, what the plan was made for"),
+        ({"workspace": 3}, TypeError, "workspace is int, expected a tessella.Workspace"),
+        ({"return_lse": True}, TypeError, "return_lse is given, expected it in plan(), whose runs are alike"),
+        ({"layout": "bhsd"}, TypeError, "layout is given, expected it in plan(), whose runs are alike"),
+    ]:
+        with pytest.raises(error, match=f"^plan_run: {re.escape(text)}$"):
+            plan.run(Q, K, K, **changed)
+    with pytest.raises(tessella.InvalidArgument, match="^plan_workspace: q is int, expected an array"):
+        plan.workspace(3)

@@ -73,7 +73,7 @@ def test_the_callers_stream(no_gpu, stream, handle):
 def test_no_stream_for_the_cpu_and_none_that_is_no_stream(no_gpu):
     q = OnGpu(1, 3, 2, 16)
     with pytest.raises(
-        TypeError, match="^stream is 'main', expected a handle, a stream of torch or cupy, or an object"
+        TypeError, match="^forward: stream is 'main', expected a handle, a stream of torch or cupy, or an object"
     ):
         tessella.attention(q, q, q, out=q, stream="main")
     on_cpu = np.ones((1, 3, 2, 16), np.float32)
@@ -88,6 +88,6 @@ def test_one_device(no_gpu):
 
 def test_outputs_of_unknown_kinds_are_given(no_gpu):
     q = OnGpu(1, 3, 2, 16)
-    text = "^out is absent, expected one: on a GPU torch's and cupy's are made, and q is OnGpu$"
+    text = "^forward: out is absent, expected one: on a GPU torch's and cupy's are made, and q is OnGpu$"
     with pytest.raises(tessella.InvalidArgument, match=text):
         tessella.attention(q, q, q)

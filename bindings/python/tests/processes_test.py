@@ -82,6 +82,37 @@ def test_forked_children():
     np.testing.assert_array_equal(tessella.attention(q, k, v), expected)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_children_forked_during_the_first_call():
+    program = """
+import os, signal, threading, warnings
+import numpy, tessella
+warnings.simplefilter("ignore")
+q = numpy.ones((1, 300, 4, 32), numpy.float32)
+started = threading.Event()
+
+def call():
+    started.set()
+    tessella.attention(q, q, q)
+
+other = threading.Thread(target=call)
+other.start()
+started.wait()
+children = []
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(0 if numpy.allclose(tessella.attention(q, q, q), 1) else 1)
+    children.append(child)
+other.join()
+assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 8
+"""
+    for _ in range(8):
+        result = python(program, TESSELLA_LIBRARY=_library.path)
+        assert result.returncode == 0, result.stderr
+
+
 def python(program, **environment):
     """Runs a program in a process of its own, with numpy and this package alone on its path."""
     bare = {name: value for name, value in os.environ.items() if name != "TESSELLA_LIBRARY"}

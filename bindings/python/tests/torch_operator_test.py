@@ -205,7 +205,7 @@ def test_what_is_written_tells_autograd(qkv):
 def test_gradients_are_refused(qkv):
     q, k, v = qkv
     leaf = q.clone().requires_grad_()
-    text = "^attention: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad()"
+    text = "^forward: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad()"
     for inputs in ((leaf, k, v), (q, leaf[:, :, :2], v)):
         with pytest.raises(tessella.Unsupported, match=text):
             tessella.torch.attention(*inputs)
@@ -221,6 +221,66 @@ def test_gradients_are_refused(qkv):
             out = tessella.torch.attention(leaf, k, v)
         assert (out == expected).all() and not out.requires_grad
     assert (tessella.torch.attention(leaf.detach(), k, v) == expected).all()
+
+
+DERIVATIVES = {
+    "grad": lambda call, q: torch.func.grad(lambda q: call(q).sum())(q),
+    "vjp": lambda call, q: torch.func.vjp(call, q)[1](call(q)),
+    "jvp": lambda call, q: torch.func.jvp(call, (q,), (q,)),
+    "jacfwd": lambda call, q: torch.func.jacfwd(call)(q),
+    "grad within vmap": lambda call, q: torch.func.vmap(torch.func.grad(lambda q: call(q).sum()))(q[None]),
+    "grad of vmap": lambda call, q: torch.func.grad(lambda q: torch.func.vmap(call)(q).sum())(q[None]),
+    "compiled grad": lambda call, q: torch.compile(torch.func.grad(lambda q: call(q).sum()), backend="eager")(q),
+    "compiled jvp": lambda call, q: torch.compile(lambda q: torch.func.jvp(call, (q,), (q,)), backend="eager")(q),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_of_other_kinds_are_refused(name, qkv):
+    q, k, v = qkv
+    refused = pytest.raises(tessella.Unsupported, match="^forward: a derivative is taken with respect to a tensor, and")
+    with refused:
+        DERIVATIVES[name](lambda q: tessella.torch.attention(q, k, v), q)
+    bias = torch.randn(13, device=q.device)
+    with refused:
+        DERIVATIVES[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transforms_that_need_no_derivative_of_it(qkv):
+    q, k, v = qkv
+    expected = tessella.torch.attention(q, k, v)
+    batched = torch.func.vmap(lambda q: tessella.torch.attention(q, k, v))(torch.stack([q, 2 * q]))
+    assert close([batched[0]], [expected])
+    gradient = torch.func.grad(lambda q: (tessella.torch.attention(k, k, v) * q.sum()).sum())(q)
+    assert close([gradient], [tessella.torch.attention(k, k, v).sum().expand_as(q)])
+    with torch.autograd.forward_ad.dual_level():
+        assert close([tessella.torch.attention(q, k, v)], [expected])
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(tessella.Unsupported, match="a derivative is taken"):
+            tessella.torch.attention(dual, k, v)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout"])
+def test_numbers_that_change_in_a_compiled_function(name, qkv):
+    torch.compiler.reset()
+
+    def call(value):
+        return tessella.torch.attention(*qkv, **{name: value}, seed=5)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for value in (0.25, 0.5, 0.75, 0.125):
+        assert close([compiled(value)], [call(value)])
+    by_length = torch.compile(
+        lambda q: tessella.torch.attention(q, q, q, softcap=1.0 * q.shape[1], scale=q.shape[1] ** -0.5),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
+    for rows in (3, 4, 9):
+        q = qkv[0][:, :rows]
+        assert close([by_length(q)], [tessella.torch.attention(q, q, q, softcap=rows, scale=rows**-0.5)])
 
 
 def test_inference_mode(qkv):
@@ -315,20 +375,39 @@ WRONG = [
         "dense_mask is ndarray, expected a torch.Tensor",
     ),
     ({"k": [1.0]}, tessella.InvalidArgument, "k is list, expected a torch.Tensor"),
+    ({"out": np.ones(3)}, tessella.InvalidArgument, "out is ndarray, expected a torch.Tensor"),
+    (
+        {"lse": torch._neg_view(torch.ones(2, 4, 13)), "return_lse": True},
+        tessella.InvalidArgument,
+        "lse has the negative bit, expected memory that holds its own numbers",
+    ),
     ({"layout": "sbhd"}, tessella.InvalidArgument, "layout is 'sbhd', expected 'bshd' or 'bhsd'"),
     ({"sead": 3}, TypeError, "'sead' is no option, expected one of mask, scale, "),
+    ({"return_lse": "no"}, TypeError, "return_lse is 'no', expected True or False"),
     ({"scale": math.nan}, tessella.InvalidArgument, "scale is nan, expected a number"),
-    ({"dropout": 1.5}, tessella.InvalidArgument, "forward: dropout is 1.5, expected a probability in [0, 1)"),
+    ({"dropout": 1.5}, tessella.InvalidArgument, "dropout is 1.5, expected a probability in [0, 1)"),
+    ({"dropout": torch.ones(2)}, TypeError, "dropout is tensor([1., 1.]), expected a number"),
     ({"kernel": "a\0"}, tessella.InvalidArgument, "kernel has a zero byte, where C would cut it off"),
-    ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, expected f64, "),
+    ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, which is none "),
     ({"k": torch.ones((1,) * 9)}, tessella.InvalidArgument, "k has 9 axes, expected at most 8"),
+    ({"bias": torch.eye(13).to_sparse()}, tessella.InvalidArgument, "bias cannot be viewed: "),
+    (
+        {"k": torch.ones(2, 13, 4, 16, device="meta")},
+        tessella.InvalidArgument,
+        "a tensor is on meta, expected cpu = the device of q",
+    ),
+    (
+        {"q": torch.ones(2, 13, 4, 16, device="meta")},
+        tessella.InvalidArgument,
+        "a tensor is on cpu, expected meta = the device of q",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("changed", "error", "text"), WRONG, ids=range(len(WRONG)))
 def test_errors(changed, error, text):
     q = torch.ones(2, 13, 4, 16)
-    with pytest.raises(error, match=f"^{re.escape(text)}"):
+    with pytest.raises(error, match=f"^forward: {re.escape(text)}"):
         tessella.torch.attention(**{"q": q, "k": q, "v": q, **changed})
 
 

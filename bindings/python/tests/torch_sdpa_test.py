@@ -1,5 +1,7 @@
 """use_for_sdpa: what Tessella computes is what torch would have, the rest is torch's, and both are counted."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -125,6 +127,92 @@ def test_a_switch(qkv):
         tessella.torch.use_for_sdpa(False)
     assert functional.scaled_dot_product_attention is OF_TORCH
     assert tessella.torch.sdpa_report().served >= 1
+
+
+def count(*qkv):
+    """How many calls of this one Tessella served."""
+    before = tessella.torch.sdpa_report().served
+    functional.scaled_dot_product_attention(*qkv)
+    return tessella.torch.sdpa_report().served - before
+
+
+def test_scopes_end_in_any_order(qkv):
+    first, second = tessella.torch.use_for_sdpa(), tessella.torch.use_for_sdpa()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert count(*qkv) == 1
+    second.__exit__(None, None, None)
+    assert functional.scaled_dot_product_attention is OF_TORCH
+
+
+def test_a_scope_may_be_entered_again(qkv):
+    scope = tessella.torch.use_for_sdpa()
+    for _ in range(2):
+        with scope:
+            assert count(*qkv) == 1
+            with scope:
+                assert count(*qkv) == 1
+            assert count(*qkv) == 1
+        assert functional.scaled_dot_product_attention is OF_TORCH
+
+
+def test_a_decorator(qkv):
+    @tessella.torch.use_for_sdpa()
+    def decorated():
+        return count(*qkv)
+
+    assert functional.scaled_dot_product_attention is OF_TORCH
+    assert decorated() == 1 and decorated() == 1
+    assert functional.scaled_dot_product_attention is OF_TORCH
+
+
+def test_the_functions_of_others_stay(qkv, monkeypatch):
+    calls = []
+
+    def of_another_library(*arguments, **options):
+        calls.append(len(arguments))
+        return OF_TORCH(*arguments, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", of_another_library)
+    q, k, v = (tensor.double() for tensor in qkv)
+    with tessella.torch.use_for_sdpa():
+        assert count(*qkv) == 1 and not calls
+        functional.scaled_dot_product_attention(q, k, v)  # refused, so theirs
+        assert len(calls) == 1
+    assert functional.scaled_dot_product_attention is of_another_library
+
+    with tessella.torch.use_for_sdpa():
+        ours = functional.scaled_dot_product_attention
+
+        def over_ours(*arguments, **options):
+            return ours(*arguments, **options)
+
+        functional.scaled_dot_product_attention = over_ours
+        assert count(*qkv) == 1
+    assert functional.scaled_dot_product_attention is over_ours and count(*qkv) == 0
+    with tessella.torch.use_for_sdpa():
+        assert functional.scaled_dot_product_attention is over_ours and count(*qkv) == 1
+    functional.scaled_dot_product_attention = ours
+    assert count(*qkv) == 0
+    tessella.torch.use_for_sdpa(False)
+    assert functional.scaled_dot_product_attention is of_another_library
+
+
+def test_derivatives_are_torchs(qkv):
+    q, k, v = qkv
+    gradient = torch.func.grad(lambda q: OF_TORCH(q, k, v).sum())(q)
+    with tessella.torch.use_for_sdpa():
+        got = torch.func.grad(lambda q: functional.scaled_dot_product_attention(q, k, v).sum())(q)
+    assert torch.allclose(got, gradient, atol=1e-6) and tessella.torch.sdpa_report().served == 0
+
+
+def test_arguments_that_torch_does_not_take(qkv):
+    q, k, v = qkv
+    for options in ({"attn_mask": torch.ones(13, device=q.device)}, {"is_causal": 1}):
+        for scope in (contextlib.nullcontext(), tessella.torch.use_for_sdpa()):
+            with scope, pytest.raises((RuntimeError, TypeError, IndexError)):
+                functional.scaled_dot_product_attention(q, k, v, **options)
 
 
 def test_a_whole_layer(device):

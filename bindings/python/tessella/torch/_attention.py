@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .._call import is_swapped
-from .._errors import InvalidArgument
+from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
+from .._scalars import switch
 from . import _operator
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class _Arguments:
 
     def set_array(self, name: str, array: Any) -> None:
         if not isinstance(array, torch.Tensor):
-            raise _no_tensor({name: array})
+            raise InvalidArgument(_no_tensor({name: array}))
         self.options.append(name)
         self.arrays.append(array)
 
@@ -56,10 +57,10 @@ def _escaped(text: str) -> str:
     return text
 
 
-def _no_tensor(arrays: dict[str, Any]) -> InvalidArgument:
-    """What to raise for the first of the arrays that is not torch's."""
+def _no_tensor(arrays: dict[str, Any]) -> str:
+    """What to say of the first of the arrays that is not torch's."""
     name, array = next((name, array) for name, array in arrays.items() if not isinstance(array, torch.Tensor))
-    return InvalidArgument(f"{name} is {type(array).__name__}, expected a torch.Tensor")
+    return f"{name} is {type(array).__name__}, expected a torch.Tensor"
 
 
 def attention(
@@ -97,16 +98,60 @@ def attention(
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
-        raise _no_tensor({"q": q, "k": k, "v": v})
+        raise InvalidArgument("forward: " + _no_tensor({"q": q, "k": k, "v": v}))
     others = _others(q, layout, options) if options or layout != "bshd" else ()
+    if derivatives_may_be_taken():
+        _refuse_derivatives(q, k, v, *((others[1] if len(others) > 1 else None) or ()))
+    if return_lse is not True and return_lse is not False:
+        return_lse = switch("forward: return_lse", return_lse)
     if out is None and lse is None:
         return _attention_lse(q, k, v, *others) if return_lse else _attention(q, k, v, *others)
+    _require_outputs({"out": out, "lse": lse})
     if out is None:
         out = _operator.new_out(q, k, v, *others)
     if lse is None and return_lse:
         lse = _operator.new_lse(q, k, v, *others)
     _attention_out(out, lse, q, k, v, *others)
     return (out, lse) if return_lse else out
+
+
+def _require_outputs(arrays: dict[str, Any]) -> None:
+    given = {name: array for name, array in arrays.items() if array is not None}
+    if not all(isinstance(array, torch.Tensor) for array in given.values()):
+        raise InvalidArgument("forward: " + _no_tensor(given))
+    for name, array in given.items():
+        if not torch.compiler.is_compiling() and array.is_neg():  # the operator would write a copy
+            raise InvalidArgument(f"forward: {name} has the negative bit, expected memory that holds its own numbers")
+
+
+_forward_ad: Any = torch.autograd.forward_ad
+_functorch: Any = torch._C._functorch
+_DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+def derivatives_may_be_taken() -> bool:
+    """Whether torch.func or forward mode differentiates here; requires_grad is the operator's to look at."""
+    if _forward_ad._current_level >= 0:
+        return True
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    return any(transform.key() in _DERIVATIVES for transform in _functorch.get_interpreter_stack())
+
+
+def _refuse_derivatives(*tensors: Any) -> None:
+    """The operator sees what is within the wrappers of torch.func, and no tangents."""
+    refusal = Unsupported("forward: a derivative is taken with respect to a tensor, and there is none yet")
+    if torch.compiler.is_compiling():
+        raise refusal
+    for tensor in tensors:
+        while True:
+            needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
+            if needs_gradient or _forward_ad.unpack_dual(tensor).tangent is not None:
+                raise refusal
+            if not _functorch.is_functorch_wrapped_tensor(tensor):
+                break
+            tensor = _functorch.get_unwrapped(tensor)
 
 
 # Options of these types make the same arguments every time. Tensors do not: what is remembered would keep them.
@@ -117,11 +162,14 @@ def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[A
     """The operator's arguments after q, k and v."""
     if torch.compiler.is_compiling():  # Dynamo knows no sets of types
         return _translate(q, layout, options)
-    is_drawn = options.get("dropout") and options.get("seed") is None
-    is_plain = type(layout) is str and _PLAIN.issuperset(map(type, options.values()))
-    if is_drawn or not is_plain:
-        return _translate(q, layout, options)
-    return _remembered(layout, **options)
+    try:
+        is_plain = type(layout) is str and _PLAIN.issuperset(map(type, options.values()))
+        if not is_plain or (options.get("dropout") and options.get("seed") is None):
+            return _translate(q, layout, options)
+        return _remembered(layout, **options)
+    except (Error, TypeError) as error:
+        name_function(error, "forward")
+        raise
 
 
 @functools.lru_cache(maxsize=256, typed=True)  # typed: 1 is no True

@@ -15,7 +15,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
 from .._call import lse_shape, out_shape
-from .._errors import Unsupported
+from .._errors import InvalidArgument, Unsupported
 from .._library import library
 from ._tensor import TensorCall, said
 
@@ -56,14 +56,11 @@ def _run(
     *lengths: int,
 ) -> tuple[Any, Any]:
     _refuse_gradients(q, k, v, *(arrays or ()))
-    call = TensorCall.begin()
-    try:
+    with TensorCall.of("forward") as call:
         call.fill_tensors(q, k, v, options, arrays, *lengths)
         outputs = call.outputs(q, out, lse, return_lse)
         call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return outputs
-    finally:
-        call.end()
 
 
 def _refuse_gradients(*tensors: torch.Tensor) -> None:
@@ -72,7 +69,7 @@ def _refuse_gradients(*tensors: torch.Tensor) -> None:
     for tensor in tensors:  # any() costs thrice as much
         if tensor.requires_grad:
             raise Unsupported(
-                "attention: a tensor requires grad, and there is no backward yet, expected a call under "
+                "forward: a tensor requires grad, and there is no backward yet, expected a call under "
                 "torch.no_grad() or torch.inference_mode(), or detached tensors"
             )
 
@@ -89,7 +86,11 @@ def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = ""
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    _refuse_gradients(q, k, v, *((others[1] if len(others) > 1 else None) or ()))
+    arrays = (others[1] if len(others) > 1 else None) or ()
+    _refuse_gradients(q, k, v, *arrays)
+    for tensor in (k, v, *arrays):
+        if tensor.device != q.device:
+            raise InvalidArgument(f"forward: a tensor is on {tensor.device}, expected {q.device} = the device of q")
     return new_out(q, k, v, *others)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .._errors import InvalidArgument, Unsupported
 from .._mask import dense
-from ._attention import attention
+from ._attention import attention, derivatives_may_be_taken
 
 _functional = torch.nn.functional
-_of_torch = _functional.scaled_dot_product_attention
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SdpaReport(NamedTuple):
@@ -30,13 +32,15 @@ def sdpa_report() -> SdpaReport:
     return SdpaReport(_counts.get("", 0), {reason: count for reason, count in _counts.items() if reason})
 
 
-class use_for_sdpa:  # in lower case, as torch.no_grad
+class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_grad
     """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, for inference, in the whole process.
 
-    A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, and in a
-    `with` statement until its end. A call that Tessella cannot compute as torch would (one that needs gradients,
-    float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it
-    with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay torch's.
+    A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, in a `with`
+    statement until its end, as a decorator while the function runs. Statements of several threads may end in any
+    order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would (one that
+    needs gradients, float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and
+    `sdpa_report` counts it with the reason. Names bound before by `from torch.nn.functional import
+    scaled_dot_product_attention` stay torch's.
 
     >>> with tessella.torch.use_for_sdpa():
     ...     model(tokens)
@@ -44,20 +48,70 @@ class use_for_sdpa:  # in lower case, as torch.no_grad
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self._was_on = _functional.scaled_dot_product_attention is scaled_dot_product_attention
-        if enabled and not self._was_on:
+        self._switch = _Switch(enabled)
+        self._scope = _scopes[-1]
+        self._entered: list[list[_Switch]] = []
+        self._forget_counts()
+        del self._scope[: max(place for place, switch in enumerate(self._scope) if switch.is_final)]
+        self._scope.append(self._switch)
+        _place()
+
+    def __del__(self) -> None:
+        self._switch.is_final = True
+
+    def _be_no_switch(self) -> None:
+        """Takes back what making it did: it is a statement or a decorator."""
+        if self._switch in self._scope:
+            self._scope.remove(self._switch)
+
+    def _forget_counts(self) -> None:
+        if self._switch.is_on and not _is_on():
             _counts.clear()
-        _switch(enabled)
+
+    def __call__(self, function: _Function) -> _Function:
+        self._be_no_switch()
+        _place()
+        return super().__call__(function)
 
     def __enter__(self) -> None:
-        pass
+        self._be_no_switch()
+        self._forget_counts()
+        self._entered.append([_Switch(self._switch.is_on, is_final=True)])
+        _scopes.append(self._entered[-1])
+        _place()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        _switch(self._was_on)
+        scope = self._entered.pop()
+        _scopes[:] = [other for other in _scopes if other is not scope]
+        _place()
 
 
-def _switch(enabled: bool) -> None:
-    _functional.scaled_dot_product_attention = scaled_dot_product_attention if enabled else _of_torch
+class _Switch:
+    def __init__(self, is_on: bool, is_final: bool = False) -> None:
+        self.is_on = is_on
+        self.is_final = is_final  # no statement or decorator can be made of it any more
+
+
+# Switches of the program, then of each `with` statement that was entered: the last of the last counts.
+_scopes = [[_Switch(False, is_final=True)]]
+_original: Any = _functional.scaled_dot_product_attention  # in whose place ours is: torch's own, or another library's
+_is_placed = False
+
+
+def _is_on() -> bool:
+    return _scopes[-1][-1].is_on
+
+
+def _place() -> None:
+    """Puts our function in its place or takes it away; one that another library has put over ours stays."""
+    global _original, _is_placed
+    current = _functional.scaled_dot_product_attention
+    if _is_on():
+        if current is not scaled_dot_product_attention and (not _is_placed or current is _original):
+            _original, _is_placed = current, True
+            _functional.scaled_dot_product_attention = scaled_dot_product_attention
+    elif current is scaled_dot_product_attention:
+        _functional.scaled_dot_product_attention, _is_placed = _original, False
 
 
 def scaled_dot_product_attention(
@@ -73,8 +127,9 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """torch's function of this name, computed by Tessella where that gives what torch's own would."""
     inputs = (query, key, value, attn_mask, dropout_p, is_causal)
+    is_on = _is_on()
     reason = _refusal(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
-    if not reason:
+    if is_on and not reason:
         options: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
         if is_causal:
             options["mask"] = "causal_top_left"
@@ -89,11 +144,12 @@ def scaled_dot_product_attention(
         else:
             _count("")
             return out
-    _count(reason)
+    if is_on:
+        _count(reason)
     if enable_gqa:  # which torch before 2.5 has not
         others["enable_gqa"] = True
-    of_torch: torch.Tensor = _of_torch(*inputs, scale=scale, **others)
-    return of_torch
+    out_of_original: torch.Tensor = _original(*inputs, scale=scale, **others)
+    return out_of_original
 
 
 def _refusal(
@@ -123,8 +179,10 @@ def _refusal(
     lead = query.shape[:-2] if not enable_gqa else query.shape[:-3]
     if key.shape[: len(lead)] != lead or value.shape[:-1] != key.shape[:-1]:
         return "query, key and value broadcast"
-    if attn_mask is not None and is_causal:
-        return "attn_mask and is_causal both"
+    if derivatives_may_be_taken():
+        return "derivatives of torch.func or of forward mode, and there are none yet"
+    if type(is_causal) is not bool or (attn_mask is not None and (is_causal or attn_mask.dim() < 2)):
+        return "is_causal or attn_mask as torch would not take it"
     if not 0 <= dropout_p < 1:
         return f"dropout_p is {dropout_p}"
     return ""

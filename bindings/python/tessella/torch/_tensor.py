@@ -13,6 +13,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
 from .._call import INITIAL, Call, lse_shape, out_shape
+from .._errors import InvalidArgument
 
 # What makes the value of an option of its text.
 _MAKERS: dict[Any, Callable[[str], Any]] = {c.c_float: float, c.c_char_p: str.encode}
@@ -53,16 +54,20 @@ class TensorSlot(Slot):
         self.made: tuple[Any, ...] = ()  # what of it was asked for, if the tensor was made here
 
     def read(self, array: torch.Tensor, is_swapped: bool, stream: int | None) -> None:
-        form = (array.dtype, array.shape, array.stride(), array.get_device(), is_swapped)
+        try:
+            form = (array.dtype, array.shape, array.stride(), array.get_device(), is_swapped)
+            address = array.data_ptr()
+        except RuntimeError as error:  # a sparse one
+            raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error
         if form == self.form:
-            self.tensor.data = array.data_ptr()
+            self.tensor.data = address
             return
         dtype, shape, strides, device_idx, _ = form
         code = _codes.get(dtype)
         if code is None:
             code = _codes[dtype] = dtype_of(self.name, dtype)
         device = (d.CPU, 0) if device_idx < 0 else (d.CUDA, device_idx)
-        self.write(array.data_ptr(), code, device, shape, strides, is_swapped, 0)
+        self.write(address, code, device, shape, strides, is_swapped, 0)
         self.form, self.shape = form, tuple(shape)  # a slice of a torch.Size takes three times as long
         self.made = ()
 
