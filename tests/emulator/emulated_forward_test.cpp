@@ -337,6 +337,25 @@ TEST(EmulatedSm90, Softcaps) {
   }
 }
 
+// Tiles before, beside and behind the diagonal; maxima that grow from tile to tile, or hardly.
+TEST(EmulatedSm90, Slopes) {
+  for (const double spread : {0.3, 1.0, 20.0}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case&) {}, [](Case& c) { c.window_right = 0; }, [](Case& c) { c.chunk = 190; },
+             [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3; }}) {
+      Case c = base(128, 128);
+      c.batch = 1;
+      c.heads_q = 4;  // some slopes are negative
+      c.alibi = "bh";
+      c.spread = spread;
+      c.seqlen_q = 500;
+      c.seqlen_kv = 700;
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
 class EmulatedMasks : public testing::TestWithParam<std::pair<int64_t, int64_t>> {};
 INSTANTIATE_TEST_SUITE_P(HeadDims, EmulatedMasks,
                          testing::Values(std::pair{64, 64}, std::pair{128, 128}, std::pair{192, 128},
