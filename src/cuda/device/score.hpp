@@ -51,9 +51,6 @@ class Score {
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // ALiBi's; in units of products where scores are those.
-  __device__ float slope() const { return slope_; }
-
   // True if the softcap's series, which grows everywhere, serves where its values lie in [least, largest].
   __device__ bool series_serves(float least, float largest) const {
     return (least >= -p_.softcap_limit) & (largest <= p_.softcap_limit);

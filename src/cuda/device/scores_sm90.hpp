@@ -65,39 +65,6 @@ struct ScoresSm90 {
     }
   }
 
-  // ALiBi alone, one instruction a score, where the tile's keys all lie on one side of the warp's queries; else false.
-  // What the lane's nearest column of row r loses, base[r], at least 0, is still to be taken from its scores.
-  __device__ __forceinline__ bool lean(float (&s)[kBlocks][4], int32_t tile, float (&base)[2]) const {
-    const Score<C> score = score_of(p, current());
-    const Sequence& sequence = current().sequence;
-    const int32_t place = current().first_q() + part * Block::kRows + warp_row() + sequence.len_kv - sequence.len_q;
-    const int32_t distance = place - tile * C.tile_kv;  // of the warp's first query from the first key
-    const bool is_before = distance >= C.tile_kv - 1, is_after = distance <= 1 - portable::kWarpRows;
-    if (!(score.slope() >= 0) || !(is_before || is_after)) return false;
-    const float slope = score.slope(), of_lane = corner_of(score, tile).distance;
-    if (is_before) {
-      constexpr int kNearest = C.tile_kv - 7;  // of the lane's columns, counted from its first
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[j][i] = __fmaf_rn(slope, static_cast<float>(j * 8 + i % 2 - kNearest), s[j][i]);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) base[r] = __fmaf_rn(slope, static_cast<float>(r * 8 - kNearest), of_lane);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = __fmaf_rn(slope, -static_cast<float>(j * 8 + i % 2), s[j][i]);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) base[r] = -__fmaf_rn(slope, static_cast<float>(r * 8), of_lane);
-    }
-    return true;
-  }
-
   // Zeroes what dropout takes from blocks j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(float (&s)[kBlocks][4], int32_t tile, int j) const {
     const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
@@ -142,28 +109,11 @@ struct ScoresSm90 {
     if constexpr (Score<C>::kHasSeries) {
       take_capped<Begins>(s, tile, scale_log2, offset, await_output, rescale);
     } else {
-      float base[2] = {};
-      if constexpr (C.alibi && Score<C>::kAreProducts) {
-        if (!lean(s[0], tile, base)) modify(s[0], tile);
-      } else if constexpr (!Score<C>::kIsPlain) {
-        modify(s[0], tile);
-      }
+      if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
       hide(s, tile);
-      const float largest[2] = {lane_max(s[0], 0) - base[0], lane_max(s[0], 1) - base[1]};
-      const auto settle = [&] {
-        if constexpr (C.alibi && Score<C>::kAreProducts) {
-#pragma unroll
-          for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) s[0][j][i] -= base[i / 2];
-          }
-          base[0] = base[1] = 0;
-        }
-      };
+      const float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
       take_max<Begins>(
-          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, settle, await_output, rescale);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(base[r], scale_log2, offset[r]);
+          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, await_output, rescale);
     }
   }
   // The same with a softcap alone. Scores that its series serves stay products; series and tanh grow with them.
@@ -188,8 +138,7 @@ struct ScoresSm90 {
       find_largest();
     }
     const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
-    take_max<Begins>(
-        s, largest, rows, scale_log2, offset, of_max, [] {}, await_output, rescale);
+    take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, await_output, rescale);
     if (is_small) return;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {

@@ -67,13 +67,11 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)
 // exponentiate_16() wants. Where what was summed before must be multiplied, rescale(factor) is called; the sums here
 // are multiplied. Begins: nothing was. await_output() is called before rescale(), and in every warp whatever its vote:
 // a warpgroup waits for its products with all its warps at one place. largest: by lane_max(). of_max(largest): the
-// row's maximum, where scores are something that grows with what `s` holds; -inf of -inf. settle(): before anybody
-// looks at `s` again.
-template <bool Begins, int Blocks, class OfMax, class Settle, class AwaitOutput, class Rescale>
+// row's maximum, where scores are something that grows with what `s` holds; -inf of -inf.
+template <bool Begins, int Blocks, class OfMax, class AwaitOutput, class Rescale>
 __device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], const float (&largest)[2], WatchedRows& rows,
                                          float scale_log2, float (&offset)[2], const OfMax& of_max,
-                                         const Settle& settle, const AwaitOutput& await_output,
-                                         const Rescale& rescale) {
+                                         const AwaitOutput& await_output, const Rescale& rescale) {
   bool fits = Begins || rows.is_usual;
   float max[1][2];
 #pragma unroll
@@ -91,7 +89,6 @@ __device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], const float (
   const bool all_fit = __all_sync(kAllLanes, fits) != 0;
   await_output();
   if (!all_fit) {
-    settle();
     raise_max(s, max, rows, scale_log2, offset, of_max, rescale);
   } else if constexpr (Begins) {
     static_cast<RowState&>(rows) = {{max[0][0], max[0][1]}, {0, 0}};
