@@ -34,12 +34,12 @@ struct ThreadBlock {
 };
 thread_local ThreadBlock t_block;
 
-void* allocate(size_t bytes) {
+void* allocate(size_t bytes, const char* function) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
   void* data = std::aligned_alloc(alignment, rounded_up(bytes, alignment));
   if (data == nullptr) {
     throw core::Error(core::ErrorCode::out_of_memory,
-                      core::message("forward: no memory for a workspace of ", bytes, " bytes"));
+                      core::message(function, ": no memory for a workspace of ", bytes, " bytes"));
   }
 #ifdef MADV_HUGEPAGE
   // 4 KB pages cost a third of the bandwidth of large scratch; a refusal costs nothing else.
@@ -51,8 +51,8 @@ void* allocate(size_t bytes) {
 }  // namespace
 
 RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const tessella_allocator* allocator,
-                     void* stream)
-    : device_(device), allocator_(allocator), stream_(stream) {
+                     void* stream, const char* function)
+    : device_(device), allocator_(allocator), stream_(stream), function_(function) {
   const size_t state = rounded_up(static_cast<size_t>(size.state_bytes), kAlignment);
   bytes_ = state + static_cast<size_t>(size.scratch_bytes);
   if (bytes_ == 0) return;
@@ -63,7 +63,7 @@ RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const
     if (bytes_ == 0) return;
   }
   block_ = allocator != nullptr ? take_from_caller()
-           : is_cpu             ? take_from_thread(bytes_)
+           : is_cpu             ? take_from_thread()
                                 : cuda::allocate_async(device, bytes_, stream);
   if (state == 0 || workspace_.state != nullptr) {
     workspace_.scratch = block_;
@@ -79,28 +79,28 @@ RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const
 
 void* RunMemory::take_from_caller() const {
   if (allocator_->alloc == nullptr || allocator_->free == nullptr) {
-    core::invalid("forward: allocator has no alloc or no free, expected both");
+    core::invalid(core::message(function_, ": allocator has no alloc or no free, expected both"));
   }
   void* block = allocator_->alloc(bytes_, kAlignment, stream_, allocator_->user);
   if (block == nullptr) {
     throw core::Error(core::ErrorCode::out_of_memory,
-                      core::message("forward: the caller's allocator returned NULL for ", bytes_, " bytes"));
+                      core::message(function_, ": the caller's allocator returned NULL for ", bytes_, " bytes"));
   }
   if (reinterpret_cast<uintptr_t>(block) % kAlignment != 0) {
     allocator_->free(block, bytes_, stream_, allocator_->user);
-    core::invalid(
-        core::message("forward: the caller's allocator returned memory that is not aligned to ", kAlignment, " bytes"));
+    core::invalid(core::message(function_, ": the caller's allocator returned memory that is not aligned to ",
+                                kAlignment, " bytes"));
   }
   return block;
 }
 
-void* RunMemory::take_from_thread(size_t bytes) {
-  if (t_block.is_taken) return allocate(bytes);
-  if (t_block.bytes < bytes) {
+void* RunMemory::take_from_thread() const {
+  if (t_block.is_taken) return allocate(bytes_, function_);
+  if (t_block.bytes < bytes_) {
     std::free(t_block.data);
     t_block = {};
-    t_block.data = allocate(bytes);
-    t_block.bytes = bytes;
+    t_block.data = allocate(bytes_, function_);
+    t_block.bytes = bytes_;
   }
   t_block.is_taken = true;
   return t_block.data;

@@ -11,7 +11,9 @@ namespace tessella::api {
 // Error(out_of_memory).
 class RunMemory {
  public:
-  RunMemory(const core::WorkspaceSize& size, core::Device device, const tessella_allocator* allocator, void* stream);
+  // function: whose call it is, for a message.
+  RunMemory(const core::WorkspaceSize& size, core::Device device, const tessella_allocator* allocator, void* stream,
+            const char* function);
   ~RunMemory();
   RunMemory(const RunMemory&) = delete;
   RunMemory& operator=(const RunMemory&) = delete;
@@ -19,12 +21,13 @@ class RunMemory {
 
  private:
   void* take_from_caller() const;
-  static void* take_from_thread(size_t bytes);
+  void* take_from_thread() const;
 
   core::Workspace workspace_;
   core::Device device_;
   const tessella_allocator* allocator_;
   void* stream_;
+  const char* function_;
   void* block_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -9,7 +9,6 @@
 #include "api/forward.hpp"
 #include "api/info.hpp"
 #include "api/normalize.hpp"
-#include "api/process.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -46,7 +45,6 @@ tessella_status guarded(Fn&& fn) noexcept {
     return status;
   };
   try {
-    api::prepare_process();
     fn();
     return TESSELLA_OK;
   } catch (const core::Error& error) {
@@ -95,7 +93,7 @@ tessella_status tessella_forward(const tessella_forward_args* args, const tessel
   return guarded([&] {
     const tessella_attention_options grown = api::grown(options, "forward");
     const core::Problem problem = api::read_problem(args, grown, "forward", stream);
-    api::run(*api::cached_plan(problem, grown), problem, nullptr, grown.allocator, stream);
+    api::run(*api::cached_plan(problem, grown), problem, nullptr, grown.allocator, stream, "forward");
   });
 }
 
@@ -124,7 +122,7 @@ tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forw
       core::invalid(core::message("plan_run: kernel is \"", grown.kernel, "\", and the plan runs ", plan->kernel));
     }
     api::check_fits(plan->plan, problem);
-    api::run(plan->plan, problem, workspace, grown.allocator, stream);
+    api::run(plan->plan, problem, workspace, grown.allocator, stream, "plan_run");
   });
 }
 
@@ -163,6 +161,9 @@ const char* tessella_plan_explain(const tessella_plan* plan) {
 tessella_status tessella_check_forward(const tessella_forward_args* args, const tessella_attention_options* options,
                                        int64_t num_rows, uint64_t seed, tessella_check_report* report) {
   return guarded([&] {
+    if (num_rows < 0) {
+      core::invalid(core::message("check_forward: num_rows is ", num_rows, ", expected at least 0 (all)"));
+    }
     const tessella_attention_options grown = api::grown(options, "check_forward");
     const core::Problem problem = api::read_problem(args, grown, "check_forward", nullptr, api::Memory::read);
     const tessella::reference::CheckReport found = api::check_forward(problem, num_rows, seed);

@@ -14,6 +14,7 @@
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/once.hpp"
 #include "core/validate.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/parallel.hpp"
@@ -110,7 +111,9 @@ class PlanCache {
   std::list<Entry> entries_;
 };
 
-PlanCache* const plan_cache = new PlanCache;  // never destroyed: calls may outlive static destruction
+PlanCache& plan_cache() {
+  return *core::once([] { return new PlanCache; });
+}
 
 Plan prepared(Plan plan) {
   if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan.bounds);
@@ -120,9 +123,9 @@ Plan prepared(Plan plan) {
 }  // namespace
 
 std::span<const core::KernelTable> kernel_tables() {
-  static const std::array<core::KernelTable, 3> tables{cuda::cuda_kernels(), cpu::cpu_kernels(),
-                                                       reference::reference_kernels()};
-  return tables;
+  return core::once([] {
+    return std::array<core::KernelTable, 3>{cuda::cuda_kernels(), cpu::cpu_kernels(), reference::reference_kernels()};
+  });
 }
 
 Problem read_problem(const tessella_forward_args* args, const tessella_attention_options& options, const char* function,
@@ -147,10 +150,10 @@ Plan plan_forward(const Problem& problem, const tessella_attention_options& opti
 std::shared_ptr<const Plan> cached_plan(const Problem& problem, const tessella_attention_options& options) {
   const std::string_view forced = forced_kernel(options);
   PlanKey wanted = key(problem, forced);
-  if (std::shared_ptr<const Plan> plan = plan_cache->find(wanted)) return plan;
+  if (std::shared_ptr<const Plan> plan = plan_cache().find(wanted)) return plan;
   auto plan = std::make_shared<const Plan>(
       prepared(core::choose(with_rounded_lengths(problem), kernel_tables(), forced, "forward")));
-  plan_cache->insert(std::move(wanted), plan);
+  plan_cache().insert(std::move(wanted), plan);
   return plan;
 }
 
@@ -208,9 +211,9 @@ void check_fits(const Plan& plan, const Problem& problem) {
 }
 
 void run(const Plan& plan, const Problem& problem, const tessella_workspace* workspace,
-         const tessella_allocator* allocator, void* stream) {
+         const tessella_allocator* allocator, void* stream, const char* function) {
   if (workspace == nullptr) {
-    const RunMemory memory(plan.workspace, problem.device, allocator, stream);
+    const RunMemory memory(plan.workspace, problem.device, allocator, stream, function);
     plan.kernel->run(problem, plan, memory.workspace(), stream);
     return;
   }

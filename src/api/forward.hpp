@@ -32,7 +32,7 @@ std::shared_ptr<const core::Plan> cached_plan(const core::Problem& problem, cons
 void check_fits(const core::Plan& plan, const core::Problem& problem);
 
 void run(const core::Plan& plan, const core::Problem& problem, const tessella_workspace* workspace,
-         const tessella_allocator* allocator, void* stream);
+         const tessella_allocator* allocator, void* stream, const char* function);
 
 // Of results on a GPU too, once all its streams are done.
 reference::CheckReport check_forward(const core::Problem& problem, int64_t num_rows, uint64_t seed);

@@ -5,6 +5,7 @@
 #include "api/forward.hpp"
 #include "core/environment.hpp"
 #include "core/message.hpp"
+#include "core/once.hpp"
 #include "cpu/parallel.hpp"
 #include "cuda/info.hpp"
 #include "tessella/tessella.h"
@@ -36,13 +37,13 @@ KernelTexts make_texts(const core::Kernel& kernel) {
 }  // namespace
 
 const KernelTexts& kernel_texts(const core::Kernel& kernel) {
-  static const auto& texts = *[] {
-    auto* all = new std::map<const core::Kernel*, KernelTexts>;
+  const auto& texts = core::once([] {
+    std::map<const core::Kernel*, KernelTexts> all;
     for (const core::KernelTable& table : kernel_tables()) {
-      for (const core::Kernel& entry : table) all->emplace(&entry, make_texts(entry));
+      for (const core::Kernel& entry : table) all.emplace(&entry, make_texts(entry));
     }
     return all;
-  }();
+  });
   return texts.at(&kernel);
 }
 

@@ -54,6 +54,7 @@ bool overlap(const tessella_tensor& a, const tessella_tensor& b) {
     }
     return static_cast<const char*>(t.data) + (last + 1) * core::size_bytes(static_cast<DType>(t.dtype));
   };
+  if (a.data == nullptr || b.data == nullptr) return false;
   return static_cast<const char*>(a.data) < end(b) && static_cast<const char*>(b.data) < end(a);
 }
 
@@ -315,8 +316,8 @@ class Normalizer {
       p_.bias =
           reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
       if (p_.bias.dtype != DType::f32 && p_.bias.dtype != p_.dtype) {
-        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected f32 or ", name(p_.dtype),
-                        " = q.dtype"));
+        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected ",
+                        p_.dtype == DType::f32 ? "" : "f32 or ", name(p_.dtype), " = q.dtype"));
       }
       p_.bias_dtype = p_.bias.dtype;
     }

@@ -55,7 +55,7 @@ class TensorReader {
   // Throws: axis `axis` (of batch, seqlen, heads, head_dim) of the tensor is `got`.
   [[noreturn]] void mismatch(const char* name, const tessella_tensor& tensor, int axes, int axis, int64_t got,
                              int64_t expected, const char* expected_name) const;
-  // ", did you pass (batch, heads, seqlen, head_dim)?" where that would fit.
+  // "; is the memory (batch, heads, seqlen, head_dim)?" where that would fit, else "".
   std::string swap_hint(const AttentionShape& q, const AttentionShape& k) const;
 
  private:

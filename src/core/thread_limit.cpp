@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/environment.hpp"
+#include "core/once.hpp"
 
 namespace tessella::core {
 namespace {
@@ -82,12 +83,11 @@ int cgroup_count() {
 }  // namespace
 
 int thread_limit() {
-  static const int kLimit = [] {
+  return once([] {
     const int wanted = environment_num_threads();
     const int most = std::min(affinity_count(), cgroup_count());
     return wanted > 0 ? std::min(wanted, most) : most;
-  }();
-  return kLimit;
+  });
 }
 
 }  // namespace tessella::core

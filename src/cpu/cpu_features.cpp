@@ -3,6 +3,8 @@
 // signal stack too small for tile state: both must end in another kernel, never in a signal. CPU models are not asked.
 #include "cpu/cpu_features.hpp"
 
+#include "core/once.hpp"
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -67,8 +69,7 @@ std::string probe() { return "AMX needs x86-64 Linux"; }
 }  // namespace
 
 const std::string& amx_bf16_unavailable() {
-  static const std::string reason = probe();
-  return reason;
+  return core::once([] { return probe(); });
 }
 
 }  // namespace tessella::cpu

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "core/once.hpp"
 #include "cpu/forward_amx.hpp"
 #include "cpu/forward_vector.hpp"
 #include "cpu/parallel.hpp"
@@ -14,8 +15,7 @@ namespace {
 template <InstructionSet kSet>
 struct VectorRow {
   static std::string unavailable(core::Device) {
-    static const std::string kReason = vector_unavailable(kSet);
-    return kReason;
+    return core::once([] { return vector_unavailable(kSet); });
   }
   static std::string describe(const core::Problem&, int num_threads) {
     return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
@@ -43,18 +43,18 @@ struct VectorRow {
 }  // namespace
 
 core::KernelTable cpu_kernels() {
-  static const std::array kKernels = {
+  return core::once([] {
+    return std::array {
 #if defined(__x86_64__)
-    kForwardAmx,
-    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
-    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
-    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
+      kForwardAmx, VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
+          VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
+          VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
+          VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
 #else
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
+      VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
 #endif
-  };
-  return kKernels;
+    };
+  });
 }
 
 }  // namespace tessella::cpu

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/once.hpp"
 #include "core/thread_limit.hpp"
 
 #ifndef TESSELLA_STD_THREADS
@@ -82,10 +83,8 @@ std::atomic<bool> forked_after_use{false};
 
 bool in_arena() { return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized; }
 
-// Never destroyed: oneTBB may be gone before our static destructors run.
 tbb::task_arena& own_arena() {
-  static auto* const kArena = new tbb::task_arena(thread_limit(), 1);
-  return *kArena;
+  return *core::once([] { return new tbb::task_arena(thread_limit(), 1); });
 }
 
 // One task a worker, handed to the arena's threads by the static partitioner's mailboxes: 6 us beyond the work itself
@@ -101,7 +100,7 @@ void run_on_tbb(Job& job, int num_threads) {
     tbb::this_task_arena::isolate([&] { run_as_tasks(job, num_threads); });
     return;
   }
-  used_tbb.store(true, std::memory_order_relaxed);  // before the arena: a child must not wait for one half made
+  used_tbb.store(true, std::memory_order_relaxed);
   own_arena().execute([&] { run_as_tasks(job, num_threads); });
 }
 

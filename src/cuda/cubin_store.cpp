@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/once.hpp"
 #include "cuda/driver.hpp"
 
 namespace tessella::cuda {
@@ -85,13 +86,12 @@ void CubinStore::lock_for_fork() {
 }
 
 CubinStore& cubin_store() {
-  static CubinStore& store = *[] {
+  return *core::once([] {
     auto* made = new CubinStore(DiskCache::default_folder(), nvrtc());
     const auto unlock = [] { cubin_store().unlock_after_fork(); };
     pthread_atfork([] { cubin_store().lock_for_fork(); }, unlock, unlock);
     return made;
-  }();
-  return store;
+  });
 }
 
 }  // namespace tessella::cuda

@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/once.hpp"
 #include "cuda/driver.hpp"
 
 namespace tessella::cuda {
@@ -53,15 +54,14 @@ std::unique_ptr<Device> read_device(const Driver& cu, int id) {
 }
 
 const std::vector<std::unique_ptr<Device>>& devices() {
-  static const auto& all = *[] {
+  return core::once([] {
     const Driver& cu = required_driver();
     int count = 0;
     check(cu.cuDeviceGetCount(&count), "cuDeviceGetCount");
-    auto read = std::make_unique<std::vector<std::unique_ptr<Device>>>();
-    for (int id = 0; id < count; ++id) read->push_back(read_device(cu, id));
-    return read.release();
-  }();
-  return all;
+    std::vector<std::unique_ptr<Device>> read;
+    for (int id = 0; id < count; ++id) read.push_back(read_device(cu, id));
+    return read;
+  });
 }
 
 Device& device_at(int id) {
@@ -89,14 +89,16 @@ std::optional<core::Device> device_of(const void* pointer) {
   using GetAttributes = decltype(Driver::cuPointerGetAttributes);
   if (pointer == nullptr || !driver_is_loaded()) return std::nullopt;
   // Whoever opened the driver may not have initialised it; asking it directly does not do so either.
-  static const auto kGetAttributes = reinterpret_cast<GetAttributes>(
-      ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuPointerGetAttributes"));
-  if (kGetAttributes == nullptr) return std::nullopt;
+  const auto get_attributes = core::once([] {
+    return reinterpret_cast<GetAttributes>(
+        ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuPointerGetAttributes"));
+  });
+  if (get_attributes == nullptr) return std::nullopt;
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   unsigned memory_type = 0;
   int ordinal = 0;
   void* values[] = {&memory_type, &ordinal};
-  if (kGetAttributes(2, attributes, values, reinterpret_cast<CUdeviceptr>(pointer)) != CUDA_SUCCESS) {
+  if (get_attributes(2, attributes, values, reinterpret_cast<CUdeviceptr>(pointer)) != CUDA_SUCCESS) {
     return std::nullopt;  // not initialised: no pointer is a GPU's
   }
   if (memory_type != CU_MEMORYTYPE_DEVICE) return std::nullopt;

@@ -8,7 +8,9 @@
 #include <mutex>
 
 #include "core/error.hpp"
+#include "core/fork.hpp"
 #include "core/message.hpp"
+#include "core/once.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -134,8 +136,7 @@ Library open_library() {
 
 // Never closed: other static destructors may still use it.
 const Library& library() {
-  static const Library* const kLibraryOpened = new Library(open_library());
-  return *kLibraryOpened;
+  return core::once([] { return open_library(); });
 }
 
 Opened open() {
@@ -160,19 +161,13 @@ Opened open() {
 }
 
 const Opened& opened() {
-  static const Opened* const kOpened = new Opened(open());
-  return *kOpened;
+  return core::once([] { return open(); });
 }
 
-// The loader's lock on its list is not reset in a forked child, which would wait for it for good: nobody forks while a
-// thread of ours holds it.
-std::mutex list_mutex;
-[[maybe_unused]] const int kForkWaits =
-    ::pthread_atfork([] { list_mutex.lock(); }, [] { list_mutex.unlock(); }, [] { list_mutex.unlock(); });
-
-// Grows with every library the process loads.
+// Grows with every library the process loads. The loader's lock on its list is not reset in a forked child, which would
+// wait for it for good.
 unsigned long long num_loads() {
-  const std::lock_guard lock(list_mutex);
+  const std::lock_guard lock(core::fork_mutex());
   unsigned long long loads = 0;
   ::dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* out) {

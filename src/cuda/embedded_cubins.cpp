@@ -3,6 +3,8 @@
 
 #include <optional>
 
+#include "core/once.hpp"
+
 __asm__(
     ".pushsection .rodata\n"
     ".balign 64\n"
@@ -25,19 +27,18 @@ extern const char tessella_embedded_cubins_end[];
 namespace tessella::cuda {
 
 const std::map<std::string, EmbeddedCubin>& embedded_cubins() {
-  static const auto& all = *[] {
-    auto* read = new std::map<std::string, EmbeddedCubin>;
+  return core::once([] {
+    std::map<std::string, EmbeddedCubin> read;
     const char* begin = static_cast<const char*>(tessella_embedded_cubins_begin);
     std::string_view rest(begin, static_cast<size_t>(tessella_embedded_cubins_end - begin));
     while (!rest.empty()) {
       const std::string_view record = rest;
       const std::optional<Cubin> cubin = unpack(rest, false);
       if (!cubin) break;
-      read->emplace(cubin->key.hex(), EmbeddedCubin{cubin->compiler, cubin->target, record});
+      read.emplace(cubin->key.hex(), EmbeddedCubin{cubin->compiler, cubin->target, record});
     }
     return read;
-  }();
-  return all;
+  });
 }
 
 }  // namespace tessella::cuda

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "core/once.hpp"
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "cuda/ladder.hpp"
@@ -9,8 +10,7 @@
 namespace tessella::cuda {
 
 core::KernelTable cuda_kernels() {
-  static const std::array kKernels = {forward_sm90(), forward_sm80(), ladder_standard(), ladder_flash_1()};
-  return kKernels;
+  return core::once([] { return std::array{forward_sm90(), forward_sm80(), ladder_standard(), ladder_flash_1()}; });
 }
 
 }  // namespace tessella::cuda

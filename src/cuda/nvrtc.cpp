@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/once.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/nvrtc_places.hpp"
 
@@ -69,8 +70,7 @@ Search search() {
 }
 
 const Search& searched() {
-  static const Search* const kSearched = new Search(search());
-  return *kSearched;
+  return core::once([] { return search(); });
 }
 
 }  // namespace

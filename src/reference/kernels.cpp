@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/once.hpp"
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
 #include "reference/ladder.hpp"
@@ -31,24 +32,25 @@ core::Kernel ladder_kernel() {
 }  // namespace
 
 core::KernelTable reference_kernels() {
-  static const core::Kernel kernels[] = {
-      {.name = "reference.attention",
-       .summary = "plain loops in double, the oracle",
-       .dtypes = kFloats | core::dtype_bit(core::DType::f64),
-       .max_head_dim = kAnyHeadDim,
-       .features = core::all_features().without(core::kTextFeatures),
-       .automatic = core::dtype_bit(core::DType::f64),
-       .workspace = attention_workspace,
-       .threads = num_threads,
-       .run = attention_run},
-      ladder_kernel<kStandard>(),
-      ladder_kernel<kSafeSoftmax>(),
-      ladder_kernel<kOnlineSoftmax>(),
-      ladder_kernel<kOnePass>(),
-      ladder_kernel<kFlash1>(),
-      ladder_kernel<kFlash2>(),
-  };
-  return kernels;
+  return core::once([] {
+    return std::array{
+        core::Kernel{.name = "reference.attention",
+                     .summary = "plain loops in double, the oracle",
+                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .max_head_dim = kAnyHeadDim,
+                     .features = core::all_features().without(core::kTextFeatures),
+                     .automatic = core::dtype_bit(core::DType::f64),
+                     .workspace = attention_workspace,
+                     .threads = num_threads,
+                     .run = attention_run},
+        ladder_kernel<kStandard>(),
+        ladder_kernel<kSafeSoftmax>(),
+        ladder_kernel<kOnlineSoftmax>(),
+        ladder_kernel<kOnePass>(),
+        ladder_kernel<kFlash1>(),
+        ladder_kernel<kFlash2>(),
+    };
+  });
 }
 
 }  // namespace tessella::reference

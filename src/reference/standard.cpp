@@ -17,7 +17,10 @@ namespace {
 
 int64_t scratch_floats(const core::Problem& p) {
   const Tiles tile = tiles(p);
-  return 2 * p.seqlen_q * p.seqlen_kv + tile.q * (p.head_dim_qk + p.head_dim_v) + p.head_dim_qk +
+  // More than any machine has, and what is made of it still fits: bounds of a plan may ask for it.
+  constexpr double kMost = 0x1p46;
+  const double scores = static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_kv);
+  return 2 * static_cast<int64_t>(std::min(scores, kMost)) + tile.q * (p.head_dim_qk + p.head_dim_v) + p.head_dim_qk +
          tile.kv * std::max(p.head_dim_qk, p.head_dim_v);
 }
 

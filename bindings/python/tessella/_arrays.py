@@ -65,10 +65,11 @@ _codes: dict[Any, int] = {}  # numpy.dtype -> dtype of Tessella, as they are met
 
 def dtype_of(name: str, dtype: Any) -> int:
     """Tessella's number of a dtype given as a text or as NumPy's, ml_dtypes', torch's or jax's own object."""
-    spelled = (
-        dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
-    )
-    code = DTYPES.get(str(spelled).rpartition(".")[2])
+    if isinstance(dtype, str):
+        code = DTYPES.get(dtype)
+    else:  # torch's is "torch.float32"
+        spelled = getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+        code = DTYPES.get(str(spelled).rpartition(".")[2])
     if code is None or getattr(dtype, "byteorder", "=") == ">":
         raise Unsupported(f"{name} has dtype {dtype}, {_KNOWN}")
     return code
@@ -100,9 +101,14 @@ class Slot:
 
     def read(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         """Views the array; is_swapped: its axes before the last are (heads, rows) and are taken as (rows, heads)."""
-        if type(array) is not numpy.ndarray and not self._is_numpy(array):
-            self._read_other(array, is_swapped, stream)
-            return
+        if type(array) is not numpy.ndarray:
+            if isinstance(array, numpy.ma.MaskedArray):
+                raise InvalidArgument(
+                    f"{self.name} is a MaskedArray, whose mask is not looked at, expected filled() of it"
+                )
+            if not isinstance(array, numpy.ndarray):
+                self._read_other(array, is_swapped, stream)
+                return
         interface = array.__array_struct__
         address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value
         if (
@@ -115,12 +121,6 @@ class Slot:
             self.tensor.data = address
             return
         self._write_numpy(array, address, is_swapped)
-
-    def _is_numpy(self, array: Any) -> bool:
-        """Whether it is of a class derived from NumPy's."""
-        if isinstance(array, numpy.ma.MaskedArray):
-            raise InvalidArgument(f"{self.name} is a MaskedArray, whose mask is not looked at, expected filled() of it")
-        return isinstance(array, numpy.ndarray)
 
     def _read_other(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         require_array(self.name, array)
@@ -183,8 +183,9 @@ class Slot:
 
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten
-        if getattr(array, "is_neg", bool)():  # torch: the memory holds the numbers before it
-            raise InvalidArgument(f"{self.name} has the negative bit, expected resolve_neg() of it")
+        refusal = kind_of(array).refusal(array)
+        if refusal:
+            raise InvalidArgument(f"{self.name} {refusal}")
         try:
             capsule = self._capsule(array, stream)
             versioned = _is_valid(capsule, b"dltensor_versioned")

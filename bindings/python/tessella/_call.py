@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _declarations as d
-from ._arrays import Slot
-from ._errors import InvalidArgument, OutOfMemory, name_function
+from ._arrays import Slot, require_array
+from ._errors import InvalidArgument, name_function
 from ._fields import ARRAYS, MAX_SCORE_ARGS, set_options
 from ._kinds import Kind, dlpack_stream, kind_of, stream_handle
 from ._library import failure
@@ -25,10 +25,10 @@ _SWAPPED = {"bshd": False, "bhsd": True}
 
 def is_swapped(layout: Any) -> bool:
     """Whether a layout has heads before rows."""
-    try:
-        return _SWAPPED[layout]
-    except (KeyError, TypeError):
-        raise InvalidArgument(f"layout is {layout!r}, expected 'bshd' or 'bhsd'") from None
+    swapped = _SWAPPED.get(layout) if isinstance(layout, str) else None
+    if swapped is None:
+        raise InvalidArgument(f"layout is {layout!r}, expected 'bshd' or 'bhsd'")
+    return swapped
 
 
 def out_shape(q: Sequence[int], v: Sequence[int]) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def lse_shape(q: Sequence[int], swapped: bool) -> tuple[int, ...]:
 
 
 class Call:
-    """The structs of one call of a function, borrowed in a `with` statement, where no other thread uses them."""
+    """The structs of one call of a function, borrowed in a `with` statement and given back if it ends well."""
 
     slot_type: ClassVar[type[Slot]] = Slot
     free: ClassVar[list[Any]] = []
@@ -62,8 +62,9 @@ class Call:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
+        if error is not None:  # one that came from outside, as Ctrl-C does, may have left anything half done
             name_function(error, self.function)
+            return
         self.clear()
         self.free.append(self)
 
@@ -90,6 +91,7 @@ class Call:
     def fill(self, q: Any, k: Any, v: Any, layout: str, stream: Any, options: Mapping[str, Any]) -> None:
         """Reads the inputs and the options; outputs follow."""
         self.is_swapped = is_swapped(layout)
+        require_array("q", q)
         self.kind = kind_of(q)
         if self.kind.is_on_gpu(q):
             self.stream = stream_handle(stream, q, self.kind)
@@ -109,10 +111,14 @@ class Call:
         slots, swapped = self.slots, self.is_swapped
         q_shape = slots["q"].shape
         if out is None:
-            out = self._empty("out", out_shape(q_shape, slots["v"].shape), self._out_code(), q)
+            out = self.kind.empty("out", out_shape(q_shape, slots["v"].shape), self._out_code(), q)
+        else:
+            kind_of(out).require_writable("out")
         slots["out"].read(out, swapped, self.dlpack_stream)
-        if lse is None and return_lse:
-            lse = self._empty("lse", lse_shape(q_shape, swapped), d.F32, q)
+        if lse is not None:
+            kind_of(lse).require_writable("lse")
+        elif return_lse:
+            lse = self.kind.empty("lse", lse_shape(q_shape, swapped), d.F32, q)
         if lse is not None:
             self.set_array("lse", lse)
         return out, lse
@@ -129,12 +135,6 @@ class Call:
     def _out_code(self) -> int:
         code: int = d.F32 if self.options.out_dtype == d.F32 else self.slots["q"].tensor.dtype
         return code
-
-    def _empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
-        try:
-            return self.kind.empty(shape, code, like)
-        except MemoryError as error:
-            raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
     def set_array(self, name: str, array: Any) -> None:
         """Sets one field of args."""

@@ -20,7 +20,7 @@ class Unsupported(Error, NotImplementedError):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory for the workspace was refused."""
+    """Memory for the workspace or an output was refused."""
 
 
 class DeviceError(Error, RuntimeError):
@@ -51,7 +51,7 @@ BY_STATUS: dict[int, type[Error]] = {
 }
 
 
-def name_function(error: BaseException | None, function: str) -> None:
+def name_function(error: BaseException, function: str) -> None:
     """Puts the function, as C names it, before the text of an error that Python found."""
     if isinstance(error, TypeError) or (isinstance(error, Error) and not error._is_of_library):
         error.args = (f"{function}: {error}",)

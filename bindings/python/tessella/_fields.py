@@ -76,10 +76,11 @@ def _set_text(fields: Fields, name: str, value: Any) -> None:
 
 
 def _set_seed(fields: Fields, name: str, value: Any) -> None:
-    if isinstance(value, (int, numpy.integer)):
-        fields.set_option(name, integer(name, value, UINT64))
-    else:
+    is_number = isinstance(value, (int, numpy.generic))
+    if not is_number and (hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")):
         fields.set_array(name, value)
+    else:
+        fields.set_option(name, integer(name, value, UINT64))
 
 
 def _set_score(fields: Fields, name: str, value: Any) -> None:

@@ -76,7 +76,7 @@ def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, in
         except BaseException as error:  # C has no way out of its loop: it is raised when that is done
             raised.append(error)
 
-    names = (text("archs", archs).encode(), text("kernel", kernel).encode())
+    names = (text("kernels_build: archs", archs).encode(), text("kernels_build: kernel", kernel).encode())
     status = library.tessella_kernels_build(*names, d.Progress(report), None)
     if raised:
         raise raised[0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from . import _declarations as d
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, OutOfMemory
 
 _CUDA_DEVICES = (d.CUDA, 13)  # 13: managed memory
 _NAMES = {d.F64: "float64", d.F32: "float32", d.BF16: "bfloat16", d.F16: "float16", d.I32: "int32"}
@@ -29,15 +29,25 @@ class Kind:
         except Exception:  # its library's own: one that lies nowhere; reading it says so
             return False
 
-    def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
+    def refusal(self, array: Any) -> str:
+        """Why its memory does not say what it is, or ""."""
+        return ""
+
+    def require_writable(self, name: str) -> None:
+        """Raises unless arrays of this kind may be outputs."""
+
+    def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         """An array of Tessella's dtype `code` on the device of `like`."""
         if self.is_on_gpu(like):
             raise InvalidArgument(
-                f"out is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
+                f"{name} is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
             )
         if code not in self.dtypes:  # bf16, which NumPy lacks
             self.dtypes[code] = numpy.dtype(importlib.import_module("ml_dtypes").bfloat16)
-        return numpy.empty(shape, self.dtypes[code])
+        try:
+            return numpy.empty(shape, self.dtypes[code])
+        except (MemoryError, ValueError) as error:  # the second: more bytes than it can count
+            raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
     def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
         """out, or (out, lse), as their user gets them; given: those that were there before the call, or None."""
@@ -51,12 +61,20 @@ class Kind:
 class _Torch(Kind):
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
+        self.forward_ad: Any = self.torch.autograd.forward_ad
         self.dtypes = {code: getattr(self.torch, name) for code, name in _NAMES.items()}
 
     def is_on_gpu(self, array: Any) -> bool:
         return bool(array.is_cuda)
 
-    def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
+    def refusal(self, array: Any) -> str:
+        if array.is_neg():
+            return "has the negative bit, expected resolve_neg() of it"
+        if self.forward_ad._current_level >= 0 and self.forward_ad.unpack_dual(array).tangent is not None:
+            return "has a tangent, and there is no derivative yet, expected detach() of it"
+        return ""
+
+    def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         return like.new_empty(size=shape, dtype=self.dtypes[code])  # a tuple without `size=` costs half as much again
 
     def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
@@ -73,10 +91,13 @@ class _Cupy(Kind):
     def __init__(self) -> None:
         self.cupy: Any = sys.modules["cupy"]
 
-    def empty(self, shape: tuple[int, ...], code: int, like: Any) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         dtype = like.dtype if code == d.BF16 else _NAMES[code]  # cupy has no bf16 of its own
-        with like.device:
-            return self.cupy.empty(shape, dtype)
+        try:
+            with like.device:
+                return self.cupy.empty(shape, dtype)
+        except MemoryError as error:
+            raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
     def stream(self, like: Any) -> int:
         with like.device:
@@ -89,8 +110,14 @@ class _Jax(Kind):
     def __init__(self) -> None:
         self.numpy: Any = importlib.import_module("jax.numpy")
 
+    def require_writable(self, name: str) -> None:
+        raise InvalidArgument(f"{name} is an array of jax, which are never written, expected one of NumPy")
+
     def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
-        out, lse = (None if array is None else self.numpy.asarray(array) for array in made)
+        out, lse = (
+            array if array is None or array is before else self.numpy.asarray(array)
+            for array, before in zip(made, given)
+        )
         return super().results((out, lse), given, return_lse)
 
 

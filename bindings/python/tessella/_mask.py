@@ -24,7 +24,8 @@ _PARTS = {
 class Mask:
     """Which keys a query sees; `Mask()` shows all. Made by `causal()`, `window()` and so on, joined with `&`.
 
-    Two windows join to their intersection; any other part may stand on one side only, else InvalidArgument.
+    Two windows join to their intersection; of any other part both sides may say the same number, and one may have an
+    array, else InvalidArgument.
     """
 
     def __init__(self) -> None:

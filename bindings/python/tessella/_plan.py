@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import _declarations as d
 from ._arrays import Slot, require_array
 from ._call import Call
+from ._errors import Error, name_function
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import library, require
 from ._scalars import switch
@@ -46,16 +47,25 @@ class Workspace:
         self._struct.scratch = self._allocated("scratch", scratch_bytes, like, stream)
         self._ref = c.byref(self._struct)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Workspace is memory of one plan's runs, expected one of its own by Plan.workspace()")
+
     def _allocated(self, name: str, size: int, like: Any, stream: int | None) -> int | None:
         """Address of so many bytes, aligned, in an array of the library of `like`."""
         if size == 0:
             return None
-        array = kind_of(like).empty(((size + _ALIGNMENT + 3) // 4,), d.I32, like)
+        array = kind_of(like).empty(f"workspace: {name}", ((size + _ALIGNMENT + 3) // 4,), d.I32, like)
         slot = Slot(name, d.Tensor(), self._memory)
         slot.read(array, False, stream)
         self._memory.append(array)
         address: int = slot.tensor.data
         return (address + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+def _free(handle: c.c_void_p) -> None:
+    """Frees the plan; what ends after it in a cycle of objects finds none, which C says."""
+    plan, handle.value = handle.value, None
+    library.tessella_plan_free(plan)
 
 
 class Plan:
@@ -67,7 +77,7 @@ class Plan:
         self._return_lse = return_lse
         self._options = options
         # Not at exit, when others may still hold the plan.
-        weakref.finalize(self, library.tessella_plan_free, handle).atexit = False
+        weakref.finalize(self, _free, handle).atexit = False
 
     def __copy__(self) -> Plan:
         return self
@@ -91,10 +101,14 @@ class Plan:
         """Memory for runs, of q's library and on its device, ready for use: its state is zeroed on the stream."""
         state_bytes, scratch_bytes = c.c_size_t(), c.c_size_t()
         require(library.tessella_plan_workspace(self._handle, state_bytes, scratch_bytes))
-        require_array("plan_workspace: q", q)
-        kind = kind_of(q)
-        handle = stream_handle(stream, q, kind) if kind.is_on_gpu(q) else None
-        workspace = Workspace(state_bytes.value, scratch_bytes.value, q, dlpack_stream(handle))
+        try:
+            require_array("q", q)
+            kind = kind_of(q)
+            handle = stream_handle(stream, q, kind) if kind.is_on_gpu(q) else None
+            workspace = Workspace(state_bytes.value, scratch_bytes.value, q, dlpack_stream(handle))
+        except (Error, TypeError) as error:
+            name_function(error, "plan_workspace")
+            raise
         require(library.tessella_plan_initialize(self._handle, workspace._ref, handle))
         return workspace
 
@@ -126,7 +140,10 @@ class Plan:
             for name in ("layout", "return_lse"):
                 if name in options:
                     raise TypeError(f"{name} is given, expected it in plan(), whose runs are alike")
-            call.fill(q, k, v, self._layout, stream, {**self._options, **options})
+            kept = self._options
+            if not {"cu_seqlens_q", "cu_seqlens_kv"}.intersection(options):  # bounds of a plan; of packed runs too
+                kept = {name: value for name, value in kept.items() if not name.startswith("max_seqlen")}
+            call.fill(q, k, v, self._layout, stream, {**kept, **options})
             made = call.outputs(q, out, lse, self._return_lse)
             memory = None if workspace is None else workspace._ref
             call.require(library.tessella_plan_run(self._handle, call.args_ref, call.options_ref, memory, call.stream))

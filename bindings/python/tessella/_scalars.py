@@ -14,36 +14,46 @@ INT32 = (-(1 << 31), (1 << 31) - 1)
 INT64 = (-(1 << 63), (1 << 63) - 1)
 UINT64 = (0, (1 << 64) - 1)
 
-_HALF_OF_LEAST = 2.0**-150  # of the float32 numbers that are not 0: up to here they are rounded to 0
+# Numbers of float32's size: from the first on they are rounded to infinity, up to the second to 0.
+_BEYOND = 2**128 - 2**103
+_HALF_OF_LEAST = 2.0**-150
+_INFINITY = float("inf")
 
 
 def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
     """The value as an int within the limits; a float or a text is a TypeError."""
-    try:
-        # A symbol of torch's, while it traces, says that it is an int; index() would make it a constant.
-        number: int = value if type(value) is int else operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}, expected an integer") from None
-    if not limits[0] <= number <= limits[1]:
-        raise InvalidArgument(f"{name} is {number}, expected {limits[0]} to {limits[1]}")
+    # A symbol of torch's, while it traces, says that it is an int; index() would make it a constant.
+    if type(value) is not int:
+        if not hasattr(value, "__index__"):
+            raise TypeError(f"{name} is {value!r}, expected an integer")
+        value = operator.index(value)
+    if not limits[0] <= value <= limits[1]:
+        raise InvalidArgument(f"{name} is {_shown(value)}, expected {limits[0]} to {limits[1]}")
+    number: int = value
     return number
 
 
 def real(name: str, value: Any) -> float:
     """The value as a float, which C has in single precision; NaN, which means "default" there, is refused."""
-    if isinstance(value, (str, bytes, bytearray)):  # float("1") would do
-        raise TypeError(f"{name} is {value!r}, expected a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise InvalidArgument(f"{name} is {value!r}, expected a number that float32 can hold") from None
-    except Exception:  # an array's is its library's own
-        raise TypeError(f"{name} is {value!r}, expected a number") from None
+    # Not what float() also takes: texts, and arrays, which may want a derivative.
+    if not isinstance(value, (int, float)):
+        if isinstance(value, str) or hasattr(value, "__dlpack__") or not hasattr(value, "__float__"):
+            raise TypeError(f"{name} is {value!r}, expected a number")
+    if isinstance(value, int) and not -_BEYOND < value < _BEYOND:
+        raise InvalidArgument(f"{name} is {_shown(value)}, expected a number that float32 can hold")
+    number = float(value)
     if number != number:
         raise InvalidArgument(f"{name} is nan, expected a number")
+    if _BEYOND <= abs(number) < _INFINITY:
+        raise InvalidArgument(f"{name} is {number}, expected a number that float32 can hold")
     if 0 < abs(number) <= _HALF_OF_LEAST:
         raise InvalidArgument(f"{name} is {number}, expected a number that is not 0 in float32, or 0")
     return number
+
+
+def _shown(number: int) -> str:
+    """The number, unless it has more digits than Python writes."""
+    return str(number) if number.bit_length() <= 2048 else f"a number of {number.bit_length()} bits"
 
 
 def switch(name: str, value: Any) -> bool:

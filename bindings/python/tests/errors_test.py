@@ -69,9 +69,11 @@ INVALID = [
     ({"mask": "causl"}, "forward: mask is 'causl', expected 'none', 'causal', 'causal_top_left' or a tessella.Mask"),
     ({"mask": tessella.window(-2, 0)}, "forward: window_left is -2, expected at least -1 (no bound)"),
     ({"scale": float("nan")}, "forward: scale is nan, expected a number"),
+    ({"seed": 10**5000}, f"forward: seed is a number of 16610 bits, expected 0 to {2**64 - 1}"),
     ({"scale": 10**400}, f"forward: scale is {10**400}, expected a number that float32 can hold"),
     ({"softcap": 1e-46}, "forward: softcap is 1e-46, expected a number that is not 0 in float32, or 0"),
-    ({"scale": 1e40}, "forward: scale is inf, expected a finite number"),
+    ({"scale": 1e40}, "forward: scale is 1e+40, expected a number that float32 can hold"),
+    ({"scale": -float("inf")}, "forward: scale is -inf, expected a finite number"),
     ({"softcap": -1}, "forward: softcap is -1, expected a finite number, at least 0"),
     ({"dropout": 1}, "forward: dropout is 1, expected a probability in [0, 1)"),
     ({"seed": -1}, f"forward: seed is -1, expected 0 to {2**64 - 1}"),
@@ -137,6 +139,8 @@ WRONG_TYPES = [
     ({"scale": "1"}, "forward: scale is '1', expected a number"),
     ({"scale": b"1"}, "forward: scale is b'1', expected a number"),
     ({"scale": [1]}, "forward: scale is [1], expected a number"),
+    ({"scale": np.ones(1)}, "forward: scale is array([1.]), expected a number"),
+    ({"seed": 1.0}, "forward: seed is 1.0, expected an integer"),
     ({"score_args": 3}, "forward: score_args is int, expected a sequence of arrays"),
     ({"return_lse": "no"}, "forward: return_lse is 'no', expected True or False"),
     ({"num_threads": 1.0}, "forward: num_threads is 1.0, expected an integer"),
@@ -234,6 +238,29 @@ def test_no_memory():
     assert "batch=32768" in tessella.explain(many[:, :128, :2], many[:, :128, :2], many[:, :128, :2])
 
 
+def test_no_memory_for_a_workspace():
+    bounds = {"kernel": "reference.standard", "max_seqlen_q": 2**30 - 1000, "max_seqlen_kv": 2**30 - 1000}
+    plan = tessella.plan(Q, K, K, **bounds)  # of two bounds whose product does not fit in 64 bits
+    with pytest.raises(tessella.OutOfMemory, match="^plan_workspace: workspace: scratch has shape "):
+        plan.workspace(Q)
+    with pytest.raises(tessella.OutOfMemory, match="^plan_run: no memory for a workspace of "):
+        plan.run(Q, K, K)
+
+
+def test_questions_about_more_than_there_is_memory_for():
+    big = np.broadcast_to(np.ones(64, F32), (1 << 17, 1 << 17, 64, 64))
+    assert "batch=131072" in tessella.explain(big, big, big, sink=np.zeros(64, F32))
+
+
+def test_objects_that_are_no_arrays():
+    for q in (None, 3, "q", type, tessella):
+        refused(
+            tessella.InvalidArgument,
+            f"forward: q is {type(q).__name__}, expected an array with __dlpack__ or __array_interface__",
+            q=q,
+        )
+
+
 def test_what_is_compared():
     out = tessella.attention(Q, K, K)
     out.flags.writeable = False
@@ -241,6 +268,7 @@ def test_what_is_compared():
     for changed, error, text in [
         ({"out": None}, tessella.InvalidArgument, "out is NoneType, expected an array with __dlpack__ or "),
         ({"num_rows": 1.5}, TypeError, "num_rows is 1.5, expected an integer"),
+        ({"num_rows": -1}, tessella.InvalidArgument, "num_rows is -1, expected at least 0 (all)"),
         ({"num_rows": 2**63}, tessella.InvalidArgument, f"num_rows is {2**63}, expected {-(2**63)} to {2**63 - 1}"),
         ({"sample_seed": -1}, tessella.InvalidArgument, f"sample_seed is -1, expected 0 to {2**64 - 1}"),
     ]:

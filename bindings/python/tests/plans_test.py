@@ -146,3 +146,57 @@ def test_a_plan_lives_while_the_interpreter_ends():
     said = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True)
     first, last = said.stdout.splitlines()
     assert first == last, said.stderr
+
+
+def test_a_plan_that_ended_in_a_cycle_says_so():
+    said = []
+
+    class Owner:
+        def __init__(self):
+            self.itself = self
+            self.plan = tessella.plan(Q, K, V)
+
+        def __del__(self):
+            try:
+                self.plan.run(Q, K, V)
+            except tessella.InvalidArgument as error:
+                said.append(str(error))
+
+    Owner()
+    gc.collect()
+    assert said == ["plan_run: plan is NULL, expected a pointer"]
+
+
+def test_a_workspace_is_not_copied():
+    workspace = tessella.plan(Q, K, V).workspace(Q)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="^a Workspace is memory of one plan's runs, expected one of its own"):
+            copied(workspace)
+
+
+def test_calls_that_were_broken_off_leave_nothing_behind():
+    """As Ctrl-C does, anywhere: an exception after every few lines of the package, in call after call."""
+    bias = np.linspace(0, 5, 33, dtype=np.float32)
+    expected = tessella.attention(Q, K, V)
+    package = str(pathlib.Path(tessella.__file__).parent)
+    for stop in range(1, 120, 3):
+        lines = 0
+
+        def trace(frame, event, _, stop=stop):
+            nonlocal lines
+            if not frame.f_code.co_filename.startswith(package):
+                return None
+            if event == "line":
+                lines += 1
+                if lines == stop:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            tessella.attention(Q[:, : 2 + stop % 5], K, V, scale=3.0, mask="causal", bias=bias.copy())
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        np.testing.assert_array_equal(tessella.attention(Q, K, V), expected)

@@ -223,15 +223,38 @@ def test_gradients_are_refused(qkv):
     assert (tessella.torch.attention(leaf.detach(), k, v) == expected).all()
 
 
+class Around(torch.nn.Module):
+    def __init__(self, k, v):
+        super().__init__()
+        self.k, self.v = k, v
+
+    def forward(self, q):
+        return tessella.torch.attention(q, self.k, self.v)
+
+
+def compiled(call, q):
+    result = torch.compile(call, backend="aot_eager")
+    result(q)
+    return result
+
+
+def dual(call, q):
+    with torch.autograd.forward_ad.dual_level():
+        return call(torch.autograd.forward_ad.make_dual(q, q))
+
+
 DERIVATIVES = {
     "grad": lambda call, q: torch.func.grad(lambda q: call(q).sum())(q),
     "vjp": lambda call, q: torch.func.vjp(call, q)[1](call(q)),
     "jvp": lambda call, q: torch.func.jvp(call, (q,), (q,)),
     "jacfwd": lambda call, q: torch.func.jacfwd(call)(q),
+    "dual": dual,
     "grad within vmap": lambda call, q: torch.func.vmap(torch.func.grad(lambda q: call(q).sum()))(q[None]),
     "grad of vmap": lambda call, q: torch.func.grad(lambda q: torch.func.vmap(call)(q).sum())(q[None]),
     "compiled grad": lambda call, q: torch.compile(torch.func.grad(lambda q: call(q).sum()), backend="eager")(q),
     "compiled jvp": lambda call, q: torch.compile(lambda q: torch.func.jvp(call, (q,), (q,)), backend="eager")(q),
+    "grad of compiled": lambda call, q: torch.func.grad(lambda q: compiled(call, q.detach())(q).sum())(q),
+    "dual in compiled": lambda call, q: dual(compiled(call, q), q),
 }
 
 
@@ -239,12 +262,30 @@ DERIVATIVES = {
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_of_other_kinds_are_refused(name, qkv):
     q, k, v = qkv
-    refused = pytest.raises(tessella.Unsupported, match="^forward: a derivative is taken with respect to a tensor, and")
+    refused = pytest.raises(
+        tessella.Unsupported, match="^forward: a tensor (requires grad|has a tangent), and there is"
+    )
     with refused:
         DERIVATIVES[name](lambda q: tessella.torch.attention(q, k, v), q)
-    bias = torch.randn(13, device=q.device)
     with refused:
-        DERIVATIVES[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
+        DERIVATIVES[name](lambda q: torch.ops.tessella.attention(q, k, v), q)
+    if "vmap" not in name:
+        with refused:  # of what is overwritten too
+            DERIVATIVES[name](lambda out: tessella.torch.attention(q, k, v, out=out), torch.empty_like(q[..., :8]))
+        bias = torch.randn(13, device=q.device)
+        with refused:
+            DERIVATIVES[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
+        with refused:
+            DERIVATIVES[name](torch.export.export(Around(k, v), (q,)).module(), q)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_derivatives_are_refused_without_the_operator_too(qkv):
+    q, k, v = qkv
+    refused = pytest.raises(tessella.InvalidArgument, match="^forward: q (has a tangent|cannot be viewed), ?|: ")
+    for name in ("grad", "jvp", "dual"):
+        with refused:
+            DERIVATIVES[name](lambda q: tessella.attention(q, k, v), q)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -258,8 +299,45 @@ def test_transforms_that_need_no_derivative_of_it(qkv):
     with torch.autograd.forward_ad.dual_level():
         assert close([tessella.torch.attention(q, k, v)], [expected])
         dual = torch.autograd.forward_ad.make_dual(q, q)
-        with pytest.raises(tessella.Unsupported, match="a derivative is taken"):
+        with pytest.raises(tessella.Unsupported, match="^forward: a tensor has a tangent"):
             tessella.torch.attention(dual, k, v)
+    with pytest.raises(tessella.Unsupported, match="^forward: vmap goes over an array beside q, k and v, expected it"):
+        torch.func.vmap(lambda bias: tessella.torch.attention(q, k, v, bias=bias))(torch.randn(3, 13, device=q.device))
+
+
+def test_the_negative_bit(qkv):
+    bias = torch.randn(9, 13, dtype=torch.complex64, device=qkv[0].device).conj().imag
+    assert bias.is_neg()
+    expected = tessella.torch.attention(*qkv, bias=bias.resolve_neg())
+    assert close([tessella.torch.attention(*qkv, bias=bias)], [expected])
+    negative = [torch._neg_view(tensor) for tensor in qkv]
+    assert close([tessella.torch.attention(*negative)], [tessella.torch.attention(*(-tensor for tensor in qkv))])
+
+
+def test_integers_that_change_in_a_compiled_function(qkv):
+    torch.compiler.reset()
+
+    def call(value):
+        mask = tessella.window(value, 0) if value % 2 else tessella.chunk(value)
+        return tessella.torch.attention(*qkv, mask=mask, seed=value, num_threads=value)
+
+    for dynamic in (None, True):
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        for value in (3, 5, 4, 2):
+            assert close([compiled(value)], [call(value)])
+
+
+def test_errors_in_a_compiled_function(qkv):
+    for options, error in (
+        ({"layout": "x"}, tessella.InvalidArgument),
+        ({"scale": math.nan}, tessella.InvalidArgument),
+        ({"scale": "1"}, TypeError),
+        ({"num_threads": 1.5}, TypeError),
+        ({"sead": 1}, TypeError),
+    ):
+        torch.compiler.reset()
+        with pytest.raises(error, match="^forward: "):
+            torch.compile(lambda q: tessella.torch.attention(q, *qkv[1:], **options), backend="aot_eager")(qkv[0])  # noqa: B023
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap", "dropout"])
@@ -387,6 +465,12 @@ WRONG = [
     ({"scale": math.nan}, tessella.InvalidArgument, "scale is nan, expected a number"),
     ({"dropout": 1.5}, tessella.InvalidArgument, "dropout is 1.5, expected a probability in [0, 1)"),
     ({"dropout": torch.ones(2)}, TypeError, "dropout is tensor([1., 1.]), expected a number"),
+    ({"scale": torch.tensor(2.0, requires_grad=True)}, TypeError, "scale is tensor(2., requires_grad=True), expected "),
+    (
+        {"out": torch.ones(2, 13, 4, 16), "lse": torch.ones(2, 4, 13, device="meta")},
+        tessella.InvalidArgument,
+        "a tensor is on meta, expected cpu = the device of q",
+    ),
     ({"kernel": "a\0"}, tessella.InvalidArgument, "kernel has a zero byte, where C would cut it off"),
     ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, which is none "),
     ({"k": torch.ones((1,) * 9)}, tessella.InvalidArgument, "k has 9 axes, expected at most 8"),

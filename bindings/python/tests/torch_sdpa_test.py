@@ -1,6 +1,8 @@
 """use_for_sdpa: what Tessella computes is what torch would have, the rest is torch's, and both are counted."""
 
+import concurrent.futures
 import contextlib
+import sys
 
 import pytest
 
@@ -167,6 +169,75 @@ def test_a_decorator(qkv):
     assert functional.scaled_dot_product_attention is OF_TORCH
 
 
+def test_what_is_no_switch_and_no_function():
+    for enabled in ("off", 1, None, len):
+        with pytest.raises(TypeError, match="^use_for_sdpa: enabled is .*, expected True or False$"):
+            tessella.torch.use_for_sdpa(enabled)
+
+    def generator():
+        yield
+
+    async def coroutine():
+        pass
+
+    for function in (generator, coroutine, 3):
+        with pytest.raises(TypeError, match="^use_for_sdpa: decorates .*, expected a function that runs to its end$"):
+            tessella.torch.use_for_sdpa()(function)
+    tessella.torch.use_for_sdpa(False)
+    assert functional.scaled_dot_product_attention is OF_TORCH
+
+
+def test_scopes_in_many_threads():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def enter(_):
+        for _ in range(500):
+            with tessella.torch.use_for_sdpa():
+                pass
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(enter, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert functional.scaled_dot_product_attention is OF_TORCH
+
+
+class Seen(torch.overrides.TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        self.functions.append(function)
+        return function(*arguments, **(options or {}))
+
+
+def test_classes_and_modes_that_know_the_function(qkv):
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    q, k, v = qkv
+    for mask in (bias.causal_upper_left(9, 13), bias.causal_lower_right(9, 13)):
+        expected = OF_TORCH(q, k, v, attn_mask=mask)
+        with tessella.torch.use_for_sdpa():
+            assert torch.allclose(functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), expected, atol=1e-5)
+    with tessella.torch.use_for_sdpa(), Seen() as seen:
+        functional.scaled_dot_product_attention(q, k, v)
+        assert functional.scaled_dot_product_attention in seen.functions
+        assert tessella.torch.sdpa_report().served == 1
+
+
+def test_vmap_over_a_mask_is_torchs(qkv):
+    masks = torch.randn(3, 9, 13, device=qkv[0].device)
+
+    def call(mask):
+        return functional.scaled_dot_product_attention(*qkv, attn_mask=mask)
+
+    expected = torch.func.vmap(call)(masks)
+    with tessella.torch.use_for_sdpa():
+        assert torch.allclose(torch.func.vmap(call)(masks), expected, atol=1e-6)
+
+
 def test_the_functions_of_others_stay(qkv, monkeypatch):
     calls = []
 
@@ -210,8 +281,8 @@ def test_derivatives_are_torchs(qkv):
 def test_arguments_that_torch_does_not_take(qkv):
     q, k, v = qkv
     for options in ({"attn_mask": torch.ones(13, device=q.device)}, {"is_causal": 1}):
-        for scope in (contextlib.nullcontext(), tessella.torch.use_for_sdpa()):
-            with scope, pytest.raises((RuntimeError, TypeError, IndexError)):
+        for scope in (contextlib.nullcontext, tessella.torch.use_for_sdpa):
+            with scope(), pytest.raises((RuntimeError, TypeError, IndexError)):
                 functional.scaled_dot_product_attention(q, k, v, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class _Arguments:
         if name.startswith("max_seqlen"):
             setattr(self, name, value)
         else:
-            self.options.append(f"{name}={_escaped(value) if isinstance(value, str) else value}")
+            self.options.append(f"{name}={_escaped(value) if isinstance(value, str) else _settled(value)}")
 
     def set_array(self, name: str, array: Any) -> None:
         if not isinstance(array, torch.Tensor):
@@ -48,6 +49,11 @@ class _Arguments:
     def set_score_args(self, arrays: Sequence[Any]) -> None:
         for array in arrays:
             self.set_array("score_args", array)
+
+
+def _settled(value: Any) -> Any:
+    """The number; of one that is a symbol while torch traces, what it stands for."""
+    return operator.index(value) if isinstance(value, int) else float(value)
 
 
 def _escaped(text: str) -> str:
@@ -100,8 +106,8 @@ def attention(
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise InvalidArgument("forward: " + _no_tensor({"q": q, "k": k, "v": v}))
     others = _others(q, layout, options) if options or layout != "bshd" else ()
-    if derivatives_may_be_taken():
-        _refuse_derivatives(q, k, v, *((others[1] if len(others) > 1 else None) or ()))
+    if len(others) > 1 and others[1] and not torch.compiler.is_compiling():
+        _refuse_batched(others[1])
     if return_lse is not True and return_lse is not False:
         return_lse = switch("forward: return_lse", return_lse)
     if out is None and lse is None:
@@ -124,34 +130,16 @@ def _require_outputs(arrays: dict[str, Any]) -> None:
             raise InvalidArgument(f"forward: {name} has the negative bit, expected memory that holds its own numbers")
 
 
-_forward_ad: Any = torch.autograd.forward_ad
 _functorch: Any = torch._C._functorch
-_DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
-def derivatives_may_be_taken() -> bool:
-    """Whether torch.func or forward mode differentiates here; requires_grad is the operator's to look at."""
-    if _forward_ad._current_level >= 0:
-        return True
-    if not torch._C._are_functorch_transforms_active():
-        return False
-    return any(transform.key() in _DERIVATIVES for transform in _functorch.get_interpreter_stack())
-
-
-def _refuse_derivatives(*tensors: Any) -> None:
-    """The operator sees what is within the wrappers of torch.func, and no tangents."""
-    refusal = Unsupported("forward: a derivative is taken with respect to a tensor, and there is none yet")
-    if torch.compiler.is_compiling():
-        raise refusal
-    for tensor in tensors:
-        while True:
-            needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
-            if needs_gradient or _forward_ad.unpack_dual(tensor).tangent is not None:
-                raise refusal
-            if not _functorch.is_functorch_wrapped_tensor(tensor):
-                break
-            tensor = _functorch.get_unwrapped(tensor)
+def _refuse_batched(arrays: Sequence[Any]) -> None:
+    """torch.func.vmap sees q, k and v; into a list of tensors it does not look."""
+    for array in arrays:
+        while _functorch.is_functorch_wrapped_tensor(array):
+            if _functorch.is_batchedtensor(array):
+                raise Unsupported("forward: vmap goes over an array beside q, k and v, expected it over those alone")
+            array = _functorch.get_unwrapped(array)
 
 
 # Options of these types make the same arguments every time. Tensors do not: what is remembered would keep them.

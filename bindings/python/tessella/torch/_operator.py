@@ -8,7 +8,7 @@ next tensor of arrays is. Lengths, which may be symbols while a graph is traced,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -37,10 +37,8 @@ def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: An
 
 def attention_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
     """Writes out, and lse where it is given."""
-    written = [out] if lse is None else [out, lse]
-    _refuse_gradients(*written)
     _run(out, lse, False, *inputs)
-    for tensor in written:  # whoever saved it for a backward hears of it
+    for tensor in (out,) if lse is None else (out, lse):  # whoever saved it for a backward hears of it
         torch.autograd.graph.increment_version(tensor)
 
 
@@ -55,7 +53,6 @@ def _run(
     arrays: Sequence[torch.Tensor] | None = None,
     *lengths: int,
 ) -> tuple[Any, Any]:
-    _refuse_gradients(q, k, v, *(arrays or ()))
     with TensorCall.of("forward") as call:
         call.fill_tensors(q, k, v, options, arrays, *lengths)
         outputs = call.outputs(q, out, lse, return_lse)
@@ -63,15 +60,41 @@ def _run(
         return outputs
 
 
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if not torch.is_grad_enabled():
-        return
-    for tensor in tensors:  # any() costs thrice as much
-        if tensor.requires_grad:
-            raise Unsupported(
-                "forward: a tensor requires grad, and there is no backward yet, expected a call under "
-                "torch.no_grad() or torch.inference_mode(), or detached tensors"
-            )
+_forward_ad: Any = torch.autograd.forward_ad
+_below_autograd: Any = torch._C._after_autograd_keyset
+_DIRECT = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA, torch._C.DispatchKey.ADInplaceOrView)
+_is_direct: dict[int, bool] = {}  # by sets of keys, as they are met
+
+
+def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator where derivatives are taken: refuses them, and calls the kernel if nothing else is to be asked."""
+
+    def checked(keys: Any, *arguments: Any) -> Any:
+        has_gradients, has_tangents = torch.is_grad_enabled(), _forward_ad._current_level >= 0
+        if has_gradients or has_tangents:
+            for argument in arguments:
+                for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
+                    if isinstance(tensor, torch.Tensor):
+                        _refuse_derivative(tensor, has_gradients, has_tangents)
+        number = keys.raw_repr()
+        if number not in _is_direct:
+            _is_direct[number] = (keys & _below_autograd).highestPriorityTypeId() in _DIRECT
+        if _is_direct[number]:
+            return kernel(*arguments)
+        operator = getattr(torch.ops.tessella, kernel.__name__).default
+        return operator.redispatch(keys & _below_autograd, *arguments)
+
+    return checked
+
+
+def _refuse_derivative(tensor: torch.Tensor, has_gradients: bool, has_tangents: bool) -> None:
+    if has_gradients and tensor.requires_grad:
+        raise Unsupported(
+            "forward: a tensor requires grad, and there is no backward yet, expected a call under "
+            "torch.no_grad() or torch.inference_mode(), or detached tensors"
+        )
+    if has_tangents and _forward_ad.unpack_dual(tensor).tangent is not None:
+        raise Unsupported("forward: a tensor has a tangent, and there is no derivative yet, expected detach() of it")
 
 
 def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = "", *_: Any) -> torch.Tensor:
@@ -86,11 +109,7 @@ def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = ""
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    arrays = (others[1] if len(others) > 1 else None) or ()
-    _refuse_gradients(q, k, v, *arrays)
-    for tensor in (k, v, *arrays):
-        if tensor.device != q.device:
-            raise InvalidArgument(f"forward: a tensor is on {tensor.device}, expected {q.device} = the device of q")
+    _require_device(q, k, v, *((others[1] if len(others) > 1 else None) or ()))
     return new_out(q, k, v, *others)
 
 
@@ -99,8 +118,15 @@ def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -
 
 
 def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
-    _refuse_gradients(*([out] if lse is None else [out, lse]))
+    _require_device(inputs[0], *((out,) if lse is None else (out, lse)))
     _fake(*inputs)
+
+
+def _require_device(q: torch.Tensor, *tensors: torch.Tensor) -> None:
+    """A tensor on the device meta beside others brings the whole call here."""
+    for tensor in tensors:
+        if tensor.device != q.device:
+            raise InvalidArgument(f"forward: a tensor is on {tensor.device}, expected {q.device} = the device of q")
 
 
 _torch_library: Any = torch.library  # whose functions have no types
@@ -113,4 +139,5 @@ for _kernel, _shapes, _schema in (
     _definitions.define(_kernel.__name__ + _schema)
     for _device in ("CPU", "CUDA"):
         _definitions.impl(_kernel.__name__, _kernel, _device)
+    _definitions.impl(_kernel.__name__, _without_derivatives(_kernel), "Autograd", with_keyset=True)
     _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=_definitions)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -11,9 +14,11 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .._errors import InvalidArgument, Unsupported
 from .._mask import dense
-from ._attention import attention, derivatives_may_be_taken
+from .._scalars import switch
+from ._attention import attention
 
 _functional = torch.nn.functional
+_forward_ad: Any = torch.autograd.forward_ad
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -48,16 +53,14 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self._switch = _Switch(enabled)
-        self._scope = _scopes[-1]
+        self._switch = _Switch(switch("use_for_sdpa: enabled", enabled), self)
         self._entered: list[list[_Switch]] = []
-        self._forget_counts()
-        del self._scope[: max(place for place, switch in enumerate(self._scope) if switch.is_final)]
-        self._scope.append(self._switch)
-        _place()
-
-    def __del__(self) -> None:
-        self._switch.is_final = True
+        with _lock:
+            self._scope = _scopes[-1]
+            self._forget_counts()
+            del self._scope[: max(place for place, other in enumerate(self._scope) if other.is_final)]
+            self._scope.append(self._switch)
+            _place()
 
     def _be_no_switch(self) -> None:
         """Takes back what making it did: it is a statement or a decorator."""
@@ -69,31 +72,43 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
             _counts.clear()
 
     def __call__(self, function: _Function) -> _Function:
-        self._be_no_switch()
-        _place()
+        if not inspect.isfunction(function) or function.__code__.co_flags & _SUSPENDS:
+            raise TypeError(f"use_for_sdpa: decorates {function!r}, expected a function that runs to its end")
+        with _lock:
+            self._be_no_switch()
+            _place()
         return super().__call__(function)
 
     def __enter__(self) -> None:
-        self._be_no_switch()
-        self._forget_counts()
-        self._entered.append([_Switch(self._switch.is_on, is_final=True)])
-        _scopes.append(self._entered[-1])
-        _place()
+        with _lock:
+            self._be_no_switch()
+            self._forget_counts()
+            self._entered.append([_Switch(self._switch.is_on)])
+            _scopes.append(self._entered[-1])
+            _place()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        scope = self._entered.pop()
-        _scopes[:] = [other for other in _scopes if other is not scope]
-        _place()
+        with _lock:
+            scope = self._entered.pop()
+            _scopes[:] = [other for other in _scopes if other is not scope]
+            _place()
 
 
 class _Switch:
-    def __init__(self, is_on: bool, is_final: bool = False) -> None:
+    def __init__(self, is_on: bool, owner: use_for_sdpa | None = None) -> None:
         self.is_on = is_on
-        self.is_final = is_final  # no statement or decorator can be made of it any more
+        self._owner = (lambda: None) if owner is None else weakref.ref(owner)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no statement or decorator can be made of it any more."""
+        return self._owner() is None
 
 
+_lock = threading.RLock()  # again by a signal's handler
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Switches of the program, then of each `with` statement that was entered: the last of the last counts.
-_scopes = [[_Switch(False, is_final=True)]]
+_scopes = [[_Switch(False)]]
 _original: Any = _functional.scaled_dot_product_attention  # in whose place ours is: torch's own, or another library's
 _is_placed = False
 
@@ -126,7 +141,20 @@ def scaled_dot_product_attention(
     **others: Any,
 ) -> torch.Tensor:
     """torch's function of this name, computed by Tessella where that gives what torch's own would."""
-    inputs = (query, key, value, attn_mask, dropout_p, is_causal)
+    tensors = (query, key, value, attn_mask)
+    if torch.overrides.has_torch_function(tensors):  # classes and modes that know this function
+        handled: torch.Tensor = torch.overrides.handle_torch_function(
+            scaled_dot_product_attention,
+            tensors,
+            *tensors,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            **({"enable_gqa": True} if enable_gqa else {}),
+            **others,
+        )
+        return handled
+    inputs = (*tensors, dropout_p, is_causal)
     is_on = _is_on()
     reason = _refusal(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
     if is_on and not reason:
@@ -179,13 +207,18 @@ def _refusal(
     lead = query.shape[:-2] if not enable_gqa else query.shape[:-3]
     if key.shape[: len(lead)] != lead or value.shape[:-1] != key.shape[:-1]:
         return "query, key and value broadcast"
-    if derivatives_may_be_taken():
-        return "derivatives of torch.func or of forward mode, and there are none yet"
+    if _is_transformed():
+        return "a transform of torch.func or derivatives of forward mode"
     if type(is_causal) is not bool or (attn_mask is not None and (is_causal or attn_mask.dim() < 2)):
         return "is_causal or attn_mask as torch would not take it"
     if not 0 <= dropout_p < 1:
         return f"dropout_p is {dropout_p}"
     return ""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+def _is_transformed() -> bool:
+    return bool(torch._C._are_functorch_transforms_active()) or _forward_ad._current_level >= 0
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]

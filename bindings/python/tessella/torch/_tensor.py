@@ -162,7 +162,7 @@ class TensorCall(Call):
         self.options, self.options_ref = ready.struct, ready.ref
         self.is_swapped = ready.said.is_swapped
         self.read_operands(q, k, v)
-        if ready.said.arrays:
+        if ready.said.arrays or arrays:
             self._read_arrays(ready.said.arrays, arrays or ())
 
     def outputs(self, q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
@@ -184,6 +184,8 @@ class TensorCall(Call):
     def _read_arrays(self, names: Sequence[str], arrays: Sequence[torch.Tensor]) -> None:
         score_args = []
         for name, array in zip(names, arrays, strict=True):
+            array = array.resolve_neg()  # of q, k and v torch does that itself
+            self.capsules.append(array)
             if name == "score_args":
                 score_args.append(array)
             else:
