@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <tessella/torch.hpp>
+#include <torch/csrc/autograd/forward_grad.h>
 
 namespace {
 
@@ -93,6 +94,10 @@ void test_device(const at::Device& device) {
     const at::NoGradGuard guard;
     expect(near(attention(leaf, k, v), expected, 1e-5), "no grad");
   }
+  const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+  expect_error(ts::ErrorCode::unsupported, "attention: q has a tangent, and there is no derivative yet, expected",
+               [&] { attention(at::_make_dual(q, q, static_cast<int64_t>(level)), k, v); });
+  torch::autograd::ForwardADLevel::release_idx(level);
   expect_error(ts::ErrorCode::invalid_argument, "attention: v is undefined, expected a tensor",
                [&] { attention(q, k, at::Tensor()); });
   expect_error(ts::ErrorCode::unsupported, "attention: k has dtype ComplexFloat, expected f64, f32,",

@@ -81,7 +81,10 @@ std::atomic<bool> forked_after_use{false};
   if (used_tbb.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
 });
 
-bool in_arena() { return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized; }
+bool in_arena() {
+  used_tbb.store(true, std::memory_order_relaxed);  // before its first call, which a fork may cut in two
+  return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized;
+}
 
 tbb::task_arena& own_arena() {
   return *core::once([] { return new tbb::task_arena(thread_limit(), 1); });
@@ -100,7 +103,6 @@ void run_on_tbb(Job& job, int num_threads) {
     tbb::this_task_arena::isolate([&] { run_as_tasks(job, num_threads); });
     return;
   }
-  used_tbb.store(true, std::memory_order_relaxed);
   own_arena().execute([&] { run_as_tasks(job, num_threads); });
 }
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import tessella.torch  # noqa: E402
 from tessella import _fields  # noqa: E402
 
-IS_OLD = torch.__version__.startswith("2.4.")  # traces no & of two masks
+IS_OLD = torch.__version__.startswith("2.4.")
 
 
 @pytest.fixture(autouse=True)
@@ -336,7 +336,7 @@ def test_errors_in_a_compiled_function(qkv):
         ({"sead": 1}, TypeError),
     ):
         torch.compiler.reset()
-        with pytest.raises(error, match="^forward: "):
+        with pytest.raises(error, match=rf"^(forward: )?{next(iter(options))} |'sead' is no option"):
             torch.compile(lambda q: tessella.torch.attention(q, *qkv[1:], **options), backend="aot_eager")(qkv[0])  # noqa: B023
 
 
@@ -350,6 +350,8 @@ def test_numbers_that_change_in_a_compiled_function(name, qkv):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for value in (0.25, 0.5, 0.75, 0.125):
         assert close([compiled(value)], [call(value)])
+    if IS_OLD:
+        return  # where no number may be made of a length
     by_length = torch.compile(
         lambda q: tessella.torch.attention(q, q, q, softcap=1.0 * q.shape[1], scale=q.shape[1] ** -0.5),
         fullgraph=True,

@@ -86,6 +86,10 @@ inline TensorView view(const at::Tensor& tensor, const char* name) {
                                        " requires grad, and there is no backward yet, expected a call "
                                        "under torch::NoGradGuard, or a detached tensor");
   }
+  if (tensor._fw_grad(0).defined()) {
+    refuse(ErrorCode::unsupported,
+           std::string(name) + " has a tangent, and there is no derivative yet, expected detach() of it");
+  }
   const Device device = device_of(tensor, name);
   tessella_tensor view{};
   view.data = tensor.data_ptr();

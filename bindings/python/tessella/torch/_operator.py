@@ -62,8 +62,7 @@ def _run(
 
 _forward_ad: Any = torch.autograd.forward_ad
 _below_autograd: Any = torch._C._after_autograd_keyset
-_DIRECT = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA, torch._C.DispatchKey.ADInplaceOrView)
-_is_direct: dict[int, bool] = {}  # by sets of keys, as they are met
+_DIRECT = frozenset(getattr(torch._C.DispatchKey, name) for name in ("CPU", "CUDA", "ADInplaceOrView"))
 
 
 def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,13 +75,10 @@ def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
                 for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                     if isinstance(tensor, torch.Tensor):
                         _refuse_derivative(tensor, has_gradients, has_tangents)
-        number = keys.raw_repr()
-        if number not in _is_direct:
-            _is_direct[number] = (keys & _below_autograd).highestPriorityTypeId() in _DIRECT
-        if _is_direct[number]:
+        keys &= _below_autograd
+        if keys.highestPriorityTypeId() in _DIRECT:
             return kernel(*arguments)
-        operator = getattr(torch.ops.tessella, kernel.__name__).default
-        return operator.redispatch(keys & _below_autograd, *arguments)
+        return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *arguments)
 
     return checked
 

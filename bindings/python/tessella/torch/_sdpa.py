@@ -18,7 +18,8 @@ from .._scalars import switch
 from ._attention import attention
 
 _functional = torch.nn.functional
-_forward_ad: Any = torch.autograd.forward_ad
+_forward_ad: Any = torch.autograd.forward_ad  # these have no types, or not the same in every torch
+_overrides: Any = torch.overrides
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -142,8 +143,8 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """torch's function of this name, computed by Tessella where that gives what torch's own would."""
     tensors = (query, key, value, attn_mask)
-    if torch.overrides.has_torch_function(tensors):  # classes and modes that know this function
-        handled: torch.Tensor = torch.overrides.handle_torch_function(
+    if _overrides.has_torch_function(tensors):  # classes and modes that know this function
+        handled: torch.Tensor = _overrides.handle_torch_function(
             scaled_dot_product_attention,
             tensors,
             *tensors,
