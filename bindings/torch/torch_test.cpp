@@ -1,11 +1,11 @@
 // <tessella/torch.hpp> against softmax(scale * q . k^T + ...) . v in double by ATen, on the CPU and, where there is
 // one, a GPU. No test framework: what libtorch's binaries say of std::string decides which would link.
+#include <torch/csrc/autograd/forward_grad.h>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <string>
 #include <tessella/torch.hpp>
-#include <torch/csrc/autograd/forward_grad.h>
 
 namespace {
 
