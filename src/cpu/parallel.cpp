@@ -1,8 +1,8 @@
 // One fork-join call: workers take items from a shared counter until none is left.
 //
 // Workers are oneTBB tasks in an arena of our own, or in the caller's arena inside a oneTBB task. A forked child has
-// no oneTBB workers and perhaps locks that nobody will release, so if the parent had used oneTBB the child uses
-// std::thread; so does a build with TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
+// no oneTBB workers and perhaps locks that nobody will release, so if the parent had asked oneTBB anything the child
+// uses std::thread; so does a build with TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
 #include "cpu/parallel.hpp"
 
 #include <algorithm>
@@ -82,7 +82,8 @@ std::atomic<bool> forked_after_use{false};
 });
 
 bool in_arena() {
-  used_tbb.store(true, std::memory_order_relaxed);  // before its first call, which a fork may cut in two
+  // Before its first call, which a fork may cut in two.
+  if (!used_tbb.load(std::memory_order_relaxed)) used_tbb.store(true, std::memory_order_relaxed);
   return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized;
 }
 

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <exception>
@@ -85,12 +86,28 @@ void CubinStore::lock_for_fork() {
   }
 }
 
+namespace {
+
+// Registered when the library is loaded: under a lock that a fork waits for, older C libraries would wait for the fork.
+std::atomic<CubinStore*> made{nullptr};
+thread_local CubinStore* locked = nullptr;  // by the thread that forks
+void unlock_after_fork() {
+  if (locked != nullptr) locked->unlock_after_fork();
+}
+[[maybe_unused]] const int kForkWaits = pthread_atfork(
+    [] {
+      locked = made.load(std::memory_order_acquire);
+      if (locked != nullptr) locked->lock_for_fork();
+    },
+    unlock_after_fork, unlock_after_fork);
+
+}  // namespace
+
 CubinStore& cubin_store() {
   return *core::once([] {
-    auto* made = new CubinStore(DiskCache::default_folder(), nvrtc());
-    const auto unlock = [] { cubin_store().unlock_after_fork(); };
-    pthread_atfork([] { cubin_store().lock_for_fork(); }, unlock, unlock);
-    return made;
+    auto* store = new CubinStore(DiskCache::default_folder(), nvrtc());
+    made.store(store, std::memory_order_release);
+    return store;
   });
 }
 

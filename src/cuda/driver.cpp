@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <mutex>
@@ -119,8 +118,11 @@ std::string init_problem(CUresult result) {
   }
 }
 
+std::atomic<bool> is_loaded{false};
+
 Library open_library() {
   Library library{.handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)};
+  is_loaded.store(library.handle != nullptr, std::memory_order_relaxed);
   if (library.handle == nullptr) {
     library.problem = message("no NVIDIA driver here: ", kLibrary, " was not found");
     return library;
@@ -209,7 +211,6 @@ std::string driver_version_problem(int version) {
 }
 
 bool driver_is_loaded() {
-  static std::atomic<bool> is_loaded{false};
   if (is_loaded.load(std::memory_order_relaxed)) return true;
   // dlopen looks through the library path for what is not loaded; while nothing new is loaded, the answer stands.
   static std::atomic<unsigned long long> loads_without{0};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -26,7 +27,7 @@ def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
     if type(value) is not int:
         if not hasattr(value, "__index__"):
             raise TypeError(f"{name} is {value!r}, expected an integer")
-        value = operator.index(value)
+        value = _converted(operator.index, name, value, "an integer")
     if not limits[0] <= value <= limits[1]:
         raise InvalidArgument(f"{name} is {_shown(value)}, expected {limits[0]} to {limits[1]}")
     number: int = value
@@ -37,8 +38,9 @@ def real(name: str, value: Any) -> float:
     """The value as a float, which C has in single precision; NaN, which means "default" there, is refused."""
     # Not what float() also takes: texts, and arrays, which may want a derivative.
     if not isinstance(value, (int, float)):
-        if isinstance(value, str) or hasattr(value, "__dlpack__") or not hasattr(value, "__float__"):
+        if isinstance(value, (str, bytes, bytearray)) or hasattr(value, "__dlpack__"):
             raise TypeError(f"{name} is {value!r}, expected a number")
+        value = _converted(float, name, value, "a number")
     if isinstance(value, int) and not -_BEYOND < value < _BEYOND:
         raise InvalidArgument(f"{name} is {_shown(value)}, expected a number that float32 can hold")
     number = float(value)
@@ -54,6 +56,17 @@ def real(name: str, value: Any) -> float:
 def _shown(number: int) -> str:
     """The number, unless it has more digits than Python writes."""
     return str(number) if number.bit_length() <= 2048 else f"a number of {number.bit_length()} bits"
+
+
+def _converted(convert: Callable[[Any], Any], name: str, value: Any, expected: str) -> Any:
+    failed = None  # nothing is raised in the except clause: torch's tracer stumbles over errors with a cause
+    try:
+        return convert(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        failed = type(error)
+    if failed is OverflowError:
+        raise InvalidArgument(f"{name} is beyond all floats, expected a number that float32 can hold")
+    raise TypeError(f"{name} is {value!r}, expected {expected}")
 
 
 def switch(name: str, value: Any) -> bool:

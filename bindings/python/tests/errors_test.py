@@ -1,6 +1,7 @@
 """Refusals, word by word: what was got, what was expected, and the class of exception."""
 
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -71,6 +72,7 @@ INVALID = [
     ({"scale": float("nan")}, "forward: scale is nan, expected a number"),
     ({"seed": 10**5000}, f"forward: seed is a number of 16610 bits, expected 0 to {2**64 - 1}"),
     ({"scale": 10**400}, f"forward: scale is {10**400}, expected a number that float32 can hold"),
+    ({"scale": Fraction(10**400)}, "forward: scale is beyond all floats, expected a number that float32 can hold"),
     ({"softcap": 1e-46}, "forward: softcap is 1e-46, expected a number that is not 0 in float32, or 0"),
     ({"scale": 1e40}, "forward: scale is 1e+40, expected a number that float32 can hold"),
     ({"scale": -float("inf")}, "forward: scale is -inf, expected a finite number"),
@@ -140,6 +142,8 @@ WRONG_TYPES = [
     ({"scale": b"1"}, "forward: scale is b'1', expected a number"),
     ({"scale": [1]}, "forward: scale is [1], expected a number"),
     ({"scale": np.ones(1)}, "forward: scale is array([1.]), expected a number"),
+    ({"scale": np.bytes_(b"1")}, "forward: scale is "),
+    ({"num_threads": np.ones(2)}, "forward: num_threads is array([1., 1.]), expected an integer"),
     ({"seed": 1.0}, "forward: seed is 1.0, expected an integer"),
     ({"score_args": 3}, "forward: score_args is int, expected a sequence of arrays"),
     ({"return_lse": "no"}, "forward: return_lse is 'no', expected True or False"),

@@ -282,7 +282,7 @@ def test_derivatives_of_other_kinds_are_refused(name, qkv):
 @pytest.mark.filterwarnings("ignore")
 def test_derivatives_are_refused_without_the_operator_too(qkv):
     q, k, v = qkv
-    refused = pytest.raises(tessella.InvalidArgument, match="^forward: q (has a tangent|cannot be viewed), ?|: ")
+    refused = pytest.raises(tessella.InvalidArgument, match="^forward: q (has a tangent, |cannot be viewed: )")
     for name in ("grad", "jvp", "dual"):
         with refused:
             DERIVATIVES[name](lambda q: tessella.attention(q, k, v), q)
@@ -301,7 +301,7 @@ def test_transforms_that_need_no_derivative_of_it(qkv):
         dual = torch.autograd.forward_ad.make_dual(q, q)
         with pytest.raises(tessella.Unsupported, match="^forward: a tensor has a tangent"):
             tessella.torch.attention(dual, k, v)
-    with pytest.raises(tessella.Unsupported, match="^forward: vmap goes over an array beside q, k and v, expected it"):
+    with pytest.raises(tessella.Unsupported, match="^forward: vmap goes over an array beside q, k and v"):
         torch.func.vmap(lambda bias: tessella.torch.attention(q, k, v, bias=bias))(torch.randn(3, 13, device=q.device))
 
 

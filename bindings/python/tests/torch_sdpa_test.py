@@ -1,6 +1,7 @@
 """use_for_sdpa: what Tessella computes is what torch would have, the rest is torch's, and both are counted."""
 
 import concurrent.futures
+import functools
 import sys
 
 import pytest
@@ -163,6 +164,7 @@ def test_a_decorator(qkv):
     def decorated():
         return count(*qkv)
 
+    assert tessella.torch.use_for_sdpa()(functools.partial(count, *qkv))() == 1
     assert functional.scaled_dot_product_attention is OF_TORCH
     assert decorated() == 1 and decorated() == 1
     assert functional.scaled_dot_product_attention is OF_TORCH
@@ -182,7 +184,7 @@ def test_what_is_no_switch_and_no_function():
     for function in (generator, coroutine, 3):
         with pytest.raises(TypeError, match="^use_for_sdpa: decorates .*, expected a function that runs to its end$"):
             tessella.torch.use_for_sdpa()(function)
-    tessella.torch.use_for_sdpa(False)
+        assert functional.scaled_dot_product_attention is OF_TORCH
     assert functional.scaled_dot_product_attention is OF_TORCH
 
 
@@ -224,6 +226,26 @@ def test_classes_and_modes_that_know_the_function(qkv):
         functional.scaled_dot_product_attention(q, k, v)
         assert functional.scaled_dot_product_attention in seen.functions
         assert tessella.torch.sdpa_report().served == 1
+
+
+class Handled(torch.Tensor):
+    """A class that knows torch's own function alone."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        if function is OF_TORCH:
+            return "handled"
+        return super().__torch_function__(function, types, arguments, options or {})
+
+
+def test_classes_that_know_torchs_function(qkv):
+    q, k, v = (tensor.as_subclass(Handled) for tensor in qkv)
+    lengths = torch.nested.nested_tensor([torch.randn(n, 4, 16) for n in (3, 5)], layout=torch.jagged).transpose(1, 2)
+    expected = OF_TORCH(lengths, lengths, lengths)
+    with tessella.torch.use_for_sdpa():
+        assert functional.scaled_dot_product_attention(q, k, v) == "handled"
+        got = functional.scaled_dot_product_attention(lengths, lengths, lengths)
+    assert torch.allclose(got.values(), expected.values(), atol=1e-6)
 
 
 def test_vmap_over_a_mask_is_torchs(qkv):

@@ -138,7 +138,10 @@ def _refuse_batched(arrays: Sequence[Any]) -> None:
     for array in arrays:
         while _functorch.is_functorch_wrapped_tensor(array):
             if _functorch.is_batchedtensor(array):
-                raise Unsupported("forward: vmap goes over an array beside q, k and v, expected it over those alone")
+                raise Unsupported(
+                    "forward: vmap goes over an array beside q, k and v (a seed that dropout draws is one), "
+                    "expected it over those alone"
+                )
             array = _functorch.get_unwrapped(array)
 
 

@@ -62,7 +62,7 @@ def _run(
 
 _forward_ad: Any = torch.autograd.forward_ad
 _below_autograd: Any = torch._C._after_autograd_keyset
-_DIRECT = frozenset(getattr(torch._C.DispatchKey, name) for name in ("CPU", "CUDA", "ADInplaceOrView"))
+_DIRECT = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,11 +73,11 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
             _counts.clear()
 
     def __call__(self, function: _Function) -> _Function:
-        if not inspect.isfunction(function) or function.__code__.co_flags & _SUSPENDS:
-            raise TypeError(f"use_for_sdpa: decorates {function!r}, expected a function that runs to its end")
         with _lock:
             self._be_no_switch()
             _place()
+        if not callable(function) or any(suspends(function) for suspends in _SUSPENDS):
+            raise TypeError(f"use_for_sdpa: decorates {function!r}, expected a function that runs to its end")
         return super().__call__(function)
 
     def __enter__(self) -> None:
@@ -107,7 +107,7 @@ class _Switch:
 
 
 _lock = threading.RLock()  # again by a signal's handler
-_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_SUSPENDS = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 # Switches of the program, then of each `with` statement that was entered: the last of the last counts.
 _scopes = [[_Switch(False)]]
 _original: Any = _functional.scaled_dot_product_attention  # in whose place ours is: torch's own, or another library's
@@ -177,8 +177,14 @@ def scaled_dot_product_attention(
         _count(reason)
     if enable_gqa:  # which torch before 2.5 has not
         others["enable_gqa"] = True
-    out_of_original: torch.Tensor = _original(*inputs, scale=scale, **others)
+    # A class that does not know our function called it with its own handling off: torch's it may know.
+    scope: Any = torch._C._EnableTorchFunction() if reason is _OF_ANOTHER_CLASS else contextlib.nullcontext()
+    with scope:
+        out_of_original: torch.Tensor = _original(*inputs, scale=scale, **others)
     return out_of_original
+
+
+_OF_ANOTHER_CLASS = "a tensor of another class or a nested one"
 
 
 def _refusal(
@@ -193,7 +199,7 @@ def _refusal(
     """Why torch computes this call, or "": what can be told from the arguments before a kernel is asked."""
     tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested for tensor in tensors):
-        return "a tensor of another class or a nested one"
+        return _OF_ANOTHER_CLASS
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "a tensor requires grad, and there is no backward yet"
     device = query.device.type

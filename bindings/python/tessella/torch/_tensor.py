@@ -182,8 +182,10 @@ class TensorCall(Call):
         return out, lse
 
     def _read_arrays(self, names: Sequence[str], arrays: Sequence[torch.Tensor]) -> None:
+        if len(names) != len(arrays):
+            raise InvalidArgument(f"options name {len(names)} arrays, expected the {len(arrays)} that are given")
         score_args = []
-        for name, array in zip(names, arrays, strict=True):
+        for name, array in zip(names, arrays):
             array = array.resolve_neg()  # of q, k and v torch does that itself
             self.capsules.append(array)
             if name == "score_args":
