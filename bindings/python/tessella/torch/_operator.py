@@ -62,35 +62,37 @@ def _run(
 
 _forward_ad: Any = torch.autograd.forward_ad
 _below_autograd: Any = torch._C._after_autograd_keyset
-_DIRECT = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+_DIRECT = {int(key) for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)}
 
 
 def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The operator where derivatives are taken: refuses them, and calls the kernel if nothing else is to be asked."""
 
     def checked(keys: Any, *arguments: Any) -> Any:
-        has_gradients, has_tangents = torch.is_grad_enabled(), _forward_ad._current_level >= 0
-        if has_gradients or has_tangents:
-            for argument in arguments:
-                for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
-                    if isinstance(tensor, torch.Tensor):
-                        _refuse_derivative(tensor, has_gradients, has_tangents)
+        if torch.is_grad_enabled() or _forward_ad._current_level >= 0:
+            _refuse_derivatives(arguments)
         keys &= _below_autograd
-        if keys.highestPriorityTypeId() in _DIRECT:
+        if int(keys.highestPriorityTypeId()) in _DIRECT:
             return kernel(*arguments)
         return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *arguments)
 
     return checked
 
 
-def _refuse_derivative(tensor: torch.Tensor, has_gradients: bool, has_tangents: bool) -> None:
-    if has_gradients and tensor.requires_grad:
-        raise Unsupported(
-            "forward: a tensor requires grad, and there is no backward yet, expected a call under "
-            "torch.no_grad() or torch.inference_mode(), or detached tensors"
-        )
-    if has_tangents and _forward_ad.unpack_dual(tensor).tangent is not None:
-        raise Unsupported("forward: a tensor has a tangent, and there is no derivative yet, expected detach() of it")
+def _refuse_derivatives(arguments: Sequence[Any]) -> None:
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            _refuse_derivatives(argument)
+        elif getattr(argument, "requires_grad", False) and torch.is_grad_enabled():
+            raise Unsupported(
+                "forward: a tensor requires grad, and there is no backward yet, expected a call under "
+                "torch.no_grad() or torch.inference_mode(), or detached tensors"
+            )
+        elif _forward_ad._current_level >= 0 and isinstance(argument, torch.Tensor):
+            if _forward_ad.unpack_dual(argument).tangent is not None:
+                raise Unsupported(
+                    "forward: a tensor has a tangent, and there is no derivative yet, expected detach() of it"
+                )
 
 
 def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = "", *_: Any) -> torch.Tensor:
