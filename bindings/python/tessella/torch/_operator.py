@@ -61,8 +61,9 @@ def _run(
 
 
 _forward_ad: Any = torch.autograd.forward_ad
-_below_autograd: Any = torch._C._after_autograd_keyset
-_DIRECT = {int(key) for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)}
+_torch_c: Any = torch._C
+_below_autograd = _torch_c._after_autograd_keyset
+_DIRECT = {int(key) for key in (_torch_c.DispatchKey.CPU, _torch_c.DispatchKey.CUDA)}
 
 
 def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
