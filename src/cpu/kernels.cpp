@@ -40,21 +40,25 @@ struct VectorRow {
   }
 };
 
+auto all_kernels() {
+  const std::array kernels = {
+#if defined(__x86_64__)
+    kForwardAmx,
+    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
+    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
+    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
+#else
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
+#endif
+  };
+  return kernels;
+}
+
 }  // namespace
 
 core::KernelTable cpu_kernels() {
-  return core::once([] {
-    return std::array {
-#if defined(__x86_64__)
-      kForwardAmx, VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
-          VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
-          VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
-          VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
-#else
-      VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
-#endif
-    };
-  });
+  return core::once([] { return all_kernels(); });
 }
 
 }  // namespace tessella::cpu

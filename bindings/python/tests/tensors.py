@@ -32,3 +32,7 @@ def _value(value, device):
         mask.arrays = {name: tensor(part, device) for name, part in value.arrays.items() if part is not None}
         return mask
     return value
+
+
+def close(got, expected):
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, expected))
