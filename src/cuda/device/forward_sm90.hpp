@@ -289,8 +289,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
-      Scores::template take_scores<true>(
-          s, tile, scale_log2, offset, [] {}, [](const float(&)[1][2]) {});
+      Scores::template take_scores<true>(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
       exponentiate(s[0], tile, scale_log2, offset);
     }
     for (;;) {
@@ -312,12 +311,17 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
       if (!kOverlaps) end_output();
-      Scores::template take_scores<false>(
-          s, tile, scale_log2, offset,
-          [&] {
-            if (kOverlaps) end_output();
-          },
-          [&](const float(&factor)[1][2]) { scale_rows(o, factor); });
+      // The factor waits behind the branch that finds it, and so does o: a wait in the branch's way would be moved up
+      // to before the maxima, and one in the branch is not for all warps of the warpgroup.
+      float factor[1][2];
+      bool rescales = false;
+      Scores::template take_scores<false>(s, tile, scale_log2, offset, [&](const float(&by)[1][2]) {
+        rescales = true;
+        factor[0][0] = by[0][0];
+        factor[0][1] = by[0][1];
+      });
+      if (kOverlaps) end_output();
+      if (rescales) scale_rows(o, factor);
       exponentiate(s[0], tile, scale_log2, offset);
     }
   }

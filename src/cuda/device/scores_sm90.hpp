@@ -100,27 +100,24 @@ struct ScoresSm90 {
         [&](int i) { return bounds(first_row + i); }, visible);
   }
 
-  // Masks the tile's scores and takes them into the maxima. await_output(): o is to be there. rescale(factor): o is to
-  // be multiplied.
-  template <bool Begins, class AwaitOutput, class Rescale>
+  // Masks the tile's scores and takes them into the maxima. rescale(factor): o is to be multiplied.
+  template <bool Begins, class Rescale>
   __device__ __forceinline__ void take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], const AwaitOutput& await_output,
-                                              const Rescale& rescale) {
+                                              float (&offset)[2], const Rescale& rescale) {
     if constexpr (Score<C>::kHasSeries) {
-      take_capped<Begins>(s, tile, scale_log2, offset, await_output, rescale);
+      take_capped<Begins>(s, tile, scale_log2, offset, rescale);
     } else {
       if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
       hide(s, tile);
       const float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
       take_max<Begins>(
-          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, await_output, rescale);
+          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, rescale);
     }
   }
   // The same with a softcap alone. Scores that its series serves stay products; series and tanh grow with them.
-  template <bool Begins, class AwaitOutput, class Rescale>
+  template <bool Begins, class Rescale>
   __device__ __forceinline__ void take_capped(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], const AwaitOutput& await_output,
-                                              const Rescale& rescale) {
+                                              float (&offset)[2], const Rescale& rescale) {
     const Score<C> score = score_of(p, current());
     float largest[2];
     const auto find_largest = [&] {
@@ -138,7 +135,7 @@ struct ScoresSm90 {
       find_largest();
     }
     const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
-    take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, await_output, rescale);
+    take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, rescale);
     if (is_small) return;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {

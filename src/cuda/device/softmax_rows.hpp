@@ -65,13 +65,12 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)
 
 // Takes a tile's scores into the maxima, which may lag behind as those of update_max(), and finds the offset that
 // exponentiate_16() wants. Where what was summed before must be multiplied, rescale(factor) is called; the sums here
-// are multiplied. Begins: nothing was. await_output() is called before rescale(), and in every warp whatever its vote:
-// a warpgroup waits for its products with all its warps at one place. largest: by lane_max(). of_max(largest): the
-// row's maximum, where scores are something that grows with what `s` holds; -inf of -inf.
-template <bool Begins, int Blocks, class OfMax, class AwaitOutput, class Rescale>
+// are multiplied. Begins: nothing was. largest: by lane_max(). of_max(largest): the row's maximum, where scores are
+// something that grows with what `s` holds; -inf of -inf.
+template <bool Begins, int Blocks, class OfMax, class Rescale>
 __device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], const float (&largest)[2], WatchedRows& rows,
                                          float scale_log2, float (&offset)[2], const OfMax& of_max,
-                                         const AwaitOutput& await_output, const Rescale& rescale) {
+                                         const Rescale& rescale) {
   bool fits = Begins || rows.is_usual;
   float max[1][2];
 #pragma unroll
@@ -86,9 +85,7 @@ __device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], const float (
       fits = fits && __fmaf_rn(max[0][r], scale_log2, -offset[r]) <= kLag;
     }
   }
-  const bool all_fit = __all_sync(kAllLanes, fits) != 0;
-  await_output();
-  if (!all_fit) {
+  if (!__all_sync(kAllLanes, fits)) {
     raise_max(s, max, rows, scale_log2, offset, of_max, rescale);
   } else if constexpr (Begins) {
     static_cast<RowState&>(rows) = {{max[0][0], max[0][1]}, {0, 0}};
