@@ -174,6 +174,35 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
   });
 }
 
+// Pairs load half a tile each and take two tiles of queries, an odd last one with one that is not there.
+TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
+  in_child(sizeof(portable::ForwardSm90Params), [] {
+    const core::Kernel kernel = cuda::forward_sm90();
+    Problem p = problem();
+    p.head_dim_qk = p.head_dim_v = 256;
+    p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 9 * 128;
+    uint32_t counter = 0;
+    for (const int64_t batch : {2, 1}) {  // 160 tiles for 48 pairs, 80
+      p.batch = batch;
+      fake_driver()->tensor_maps.clear();
+      kernel.run(p, planned(kernel, p), {&counter, nullptr}, nullptr);
+      EXPECT_EQ(fake_driver()->launches.back().gridDimX, batch == 2 ? 96u : 80u);
+      ASSERT_EQ(fake_driver()->attributes.size(), 1u);
+      EXPECT_EQ(fake_driver()->attributes[0].value.clusterDim.x, 2u);
+      EXPECT_EQ(fake_driver()->tensor_maps.at(1).box[1], 40u);
+    }
+    EXPECT_NE(kernel.describe(p, 1).find("pairs of blocks load keys for each other"), std::string::npos);
+    for (const core::Features alone : {core::Features(Feature::window), core::Features(Feature::softcap),
+                                       core::Features(Feature::packed_q), core::Features(Feature::document)}) {
+      Problem other = p;
+      other.features = alone;
+      EXPECT_EQ(cuda::forward_sm90_config(other).cluster, 1);
+    }
+    p.num_sms = 20;
+    EXPECT_EQ(cuda::forward_sm90_config(p).cluster, 1);
+  });
+}
+
 TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
   in_child(kAnyParams, [] {
     const core::Kernel kernel = cuda::forward_sm90();

@@ -260,13 +260,13 @@ TEST_P(Gpu, IsCapturedInAGraph) {
 class GpuRuns : public Gpu {
  protected:
   static constexpr int kRuns = 1000;
-  void expect_same_bits(Case c) const {
+  void expect_same_bits(Case c, int64_t seqlen_q = 300) const {
     c.kernel = GetParam().name;
     c.batch = 2;
-    c.heads_q = 12288 / c.head_dim_qk;
-    c.heads_kv = c.heads_q / 4;
-    c.seqlen_q = 300;
-    c.seqlen_kv = 330;
+    c.heads_kv = 12288 / c.head_dim_qk * 300 / seqlen_q / 4;
+    c.heads_q = c.heads_kv * 4;
+    c.seqlen_q = seqlen_q;
+    c.seqlen_kv = seqlen_q + 30;
     Call call(c);
     ASSERT_EQ(call.run_plain(), TESSELLA_OK) << tessella_last_error();
     ASSERT_EQ(call.check(40), "");
@@ -285,6 +285,10 @@ TEST_P(GpuRuns, CausalHaveTheSameBits) {
 }
 TEST_P(GpuRuns, WideHaveTheSameBits) {
   expect_same_bits({.dtype = "f16", .head_dim_qk = 256, .head_dim_v = 256, .spread = 40});
+}
+// Two blocks load keys for each other, the last pair for a single tile of queries.
+TEST_P(GpuRuns, PairsHaveTheSameBits) {
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 256, .head_dim_v = 256, .seqlens_kv = true}, 1100);
 }
 TEST_P(GpuRuns, PackedHaveTheSameBits) {
   expect_same_bits(

@@ -96,6 +96,7 @@ const char* take_all(const Functions& from, Driver& to) {
   TESSELLA_TAKE(cuKernelSetAttribute);
   TESSELLA_TAKE(cuLaunchKernelEx);
   TESSELLA_TAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+  TESSELLA_TAKE(cuOccupancyMaxActiveClusters);
   TESSELLA_TAKE(cuTensorMapEncodeTiled);
 #undef TESSELLA_TAKE
   from.take(to.cuStreamGetId, "cuStreamGetId", 12000);

@@ -58,6 +58,7 @@ struct Driver {
   CUresult (*cuKernelGetAttribute)(int* value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device);
   CUresult (*cuKernelSetAttribute)(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device);
   CUresult (*cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction function, void** params, void** extra);
+  CUresult (*cuOccupancyMaxActiveClusters)(int* clusters, CUfunction function, const CUlaunchConfig* config);
   CUresult (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, CUfunction function, int block_size,
                                                           size_t dynamic_shared_bytes);
   CUresult (*cuTensorMapEncodeTiled)(CUtensorMap* map, CUtensorMapDataType type, uint32_t rank, void* address,

@@ -71,15 +71,23 @@ ForwardConfig features_of(const core::Problem& p) {
   };
 }
 
+// True if all tiles of a sequence's queries see the same keys and need the same loads, and an odd one costs little.
+// Then two blocks may take two of them side by side and each load half of the keys for both.
+bool can_pair(const core::Problem& p) {
+  constexpr core::Features kHarmless = Feature::seqlens_q | Feature::seqlens_kv | Feature::sink | Feature::lse;
+  return p.features.without(kHarmless).empty() && p.seqlen_q >= 1024 && p.num_sms == 0;
+}
+
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
 std::string expression(const char* kernel, const ForwardConfig& c) {
   constexpr std::array kElements = {"bf16", "f16", "f32"};
   std::string text = core::message("tessella::device::", kernel,
                                    "<tessella::portable::ForwardConfig{.element = tessella::portable::Element::",
                                    kElements[static_cast<size_t>(c.element)]);
-  for (const auto& [name, value] : {std::pair{"head_dim_qk", c.head_dim_qk}, std::pair{"head_dim_v", c.head_dim_v},
-                                    std::pair{"tile_q", c.tile_q}, std::pair{"tile_kv", c.tile_kv},
-                                    std::pair{"num_warps", c.num_warps}, std::pair{"blocks_per_sm", c.blocks_per_sm}}) {
+  for (const auto& [name, value] :
+       {std::pair{"head_dim_qk", c.head_dim_qk}, std::pair{"head_dim_v", c.head_dim_v}, std::pair{"tile_q", c.tile_q},
+        std::pair{"tile_kv", c.tile_kv}, std::pair{"num_warps", c.num_warps}, std::pair{"cluster", c.cluster},
+        std::pair{"blocks_per_sm", c.blocks_per_sm}}) {
     text += core::message(", .", name, " = ", value);
   }
   text +=
@@ -169,6 +177,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
   }
   c.num_warps = c.tile_q / 16;
+  c.cluster = dim > 192 && !is_short && can_pair(p) ? 2 : 1;
   return c;
 }
 

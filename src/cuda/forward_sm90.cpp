@@ -31,11 +31,14 @@ constexpr int kArch = 90;
 
 struct Prepared {
   ForwardConfig config;
-  int num_sms = 0;
+  int num_blocks = 0;  // at most: each stays on a multiprocessor
   int64_t l2_bytes = 0;
   std::shared_ptr<const LoadedKernel> forward;
   std::shared_ptr<const LoadedKernel> classify;  // null where every mask is an interval
 };
+
+// Of a block: those that multiply and those that load.
+unsigned threads(const ForwardConfig& config) { return static_cast<unsigned>(config.num_warps + 4) * 32; }
 
 std::string unavailable(core::Device device) {
   if (std::string problem = device_problem(device.id); !problem.empty()) return problem;
@@ -87,8 +90,13 @@ std::shared_ptr<const void> prepare(const Problem& bounds) {
   const std::string texts = user_text(bounds.score, bounds.keep);
   const int num_sms = bounds.num_sms > 0 ? std::min(bounds.num_sms, device.num_sms) : device.num_sms;
   auto prepared =
-      std::make_shared<Prepared>(Prepared{.config = config, .num_sms = num_sms, .l2_bytes = device.l2_bytes});
+      std::make_shared<Prepared>(Prepared{.config = config, .num_blocks = num_sms, .l2_bytes = device.l2_bytes});
   prepared->forward = load(forward_sm90_program(config, texts), device.id, portable::forward_sm90_layout(config).bytes);
+  if (config.cluster > 1) {
+    const auto cluster = static_cast<unsigned>(config.cluster);
+    const int clusters = std::max(prepared->forward->resident_clusters(cluster, threads(config)), 1);
+    prepared->num_blocks = clusters * config.cluster;
+  }
   if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
   return prepared;
 }
@@ -114,9 +122,9 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
     prepared.classify->launch({.grid = {blocks_of_map, 1, 1}, .block = portable::kClassifyWarps * 32}, params.forward,
                               stream);
   }
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_sms));
-  prepared.forward->launch({.grid = {blocks, 1, 1}, .block = static_cast<unsigned>(config.num_warps + 4) * 32}, params,
-                           stream);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_blocks));
+  const auto cluster = static_cast<unsigned>(config.cluster);
+  prepared.forward->launch({.grid = {blocks, 1, 1}, .block = threads(config), .cluster = cluster}, params, stream);
 }
 
 std::string describe(const Problem& p, int) {
@@ -127,6 +135,7 @@ std::string describe(const Problem& p, int) {
                  "compiled ",
                  c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages,
                  " stages of k and ", layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory, ",
+                 c.cluster > 1 ? "pairs of blocks load keys for each other, " : "",
                  origin(forward_sm90_program(c, user_text(p.score, p.keep)), {.arch = kArch, .arch_specific = true}));
 }
 

@@ -1,6 +1,7 @@
 #include "cuda/hot_programs.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/forward_config.hpp"
 #include "cuda/user_text.hpp"
@@ -27,7 +28,9 @@ std::vector<HotProgram> hot_programs() {
       add(program(80), {.arch = 80});
       add(program(90), {.arch = 90});
       add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper
-      for (const int64_t seqlen_kv : {1024, 4096}) {
+      // Short and long rows; long ones whose tiles of queries see different keys, and the same.
+      for (const auto& [seqlen_q, seqlen_kv] : {std::pair{0, 1024}, {0, 4096}, {4096, 4096}}) {
+        plain.seqlen_q = seqlen_q;
         plain.seqlen_kv = seqlen_kv;
         const Program sm90 = forward_sm90_program(forward_sm90_config(plain), user_text());
         if (std::ranges::find(programs, sm90, &HotProgram::program) != programs.end()) continue;

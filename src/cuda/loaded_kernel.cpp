@@ -63,36 +63,51 @@ LoadedKernel::LoadedKernel(std::shared_ptr<const Cubin> cubin, int device_id, in
   }
 }
 
+namespace {
+
+// What the driver is told of a launch.
+struct LaunchConfig {
+  CUlaunchAttribute attributes[2] = {};
+  CUlaunchConfig config;
+
+  LaunchConfig(const Launch& launch, int dynamic_shared_bytes, void* stream)
+      : config{.gridDimX = launch.grid[0],
+               .gridDimY = launch.grid[1],
+               .gridDimZ = launch.grid[2],
+               .blockDimX = launch.block,
+               .blockDimY = 1,
+               .blockDimZ = 1,
+               .sharedMemBytes = static_cast<unsigned>(dynamic_shared_bytes),
+               .hStream = static_cast<CUstream>(stream),
+               .attrs = attributes,
+               .numAttrs = 0} {
+    if (launch.cluster > 1) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      attribute.value.clusterDim = {launch.cluster, 1, 1};
+    }
+    if (launch.is_dependent) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+      attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // config points to attributes
+};
+
+}  // namespace
+
 void LoadedKernel::launch_bytes(const Launch& launch, const void* params, size_t params_bytes, void* stream) const {
   if (params_bytes_ != 0 && params_bytes_ != params_bytes) {
     throw core::Error(core::ErrorCode::internal,
                       message(cubin_->symbol, " takes ", params_bytes_, " bytes of parameters, given ", params_bytes));
   }
-  CUlaunchAttribute attributes[2] = {};
-  CUlaunchConfig config{.gridDimX = launch.grid[0],
-                        .gridDimY = launch.grid[1],
-                        .gridDimZ = launch.grid[2],
-                        .blockDimX = launch.block,
-                        .blockDimY = 1,
-                        .blockDimZ = 1,
-                        .sharedMemBytes = static_cast<unsigned>(dynamic_shared_bytes_),
-                        .hStream = static_cast<CUstream>(stream),
-                        .attrs = attributes,
-                        .numAttrs = 0};
-  if (launch.cluster > 1) {
-    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attribute.value.clusterDim = {launch.cluster, 1, 1};
-  }
-  if (launch.is_dependent) {
-    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-  }
+  const LaunchConfig config(launch, dynamic_shared_bytes_, stream);
   void* parameters[] = {const_cast<void*>(params)};
   // The driver takes a CUkernel where it takes a function, and finds that of the current context.
   const auto function = reinterpret_cast<CUfunction>(kernel_);
-  check(driver()->cuLaunchKernelEx(&config, function, static_cast<void**>(parameters), nullptr), "cuLaunchKernelEx");
+  check(driver()->cuLaunchKernelEx(&config.config, function, static_cast<void**>(parameters), nullptr),
+        "cuLaunchKernelEx");
 }
 
 int LoadedKernel::blocks_per_sm(int block_size) const {
@@ -105,6 +120,18 @@ int LoadedKernel::blocks_per_sm(int block_size) const {
                                                        static_cast<size_t>(dynamic_shared_bytes_)),
         "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   return blocks;
+}
+
+int LoadedKernel::resident_clusters(unsigned cluster, unsigned block_size) const {
+  const CurrentDevice current(device_id_);
+  const Driver& cu = required_driver();
+  CUfunction function = nullptr;
+  int clusters = 0;
+  check(cu.cuKernelGetFunction(&function, kernel_), "cuKernelGetFunction");
+  const Launch launch{.grid = {cluster, 1, 1}, .block = block_size, .cluster = cluster};
+  const LaunchConfig one(launch, dynamic_shared_bytes_, nullptr);
+  check(cu.cuOccupancyMaxActiveClusters(&clusters, function, &one.config), "cuOccupancyMaxActiveClusters");
+  return clusters;
 }
 
 std::shared_ptr<const LoadedKernel> load(const Program& program, int device_id, int dynamic_shared_bytes) {

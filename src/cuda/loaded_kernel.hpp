@@ -35,6 +35,9 @@ class LoadedKernel {
   const Cubin& cubin() const { return *cubin_; }
   int blocks_per_sm(int block_size) const;
 
+  // Clusters of blocks that are resident at once, where nothing else runs.
+  int resident_clusters(unsigned cluster, unsigned block_size) const;
+
  private:
   void launch_bytes(const Launch& launch, const void* params, size_t params_bytes, void* stream) const;
 

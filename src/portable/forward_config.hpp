@@ -22,6 +22,7 @@ struct ForwardConfig {
   int32_t tile_q = 0;
   int32_t tile_kv = 0;
   int32_t num_warps = 0;
+  int32_t cluster = 1;        // blocks that load keys for each other: neighbouring tiles of queries, which see the same
   int32_t blocks_per_sm = 1;  // resident at once: bounds the registers
   bool vector_loads = true;   // rows of q, k and v start at multiples of 16 bytes and hold whole 16-byte chunks
   bool paged = false;         // k and v

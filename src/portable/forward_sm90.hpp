@@ -18,7 +18,8 @@ struct ForwardSm90Params {
   ForwardParams forward;
   uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
   int32_t num_items;  // tiles of queries, those of all heads
-  int32_t box_kv;     // keys of a box of k and v: a tile's; paged, as many as lie in one page wherever a tile begins
+  int32_t box_kv;     // keys of a box of k and v: what a block loads of a tile; paged, as many of them as lie in one
+                      // page wherever a tile begins
 };
 
 // Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels

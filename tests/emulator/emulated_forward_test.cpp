@@ -48,9 +48,10 @@ template <ForwardConfig C>
 Sm90 sm90() {
   return {C,
           [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
-            emulator::launch({num_blocks, 1, 1}, device::BlockSm90<C>::kThreads,
-                             static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
-                             [&] { device::forward_sm90<C>(params); });
+            emulator::launch(
+                {num_blocks / C.cluster * C.cluster, 1, 1}, device::BlockSm90<C>::kThreads,
+                static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
+                [&] { device::forward_sm90<C>(params); }, C.cluster);
           },
           [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
             emulator::launch({num_blocks, 1, 1}, portable::kClassifyWarps * 32, 0, seed,
@@ -64,6 +65,10 @@ constexpr ForwardConfig plain(Element element, int32_t qk, int32_t v, int32_t ti
           .tile_q = tile_q,
           .tile_kv = tile_kv,
           .num_warps = tile_q / 16};
+}
+constexpr ForwardConfig in_pairs(ForwardConfig c) {
+  c.cluster = 2;
+  return c;
 }
 constexpr ForwardConfig with_softcap(ForwardConfig c) {
   c.softcap = true;
@@ -113,6 +118,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<plain(Element::bf16, 192, 192, 128, 112)>(),
                                         sm90<k256>(),
                                         sm90<plain(Element::bf16, 256, 256, 128, 80)>(),
+                                        sm90<in_pairs(plain(Element::bf16, 256, 256, 128, 80))>(),
                                         sm90<with_softcap(k64)>(),
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_dropout(k128)>(),
@@ -246,6 +252,23 @@ TEST(EmulatedSm90, HeadDims) {
     c.window_left = 90, c.window_right = 4;
     expect_right(c);
   }
+}
+
+// Pairs of blocks: 9 and 10 tiles of queries, an odd number of tiles of keys and an even one, lengths that end a pair
+// early or leave it nothing.
+TEST(EmulatedSm90, Pairs) {
+  Case c = base(256, 256);
+  c.batch = 1;
+  c.heads_q = 1;
+  c.seqlen_q = 1030;
+  c.seqlen_kv = 1040;
+  expect_right(c);
+  c.seqlen_q = 1270;
+  c.seqlen_kv = 1110;
+  expect_right(c, 2);
+  c.batch = 3;
+  c.seqlens_q = c.seqlens_kv = true;
+  expect_right(c, 3);
 }
 
 TEST(EmulatedSm90, Half) {

@@ -2,6 +2,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <map>
@@ -10,10 +11,10 @@
 #include <string>
 #include <vector>
 
-// What kernels call `extern __shared__ char shared[]`.
+// What kernels call `extern __shared__ char shared[]`, of all blocks of a cluster.
 namespace tessella::device {
 alignas(1024) extern char shared[];
-alignas(1024) char shared[emulator::kMaxShared];
+alignas(1024) char shared[emulator::kMaxShared * emulator::kMaxCluster];
 }  // namespace tessella::device
 
 namespace tessella::emulator {
@@ -30,6 +31,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<std::byte[]> stack;
   Index thread_idx;
+  unsigned block = 0;                                    // of the cluster
   std::function<bool()> ready;                           // empty: it may run
   Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
   uint64_t path = 0;                                     // hash of the places that as_warpgroup() named
@@ -59,11 +61,25 @@ struct Barrier {
   }
 };
 
-class Block {
+// The blocks that run together.
+class Cluster {
  public:
-  Block(Index grid, Index idx, unsigned threads, uint64_t seed, const std::function<void()>& body)
-      : grid_(grid), idx_(idx), random_(seed), body_(body), fibers_(threads), warps_((threads + kLanes - 1) / kLanes) {
-    for (unsigned i = 0; i < threads; ++i) fibers_[i].thread_idx.x = i;
+  Cluster(Index grid, Index first_block, unsigned size, unsigned threads, uint64_t seed,
+          const std::function<void()>& body)
+      : grid_(grid),
+        first_block_(first_block),
+        size_(size),
+        threads_(threads),
+        random_(seed),
+        body_(body),
+        fibers_(size_t{size} * threads),
+        warps_per_block_((threads + kLanes - 1) / kLanes),
+        warps_(size_t{size} * warps_per_block_),
+        named_(size_t{size} * kNamedBarriers) {
+    for (unsigned i = 0; i < fibers_.size(); ++i) {
+      fibers_[i].thread_idx.x = i % threads;
+      fibers_[i].block = i / threads;
+    }
   }
 
   void run() {
@@ -73,7 +89,7 @@ class Block {
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStackBytes;
       fiber.context.uc_link = &scheduler_;
-      makecontext(&fiber.context, &Block::enter, 0);
+      makecontext(&fiber.context, &Cluster::enter, 0);
     }
     size_t num_running = fibers_.size();
     while (num_running > 0) {
@@ -81,7 +97,7 @@ class Block {
       Fiber* next = choose();
       if (next == nullptr) {
         if (actions_.empty())
-          throw Deadlock("block " + std::to_string(idx_.x) + ": " + std::to_string(num_running) +
+          throw Deadlock("block " + std::to_string(first_block_.x) + ": " + std::to_string(num_running) +
                          " threads wait for what never comes");
         act();
         continue;
@@ -93,8 +109,9 @@ class Block {
     }
     while (!actions_.empty()) act();
     for (size_t i = 0; i < fibers_.size(); ++i) {
-      if (fibers_[i].path != fibers_[i / kWarpgroup * kWarpgroup].path) {
-        throw std::logic_error("thread " + std::to_string(i) + " goes another way than its warpgroup");
+      const size_t thread = fibers_[i].thread_idx.x;
+      if (fibers_[i].path != fibers_[i - thread % kWarpgroup].path) {
+        throw std::logic_error("thread " + std::to_string(thread) + " goes another way than its warpgroup");
       }
     }
   }
@@ -108,7 +125,7 @@ class Block {
 
   const Given* exchange(const Given& mine) {
     const unsigned thread = running_->thread_idx.x;
-    Warp& warp = warps_[thread / kLanes];
+    Warp& warp = warps_[running_->block * warps_per_block_ + thread / kLanes];
     const uint64_t mine_is = warp.exchanges;
     warp.given[mine_is % 2][thread % kLanes] = mine;
     if (++warp.num_given == kLanes) {
@@ -121,7 +138,31 @@ class Block {
   }
 
   void named_barrier(int barrier, int threads, bool waits) {
-    NamedBarrier& of = named_.at(static_cast<size_t>(barrier));
+    if (barrier < 0 || barrier >= kNamedBarriers) throw std::out_of_range("named barrier");
+    meet(named_[running_->block * kNamedBarriers + static_cast<size_t>(barrier)], threads, waits);
+  }
+  void sync_cluster() { meet(of_all_, static_cast<int>(fibers_.size()), true); }
+
+  bool has_ended(uint32_t shared_address) const {
+    const size_t block = (shared_address - kFirstAddress) / kMaxShared;
+    return std::all_of(fibers_.begin() + static_cast<ptrdiff_t>(block * threads_),
+                       fibers_.begin() + static_cast<ptrdiff_t>((block + 1) * threads_),
+                       [](const Fiber& fiber) { return fiber.has_ended; });
+  }
+  Index block_idx() const { return {first_block_.x + running_->block, first_block_.y, 0}; }
+
+  Index grid_, first_block_;
+  unsigned size_, threads_;
+  std::mt19937_64 random_;
+  std::map<uint32_t, Barrier> barriers_;
+  std::deque<std::function<void()>> actions_;
+  Fiber* running_ = nullptr;
+
+ private:
+  static constexpr int kNamedBarriers = 16;
+  static void enter();
+
+  void meet(NamedBarrier& of, int threads, bool waits) {
     const uint64_t phase = of.phases;
     if (++of.arrived == threads) {
       of.arrived = 0;
@@ -129,17 +170,6 @@ class Block {
     }
     if (waits) wait_until([&of, phase] { return of.phases != phase; });
   }
-
-  size_t num_threads() const { return fibers_.size(); }
-
-  Index grid_, idx_;
-  std::mt19937_64 random_;
-  std::map<uint32_t, Barrier> barriers_;
-  std::deque<std::function<void()>> actions_;
-  Fiber* running_ = nullptr;
-
- private:
-  static void enter();
 
   Fiber* choose() {
     const size_t first = random_() % fibers_.size();
@@ -160,8 +190,10 @@ class Block {
 
   const std::function<void()>& body_;
   std::vector<Fiber> fibers_;
+  size_t warps_per_block_;
   std::vector<Warp> warps_;
-  std::vector<NamedBarrier> named_{16};
+  std::vector<NamedBarrier> named_;
+  NamedBarrier of_all_;
   ucontext_t scheduler_;
   std::exception_ptr error_;
 };
@@ -171,85 +203,96 @@ void run_all(std::vector<std::function<void()>>& pieces) {
   pieces.clear();
 }
 
-Block* g_block = nullptr;
+Cluster* g_cluster = nullptr;
 
-void Block::enter() {
-  Block& block = *g_block;
+void Cluster::enter() {
+  Cluster& cluster = *g_cluster;
   try {
-    block.body_();
+    cluster.body_();
   } catch (...) {
-    block.error_ = std::current_exception();
+    cluster.error_ = std::current_exception();
   }
-  block.running_->has_ended = true;
+  cluster.running_->has_ended = true;
 }
 
 }  // namespace
 
+char* dynamic_shared() { return shared + block_in_cluster() * kMaxShared; }
+uint32_t address_in(unsigned block, uint32_t address) {
+  const auto offset = static_cast<uint32_t>((address - kFirstAddress) % kMaxShared);
+  return kFirstAddress + block * static_cast<uint32_t>(kMaxShared) + offset;
+}
 uint32_t shared_address(const void* pointer) {
   return kFirstAddress + static_cast<uint32_t>(static_cast<const char*>(pointer) - shared);
 }
 std::byte* at(uint32_t address, size_t bytes) {
-  if (address < kFirstAddress || address - kFirstAddress + bytes > kMaxShared) {
+  if (address < kFirstAddress || address - kFirstAddress + bytes > sizeof shared) {
     throw std::out_of_range("shared address " + std::to_string(address));
   }
   return reinterpret_cast<std::byte*>(shared + (address - kFirstAddress));
 }
 
-int num_threads() { return static_cast<int>(g_block->num_threads()); }
-const Index& thread_idx() { return g_block->running_->thread_idx; }
-const Index& block_idx() { return g_block->idx_; }
-const Index& grid_dim() { return g_block->grid_; }
+int num_threads() { return static_cast<int>(g_cluster->threads_); }
+unsigned cluster_size() { return g_cluster->size_; }
+unsigned block_in_cluster() { return g_cluster->running_->block; }
+const Index& thread_idx() { return g_cluster->running_->thread_idx; }
+Index block_idx() { return g_cluster->block_idx(); }
+const Index& grid_dim() { return g_cluster->grid_; }
 
-void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body) {
+void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
+            unsigned cluster) {
   if (shared_bytes > kMaxShared) throw std::out_of_range("shared memory");
+  if (cluster > kMaxCluster || grid.x % cluster != 0) throw std::invalid_argument("cluster");
   const int poison = seed % 2 == 1 ? 0xFF : 0x3C;  // NaN or hundredths; as an index it leads nowhere
   for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; ++x) {
-      std::memset(shared, poison, kMaxShared);
-      Block block(grid, {x, y, 0}, threads, seed + x + uint64_t{y} * grid.x, body);
-      g_block = &block;
-      block.run();
+    for (unsigned x = 0; x < grid.x; x += cluster) {
+      std::memset(shared, poison, sizeof shared);
+      Cluster blocks(grid, {x, y, 0}, cluster, threads, seed + x + uint64_t{y} * grid.x, body);
+      g_cluster = &blocks;
+      blocks.run();
     }
   }
 }
 
-void wait_until(const std::function<bool()>& ready) { g_block->wait_until(ready); }
-void later(std::function<void()> action) { g_block->actions_.push_back(std::move(action)); }
+void wait_until(const std::function<bool()>& ready) { g_cluster->wait_until(ready); }
+void later(std::function<void()> action) { g_cluster->actions_.push_back(std::move(action)); }
 void begin(Work kind, std::function<void()> piece) {
-  Groups& groups = g_block->running_->groups[static_cast<size_t>(kind)];
+  Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   groups.back().push_back(std::move(piece));
-  if (g_block->random_() % 8 != 0) return;
+  if (g_cluster->random_() % 8 != 0) return;
   for (auto& group : groups) run_all(group);  // each adds to what those before it gave
 }
-void commit(Work kind) { g_block->running_->groups[static_cast<size_t>(kind)].emplace_back(); }
+void commit(Work kind) { g_cluster->running_->groups[static_cast<size_t>(kind)].emplace_back(); }
 void wait_groups(Work kind, size_t num_pending) {
-  Groups& groups = g_block->running_->groups[static_cast<size_t>(kind)];
+  Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   for (; groups.size() > num_pending + 1; groups.pop_front()) run_all(groups.front());
 }
 void as_warpgroup(uint64_t place) {
-  uint64_t& path = g_block->running_->path;
+  uint64_t& path = g_cluster->running_->path;
   path = (path + place) * 0x9E3779B97F4A7C15u;
 }
-const Given* exchange(const Given& mine) { return g_block->exchange(mine); }
-void named_barrier(int barrier, int threads, bool waits) { g_block->named_barrier(barrier, threads, waits); }
+const Given* exchange(const Given& mine) { return g_cluster->exchange(mine); }
+void named_barrier(int barrier, int threads, bool waits) { g_cluster->named_barrier(barrier, threads, waits); }
+void sync_cluster() { g_cluster->sync_cluster(); }
 
 void init_barrier(uint32_t address, uint32_t count) {
-  g_block->barriers_[address] = {.count = count, .pending = count};
+  g_cluster->barriers_[address] = {.count = count, .pending = count};
 }
 void arrive(uint32_t address, uint32_t expected_bytes) {
-  Barrier& barrier = g_block->barriers_.at(address);
+  if (g_cluster->has_ended(address)) throw std::logic_error("arrival at a block that has ended");
+  Barrier& barrier = g_cluster->barriers_.at(address);
   if (barrier.pending == 0) throw std::logic_error("one arrival too many");
   barrier.bytes += expected_bytes;
   --barrier.pending;
   barrier.end_phase();
 }
 void complete_bytes(uint32_t address, uint32_t bytes) {
-  Barrier& barrier = g_block->barriers_.at(address);
+  Barrier& barrier = g_cluster->barriers_.at(address);
   barrier.bytes -= bytes;
   barrier.end_phase();
 }
 void wait(uint32_t address, uint32_t parity) {
-  const Barrier& barrier = g_block->barriers_.at(address);
+  const Barrier& barrier = g_cluster->barriers_.at(address);
   wait_until([&barrier, parity] { return barrier.parity != parity; });
 }
 

@@ -23,18 +23,27 @@ struct Index {
 };
 
 // Of the fiber that runs.
-int num_threads();
+int num_threads();  // of its block
+unsigned cluster_size();
+unsigned block_in_cluster();
 const Index& thread_idx();
-const Index& block_idx();
+Index block_idx();
 const Index& grid_dim();
 
-// Runs body() as every thread of every block, block after block. shared_bytes: of dynamic shared memory, poisoned
-// before each block. Throws what a thread throws, and Deadlock.
-void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body);
+// Runs body() as every thread of every block, cluster after cluster, the blocks of one together. grid.x: a multiple of
+// `cluster`. shared_bytes: of a block's dynamic shared memory, poisoned before. Throws what a thread throws, and
+// Deadlock.
+void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
+            unsigned cluster = 1);
 
-// Dynamic shared memory. Its addresses begin behind 1024 bytes of the system's, as on a GPU.
+// Dynamic shared memory. Its addresses begin behind 1024 bytes of the system's, as on a GPU; those of a cluster's
+// blocks follow each other.
 inline constexpr size_t kMaxShared = 232448;
+inline constexpr unsigned kMaxCluster = 2;
+char* dynamic_shared();
 uint32_t shared_address(const void* pointer);
+// The same place in another block of the cluster.
+uint32_t address_in(unsigned block, uint32_t address);
 // Memory at a shared address; throws std::out_of_range.
 std::byte* at(uint32_t address, size_t bytes);
 template <typename T>
@@ -73,6 +82,7 @@ const Given* exchange(const Given& mine);
 
 // Counted barriers: named ones, and those in shared memory.
 void named_barrier(int barrier, int threads, bool waits);
+void sync_cluster();
 void init_barrier(uint32_t address, uint32_t count);
 void arrive(uint32_t address, uint32_t expected_bytes);
 void complete_bytes(uint32_t address, uint32_t bytes);

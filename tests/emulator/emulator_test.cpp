@@ -89,6 +89,28 @@ TEST(Emulator, AWarpgroupThatPartsIsAnError) {
   EXPECT_THROW(run(true), std::logic_error);
 }
 
+// A block that the others of its cluster still arrive at.
+TEST(Emulator, ABlockThatEndsTooEarlyIsAnError) {
+  const auto run = [](bool stays) {
+    for (uint64_t seed = 0; seed < 32; ++seed) {
+      launch(
+          {4, 1, 1}, 32, 64, seed,
+          [&] {
+            const unsigned block = device::ptx::block_in_cluster();
+            EXPECT_EQ(block, blockIdx.x % 2);
+            const uint32_t barrier = device::ptx::shared_address(device::ptx::dynamic_shared());
+            if (threadIdx.x == 0) init_barrier(barrier, 1);
+            sync_cluster();
+            if (threadIdx.x == 0) device::ptx::arrive_at(1 - block, barrier);
+            if (stays) wait(barrier, 0);
+          },
+          2);
+    }
+  };
+  EXPECT_NO_THROW(run(true));
+  EXPECT_THROW(run(false), std::logic_error);
+}
+
 TEST(Emulator, AddressesAreChecked) {
   EXPECT_THROW(launch({1, 1, 1}, 1, 64, 1, [] { device::ptx::load_word(0); }), std::out_of_range);
 }

@@ -36,6 +36,9 @@ struct BlockSm90 {
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
+  static constexpr int kLoadedRows = C.tile_kv / C.cluster;      // of a tile of keys: what this block loads, for all
+  static_assert(kLoadedRows % portable::kSwizzleRows == 0 &&
+                (C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits)));
 
   // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
   // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.
@@ -107,8 +110,8 @@ struct BlockSm90 {
     Items::init(item_barriers(), 1, kWarps + 2);
     for (const int ring : {kBounds, kLoaded}) Items::init(item_barriers() + ring * Items::kBytes, 1, 1);
     for (int of = 0; of < kWarpgroups; ++of) QRing::init(q_barriers() + of * QRing::kBytes, 1, 4);
-    KRing::init(k_barriers(), 1, kWarps);
-    VRing::init(v_barriers(), 1, kWarps);
+    KRing::init(k_barriers(), 1, kWarps * C.cluster);
+    VRing::init(v_barriers(), 1, kWarps * C.cluster);
     ptx::publish_barriers();
   }
 
@@ -128,8 +131,10 @@ struct BlockSm90 {
       to.first_tile = 0;
     }
     __syncwarp();
-    const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
-    if (first > last) return;
+    const int32_t last = min(to.first_q() + C.tile_q, to.sequence.len_q) - 1;
+    // A cluster's tile behind the last query takes part in what the others see.
+    const int32_t first = C.cluster > 1 ? min(to.first_q(), last) : to.first_q();
+    if (first > last || last < 0) return;
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
     const int warpgroup = lane / 2 - 2;
     int32_t row = lane % 2 == 0 ? first : last;
@@ -203,18 +208,25 @@ struct BlockSm90 {
   __device__ static int32_t batch_of(const portable::TableParams& cu_seqlens, int32_t batch_idx) {
     return cu_seqlens.data != nullptr ? 0 : batch_idx;
   }
-  template <int Columns>
+  // Blocks: of the cluster that get it.
+  template <int Columns, int Blocks = 1>
   __device__ __forceinline__ static void copy_tile(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
                                                    int32_t rows, int32_t first, int32_t head, int32_t batch) {
 #pragma unroll
     for (int column = 0; column < Columns; column += 64) {
-      ptx::copy_box(to + column / 64 * rows * kRowBytes, map, barrier, column, first, head, batch);
+      const uint32_t panel = to + column / 64 * rows * kRowBytes;
+      if constexpr (Blocks > 1) {
+        ptx::copy_box_to_all<Blocks>(panel, map, barrier, column, first, head, batch);
+      } else {
+        ptx::copy_box(panel, map, barrier, column, first, head, batch);
+      }
     }
   }
 
   // Every block begins with an item of its own and takes the next one that nobody has. It does so when k of the latest
   // is under way, not before: an item that waits for its block is one that no idle block can take. The counter is zero
-  // again when the last block has found that there is none. Nobody hears of an item without keys.
+  // again when the last block has found that there is none. Nobody hears of an item without keys. Clusters, whose items
+  // all take as long, take every gridDim.x-th.
   __device__ __forceinline__ void find_items() const {
     Items items(item_barriers());
     const bool is_first_lane = threadIdx.x % 32 == 0;
@@ -222,7 +234,7 @@ struct BlockSm90 {
 #pragma unroll 1
     while (exists(item_idx)) {
       items.wait_empty();
-      write_item(items.slot(), work_tile(p.forward, item_idx, 0));
+      write_item(items.slot(), work_tile<C.cluster>(p.forward, item_idx, 0));
       if (item(items.slot()).has_keys()) {
         if (is_first_lane) items.arrive_full();
         write_bounds(items.slot());
@@ -230,9 +242,13 @@ struct BlockSm90 {
         items.at(kLoaded).wait_full();
         items.advance();
       }
-      const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
-      if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
-      item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
+      if constexpr (C.cluster > 1) {
+        item_idx += gridDim.x;
+      } else {
+        const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
+        if (is_first_lane && taken == static_cast<uint32_t>(p.num_items) - 1) *p.counter = 0;
+        item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
+      }
     }
     items.wait_empty();
     if (!is_first_lane) return;
@@ -287,8 +303,10 @@ struct BlockSm90 {
       }
     } else {
       ring.arrive_full_expecting(bytes);
-      copy_tile<Columns>(stage, map, ring.full(), C.tile_kv, of.sequence.row_kv + first_key, head,
-                         batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+      const int32_t row = C.cluster > 1 ? static_cast<int32_t>(ptx::block_in_cluster()) * kLoadedRows : 0;
+      copy_tile<Columns, C.cluster>(stage + row * kRowBytes, map, ring.full(), C.tile_kv,
+                                    of.sequence.row_kv + first_key + row, head,
+                                    batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
     }
     ring.advance();
   }
@@ -342,7 +360,7 @@ struct BlockSm90 {
     constexpr int kSlot = kLayout.item_slots;
 #pragma unroll 1
     for (uint32_t item_idx = blockIdx.x; exists(item_idx); item_idx += gridDim.x) {
-      write_item(kSlot, work_tile(p.forward, item_idx, 0));
+      write_item(kSlot, work_tile<C.cluster>(p.forward, item_idx, 0));
       const Item& of = item(kSlot);
       const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
       rows.write_without_query(C.tile_q);

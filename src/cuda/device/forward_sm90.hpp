@@ -63,9 +63,15 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Returns when all warps of the warpgroup are here.
   __device__ __forceinline__ void meet() const { ptx::named_wait(kMeeting + warpgroup, 128); }
 
+  // A stage of k or v, in every block that fills it.
   template <class AnyRing>
   __device__ __forceinline__ void release(AnyRing& ring) const {
-    release_slot(ring);
+    __syncwarp();
+    if (ptx::elect()) {
+      ring.arrive_empty();
+#pragma unroll
+      for (int i = 1; i < C.cluster; ++i) ring.arrive_empty_at((ptx::block_in_cluster() + i) % C.cluster);
+    }
     ring.advance();
   }
   template <class AnyRing>
@@ -239,7 +245,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       }
     }
     if (kKeepsQ) q.advance();
-    release(items);
+    release_slot(items);
+    items.advance();
     part = next_part();
   }
   // had_item: whether there is something to end.
@@ -311,11 +318,12 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
       if (!kOverlaps) end_output();
-      // The factor waits behind the branch that finds it, and so does o: a wait in the branch's way would be moved up
-      // to before the maxima, and one in the branch is not for all warps of the warpgroup.
+      // The wait for o stands behind the branch that raises maxima, and so its factor waits: before the branch the
+      // assembler moves it up to before the maxima, and in the branch it is not for all warps of the warpgroup.
       float factor[1][2];
       bool rescales = false;
       Scores::template take_scores<false>(s, tile, scale_log2, offset, [&](const float(&by)[1][2]) {
+        if (!kOverlaps) return scale_rows(o, by);
         rescales = true;
         factor[0][0] = by[0][0];
         factor[0][1] = by[0][1];
@@ -359,8 +367,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 template <ForwardConfig C>
 __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const __grid_constant__ ForwardSm90Params p) {
   using Block = BlockSm90<C>;
-  extern __shared__ __align__(1024) char shared[];
-  const Block block(p, shared);
+  const Block block(p, ptx::dynamic_shared());
   if (threadIdx.x == 0) {
     ptx::prefetch(p.q);
     ptx::prefetch(p.k);
@@ -368,7 +375,11 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     ptx::prefetch(p.out);
     block.init_barriers();
   }
-  __syncthreads();
+  if constexpr (C.cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    __syncthreads();
+  }
   if (threadIdx.x < 128) {
     ptx::give_registers<Block::kLoadRegisters>();
     const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
@@ -387,6 +398,7 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     WarpgroupSm90<C> warpgroup(block);
     warpgroup.run();
   }
+  if constexpr (C.cluster > 1) ptx::sync_cluster();  // the others still arrive at this block's barriers
 }
 
 }  // namespace tessella::device

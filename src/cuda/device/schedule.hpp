@@ -16,9 +16,13 @@ struct WorkTile {
   int32_t slice_idx;  // of v's columns
 };
 
-// `block` counts the grid's blocks: heads of the section fastest, then tiles from the last, sections.
+// `block` counts the grid's blocks: those of a cluster, which take tiles side by side, fastest, then heads of the
+// section, tiles from the last, sections.
+template <uint32_t Cluster = 1>
 __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, uint32_t block, uint32_t slice) {
-  const auto tiles = static_cast<uint32_t>(p.tiles_q);
+  const uint32_t in_cluster = block % Cluster;
+  block /= Cluster;
+  const uint32_t tiles = static_cast<uint32_t>(p.tiles_q) / Cluster;
   const auto heads = static_cast<uint32_t>(p.heads_q);
   const uint32_t all_heads = (static_cast<uint32_t>(p.batch) + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * heads;
   const auto per_section = static_cast<uint32_t>(p.heads_per_section);
@@ -28,7 +32,7 @@ __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, 
   const uint32_t width = min(per_section, all_heads - first_head);
   const uint32_t inside = block - first_head * tiles;
   const uint32_t head = first_head + inside % width;
-  const uint32_t tile = tiles - 1 - inside / width;
+  const uint32_t tile = (tiles - 1 - inside / width) * Cluster + in_cluster;
   return {static_cast<int32_t>(head / heads), static_cast<int32_t>(head % heads), static_cast<int32_t>(tile),
           static_cast<int32_t>(slice)};
 }

@@ -34,6 +34,20 @@ __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t byte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
   delay();
 }
+// At the same barrier of another block of the cluster. Relaxed: it says that reads are over, and writes nothing that
+// others read. (With release at the cluster's scope each one waits for all the warp's memory, a thousand cycles.)
+__device__ __forceinline__ void arrive_at(uint32_t block, uint32_t barrier) {
+  delay();
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %1, %0;\n"
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(block),
+      "r"(barrier)
+      : "memory");
+  delay();
+}
 // Until the phase of this parity has ended.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   delay();
@@ -71,6 +85,19 @@ __device__ __forceinline__ void named_wait(int barrier, int threads) {
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   delay();
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  delay();
+}
+
+// Which block of its cluster this is.
+__device__ __forceinline__ uint32_t block_in_cluster() {
+  uint32_t block;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+  return block;
+}
+// Returns when all threads of the cluster's blocks are here.
+__device__ __forceinline__ void sync_cluster() {
+  delay();
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
   delay();
 }
 

@@ -3,6 +3,12 @@
 
 namespace tessella::device::ptx {
 
+// The block's dynamic shared memory.
+__device__ __forceinline__ char* dynamic_shared() {
+  extern __shared__ __align__(1024) char shared[];
+  return shared;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
