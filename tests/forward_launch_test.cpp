@@ -12,6 +12,7 @@
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/error.hpp"
@@ -174,28 +175,39 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
   });
 }
 
-// Pairs load half a tile each and take two tiles of queries, an odd last one with one that is not there.
+// Pairs load half a tile each and take two tiles of queries; in a run of fewer than the plan's bounds an odd last one
+// with one that is not there.
 TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
     const core::Kernel kernel = cuda::forward_sm90();
     Problem p = problem();
     p.head_dim_qk = p.head_dim_v = 256;
-    p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 9 * 128;
+    p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 10 * 128;
+    const core::Plan plan = planned(kernel, p);
     uint32_t counter = 0;
-    for (const int64_t batch : {2, 1}) {  // 160 tiles for 48 pairs, 80
+    for (const auto& [batch, seqlen_q, blocks] :
+         {std::tuple{2, 1280, 96u}, {1, 1280, 80u}, {1, 1100, 80u}, {1, 1, 16u}}) {
       p.batch = batch;
+      p.seqlen_q = p.total_q = seqlen_q;
       fake_driver()->tensor_maps.clear();
-      kernel.run(p, planned(kernel, p), {&counter, nullptr}, nullptr);
-      EXPECT_EQ(fake_driver()->launches.back().gridDimX, batch == 2 ? 96u : 80u);
+      kernel.run(p, plan, {&counter, nullptr}, nullptr);
+      EXPECT_EQ(fake_driver()->launches.back().gridDimX, blocks);
       ASSERT_EQ(fake_driver()->attributes.size(), 1u);
       EXPECT_EQ(fake_driver()->attributes[0].value.clusterDim.x, 2u);
       EXPECT_EQ(fake_driver()->tensor_maps.at(1).box[1], 40u);
     }
+    p.seqlen_q = p.total_q = 1280;
     EXPECT_NE(kernel.describe(p, 1).find("pairs of blocks load keys for each other"), std::string::npos);
-    for (const core::Features alone : {core::Features(Feature::window), core::Features(Feature::softcap),
-                                       core::Features(Feature::packed_q), core::Features(Feature::document)}) {
+    for (const core::Features alone :
+         {core::Features(Feature::window), core::Features(Feature::softcap), core::Features(Feature::packed_q),
+          core::Features(Feature::document), core::Features(Feature::seqlens_q), core::Features(Feature::seqlens_kv)}) {
       Problem other = p;
       other.features = alone;
+      EXPECT_EQ(cuda::forward_sm90_config(other).cluster, 1);
+    }
+    for (const int64_t seqlen_q : {1, 1100, 1300, 768}) {  // odd numbers of tiles, and too few
+      Problem other = p;
+      other.seqlen_q = seqlen_q;
       EXPECT_EQ(cuda::forward_sm90_config(other).cluster, 1);
     }
     p.num_sms = 20;

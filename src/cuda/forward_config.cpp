@@ -71,11 +71,11 @@ ForwardConfig features_of(const core::Problem& p) {
   };
 }
 
-// True if all tiles of a sequence's queries see the same keys and need the same loads, and an odd one costs little.
-// Then two blocks may take two of them side by side and each load half of the keys for both.
-bool can_pair(const core::Problem& p) {
-  constexpr core::Features kHarmless = Feature::seqlens_q | Feature::seqlens_kv | Feature::sink | Feature::lse;
-  return p.features.without(kHarmless).empty() && p.seqlen_q >= 1024 && p.num_sms == 0;
+// True if the tiles of queries are many, even in number and all see as many keys, each head's the same. Then two blocks
+// may take two of them side by side and each load half of the keys for both.
+bool can_pair(const core::Problem& p, int32_t tile_q) {
+  const int64_t tiles = (p.seqlen_q + tile_q - 1) / tile_q;
+  return p.features.without(Feature::sink | Feature::lse).empty() && tiles >= 8 && tiles % 2 == 0 && p.num_sms == 0;
 }
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
@@ -177,7 +177,8 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
   }
   c.num_warps = c.tile_q / 16;
-  c.cluster = dim > 192 && !is_short && can_pair(p) ? 2 : 1;
+  const bool is_widest = c.head_dim_qk == 256 && c.head_dim_v == 256;
+  c.cluster = is_widest && !is_short && can_pair(p, c.tile_q) ? 2 : 1;
   return c;
 }
 

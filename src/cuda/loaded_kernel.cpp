@@ -28,6 +28,36 @@ using core::message;
   }
 }
 
+// What the driver is told of a launch.
+struct LaunchConfig {
+  CUlaunchAttribute attributes[2] = {};
+  CUlaunchConfig config;
+
+  LaunchConfig(const Launch& launch, int dynamic_shared_bytes, void* stream)
+      : config{.gridDimX = launch.grid[0],
+               .gridDimY = launch.grid[1],
+               .gridDimZ = launch.grid[2],
+               .blockDimX = launch.block,
+               .blockDimY = 1,
+               .blockDimZ = 1,
+               .sharedMemBytes = static_cast<unsigned>(dynamic_shared_bytes),
+               .hStream = static_cast<CUstream>(stream),
+               .attrs = attributes,
+               .numAttrs = 0} {
+    if (launch.cluster > 1) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      attribute.value.clusterDim = {launch.cluster, 1, 1};
+    }
+    if (launch.is_dependent) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+      attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;  // config points to attributes
+};
+
 }  // namespace
 
 LoadedKernel::LoadedKernel(std::shared_ptr<const Cubin> cubin, int device_id, int dynamic_shared_bytes)
@@ -62,40 +92,6 @@ LoadedKernel::LoadedKernel(std::shared_ptr<const Cubin> cubin, int device_id, in
     check(cu.cuKernelGetParamInfo(kernel_, 0, &offset, &params_bytes_), "cuKernelGetParamInfo");
   }
 }
-
-namespace {
-
-// What the driver is told of a launch.
-struct LaunchConfig {
-  CUlaunchAttribute attributes[2] = {};
-  CUlaunchConfig config;
-
-  LaunchConfig(const Launch& launch, int dynamic_shared_bytes, void* stream)
-      : config{.gridDimX = launch.grid[0],
-               .gridDimY = launch.grid[1],
-               .gridDimZ = launch.grid[2],
-               .blockDimX = launch.block,
-               .blockDimY = 1,
-               .blockDimZ = 1,
-               .sharedMemBytes = static_cast<unsigned>(dynamic_shared_bytes),
-               .hStream = static_cast<CUstream>(stream),
-               .attrs = attributes,
-               .numAttrs = 0} {
-    if (launch.cluster > 1) {
-      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-      attribute.value.clusterDim = {launch.cluster, 1, 1};
-    }
-    if (launch.is_dependent) {
-      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-      attribute.value.programmaticStreamSerializationAllowed = 1;
-    }
-  }
-  LaunchConfig(const LaunchConfig&) = delete;  // config points to attributes
-};
-
-}  // namespace
 
 void LoadedKernel::launch_bytes(const Launch& launch, const void* params, size_t params_bytes, void* stream) const {
   if (params_bytes_ != 0 && params_bytes_ != params_bytes) {

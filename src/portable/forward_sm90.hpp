@@ -16,7 +16,7 @@ struct ForwardSm90Params {
   // holds something only if out has 16 bits and rows that the engine can write (out_vector_store).
   TensorMap q, k, v, out;
   ForwardParams forward;
-  uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after
+  uint32_t* counter;  // of items that blocks have taken beyond their first; zero before and after; not for clusters
   int32_t num_items;  // tiles of queries, those of all heads
   int32_t box_kv;     // keys of a box of k and v: what a block loads of a tile; paged, as many of them as lie in one
                       // page wherever a tile begins

@@ -143,6 +143,7 @@ class Cluster {
   }
   void sync_cluster() { meet(of_all_, static_cast<int>(fibers_.size()), true); }
 
+  bool may_use(size_t block) const { return running_ == nullptr ? block < size_ : block == running_->block; }
   bool has_ended(uint32_t shared_address) const {
     const size_t block = (shared_address - kFirstAddress) / kMaxShared;
     return std::all_of(fibers_.begin() + static_cast<ptrdiff_t>(block * threads_),
@@ -185,6 +186,7 @@ class Cluster {
     const size_t idx = random_() % actions_.size();
     const std::function<void()> action = std::move(actions_[idx]);
     actions_.erase(actions_.begin() + static_cast<ptrdiff_t>(idx));
+    running_ = nullptr;
     action();
   }
 
@@ -226,7 +228,9 @@ uint32_t shared_address(const void* pointer) {
   return kFirstAddress + static_cast<uint32_t>(static_cast<const char*>(pointer) - shared);
 }
 std::byte* at(uint32_t address, size_t bytes) {
-  if (address < kFirstAddress || address - kFirstAddress + bytes > sizeof shared) {
+  const size_t offset = address - kFirstAddress, block = offset / kMaxShared;
+  const bool is_there = address >= kFirstAddress && offset % kMaxShared + bytes <= kMaxShared;
+  if (!is_there || !g_cluster->may_use(block)) {
     throw std::out_of_range("shared address " + std::to_string(address));
   }
   return reinterpret_cast<std::byte*>(shared + (address - kFirstAddress));
@@ -287,11 +291,13 @@ void arrive(uint32_t address, uint32_t expected_bytes) {
   barrier.end_phase();
 }
 void complete_bytes(uint32_t address, uint32_t bytes) {
+  if (g_cluster->has_ended(address)) throw std::logic_error("bytes for a block that has ended");
   Barrier& barrier = g_cluster->barriers_.at(address);
   barrier.bytes -= bytes;
   barrier.end_phase();
 }
 void wait(uint32_t address, uint32_t parity) {
+  at(address, 8);  // its own block's
   const Barrier& barrier = g_cluster->barriers_.at(address);
   wait_until([&barrier, parity] { return barrier.parity != parity; });
 }

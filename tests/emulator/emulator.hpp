@@ -44,7 +44,8 @@ char* dynamic_shared();
 uint32_t shared_address(const void* pointer);
 // The same place in another block of the cluster.
 uint32_t address_in(unsigned block, uint32_t address);
-// Memory at a shared address; throws std::out_of_range.
+// Memory at a shared address, of the block that runs; where none does, as when a copy lands, of any. Throws
+// std::out_of_range.
 std::byte* at(uint32_t address, size_t bytes);
 template <typename T>
 T load(uint32_t address) {

@@ -37,8 +37,9 @@ struct BlockSm90 {
   static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
   static constexpr int kLoadedRows = C.tile_kv / C.cluster;      // of a tile of keys: what this block loads, for all
-  static_assert(kLoadedRows % portable::kSwizzleRows == 0 &&
-                (C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits)));
+  static_assert(kLoadedRows % portable::kSwizzleRows == 0);
+  static_assert(C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits || kLeavesOut),
+                "its blocks walk the same tiles");
 
   // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
   // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.
@@ -132,9 +133,9 @@ struct BlockSm90 {
     }
     __syncwarp();
     const int32_t last = min(to.first_q() + C.tile_q, to.sequence.len_q) - 1;
-    // A cluster's tile behind the last query takes part in what the others see.
-    const int32_t first = C.cluster > 1 ? min(to.first_q(), last) : to.first_q();
-    if (first > last || last < 0) return;
+    // A tile behind the last query takes part in what others of its cluster see.
+    if (work.tile_idx / C.cluster * C.cluster * C.tile_q > last) return;
+    const int32_t first = min(to.first_q(), last);
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
     const int warpgroup = lane / 2 - 2;
     int32_t row = lane % 2 == 0 ? first : last;
@@ -226,7 +227,7 @@ struct BlockSm90 {
   // Every block begins with an item of its own and takes the next one that nobody has. It does so when k of the latest
   // is under way, not before: an item that waits for its block is one that no idle block can take. The counter is zero
   // again when the last block has found that there is none. Nobody hears of an item without keys. Clusters, whose items
-  // all take as long, take every gridDim.x-th.
+  // all see as many keys, take every gridDim.x-th and leave the counter alone.
   __device__ __forceinline__ void find_items() const {
     Items items(item_barriers());
     const bool is_first_lane = threadIdx.x % 32 == 0;

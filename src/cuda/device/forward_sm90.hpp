@@ -63,21 +63,20 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Returns when all warps of the warpgroup are here.
   __device__ __forceinline__ void meet() const { ptx::named_wait(kMeeting + warpgroup, 128); }
 
-  // A stage of k or v, in every block that fills it.
-  template <class AnyRing>
-  __device__ __forceinline__ void release(AnyRing& ring) const {
-    __syncwarp();
-    if (ptx::elect()) {
-      ring.arrive_empty();
-#pragma unroll
-      for (int i = 1; i < C.cluster; ++i) ring.arrive_empty_at((ptx::block_in_cluster() + i) % C.cluster);
-    }
-    ring.advance();
-  }
-  template <class AnyRing>
+  // Fillers: blocks of the cluster that fill the slot.
+  template <int Fillers = 1, class AnyRing>
   __device__ __forceinline__ static void release_slot(const AnyRing& ring) {
     __syncwarp();
-    if (ptx::elect()) ring.arrive_empty();
+    if (!ptx::elect()) return;
+    ring.arrive_empty();
+#pragma unroll
+    for (int i = 1; i < Fillers; ++i) ring.arrive_empty_at((ptx::block_in_cluster() + i) % Fillers);
+  }
+  // A stage of k or v.
+  template <class AnyRing>
+  __device__ __forceinline__ void release(AnyRing& ring) const {
+    release_slot<C.cluster>(ring);
+    ring.advance();
   }
   __device__ __forceinline__ void release_q() {
     release_slot(q.at(part));

@@ -19,7 +19,7 @@ __device__ __forceinline__ void delay() {
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// Before a __syncthreads(): the copy engine sees the barriers too.
+// Before a __syncthreads() or sync_cluster(): the copy engine and other blocks see the barriers too.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -34,15 +34,16 @@ __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t byte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
   delay();
 }
-// At the same barrier of another block of the cluster. Relaxed: it says that reads are over, and writes nothing that
-// others read. (With release at the cluster's scope each one waits for all the warp's memory, a thousand cycles.)
+// At the same barrier of another block of the cluster, for what this block's reads of its own memory are over. With
+// release at the cluster's scope each one would wait for all the warp's memory, a thousand cycles; what a block wrote
+// to its memory itself is done by then, as its products with it are (fence_async()).
 __device__ __forceinline__ void arrive_at(uint32_t block, uint32_t barrier) {
   delay();
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %1, %0;\n"
-      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
       "}" ::"r"(block),
       "r"(barrier)
       : "memory");

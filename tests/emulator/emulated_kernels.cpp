@@ -1,0 +1,227 @@
+#include "builtins.hpp"
+// builtins.hpp comes first: device code is written in its words.
+#include "emulated_kernels.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "api/forward.hpp"
+#include "call.hpp"
+#include "cases.hpp"
+#include "cuda/device/forward_sm80.hpp"
+#include "cuda/device/forward_sm90.hpp"
+#include "cuda/forward_arguments.hpp"
+#include "cuda/forward_config.hpp"
+
+namespace tessella::tests {
+namespace {
+
+using core::Problem;
+using portable::Element;
+using portable::ForwardConfig;
+
+constexpr int64_t kL2Bytes = 50 << 20;
+constexpr unsigned kBlocks = 3;
+
+// A kernel's config and how it runs, for each config that the cases below need.
+template <class Params>
+struct Emulated {
+  ForwardConfig config;
+  std::function<void(const Params&, unsigned num_blocks, uint64_t seed)> run;
+  std::function<void(const portable::ForwardParams&, unsigned num_blocks, uint64_t seed)> classify = {};
+};
+using Sm80 = Emulated<portable::ForwardParams>;
+using Sm90 = Emulated<portable::ForwardSm90Params>;
+template <ForwardConfig C>
+Sm80 sm80() {
+  return {C, [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
+            emulator::launch({num_blocks, static_cast<unsigned>(params.slices_v), 1}, C.num_warps * 32,
+                             static_cast<size_t>(portable::shared_bytes(C)), seed,
+                             [&] { device::forward_sm80<C>(params); });
+          }};
+}
+template <ForwardConfig C>
+Sm90 sm90() {
+  return {C,
+          [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
+            emulator::launch(
+                {num_blocks, 1, 1}, device::BlockSm90<C>::kThreads,
+                static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
+                [&] { device::forward_sm90<C>(params); }, C.cluster);
+          },
+          [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
+            emulator::launch({num_blocks, 1, 1}, portable::kClassifyWarps * 32, 0, seed,
+                             [&] { device::classify_tiles<C>(params); });
+          }};
+}
+constexpr ForwardConfig plain(Element element, int32_t qk, int32_t v, int32_t tile_q, int32_t tile_kv) {
+  return {.element = element,
+          .head_dim_qk = qk,
+          .head_dim_v = v,
+          .tile_q = tile_q,
+          .tile_kv = tile_kv,
+          .num_warps = tile_q / 16};
+}
+constexpr ForwardConfig in_pairs(ForwardConfig c) {
+  c.cluster = 2;
+  return c;
+}
+constexpr ForwardConfig with_softcap(ForwardConfig c) {
+  c.softcap = true;
+  return c;
+}
+constexpr ForwardConfig with_alibi(ForwardConfig c) {
+  c.alibi = true;
+  return c;
+}
+constexpr ForwardConfig with_dropout(ForwardConfig c) {
+  c.dropout = true;
+  c.tile_kv = 112;
+  return c;
+}
+constexpr ForwardConfig with_masks(ForwardConfig c, bool documents, bool dense_mask, bool block_map, bool keep) {
+  c.mask = portable::MaskLevel::bits;
+  c.documents = documents;
+  c.dense_mask = dense_mask;
+  c.block_map = block_map;
+  c.keep = keep;
+  const bool are_several = documents + dense_mask + block_map + keep > 1;
+  if (are_several) c.tile_q = 128, c.num_warps = 8;
+  if (!are_several && c.head_dim_v == 64) c.tile_kv = 112;
+  return c;
+}
+constexpr ForwardConfig with_pages(ForwardConfig c) {
+  c.paged = true;
+  return c;
+}
+constexpr ForwardConfig with_bias(ForwardConfig c) {
+  c.bias = c.bias_is_f32 = true;
+  c.tile_kv = 80;
+  return c;
+}
+
+const std::vector<Sm90>& sm90_kernels() {
+  constexpr ForwardConfig k64 = plain(Element::bf16, 64, 64, 192, 128), k128 = plain(Element::bf16, 128, 128, 128, 128);
+  constexpr ForwardConfig k192 = plain(Element::bf16, 192, 128, 128, 128),
+                          k256 = plain(Element::bf16, 256, 256, 128, 64);
+  static const std::vector<Sm90> all = {sm90<k64>(),
+                                        sm90<plain(Element::f16, 64, 64, 192, 128)>(),
+                                        sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
+                                        sm90<k128>(),
+                                        sm90<plain(Element::bf16, 64, 96, 192, 96)>(),
+                                        sm90<plain(Element::bf16, 64, 128, 128, 128)>(),
+                                        sm90<k192>(),
+                                        sm90<plain(Element::bf16, 192, 192, 128, 112)>(),
+                                        sm90<k256>(),
+                                        sm90<plain(Element::bf16, 256, 256, 128, 80)>(),
+                                        sm90<in_pairs(plain(Element::bf16, 256, 256, 128, 80))>(),
+                                        sm90<with_softcap(k64)>(),
+                                        sm90<with_alibi(k128)>(),
+                                        sm90<with_dropout(k128)>(),
+                                        sm90<with_bias(k64)>(),
+                                        sm90<with_pages(k64)>(),
+                                        sm90<with_pages(k128)>(),
+                                        sm90<with_pages(with_softcap(k64))>(),
+                                        sm90<with_pages(plain(Element::bf16, 192, 192, 128, 112))>(),
+                                        sm90<with_pages(with_masks(k64, false, true, false, false))>(),
+                                        sm90<with_masks(k64, true, false, false, false)>(),
+                                        sm90<with_masks(k64, false, true, false, false)>(),
+                                        sm90<with_masks(k64, false, false, true, false)>(),
+                                        sm90<with_masks(k64, false, false, false, true)>(),
+                                        sm90<with_masks(k64, true, true, true, true)>(),
+                                        sm90<with_masks(k128, true, false, false, false)>(),
+                                        sm90<with_masks(k128, false, true, false, false)>(),
+                                        sm90<with_masks(k128, false, false, true, false)>(),
+                                        sm90<with_masks(k128, false, false, false, true)>(),
+                                        sm90<with_masks(k128, true, true, true, true)>(),
+                                        sm90<with_masks(k192, false, true, false, false)>(),
+                                        sm90<with_masks(k256, false, true, false, false)>()};
+  return all;
+}
+
+// As forward_config() has them for Hopper.
+const std::vector<Sm80>& sm80_kernels() {
+  constexpr auto config = [](bool softcap, int32_t tile_kv) {
+    return ForwardConfig{.element = Element::bf16,
+                         .head_dim_qk = 32,
+                         .head_dim_v = 32,
+                         .tile_q = 128,
+                         .tile_kv = tile_kv,
+                         .num_warps = 4,
+                         .blocks_per_sm = 2,
+                         .softcap = softcap};
+  };
+  static const std::vector<Sm80> all = {sm80<config(false, 128)>(), sm80<config(true, 96)>(),
+                                        sm80<with_pages(config(false, 128))>()};
+  return all;
+}
+
+portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t rows, int64_t heads, int64_t batch,
+                               int32_t box_rows) {
+  const emulator::Tensor tensor = {reinterpret_cast<uint16_t*>(t.data),
+                                   {head_dim, rows, heads, batch},
+                                   t.row_stride,
+                                   t.head_stride,
+                                   t.batch_stride,
+                                   box_rows};
+  portable::TensorMap map{};
+  std::memcpy(&map, &tensor, sizeof tensor);
+  return map;
+}
+
+}  // namespace
+
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, bool has_text,
+                     int64_t most_queries) {
+  Call call(c);
+  Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
+  if (has_text) p.features = p.features.without(core::Feature::causal_top_left) | core::Feature::keep;
+  Problem bounds = p;
+  bounds.seqlen_q = std::max(p.seqlen_q, most_queries);
+  const ForwardConfig config = cuda::forward_sm90_config(bounds);
+  const auto kernel = std::ranges::find(sm90_kernels(), config, &Sm90::config);
+  if (kernel == sm90_kernels().end()) return "no kernel of this config is among those of the test";
+  const cuda::TileMap map = cuda::tile_map(p, config);
+  const int64_t items = cuda::forward_blocks(p, map);
+  const auto [batch_q, rows_q] = p.axes_q();
+  const auto [batch_kv, rows_kv] = p.axes_kv();
+  uint32_t counter = 0;
+  std::vector<uint32_t> scratch(static_cast<size_t>(map.seen_bytes() + map.bytes()) / 4 + 1, 0xFFFFFFFF);
+  portable::ForwardSm90Params params = cuda::forward_sm90_params(p, config, map, &counter, scratch.data(), kL2Bytes);
+  params.q = tensor_map(p.q, p.head_dim_qk, rows_q, p.heads_q, batch_q, portable::kWarpgroupRows);
+  params.k = tensor_map(p.k, p.head_dim_qk, rows_kv, p.heads_kv, batch_kv, params.box_kv);
+  params.v = tensor_map(p.v, p.head_dim_v, rows_kv, p.heads_kv, batch_kv, params.box_kv);
+  params.out = tensor_map(p.out, p.head_dim_v, rows_q, p.heads_q, batch_q, portable::kWarpRows);
+  if (items == 0 || p.total_q == 0) return call.check();
+  try {
+    if (map.bytes() > 0) kernel->classify(params.forward, map.classify_blocks(), seed);
+    const int64_t blocks = config.cluster > 1 ? 2 * config.cluster : kBlocks;
+    kernel->run(params, static_cast<unsigned>(std::min(items, blocks)), seed);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  if (counter != 0) return "the counter is left at " + std::to_string(counter);
+  if (results != nullptr) *results = call.results();
+  return call.check();
+}
+
+std::string run_sm80(const Case& c, uint64_t seed) {
+  Call call(c);
+  Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
+  p.alignment = 16;
+  const ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
+  const auto kernel = std::ranges::find(sm80_kernels(), config, &Sm80::config);
+  if (kernel == sm80_kernels().end()) return "no kernel of this config is among those of the test";
+  const cuda::TileMap map = cuda::tile_map(p, config);
+  try {
+    kernel->run(cuda::forward_params(p, config, map, nullptr, kL2Bytes),
+                static_cast<unsigned>(cuda::forward_blocks(p, map)), seed);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return call.check();
+}
+
+}  // namespace tessella::tests
