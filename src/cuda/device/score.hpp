@@ -96,7 +96,7 @@ class Score {
     const int32_t key = min(corner.key + column, sequence_.len_kv - 1);
     if constexpr (C.bias) {
       const int64_t at = bias_ + query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
-      constexpr Element kBias = C.bias_is_f32 ? Element::f32 : C.element;
+      constexpr Element kBias = C.bias_is_f32 ? Element::f32 : Element(C.element);
       s += to_float<kBias>(p_.bias.data, at);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);

@@ -13,7 +13,11 @@ namespace tessella::device {
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000);
+// A float wherever one is asked for. (NVRTC 12.1 knows no constant expression that is one.)
+struct Infinity {
+  __device__ __forceinline__ operator float() const { return __int_as_float(0x7F800000); }
+};
+inline constexpr Infinity kInfinity;
 
 // Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key.
 struct RowState {
