@@ -290,17 +290,6 @@ TEST_P(Forward, LongerThanAnyTile) {
   run(c);
 }
 
-TEST_P(Forward, ManyQueriesThatSeeTheSameKeys) {
-  Case c = base();
-  c.batch = c.heads_q = c.heads_kv = 1;
-  c.head_dim_qk = c.head_dim_v = 256;
-  for (const int64_t seqlen_q : {1100, 1280}) {
-    c.seqlen_q = seqlen_q;
-    c.seqlen_kv = 1210;
-    run(c);
-  }
-}
-
 // Slots past a length, in left padding and in gaps are NaN in every case of these suites; here also the keys inside a
 // sequence that no query sees.
 TEST_P(Forward, NaNInKeysThatNoQuerySees) {

@@ -255,6 +255,22 @@ TEST_P(Gpu, IsCapturedInAGraph) {
   }
 }
 
+// Long enough for pairs of blocks, and for tiles in an odd number.
+TEST_P(Gpu, ManyQueriesThatSeeTheSameKeys) {
+  for (const int64_t seqlen_q : {1100, 1280}) {
+    const Outcome outcome = run_case({.kernel = GetParam().name,
+                                      .dtype = "bf16",
+                                      .batch = 1,
+                                      .heads_q = 1,
+                                      .heads_kv = 1,
+                                      .seqlen_q = seqlen_q,
+                                      .seqlen_kv = 1210,
+                                      .head_dim_qk = 256,
+                                      .head_dim_v = 256});
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.text;
+  }
+}
+
 // What warps and blocks do at what time decides no bit: shown best by a build that delays them (TESSELLA_DELAYS).
 // Twice as many tiles of queries as multiprocessors, or more.
 class GpuRuns : public Gpu {
