@@ -175,8 +175,8 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
   });
 }
 
-// Pairs load half a tile each and take two tiles of queries; in a run of fewer than the plan's bounds an odd last one
-// with one that is not there.
+// Pairs load half a tile each and take two tiles of queries; a run of the same plan with an odd number of tiles, or of
+// few, goes without.
 TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
     const core::Kernel kernel = cuda::forward_sm90();
@@ -185,33 +185,32 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
     p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 10 * 128;
     const core::Plan plan = planned(kernel, p);
     uint32_t counter = 0;
-    for (const auto& [batch, seqlen_q, blocks] :
-         {std::tuple{2, 1280, 96u}, {1, 1280, 80u}, {1, 1100, 80u}, {1, 1, 16u}}) {
+    for (const auto& [batch, seqlen_q, num_sms, blocks, pairs] : {std::tuple{2, 1280, 0, 96u, true},
+                                                                  {1, 1280, 0, 80u, true},
+                                                                  {1, 1100, 0, 72u, false},
+                                                                  {1, 768, 0, 48u, false},
+                                                                  {1, 1280, 20, 80u, false}}) {
       p.batch = batch;
       p.seqlen_q = p.total_q = seqlen_q;
+      p.num_sms = num_sms;
       fake_driver()->tensor_maps.clear();
       kernel.run(p, plan, {&counter, nullptr}, nullptr);
       EXPECT_EQ(fake_driver()->launches.back().gridDimX, blocks);
-      ASSERT_EQ(fake_driver()->attributes.size(), 1u);
-      EXPECT_EQ(fake_driver()->attributes[0].value.clusterDim.x, 2u);
-      EXPECT_EQ(fake_driver()->tensor_maps.at(1).box[1], 40u);
+      ASSERT_EQ(fake_driver()->attributes.size(), pairs ? 1u : 0u) << seqlen_q;
+      if (pairs) {
+        EXPECT_EQ(fake_driver()->attributes[0].value.clusterDim.x, 2u);
+      }
+      EXPECT_EQ(fake_driver()->tensor_maps.at(1).box[1], pairs ? 40u : 80u);
     }
-    p.seqlen_q = p.total_q = 1280;
-    EXPECT_NE(kernel.describe(p, 1).find("pairs of blocks load keys for each other"), std::string::npos);
+    p.num_sms = 0;
+    EXPECT_NE(kernel.describe(p, 1).find("an even number of tiles of queries in pairs of blocks"), std::string::npos);
     for (const core::Features alone :
          {core::Features(Feature::window), core::Features(Feature::softcap), core::Features(Feature::packed_q),
           core::Features(Feature::document), core::Features(Feature::seqlens_q), core::Features(Feature::seqlens_kv)}) {
       Problem other = p;
       other.features = alone;
-      EXPECT_EQ(cuda::forward_sm90_config(other).cluster, 1);
+      EXPECT_FALSE(cuda::in_pairs(cuda::forward_sm90_config(other), other));
     }
-    for (const int64_t seqlen_q : {1, 1100, 1300, 768}) {  // odd numbers of tiles, and too few
-      Problem other = p;
-      other.seqlen_q = seqlen_q;
-      EXPECT_EQ(cuda::forward_sm90_config(other).cluster, 1);
-    }
-    p.num_sms = 20;
-    EXPECT_EQ(cuda::forward_sm90_config(p).cluster, 1);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -141,8 +142,7 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
 
 // Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
 // has made matrix instructions wait for each other.
-void expect_lean(CubinStore& store, const Problem& p, const char* name) {
-  const ForwardConfig config = forward_sm90_config(p);
+void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& config, const char* name) {
   const auto cubin =
       store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});
   const Resources& takes = cubin->resources;
@@ -188,14 +188,15 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
       if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(float(q) - float(k));";
       if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
-      expect_lean(store, p, sets[set].name);
+      expect_lean(store, p, forward_sm90_config(p), sets[set].name);
     }
   }
   // Pairs of blocks.
   Problem p{.dtype = DType::bf16, .head_dim_qk = 256, .head_dim_v = 256, .seqlen_q = 4096, .seqlen_kv = 4096};
   p.alignment = 16;
-  ASSERT_EQ(forward_sm90_config(p).cluster, 2);
-  expect_lean(store, p, "plain");
+  const std::optional<ForwardConfig> pairs = in_pairs(forward_sm90_config(p), p);
+  ASSERT_TRUE(pairs);
+  expect_lean(store, p, *pairs, "in pairs");
 }
 
 // Those are there to be read and compared: they may spill.

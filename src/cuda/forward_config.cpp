@@ -71,13 +71,6 @@ ForwardConfig features_of(const core::Problem& p) {
   };
 }
 
-// True if the tiles of queries are many, even in number and all see as many keys, each head's the same. Then two blocks
-// may take two of them side by side and each load half of the keys for both.
-bool can_pair(const core::Problem& p, int32_t tile_q) {
-  const int64_t tiles = (p.seqlen_q + tile_q - 1) / tile_q;
-  return p.features.without(Feature::sink | Feature::lse).empty() && tiles >= 8 && tiles % 2 == 0 && p.num_sms == 0;
-}
-
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
 std::string expression(const char* kernel, const ForwardConfig& c) {
   constexpr std::array kElements = {"bf16", "f16", "f32"};
@@ -177,9 +170,18 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
   }
   c.num_warps = c.tile_q / 16;
-  const bool is_widest = c.head_dim_qk == 256 && c.head_dim_v == 256;
-  c.cluster = is_widest && !is_short && can_pair(p, c.tile_q) ? 2 : 1;
   return c;
+}
+
+std::optional<ForwardConfig> in_pairs(const ForwardConfig& config, const core::Problem& p) {
+  const int64_t tiles = (p.seqlen_q + config.tile_q - 1) / config.tile_q;
+  const bool all_see_the_same = p.features.without(Feature::sink | Feature::lse).empty();
+  const bool is_long = tiles >= 8 && config.tile_kv > 64;  // found by measuring (docs/forward_sm90.md)
+  const bool is_widest = config.head_dim_qk == 256 && config.head_dim_v == 256;
+  if (!is_widest || !all_see_the_same || !is_long || p.num_sms != 0) return std::nullopt;
+  ForwardConfig paired = config;
+  paired.cluster = 2;
+  return paired;
 }
 
 std::optional<ForwardConfig> for_small_text(const ForwardConfig& config, int arch) {

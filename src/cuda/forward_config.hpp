@@ -12,6 +12,10 @@
 
 namespace tessella::cuda {
 
+// That in which pairs of blocks take two tiles of queries side by side and each loads half of the keys for both: where
+// all tiles see as many keys, each head's the same, and are many. For calls whose tiles are even in number.
+std::optional<portable::ForwardConfig> in_pairs(const portable::ForwardConfig& sm90, const core::Problem& problem);
+
 portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
 // The same with more keys a tile, for a text that leaves the registers, which only compiling it tells. None where the
 // kernel has no text or more beside it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/message.hpp"
@@ -29,11 +30,15 @@ using portable::MaskLevel;
 
 constexpr int kArch = 90;
 
-struct Prepared {
+// One kernel of a plan.
+struct Form {
   ForwardConfig config;
-  int num_blocks = 0;  // at most: each stays on a multiprocessor
-  int64_t l2_bytes = 0;
   std::shared_ptr<const LoadedKernel> forward;
+  int num_blocks = 0;  // at most: each stays on a multiprocessor
+};
+struct Prepared {
+  Form alone, in_pairs;  // the latter for calls with an even number of tiles, where there are such
+  int64_t l2_bytes = 0;
   std::shared_ptr<const LoadedKernel> classify;  // null where every mask is an interval
 };
 
@@ -89,13 +94,16 @@ std::shared_ptr<const void> prepare(const Problem& bounds) {
   const ForwardConfig config = forward_sm90_config(bounds);
   const std::string texts = user_text(bounds.score, bounds.keep);
   const int num_sms = bounds.num_sms > 0 ? std::min(bounds.num_sms, device.num_sms) : device.num_sms;
-  auto prepared =
-      std::make_shared<Prepared>(Prepared{.config = config, .num_blocks = num_sms, .l2_bytes = device.l2_bytes});
-  prepared->forward = load(forward_sm90_program(config, texts), device.id, portable::forward_sm90_layout(config).bytes);
-  if (config.cluster > 1) {
-    const auto cluster = static_cast<unsigned>(config.cluster);
-    const int clusters = std::max(prepared->forward->resident_clusters(cluster, threads(config)), 1);
-    prepared->num_blocks = clusters * config.cluster;
+  const auto loaded = [&](const ForwardConfig& c) {
+    return load(forward_sm90_program(c, texts), device.id, portable::forward_sm90_layout(c).bytes);
+  };
+  auto prepared = std::make_shared<Prepared>();
+  prepared->l2_bytes = device.l2_bytes;
+  prepared->alone = {config, loaded(config), num_sms};
+  if (const std::optional<ForwardConfig> paired = in_pairs(config, bounds)) {
+    const std::shared_ptr<const LoadedKernel> forward = loaded(*paired);
+    const int pairs = forward->resident_clusters(static_cast<unsigned>(paired->cluster), threads(*paired));
+    if (pairs > 0) prepared->in_pairs = {*paired, forward, pairs * paired->cluster};
   }
   if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
   return prepared;
@@ -103,8 +111,10 @@ std::shared_ptr<const void> prepare(const Problem& bounds) {
 
 void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void* stream) {
   const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
-  const ForwardConfig& config = prepared.config;
-  const TileMap map = tile_map(p, config);
+  const TileMap map = tile_map(p, prepared.alone.config);
+  const bool pairs = prepared.in_pairs.forward != nullptr && in_pairs(prepared.alone.config, p) && map.tiles_q % 2 == 0;
+  const Form& form = pairs ? prepared.in_pairs : prepared.alone;
+  const ForwardConfig& config = form.config;
   const int64_t items = forward_blocks(p, map);
   if (items == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);
@@ -122,9 +132,9 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
     prepared.classify->launch({.grid = {blocks_of_map, 1, 1}, .block = portable::kClassifyWarps * 32}, params.forward,
                               stream);
   }
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, prepared.num_blocks));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(items, form.num_blocks));
   const auto cluster = static_cast<unsigned>(config.cluster);
-  prepared.forward->launch({.grid = {blocks, 1, 1}, .block = threads(config), .cluster = cluster}, params, stream);
+  form.forward->launch({.grid = {blocks, 1, 1}, .block = threads(config), .cluster = cluster}, params, stream);
 }
 
 std::string describe(const Problem& p, int) {
@@ -135,7 +145,7 @@ std::string describe(const Problem& p, int) {
                  "compiled ",
                  c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages,
                  " stages of k and ", layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory, ",
-                 c.cluster > 1 ? "pairs of blocks load keys for each other, " : "",
+                 in_pairs(c, p) ? "an even number of tiles of queries in pairs of blocks, " : "",
                  origin(forward_sm90_program(c, user_text(p.score, p.keep)), {.arch = kArch, .arch_specific = true}));
 }
 

@@ -1,12 +1,14 @@
 #include "cuda/hot_programs.hpp"
 
 #include <algorithm>
-#include <utility>
+#include <optional>
 
 #include "cuda/forward_config.hpp"
 #include "cuda/user_text.hpp"
 
 namespace tessella::cuda {
+
+using portable::ForwardConfig;
 
 std::vector<HotProgram> hot_programs() {
   std::vector<HotProgram> programs;
@@ -28,13 +30,17 @@ std::vector<HotProgram> hot_programs() {
       add(program(80), {.arch = 80});
       add(program(90), {.arch = 90});
       add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper
-      // Short and long rows; long ones whose tiles of queries see different keys, and the same.
-      for (const auto& [seqlen_q, seqlen_kv] : {std::pair{0, 1024}, {0, 4096}, {4096, 4096}}) {
-        plain.seqlen_q = seqlen_q;
-        plain.seqlen_kv = seqlen_kv;
-        const Program sm90 = forward_sm90_program(forward_sm90_config(plain), user_text());
-        if (std::ranges::find(programs, sm90, &HotProgram::program) != programs.end()) continue;
+      const auto add_sm90 = [&](const ForwardConfig& config) {
+        const Program sm90 = forward_sm90_program(config, user_text());
+        if (std::ranges::find(programs, sm90, &HotProgram::program) != programs.end()) return;
         add(sm90, {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
+      };
+      plain.seqlen_q = 4096;
+      for (const int64_t seqlen_kv : {1024, 4096}) {
+        plain.seqlen_kv = seqlen_kv;
+        const ForwardConfig config = forward_sm90_config(plain);
+        add_sm90(config);
+        if (const std::optional<ForwardConfig> paired = in_pairs(config, plain)) add_sm90(*paired);
       }
     }
   }

@@ -11,7 +11,7 @@
 namespace tessella::cuda {
 
 struct TileMap {
-  int64_t tiles_q = 0;  // whole clusters of them
+  int64_t tiles_q = 0;
   int64_t kv_tiles = 0;
   int64_t batches = 0;  // with maps of their own; 1: all share one; 0: there is no map
   int64_t heads = 0;

@@ -173,17 +173,15 @@ portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t
 
 }  // namespace
 
-std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, bool has_text,
-                     int64_t most_queries) {
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, bool has_text) {
   Call call(c);
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
   if (has_text) p.features = p.features.without(core::Feature::causal_top_left) | core::Feature::keep;
-  Problem bounds = p;
-  bounds.seqlen_q = std::max(p.seqlen_q, most_queries);
-  const ForwardConfig config = cuda::forward_sm90_config(bounds);
+  const ForwardConfig alone = cuda::forward_sm90_config(p);
+  const cuda::TileMap map = cuda::tile_map(p, alone);
+  const ForwardConfig config = map.tiles_q % 2 == 0 ? cuda::in_pairs(alone, p).value_or(alone) : alone;
   const auto kernel = std::ranges::find(sm90_kernels(), config, &Sm90::config);
   if (kernel == sm90_kernels().end()) return "no kernel of this config is among those of the test";
-  const cuda::TileMap map = cuda::tile_map(p, config);
   const int64_t items = cuda::forward_blocks(p, map);
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();

@@ -11,9 +11,8 @@
 namespace tessella::tests {
 
 // "" or what is wrong; `results`, if wanted, every byte of out and lse. With has_text the keep text takes the place of
-// causal_top_left. most_queries: what the plan is for, if that is more.
-std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr, bool has_text = false,
-                     int64_t most_queries = 0);
+// causal_top_left.
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr, bool has_text = false);
 std::string run_sm80(const Case& c, uint64_t seed);
 
 }  // namespace tessella::tests

@@ -132,10 +132,8 @@ struct BlockSm90 {
       to.first_tile = 0;
     }
     __syncwarp();
-    const int32_t last = min(to.first_q() + C.tile_q, to.sequence.len_q) - 1;
-    // A tile behind the last query takes part in what others of its cluster see.
-    if (work.tile_idx / C.cluster * C.cluster * C.tile_q > last) return;
-    const int32_t first = min(to.first_q(), last);
+    const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
+    if (first > last) return;
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
     const int warpgroup = lane / 2 - 2;
     int32_t row = lane % 2 == 0 ? first : last;
