@@ -182,7 +182,11 @@ TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
       const double series = product * sum, exact = softcap * std::tanh(product * kScale / softcap);
       EXPECT_GT(series, before) << "what is too large for the series looks so";
       if (series <= limit) {
+        EXPECT_LE(product, static_cast<double>(params.softcap_products) * (1 + 1e-6));
         EXPECT_NEAR(series, exact, exact * 2e-7) << softcap << " " << product;
+      }
+      if (product <= static_cast<double>(params.softcap_products)) {
+        EXPECT_LE(series, limit * (1 + 1e-6));
       }
       before = series;
     }

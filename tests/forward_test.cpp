@@ -267,12 +267,16 @@ TEST_P(Forward, GroupsOfHeads) {
   }
 }
 
-// A maximum that climbs with every tile: each rescales what came before.
+// A maximum that climbs now and then, and with every tile: each time what came before is rescaled.
 TEST_P(Forward, GrowingScores) {
   Case c = base();
+  c.seqlen_kv = 1000;
+  for (const double spread : {4.0, 15.0, 60.0}) {
+    c.spread = spread;
+    run(c);
+  }
   c.seqlen_kv = 400;
   c.alibi = "h";
-  c.spread = 60;
   run(c);
   c.alibi = "";
   c.bias = "k";

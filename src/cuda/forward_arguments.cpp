@@ -70,6 +70,7 @@ void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
   params.softcap_scale = std::max(std::fabs(scale), std::numeric_limits<float>::min()) / softcap;
   // A coefficient that overflows or loses bits makes the series useless.
   params.softcap_limit = softcap * std::tanh(portable::kSmallTanh);
+  params.softcap_products = portable::kSmallTanh / params.softcap_scale;
   double factor = static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
   for (int i = 0; i < 3; ++i) {
     params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));

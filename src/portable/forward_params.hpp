@@ -74,7 +74,8 @@ struct ForwardParams {
   float scale;  // on q . k
   float softcap;
   float softcap_scale;         // |scale| / softcap
-  float softcap_limit;         // in size, below which the series serves; 0: nowhere
+  float softcap_limit;         // scores, in size, below which the series serves; 0: nowhere
+  float softcap_products;      // and their products
   float softcap_series[3];     // softcap tanh(softcap_scale s) / s in powers of s^2
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp

@@ -242,6 +242,32 @@ TEST(EmulatedSm90, OutputsAndScales) {
   expect_right(c);
 }
 
+// Maxima that later tiles exceed: by what sums of probabilities show, and by far more.
+TEST(EmulatedSm90, GrowingScores) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    for (const double spread : {4.0, 15.0, 60.0}) {
+      Case c = base(head_dim, head_dim);
+      c.batch = 1;
+      c.heads_q = 1;
+      c.seqlen_kv = 900;
+      c.spread = spread;
+      c.window_right = spread == 15 ? 0 : -1;
+      expect_right(c);
+    }
+  }
+  Case c = base(128, 128);
+  c.seqlen_kv = 900;
+  c.alibi = "h";
+  expect_right(c);
+  for (const double spread : {1.5, 3.0, 15.0}) {  // products that later tiles take beyond the softcap's series
+    c = base(64, 64);
+    c.seqlen_kv = 900;
+    c.softcap = 30;
+    c.spread = spread;
+    expect_right(c);
+  }
+}
+
 // All that the kernel reads at run time, joined at random.
 TEST(EmulatedSm90, RandomCases) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {

@@ -442,7 +442,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         if (!has_series || block.series_serves(tile_max, least, score)) break;
         has_series = false;
       }
-      update_max(tile_max, rows, scale_log2, is_large, [&](int m, const float(&factor)[2]) {
+      update_max(tile_max, rows, scale_log2, kLag, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
         for (int j = 0; j < Block::kBlocksV; ++j) {
 #pragma unroll

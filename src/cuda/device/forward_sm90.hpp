@@ -31,8 +31,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   using Scores = ScoresSm90<C>;
   using Scores::block, Scores::p, Scores::warpgroup, Scores::lane, Scores::part, Scores::items, Scores::probabilities,
       Scores::rows, Scores::full_end, Scores::is_small, Scores::current, Scores::share, Scores::score_of,
-      Scores::warp_row, Scores::row, Scores::is_full, Scores::find_visible, Scores::pack, Scores::exponentiate,
-      Scores::kHasMap, Scores::kBlocks;
+      Scores::warp_row, Scores::row, Scores::is_full, Scores::find_visible, Scores::pack, Scores::kHasMap,
+      Scores::kBlocks;
   using typename Scores::Block, typename Scores::Item, typename Scores::Items;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
@@ -279,7 +279,6 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // The item's output but for its last product: probabilities of the last tile are there. had_item: there was one
   // before it.
   __device__ __forceinline__ void run_item(float scale_log2, bool had_item) {
-    float offset[2];
     is_small = p.softcap_limit > 0 && p.softcap_limit * kLog2e <= kLargeMax;
     take_q();
     int32_t tile = enter(share().first);
@@ -295,8 +294,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
-      Scores::template take_scores<true>(s, tile, scale_log2, offset, [](const float(&)[1][2]) {});
-      exponentiate(s[0], tile, scale_log2, offset);
+      Scores::make_scores(s, tile);
+      Scores::begin_softmax(s, tile, scale_log2);
     }
     for (;;) {
       if (is_full(tile + 1)) {
@@ -317,19 +316,9 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
       if (!kOverlaps) end_output();
-      // The wait for o stands behind the branch that raises maxima, and so its factor waits: before the branch the
-      // assembler moves it up to before the maxima, and in the branch it is not for all warps of the warpgroup.
-      float factor[1][2];
-      bool rescales = false;
-      Scores::template take_scores<false>(s, tile, scale_log2, offset, [&](const float(&by)[1][2]) {
-        if (!kOverlaps) return scale_rows(o, by);
-        rescales = true;
-        factor[0][0] = by[0][0];
-        factor[0][1] = by[0][1];
-      });
+      Scores::make_scores(s, tile);
       if (kOverlaps) end_output();
-      if (rescales) scale_rows(o, factor);
-      exponentiate(s[0], tile, scale_log2, offset);
+      Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) { scale_rows(o, by); });
     }
   }
 

@@ -56,6 +56,9 @@ class Score {
     return (least >= -p_.softcap_limit) & (largest <= p_.softcap_limit);
   }
 
+  // True if it serves products whose squares are no larger.
+  __device__ bool series_serves(float square) const { return square <= p_.softcap_products * p_.softcap_products; }
+
   // The score out of a product near zero.
   __device__ float series(float s) const { return softcap<true>(s); }
   // Of 2, less an offset: of a product by the series (-inf of -inf), else of the score, which must be finite.

@@ -65,8 +65,8 @@ struct ScoresSm90 {
     }
   }
 
-  // Zeroes what dropout takes from blocks j and j + 1, 16 keys.
-  __device__ __forceinline__ void drop(float (&s)[kBlocks][4], int32_t tile, int j) const {
+  // Zeroes what dropout takes from the probabilities of blocks j and j + 1, 16 keys.
+  __device__ __forceinline__ void drop(float (&probability)[2][4], int32_t tile, int j) const {
     const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
                                        p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
                                        p.dropout_threshold};
@@ -76,7 +76,7 @@ struct ScoresSm90 {
                      (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
     for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
-      float* pair = &s[j + word / 2][word % 2 * 2];
+      float* pair = &probability[word / 2][word % 2 * 2];
       if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
       if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
     }
@@ -100,49 +100,63 @@ struct ScoresSm90 {
         [&](int i) { return bounds(first_row + i); }, visible);
   }
 
-  // Masks the tile's scores and takes them into the maxima. rescale(factor): o is to be multiplied.
-  template <bool Begins, class Rescale>
-  __device__ __forceinline__ void take_scores(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], const Rescale& rescale) {
-    if constexpr (Score<C>::kHasSeries) {
-      take_capped<Begins>(s, tile, scale_log2, offset, rescale);
-    } else {
-      if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
-      hide(s, tile);
-      const float largest[2] = {lane_max(s[0], 0), lane_max(s[0], 1)};
-      take_max<Begins>(
-          s, largest, rows, scale_log2, offset, [](float of_row) { return of_row; }, rescale);
-    }
+  // Features and masks, before softmax.
+  __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) const {
+    if constexpr (Score<C>::kHasSeries) return;  // look() has more to do between them
+    if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
+    hide(s, tile);
   }
-  // The same with a softcap alone. Scores that its series serves stay products; series and tanh grow with them.
-  template <bool Begins, class Rescale>
-  __device__ __forceinline__ void take_capped(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
-                                              float (&offset)[2], const Rescale& rescale) {
-    const Score<C> score = score_of(p, current());
-    float largest[2];
-    const auto find_largest = [&] {
+  // The scores of an item's first tile become unnormalised probabilities.
+  __device__ __forceinline__ void begin_softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2) {
+    const auto begin = [&](const auto& of_max) { begin_max(s, rows, scale_log2, of_max); };
+    look(s, tile, begin);
+    float sum[2];
+    exponentiate(s[0], tile, scale_log2, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] = sum[r];
+  }
+  // Those of a further tile. rescale(factor): o is to be multiplied.
+  template <class Rescale>
+  __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                          const Rescale& rescale) {
+    const auto raise = [&](const auto& of_max) { raise_max(s, rows, scale_log2, of_max, rescale); };
+    bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile));
+    float sum[2];
+#pragma unroll 1
+    for (;;) {
+      if (looks) look(s, tile, raise);
+      const bool serves = exponentiate(s[0], tile, scale_log2, sum);
+      if (looks || __all_sync(kAllLanes, serves && !(fmaxf(sum[0], sum[1]) > kLargestSum))) break;
+      looks = true;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
+  }
+
+  // Finds the rows' maxima by find_max(of_max).
+  template <class FindMax>
+  __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, const FindMax& find_max) {
+    if constexpr (!Score<C>::kHasSeries) {
+      find_max([](float of_row) { return of_row; });
+    } else {
+      // A softcap alone. Scores that its series serves stay products; series and tanh grow with them.
+      const Score<C> score = score_of(p, current());
+      float square = 0;
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
+      is_small = is_small && __all_sync(kAllLanes, score.series_serves(square));
+      if (!is_small) modify(s[0], tile);
       hide(s, tile);
+      find_max([&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; });
+      rows.is_settled = rows.is_settled && is_small;
+      if (is_small) return;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) largest[r] = lane_max(s[0], r);
-    };
-    if (is_small) {
-      const float least = score.series(lane_least(s[0]));
-      find_largest();
-      is_small = __all_sync(kAllLanes, score.series_serves(least, score.series(fmaxf(largest[0], largest[1]))));
-    }
-    if (!is_small) {
-      modify(s[0], tile);
-      find_largest();
-    }
-    const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
-    take_max<Begins>(s, largest, rows, scale_log2, offset, of_max, rescale);
-    if (is_small) return;
+      for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        constexpr float kLeast = -0x1p60f;  // finite, as exponentiate() wants; NaN stays
-        if (s[0][j][i] < kLeast) s[0][j][i] = kLeast;
+        for (int i = 0; i < 4; ++i) {
+          constexpr float kLeast = -0x1p60f;  // finite, as exponentiate() wants; NaN stays
+          if (s[0][j][i] < kLeast) s[0][j][i] = kLeast;
+        }
       }
     }
   }
@@ -167,28 +181,25 @@ struct ScoresSm90 {
     }
   }
 
-  // Scores become unnormalised probabilities.
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                               const float (&offset)[2]) {
-    if constexpr (Score<C>::kHasSeries) {
-      // Of finite scores that tanh made, the same series without its powers.
-      const auto exponent = score_of(p, current()).exponent(is_small);
-      exponentiate_by(s, tile, [&](float score, int r) { return exponent(score, offset[r]); });
-    } else {
-      exponentiate_by(s, tile, [&](float score, int r) { return __fmaf_rn(score, scale_log2, -offset[r]); });
-    }
-  }
-  template <class Exponent>
-  __device__ __forceinline__ void exponentiate_by(float (&s)[kBlocks][4], int32_t tile, const Exponent& exponent) {
-    float sum[2][2] = {};
+  // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them. False if a product is
+  // beyond the softcap's series.
+  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
+                                               float (&sum)[2]) {
+    const Score<C> score = score_of(p, current());
+    const auto exponent = [=, of_capped = score.exponent(is_small), this](float of, int r) {
+      return Score<C>::kHasSeries ? of_capped(of, rows.offset[r]) : __fmaf_rn(of, scale_log2, -rows.offset[r]);
+    };
+    float square = 0;
+    sum[0] = sum[1] = 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
-      exponentiate_16(s, j, exponent, sum);
-      if constexpr (C.dropout) drop(s, tile, j);
-      pack(s, j, probabilities[j / 2]);
+      float probability[2][4];
+      exponentiate_16(s, j, exponent, probability, sum);
+      if constexpr (Score<C>::kHasSeries) square = square_max_16(s, j, square);
+      if constexpr (C.dropout) drop(probability, tile, j);
+      pack(probability, 0, probabilities[j / 2]);
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r][0] + sum[r][1];
+    return !Score<C>::kHasSeries || score.series_serves(square);
   }
 };
 

@@ -66,18 +66,18 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
   return __any_sync(kAllLanes, mine);
 }
 
-// Takes the maxima of a tile's scores into those of the rows. Where a maximum that was used falls behind,
-// rescale(m, factor) is called for every block m, the output follows by a factor for each of its two rows, and is_large
-// becomes what has_large_max() says.
+// Takes the maxima of a tile's scores into those of the rows. Where a maximum that was used falls behind by more than
+// lag, rescale(m, factor) is called for every block m, the output follows by a factor for each of its two rows, and
+// is_large becomes what has_large_max() says.
 template <int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], RowState (&rows)[MBlocks],
-                                           float scale_log2, bool& is_large, const Rescale& rescale) {
+                                           float scale_log2, float lag, bool& is_large, const Rescale& rescale) {
   bool is_behind = false;
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      is_behind |= (tile_max[m][r] - rows[m].max[r]) * scale_log2 > kLag;  // true from -inf on, false for -inf twice
+      is_behind |= (tile_max[m][r] - rows[m].max[r]) * scale_log2 > lag;  // true from -inf on, false for -inf twice
     }
   }
   if (!__any_sync(kAllLanes, is_behind)) return;

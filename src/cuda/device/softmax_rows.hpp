@@ -1,14 +1,24 @@
 // The softmax of softmax.hpp for a warp that has few others beside it: as many independent chains of instructions as
-// the row of scores gives, for nothing else hides their latency.
+// the row of scores gives, for nothing else hides their latency, and as few instructions.
+//
+// Maxima are looked for in an item's first tile. After it a row keeps what its exponents are taken against as long as
+// the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
+// maximum lags behind by no more. A tile whose sums do not is taken again, with its maxima; they are looked for in
+// those behind it too, until they grow no longer. (One maximum for all, and a second computation where it does not
+// serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its own.)
 #pragma once
 
 #include "cuda/device/softmax.hpp"
 
 namespace tessella::device {
 
-// A row state, and whether take_max() need not look at it closely.
+inline constexpr float kLargestSum = 256;  // 2^kLag
+inline constexpr float kSmallLag = 2;      // with which the sums of a lane's 32 columns are not too large yet
+
 struct WatchedRows : RowState {
-  bool is_usual = false;  // both maxima, times scale_log2, are at least -kLag and not large
+  float offset[2] = {0, 0};  // what exponents are taken against
+  // Every row of the warp has a maximum, none is large and none has grown just now: sums tell when to look again.
+  bool is_settled = false;
 };
 
 // The largest score of row r (0 or 1) over the lane's columns. Numbers that are not negative keep their order as
@@ -25,84 +35,74 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// The lane's least score, or some other where none is negative: negative numbers grow as unsigned integers.
+// The largest square of the lane's scores in blocks j and j + 1 and of `square`. Zero and positive numbers keep their
+// order as integers; NaN is larger.
 template <int Blocks>
-__device__ __forceinline__ float lane_least(const float (&s)[Blocks][4]) {
-  uint32_t least[2] = {};
+__device__ __forceinline__ float square_max_16(const float (&s)[Blocks][4], int j, float square) {
+  uint32_t max = __float_as_uint(square);
 #pragma unroll
-  for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      least[r] = __vimax3_u32(least[r], __float_as_uint(s[j][r * 2]), __float_as_uint(s[j][r * 2 + 1]));
-    }
+  for (int i = 0; i < 8; i += 2) {
+    const float first = s[j + i / 4][i % 4], second = s[j + i / 4][i % 4 + 1];
+    max = __vimax3_u32(max, __float_as_uint(first * first), __float_as_uint(second * second));
   }
-  return __uint_as_float(max(least[0], least[1]));
+  return __uint_as_float(max);
 }
 
-// What take_max() does for rows that are not usual, or whose maximum fell behind. max: of_max() of the rows' largest.
+// Raises the maxima to those of a tile. of_max(largest): a row's maximum, where scores are something that grows with
+// what `s` holds; -inf of -inf. Where what was summed before must be multiplied, rescale(factor) is called; the sums
+// here are multiplied.
 template <int Blocks, class OfMax, class Rescale>
-__device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], float (&max)[1][2], WatchedRows& rows,
-                                          float scale_log2, float (&offset)[2], const OfMax& of_max,
-                                          const Rescale& rescale) {
-  const auto is_known = [](float of_row) { return of_row >= 0 && of_row < kInfinity; };  // false for NaN
-  if (!__all_sync(kAllLanes, is_known(max[0][0]) && is_known(max[0][1]))) {
-    find_max(s, max);
+__device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                          const OfMax& of_max, const Rescale& rescale) {
+  float max[1][2];
+  find_max(s, max);
+  bool grows = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) max[0][r] = of_max(max[0][r]);
+  for (int r = 0; r < 2; ++r) {
+    max[0][r] = of_max(max[0][r]);
+    grows |= rows.max[r] > -kInfinity && (max[0][r] - rows.max[r]) * scale_log2 > kSmallLag;
   }
   RowState state[1] = {rows};
   bool is_large = has_large_max(state, scale_log2);
-  update_max(max, state, scale_log2, is_large, [&](int, const float(&by)[2]) {
+  update_max(max, state, scale_log2, kSmallLag, is_large, [&](int, const float(&by)[2]) {
     const float factor[1][2] = {{by[0], by[1]}};
     rescale(factor);
   });
   static_cast<RowState&>(rows) = state[0];
   if (is_large) subtract_max(s, state);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
-  rows.is_usual = !is_large && fminf(rows.max[0], rows.max[1]) * scale_log2 >= -kLag;
+  for (int r = 0; r < 2; ++r) rows.offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
+  const bool is_settled = !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
+  rows.is_settled = __all_sync(kAllLanes, is_settled);
 }
 
-// Takes a tile's scores into the maxima, which may lag behind as those of update_max(), and finds the offset that
-// exponentiate_16() wants. Where what was summed before must be multiplied, rescale(factor) is called; the sums here
-// are multiplied. Begins: nothing was. largest: by lane_max(). of_max(largest): the row's maximum, where scores are
-// something that grows with what `s` holds; -inf of -inf.
-template <bool Begins, int Blocks, class OfMax, class Rescale>
-__device__ __forceinline__ void take_max(float (&s)[1][Blocks][4], const float (&largest)[2], WatchedRows& rows,
-                                         float scale_log2, float (&offset)[2], const OfMax& of_max,
-                                         const Rescale& rescale) {
-  bool fits = Begins || rows.is_usual;
-  float max[1][2];
+// The same for rows that have none yet, with less to do where all maxima are neither negative nor large.
+template <int Blocks, class OfMax>
+__device__ __forceinline__ void begin_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                          const OfMax& of_max) {
+  bool is_usual = true;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    max[0][r] = of_max(row_max(largest[r]));
-    if constexpr (Begins) {
-      offset[r] = max[0][r] * scale_log2;
-      fits = fits && max[0][r] >= 0 && offset[r] <= kLargeMax;
-    } else {
-      offset[r] = rows.max[r] * scale_log2;
-      // -inf stands for a negative maximum: that fits, as the usual maximum is not below -kLag.
-      fits = fits && __fmaf_rn(max[0][r], scale_log2, -offset[r]) <= kLag;
-    }
+    rows.max[r] = of_max(row_max(lane_max(s[0], r)));
+    rows.offset[r] = rows.max[r] * scale_log2;
+    is_usual = is_usual && rows.max[r] >= 0 && rows.offset[r] <= kLargeMax;  // false for NaN
   }
-  if (!__all_sync(kAllLanes, fits)) {
-    raise_max(s, max, rows, scale_log2, offset, of_max, rescale);
-  } else if constexpr (Begins) {
-    static_cast<RowState&>(rows) = {{max[0][0], max[0][1]}, {0, 0}};
-    rows.is_usual = true;
-  }
+  rows.is_settled = __all_sync(kAllLanes, is_usual);
+  if (rows.is_settled) return;
+  static_cast<RowState&>(rows) = {};
+  raise_max(s, rows, scale_log2, of_max, [](const float(&)[1][2]) {});
 }
 
-// Turns the scores of blocks j and j + 1, 16 keys, into unnormalised probabilities and adds them to sum, two chains a
-// row. exponent(score, r): of 2, for row r.
+// Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum. exponent(score, r): of 2, for
+// row r.
 template <int Blocks, class Exponent>
-__device__ __forceinline__ void exponentiate_16(float (&s)[Blocks][4], int j, const Exponent& exponent,
-                                                float (&sum)[2][2]) {
+__device__ __forceinline__ void exponentiate_16(const float (&s)[Blocks][4], int j, const Exponent& exponent,
+                                                float (&probability)[2][4], float (&sum)[2]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    float& score = s[j + i / 4][i % 4];
-    score = ptx::exp2(exponent(score, i % 4 / 2));
-    sum[i % 4 / 2][i % 2] += score;
+    float& of = probability[i / 4][i % 4];
+    of = ptx::exp2(exponent(s[j + i / 4][i % 4], i % 4 / 2));
+    sum[i % 4 / 2] += of;
   }
 }
 
