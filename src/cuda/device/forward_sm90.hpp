@@ -13,9 +13,9 @@
 //     for every further key tile i:
 //       begin s = q k(i)^T                        matrix unit, scores of this tile
 //       begin o += p v(i - 1)                     matrix unit, probabilities of the tile before
-//       s is there: masks and maxima              while o += p v runs, and while other warpgroups multiply
-//       o is there: rescaled where a maximum grew
-//       p = 2^(s - max)                           while other warpgroups multiply
+//       s is there: masks                         while o += p v runs
+//       o is there: p = 2^(s - max)               while other warpgroups multiply
+//       sums of p too large: the same with new maxima, o rescaled
 //     o += p v of the last tile, out = o / sum
 #pragma once
 
@@ -39,7 +39,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
-  // Masks and maxima beside the warpgroup's own o += p v, where features leave registers for that.
+  // Masks beside the warpgroup's own o += p v, where features leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
@@ -53,7 +53,14 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   QRing q;
   typename Block::KRing k;
   typename Block::VRing v;
+  // Queries lie in registers, if there are enough beside o, s, p and some 32 others: the matrix unit reads a third less
+  // of shared memory for their products then. Texts, bias and dropout may need those registers.
+  static constexpr int kStepsQ = C.head_dim_qk / 16;
+  static constexpr bool kHoldsQ = !C.score && !C.bias && !C.dropout && !kHasMap &&
+                                  kBlocksV * 4 + Scores::kBlocks * 6 + kStepsQ * 4 + 32 <= Block::kMultiplyRegisters;
+
   float o[1][kBlocksV][4];
+  uint32_t queries[kHoldsQ ? kStepsQ : 1][4];
 
   __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
       : Scores(of), q(of.q_barriers()), k(of.k_barriers()), v(of.v_barriers()) {}
@@ -90,10 +97,18 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
 
   // Waits for the item's queries. The sign of a negative scale is theirs from here on.
-  __device__ __forceinline__ void take_q() const {
+  __device__ __forceinline__ void take_q() {
     q.at(part).wait_full();
-    if (p.scale >= 0) return;
     const uint32_t s_q = block.s_q_of(q.slot(), part);
+    if (p.scale < 0) negate(s_q);
+    if (!kHoldsQ) return;
+    using Panel = Tile<Block::kRows, 64, 2>;
+    const uint32_t s_row = s_q + Panel::offset(warp_row() + lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < kStepsQ; ++step) ptx::load_matrices(queries[step], Panel::advance(s_row, 0, step * 2));
+  }
+  // The warpgroup's queries at s_q.
+  __device__ __forceinline__ void negate(uint32_t s_q) const {
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x % 128) * 16; at < Block::kQBytes; at += 128 * 16) {
       const uint4 words = ptx::load_chunk(s_q + at);
@@ -107,23 +122,29 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     const ptx::Operand of_q(block.s_q_of(q.slot(), part));
     const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
+    using Mma = ptx::WarpgroupMma<C.element, C.tile_kv>;
     ptx::fence_registers();
 #pragma unroll
-    for (int step = 0; step < C.head_dim_qk / 16; ++step) {
+    for (int step = 0; step < kStepsQ; ++step) {
       const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
-      ptx::WarpgroupMma<C.element, C.tile_kv>::with_shared(s, of_q.at(panel * Block::kRows + column),
-                                                           of_k.at(panel * C.tile_kv + column), step > 0);
+      const uint64_t keys = of_k.at(panel * C.tile_kv + column);
+      if constexpr (kHoldsQ) {
+        Mma::template with_registers<ptx::Contiguous::summed>(s, queries[step], keys, step > 0);
+      } else {
+        Mma::with_shared(s, of_q.at(panel * Block::kRows + column), keys, step > 0);
+      }
     }
     ptx::commit_products();
   }
 
   __device__ __forceinline__ void begin_output() {
     const ptx::Operand of_v(block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, C.tile_kv * kRowBytes);
+    using Mma = ptx::WarpgroupMma<C.element, C.head_dim_v>;
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < C.tile_kv / 16; ++step) {
-      ptx::WarpgroupMma<C.element, C.head_dim_v>::with_registers(o[0], probabilities[step],
-                                                                 of_v.at(step * 16 * kRowBytes));
+      Mma::template with_registers<ptx::Contiguous::columns>(o[0], probabilities[step], of_v.at(step * 16 * kRowBytes),
+                                                             true);
     }
     ptx::commit_products();
   }
@@ -290,12 +311,13 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       give_turn();
       // While the scores are computed:
       end_store(had_item);
-      clear_output();
+      if (!C.bias) clear_output();
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
       Scores::make_scores(s, tile);
       Scores::begin_softmax(s, tile, scale_log2);
+      if (C.bias) clear_output();  // whose loads want the registers before
     }
     for (;;) {
       if (is_full(tile + 1)) {

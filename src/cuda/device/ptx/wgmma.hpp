@@ -50,8 +50,11 @@ class Operand {
   uint32_t low_;
 };
 
-// with_shared: A and B from shared memory, both with the summed axis contiguous: q k^T; unless it adds, D starts from
-// zero. with_registers: A from registers, B with its columns contiguous: D += p v.
+// How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
+enum class Contiguous { summed, columns };
+
+// D += A . B; unless it adds, D starts from zero. with_shared: A and B from shared memory, both with the summed axis
+// contiguous. with_registers: A from registers.
 template <Element E, int N>
 struct WarpgroupMma;
 
@@ -85,37 +88,41 @@ struct WarpgroupMma;
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
   "118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// a to e: the numbers of the operands behind the accumulators.
-#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e)                                                             \
-  template <>                                                                                                  \
-  struct WarpgroupMma<Element::E, N> {                                                                         \
-    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc, \
-                                                       bool adds) {                                            \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c                                               \
-                   ", 0;\n"                                                                                    \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N          \
-                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                 \
-                   : TESSELLA_D##N                                                                             \
-                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                   \
-    }                                                                                                          \
-    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4],        \
-                                                          uint64_t b_desc) {                                   \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N          \
-                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", 1, 1, 1, 1;"                            \
-                   : TESSELLA_D##N                                                                             \
-                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b_desc));                                 \
-    }                                                                                                          \
+// a to g: the numbers of the operands behind the accumulators.
+#define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e, f, g)                                                               \
+  template <>                                                                                                          \
+  struct WarpgroupMma<Element::E, N> {                                                                                 \
+    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,         \
+                                                       bool adds) {                                                    \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c                                                       \
+                   ", 0;\n"                                                                                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
+                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                         \
+                   : TESSELLA_D##N                                                                                     \
+                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                           \
+    }                                                                                                                  \
+    template <Contiguous B>                                                                                            \
+    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&left)[4],             \
+                                                          uint64_t b_desc, bool adds) {                                \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #f                                                       \
+                   ", 0;\n"                                                                                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", adds, 1, 1, %" #g ";\n}"                        \
+                   : TESSELLA_D##N                                                                                     \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(b_desc), "r"(static_cast<int>(adds)), \
+                     "n"(B == Contiguous::columns ? 1 : 0));                                                           \
+    }                                                                                                                  \
   };
-#define TESSELLA_WGMMAS(N, a, b, c, d, e)        \
-  TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e) \
-  TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e)
-TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36)
-TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44)
-TESSELLA_WGMMAS(96, 48, 49, 50, 51, 52)
-TESSELLA_WGMMAS(112, 56, 57, 58, 59, 60)
-TESSELLA_WGMMAS(128, 64, 65, 66, 67, 68)
-TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100)
-TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132)
+#define TESSELLA_WGMMAS(N, a, b, c, d, e, f, g)        \
+  TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e, f, g) \
+  TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e, f, g)
+TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36, 37, 38)
+TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44, 45, 46)
+TESSELLA_WGMMAS(96, 48, 49, 50, 51, 52, 53, 54)
+TESSELLA_WGMMAS(112, 56, 57, 58, 59, 60, 61, 62)
+TESSELLA_WGMMAS(128, 64, 65, 66, 67, 68, 69, 70)
+TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100, 101, 102)
+TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132, 133, 134)
 #undef TESSELLA_WGMMAS
 #undef TESSELLA_WGMMA
 #undef TESSELLA_D

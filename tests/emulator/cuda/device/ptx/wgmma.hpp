@@ -41,6 +41,8 @@ float to_float(uint16_t bits) {
   return E == Element::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : f16_to_float(bits);
 }
 
+enum class Contiguous { summed, columns };
+
 template <Element E, int N>
 struct WarpgroupMma {
   // Rows and sums contiguous: element (row, k).
@@ -81,8 +83,9 @@ struct WarpgroupMma {
           d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return row_major(b, n, k); }, adds);
     });
   }
-  static void with_registers(float (&d)[N / 8][4], const uint32_t (&p)[4], uint64_t b) {
-    const emulator::Given* given = emulator::exchange({{p[0], p[1], p[2], p[3]}});
+  template <Contiguous B>
+  static void with_registers(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+    const emulator::Given* given = emulator::exchange({{a[0], a[1], a[2], a[3]}});
     const unsigned first = threadIdx.x % 32 / 4 * 4;
     std::array<std::array<float, 16>, 2> left;
     for (unsigned r = 0; r < 2; ++r) {
@@ -91,10 +94,10 @@ struct WarpgroupMma {
         left[r][k] = to_float<E>(static_cast<uint16_t>(k % 2 == 0 ? word : word >> 16));
       }
     }
-    emulator::begin(emulator::Work::products, [&d, b, left] {
+    emulator::begin(emulator::Work::products, [&d, b, left, adds] {
       multiply(
           d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
-          [&](int k, int n) { return column_major(b, k, n); }, true);
+          [&](int k, int n) { return B == Contiguous::columns ? column_major(b, k, n) : row_major(b, n, k); }, adds);
     });
   }
 };
