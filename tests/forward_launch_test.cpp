@@ -185,14 +185,10 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
     p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 10 * 128;
     const core::Plan plan = planned(kernel, p);
     uint32_t counter = 0;
-    for (const auto& [batch, seqlen_q, num_sms, blocks, pairs] : {std::tuple{2, 1280, 0, 96u, true},
-                                                                  {1, 1280, 0, 80u, true},
-                                                                  {1, 1100, 0, 72u, false},
-                                                                  {1, 768, 0, 48u, false},
-                                                                  {1, 1280, 20, 80u, false}}) {
+    for (const auto& [batch, seqlen_q, blocks, pairs] :
+         {std::tuple{2, 1280, 96u, true}, {1, 1280, 80u, true}, {1, 1100, 72u, false}, {1, 768, 48u, false}}) {
       p.batch = batch;
       p.seqlen_q = p.total_q = seqlen_q;
-      p.num_sms = num_sms;
       fake_driver()->tensor_maps.clear();
       kernel.run(p, plan, {&counter, nullptr}, nullptr);
       EXPECT_EQ(fake_driver()->launches.back().gridDimX, blocks);
@@ -202,7 +198,7 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
       }
       EXPECT_EQ(fake_driver()->tensor_maps.at(1).box[1], pairs ? 40u : 80u);
     }
-    p.num_sms = 0;
+    p.seqlen_q = p.total_q = 1280;
     EXPECT_NE(kernel.describe(p, 1).find("an even number of tiles of queries in pairs of blocks"), std::string::npos);
     for (const core::Features alone :
          {core::Features(Feature::window), core::Features(Feature::softcap), core::Features(Feature::packed_q),
@@ -211,6 +207,8 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
       other.features = alone;
       EXPECT_FALSE(cuda::in_pairs(cuda::forward_sm90_config(other), other));
     }
+    p.num_sms = 20;
+    EXPECT_FALSE(cuda::in_pairs(cuda::forward_sm90_config(p), p));
   });
 }
 

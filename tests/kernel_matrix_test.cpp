@@ -174,7 +174,8 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"mask and pages", Feature::dense_mask | Feature::paged_kv},
                              {"mask and dropout", Feature::block_map | Feature::dropout},
                              {"mask and score", Feature::document | Feature::score}};
-  constexpr HeadDims kDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {256, 256}};
+  constexpr HeadDims kDims[] = {{64, 64},   {96, 96},   {128, 128}, {192, 128}, {192, 192},
+                                {256, 256}, {256, 256}, {64, 128},  {128, 64}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
       // The plain kernel and that with a mask of every size, every feature at one.

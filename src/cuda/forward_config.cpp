@@ -176,7 +176,9 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
 std::optional<ForwardConfig> in_pairs(const ForwardConfig& config, const core::Problem& p) {
   const int64_t tiles = (p.seqlen_q + config.tile_q - 1) / config.tile_q;
   const bool all_see_the_same = p.features.without(Feature::sink | Feature::lse).empty();
-  const bool is_long = tiles >= 8 && config.tile_kv > 64;  // found by measuring (docs/forward_sm90.md)
+  // Found by measuring (docs/forward_sm90.md). Tiles of 64 keys are those of rows of few, which each warpgroup may
+  // leave out for itself.
+  const bool is_long = tiles >= 8 && config.tile_kv > 64;
   const bool is_widest = config.head_dim_qk == 256 && config.head_dim_v == 256;
   if (!is_widest || !all_see_the_same || !is_long || p.num_sms != 0) return std::nullopt;
   ForwardConfig paired = config;

@@ -1,5 +1,5 @@
 // What a call of forward compiles to: a pure function of its sizes, types, alignment and features and of the GPU's
-// shared memory. Never of batch or lengths, so that rows are computed alike in every batch.
+// shared memory. Never of batch, so that rows are computed alike in every batch; of lengths in wide heads on Hopper.
 #pragma once
 
 #include <optional>
@@ -12,16 +12,15 @@
 
 namespace tessella::cuda {
 
-// That in which pairs of blocks take two tiles of queries side by side and each loads half of the keys for both: where
-// all tiles see as many keys, each head's the same, and are many. For calls whose tiles are even in number.
-std::optional<portable::ForwardConfig> in_pairs(const portable::ForwardConfig& sm90, const core::Problem& problem);
-
 portable::ForwardConfig forward_config(const core::Problem& problem, const DeviceInfo& device);
 // The same with more keys a tile, for a text that leaves the registers, which only compiling it tells. None where the
 // kernel has no text or more beside it.
 std::optional<portable::ForwardConfig> for_small_text(const portable::ForwardConfig& config, int arch);
 // Of forward_sm90, for 16-bit types and head dims to 256.
 portable::ForwardConfig forward_sm90_config(const core::Problem& problem);
+// The same with pairs of blocks that take two tiles of queries side by side, each loading half of the keys for both:
+// where all tiles see as many keys, each head's the same, and are many. For calls whose tiles are even in number.
+std::optional<portable::ForwardConfig> in_pairs(const portable::ForwardConfig& config, const core::Problem& problem);
 // Of the ladder's kernels: smaller tiles, as clarity comes before speed there.
 portable::ForwardConfig ladder_config(const core::Problem& problem, const DeviceInfo& device);
 

@@ -14,10 +14,10 @@ std::vector<HotProgram> hot_programs() {
   std::vector<HotProgram> programs;
   const auto add = [&](Program program, const Target& target, const char* kernel = "cuda.forward_sm80") {
     const auto same = std::ranges::find(programs, program, &HotProgram::program);
-    if (same != programs.end()) {
-      same->targets.push_back(target);
-    } else {
+    if (same == programs.end()) {
       programs.push_back({kernel, std::move(program), {target}});
+    } else if (std::ranges::find(same->targets, target) == same->targets.end()) {
+      same->targets.push_back(target);
     }
   };
   // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
@@ -31,9 +31,7 @@ std::vector<HotProgram> hot_programs() {
       add(program(90), {.arch = 90});
       add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper
       const auto add_sm90 = [&](const ForwardConfig& config) {
-        const Program sm90 = forward_sm90_program(config, user_text());
-        if (std::ranges::find(programs, sm90, &HotProgram::program) != programs.end()) return;
-        add(sm90, {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
+        add(forward_sm90_program(config, user_text()), {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
       };
       plain.seqlen_q = 4096;
       for (const int64_t seqlen_kv : {1024, 4096}) {

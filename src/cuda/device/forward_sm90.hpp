@@ -39,7 +39,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
-  // Masks beside the warpgroup's own o += p v, where features leave registers for that.
+  // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
@@ -53,11 +53,11 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   QRing q;
   typename Block::KRing k;
   typename Block::VRing v;
-  // Queries lie in registers, if there are enough beside o, s, p and some 32 others: the matrix unit reads a third less
-  // of shared memory for their products then. Texts, bias and dropout may need those registers.
+  // Queries lie in registers where there are enough for all beside o, s and p: the matrix unit reads a third less of
+  // shared memory for their products then. Texts, bias, dropout and element masks may need those registers.
+  static constexpr bool kHoldsQ =
+      kWarpgroups == 2 && C.head_dim_qk <= 128 && C.head_dim_v <= 128 && !C.score && !C.bias && !C.dropout && !kHasMap;
   static constexpr int kStepsQ = C.head_dim_qk / 16;
-  static constexpr bool kHoldsQ = !C.score && !C.bias && !C.dropout && !kHasMap &&
-                                  kBlocksV * 4 + Scores::kBlocks * 6 + kStepsQ * 4 + 32 <= Block::kMultiplyRegisters;
 
   float o[1][kBlocksV][4];
   uint32_t queries[kHoldsQ ? kStepsQ : 1][4];
@@ -101,11 +101,12 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     q.at(part).wait_full();
     const uint32_t s_q = block.s_q_of(q.slot(), part);
     if (p.scale < 0) negate(s_q);
-    if (!kHoldsQ) return;
-    using Panel = Tile<Block::kRows, 64, 2>;
-    const uint32_t s_row = s_q + Panel::offset(warp_row() + lane % 16, lane / 16);
+    if constexpr (kHoldsQ) {
+      using Panel = Tile<Block::kRows, 64, 2>;
+      const uint32_t s_row = s_q + Panel::offset(warp_row() + lane % 16, lane / 16);
 #pragma unroll
-    for (int step = 0; step < kStepsQ; ++step) ptx::load_matrices(queries[step], Panel::advance(s_row, 0, step * 2));
+      for (int step = 0; step < kStepsQ; ++step) ptx::load_matrices(queries[step], Panel::advance(s_row, 0, step * 2));
+    }
   }
   // The warpgroup's queries at s_q.
   __device__ __forceinline__ void negate(uint32_t s_q) const {
@@ -120,18 +121,22 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-    const ptx::Operand of_q(block.s_q_of(q.slot(), part));
-    const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
     using Mma = ptx::WarpgroupMma<C.element, C.tile_kv>;
-    ptx::fence_registers();
+    const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
+    const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
+    if constexpr (kHoldsQ) {
+      ptx::fence_registers();
 #pragma unroll
-    for (int step = 0; step < kStepsQ; ++step) {
-      const int panel = step / 4 * kRowBytes, column = step % 4 * 32;
-      const uint64_t keys = of_k.at(panel * C.tile_kv + column);
-      if constexpr (kHoldsQ) {
+      for (int step = 0; step < kStepsQ; ++step) {
+        const uint64_t keys = of_k.at(panel(step, C.tile_kv));
         Mma::template with_registers<ptx::Contiguous::summed>(s, queries[step], keys, step > 0);
-      } else {
-        Mma::with_shared(s, of_q.at(panel * Block::kRows + column), keys, step > 0);
+      }
+    } else {
+      const ptx::Operand of_q(block.s_q_of(q.slot(), part));
+      ptx::fence_registers();
+#pragma unroll
+      for (int step = 0; step < kStepsQ; ++step) {
+        Mma::with_shared(s, of_q.at(panel(step, Block::kRows)), of_k.at(panel(step, C.tile_kv)), step > 0);
       }
     }
     ptx::commit_products();
@@ -254,7 +259,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     scale_rows(o, by);
     const Item& item = current();
     const int32_t num_rows = item.sequence.len_q - item.first_q() - part * Block::kRows - warp_row();
-    if (kKeepsQ) meet();  // no warp multiplies with these queries any more
+    if (kKeepsQ) meet();  // no warp reads these queries any more
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
     } else {

@@ -100,9 +100,9 @@ struct ScoresSm90 {
         [&](int i) { return bounds(first_row + i); }, visible);
   }
 
-  // Features and masks, before softmax.
+  // Features and masks, before softmax. A softcap alone has them in look().
   __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) const {
-    if constexpr (Score<C>::kHasSeries) return;  // look() has more to do between them
+    if constexpr (Score<C>::kHasSeries) return;
     if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
     hide(s, tile);
   }
@@ -141,10 +141,12 @@ struct ScoresSm90 {
     } else {
       // A softcap alone. Scores that its series serves stay products; series and tanh grow with them.
       const Score<C> score = score_of(p, current());
-      float square = 0;
+      if (is_small) {
+        float square = 0;
 #pragma unroll
-      for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
-      is_small = is_small && __all_sync(kAllLanes, score.series_serves(square));
+        for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
+        is_small = __all_sync(kAllLanes, score.series_serves(square));
+      }
       if (!is_small) modify(s[0], tile);
       hide(s, tile);
       find_max([&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; });

@@ -1,5 +1,6 @@
-// The softmax of softmax.hpp for a warp that has few others beside it: as many independent chains of instructions as
-// the row of scores gives, for nothing else hides their latency, and as few instructions.
+// The softmax of softmax.hpp for a warp that has few others beside it: few instructions, and chains of exponentials and
+// of comparisons that do not wait for each other, for nothing else hides their latency. (Sums keep up with the
+// exponentials in one chain a row.)
 //
 // Maxima are looked for in an item's first tile. After it a row keeps what its exponents are taken against as long as
 // the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
@@ -17,7 +18,8 @@ inline constexpr float kSmallLag = 2;      // with which the sums of a lane's 32
 
 struct WatchedRows : RowState {
   float offset[2] = {0, 0};  // what exponents are taken against
-  // Every row of the warp has a maximum, none is large and none has grown just now: sums tell when to look again.
+  // Every row of the warp has a maximum, none is large and none has grown just now, and a softcap is by its series:
+  // what exponentiate() finds tells when to look again.
   bool is_settled = false;
 };
 
