@@ -53,10 +53,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   QRing q;
   typename Block::KRing k;
   typename Block::VRing v;
-  // Queries lie in registers where there are enough for all beside o, s and p: the matrix unit reads a third less of
-  // shared memory for their products then. Texts, bias, dropout and element masks may need those registers.
+  // Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
+  // less of shared memory for their products then. Texts, bias, dropout and element masks may need those registers.
   static constexpr bool kHoldsQ =
-      kWarpgroups == 2 && C.head_dim_qk <= 128 && C.head_dim_v <= 128 && !C.score && !C.bias && !C.dropout && !kHasMap;
+      kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score && !C.bias && !C.dropout && !kHasMap;
   static constexpr int kStepsQ = C.head_dim_qk / 16;
 
   float o[1][kBlocksV][4];
