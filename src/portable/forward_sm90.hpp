@@ -46,7 +46,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
   layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
-  layout.item_bytes = c.mask == MaskLevel::bits ? 192 : 256;  // a slot's place by a shift, unless notes need the room
+  layout.item_bytes = c.mask == MaskLevel::bits ? 208 : 256;  // a slot's place by a shift, unless notes need the room
   const auto place = [&] {
     const int32_t warpgroups = c.tile_q / kWarpgroupRows;
     layout.k_at = layout.q_slots * layout.q_bytes;

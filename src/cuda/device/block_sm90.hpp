@@ -55,13 +55,13 @@ struct BlockSm90 {
     int32_t exists;  // 0: there is none left
     WorkTile work;
     BandedSequence<int32_t> sequence;
+    QueryRange queries;
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     KeyTiles tiles;                // of all rows
     const uint8_t* map;            // their classes, with a tile map
     int32_t first_tile;            // that it visits; no less than tiles.end if there is none
     Share shares[kWarpgroups];
 
-    __device__ int32_t first_q() const { return work.tile_idx * C.tile_q; }
     __device__ bool has_keys() const { return first_tile < tiles.end; }
   };
   static_assert(sizeof(Item) <= kLayout.item_bytes);
@@ -128,11 +128,12 @@ struct BlockSm90 {
       to.exists = 1;
       to.work = work;
       to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
+      to.queries = tile_queries<C.tile_q>(to.sequence, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
     }
     __syncwarp();
-    const int32_t first = to.first_q(), last = min(first + C.tile_q, to.sequence.len_q) - 1;
+    const int32_t first = to.queries.first, last = to.queries.end - 1;
     if (first > last) return;
     // Lanes 2 i and 2 i + 1: first and last row of the tile, the sequence, the warpgroups.
     const int warpgroup = lane / 2 - 2;
@@ -197,7 +198,7 @@ struct BlockSm90 {
     if (!kHasMap && of.tiles.all_are_full()) return;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
-      const KeyRange keys = row_keys(of.sequence, of.first_q() + i);
+      const KeyRange keys = row_keys(of.sequence, of.queries.first + i);
       ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
     }
     __syncwarp();
@@ -314,7 +315,7 @@ struct BlockSm90 {
     QRing q(q_barriers());
     KRing k(k_barriers());
     const auto load = [&](const Item& of, int32_t tile, bool is_partial) {
-      const int32_t row_q = of.sequence.row_q + of.first_q();
+      const int32_t row_q = of.sequence.row_q + of.queries.first;
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
       // Queries wait for their slot in the L2 cache.
       if (tile == of.first_tile && is_loader()) {
@@ -363,7 +364,7 @@ struct BlockSm90 {
       const Item& of = item(kSlot);
       const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
       rows.write_without_query(C.tile_q);
-      if (!of.has_keys()) rows.write_without_keys(C.tile_q);
+      if (!of.has_keys()) rows.write_without_keys(of.queries);
     }
   }
 };

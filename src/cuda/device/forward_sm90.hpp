@@ -210,8 +210,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const RowResult result = finish(rows.max[r], row_sum(rows.sum[r]), score_of(p, item).scale(), has_sink, sink);
-      const int32_t at = item.first_q() + row(r);
-      if (p.lse.data != nullptr && lane % 4 == 0 && at < item.sequence.len_q) {
+      const int32_t at = item.queries.first + row(r);
+      if (p.lse.data != nullptr && lane % 4 == 0 && at < item.queries.end) {
         static_cast<float*>(p.lse.data)[row_offset(p.lse, item.work, item.sequence, at)] = result.lse;
       }
       by[0][r] = C.dropout ? result.factor * p.keep_scale : result.factor;
@@ -249,7 +249,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 #pragma unroll
     for (int column = 0; column < C.head_dim_v; column += 64) {
       ptx::store_box(block.p.out, s_out + column / 64 * Panel::kPanelBytes + warp_row() * kRowBytes, column,
-                     item.sequence.row_q + item.first_q() + part * Block::kRows + warp_row(), item.work.head_idx,
+                     item.sequence.row_q + item.queries.first + part * Block::kRows + warp_row(), item.work.head_idx,
                      Block::batch_of(p.cu_seqlens_q, item.work.batch_idx));
     }
     ptx::commit_boxes();
@@ -258,15 +258,15 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
-    const int32_t num_rows = item.sequence.len_q - item.first_q() - part * Block::kRows - warp_row();
+    const int32_t num_rows = item.queries.end - item.queries.first - part * Block::kRows - warp_row();
     if (kKeepsQ) meet();  // no warp reads these queries any more
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
     } else {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int32_t at = item.first_q() + row(r);
-        store_row<C>(p, o[0], r, row_offset(p.out, item.work, item.sequence, at), lane, at < item.sequence.len_q);
+        const int32_t at = item.queries.first + row(r);
+        store_row<C>(p, o[0], r, row_offset(p.out, item.work, item.sequence, at), lane, at < item.queries.end);
       }
     }
     if (kKeepsQ) q.advance();

@@ -49,7 +49,7 @@ struct ScoresSm90 {
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
   // The lane's first query and key of the tile.
   __device__ typename Score<C>::Corner corner_of(const Score<C>& score, int32_t tile) const {
-    return score.corner(current().first_q() + row(0), tile * C.tile_kv + lane % 4 * 2);
+    return score.corner(current().queries.first + row(0), tile * C.tile_kv + lane % 4 * 2);
   }
 
   // Softcap, bias, ALiBi and the caller's text.
@@ -73,7 +73,7 @@ struct ScoresSm90 {
     const WorkTile& work = current().work;
     const portable::Random4 random =
         dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
-                     (current().first_q() + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
+                     (current().queries.first + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
     for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
       float* pair = &probability[word / 2][word % 2 * 2];
@@ -96,7 +96,7 @@ struct ScoresSm90 {
     for (int r = 0; r < 2; ++r) visible[r] = columns_in<C.tile_kv>(bounds(row(r)), first_key, p.keep_first, lane);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
     visible_columns<C>(
-        p, item.sequence, item.work.batch_idx, item.work.head_idx, item.first_q() + first_row, first_key,
+        p, item.sequence, item.work.batch_idx, item.work.head_idx, item.queries.first + first_row, first_key,
         [&](int i) { return bounds(first_row + i); }, visible);
   }
 

@@ -55,11 +55,11 @@ struct ZeroRows {
     }
   }
 
-  // The tile's queries, where none sees a key: the lse is that of a sink alone.
-  __device__ __forceinline__ void write_without_keys(int32_t tile_q) const {
+  // Queries of which none sees a key: the lse is that of a sink alone.
+  __device__ __forceinline__ void write_without_keys(const QueryRange& queries) const {
     const float lse =
         p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
-    write(work.tile_idx * tile_q, min((work.tile_idx + 1) * tile_q, sequence.len_q), lse);
+    write(queries.first, queries.end, lse);
   }
 };
 
