@@ -41,6 +41,11 @@ struct BlockSm90 {
   static_assert(C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits || kLeavesOut),
                 "its blocks walk the same tiles");
 
+  // Where scores change with the distance to a key, an item's key tiles begin with the one at its last query's place,
+  // go down from there to the first and then up from the one behind. So the largest scores mostly come first, and
+  // maxima hardly grow (softmax_rows.hpp). Tiles are counted in this order; Item::first_key() says which keys they are.
+  static constexpr bool kStartsNear = (C.alibi || C.score) && C.mask == MaskLevel::band;
+
   // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
   // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.
   struct Share {
@@ -57,11 +62,16 @@ struct BlockSm90 {
     BandedSequence<int32_t> sequence;
     QueryRange queries;
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
+    int32_t nearest;               // index of the keys' tile that comes first with kStartsNear; -1: in their own order
     KeyTiles tiles;                // of all rows
     const uint8_t* map;            // their classes, with a tile map
     int32_t first_tile;            // that it visits; no less than tiles.end if there is none
     Share shares[kWarpgroups];
 
+    // Of a tile.
+    __device__ int32_t first_key(int32_t tile) const {
+      return (kStartsNear && tile <= nearest ? nearest - tile : tile) * C.tile_kv;
+    }
     __device__ bool has_keys() const { return first_tile < tiles.end; }
   };
   static_assert(sizeof(Item) <= kLayout.item_bytes);
@@ -142,7 +152,14 @@ struct BlockSm90 {
     if (warpgroup >= 0) row = min(first + warpgroup * kRows + lane % 2 * (kRows - 1), last);
     const KeyRange own = row_keys(to.sequence, row);
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
-    const KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
+    KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
+    if constexpr (kStartsNear) {
+      const int32_t last_end = __shfl_sync(kAllLanes, tiles.full_begin == 0 && tiles.kept == 0 ? tiles.end : 0, 0);
+      const int32_t place = to.sequence.band.position(last);
+      const int32_t nearest = place < 0 ? -1 : min(place / C.tile_kv, last_end - 1);
+      tiles = in_order(tiles, nearest);
+      if (lane == 0) to.nearest = nearest;
+    }
     if (lane == 0) {
       to.tiles = tiles;
       to.first_tile = VisitedTiles<false>().next(tiles, nullptr, 0);
@@ -158,6 +175,17 @@ struct BlockSm90 {
     if constexpr (kHasMap) leave_out_hidden(to, mine);
     if (lane % 2 == 0 && warpgroup >= 0 && warpgroup < kWarpgroups) to.shares[warpgroup] = mine;
     __syncwarp();
+  }
+  // Tiles that begin with the first key, counted in the order that begins with `nearest`.
+  __device__ __forceinline__ static KeyTiles in_order(const KeyTiles& tiles, int32_t nearest) {
+    const int32_t behind = max(nearest + 1 - tiles.end, 0), not_full = max(nearest + 1 - tiles.full_end, 0);
+    KeyTiles ordered = tiles;
+    if (nearest < 0) return ordered;
+    ordered.begin = behind;
+    ordered.end = tiles.end + behind;
+    ordered.full_begin = not_full;
+    ordered.full_end = tiles.full_end + not_full;
+    return ordered;
   }
   // Leaves the tiles that the map calls hidden out of the item and, in every lane, of a share.
   __device__ __forceinline__ void leave_out_hidden(Item& of, Share& share) const {
@@ -285,7 +313,7 @@ struct BlockSm90 {
                                             const portable::TensorMap& map, const Item& of, int32_t tile,
                                             uint32_t first_note, const uint4& note) const {
     const uint32_t stage = first_stage + ring.slot() * bytes;
-    const int32_t first_key = tile * C.tile_kv;
+    const int32_t first_key = of.first_key(tile);
     const int32_t head = of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
     ring.wait_empty();
     if (kHasMap && is_loader()) {

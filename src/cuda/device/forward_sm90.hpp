@@ -30,9 +30,8 @@ template <ForwardConfig C>
 struct WarpgroupSm90 : ScoresSm90<C> {
   using Scores = ScoresSm90<C>;
   using Scores::block, Scores::p, Scores::warpgroup, Scores::lane, Scores::part, Scores::items, Scores::probabilities,
-      Scores::rows, Scores::full_end, Scores::is_small, Scores::current, Scores::share, Scores::score_of,
-      Scores::warp_row, Scores::row, Scores::is_full, Scores::find_visible, Scores::pack, Scores::kHasMap,
-      Scores::kBlocks;
+      Scores::rows, Scores::full_end, Scores::current, Scores::share, Scores::score_of, Scores::warp_row, Scores::row,
+      Scores::is_full, Scores::find_visible, Scores::pack, Scores::kHasMap, Scores::kBlocks;
   using typename Scores::Block, typename Scores::Item, typename Scores::Items;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
@@ -158,7 +157,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // those that no query of the item sees. Every warpgroup does it for itself.
   __device__ __forceinline__ void clear_unseen_values(int32_t tile) const {
     const Item& item = current();
-    const int32_t first = tile * C.tile_kv;
+    const int32_t first = item.first_key(tile);
     if (!kHasMap && first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
     v.wait_full();
     const uint32_t s_seen = block.s_note_of_v(v.slot());
@@ -259,7 +258,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     scale_rows(o, by);
     const Item& item = current();
     const int32_t num_rows = item.queries.end - item.queries.first - part * Block::kRows - warp_row();
-    if (kKeepsQ) meet();  // no warp reads these queries any more
+    if (kKeepsQ && !kHoldsQ) meet();  // no warp reads these queries any more
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
     } else {
@@ -305,7 +304,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // The item's output but for its last product: probabilities of the last tile are there. had_item: there was one
   // before it.
   __device__ __forceinline__ void run_item(float scale_log2, bool had_item) {
-    is_small = p.softcap_limit > 0 && p.softcap_limit * kLog2e <= kLargeMax;
+    Scores::begin_item();
     take_q();
     int32_t tile = enter(share().first);
     {

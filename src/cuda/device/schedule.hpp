@@ -42,8 +42,8 @@ struct QueryRange {
   int32_t first, end;
 };
 
-// The queries of a tile; none where first >= end. Of long tiles the first is the short one, by whole runs of 64: under a
-// band that grows with the query it sees the fewest keys.
+// The queries of a tile; none where first >= end. Of long tiles the first is the short one, by whole runs of 64: under
+// a band that grows with the query it sees the fewest keys.
 template <int TileQ>
 __device__ __forceinline__ QueryRange tile_queries(const Sequence& sequence, int32_t tile_idx) {
   constexpr int kRun = 64;

@@ -59,6 +59,9 @@ class Score {
   // True if it serves products whose squares are no larger.
   __device__ bool series_serves(float square) const { return square <= p_.softcap_products * p_.softcap_products; }
 
+  // What ALiBi alone takes off a score, in exponents of 2, for each place between query and key.
+  __device__ float slope_log2() const { return slope_ * scale_log2(); }
+
   // The score out of a product near zero.
   __device__ float series(float s) const { return softcap<true>(s); }
   // Of 2, less an offset: of a product by the series (-inf of -inf), else of the score, which must be finite.

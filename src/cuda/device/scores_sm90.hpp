@@ -27,7 +27,12 @@ struct ScoresSm90 {
   WatchedRows rows;
   int32_t full_end;     // from the tile at hand on, tiles before it are seen whole by the warpgroup
   uint32_t visible[2];  // with a tile map: columns of the lane's rows, as columns_below() has them, where it is not
-  bool is_small;        // the softcap's series has served all the warp's tiles of the item
+  // ALiBi alone comes with the exponents where the tile's keys lie on one side of the warp's queries, scores being
+  // products there: 1 before them, -1 behind them, else 0.
+  static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
+  int side;
+  float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
+  bool is_small;  // the softcap's series has served all the warp's tiles of the item
 
   __device__ __forceinline__ explicit ScoresSm90(const Block& of)
       : block(of),
@@ -49,7 +54,7 @@ struct ScoresSm90 {
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
   // The lane's first query and key of the tile.
   __device__ typename Score<C>::Corner corner_of(const Score<C>& score, int32_t tile) const {
-    return score.corner(current().queries.first + row(0), tile * C.tile_kv + lane % 4 * 2);
+    return score.corner(current().queries.first + row(0), current().first_key(tile) + lane % 4 * 2);
   }
 
   // Softcap, bias, ALiBi and the caller's text.
@@ -71,9 +76,9 @@ struct ScoresSm90 {
                                        p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
                                        p.dropout_threshold};
     const WorkTile& work = current().work;
-    const portable::Random4 random =
-        dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
-                     (current().queries.first + row(0)) / 16, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
+    const portable::Random4 random = dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
+                                                  (current().queries.first + row(0)) / 16,
+                                                  (current().first_key(tile) + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
     for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
       float* pair = &probability[word / 2][word % 2 * 2];
@@ -91,7 +96,7 @@ struct ScoresSm90 {
   // What the lane's rows see of a tile that the warpgroup does not see whole, before the scores take the registers.
   __device__ __forceinline__ void find_visible(int32_t tile, bool is_partial) {
     const Item& item = current();
-    const int32_t first_key = tile * C.tile_kv, first_row = part * Block::kRows + warp_row();
+    const int32_t first_key = item.first_key(tile), first_row = part * Block::kRows + warp_row();
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible[r] = columns_in<C.tile_kv>(bounds(row(r)), first_key, p.keep_first, lane);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
@@ -100,11 +105,28 @@ struct ScoresSm90 {
         [&](int i) { return bounds(first_row + i); }, visible);
   }
 
+  __device__ __forceinline__ void begin_item() {
+    is_small = p.softcap_limit > 0 && p.softcap_limit * kLog2e <= kLargeMax;
+    if constexpr (kHasSides) slope = score_of(p, current()).slope_log2();
+  }
+
   // Features and masks, before softmax. A softcap alone has them in look().
-  __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) const {
+  __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) {
     if constexpr (Score<C>::kHasSeries) return;
-    if constexpr (!Score<C>::kIsPlain) modify(s[0], tile);
+    if constexpr (kHasSides) {
+      find_side(tile);
+    } else if constexpr (!Score<C>::kIsPlain) {
+      modify(s[0], tile);
+    }
     hide(s, tile);
+  }
+  __device__ __forceinline__ void find_side(int32_t tile) {
+    const Item& item = current();
+    const int32_t first = item.sequence.band.position(item.queries.first + part * Block::kRows + warp_row());
+    const int32_t key = item.first_key(tile);
+    side = first >= key + C.tile_kv - 1 ? 1 : first + portable::kWarpRows - 1 <= key ? -1 : 0;
+    constexpr float kSteepest = 0x1p90f;  // times any distance it stays finite
+    if (!(fabsf(slope) < kSteepest)) side = 0;
   }
   // The scores of an item's first tile become unnormalised probabilities.
   __device__ __forceinline__ void begin_softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2) {
@@ -120,7 +142,7 @@ struct ScoresSm90 {
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
     const auto raise = [&](const auto& of_max) { raise_max(s, rows, scale_log2, of_max, rescale); };
-    bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile));
+    bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile)) || (kHasSides && side == 0);
     float sum[2];
 #pragma unroll 1
     for (;;) {
@@ -136,6 +158,10 @@ struct ScoresSm90 {
   // Finds the rows' maxima by find_max(of_max).
   template <class FindMax>
   __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, const FindMax& find_max) {
+    if constexpr (kHasSides) {
+      modify(s[0], tile);
+      side = 0;
+    }
     if constexpr (!Score<C>::kHasSeries) {
       find_max([](float of_row) { return of_row; });
     } else {
@@ -169,7 +195,7 @@ struct ScoresSm90 {
 #pragma unroll
       for (int r = 0; r < 2; ++r) hide_columns(s[0], r, visible[r]);
     } else {
-      hide_outside(s, tile * C.tile_kv, p.keep_first, lane, [&](int, int r) { return bounds(row(r)); });
+      hide_outside(s, current().first_key(tile), p.keep_first, lane, [&](int, int r) { return bounds(row(r)); });
     }
   }
 
@@ -188,8 +214,19 @@ struct ScoresSm90 {
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                float (&sum)[2]) {
     const Score<C> score = score_of(p, current());
-    const auto exponent = [=, of_capped = score.exponent(is_small), this](float of, int r) {
-      return Score<C>::kHasSeries ? of_capped(of, rows.offset[r]) : __fmaf_rn(of, scale_log2, -rows.offset[r]);
+    float offset[2] = {rows.offset[0], rows.offset[1]};
+    float step = 0;  // from a key to the next
+    if constexpr (kHasSides) {
+      step = static_cast<float>(side) * slope;
+      const int32_t place = current().sequence.band.position(current().queries.first + row(0));
+      const auto places = static_cast<float>(place - current().first_key(tile) - lane % 4 * 2);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
+    }
+    const auto exponent = [=, of_capped = score.exponent(is_small)](float of, int r, int column) {
+      if constexpr (Score<C>::kHasSeries) return of_capped(of, offset[r]);
+      const float against = kHasSides ? __fmaf_rn(step, static_cast<float>(-column), offset[r]) : offset[r];
+      return __fmaf_rn(of, scale_log2, -against);
     };
     float square = 0;
     sum[0] = sum[1] = 0;
