@@ -253,6 +253,37 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     }
     ptx::commit_boxes();
   }
+  // The lane's rows of out, which are lost. Rare where the copy engine writes others: so blocks take turns in four
+  // places there, lest the code for all of them is a quarter of the kernel.
+  __device__ __forceinline__ void store_from_registers(const Item& item) {
+    const bool has_chunks = p.out_vector_store && !p.out_is_f32;
+    const auto store_blocks = [&](int from, int32_t first_column, bool has_chunks) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int32_t query = item.queries.first + row(r);
+        const int64_t at = row_offset(p.out, item.work, item.sequence, query);
+        if (has_chunks) {
+          store_chunks<C>(p, o[0], from, r, at, first_column, lane, query < item.queries.end);
+        } else {
+          store_pairs<C>(p, o[0], r, at, first_column, lane, query < item.queries.end);
+        }
+      }
+    };
+    if (!kKeepsQ && has_chunks) {
+#pragma unroll
+      for (int from = 0; from < kBlocksV; from += 4) store_blocks(from, from * 8, true);
+      return;
+    }
+#pragma unroll 1
+    for (int32_t column = 0; column < C.head_dim_v; column += 32) {
+      store_blocks(0, column, kKeepsQ && has_chunks);
+#pragma unroll
+      for (int j = 0; j + 4 < kBlocksV; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[0][j][i] = o[0][j + 4][i];
+      }
+    }
+  }
   // Stores the item's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
@@ -262,11 +293,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
     } else {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int32_t at = item.queries.first + row(r);
-        store_row<C>(p, o[0], r, row_offset(p.out, item.work, item.sequence, at), lane, at < item.queries.end);
-      }
+      store_from_registers(item);
     }
     if (kKeepsQ) q.advance();
     release_slot(items);

@@ -55,42 +55,42 @@ __device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int 
   return high ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
 }
 
-// Row r (0 or 1) of the lane's accumulators to out, from element `at` on. All lanes of the warp call it.
-template <portable::ForwardConfig C, int BlocksV>
-__device__ __forceinline__ void store_row(const portable::ForwardParams& p, const float (&o)[BlocksV][4], int r,
-                                          int64_t at, int lane, bool is_there) {
-  const int32_t columns = p.head_dim_v;
-  if (p.out_is_f32) {
-    float* to = static_cast<float*>(p.out.data) + at;
+// Four blocks of row r (0 or 1) of the lane's accumulators, 32 columns from `first` on, to out, whose row begins at
+// element `at`: in 16 bits and chunks of 16 bytes. All lanes of the warp call it.
+template <ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_chunks(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
+                                             int64_t at, int32_t first, int lane, bool is_there) {
+  uint32_t words[4];
 #pragma unroll
-    for (int j = 0; j < BlocksV; ++j) {
-      const int32_t column = j * 8 + lane % 4 * 2;
-      if (!is_there || column >= columns) continue;
-      if (p.out_vector_store) {
-        *reinterpret_cast<float2*>(to + column) = make_float2(o[j][r * 2], o[j][r * 2 + 1]);
-      } else {
-        to[column] = o[j][r * 2];
-        if (column + 1 < columns) to[column + 1] = o[j][r * 2 + 1];
-      }
+  for (int i = 0; i < 4; ++i) words[i] = Multiply<C.element>::pack(o[from + i][r * 2], o[from + i][r * 2 + 1]);
+  const uint4 chunk = transpose_quad(words, lane);
+  const int32_t column = first + lane % 4 * 8;
+  if (!is_there || column >= p.head_dim_v) return;
+  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out.data) + at + column) = chunk;
+}
+
+// Pairs of columns of blocks [0, 4) of row r, as store_chunks() has them, where out is fp32 or its chunks have no 16
+// bytes of their own.
+template <ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int r, int64_t at,
+                                            int32_t first, int lane, bool is_there) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t column = first + i * 8 + lane % 4 * 2;
+    const float pair[2] = {o[i][r * 2], o[i][r * 2 + 1]};
+    if (p.out_is_f32 && p.out_vector_store) {
+      if (!is_there || column >= p.head_dim_v) continue;
+      *reinterpret_cast<float2*>(static_cast<float*>(p.out.data) + at + column) = make_float2(pair[0], pair[1]);
+      continue;
     }
-    return;
-  }
-  uint16_t* to = static_cast<uint16_t*>(p.out.data) + at;
+    const uint32_t word = Multiply<C.element>::pack(pair[0], pair[1]);
 #pragma unroll
-  for (int j = 0; j < BlocksV; j += 4) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = Multiply<C.element>::pack(o[j + i][r * 2], o[j + i][r * 2 + 1]);
-    if (p.out_vector_store) {
-      const uint4 chunk = transpose_quad(words, lane);
-      const int32_t column = (j + lane % 4) * 8;
-      if (is_there && column < columns) *reinterpret_cast<uint4*>(to + column) = chunk;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int32_t column = (j + i) * 8 + lane % 4 * 2;
-        if (is_there && column < columns) to[column] = static_cast<uint16_t>(words[i]);
-        if (is_there && column + 1 < columns) to[column + 1] = static_cast<uint16_t>(words[i] >> 16);
+    for (int c = 0; c < 2; ++c) {
+      if (!is_there || column + c >= p.head_dim_v) continue;
+      if (p.out_is_f32) {
+        static_cast<float*>(p.out.data)[at + column + c] = pair[c];
+      } else {
+        static_cast<uint16_t*>(p.out.data)[at + column + c] = static_cast<uint16_t>(word >> c * 16);
       }
     }
   }

@@ -70,6 +70,22 @@ struct ScoresSm90 {
     }
   }
 
+  // A softcap alone, of products beyond its series. Blocks take turns in two places, so that there is code for these
+  // alone: unrolled it was a fifth of the kernel.
+  __device__ __forceinline__ static void cap(const Score<C>& score, float (&s)[kBlocks][4]) {
+#pragma unroll 1
+    for (int turn = 0; turn < kBlocks; turn += 2) {
+      float capped[2][4];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) capped[i / 4][i % 4] = score.value(s[i / 4][i % 4], {}, 0, 0);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[j][i] = j + 2 < kBlocks ? s[j + 2][i] : capped[j + 2 - kBlocks][i];
+      }
+    }
+  }
+
   // Zeroes what dropout takes from the probabilities of blocks j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(float (&probability)[2][4], int32_t tile, int j) const {
     const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
@@ -173,7 +189,7 @@ struct ScoresSm90 {
         for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
         is_small = __all_sync(kAllLanes, score.series_serves(square));
       }
-      if (!is_small) modify(s[0], tile);
+      if (!is_small) cap(score, s[0]);
       hide(s, tile);
       find_max([&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; });
       rows.is_settled = rows.is_settled && is_small;
