@@ -158,7 +158,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
   // Rows of few keys end in a tile that is hardly used; found by measuring (docs/forward_sm90.md).
   const bool is_short = dim > 192 && p.seqlen_kv <= 1024;
-  const bool is_crowded = num_heavy == 2 || ((c.bias || c.softcap) && dim > 192);
+  const bool is_crowded = num_heavy == 2 || ((num_heavy == 1 || c.softcap) && dim > 192);
   const int32_t longest = is_crowded || is_short || is_mixed     ? 64
                           : num_heavy == 1                       ? (c.head_dim_v == 128 ? 112 : 80)
                           : is_wide                              ? (dim <= 192 ? 112 : 80)

@@ -95,7 +95,11 @@ struct BlockSm90 {
   uint32_t s_q;
 
   __device__ __forceinline__ BlockSm90(const ForwardSm90Params& params, char* shared_memory)
-      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
+      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {
+    // The exchange keeps it out of the uniform registers, in which the matrix unit's operands are described: with it
+    // there each description was moved once more. Three warpgroups and element masks have no other register for it.
+    if (kWarpgroups == 2 && !kHasMap) s_q = __shfl_sync(kAllLanes, s_q, 0);
+  }
 
   __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
   __device__ uint32_t q_barriers() const { return item_barriers() + kItemRings * Items::kBytes; }
