@@ -97,8 +97,9 @@ struct BlockSm90 {
   __device__ __forceinline__ BlockSm90(const ForwardSm90Params& params, char* shared_memory)
       : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {
     // The exchange keeps it out of the uniform registers, in which the matrix unit's operands are described: with it
-    // there each description was moved once more. Three warpgroups and element masks have no other register for it.
-    if (kWarpgroups == 2 && !kHasMap) s_q = __shfl_sync(kAllLanes, s_q, 0);
+    // there each description was moved once more. Three warpgroups and features have no other register for it.
+    constexpr bool kHasFeatures = C.softcap || C.alibi || C.bias || C.score || C.dropout || kHasMap;
+    if (kWarpgroups == 2 && !kHasFeatures) s_q = __shfl_sync(kAllLanes, s_q, 0);
   }
 
   __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
