@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/forward_config.hpp"
+#include "portable/query_tiles.hpp"
 
 namespace {
 
@@ -55,6 +56,29 @@ TEST(ForwardCost, OnlyStandardNeedsNByN) {
   };
   EXPECT_EQ(growth(cuda::standard_cost), 4);
   EXPECT_EQ(growth(cuda::flash_1_cost), 2);
+}
+
+// Every query is in one tile; of tiles of 192 the first is short.
+TEST(ForwardCost, TilesHoldEveryQueryOnce) {
+  for (const int tile_q : {16, 64, 128, 192}) {
+    for (int64_t len_q = 0; len_q < 1000; ++len_q) {
+      int64_t next = 0;
+      for (int64_t tile = 0; tile < len_q / tile_q + 3; ++tile) {
+        const auto [first, end] = portable::tile_queries(len_q, tile_q, tile);
+        if (first >= end) {
+          ASSERT_GE(first, len_q);
+          continue;
+        }
+        ASSERT_EQ(first, next);
+        ASSERT_EQ(first % (tile_q == 192 ? 64 : tile_q), 0);
+        ASSERT_LE(end - first, tile_q);
+        ASSERT_TRUE(tile == 0 || end == len_q || end - first == tile_q);
+        next = end;
+      }
+      ASSERT_EQ(next, len_q) << "tiles of " << tile_q;
+    }
+  }
+  EXPECT_EQ(portable::tile_queries(512, 192, 0).end, 128);
 }
 
 TEST(ForwardCost, FollowsTheBandAndTheHeads) {

@@ -5,6 +5,7 @@
 #include "cuda/forward_config.hpp"
 #include "cuda/tile_map.hpp"
 #include "portable/band.hpp"
+#include "portable/query_tiles.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -46,8 +47,9 @@ struct Head {
     const auto tiles = [](int64_t count, int64_t tile) { return (count + tile - 1) / tile; };
     tiles_q = static_cast<double>(tiles(band.seqlen_q, c.tile_q));
     kv_tiles = static_cast<double>(tiles(band.seqlen_kv, c.tile_kv));
-    for (int64_t first = 0; first < band.seqlen_q; first += c.tile_q) {
-      const int64_t last = std::min(first + c.tile_q, band.seqlen_q) - 1;
+    for (int64_t tile = 0; tile < tiles(band.seqlen_q, c.tile_q); ++tile) {
+      const auto [first, end] = portable::tile_queries(band.seqlen_q, c.tile_q, tile);
+      const int64_t last = end - 1;
       const int64_t begin = band.begin(first) / c.tile_kv;
       const int64_t kept = std::min(tiles(std::min(band.keep_first, band.end(last)), c.tile_kv), begin);
       const auto seen = static_cast<double>(std::max<int64_t>(tiles(band.end(last), c.tile_kv) - begin, 0) + kept);

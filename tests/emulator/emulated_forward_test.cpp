@@ -148,6 +148,45 @@ TEST(EmulatedSm90, Softcaps) {
   }
 }
 
+// The order of key tiles that begins near the queries, where it applies and where it does not.
+TEST(EmulatedSm90, NearKeysFirst) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case&) {}, [](Case& c) { c.window_right = 20; },
+             [](Case& c) { c.seqlen_q = 900, c.seqlen_kv = 300, c.window_right = 0; },
+             [](Case& c) { c.seqlen_q = 700, c.seqlen_kv = 200, c.causal_top_left = true; },
+             [](Case& c) { c.prefix = true, c.seqlens_kv = c.seqlens_q = true; },
+             [](Case& c) { c.keep_first = 5, c.window_left = 150; },
+             [](Case& c) { c.page_size = c.head_dim_v == 128 ? 64 : 0, c.window_right = 0; }}) {
+      Case c = base(head_dim, head_dim);
+      c.batch = 1;
+      c.alibi = "h";
+      c.seqlen_q = 257;
+      c.seqlen_kv = 640;
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
+// Three warpgroups: the first tile of queries is the short one.
+TEST(EmulatedSm90, ShortTilesOfQueries) {
+  for (const int64_t seqlen_q : {193, 256, 385, 448}) {
+    for (const std::function<void(Case&)>& change :
+         std::vector<std::function<void(Case&)>>{[](Case& c) { c.window_right = 0, c.out_dtype = "f32"; },
+                                                 [](Case& c) { c.seqlens_q = c.seqlens_kv = true, c.window_right = 0; },
+                                                 [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3; },
+                                                 [](Case& c) { c.document = c.masked_nan = true; }}) {
+      Case c = base(64, 64);
+      c.heads_q = 1;
+      c.seqlen_q = seqlen_q;
+      c.seqlen_kv = seqlen_q;
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
 // Tiles before, beside and behind the diagonal; maxima that grow from tile to tile, or hardly.
 TEST(EmulatedSm90, Slopes) {
   for (const double spread : {0.3, 1.0, 20.0}) {

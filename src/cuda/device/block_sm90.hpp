@@ -11,6 +11,7 @@
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/zero_rows.hpp"
 #include "portable/forward_sm90.hpp"
+#include "portable/query_tiles.hpp"
 
 namespace tessella::device {
 
@@ -18,6 +19,7 @@ using portable::ForwardConfig;
 using portable::ForwardParams;
 using portable::ForwardSm90Params;
 using portable::MaskLevel;
+using QueryRange = portable::QueryRange<int32_t>;
 
 template <ForwardConfig C>
 struct BlockSm90 {
@@ -60,7 +62,7 @@ struct BlockSm90 {
     int32_t exists;  // 0: there is none left
     WorkTile work;
     BandedSequence<int32_t> sequence;
-    QueryRange queries;
+    QueryRange queries;            // of the tile
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     int32_t nearest;               // index of the keys' tile that comes first with kStartsNear; -1: in their own order
     KeyTiles tiles;                // of all rows
@@ -143,7 +145,7 @@ struct BlockSm90 {
       to.exists = 1;
       to.work = work;
       to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
-      to.queries = tile_queries<C.tile_q>(to.sequence, work.tile_idx);
+      to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
     }
@@ -159,9 +161,10 @@ struct BlockSm90 {
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
     KeyTiles tiles = key_tiles<C.tile_kv>(own, next, p.forward.keep_first);
     if constexpr (kStartsNear) {
-      const int32_t last_end = __shfl_sync(kAllLanes, tiles.full_begin == 0 && tiles.kept == 0 ? tiles.end : 0, 0);
+      // Where all rows see the first key, no row's tiles have a gap in this order.
+      const int32_t end_from_first = __shfl_sync(kAllLanes, tiles.full_begin == 0 ? tiles.end : 0, 0);
       const int32_t place = to.sequence.band.position(last);
-      const int32_t nearest = place < 0 ? -1 : min(place / C.tile_kv, last_end - 1);
+      const int32_t nearest = place < 0 ? -1 : min(place / C.tile_kv, end_from_first - 1);
       tiles = in_order(tiles, nearest);
       if (lane == 0) to.nearest = nearest;
     }
@@ -183,14 +186,9 @@ struct BlockSm90 {
   }
   // Tiles that begin with the first key, counted in the order that begins with `nearest`.
   __device__ __forceinline__ static KeyTiles in_order(const KeyTiles& tiles, int32_t nearest) {
-    const int32_t behind = max(nearest + 1 - tiles.end, 0), not_full = max(nearest + 1 - tiles.full_end, 0);
-    KeyTiles ordered = tiles;
-    if (nearest < 0) return ordered;
-    ordered.begin = behind;
-    ordered.end = tiles.end + behind;
-    ordered.full_begin = not_full;
-    ordered.full_end = tiles.full_end + not_full;
-    return ordered;
+    if (nearest < 0) return tiles;
+    const int32_t unseen = max(nearest + 1 - tiles.end, 0), not_full = max(nearest + 1 - tiles.full_end, 0);
+    return {0, unseen, tiles.end + unseen, not_full, tiles.full_end + not_full};
   }
   // Leaves the tiles that the map calls hidden out of the item and, in every lane, of a share.
   __device__ __forceinline__ void leave_out_hidden(Item& of, Share& share) const {

@@ -47,6 +47,8 @@ struct ForwardSm80 {
   using Scores = float[kMBlocks][kBlocks][4];
   using Visited = VisitedTiles<C.mask == MaskLevel::bits>;
   static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
+  static_assert(C.tile_q <= 128,
+                "tiles begin at their multiples, as portable::tile_queries() has them for the tile map");
   static_assert(kRowsOfWarp <= 32, "a lane a row");
   static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
   static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,

@@ -253,19 +253,19 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     }
     ptx::commit_boxes();
   }
-  // The lane's rows of out, which are lost. Rare where the copy engine writes others: so blocks take turns in four
-  // places there, lest the code for all of them is a quarter of the kernel.
+  // The lane's rows of out from the accumulators, which are lost. With kKeepsQ the copy engine writes most rows, and
+  // without it chunks are most of them: the rest is rare, and in a loop, lest its code is a quarter of the kernel.
   __device__ __forceinline__ void store_from_registers(const Item& item) {
     const bool has_chunks = p.out_vector_store && !p.out_is_f32;
-    const auto store_blocks = [&](int from, int32_t first_column, bool has_chunks) {
+    const auto store_blocks = [&](int from, int32_t column, bool in_chunks) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int32_t query = item.queries.first + row(r);
         const int64_t at = row_offset(p.out, item.work, item.sequence, query);
-        if (has_chunks) {
-          store_chunks<C>(p, o[0], from, r, at, first_column, lane, query < item.queries.end);
+        if (in_chunks) {
+          store_chunks<C>(p, o[0], from, r, at, column, lane, query < item.queries.end);
         } else {
-          store_pairs<C>(p, o[0], r, at, first_column, lane, query < item.queries.end);
+          store_pairs<C>(p, o[0], from, r, at, column, lane, query < item.queries.end);
         }
       }
     };

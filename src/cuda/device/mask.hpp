@@ -3,10 +3,10 @@
 
 #include "cuda/device/arrays.hpp"
 #include "cuda/device/keys.hpp"
-#include "cuda/device/schedule.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
 #include "portable/forward_config.hpp"
+#include "portable/query_tiles.hpp"
 #include "user.hpp"  // user::keep: the caller's text
 
 namespace tessella::device {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   const int32_t batch_idx = map_idx / heads, head_idx = map_idx % heads;
   if (batch_idx >= (p.tile_map_batch_stride == 0 ? 1 : p.batch)) return;  // the last block's warps
   const BandedSequence<int64_t> s = sequence(p, batch_idx);
-  const auto [first_q, end_q] = tile_queries<C.tile_q>(s, tile_q_idx);
+  const auto [first_q, end_q] = portable::tile_queries(s.len_q, C.tile_q, tile_q_idx);
   const int32_t first_kv = tile_kv_idx * C.tile_kv;
   const int32_t rows = end_q - first_q, keys = min(C.tile_kv, s.len_kv - first_kv);
   if (rows <= 0) return;

@@ -55,8 +55,8 @@ __device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int 
   return high ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
 }
 
-// Four blocks of row r (0 or 1) of the lane's accumulators, 32 columns from `first` on, to out, whose row begins at
-// element `at`: in 16 bits and chunks of 16 bytes. All lanes of the warp call it.
+// Blocks [from, from + 4) of row r (0 or 1) of the lane's accumulators to 32 columns of out from `first` on; the row
+// begins at element `at`. In 16 bits and chunks of 16 bytes. All lanes of the warp call it.
 template <ForwardConfig C, int BlocksV>
 __device__ __forceinline__ void store_chunks(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                              int64_t at, int32_t first, int lane, bool is_there) {
@@ -69,15 +69,14 @@ __device__ __forceinline__ void store_chunks(const ForwardParams& p, const float
   *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out.data) + at + column) = chunk;
 }
 
-// Pairs of columns of blocks [0, 4) of row r, as store_chunks() has them, where out is fp32 or its chunks have no 16
-// bytes of their own.
+// The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.
 template <ForwardConfig C, int BlocksV>
-__device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int r, int64_t at,
-                                            int32_t first, int lane, bool is_there) {
+__device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
+                                            int64_t at, int32_t first, int lane, bool is_there) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int32_t column = first + i * 8 + lane % 4 * 2;
-    const float pair[2] = {o[i][r * 2], o[i][r * 2 + 1]};
+    const float pair[2] = {o[from + i][r * 2], o[from + i][r * 2 + 1]};
     if (p.out_is_f32 && p.out_vector_store) {
       if (!is_there || column >= p.head_dim_v) continue;
       *reinterpret_cast<float2*>(static_cast<float*>(p.out.data) + at + column) = make_float2(pair[0], pair[1]);

@@ -5,7 +5,7 @@
 // inside a section all heads of a tile run side by side.
 #pragma once
 
-#include "cuda/device/sequence.hpp"
+#include "portable/forward_params.hpp"
 
 namespace tessella::device {
 
@@ -35,22 +35,6 @@ __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, 
   const uint32_t tile = (tiles - 1 - inside / width) * Cluster + in_cluster;
   return {static_cast<int32_t>(head / heads), static_cast<int32_t>(head % heads), static_cast<int32_t>(tile),
           static_cast<int32_t>(slice)};
-}
-
-// Queries [first, end) of a sequence.
-struct QueryRange {
-  int32_t first, end;
-};
-
-// The queries of a tile; none where first >= end. Of long tiles the first is the short one, by whole runs of 64: under
-// a band that grows with the query it sees the fewest keys.
-template <int TileQ>
-__device__ __forceinline__ QueryRange tile_queries(const Sequence& sequence, int32_t tile_idx) {
-  constexpr int kRun = 64;
-  int32_t missing = 0;
-  if constexpr (TileQ > 2 * kRun) missing = (TileQ - (sequence.len_q + kRun - 1) / kRun * kRun % TileQ) % TileQ;
-  const int32_t first = tile_idx * TileQ - missing;
-  return {max(first, 0), min(first + TileQ, sequence.len_q)};
 }
 
 }  // namespace tessella::device

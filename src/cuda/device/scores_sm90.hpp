@@ -27,10 +27,10 @@ struct ScoresSm90 {
   WatchedRows rows;
   int32_t full_end;     // from the tile at hand on, tiles before it are seen whole by the warpgroup
   uint32_t visible[2];  // with a tile map: columns of the lane's rows, as columns_below() has them, where it is not
-  // ALiBi alone comes with the exponents where the tile's keys lie on one side of the warp's queries, scores being
-  // products there: 1 before them, -1 behind them, else 0.
+  // ALiBi alone comes with the exponents where the keys of the tile at hand lie on one side of the warp's queries:
+  // scores are products there.
   static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
-  int side;
+  int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
   float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
   bool is_small;  // the softcap's series has served all the warp's tiles of the item
 
@@ -141,7 +141,8 @@ struct ScoresSm90 {
     const int32_t first = item.sequence.band.position(item.queries.first + part * Block::kRows + warp_row());
     const int32_t key = item.first_key(tile);
     side = first >= key + C.tile_kv - 1 ? 1 : first + portable::kWarpRows - 1 <= key ? -1 : 0;
-    constexpr float kSteepest = 0x1p90f;  // times any distance it stays finite
+    // A row's offset is rounded at the size of the slope times a tile's keys: to 2^-16 at the most.
+    constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
   }
   // The scores of an item's first tile become unnormalised probabilities.
@@ -233,7 +234,7 @@ struct ScoresSm90 {
     float offset[2] = {rows.offset[0], rows.offset[1]};
     float step = 0;  // from a key to the next
     if constexpr (kHasSides) {
-      step = static_cast<float>(side) * slope;
+      step = side == 0 ? 0.0f : side > 0 ? slope : -slope;
       const int32_t place = current().sequence.band.position(current().queries.first + row(0));
       const auto places = static_cast<float>(place - current().first_key(tile) - lane % 4 * 2);
 #pragma unroll

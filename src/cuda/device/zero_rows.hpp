@@ -5,6 +5,7 @@
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
 #include "portable/forward_params.hpp"
+#include "portable/query_tiles.hpp"
 
 namespace tessella::device {
 
@@ -56,7 +57,7 @@ struct ZeroRows {
   }
 
   // Queries of which none sees a key: the lse is that of a sink alone.
-  __device__ __forceinline__ void write_without_keys(const QueryRange& queries) const {
+  __device__ __forceinline__ void write_without_keys(const portable::QueryRange<int32_t>& queries) const {
     const float lse =
         p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
     write(queries.first, queries.end, lse);
