@@ -59,7 +59,8 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
       if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
       const bool there = is_there(first + row + step);
       if (Paged && there) source = from.at(first + row + step) + chunk * 16;
-      const uint32_t target = to + Tile::offset(row + step, chunk);
+      // Rows a multiple of 8 apart by a constant: few addresses for many copies.
+      const uint32_t target = Tile::advance(to + Tile::offset(row + step % 8, chunk), step / 8 * 8, 0);
       if constexpr (Vector) {
         ptx::copy_chunk_async(target, source, there && is_column);
       } else {
