@@ -161,7 +161,8 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const bool is_crowded = num_heavy == 2 || ((num_heavy == 1 || c.softcap) && dim > 192);
   const int32_t longest = is_crowded || is_short || is_mixed     ? 64
                           : num_heavy == 1                       ? (c.head_dim_v == 128 ? 112 : 80)
-                          : is_wide                              ? (dim <= 192 ? 112 : 80)
+                          : is_wide && dim <= 192                ? (c.softcap ? 96 : 112)
+                          : is_wide                              ? 80
                           : dim == 96                            ? 96
                           : (masks == 1 || c.alibi) && dim == 64 ? 112
                                                                  : 128;

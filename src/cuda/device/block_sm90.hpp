@@ -97,31 +97,34 @@ struct BlockSm90 {
   uint32_t s_q;
 
   __device__ __forceinline__ BlockSm90(const ForwardSm90Params& params, char* shared_memory)
-      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {
-    // The exchange keeps it out of the uniform registers, in which the matrix unit's operands are described: with it
-    // there each description was moved once more. Three warpgroups and features have no other register for it.
-    constexpr bool kHasFeatures = C.softcap || C.alibi || C.bias || C.score || C.dropout || kHasMap;
-    if (kWarpgroups == 2 && !kHasFeatures) s_q = __shfl_sync(kAllLanes, s_q, 0);
-  }
+      : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
 
   __device__ uint32_t item_barriers() const { return s_q + kLayout.barriers_at; }
   __device__ uint32_t q_barriers() const { return item_barriers() + kItemRings * Items::kBytes; }
   __device__ uint32_t k_barriers() const { return q_barriers() + kWarpgroups * QRing::kBytes; }
   __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
-  __device__ uint32_t s_q_of(int slot, int warpgroup) const {
-    return s_q + slot * kLayout.q_bytes + warpgroup * kQBytes;
+  // Buffers of the slots where rings stand.
+  __device__ uint32_t s_q_of(const QRing& q, int warpgroup) const {
+    return s_q + q.offset(kLayout.q_bytes) + warpgroup * kQBytes;
   }
-  __device__ Item& item(int slot) const {
-    return *reinterpret_cast<Item*>(shared + kLayout.items_at + slot * kLayout.item_bytes);
+  __device__ uint32_t s_k(const KRing& k) const { return s_q + kLayout.k_at + k.offset(kLayout.k_bytes); }
+  __device__ uint32_t s_v(const VRing& v) const { return s_q + kLayout.v_at + v.offset(kLayout.v_bytes); }
+  __device__ Item& item(const Items& items) const { return item_at(items.offset(kLayout.item_bytes)); }
+  __device__ uint32_t s_bounds(const Items& items, int row) const {
+    return s_q + kLayout.bounds_at + items.offset(C.tile_q * 8) + row * 8;
   }
-  __device__ uint32_t s_bounds(int slot, int row) const {
-    return s_q + kLayout.bounds_at + (slot * C.tile_q + row) * 8;
-  }
+  // Of warp 3.
+  __device__ Item& own_item() const { return item_at(kLayout.item_slots * kLayout.item_bytes); }
+  __device__ Item& item_at(uint32_t bytes) const { return *reinterpret_cast<Item*>(shared + kLayout.items_at + bytes); }
 
-  // With a tile map: which tile lies in a stage of k, twice its index and 1 if it is partial; which keys of that in a
-  // stage of v some query of the item sees (p.seen_keys).
-  __device__ uint32_t s_note_of_k(int stage) const { return s_q + kLayout.notes_at + stage * portable::kNoteBytes; }
-  __device__ uint32_t s_note_of_v(int stage) const { return s_note_of_k(kLayout.k_stages + stage); }
+  // With a tile map: which tile lies in the stage of k, twice its index and 1 if it is partial; which keys of that in
+  // the stage of v some query of the item sees (p.seen_keys).
+  __device__ uint32_t s_note_of_k(const KRing& k) const {
+    return s_q + kLayout.notes_at + k.offset(portable::kNoteBytes);
+  }
+  __device__ uint32_t s_note_of_v(const VRing& v) const {
+    return s_q + kLayout.notes_at + kLayout.k_stages * portable::kNoteBytes + v.offset(portable::kNoteBytes);
+  }
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr uint32_t kWarps = 4 * kWarpgroups;
@@ -137,8 +140,7 @@ struct BlockSm90 {
 
   // By a whole warp: what is to be known of an item that exists. Keys of its rows, of the sequence and of each
   // warpgroup by the lanes side by side.
-  __device__ __forceinline__ void write_item(int slot, const WorkTile& work) const {
-    Item& to = item(slot);
+  __device__ __forceinline__ void write_item(Item& to, const WorkTile& work) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     __syncwarp();  // all have read what was there
     if (lane == 0) {
@@ -224,13 +226,13 @@ struct BlockSm90 {
     return {first, of.end, of.full_begin, of.full_end, all.count_before(first), num_tiles - all.count_before(of.end)};
   }
   // The keys of every row, where some tile needs masks.
-  __device__ __forceinline__ void write_bounds(int slot) const {
-    const Item& of = item(slot);
+  __device__ __forceinline__ void write_bounds(const Items& items) const {
+    const Item& of = item(items);
     if (!kHasMap && of.tiles.all_are_full()) return;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x % 32); i < C.tile_q; i += 32) {
       const KeyRange keys = row_keys(of.sequence, of.queries.first + i);
-      ptx::store_words(s_bounds(slot, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
+      ptx::store_words(s_bounds(items, i), static_cast<uint32_t>(keys.begin), static_cast<uint32_t>(keys.end));
     }
     __syncwarp();
   }
@@ -265,10 +267,10 @@ struct BlockSm90 {
 #pragma unroll 1
     while (exists(item_idx)) {
       items.wait_empty();
-      write_item(items.slot(), work_tile<C.cluster>(p.forward, item_idx, 0));
-      if (item(items.slot()).has_keys()) {
+      write_item(item(items), work_tile<C.cluster>(p.forward, item_idx, 0));
+      if (item(items).has_keys()) {
         if (is_first_lane) items.arrive_full();
-        write_bounds(items.slot());
+        write_bounds(items);
         if (is_first_lane) items.at(kBounds).arrive_full();
         items.at(kLoaded).wait_full();
         items.advance();
@@ -283,7 +285,7 @@ struct BlockSm90 {
     }
     items.wait_empty();
     if (!is_first_lane) return;
-    item(items.slot()).exists = 0;
+    item(items).exists = 0;
     items.arrive_full();
     items.at(kBounds).arrive_full();
   }
@@ -297,7 +299,7 @@ struct BlockSm90 {
 #pragma unroll 1
     for (;; items.advance()) {
       items.wait_full();
-      const Item& of = item(items.slot());
+      const Item& of = item(items);
       if (of.exists == 0) return;
       Visited visited;
 #pragma unroll 1
@@ -310,17 +312,16 @@ struct BlockSm90 {
       items.arrive_empty();
     }
   }
-  // The next tile of k or v into its ring, whose stages of `bytes` begin at first_stage and notes at first_note.
+  // The next tile of k or v, `bytes`, into its ring: to `stage`, with a tile map and a note to s_note.
   template <int Columns, class AnyRing>
-  __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t first_stage, int32_t bytes,
+  __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t stage, int32_t bytes,
                                             const portable::TensorMap& map, const Item& of, int32_t tile,
-                                            uint32_t first_note, const uint4& note) const {
-    const uint32_t stage = first_stage + ring.slot() * bytes;
+                                            uint32_t s_note, const uint4& note) const {
     const int32_t first_key = of.first_key(tile);
     const int32_t head = of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
     ring.wait_empty();
     if (kHasMap && is_loader()) {
-      ptx::store_chunk(first_note + ring.slot() * portable::kNoteBytes, {note.x, note.y, note.z, note.w});
+      ptx::store_chunk(s_note, {note.x, note.y, note.z, note.w});
     }
     if constexpr (C.paged) {
       // A box a lane; behind the last key that key's box again, lest bits depend on what lay there.
@@ -359,14 +360,14 @@ struct BlockSm90 {
         }
       }
       const uint4 note = {static_cast<uint32_t>(tile) * 2 + (is_partial ? 1 : 0), 0, 0, 0};
-      load_keys<C.head_dim_qk>(k, s_q + kLayout.k_at, kLayout.k_bytes, p.k, of, tile, s_note_of_k(0), note);
+      load_keys<C.head_dim_qk>(k, s_k(k), kLayout.k_bytes, p.k, of, tile, s_note_of_k(k), note);
       if (tile != of.first_tile || !is_loader()) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
         const QRing own = q.at(warpgroup);
         own.wait_empty();
         own.arrive_full_expecting(kQBytes);
-        copy_tile<C.head_dim_qk>(s_q_of(own.slot(), warpgroup), p.q, own.full(), kRows, row_q + warpgroup * kRows,
+        copy_tile<C.head_dim_qk>(s_q_of(own, warpgroup), p.q, own.full(), kRows, row_q + warpgroup * kRows,
                                  of.work.head_idx, batch_q);
       }
       q.advance();
@@ -381,18 +382,17 @@ struct BlockSm90 {
       if (kHasMap && (is_partial || !of.tiles.is_full(tile))) {
         note = *reinterpret_cast<const uint4*>(seen_keys(p.forward, of.map + tile));
       }
-      load_keys<C.head_dim_v>(v, s_q + kLayout.v_at, kLayout.v_bytes, p.v, of, tile, s_note_of_v(0), note);
+      load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes, p.v, of, tile, s_note_of_v(v), note);
     };
     for_each_tile(load, [](const Items&) {});
   }
 
   // Rows that need no product, those of every gridDim.x-th item.
   __device__ __forceinline__ void write_rows() const {
-    constexpr int kSlot = kLayout.item_slots;
+    Item& of = own_item();
 #pragma unroll 1
     for (uint32_t item_idx = blockIdx.x; exists(item_idx); item_idx += gridDim.x) {
-      write_item(kSlot, work_tile<C.cluster>(p.forward, item_idx, 0));
-      const Item& of = item(kSlot);
+      write_item(of, work_tile<C.cluster>(p.forward, item_idx, 0));
       const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
       rows.write_without_query(C.tile_q);
       if (!of.has_keys()) rows.write_without_keys(of.queries);

@@ -98,7 +98,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Waits for the item's queries. The sign of a negative scale is theirs from here on.
   __device__ __forceinline__ void take_q() {
     q.at(part).wait_full();
-    const uint32_t s_q = block.s_q_of(q.slot(), part);
+    const uint32_t s_q = block.s_q_of(q, part);
     if (p.scale < 0) negate(s_q);
     if constexpr (kHoldsQ) {
       using Panel = Tile<Block::kRows, 64, 2>;
@@ -121,7 +121,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     using Mma = ptx::WarpgroupMma<C.element, C.tile_kv>;
-    const ptx::Operand of_k(block.s_q + kLayout.k_at + k.slot() * kLayout.k_bytes);
+    const ptx::Operand of_k(block.s_k(k));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     if constexpr (kHoldsQ) {
       ptx::fence_registers();
@@ -131,7 +131,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         Mma::template with_registers<ptx::Contiguous::summed>(s, queries[step], keys, step > 0);
       }
     } else {
-      const ptx::Operand of_q(block.s_q_of(q.slot(), part));
+      const ptx::Operand of_q(block.s_q_of(q, part));
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < kStepsQ; ++step) {
@@ -142,7 +142,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
 
   __device__ __forceinline__ void begin_output() {
-    const ptx::Operand of_v(block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes, C.tile_kv * kRowBytes);
+    const ptx::Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
     using Mma = ptx::WarpgroupMma<C.element, C.head_dim_v>;
     ptx::fence_registers();
 #pragma unroll
@@ -160,12 +160,12 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     const int32_t first = item.first_key(tile);
     if (!kHasMap && first >= item.seen_begin && first + C.tile_kv <= item.seen_end) return;
     v.wait_full();
-    const uint32_t s_seen = block.s_note_of_v(v.slot());
+    const uint32_t s_seen = block.s_note_of_v(v);
     if constexpr (kHasMap) {
       const uint4 seen = ptx::load_chunk(s_seen);
       if ((seen.x & seen.y & seen.z & seen.w) == ~0u) return;
     }
-    const uint32_t s_v = block.s_q + kLayout.v_at + v.slot() * kLayout.v_bytes;
+    const uint32_t s_v = block.s_v(v);
     constexpr int kPanelRows = kLayout.v_bytes / kRowBytes;
     for (int i = static_cast<int>(threadIdx.x % 128); i < kPanelRows * 8; i += 128) {
       const int32_t key = i / 8 % C.tile_kv;
@@ -184,7 +184,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     if constexpr (kHasMap) {
       if (tile >= share().end) return tile;
       k.wait_full();
-      const uint32_t note = ptx::load_word(block.s_note_of_k(k.slot()));
+      const uint32_t note = ptx::load_word(block.s_note_of_k(k));
       const bool is_partial = note % 2 != 0;
       tile = static_cast<int32_t>(note / 2);
       full_end = !is_partial && share().is_full(tile) ? tile + 1 : tile;
@@ -234,7 +234,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // The warp's rows of out, all of which are there, by the copy engine: they lie where the item's queries were.
   __device__ __forceinline__ void send(const Item& item) const {
     using Panel = Tile<Block::kRows, 64, 2>;
-    const uint32_t s_out = block.s_q_of(q.slot(), part);
+    const uint32_t s_out = block.s_q_of(q, part);
     const uint32_t s_row = s_out + Panel::offset(warp_row() + lane % 16, lane / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
@@ -310,8 +310,11 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void wait_for_turn() const {
     if (kTakesTurns) ptx::named_wait(kTurn + warpgroup, kTurnThreads);
   }
+  __device__ int next_warpgroup() const {
+    return kWarpgroups == 2 ? 1 - warpgroup : warpgroup < kWarpgroups - 1 ? warpgroup + 1 : 0;
+  }
   __device__ __forceinline__ void give_turn() const {
-    if (kTakesTurns) ptx::named_arrive(warpgroup == kWarpgroups - 1 ? kTurn : kTurn + 1 + warpgroup, kTurnThreads);
+    if (kTakesTurns) ptx::named_arrive(kTurn + next_warpgroup(), kTurnThreads);
   }
 
   // Leaves out the stream's next tiles.

@@ -29,8 +29,9 @@ class Ring {
     return other;
   }
 
-  __device__ int slot() const { return static_cast<int>(at_ & 0xFF); }
-  __device__ uint32_t full() const { return barriers_ + (at_ & 0xFF) * 8; }
+  // From the first slot's buffer to this one's, where each has `bytes`, an even number: the phase falls out.
+  __device__ uint32_t offset(uint32_t bytes) const { return Slots > 1 ? (at_ - kFirst) * bytes : 0; }
+  __device__ uint32_t full() const { return barriers_ + offset(8); }
   __device__ void wait_full() const { ptx::wait(full(), parity()); }
   __device__ void arrive_full() const { ptx::arrive(full()); }
   __device__ void arrive_full_expecting(uint32_t bytes) const { ptx::arrive_expecting(full(), bytes); }
@@ -40,22 +41,24 @@ class Ring {
   // At the same ring of another block of the cluster.
   __device__ void arrive_empty_at(uint32_t block) const { ptx::arrive_at(block, empty()); }
   __device__ void advance() {
-    if ((++at_ & 0xFF) == Slots) at_ = ~at_ & kParity;
+    if ((++at_ & ~kPhase) == 0) at_ += kFirst;
   }
   // Where it stood before the latest advance().
   __device__ Ring previous() const {
     Ring other = *this;
-    other.at_ = slot() > 0 ? at_ - 1 : (~at_ & kParity) | (Slots - 1);
+    other.at_ -= (at_ & ~kPhase) == kFirst ? 1 + kFirst : 1;
     return other;
   }
 
  private:
-  static constexpr uint32_t kParity = 0x100;  // of the slot's phase
+  // The slot's phase, and below it the slot, counted to where the sum carries into the phase: few instructions, as
+  // warps that multiply have none to spare.
+  static constexpr uint32_t kPhase = 1u << 31, kFirst = kPhase - Slots;
   __device__ uint32_t empty() const { return full() + Slots * 8; }
-  __device__ uint32_t parity() const { return at_ >> 8; }
+  __device__ uint32_t parity() const { return at_ >> 31; }
 
   uint32_t barriers_;
-  uint32_t at_ = 0;  // the slot, and kParity: one register
+  uint32_t at_ = kFirst;
 };
 
 }  // namespace tessella::device

@@ -31,6 +31,7 @@ struct ScoresSm90 {
   // scores are products there.
   static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
   int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
+  int32_t place;  // of the warp's first query
   float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
   bool is_small;  // the softcap's series has served all the warp's tiles of the item
 
@@ -42,7 +43,7 @@ struct ScoresSm90 {
         part(warpgroup),
         items(of.item_barriers()) {}
 
-  __device__ const Item& current() const { return block.item(items.slot()); }
+  __device__ const Item& current() const { return block.item(items); }
   __device__ const typename Block::Share& share() const { return current().shares[part]; }
   __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
     return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
@@ -105,7 +106,7 @@ struct ScoresSm90 {
 
   // Of a row of the tile of queries.
   __device__ KeyRange bounds(int of_row) const {
-    const uint2 words = ptx::load_words(block.s_bounds(items.slot(), of_row));
+    const uint2 words = ptx::load_words(block.s_bounds(items, of_row));
     return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
   }
 
@@ -123,7 +124,11 @@ struct ScoresSm90 {
 
   __device__ __forceinline__ void begin_item() {
     is_small = p.softcap_limit > 0 && p.softcap_limit * kLog2e <= kLargeMax;
-    if constexpr (kHasSides) slope = score_of(p, current()).slope_log2();
+    if constexpr (kHasSides) {
+      const Item& item = current();
+      slope = score_of(p, item).slope_log2();
+      place = item.sequence.band.position(item.queries.first + part * Block::kRows + warp_row());
+    }
   }
 
   // Features and masks, before softmax. A softcap alone has them in look().
@@ -137,10 +142,8 @@ struct ScoresSm90 {
     hide(s, tile);
   }
   __device__ __forceinline__ void find_side(int32_t tile) {
-    const Item& item = current();
-    const int32_t first = item.sequence.band.position(item.queries.first + part * Block::kRows + warp_row());
-    const int32_t key = item.first_key(tile);
-    side = first >= key + C.tile_kv - 1 ? 1 : first + portable::kWarpRows - 1 <= key ? -1 : 0;
+    const int32_t key = current().first_key(tile);
+    side = place >= key + C.tile_kv - 1 ? 1 : place + portable::kWarpRows - 1 <= key ? -1 : 0;
     // A row's offset is rounded at the size of the slope times a tile's keys: to 2^-16 at the most.
     constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
@@ -235,8 +238,7 @@ struct ScoresSm90 {
     float step = 0;  // from a key to the next
     if constexpr (kHasSides) {
       step = side == 0 ? 0.0f : side > 0 ? slope : -slope;
-      const int32_t place = current().sequence.band.position(current().queries.first + row(0));
-      const auto places = static_cast<float>(place - current().first_key(tile) - lane % 4 * 2);
+      const auto places = static_cast<float>(place + lane / 4 - current().first_key(tile) - lane % 4 * 2);
 #pragma unroll
       for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
     }
@@ -246,7 +248,6 @@ struct ScoresSm90 {
       return __fmaf_rn(of, scale_log2, -against);
     };
     float square = 0;
-    sum[0] = sum[1] = 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
       float probability[2][4];

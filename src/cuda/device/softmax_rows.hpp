@@ -95,8 +95,8 @@ __device__ __forceinline__ void begin_max(float (&s)[1][Blocks][4], WatchedRows&
   raise_max(s, rows, scale_log2, of_max, [](const float(&)[1][2]) {});
 }
 
-// Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum. exponent(score, r, column): of 2,
-// for row r and the column counted from the lane's first.
+// Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum; with j = 0 it begins.
+// exponent(score, r, column): of 2, for row r and the column counted from the lane's first.
 template <int Blocks, class Exponent>
 __device__ __forceinline__ void exponentiate_16(const float (&s)[Blocks][4], int j, const Exponent& exponent,
                                                 float (&probability)[2][4], float (&sum)[2]) {
@@ -104,7 +104,9 @@ __device__ __forceinline__ void exponentiate_16(const float (&s)[Blocks][4], int
   for (int i = 0; i < 8; ++i) {
     float& of = probability[i / 4][i % 4];
     of = ptx::exp2(exponent(s[j + i / 4][i % 4], i % 4 / 2, (j + i / 4) * 8 + i % 2));
-    sum[i % 4 / 2] += of;
+    const int r = i % 4 / 2;
+    const bool begins = j == 0 && i / 4 == 0 && i % 2 == 0;
+    sum[r] = begins ? of : sum[r] + of;
   }
 }
 

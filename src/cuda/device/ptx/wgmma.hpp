@@ -35,19 +35,18 @@ class Operand {
   // address: of the panel's start, by all lanes alike; the exchange tells the compiler so, which then computes the
   // places of all steps once a warp. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
   // memory but its rows are summed over (v); else not used.
-  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0)
-      : low_(__shfl_sync(~0u, (address & 0x3FFFF) >> 4 | panel_bytes >> 4 << 16, 0)) {}
-
-  // The operand `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows.
-  __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0) {
     constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4;
-    uint64_t descriptor;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low_ + (bytes >> 4)), "n"(kSwizzle128 | kEightRows));
-    return descriptor;
+    const uint32_t low = __shfl_sync(~0u, (address >> 4) + (panel_bytes >> 4 << 16), 0);
+    asm("mov.b64 %0, {%1, %2};" : "=l"(first_) : "r"(low), "n"(kSwizzle128 | kEightRows));
   }
 
+  // The operand `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows. (All 64 bits
+  // are added, one instruction; of the halves apart, the upper one would be set each time anew.)
+  __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return first_ + (bytes >> 4); }
+
  private:
-  uint32_t low_;
+  uint64_t first_;
 };
 
 // How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
