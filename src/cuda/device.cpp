@@ -59,6 +59,7 @@ const std::vector<std::unique_ptr<Device>>& devices() {
     int count = 0;
     check(cu.cuDeviceGetCount(&count), "cuDeviceGetCount");
     std::vector<std::unique_ptr<Device>> read;
+    read.reserve(static_cast<size_t>(count));
     for (int id = 0; id < count; ++id) read.push_back(read_device(cu, id));
     return read;
   });

@@ -35,9 +35,9 @@ TileMap tile_map(const Problem& p, const portable::ForwardConfig& c) {
                   p.dense_mask.head_stride != 0 || p.block_map.head_stride != 0);
 }
 
-TileMap largest_tile_map(const Problem& p, const portable::ForwardConfig& c) {
-  return tile_map(p, c, p.features.has_any(core::kElementMasks),
-                  p.features.has_any(Feature::dense_mask | Feature::block_map));
+TileMap largest_tile_map(const Problem& bounds, const portable::ForwardConfig& config) {
+  return tile_map(bounds, config, bounds.features.has_any(core::kElementMasks),
+                  bounds.features.has_any(Feature::dense_mask | Feature::block_map));
 }
 
 }  // namespace tessella::cuda

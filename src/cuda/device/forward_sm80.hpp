@@ -198,7 +198,10 @@ struct ForwardSm80 {
   static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
       C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kFewCopies =  // addresses at once
-      C.element == Element::f32 || C.alibi || C.score || (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+      C.element == Element::f32 || C.alibi || C.score || C.paged ||
+      (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+  static constexpr bool kKeepsPlaces =  // of copies in shared memory
+      C.mask == MaskLevel::band && !C.paged && !C.bias && !C.dropout;
   static constexpr bool kLimitsShared =  // of the warp, read each time
       !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
@@ -208,10 +211,11 @@ struct ForwardSm80 {
                                             int32_t begin, int32_t end, const IsThere& is_there) const {
     constexpr int kUnroll = kFewCopies ? 4 : Rows;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, threadIdx.x,
-                                                               [](int) { return true; });
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
+                                                                             [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, threadIdx.x, is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
+                                                                             is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {

@@ -38,8 +38,10 @@ struct Tile {
 
 // Rows [first, first + Rows) of a head (device/rows.hpp), copied by Threads threads. Rows that are not there and
 // columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: copies whose
-// addresses take registers at once.
-template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool Paged, class IsThere>
+// addresses take registers at once. KeepsPlaces: those of rows that are a multiple of 8 apart are found from one, which
+// the assembler then keeps in a register.
+template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false, bool Paged,
+          class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
                                           uint32_t thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
@@ -59,8 +61,8 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
       if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
       const bool there = is_there(first + row + step);
       if (Paged && there) source = from.at(first + row + step) + chunk * 16;
-      // Rows a multiple of 8 apart by a constant: few addresses for many copies.
-      const uint32_t target = Tile::advance(to + Tile::offset(row + step % 8, chunk), step / 8 * 8, 0);
+      const int kept = KeepsPlaces ? step % 8 : step;
+      const uint32_t target = Tile::advance(to + Tile::offset(row + kept, chunk), step - kept, 0);
       if constexpr (Vector) {
         ptx::copy_chunk_async(target, source, there && is_column);
       } else {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <source_location>
 
 #include "cuda/device/ptx/math.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
@@ -13,17 +12,16 @@ namespace tessella::device::ptx {
 
 using portable::Element;
 
-using Place = std::source_location;
-
-inline void fence_registers(Place place = Place::current()) { emulator::as_warpgroup(place.line()); }
-inline void commit_products(Place place = Place::current()) {
-  emulator::as_warpgroup(place.line());
+// line: of the call. (std::source_location: not before clang 15.)
+inline void fence_registers(int line = __builtin_LINE()) { emulator::as_warpgroup(line); }
+inline void commit_products(int line = __builtin_LINE()) {
+  emulator::as_warpgroup(line);
   emulator::commit(emulator::Work::products);
 }
 inline void keep_in_place(float&) {}
 template <int Pending, int Blocks>
-void wait_products(float (&)[Blocks][4], Place place = Place::current()) {
-  emulator::as_warpgroup(place.line());
+void wait_products(float (&)[Blocks][4], int line = __builtin_LINE()) {
+  emulator::as_warpgroup(line);
   emulator::wait_groups(emulator::Work::products, Pending);
 }
 
