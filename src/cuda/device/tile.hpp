@@ -26,8 +26,8 @@ struct Tile {
     const int swizzled = chunk % kPanelChunks ^ row / (8 / kPanelChunks) % kPanelChunks;
     return static_cast<uint32_t>(chunk / kPanelChunks * kPanelBytes + (row * kPanelChunks + swizzled) * 16);
   }
-  // The address `rows` rows (a multiple of 8) and `chunks` chunks further, from that of chunk 0 of a row, or of
-  // chunk 0 or 1 where `chunks` is even.
+  // The address `rows` rows (a multiple of 8) and `chunks` chunks further, from that of chunk 0 of a row, of chunk 0 or
+  // 1 where `chunks` is even, of any where it is 0.
   // One instruction where the steps are constants: tiles start at multiples of 128 bytes, so the swizzle's bits are
   // free.
   __device__ static constexpr uint32_t advance(uint32_t address, int rows, int chunks) {

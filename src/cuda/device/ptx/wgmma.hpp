@@ -34,10 +34,11 @@ class Operand {
  public:
   // address: of the panel's start, by all lanes alike; the exchange tells the compiler so, which then computes the
   // places of all steps once a warp. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
-  // memory but its rows are summed over (v); else not used.
+  // memory but its rows are summed over (v); else not used. (Of the address 18 bits count: above them an address holds
+  // which block of its cluster it belongs to.)
   __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0) {
     constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4;
-    const uint32_t low = __shfl_sync(~0u, (address >> 4) + (panel_bytes >> 4 << 16), 0);
+    const uint32_t low = __shfl_sync(~0u, ((address & 0x3FFFF) >> 4) + (panel_bytes >> 4 << 16), 0);
     asm("mov.b64 %0, {%1, %2};" : "=l"(first_) : "r"(low), "n"(kSwizzle128 | kEightRows));
   }
 
