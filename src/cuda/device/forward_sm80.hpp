@@ -201,7 +201,7 @@ struct ForwardSm80 {
       C.element == Element::f32 || C.alibi || C.score || C.paged ||
       (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
-      C.mask == MaskLevel::band && !C.paged && !C.bias && !C.dropout;
+      C.mask == MaskLevel::band && !C.paged && !C.bias && !C.dropout && !C.score;
   static constexpr bool kLimitsShared =  // of the warp, read each time
       !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
