@@ -187,7 +187,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                 .features = sets[set].features,
                 .alignment = 16};
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
-      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(float(q) - float(k));";
+      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
       if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
       expect_lean(store, p, forward_sm90_config(p), sets[set].name);
     }

@@ -78,6 +78,29 @@ struct BlockSm90 {
   };
   static_assert(sizeof(Item) <= kLayout.item_bytes);
 
+  // With a tile map, what warpgroups need to know of a tile: its index and, below it, a bit that it is partial and two
+  // for each warpgroup: its rows see the tile whole, and it is the last of their share.
+  struct Note {
+    static constexpr int kFlags = 1 + 2 * kWarpgroups;
+    uint32_t word;
+
+    __device__ static Note of(const Item& item, int32_t tile, bool is_partial) {
+      uint32_t flags = is_partial ? 1 : 0;
+#pragma unroll
+      for (int i = 0; i < kWarpgroups; ++i) {
+        const Share& share = item.shares[i];
+        if (!is_partial && share.is_full(tile)) flags |= 2u << i * 2;
+        if (tile + 1 >= share.end) flags |= 4u << i * 2;
+      }
+      return {static_cast<uint32_t>(tile) << kFlags | flags};
+    }
+    __device__ int32_t tile() const { return static_cast<int32_t>(word >> kFlags); }
+    __device__ bool is_partial() const { return word % 2 != 0; }
+    __device__ bool is_full(int warpgroup) const { return (word >> warpgroup * 2 & 2) != 0; }
+    __device__ bool is_last(int warpgroup) const { return (word >> warpgroup * 2 & 4) != 0; }
+  };
+  static_assert(portable::kHopperLongest / C.tile_kv < 1 << (32 - Note::kFlags));
+
   // Three rings in which all stand at the same place: an item is there, and its slot is free again; the bounds of its
   // rows are there too; its k is under way.
   using Items = Ring<kLayout.item_slots>;
@@ -117,8 +140,8 @@ struct BlockSm90 {
   __device__ Item& own_item() const { return item_at(kLayout.item_slots * kLayout.item_bytes); }
   __device__ Item& item_at(uint32_t bytes) const { return *reinterpret_cast<Item*>(shared + kLayout.items_at + bytes); }
 
-  // With a tile map: which tile lies in the stage of k, twice its index and 1 if it is partial; which keys of that in
-  // the stage of v some query of the item sees (p.seen_keys).
+  // With a tile map: the Note of the tile in the stage of k; which keys of that in the stage of v some query of the
+  // item sees (p.seen_keys).
   __device__ uint32_t s_note_of_k(const KRing& k) const {
     return s_q + kLayout.notes_at + k.offset(portable::kNoteBytes);
   }
@@ -359,7 +382,7 @@ struct BlockSm90 {
           }
         }
       }
-      const uint4 note = {static_cast<uint32_t>(tile) * 2 + (is_partial ? 1 : 0), 0, 0, 0};
+      const uint4 note = {kHasMap ? Note::of(of, tile, is_partial).word : 0, 0, 0, 0};
       load_keys<C.head_dim_qk>(k, s_k(k), kLayout.k_bytes, p.k, of, tile, s_note_of_k(k), note);
       if (tile != of.first_tile || !is_loader()) return;
 #pragma unroll 1

@@ -250,8 +250,15 @@ struct ForwardSm80 {
     multiply_qk<C.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
-  // Returns the lane's least score, wanted of a series alone.
-  template <bool Series>
+  __device__ Score<C> score_of_place() const {
+    return Score<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx);
+  }
+  // True if the tile's keys and all of the warp's queries are the sequence's.
+  __device__ bool is_within(const Score<C>& score, int32_t tile) const {
+    return score.are_within(first_q() + warp_row, kRowsOfWarp, tile * C.tile_kv, C.tile_kv);
+  }
+  // Returns the lane's least score, wanted of a series alone. IsWithin: what is_within() says; false serves as well.
+  template <bool Series, bool IsWithin = false>
   __device__ __forceinline__ float modify(Scores& s, const Score<C>& score, int32_t tile) const {
     float least = kInfinity;
     const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
@@ -261,7 +268,7 @@ struct ForwardSm80 {
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.template value<Series>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          s[m][j][i] = score.template value<Series, IsWithin>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
           if (Series) least = fminf(least, s[m][j][i]);
         }
       }
@@ -403,7 +410,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     prepare_q<C.element, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
   }
 
-  const Score<C> score(p, place.sequence, place.work.batch_idx, place.work.head_idx);
+  const Score<C> score = block.score_of_place();
   const float scale_log2 = score.scale_log2();
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
@@ -437,6 +444,13 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         });
         if (has_series) {
           least = block.template modify<true>(s, score, tile);
+        } else if constexpr (Block::kIsSmallText) {
+          const Score<C> of_tile = block.score_of_place();  // not the loop's: a register less
+          if (block.is_within(of_tile, tile)) {
+            block.template modify<false, true>(s, of_tile, tile);
+          } else {
+            block.template modify<false>(s, of_tile, tile);
+          }
         } else if constexpr (!Score<C>::kIsPlain) {
           block.template modify<false>(s, score, tile);
         }

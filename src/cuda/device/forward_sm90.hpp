@@ -30,8 +30,8 @@ template <ForwardConfig C>
 struct WarpgroupSm90 : ScoresSm90<C> {
   using Scores = ScoresSm90<C>;
   using Scores::block, Scores::p, Scores::warpgroup, Scores::lane, Scores::part, Scores::items, Scores::probabilities,
-      Scores::rows, Scores::full_end, Scores::current, Scores::share, Scores::score_of, Scores::warp_row, Scores::row,
-      Scores::is_full, Scores::find_visible, Scores::pack, Scores::kHasMap, Scores::kBlocks;
+      Scores::rows, Scores::full_end, Scores::note, Scores::current, Scores::share, Scores::score_of, Scores::warp_row,
+      Scores::row, Scores::is_full, Scores::find_visible, Scores::pack, Scores::kHasMap, Scores::kBlocks;
   using typename Scores::Block, typename Scores::Item, typename Scores::Items;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
@@ -53,9 +53,9 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   typename Block::KRing k;
   typename Block::VRing v;
   // Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
-  // less of shared memory for their products then. Texts, bias, dropout and element masks may need those registers.
-  static constexpr bool kHoldsQ =
-      kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score && !C.bias && !C.dropout && !kHasMap;
+  // less of shared memory for their products then. Texts, bias, dropout and several masks may need those registers.
+  static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score &&
+                                  !C.bias && !C.dropout && num_masks(C) <= 1;
   static constexpr int kStepsQ = C.head_dim_qk / 16;
 
   float o[1][kBlocksV][4];
@@ -182,13 +182,11 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // The first tile of the item at or after `tile`; with a tile map the next of k's stream, if that is the warpgroup's.
   __device__ __forceinline__ int32_t enter(int32_t tile) {
     if constexpr (kHasMap) {
-      if (tile >= share().end) return tile;
       k.wait_full();
-      const uint32_t note = ptx::load_word(block.s_note_of_k(k));
-      const bool is_partial = note % 2 != 0;
-      tile = static_cast<int32_t>(note / 2);
-      full_end = !is_partial && share().is_full(tile) ? tile + 1 : tile;
-      if (!is_full(tile)) find_visible(tile, is_partial);
+      note = {ptx::load_word(block.s_note_of_k(k))};
+      tile = note.tile();
+      full_end = note.is_full(part) ? tile + 1 : tile;
+      if (!is_full(tile)) find_visible(tile, note.is_partial());
     } else {
       tile = Visited().next(current().tiles, nullptr, tile);
       full_end = share().is_full(tile) ? share().full_end : tile;
@@ -196,9 +194,9 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     return tile;
   }
   __device__ __forceinline__ bool is_last(int32_t tile) const {
+    if constexpr (kHasMap) return note.is_last(part);
     if (is_full(tile) && is_full(tile + 1)) return false;
-    const int32_t next = kHasMap ? tile + 1 : Visited().next(current().tiles, nullptr, tile + 1);
-    return next >= share().end;
+    return Visited().next(current().tiles, nullptr, tile + 1) >= share().end;
   }
 
   // Writes the item's lse; its last probabilities are there. by: what its output is to be multiplied by.
@@ -349,17 +347,18 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       ptx::wait_products<0>(s[0]);
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
-      Scores::make_scores(s, tile);
+      Scores::template make_scores<true>(s, tile);
       Scores::begin_softmax(s, tile, scale_log2);
       if (C.bias) clear_output();  // whose loads want the registers before
     }
     for (;;) {
-      if (is_full(tile + 1)) {
+      if (!kHasMap && is_full(tile + 1)) {
         ++tile;
       } else {
         if (!is_full(tile)) clear_unseen_values(tile);
+        if (kHasMap && is_last(tile)) return;
         tile = enter(tile + 1);
-        if (tile >= share().end) return;
+        if (!kHasMap && tile >= share().end) return;
       }
       float s[1][kBlocks][4];
       k.wait_full();
@@ -372,7 +371,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
       if (!kOverlaps) end_output();
-      Scores::make_scores(s, tile);
+      Scores::template make_scores<false>(s, tile);
       if (kOverlaps) end_output();
       Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) { scale_rows(o, by); });
     }

@@ -84,9 +84,14 @@ class Score {
     return {query, key, kAreProducts ? distance * slope_ : distance};
   }
 
+  // True if so many queries and keys from these on are the sequence's.
+  __device__ bool are_within(int32_t first_query, int32_t queries, int32_t first_key, int32_t keys) const {
+    return (first_query <= sequence_.len_q - queries) & (first_key <= sequence_.len_kv - keys);
+  }
+
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths.
-  template <bool Series = false>
+  // Both may lie past the lengths unless AreWithin. With it a text's q - k is the same for many scores.
+  template <bool Series = false, bool AreWithin = false>
   __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
@@ -98,8 +103,11 @@ class Score {
     } else {
       s *= q_scale();
     }
-    const int32_t query = min(corner.query + row, sequence_.len_q - 1);
-    const int32_t key = min(corner.key + column, sequence_.len_kv - 1);
+    int32_t query = corner.query + row, key = corner.key + column;
+    if constexpr (!AreWithin) {
+      query = min(query, sequence_.len_q - 1);
+      key = min(key, sequence_.len_kv - 1);
+    }
     if constexpr (C.bias) {
       const int64_t at = bias_ + query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
       constexpr Element kBias = C.bias_is_f32 ? Element::f32 : Element(C.element);

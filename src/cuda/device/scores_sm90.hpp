@@ -25,7 +25,8 @@ struct ScoresSm90 {
   Items items;
   uint32_t probabilities[kBlocks / 2][4];
   WatchedRows rows;
-  int32_t full_end;     // from the tile at hand on, tiles before it are seen whole by the warpgroup
+  int32_t full_end;           // from the tile at hand on, tiles before it are seen whole by the warpgroup
+  typename Block::Note note;  // of the tile at hand, with a tile map
   uint32_t visible[2];  // with a tile map: columns of the lane's rows, as columns_below() has them, where it is not
   // ALiBi alone comes with the exponents where the keys of the tile at hand lie on one side of the warp's queries:
   // scores are products there.
@@ -58,14 +59,23 @@ struct ScoresSm90 {
     return score.corner(current().queries.first + row(0), current().first_key(tile) + lane % 4 * 2);
   }
 
-  // Softcap, bias, ALiBi and the caller's text.
+  // True if the tile's keys and all of the warp's queries are the sequence's.
+  __device__ bool is_within(int32_t tile) const {
+    const Item& item = current();
+    return score_of(p, item).are_within(item.queries.first + part * Block::kRows + warp_row(), portable::kWarpRows,
+                                        item.first_key(tile), C.tile_kv);
+  }
+  // Softcap, bias, ALiBi and the caller's text. IsWithin: what is_within() says; false serves as well.
+  template <bool IsWithin>
   __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
     const Score<C> score = score_of(p, current());
     const auto corner = corner_of(score, tile);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = score.value(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+      for (int i = 0; i < 4; ++i) {
+        s[j][i] = score.template value<false, IsWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+      }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
     }
@@ -131,13 +141,19 @@ struct ScoresSm90 {
     }
   }
 
-  // Features and masks, before softmax. A softcap alone has them in look().
+  // Features and masks, before softmax. A softcap alone has them in look(). IsFirst: the item's first tile, which may
+  // do with code for all tiles.
+  template <bool IsFirst>
   __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) {
     if constexpr (Score<C>::kHasSeries) return;
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      modify(s[0], tile);
+      if (C.score && !IsFirst && is_within(tile)) {
+        modify<true>(s[0], tile);
+      } else {
+        modify<false>(s[0], tile);
+      }
     }
     hide(s, tile);
   }
@@ -179,7 +195,7 @@ struct ScoresSm90 {
   template <class FindMax>
   __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, const FindMax& find_max) {
     if constexpr (kHasSides) {
-      modify(s[0], tile);
+      modify<false>(s[0], tile);
       side = 0;
     }
     if constexpr (!Score<C>::kHasSeries) {
