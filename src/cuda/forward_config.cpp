@@ -109,7 +109,7 @@ int accumulator_limit(const ForwardConfig& c, int arch) {
   constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
   const Limits& limits = c.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
   const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
-  if (c.dropout && arch < 90) return std::min(limit, 144);
+  if (c.dropout && (arch < 90 || c.head_dim_qk < c.head_dim_v)) return std::min(limit, 144);
   return c.head_dim_qk > c.head_dim_v ? std::min(limit, 176) : limit;
 }
 

@@ -34,10 +34,11 @@ struct HeadRows<true> {
   const char* first;  // of the pool
   int64_t row_bytes, page_bytes;
   int32_t batch_idx, slot;  // of row 0
-  __device__ __forceinline__ const char* at(int32_t i) const {
+  __device__ __forceinline__ int64_t offset(int32_t i) const {
     const PagedRow paged = paged_row(p, batch_idx, slot + i);
-    return first + paged.page * page_bytes + paged.row * row_bytes;
+    return paged.page * page_bytes + paged.row * row_bytes;
   }
+  __device__ __forceinline__ const char* at(int32_t i) const { return first + offset(i); }
 };
 
 }  // namespace tessella::device

@@ -50,6 +50,15 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
   constexpr int kUnroll = Vector ? Unroll : 1;  // element by element it is long enough
   const int row = static_cast<int>(thread / kLanes), first_chunk = static_cast<int>(thread % kLanes);
   if (Threads % kLanes != 0 && row >= kRowsAStep) return;
+  // A row in a page is much to find: where lanes that copy the same rows are side by side, each finds one for all.
+  constexpr int kSharers = kLanes < 32 ? kLanes : 32;
+  constexpr bool kShares = Paged && Vector && 32 % kSharers == 0 && Tile::kChunks % kLanes == 0 &&
+                           kLanes % kSharers == 0 && Rows % kRowsAStep == 0 && Rows <= kSharers * kRowsAStep;
+  int64_t found = 0;
+  if constexpr (kShares) {
+    const int mine = row + static_cast<int>(thread % kSharers) * kRowsAStep;
+    if (mine < Rows && is_there(first + mine)) found = from.offset(first + mine);
+  }
 #pragma unroll
   for (int part = 0; part < Tile::kChunks; part += kLanes) {
     const int chunk = part + first_chunk;
@@ -60,7 +69,11 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
     for (int step = 0; step < Rows; step += kRowsAStep) {
       if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
       const bool there = is_there(first + row + step);
-      if (Paged && there) source = from.at(first + row + step) + chunk * 16;
+      if constexpr (kShares) {
+        source = from.first + __shfl_sync(~0u, found, step / kRowsAStep, kSharers) + chunk * 16;
+      } else if (Paged && there) {
+        source = from.at(first + row + step) + chunk * 16;
+      }
       const int kept = KeepsPlaces ? step % 8 : step;
       const uint32_t target = Tile::advance(to + Tile::offset(row + kept, chunk), step - kept, 0);
       if constexpr (Vector) {
