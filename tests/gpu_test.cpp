@@ -93,12 +93,24 @@ TEST_P(Gpu, AScoreTextMayBeAlibi) {
   c.seqlen_kv = c.seqlen_q;  // so that the distance needs no lengths
   c.window_left = 30;
   c.window_right = 0;
-  expect_same_meaning(c, [](tessella_forward_args& args, tessella_attention_options& options) {
-    args.score_args = args.alibi_slopes;
-    args.num_score_args = 1;
-    args.alibi_slopes = nullptr;
-    options.score = "const float distance = q > k ? q - k : k - q; return score - arrays.f32(0)[h] * distance;";
-  });
+  const auto as_text = [](const char* text) {
+    return [text](tessella_forward_args& args, tessella_attention_options& options) {
+      args.score_args = args.alibi_slopes;
+      args.num_score_args = 1;
+      args.alibi_slopes = nullptr;
+      options.score = text;
+    };
+  };
+  expect_same_meaning(
+      c, as_text("const float distance = q > k ? q - k : k - q; return score - arrays.f32(0)[h] * distance;"));
+  c.seqlen_q = c.seqlen_kv = 500;  // tiles within the lengths and beyond them
+  for (const int64_t head_dim : {64, 128}) {
+    c.head_dim_qk = c.head_dim_v = head_dim;
+    for (const int64_t window_left : {30, 400}) {
+      c.window_left = window_left;
+      expect_same_meaning(c, as_text("return score - arrays.f32(0)[h] * fabsf(q - k);"));
+    }
+  }
 }
 
 TEST_P(Gpu, AScoreTextIsOfNaturalUnits) {

@@ -32,13 +32,15 @@ struct Shape {
 constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64, 4, 128}, Shape{32, 2, 128},
                                 Shape{16, 1, 128}};
 
+// Wide rows and element-wise loads take addresses beside the accumulators.
+bool has_addresses(const ForwardConfig& c) { return !c.vector_loads || c.head_dim_qk > 128; }
+
 // How much the features add to the registers that scores take on their way from q . k to the softmax: a bias a load and
-// an address a score, a text whatever it says. Wide rows and element-wise loads take addresses beside them.
+// an address a score, a text whatever it says.
 int weight(const ForwardConfig& c) {
   const int features = (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) +
                        (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) + (c.bias ? 3 : 0);
-  const bool has_addresses = !c.vector_loads || c.head_dim_qk > 128;
-  return features > 0 && has_addresses ? features + 1 : features;
+  return features > 0 && has_addresses(c) ? features + 1 : features;
 }
 
 // Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
@@ -109,6 +111,7 @@ int accumulator_limit(const ForwardConfig& c, int arch) {
   constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
   const Limits& limits = c.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
   const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
+  if (c.mask == MaskLevel::bits && has_addresses(c)) return std::min(limit, 160);
   if (c.dropout && (arch < 90 || c.head_dim_qk < c.head_dim_v)) return std::min(limit, 144);
   return c.head_dim_qk > c.head_dim_v ? std::min(limit, 176) : limit;
 }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "emulator.hpp"
 
@@ -59,10 +60,13 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
 inline void __syncthreads() { tessella::emulator::named_barrier(0, tessella::emulator::num_threads(), true); }
 inline void __syncwarp() { tessella::emulator::exchange({}); }
 template <typename T>
-T __shfl_sync(uint32_t, T value, int lane) {
-  static_assert(sizeof(T) == 4);
-  return std::bit_cast<T>(
-      tessella::emulator::exchange({{std::bit_cast<uint32_t>(value), 0, 0, 0}})[lane % 32].words[0]);
+T __shfl_sync(uint32_t, T value, int lane, int width = 32) {
+  static_assert(sizeof(T) <= sizeof(tessella::emulator::Given));
+  tessella::emulator::Given mine{};
+  std::memcpy(&mine, &value, sizeof(T));
+  const int first = static_cast<int>(threadIdx.x % 32) / width * width;
+  std::memcpy(&value, &tessella::emulator::exchange(mine)[first + lane % width], sizeof(T));
+  return value;
 }
 template <typename T>
 T __shfl_xor_sync(uint32_t mask, T value, int with) {

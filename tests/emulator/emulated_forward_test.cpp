@@ -169,6 +169,22 @@ TEST(EmulatedSm90, NearKeysFirst) {
   }
 }
 
+// Tiles within the lengths and beyond them.
+TEST(EmulatedSm90, ScoreTexts) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case&) {}, [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 150; },
+             [](Case& c) { c.seqlen_q = c.seqlen_kv = 384; }}) {
+      Case c = base(head_dim, head_dim);
+      c.batch = 1;
+      c.alibi = "h";
+      c.seqlen_q = c.seqlen_kv = 500;
+      change(c);
+      expect_right(c, 1, true);
+    }
+  }
+}
+
 // Three warpgroups: the first tile of queries is the short one.
 TEST(EmulatedSm90, ShortTilesOfQueries) {
   for (const int64_t seqlen_q : {193, 256, 385, 448}) {

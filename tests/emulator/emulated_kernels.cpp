@@ -76,6 +76,10 @@ constexpr ForwardConfig with_alibi(ForwardConfig c) {
   c.alibi = true;
   return c;
 }
+constexpr ForwardConfig with_score(ForwardConfig c) {
+  c.score = true;
+  return c;
+}
 constexpr ForwardConfig with_dropout(ForwardConfig c) {
   c.dropout = true;
   c.tile_kv = 112;
@@ -121,6 +125,8 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_alibi(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_pages(with_alibi(k128))>(),
+                                        sm90<with_score(plain(Element::bf16, 64, 64, 192, 112))>(),
+                                        sm90<with_score(k128)>(),
                                         sm90<with_dropout(k128)>(),
                                         sm90<with_bias(k64)>(),
                                         sm90<with_pages(k64)>(),
@@ -178,7 +184,10 @@ portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, bool has_text) {
   Call call(c);
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
-  if (has_text) p.features = p.features.without(core::Feature::causal_top_left) | core::Feature::keep;
+  const bool has_score = has_text && p.features.has(core::Feature::alibi);
+  if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
+  if (has_score) p.features |= core::Feature::score;
+  if (has_text) p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
   const ForwardConfig alone = cuda::forward_sm90_config(p);
   const cuda::TileMap map = cuda::tile_map(p, alone);
   const ForwardConfig config = map.tiles_q % 2 == 0 ? cuda::in_pairs(alone, p).value_or(alone) : alone;
@@ -190,6 +199,7 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   uint32_t counter = 0;
   std::vector<uint32_t> scratch(static_cast<size_t>(map.seen_bytes() + map.bytes()) / 4 + 1, 0xFFFFFFFF);
   portable::ForwardSm90Params params = cuda::forward_sm90_params(p, config, map, &counter, scratch.data(), kL2Bytes);
+  if (has_score) params.forward.arrays[0] = {p.alibi_slopes.data, p.heads_q};
   params.q = tensor_map(p.q, p.head_dim_qk, rows_q, p.heads_q, batch_q, portable::kWarpgroupRows);
   params.k = tensor_map(p.k, p.head_dim_qk, rows_kv, p.heads_kv, batch_kv, params.box_kv);
   params.v = tensor_map(p.v, p.head_dim_v, rows_kv, p.heads_kv, batch_kv, params.box_kv);

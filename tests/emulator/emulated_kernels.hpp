@@ -10,8 +10,8 @@
 
 namespace tessella::tests {
 
-// "" or what is wrong; `results`, if wanted, every byte of out and lse. With has_text the keep text takes the place of
-// causal_top_left.
+// "" or what is wrong; `results`, if wanted, every byte of out and lse. With has_text the texts of
+// user.hpp take the place of causal_top_left and of alibi, which must be a slope a head, with as many queries as keys.
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr, bool has_text = false);
 std::string run_sm80(const Case& c, uint64_t seed);
 

@@ -1,11 +1,13 @@
-// The caller's texts: the keep text is that of a causal mask.
+// The caller's texts: the score text is ALiBi, the keep text a causal mask.
 #pragma once
 
 #include "cuda/device/arrays.hpp"
 
 namespace tessella::device::user {
 
-inline float score(float score, int, int, int, int, const Arrays&) { return score; }
+inline float score(float score, int, int h, int q, int k, const Arrays& arrays) {
+  return score - arrays.f32(0)[h] * fabsf(static_cast<float>(q - k));
+}
 inline bool keep(int, int, int q, int k, const Arrays&) { return k <= q; }
 
 }  // namespace tessella::device::user

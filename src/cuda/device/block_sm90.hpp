@@ -79,7 +79,7 @@ struct BlockSm90 {
   static_assert(sizeof(Item) <= kLayout.item_bytes);
 
   // With a tile map, what warpgroups need to know of a tile: its index and, below it, a bit that it is partial and two
-  // for each warpgroup: its rows see the tile whole, and it is the last of their share.
+  // for each part of the rows: they see the tile whole, and it is the last of their share.
   struct Note {
     static constexpr int kFlags = 1 + 2 * kWarpgroups;
     uint32_t word;
@@ -96,8 +96,8 @@ struct BlockSm90 {
     }
     __device__ int32_t tile() const { return static_cast<int32_t>(word >> kFlags); }
     __device__ bool is_partial() const { return word % 2 != 0; }
-    __device__ bool is_full(int warpgroup) const { return (word >> warpgroup * 2 & 2) != 0; }
-    __device__ bool is_last(int warpgroup) const { return (word >> warpgroup * 2 & 4) != 0; }
+    __device__ bool is_full(int part) const { return (word >> part * 2 & 2) != 0; }
+    __device__ bool is_last(int part) const { return (word >> part * 2 & 4) != 0; }
   };
   static_assert(portable::kHopperLongest / C.tile_kv < 1 << (32 - Note::kFlags));
 

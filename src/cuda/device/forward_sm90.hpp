@@ -53,7 +53,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   typename Block::KRing k;
   typename Block::VRing v;
   // Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
-  // less of shared memory for their products then. Texts, bias, dropout and several masks may need those registers.
+  // less of shared memory for their products then. Score texts, bias, dropout and several masks may need those
+  // registers.
   static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score &&
                                   !C.bias && !C.dropout && num_masks(C) <= 1;
   static constexpr int kStepsQ = C.head_dim_qk / 16;
@@ -179,7 +180,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     meet();
   }
 
-  // The first tile of the item at or after `tile`; with a tile map the next of k's stream, if that is the warpgroup's.
+  // The first tile of the item at or after `tile`; with a tile map the next of k's stream, which must be the
+  // warpgroup's.
   __device__ __forceinline__ int32_t enter(int32_t tile) {
     if constexpr (kHasMap) {
       k.wait_full();

@@ -17,7 +17,7 @@ __device__ __forceinline__ PagedRow paged_row(const portable::ForwardParams& p, 
   return {clamp(page, 0, p.num_pages - 1), slot - page_idx * p.page_size};
 }
 
-// at(i): the address of row i of a sequence's own, in a head and from a column on.
+// at(i): the address of row i of a sequence's own, in a head and from a column on; offset(i): in bytes from `first`.
 template <bool Paged>
 struct HeadRows;
 

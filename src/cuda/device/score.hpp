@@ -90,7 +90,7 @@ class Score {
   }
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths unless AreWithin. With it a text's q - k is the same for many scores.
+  // Both may lie past the lengths unless AreWithin: then a text's q - k is one value for all scores of a diagonal.
   template <bool Series = false, bool AreWithin = false>
   __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
     if constexpr (kAreProducts) {

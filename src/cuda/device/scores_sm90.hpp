@@ -141,8 +141,8 @@ struct ScoresSm90 {
     }
   }
 
-  // Features and masks, before softmax. A softcap alone has them in look(). IsFirst: the item's first tile, which may
-  // do with code for all tiles.
+  // Features and masks, before softmax. A softcap alone has them in look(). IsFirst: the item's first tile, for
+  // which the code that serves every tile is enough, one copy less.
   template <bool IsFirst>
   __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) {
     if constexpr (Score<C>::kHasSeries) return;
