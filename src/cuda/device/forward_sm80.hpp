@@ -197,12 +197,13 @@ struct ForwardSm80 {
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
   static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
       C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
-  static constexpr bool kIsWideOrOdd = (C.bias || C.dropout) && (C.head_dim_qk % 64 != 0 || C.head_dim_v > 128);
+  static constexpr bool kIsHeavy = C.bias || C.dropout;
+  static constexpr bool kIsWideOrOdd = C.head_dim_qk % 64 != 0 || C.head_dim_v > 128;
   static constexpr bool kFewCopies =  // addresses at once
-      C.element == Element::f32 || C.alibi || C.score || C.paged || kIsWideOrOdd ||
+      C.element == Element::f32 || C.alibi || C.score || C.paged || (kIsHeavy && kIsWideOrOdd) ||
       (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
-      C.mask == MaskLevel::band && !C.score && (kIsWideOrOdd || (!C.bias && !C.dropout));
+      C.mask == MaskLevel::band && !C.score && (!kIsHeavy || kIsWideOrOdd);
   static constexpr bool kLimitsShared =  // of the warp, read each time
       !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
 
