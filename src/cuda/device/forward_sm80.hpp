@@ -125,13 +125,15 @@ struct ForwardSm80 {
                     : lane == 4 ? 0
                                 : sequence.len_q - 1;
       if (part == 1) row = warp_first + lane % kRowsOfWarp;
-      const auto [begin, end] = row_keys(sequence, row);
+      const KeyRange own = row_keys(sequence, row);
       if (part == 1) {
-        ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(begin),
-                         static_cast<uint32_t>(end));
+        ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(own.begin),
+                         static_cast<uint32_t>(own.end));
         break;
       }
-      const auto of = [&](int i) { return KeyRange{__shfl_sync(kAllLanes, begin, i), __shfl_sync(kAllLanes, end, i)}; };
+      const auto of = [&](int i) {  // (no structured binding: clang 14 captures none)
+        return KeyRange{__shfl_sync(kAllLanes, own.begin, i), __shfl_sync(kAllLanes, own.end, i)};
+      };
       const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
       KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
       if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
