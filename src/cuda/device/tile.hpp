@@ -38,9 +38,9 @@ struct Tile {
 
 // Rows [first, first + Rows) of a head (device/rows.hpp), copied by Threads threads. Rows that are not there and
 // columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: copies whose
-// addresses take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one, which
-// the assembler then keeps in a register. Of paged rows lanes find some for each other: whole warps copy, `thread`
-// counted as threadIdx.x is.
+// addresses take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one,
+// which the assembler then keeps in a register. Of paged rows lanes find some for each other: whole warps copy,
+// `thread` counted as threadIdx.x is.
 template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false, bool Paged,
           class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
