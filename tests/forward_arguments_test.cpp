@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "cuda/forward_config.hpp"
 
@@ -40,7 +41,7 @@ Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 
 
 portable::ForwardConfig config(const Problem& p) { return cuda::forward_config(p, cuda::typical_device(90)); }
 portable::ForwardParams params(const Problem& p) {
-  return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, kL2Bytes);
+  return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, {132, kL2Bytes});
 }
 int64_t tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
 
@@ -130,36 +131,40 @@ TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
   EXPECT_EQ(params(p).out_vector_store, 0);
 }
 
+// A problem of 1,024 queries in 8 tiles, and of four sequences, on a GPU of 132 blocks and 64 MiB.
 Problem problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
-  Problem p = problem(4, 1000, seqlen_kv);
+  Problem p = problem(4, 1024, seqlen_kv);
   p.heads_q = heads_q;
   p.heads_kv = heads_kv;
+  p.window_right = 0;
   return p;
 }
-
-TEST(ForwardArguments, SectionsOfGrowingMasksKeepTheirKeysInTheCache) {
-  const auto section = [](int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
-    Problem p = problem_of_heads(seqlen_kv, heads_q, heads_kv);
-    p.window_right = 0;
-    return params(p).heads_per_section;
-  };
-  EXPECT_EQ(section(100, 8, 2), 32) << "all there are";
-  // 8192 keys of 512 bytes: 4 MB a head; six of them in 55 % of 50 MB, and the 32 or 8 heads in equal sections.
-  EXPECT_EQ(section(8192, 8, 8), 4);
-  EXPECT_EQ(section(8192, 8, 2), 16);
-  EXPECT_EQ(section(8192, 6, 6), 6) << "of 24";
-  EXPECT_EQ(section(1 << 20, 8, 2), 4) << "at least one group";
-  EXPECT_EQ(section(0, 8, 2), 32);
+using Pair = std::pair<int64_t, int64_t>;
+Pair sections(const Problem& p, int64_t tiles_q = 8) {
+  const cuda::Sections found = cuda::sections(p, tiles_q, {132, int64_t{64} << 20});
+  return {found.heads, found.last};
 }
 
-TEST(ForwardArguments, SectionsOfEqualTilesAreNarrow) {
-  Problem p = problem_of_heads(100, 8, 2);
-  EXPECT_EQ(params(p).heads_per_section, 16) << "query heads of 4 KV heads";
+TEST(ForwardArguments, SectionsOfGrowingMasksHaveATileForEachBlock) {
+  // 16 heads have 128 tiles. A KV head of 2,048 keys of 512 bytes is 1 MiB; half of the cache holds 32.
+  EXPECT_EQ(sections(problem_of_heads(2048, 64, 64)), Pair(16, 224)) << "256 heads, the last 32 together";
+  EXPECT_EQ(sections(problem_of_heads(1024, 64, 64)), Pair(16, 192)) << "four times as many together";
+  EXPECT_EQ(sections(problem_of_heads(128, 64, 64)), Pair(128, 0)) << "an eighth of the cache";
+  EXPECT_EQ(sections(problem_of_heads(2048, 64, 16)), Pair(32, 128)) << "query heads of 8 and of 32 KV heads";
+  EXPECT_EQ(sections(problem_of_heads(2048, 5, 5)), Pair(16, 0)) << "20 heads";
+  EXPECT_EQ(sections(problem_of_heads(1 << 20, 8, 2), 8192), Pair(4, 28)) << "at least one group";
+  EXPECT_EQ(sections(problem_of_heads(0, 8, 2)), Pair(32, 0));
+}
+
+TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
+  Problem p = problem_of_heads(2048, 64, 16);
   p.window_left = 10;
-  p.window_right = 0;
-  EXPECT_EQ(params(p).heads_per_section, 16) << "a window does not grow";
+  EXPECT_EQ(sections(p), Pair(4, 256)) << "a window does not grow";
   p.features |= Feature::keep;
-  EXPECT_EQ(params(p).heads_per_section, 32) << "a text may";
+  EXPECT_EQ(sections(p), Pair(32, 128)) << "a text may";
+  p = problem_of_heads(2048, 64, 16);
+  p.window_right = -1;
+  EXPECT_EQ(sections(p), Pair(4, 256));
 }
 
 portable::ForwardParams softcap_params(float scale, float softcap) {

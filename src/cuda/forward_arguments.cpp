@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "core/message.hpp"
-#include "core/sequence.hpp"
 #include "cuda/forward_config.hpp"
 
 namespace tessella::cuda {
@@ -30,33 +29,6 @@ portable::TableParams table(const core::Table<T>& t) {
 
 // One value a sequence.
 portable::TableParams of_sequences(const core::Table<int32_t>& t) { return {t.data, 0, t.batch_stride}; }
-
-int64_t all_heads(const Problem& p) {
-  return (p.batch + (p.features.has(core::Feature::packed_q) ? 1 : 0)) * p.heads_q;
-}
-
-// True if later queries may see more keys than earlier ones, element masks included.
-bool grows(const Problem& p) {
-  if (p.features.has_any(core::kElementMasks | core::Feature::keep)) return true;
-  const bool ends = p.window_right >= 0 || p.features.has_any(core::Feature::prefix | core::Feature::causal_top_left);
-  return ends && p.window_left < 0 && p.chunk == 0;
-}
-
-// Query heads that run side by side. Where all tiles see equally many keys, those of few KV heads: what reads the same
-// keys runs at the same time. Else as many as fill a little over half of the L2 cache with their keys and values, so
-// that the longest tiles of all start first; in sections of equal size, for a short last one would leave most of the
-// GPU idle under its longest tiles; where no width a little below makes them equal, the widest.
-int64_t heads_per_section(const Problem& p, int64_t l2_bytes) {
-  const int64_t bytes = std::max<int64_t>(p.seqlen_kv * (p.head_dim_qk + p.head_dim_v) * size_bytes(p.dtype), 1);
-  const int64_t heads_kv = all_heads(p) / p.group();
-  const int64_t wanted = grows(p) ? l2_bytes * 11 / 20 / bytes : 4;
-  const int64_t widest = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(heads_kv, 1));
-  constexpr int64_t kTries = 32;  // of every call: a division each
-  for (int64_t width = widest; width > std::max<int64_t>(widest - kTries, 0); --width) {
-    if (heads_kv % width == 0) return width * p.group();
-  }
-  return widest * p.group();
-}
 
 bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
   const int64_t size = size_bytes(out.dtype);
@@ -109,7 +81,7 @@ std::string too_large(const Problem& p, const portable::ForwardConfig& config) {
 int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
 
 portable::ForwardParams forward_params(const Problem& p, const portable::ForwardConfig& config, const TileMap& map,
-                                       void* map_data, int64_t l2_bytes) {
+                                       void* map_data, const Concurrency& at_once) {
   portable::ForwardParams params{};
   params.q = operand(p.q);
   params.k = operand(p.k);
@@ -154,7 +126,9 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.num_pages = narrow(p.num_pages);
   params.tiles_q = narrow(map.tiles_q);
   params.slices_v = slices_v(p, config);
-  params.heads_per_section = narrow(heads_per_section(p, l2_bytes));
+  const Sections of_heads = sections(p, map.tiles_q, at_once);
+  params.heads_per_section = narrow(of_heads.heads);
+  params.last_section = narrow(of_heads.last);
   params.kv_tiles = narrow(map.kv_tiles);
   const auto at_most_all = [](int64_t count) {
     return narrow(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
@@ -173,9 +147,10 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
 }
 
 portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable::ForwardConfig& config,
-                                                const TileMap& map, void* counter, void* scratch, int64_t l2_bytes) {
+                                                const TileMap& map, void* counter, void* scratch,
+                                                const Concurrency& at_once) {
   portable::ForwardSm90Params params{};
-  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), l2_bytes);
+  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
   params.forward.seen_keys = static_cast<uint32_t*>(scratch);
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more

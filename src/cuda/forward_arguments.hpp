@@ -5,6 +5,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/device.hpp"
+#include "cuda/sections.hpp"
 #include "cuda/tile_map.hpp"
 #include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
@@ -14,11 +15,12 @@ namespace tessella::cuda {
 
 // map_data: of map.bytes(), in the GPU's memory.
 portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
-                                       const TileMap& map, void* map_data, int64_t l2_bytes);
+                                       const TileMap& map, void* map_data, const Concurrency& at_once);
 
 // The same for forward_sm90, but for its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
 portable::ForwardSm90Params forward_sm90_params(const core::Problem& problem, const portable::ForwardConfig& config,
-                                                const TileMap& map, void* counter, void* scratch, int64_t l2_bytes);
+                                                const TileMap& map, void* counter, void* scratch,
+                                                const Concurrency& at_once);
 
 // What the GPU lacks for a kernel of this config, or "".
 std::string lacks(const core::Problem& problem, const portable::ForwardConfig& config, const DeviceInfo& device);

@@ -27,7 +27,7 @@ using portable::MaskLevel;
 // What a plan holds: all that running it needs beside the call's own arguments.
 struct Prepared {
   ForwardConfig config;
-  int64_t l2_bytes = 0;
+  Concurrency at_once;
   std::shared_ptr<const LoadedKernel> forward;
   std::shared_ptr<const LoadedKernel> classify;  // null where every mask is an interval
 };
@@ -71,8 +71,10 @@ std::shared_ptr<const void> prepare(const Problem& bounds) {
   if (const std::optional<ForwardConfig> longer = for_small_text(config, device.arch)) {
     if (find_or_compile(forward_program(*longer, texts), device.arch)->resources.stack_bytes == 0) config = *longer;
   }
-  auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .l2_bytes = device.l2_bytes});
+  auto prepared = std::make_shared<Prepared>(Prepared{.config = config});
   prepared->forward = load(forward_program(config, texts), device.id, shared_bytes(config));
+  prepared->at_once = {int64_t{device.num_sms} * prepared->forward->blocks_per_sm(config.num_warps * 32),
+                       device.l2_bytes};
   if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
   return prepared;
 }
@@ -81,7 +83,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
   const ForwardConfig& config = prepared.config;
   const TileMap map = tile_map(p, config);
-  const portable::ForwardParams params = forward_params(p, config, map, workspace.scratch, prepared.l2_bytes);
+  const portable::ForwardParams params = forward_params(p, config, map, workspace.scratch, prepared.at_once);
   const auto blocks = static_cast<unsigned>(forward_blocks(p, map));
   if (blocks == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);

@@ -121,7 +121,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
   portable::ForwardSm90Params params =
-      forward_sm90_params(p, config, map, workspace.state, workspace.scratch, prepared.l2_bytes);
+      forward_sm90_params(p, config, map, workspace.state, workspace.scratch, {form.num_blocks, prepared.l2_bytes});
   params.q = tensor_map(p.q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows);
   params.k = tensor_map(p.k, {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, params.box_kv);
   params.v = tensor_map(p.v, {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, params.box_kv);

@@ -52,7 +52,7 @@ struct Flash1 {
 
 struct Prepared {
   ForwardConfig config;
-  int64_t l2_bytes = 0;
+  Concurrency at_once;
   std::vector<std::shared_ptr<const LoadedKernel>> kernels;
 };
 
@@ -78,8 +78,8 @@ struct Row {
   }
   static std::shared_ptr<const void> prepare(const Problem& bounds) {
     const DeviceInfo& device = device_info(bounds.device.id);
-    auto prepared =
-        std::make_shared<Prepared>(Prepared{.config = ladder_config(bounds, device), .l2_bytes = device.l2_bytes});
+    auto prepared = std::make_shared<Prepared>(
+        Prepared{.config = ladder_config(bounds, device), .at_once = {device.num_sms, device.l2_bytes}});
     const std::string texts = user_text(bounds.score, bounds.keep);
     for (const char* kernel : Rung::kKernels) {
       const Program program = ladder_program(Rung::kFile, kernel, prepared->config, texts);
@@ -90,7 +90,7 @@ struct Row {
   static void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void* stream) {
     const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
     const TileMap map = tile_map(p, prepared.config);
-    const portable::LadderParams params{forward_params(p, prepared.config, map, nullptr, prepared.l2_bytes),
+    const portable::LadderParams params{forward_params(p, prepared.config, map, nullptr, prepared.at_once),
                                         static_cast<float*>(workspace.scratch)};
     const auto blocks = static_cast<unsigned>(forward_blocks(p, map));
     if (blocks == 0 || p.total_q == 0) return;

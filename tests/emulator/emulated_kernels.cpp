@@ -22,8 +22,9 @@ using core::Problem;
 using portable::Element;
 using portable::ForwardConfig;
 
-constexpr int64_t kL2Bytes = 50 << 20;
 constexpr unsigned kBlocks = 3;
+// Few blocks and a small cache: sections of few heads, and a last one of more.
+constexpr cuda::Concurrency kAtOnce = {.blocks = kBlocks, .l2_bytes = 256 << 10};
 
 // A kernel's config and how it runs, for each config that the cases below need.
 template <class Params>
@@ -198,7 +199,7 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   const auto [batch_kv, rows_kv] = p.axes_kv();
   uint32_t counter = 0;
   std::vector<uint32_t> scratch(static_cast<size_t>(map.seen_bytes() + map.bytes()) / 4 + 1, 0xFFFFFFFF);
-  portable::ForwardSm90Params params = cuda::forward_sm90_params(p, config, map, &counter, scratch.data(), kL2Bytes);
+  portable::ForwardSm90Params params = cuda::forward_sm90_params(p, config, map, &counter, scratch.data(), kAtOnce);
   if (has_score) params.forward.arrays[0] = {p.alibi_slopes.data, p.heads_q};
   params.q = tensor_map(p.q, p.head_dim_qk, rows_q, p.heads_q, batch_q, portable::kWarpgroupRows);
   params.k = tensor_map(p.k, p.head_dim_qk, rows_kv, p.heads_kv, batch_kv, params.box_kv);
@@ -226,7 +227,7 @@ std::string run_sm80(const Case& c, uint64_t seed) {
   if (kernel == sm80_kernels().end()) return "no kernel of this config is among those of the test";
   const cuda::TileMap map = cuda::tile_map(p, config);
   try {
-    kernel->run(cuda::forward_params(p, config, map, nullptr, kL2Bytes),
+    kernel->run(cuda::forward_params(p, config, map, nullptr, kAtOnce),
                 static_cast<unsigned>(cuda::forward_blocks(p, map)), seed);
   } catch (const std::exception& error) {
     return error.what();

@@ -358,9 +358,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         ++tile;
       } else {
         if (!is_full(tile)) clear_unseen_values(tile);
-        if (kHasMap && is_last(tile)) return;
+        if (is_last(tile)) return;
         tile = enter(tile + 1);
-        if (!kHasMap && tile >= share().end) return;
       }
       float s[1][kBlocks][4];
       k.wait_full();

@@ -1,8 +1,8 @@
 // Which tile of queries, sequence and head a thread block works on.
 //
 // Longest first: where a band grows with the query, late tiles see more keys, so they start first and the short ones
-// fill the gaps at the end. Heads run in sections, whose keys and values stay in L2 (heads_per_section() of the host);
-// inside a section all heads of a tile run side by side.
+// fill the gaps at the end. Heads run in sections, whose keys and values stay in L2 (cuda/sections.hpp); inside a
+// section all heads of a tile run side by side.
 #pragma once
 
 #include "portable/forward_params.hpp"
@@ -27,9 +27,10 @@ __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, 
   const uint32_t all_heads = (static_cast<uint32_t>(p.batch) + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * heads;
   const auto per_section = static_cast<uint32_t>(p.heads_per_section);
 
-  const uint32_t section = block / (per_section * tiles);
-  const uint32_t first_head = section * per_section;
-  const uint32_t width = min(per_section, all_heads - first_head);
+  const auto last_section = static_cast<uint32_t>(p.last_section);
+  const bool is_last = block >= last_section * tiles;
+  const uint32_t first_head = is_last ? last_section : block / (per_section * tiles) * per_section;
+  const uint32_t width = is_last ? all_heads - last_section : min(per_section, last_section - first_head);
   const uint32_t inside = block - first_head * tiles;
   const uint32_t head = first_head + inside % width;
   const uint32_t tile = (tiles - 1 - inside / width) * Cluster + in_cluster;

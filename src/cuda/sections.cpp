@@ -1,0 +1,40 @@
+#include "cuda/sections.hpp"
+
+#include <algorithm>
+
+#include "core/sequence.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::Problem;
+
+// True if later queries may see more keys than earlier ones, element masks included.
+bool grows(const Problem& p) {
+  if (p.features.has_any(core::kElementMasks | core::Feature::keep)) return true;
+  const bool ends = p.window_right >= 0 || p.features.has_any(core::Feature::prefix | core::Feature::causal_top_left);
+  return ends && p.window_left < 0 && p.chunk == 0;
+}
+
+}  // namespace
+
+int64_t all_heads(const Problem& p) {
+  return (p.batch + (p.features.has(core::Feature::packed_q) ? 1 : 0)) * p.heads_q;
+}
+
+// What reads the same keys is to run at the same time, lest the L2 cache loses them in between: it holds them once for
+// each of its halves. So a section is one KV head where all tiles see equally many keys. Where they grow, a section
+// begins with its longest tiles, and needs enough of them for all blocks; the last is some four times as wide, so that
+// its short tiles fill the gaps that the long ones leave at the end. (Measured: docs/forward_sm90.md.)
+Sections sections(const Problem& p, int64_t tiles_q, const Concurrency& at_once) {
+  const int64_t heads_kv = all_heads(p) / p.group();
+  if (!grows(p)) return {p.group(), heads_kv * p.group()};
+  const int64_t bytes = std::max<int64_t>(p.seqlen_kv * (p.head_dim_qk + p.head_dim_v) * size_bytes(p.dtype), 1);
+  const int64_t tiles = std::max<int64_t>(tiles_q * p.group(), 1);
+  const int64_t width = std::max({at_once.blocks / tiles, at_once.l2_bytes / 8 / bytes, int64_t{1}});
+  const int64_t widest = std::max(at_once.l2_bytes / 2 / bytes, width);
+  const int64_t last = std::min({4 * width, widest, heads_kv});
+  return {std::min(width, std::max<int64_t>(heads_kv, 1)) * p.group(), (heads_kv - last) * p.group()};
+}
+
+}  // namespace tessella::cuda
