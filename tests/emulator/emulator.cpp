@@ -145,7 +145,7 @@ class Cluster {
 
   bool may_use(size_t block) const { return running_ == nullptr ? block < size_ : block == running_->block; }
   bool has_ended(uint32_t shared_address) const {
-    const size_t block = (shared_address - kFirstAddress) / kMaxShared;
+    const size_t block = shared_address / kBlockBytes;
     return std::all_of(fibers_.begin() + static_cast<ptrdiff_t>(block * threads_),
                        fibers_.begin() + static_cast<ptrdiff_t>((block + 1) * threads_),
                        [](const Fiber& fiber) { return fiber.has_ended; });
@@ -220,20 +220,18 @@ void Cluster::enter() {
 }  // namespace
 
 char* dynamic_shared() { return shared + block_in_cluster() * kMaxShared; }
-uint32_t address_in(unsigned block, uint32_t address) {
-  const auto offset = static_cast<uint32_t>((address - kFirstAddress) % kMaxShared);
-  return kFirstAddress + block * static_cast<uint32_t>(kMaxShared) + offset;
-}
+uint32_t address_in(unsigned block, uint32_t address) { return block * kBlockBytes + address % kBlockBytes; }
 uint32_t shared_address(const void* pointer) {
-  return kFirstAddress + static_cast<uint32_t>(static_cast<const char*>(pointer) - shared);
+  const auto offset = static_cast<size_t>(static_cast<const char*>(pointer) - shared);
+  return static_cast<uint32_t>(offset / kMaxShared * kBlockBytes + kFirstAddress + offset % kMaxShared);
 }
 std::byte* at(uint32_t address, size_t bytes) {
-  const size_t offset = address - kFirstAddress, block = offset / kMaxShared;
-  const bool is_there = address >= kFirstAddress && offset % kMaxShared + bytes <= kMaxShared;
+  const size_t block = address / kBlockBytes, place = address % kBlockBytes;
+  const bool is_there = place >= kFirstAddress && place + bytes <= kFirstAddress + kMaxShared;
   if (!is_there || !g_cluster->may_use(block)) {
     throw std::out_of_range("shared address " + std::to_string(address));
   }
-  return reinterpret_cast<std::byte*>(shared + (address - kFirstAddress));
+  return reinterpret_cast<std::byte*>(shared + block * kMaxShared + (place - kFirstAddress));
 }
 
 int num_threads() { return static_cast<int>(g_cluster->threads_); }

@@ -36,9 +36,10 @@ const Index& grid_dim();
 void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
             unsigned cluster = 1);
 
-// Dynamic shared memory. Its addresses begin behind 1024 bytes of the system's, as on a GPU; those of a cluster's
-// blocks follow each other.
+// Dynamic shared memory. As on a GPU its addresses begin behind 1024 bytes of the system's, and above the bits of a
+// place in a block they hold which block of its cluster it is.
 inline constexpr size_t kMaxShared = 232448;
+inline constexpr uint32_t kBlockBytes = 1 << 24;
 inline constexpr unsigned kMaxCluster = 2;
 char* dynamic_shared();
 uint32_t shared_address(const void* pointer);

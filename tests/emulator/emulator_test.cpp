@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "cuda/device/operand.hpp"
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
@@ -109,6 +110,23 @@ TEST(Emulator, ABlockThatEndsTooEarlyIsAnError) {
   };
   EXPECT_NO_THROW(run(true));
   EXPECT_THROW(run(false), std::logic_error);
+}
+
+// The matrix unit would read some other place of the shared memory, or the operand's elements in another order.
+TEST(Emulator, ADescriptorThatNoKernelMakesIsAnError) {
+  const auto run = [](uint64_t more) {
+    launch({1, 1, 1}, 128, 16384, 1, [&] {
+      float products[8][4];
+      const uint64_t operand = device::Operand(kData).at(0) + more;
+      device::ptx::fence_registers();
+      device::ptx::WarpgroupMma<portable::Element::bf16, 64>::with_shared(products, operand, operand, false);
+      device::ptx::commit_products();
+      device::ptx::wait_products<0>(products);
+    });
+  };
+  EXPECT_NO_THROW(run(0));
+  EXPECT_THROW(run(uint64_t{1} << 62), std::invalid_argument) << "swizzled otherwise";
+  EXPECT_THROW(run(1 << 14), std::invalid_argument) << "an address too large";
 }
 
 TEST(Emulator, AddressesAreChecked) {

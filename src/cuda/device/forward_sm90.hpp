@@ -19,6 +19,7 @@
 //     o += p v of the last tile, out = o / sum
 #pragma once
 
+#include "cuda/device/operand.hpp"
 #include "cuda/device/output.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
 #include "cuda/device/scores_sm90.hpp"
@@ -122,7 +123,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     using Mma = ptx::WarpgroupMma<C.element, C.tile_kv>;
-    const ptx::Operand of_k(block.s_k(k));
+    const Operand of_k(block.s_k(k));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     if constexpr (kHoldsQ) {
       ptx::fence_registers();
@@ -132,7 +133,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         Mma::template with_registers<ptx::Contiguous::summed>(s, queries[step], keys, step > 0);
       }
     } else {
-      const ptx::Operand of_q(block.s_q_of(q, part));
+      const Operand of_q(block.s_q_of(q, part));
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < kStepsQ; ++step) {
@@ -143,7 +144,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
 
   __device__ __forceinline__ void begin_output() {
-    const ptx::Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
+    const Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
     using Mma = ptx::WarpgroupMma<C.element, C.head_dim_v>;
     ptx::fence_registers();
 #pragma unroll

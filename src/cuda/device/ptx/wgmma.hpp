@@ -29,33 +29,6 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   }
 }
 
-// Describes an operand in shared memory: swizzled panels of 64 columns, in which blocks of 8 rows follow each other.
-class Operand {
- public:
-  // address: of the panel's start, by all lanes alike; the exchange tells the compiler so, which then computes the
-  // places of all steps once a warp. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
-  // memory but its rows are summed over (v); else not used.
-  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0) {
-    constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4;
-    const uint32_t low = __shfl_sync(~0u, place(address, panel_bytes), 0);
-    asm("mov.b64 %0, {%1, %2};" : "=l"(first_) : "r"(low), "n"(kSwizzle128 | kEightRows));
-  }
-
-  // The description's lower half. Of an address 18 bits count: above them it holds which block of its cluster it
-  // belongs to.
-  __device__ static constexpr uint32_t place(uint32_t address, uint32_t panel_bytes) {
-    return ((address & 0x3FFFF) >> 4) + (panel_bytes >> 4 << 16);
-  }
-
-  // The operand `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows. (All 64 bits
-  // are added, one instruction; of the halves apart, the upper one would be set each time anew.)
-  __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return first_ + (bytes >> 4); }
-
- private:
-  uint64_t first_;
-};
-static_assert(Operand::place(1u << 24 | 0x400, 128) == (8u << 16 | 0x40), "of the second block of a cluster");
-
 // How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
 enum class Contiguous { summed, columns };
 

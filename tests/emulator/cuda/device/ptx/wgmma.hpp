@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <stdexcept>
 
 #include "cuda/device/ptx/math.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
@@ -25,13 +26,36 @@ void wait_products(float (&)[Blocks][4], int line = __builtin_LINE()) {
   emulator::wait_groups(emulator::Work::products, Pending);
 }
 
-class Operand {
+// A description of an operand as the matrix unit reads it (PTX, "matrix descriptor"): of the block's own memory.
+class Described {
  public:
-  explicit Operand(uint32_t address, uint32_t panel_bytes = 0) : address_(address), panel_bytes_(panel_bytes) {}
-  uint64_t at(uint32_t bytes) const { return static_cast<uint64_t>(panel_bytes_) << 32 | (address_ + bytes); }
+  explicit Described(uint64_t description)
+      : first_(emulator::block_in_cluster() * emulator::kBlockBytes + bytes(description, 0)),
+        leading_(bytes(description, 16)),
+        stride_(bytes(description, 32)) {
+    constexpr uint64_t kSwizzle128 = 1, kRest = 0x3FFFC000C000C000;  // fields beside these must be zero
+    if (description >> 62 != kSwizzle128 || (description & kRest) != 0) {
+      throw std::invalid_argument("a matrix descriptor that the emulator does not know");
+    }
+  }
+  // Rows and sums contiguous: element (row, k).
+  uint16_t row_major(int row, int k) const { return load(row / 8, row % 8, k); }
+  // Columns contiguous: element (k, column).
+  uint16_t column_major(int k, int column) const {
+    return load(k / 8, k % 8, column % 64, static_cast<uint32_t>(column / 64) * leading_);
+  }
 
  private:
-  uint32_t address_, panel_bytes_;
+  static uint32_t bytes(uint64_t description, int from) {
+    return static_cast<uint32_t>(description >> from & 0x3FFF) << 4;
+  }
+  uint16_t load(int eight_rows, int row, int element, uint32_t panel = 0) const {
+    const auto inside = static_cast<uint32_t>(row * 128 + element * 2);
+    return emulator::load<uint16_t>(
+        emulator::swizzled(first_ + panel + static_cast<uint32_t>(eight_rows) * stride_ + inside));
+  }
+
+  uint32_t first_, leading_, stride_;
 };
 
 template <Element E>
@@ -43,19 +67,6 @@ enum class Contiguous { summed, columns };
 
 template <Element E, int N>
 struct WarpgroupMma {
-  // Rows and sums contiguous: element (row, k).
-  static float row_major(uint64_t operand, int row, int k) {
-    const auto address = static_cast<uint32_t>(operand);
-    return to_float<E>(emulator::load<uint16_t>(
-        emulator::swizzled(address + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128 + k * 2))));
-  }
-  // Columns contiguous: element (k, column).
-  static float column_major(uint64_t operand, int k, int column) {
-    const auto address = static_cast<uint32_t>(operand), panel = static_cast<uint32_t>(operand >> 32);
-    return to_float<E>(emulator::load<uint16_t>(
-        emulator::swizzled(address + static_cast<uint32_t>(column / 64) * panel +
-                           static_cast<uint32_t>(k / 8 * 1024 + k % 8 * 128 + column % 64 * 2))));
-  }
   template <class A, class B>
   static void multiply(float (&d)[N / 8][4], const A& a, const B& b, bool adds) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -72,13 +83,14 @@ struct WarpgroupMma {
 
   static void with_shared(float (&d)[N / 8][4], uint64_t a, uint64_t b, bool adds) {
     const int row = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
-    emulator::begin(emulator::Work::products, [&d, a, b, adds, row] {
+    emulator::begin(emulator::Work::products, [&d, a = Described(a), b = Described(b), adds, row] {
       float left[2][16];
       for (int r = 0; r < 2; ++r) {
-        for (int k = 0; k < 16; ++k) left[r][k] = row_major(a, row + r * 8, k);
+        for (int k = 0; k < 16; ++k) left[r][k] = to_float<E>(a.row_major(row + r * 8, k));
       }
       multiply(
-          d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return row_major(b, n, k); }, adds);
+          d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return to_float<E>(b.row_major(n, k)); },
+          adds);
     });
   }
   template <Contiguous B>
@@ -92,10 +104,13 @@ struct WarpgroupMma {
         left[r][k] = to_float<E>(static_cast<uint16_t>(k % 2 == 0 ? word : word >> 16));
       }
     }
-    emulator::begin(emulator::Work::products, [&d, b, left, adds] {
+    emulator::begin(emulator::Work::products, [&d, b = Described(b), left, adds] {
       multiply(
           d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
-          [&](int k, int n) { return B == Contiguous::columns ? column_major(b, k, n) : row_major(b, n, k); }, adds);
+          [&](int k, int n) {
+            return to_float<E>(B == Contiguous::columns ? b.column_major(k, n) : b.row_major(n, k));
+          },
+          adds);
     });
   }
 };
