@@ -17,7 +17,7 @@ using core::Feature;
 using core::Problem;
 using cuda::TileMap;
 
-constexpr int64_t kL2Bytes = int64_t{50} << 20;
+constexpr cuda::Concurrency kAtOnce = {.blocks = 132, .l2_bytes = int64_t{64} << 20};
 
 Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 2000) {
   Problem p{.device = {core::DeviceType::cuda, 0},
@@ -41,7 +41,7 @@ Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 
 
 portable::ForwardConfig config(const Problem& p) { return cuda::forward_config(p, cuda::typical_device(90)); }
 portable::ForwardParams params(const Problem& p) {
-  return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, {132, kL2Bytes});
+  return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, kAtOnce);
 }
 int64_t tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
 
@@ -131,7 +131,7 @@ TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
   EXPECT_EQ(params(p).out_vector_store, 0);
 }
 
-// A problem of 1,024 queries in 8 tiles, and of four sequences, on a GPU of 132 blocks and 64 MiB.
+// Four sequences of 1,024 queries, in 8 tiles.
 Problem problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
   Problem p = problem(4, 1024, seqlen_kv);
   p.heads_q = heads_q;
@@ -141,8 +141,8 @@ Problem problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
 }
 using Pair = std::pair<int64_t, int64_t>;
 Pair sections(const Problem& p, int64_t tiles_q = 8) {
-  const cuda::Sections found = cuda::sections(p, tiles_q, {132, int64_t{64} << 20});
-  return {found.heads, found.last};
+  const cuda::Sections found = cuda::sections(p, tiles_q, kAtOnce);
+  return {found.heads, found.first_of_last};
 }
 
 TEST(ForwardArguments, SectionsOfGrowingMasksHaveATileForEachBlock) {
@@ -151,9 +151,16 @@ TEST(ForwardArguments, SectionsOfGrowingMasksHaveATileForEachBlock) {
   EXPECT_EQ(sections(problem_of_heads(1024, 64, 64)), Pair(16, 192)) << "four times as many together";
   EXPECT_EQ(sections(problem_of_heads(128, 64, 64)), Pair(128, 0)) << "an eighth of the cache";
   EXPECT_EQ(sections(problem_of_heads(2048, 64, 16)), Pair(32, 128)) << "query heads of 8 and of 32 KV heads";
+  EXPECT_EQ(sections(problem_of_heads(2048, 17, 17)), Pair(16, 32)) << "68 heads, the last 32 and 4 left of a section";
   EXPECT_EQ(sections(problem_of_heads(2048, 5, 5)), Pair(16, 0)) << "20 heads";
   EXPECT_EQ(sections(problem_of_heads(1 << 20, 8, 2), 8192), Pair(4, 28)) << "at least one group";
   EXPECT_EQ(sections(problem_of_heads(0, 8, 2)), Pair(32, 0));
+  Problem p = problem_of_heads(2048, 64, 64);
+  p.features |= Feature::packed_q;
+  EXPECT_EQ(sections(p), Pair(16, 288)) << "rows of no sequence are as one more";
+  p = problem_of_heads(2048, 64, 64);
+  p.batch = 0;
+  EXPECT_EQ(sections(p), Pair(1, 0));
 }
 
 TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
@@ -165,6 +172,13 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
   p = problem_of_heads(2048, 64, 16);
   p.window_right = -1;
   EXPECT_EQ(sections(p), Pair(4, 256));
+}
+
+TEST(ForwardArguments, KernelsGetTheSections) {
+  const Problem p = problem_of_heads(2048, 64, 64);
+  const portable::ForwardParams got = params(p);
+  EXPECT_EQ(Pair(got.heads_per_section, got.first_of_last_section), sections(p, got.tiles_q));
+  EXPECT_GT(got.first_of_last_section, 0);
 }
 
 portable::ForwardParams softcap_params(float scale, float softcap) {

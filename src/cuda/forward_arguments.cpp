@@ -128,7 +128,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.slices_v = slices_v(p, config);
   const Sections of_heads = sections(p, map.tiles_q, at_once);
   params.heads_per_section = narrow(of_heads.heads);
-  params.last_section = narrow(of_heads.last);
+  params.first_of_last_section = narrow(of_heads.first_of_last);
   params.kv_tiles = narrow(map.kv_tiles);
   const auto at_most_all = [](int64_t count) {
     return narrow(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));

@@ -5,16 +5,17 @@
 
 namespace tessella::cuda {
 
-// What runs at a time: thread blocks of the kernel, and the cache behind them.
+// About how many thread blocks run at a time, and the cache behind them.
 struct Concurrency {
   int64_t blocks = 0;
   int64_t l2_bytes = 0;
 };
 
-// Query heads of all sequences, in order: sections of `heads` up to `last`, and one of the rest.
+// Query heads of all sequences, in order: sections of `heads`, and one of the rest (none where it is all heads), which
+// begins with head `first_of_last`.
 struct Sections {
   int64_t heads = 0;
-  int64_t last = 0;
+  int64_t first_of_last = 0;
 };
 
 // tiles_q: of a sequence.

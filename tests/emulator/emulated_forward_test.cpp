@@ -1,5 +1,5 @@
 // The GPU's forward kernels on the CPU (emulator.hpp): their logic, their waits and what they write, against the
-// reference, without a GPU. Speed, the layout of hardware operands and its instructions remain for the GPU to show.
+// reference, without a GPU. Speed and the hardware's instructions remain for the GPU to show.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -57,6 +57,17 @@ TEST(EmulatedSm90, Pairs) {
   c.sink = true;
   c.scale = -0.1;
   expect_right(c, 2);
+}
+
+// Sections of a head, and a last one of four.
+TEST(EmulatedSm90, Sections) {
+  Case c = base(64, 64);
+  c.batch = 3;
+  c.heads_q = 8;
+  c.heads_kv = 4;
+  c.seqlen_kv = 100;
+  c.window_right = 0;
+  expect_right(c);
 }
 
 TEST(EmulatedSm90, Half) {

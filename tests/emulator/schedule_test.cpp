@@ -1,0 +1,62 @@
+// Which tile a block works on: each one once, long ones first.
+#include "builtins.hpp"
+// builtins.hpp comes first: device code is written in its words.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "cuda/device/schedule.hpp"
+
+namespace tessella::device {
+namespace {
+
+template <uint32_t Cluster>
+void expect_each_once(const portable::ForwardParams& p) {
+  const auto tiles = static_cast<size_t>(p.tiles_q);
+  const auto heads = static_cast<size_t>((p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q);
+  std::vector<int> seen(heads * tiles);
+  WorkTile before{};
+  for (uint32_t block = 0; block < seen.size(); ++block) {
+    const WorkTile at = work_tile<Cluster>(p, block, 7);
+    EXPECT_EQ(at.slice_idx, 7);
+    const int32_t head = at.batch_idx * p.heads_q + at.head_idx;
+    ASSERT_TRUE(at.head_idx < p.heads_q && head < static_cast<int32_t>(heads) && at.tile_idx < p.tiles_q);
+    ++seen[static_cast<size_t>(head) * tiles + static_cast<size_t>(at.tile_idx)];
+    // Blocks of a cluster take tiles side by side; the next cluster's is no longer but where a section begins.
+    const int32_t head_before = before.batch_idx * p.heads_q + before.head_idx;
+    if (block % Cluster != 0) {
+      EXPECT_TRUE(head == head_before && at.tile_idx == before.tile_idx + 1);
+    } else if (block > 0 && at.tile_idx > before.tile_idx) {
+      EXPECT_EQ(before.tile_idx, static_cast<int32_t>(Cluster) - 1);
+      EXPECT_EQ(head, head_before + 1);
+      EXPECT_TRUE(head == p.first_of_last_section ||
+                  (head < p.first_of_last_section && head % p.heads_per_section == 0));
+    }
+    before = at;
+  }
+  for (const int times : seen) ASSERT_EQ(times, 1);
+}
+
+TEST(Schedule, EachTileOnceAndLongOnesFirst) {
+  std::mt19937 random(1);
+  const auto draw = [&](int least, int most) { return std::uniform_int_distribution(least, most)(random); };
+  const int64_t packed = 0;
+  for (int i = 0; i < 3000; ++i) {
+    portable::ForwardParams p{};
+    p.batch = draw(1, 4);
+    p.heads_q = draw(1, 6);
+    if (draw(0, 3) == 0) p.cu_seqlens_q.data = &packed;
+    const int all_heads = (p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q;
+    p.heads_per_section = draw(1, all_heads);
+    p.first_of_last_section = draw(0, all_heads);
+    p.tiles_q = draw(1, 9);
+    expect_each_once<1>(p);
+    p.tiles_q *= 2;
+    expect_each_once<2>(p);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tessella::device
