@@ -55,6 +55,10 @@ int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 }  // namespace
 
+Concurrency concurrency(const portable::ForwardConfig& config, const DeviceInfo& device) {
+  return {.blocks = int64_t{device.num_sms} * config.blocks_per_sm, .l2_bytes = device.l2_bytes};
+}
+
 std::string lacks(const Problem& p, const portable::ForwardConfig& config, const DeviceInfo& device) {
   if (shared_bytes(config) > device.shared_bytes_per_block) {
     return core::message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",

@@ -13,6 +13,9 @@
 
 namespace tessella::cuda {
 
+// Of forward_sm80 and the ladder's kernels.
+Concurrency concurrency(const portable::ForwardConfig& config, const DeviceInfo& device);
+
 // map_data: of map.bytes(), in the GPU's memory.
 portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
                                        const TileMap& map, void* map_data, const Concurrency& at_once);

@@ -71,10 +71,8 @@ std::shared_ptr<const void> prepare(const Problem& bounds) {
   if (const std::optional<ForwardConfig> longer = for_small_text(config, device.arch)) {
     if (find_or_compile(forward_program(*longer, texts), device.arch)->resources.stack_bytes == 0) config = *longer;
   }
-  auto prepared = std::make_shared<Prepared>(Prepared{.config = config});
+  auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(config, device)});
   prepared->forward = load(forward_program(config, texts), device.id, shared_bytes(config));
-  prepared->at_once = {int64_t{device.num_sms} * prepared->forward->blocks_per_sm(config.num_warps * 32),
-                       device.l2_bytes};
   if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
   return prepared;
 }

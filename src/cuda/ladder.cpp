@@ -78,8 +78,8 @@ struct Row {
   }
   static std::shared_ptr<const void> prepare(const Problem& bounds) {
     const DeviceInfo& device = device_info(bounds.device.id);
-    auto prepared = std::make_shared<Prepared>(
-        Prepared{.config = ladder_config(bounds, device), .at_once = {device.num_sms, device.l2_bytes}});
+    const ForwardConfig config = ladder_config(bounds, device);
+    auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(config, device)});
     const std::string texts = user_text(bounds.score, bounds.keep);
     for (const char* kernel : Rung::kKernels) {
       const Program program = ladder_program(Rung::kFile, kernel, prepared->config, texts);
