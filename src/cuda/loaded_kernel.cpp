@@ -106,18 +106,6 @@ void LoadedKernel::launch_bytes(const Launch& launch, const void* params, size_t
         "cuLaunchKernelEx");
 }
 
-int LoadedKernel::blocks_per_sm(int block_size) const {
-  const CurrentDevice current(device_id_);
-  const Driver& cu = required_driver();
-  CUfunction function = nullptr;
-  int blocks = 0;
-  check(cu.cuKernelGetFunction(&function, kernel_), "cuKernelGetFunction");
-  check(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, block_size,
-                                                       static_cast<size_t>(dynamic_shared_bytes_)),
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor");
-  return blocks;
-}
-
 int LoadedKernel::resident_clusters(unsigned cluster, unsigned block_size) const {
   const CurrentDevice current(device_id_);
   const Driver& cu = required_driver();

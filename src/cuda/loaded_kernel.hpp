@@ -33,7 +33,6 @@ class LoadedKernel {
 
   int device_id() const { return device_id_; }
   const Cubin& cubin() const { return *cubin_; }
-  int blocks_per_sm(int block_size) const;
 
   // Clusters of blocks that are resident at once, where nothing else runs.
   int resident_clusters(unsigned cluster, unsigned block_size) const;
