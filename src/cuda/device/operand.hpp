@@ -1,8 +1,6 @@
 // What tells the matrix instructions of a warpgroup where an operand lies in shared memory (PTX, "matrix descriptor").
 #pragma once
 
-#include "cuda/device/ptx/math.hpp"
-
 namespace tessella::device {
 
 // Swizzled panels of 64 columns, 128 bytes a row, in which blocks of 8 rows follow each other (tile.hpp).
@@ -13,7 +11,7 @@ class Operand {
   // memory but its rows are summed over (v); else not used.
   __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0) {
     constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4;
-    first_ = ptx::join(__shfl_sync(~0u, place(address, panel_bytes), 0), kSwizzle128 | kEightRows);
+    first_ = uint64_t{kSwizzle128 | kEightRows} << 32 | __shfl_sync(~0u, place(address, panel_bytes), 0);
   }
 
   // Its description, `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows. (All 64

@@ -37,12 +37,6 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
-// 64 bits of two halves: shifts would cost an instruction.
-__device__ __forceinline__ uint64_t join(uint32_t low, uint32_t high) {
-  uint64_t joined;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(joined) : "r"(low), "r"(high));
-  return joined;
-}
 
 // Nearest tf32: 10 bits of mantissa, the rest zero; the largest numbers become infinity. Hopper has an instruction for
 // it. Before, a NaN may become infinity or zero, but its difference to the result stays NaN.

@@ -19,7 +19,6 @@ inline uint32_t pack_f16(float low, float high) {
   return portable::to_float16(low).bits | static_cast<uint32_t>(portable::to_float16(high).bits) << 16;
 }
 inline float f16_to_float(uint16_t bits) { return portable::to_float(portable::Float16{bits}); }
-inline uint64_t join(uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; }
 inline float to_tf32(float x) {
   const uint32_t bits = __float_as_uint(x);
   return __uint_as_float((bits + 0xFFF + (bits >> 13 & 1)) & 0xFFFFE000);
