@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <utility>
 
+#include "core/sequence.hpp"
 #include "cuda/forward_config.hpp"
 
 namespace {
@@ -179,6 +181,49 @@ TEST(ForwardArguments, KernelsGetTheSections) {
   const portable::ForwardParams got = params(p);
   EXPECT_EQ(Pair(got.heads_per_section, got.first_of_last_section), sections(p, got.tiles_q));
   EXPECT_GT(got.first_of_last_section, 0);
+}
+
+bool has_zero_rows(const Problem& p) {
+  const portable::ForwardConfig config = cuda::forward_sm90_config(p);
+  return cuda::forward_sm90_params(p, config, cuda::tile_map(p, config), nullptr, nullptr, kAtOnce).has_zero_rows != 0;
+}
+
+TEST(ForwardArguments, ZeroRowsAreRuledOutWhereEveryQuerySeesAKey) {
+  std::mt19937 random(1);
+  const auto draw = [&](int least, int most) { return std::uniform_int_distribution(least, most)(random); };
+  int ruled_out = 0;
+  for (int i = 0; i < 5000; ++i) {
+    Problem p = problem(1, draw(0, 6), draw(0, 6));
+    if (draw(0, 1) == 0) p.window_left = draw(-1, 5);
+    if (draw(0, 1) == 0) p.window_right = draw(-1, 5);
+    if (draw(0, 3) == 0) p.chunk = draw(1, 6);
+    if (draw(0, 3) == 0) p.features |= Feature::causal_top_left;
+    const int32_t prefix = draw(0, 7);
+    if (draw(0, 3) == 0) p.prefix = {&prefix, 0, 0};
+    if (has_zero_rows(p)) continue;
+    ++ruled_out;
+    const core::Sequence s = core::sequence(p, 0);
+    for (int64_t row = 0; row < s.len_q; ++row) {
+      ASSERT_LT(s.band.begin(row), s.band.end(row)) << "row " << row << " of " << s.len_q << ", keys " << s.len_kv;
+    }
+  }
+  EXPECT_GT(ruled_out, 1000);
+}
+
+TEST(ForwardArguments, ZeroRowsAreLookedForWhereTablesOrMasksMakeThem) {
+  EXPECT_FALSE(has_zero_rows(problem()));
+  const int32_t table[4] = {};
+  for (const Feature feature : {Feature::packed_q, Feature::packed_kv, Feature::seqlens_q, Feature::seqlens_kv,
+                                Feature::leftpad_kv, Feature::document, Feature::dense_mask, Feature::block_map}) {
+    Problem p = problem();
+    p.features |= feature;
+    p.cu_seqlens_q = p.cu_seqlens_kv = {static_cast<const int32_t*>(table), 0, 1};
+    EXPECT_TRUE(has_zero_rows(p)) << static_cast<uint32_t>(feature);
+  }
+  Problem p = problem();
+  p.features |= Feature::keep;
+  p.keep = "return q < k;";
+  EXPECT_TRUE(has_zero_rows(p));
 }
 
 portable::ForwardParams softcap_params(float scale, float softcap) {

@@ -12,6 +12,7 @@ namespace tessella::cuda {
 namespace {
 
 using core::DType;
+using core::Feature;
 using core::Problem;
 
 portable::OperandParams operand(const core::Operand& t) {
@@ -52,6 +53,16 @@ void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
 }
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
+
+// Whether some row of out may need no product: a row without a query, a query without a key. What lies in tables and
+// masks is not known here; of the rest, a query whose own position is a key sees that one.
+bool may_have_zero_rows(const Problem& p, const portable::ForwardConfig& config) {
+  constexpr core::Features kLengths =
+      Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;
+  const bool keys_are_unknown = p.features.has_any(kLengths) || config.mask == portable::MaskLevel::bits;
+  const bool stands_elsewhere = p.features.has(Feature::causal_top_left) && p.seqlen_q != p.seqlen_kv;
+  return keys_are_unknown || stands_elsewhere || p.seqlen_q > p.seqlen_kv;
+}
 
 }  // namespace
 
@@ -144,7 +155,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   if (p.softcap != 0) set_softcap(params, p.scale, p.softcap);
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
-  params.causal_top_left = p.features.has(core::Feature::causal_top_left) ? 1 : 0;
+  params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
   params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
   params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
   return params;
@@ -161,6 +172,7 @@ portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable
   }
   params.counter = static_cast<uint32_t*>(counter);
   params.num_items = narrow(forward_blocks(p, map));
+  params.has_zero_rows = may_have_zero_rows(p, config) ? 1 : 0;
   params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv / config.cluster, p.page_size));
   return params;
 }

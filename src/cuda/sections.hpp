@@ -12,7 +12,7 @@ struct Concurrency {
 };
 
 // Query heads of all sequences, in order: sections of `heads`, and one of the rest (none where it is all heads), which
-// begins with head `first_of_last`.
+// begins with head `first_of_last`, a multiple of `heads`.
 struct Sections {
   int64_t heads = 0;
   int64_t first_of_last = 0;

@@ -67,7 +67,7 @@ struct ForwardParams {
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
   // Schedule (device/schedule.hpp): tiles of queries a sequence, tiles of v's columns, heads of a section, the first
-  // head of the last section, which has a width of its own.
+  // head of the last section, which has a width of its own: a multiple of heads_per_section.
   int32_t tiles_q, slices_v, heads_per_section, first_of_last_section;
   int32_t kv_tiles;                   // of a row of tile_map
   int32_t block_map_q, block_map_kv;  // queries and keys of one entry of block_map

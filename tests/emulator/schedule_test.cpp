@@ -30,8 +30,8 @@ void expect_each_once(const portable::ForwardParams& p) {
     } else if (block > 0 && at.tile_idx > before.tile_idx) {
       EXPECT_EQ(before.tile_idx, static_cast<int32_t>(Cluster) - 1);
       EXPECT_EQ(head, head_before + 1);
-      EXPECT_TRUE(head == p.first_of_last_section ||
-                  (head < p.first_of_last_section && head % p.heads_per_section == 0));
+      EXPECT_EQ(head % p.heads_per_section, 0);
+      EXPECT_LE(head, p.first_of_last_section);
     }
     before = at;
   }
@@ -49,7 +49,7 @@ TEST(Schedule, EachTileOnceAndLongOnesFirst) {
     if (draw(0, 3) == 0) p.cu_seqlens_q.data = &packed;
     const int all_heads = (p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q;
     p.heads_per_section = draw(1, all_heads);
-    p.first_of_last_section = draw(0, all_heads);
+    p.first_of_last_section = draw(0, all_heads / p.heads_per_section) * p.heads_per_section;
     p.tiles_q = draw(1, 9);
     expect_each_once<1>(p);
     p.tiles_q *= 2;

@@ -29,7 +29,7 @@ __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, 
   const auto first_of_last = static_cast<uint32_t>(p.first_of_last_section);
   const bool is_last = block >= first_of_last * tiles;
   const uint32_t first_head = is_last ? first_of_last : block / (per_section * tiles) * per_section;
-  const uint32_t width = is_last ? all_heads - first_of_last : min(per_section, first_of_last - first_head);
+  const uint32_t width = is_last ? all_heads - first_of_last : per_section;
   const uint32_t inside = block - first_head * tiles;
   const uint32_t head = first_head + inside % width;
   const uint32_t tile = (tiles - 1 - inside / width) * Cluster + in_cluster;
