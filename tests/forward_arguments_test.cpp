@@ -56,7 +56,7 @@ TEST(ForwardArguments, SizesAndStridesAreTheProblems) {
   EXPECT_EQ(got.lse.data, nullptr);
   EXPECT_EQ(got.batch, 2);
   EXPECT_EQ(got.heads_q, 8);
-  EXPECT_EQ(got.heads_kv, 2);
+  EXPECT_EQ(got.group, 4);
   EXPECT_EQ(got.seqlen_q, 1000);
   EXPECT_EQ(got.total_kv, 2000);
   EXPECT_EQ(got.tiles_q, tiles(1000, config(p).tile_q));

@@ -130,7 +130,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.offset = p.offset;
   params.batch = narrow(p.batch);
   params.heads_q = narrow(p.heads_q);
-  params.heads_kv = narrow(p.heads_kv);
+  params.group = narrow(p.group());
   params.head_dim_qk = narrow(p.head_dim_qk);
   params.head_dim_v = narrow(p.head_dim_v);
   params.seqlen_q = narrow(p.seqlen_q);

@@ -19,7 +19,7 @@ portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& 
   CUtensorMap map;
   check(required_driver().cuTensorMapEncodeTiled(&map, type, 4, operand.data, dims, strides, box, steps,
                                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "cuTensorMapEncodeTiled");
   portable::TensorMap copy;
   static_assert(sizeof copy == sizeof map);

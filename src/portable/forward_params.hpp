@@ -63,7 +63,8 @@ struct ForwardParams {
   uint32_t* seen_keys;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
-  int32_t batch, heads_q, heads_kv, head_dim_qk, head_dim_v;
+  int32_t batch, heads_q, head_dim_qk, head_dim_v;
+  int32_t group;                // heads of q that share one of k and v
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
   // Schedule (device/schedule.hpp): tiles of queries a sequence, tiles of v's columns, heads of a section, the first

@@ -90,7 +90,7 @@ struct BlockSm80 {
     if (first >= sequence.len_q) return -1;
     const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
     const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
-    const int32_t head_kv = work.head_idx / (p.heads_q / p.heads_kv);
+    const int32_t head_kv = work.head_idx / p.group;
     const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 

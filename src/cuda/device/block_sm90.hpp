@@ -61,6 +61,7 @@ struct BlockSm90 {
   struct Item {
     int32_t exists;  // 0: there is none left
     WorkTile work;
+    int32_t head_kv;
     BandedSequence<int32_t> sequence;
     QueryRange queries;            // of the tile
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
@@ -173,6 +174,7 @@ struct BlockSm90 {
       to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
+      to.head_kv = to.work.head_idx / p.forward.group;
     }
     __syncwarp();
     const int32_t first = to.queries.first, last = to.queries.end - 1;
@@ -341,7 +343,6 @@ struct BlockSm90 {
                                             const portable::TensorMap& map, const Item& of, int32_t tile,
                                             uint32_t s_note, const uint4& note) const {
     const int32_t first_key = of.first_key(tile);
-    const int32_t head = of.work.head_idx / (p.forward.heads_q / p.forward.heads_kv);
     ring.wait_empty();
     if (kHasMap && is_loader()) {
       ptx::store_chunk(s_note, {note.x, note.y, note.z, note.w});
@@ -354,13 +355,13 @@ struct BlockSm90 {
       if (row < C.tile_kv) {
         const int32_t last = (of.sequence.len_kv - 1) / p.box_kv * p.box_kv;
         const PagedRow from = paged_row(p.forward, of.work.batch_idx, min(first_key + row, last));
-        copy_tile<Columns>(stage + row * kRowBytes, map, ring.full(), C.tile_kv, from.row, head, from.page);
+        copy_tile<Columns>(stage + row * kRowBytes, map, ring.full(), C.tile_kv, from.row, of.head_kv, from.page);
       }
     } else {
       ring.arrive_full_expecting(bytes);
       const int32_t row = C.cluster > 1 ? static_cast<int32_t>(ptx::block_in_cluster()) * kLoadedRows : 0;
       copy_tile<Columns, C.cluster>(stage + row * kRowBytes, map, ring.full(), C.tile_kv,
-                                    of.sequence.row_kv + first_key + row, head,
+                                    of.sequence.row_kv + first_key + row, of.head_kv,
                                     batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
     }
     ring.advance();

@@ -228,9 +228,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       }
     }
   }
-  __device__ __forceinline__ void end_output() {
+  // has_begun: whether begin_output() was called before it.
+  __device__ __forceinline__ void end_output(bool has_begun) {
     ptx::wait_products<0>(o[0]);
-    release(v);
+    if (has_begun) release(v);
   }
   // The warp's rows of out, all of which are there, by the copy engine: they lie where the item's queries were.
   __device__ __forceinline__ void send(const Item& item) const {
@@ -258,15 +259,21 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // without it chunks are most of them: the rest is rare, and in a loop, lest its code is a quarter of the kernel.
   __device__ __forceinline__ void store_from_registers(const Item& item) {
     const bool has_chunks = p.out_vector_store && !p.out_is_f32;
+    int64_t at[2];
+    bool is_there[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t query = item.queries.first + row(r);
+      at[r] = row_offset(p.out, item.work, item.sequence, query);
+      is_there[r] = query < item.queries.end;
+    }
     const auto store_blocks = [&](int from, int32_t column, bool in_chunks) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int32_t query = item.queries.first + row(r);
-        const int64_t at = row_offset(p.out, item.work, item.sequence, query);
         if (in_chunks) {
-          store_chunks<C>(p, o[0], from, r, at, column, lane, query < item.queries.end);
+          store_quads<C>(p, o[0], from, r, at[r], column, lane, is_there[r]);
         } else {
-          store_pairs<C>(p, o[0], from, r, at, column, lane, query < item.queries.end);
+          store_pairs<C>(p, o[0], from, r, at[r], column, lane, is_there[r]);
         }
       }
     };
@@ -338,23 +345,23 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     Scores::begin_item();
     take_q();
     int32_t tile = enter(share().first);
-    {
-      float s[1][kBlocks][4];
-      k.wait_full();
-      wait_for_turn();
-      begin_scores(s[0]);
-      give_turn();
-      // While the scores are computed:
-      end_store(had_item);
-      if (!C.bias) clear_output();
-      ptx::wait_products<0>(s[0]);
+    float s[1][kBlocks][4];
+    k.wait_full();
+    wait_for_turn();
+    begin_scores(s[0]);
+    give_turn();
+    // While the scores are computed:
+    end_store(had_item);
+    clear_output();
+    ptx::wait_products<0>(s[0]);
+    for (bool has_output = false;; has_output = true) {
       release(k);
       if (!kKeepsQ && is_last(tile)) release_q();
-      Scores::template make_scores<true>(s, tile);
-      Scores::begin_softmax(s, tile, scale_log2);
-      if (C.bias) clear_output();  // whose loads want the registers before
-    }
-    for (;;) {
+      if (!kOverlaps) end_output(has_output);
+      Scores::make_scores(s, tile);
+      if (kOverlaps) end_output(has_output);
+      Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) { scale_rows(o, by); });
+      if (!kHasMap) ptx::keep_in_place(tile);  // is_full() is asked again: one register less than its answer
       if (!kHasMap && is_full(tile + 1)) {
         ++tile;
       } else {
@@ -362,7 +369,6 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         if (is_last(tile)) return;
         tile = enter(tile + 1);
       }
-      float s[1][kBlocks][4];
       k.wait_full();
       wait_for_turn();
       begin_scores(s[0]);
@@ -370,12 +376,6 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       begin_output();
       give_turn();
       ptx::wait_products<1>(s[0]);
-      release(k);
-      if (!kKeepsQ && is_last(tile)) release_q();
-      if (!kOverlaps) end_output();
-      Scores::template make_scores<false>(s, tile);
-      if (kOverlaps) end_output();
-      Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) { scale_rows(o, by); });
     }
   }
 
@@ -398,7 +398,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         v.wait_full();
         begin_output();
         write_lse(by);
-        end_output();
+        end_output(true);
       }
       const int32_t behind = share().behind;
       store(by);

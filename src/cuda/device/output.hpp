@@ -42,31 +42,27 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
   }
 }
 
-// Four words of four lanes that share a row: lane t gets the words of all four for block t.
-__device__ __forceinline__ uint4 transpose_quad(const uint32_t (&words)[4], int lane) {
-  const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
-  // Pairs of lanes, then pairs of pairs: each time a lane keeps the half it is to own and gives the other.
-  const uint32_t given0 = odd ? words[0] : words[1], given1 = odd ? words[2] : words[3];
-  const uint32_t got0 = __shfl_xor_sync(kAllLanes, given0, 1), got1 = __shfl_xor_sync(kAllLanes, given1, 1);
-  const uint2 low = odd ? make_uint2(got0, words[1]) : make_uint2(words[0], got0);  // block `odd`
-  const uint2 up = odd ? make_uint2(got1, words[3]) : make_uint2(words[2], got1);   // block 2 + `odd`
-  const uint2 given = high ? low : up, kept = high ? up : low;
-  const uint2 got = make_uint2(__shfl_xor_sync(kAllLanes, given.x, 2), __shfl_xor_sync(kAllLanes, given.y, 2));
-  return high ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
-}
-
 // Blocks [from, from + 4) of row r (0 or 1) of the lane's accumulators to 32 columns of out from `first` on; the row
-// begins at element `at`. In 16 bits and chunks of 16 bytes. All lanes of the warp call it.
+// begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the warp
+// call it.
 template <ForwardConfig C, int BlocksV>
-__device__ __forceinline__ void store_chunks(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
-                                             int64_t at, int32_t first, int lane, bool is_there) {
-  uint32_t words[4];
+__device__ __forceinline__ void store_quads(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
+                                            int64_t at, int32_t first, int lane, bool is_there) {
+  const bool odd = lane % 2 != 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = Multiply<C.element>::pack(o[from + i][r * 2], o[from + i][r * 2 + 1]);
-  const uint4 chunk = transpose_quad(words, lane);
-  const int32_t column = first + lane % 4 * 8;
-  if (!is_there || column >= p.head_dim_v) return;
-  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out.data) + at + column) = chunk;
+  for (int i = 0; i < 4; i += 2) {
+    // Of two blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
+    uint32_t words[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      words[j] = Multiply<C.element>::pack(o[from + i + j][r * 2], o[from + i + j][r * 2 + 1]);
+    }
+    const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
+    const int32_t column = first + (i + lane % 2) * 8 + lane % 4 / 2 * 4;
+    if (!is_there || column >= p.head_dim_v) continue;
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out.data) + at + column) =
+        odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
+  }
 }
 
 // The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.

@@ -141,21 +141,20 @@ struct ScoresSm90 {
     }
   }
 
-  // Features and masks, before softmax. A softcap alone has them in look(). IsFirst: the item's first tile, for
-  // which the code that serves every tile is enough, one copy less.
-  template <bool IsFirst>
+  // Features and masks, before softmax. A softcap alone has them in look().
   __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) {
     if constexpr (Score<C>::kHasSeries) return;
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      if (C.score && !IsFirst && is_within(tile)) {
+      if (C.score && is_within(tile)) {
         modify<true>(s[0], tile);
       } else {
         modify<false>(s[0], tile);
       }
     }
     hide(s, tile);
+    ptx::keep_in_place(s[0]);  // those of tiles with masks and without in the same registers
   }
   __device__ __forceinline__ void find_side(int32_t tile) {
     const int32_t key = current().first_key(tile);
@@ -164,25 +163,19 @@ struct ScoresSm90 {
     constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
   }
-  // The scores of an item's first tile become unnormalised probabilities.
-  __device__ __forceinline__ void begin_softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2) {
-    const auto begin = [&](const auto& of_max) { begin_max(s, rows, scale_log2, of_max); };
-    look(s, tile, begin);
-    float sum[2];
-    exponentiate(s[0], tile, scale_log2, sum);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] = sum[r];
-  }
-  // Those of a further tile. rescale(factor): o is to be multiplied.
+  // The scores of a tile become unnormalised probabilities. rescale(factor): o is to be multiplied.
   template <class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
-    const auto raise = [&](const auto& of_max) { raise_max(s, rows, scale_log2, of_max, rescale); };
+    const auto find = [&](const auto& of_max) {
+      if (!Score<C>::kHasSeries && begin_max(s, rows, scale_log2)) return;
+      raise_max(s, rows, scale_log2, of_max, rescale);
+    };
     bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile)) || (kHasSides && side == 0);
     float sum[2];
 #pragma unroll 1
     for (;;) {
-      if (looks) look(s, tile, raise);
+      if (looks) look(s, tile, find);
       const bool serves = exponentiate(s[0], tile, scale_log2, sum);
       if (looks || __all_sync(kAllLanes, serves && !(fmaxf(sum[0], sum[1]) > kLargestSum))) break;
       looks = true;

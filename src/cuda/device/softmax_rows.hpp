@@ -78,21 +78,24 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
   rows.is_settled = __all_sync(kAllLanes, is_settled);
 }
 
-// The same for rows that have none yet, with less to do where all maxima are neither negative nor large.
-template <int Blocks, class OfMax>
-__device__ __forceinline__ void begin_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
-                                          const OfMax& of_max) {
+// The same with less to do, for rows that have none yet and where none is negative or large. False elsewhere.
+template <int Blocks>
+__device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2) {
+  if (!__all_sync(kAllLanes, rows.max[0] == -kInfinity && rows.max[1] == -kInfinity)) return false;
+  float max[2];
   bool is_usual = true;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    rows.max[r] = of_max(row_max(lane_max(s[0], r)));
-    rows.offset[r] = rows.max[r] * scale_log2;
-    is_usual = is_usual && rows.max[r] >= 0 && rows.offset[r] <= kLargeMax;  // false for NaN
+    max[r] = row_max(lane_max(s[0], r));
+    is_usual = is_usual && max[r] >= 0 && max[r] * scale_log2 <= kLargeMax;  // false for NaN
   }
-  rows.is_settled = __all_sync(kAllLanes, is_usual);
-  if (rows.is_settled) return;
-  static_cast<RowState&>(rows) = {};
-  raise_max(s, rows, scale_log2, of_max, [](const float(&)[1][2]) {});
+  if (!__all_sync(kAllLanes, is_usual)) return false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows.max[r] = max[r];
+    rows.offset[r] = max[r] * scale_log2;
+  }
+  return rows.is_settled = true;
 }
 
 // Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum; with j = 0 it begins.

@@ -79,7 +79,7 @@ struct HeadTiles {
                            min(C.head_dim_v, p.head_dim_v - first_column),
                            [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
-  __device__ int32_t head_kv() const { return work.head_idx / (p.heads_q / p.heads_kv); }
+  __device__ int32_t head_kv() const { return work.head_idx / p.group; }
   // After load_q() and wait(), before scores().
   __device__ void prepare_q() const {
     device::prepare_q<C.element, TileQ, kThreads>(s_q, thread, p.scale < 0);

@@ -17,16 +17,21 @@ __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_g
 
 // The compiler computes the value before what follows, and reads it after what comes before.
 __device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-
-// Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
-template <int Pending, int Blocks>
-__device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+__device__ __forceinline__ void keep_in_place(int32_t& x) { asm volatile("" : "+r"(x)); }
+template <int Blocks>
+__device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 #pragma unroll
   for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) keep_in_place(d[j][i]);
   }
+}
+
+// Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
+template <int Pending, int Blocks>
+__device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+  keep_in_place(d);
 }
 
 // How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
