@@ -373,8 +373,8 @@ struct BlockSm90 {
     const auto load = [&](const Item& of, int32_t tile, bool is_partial) {
       const int32_t row_q = of.sequence.row_q + of.queries.first;
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
-      // Queries wait for their slot in the L2 cache.
-      if (tile == of.first_tile && is_loader()) {
+      // Queries wait in the L2 cache for the slot, where there is but one.
+      if (kLayout.q_slots == 1 && tile == of.first_tile && is_loader()) {
 #pragma unroll 1
         for (int32_t row = 0; row < C.tile_q; row += kRows) {
 #pragma unroll
