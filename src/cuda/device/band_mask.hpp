@@ -16,12 +16,10 @@ __device__ __forceinline__ uint32_t columns_below(int32_t limit, int lane) {
   return bits >= 32 ? ~0u : (1u << bits) - 1;
 }
 
-// What a row that sees these keys, and those below keep_first, sees of the tile at first_key. By a whole warp.
+// What a row that sees these keys, and those below keep_first, sees of the tile at first_key.
 template <int TileKv>
 __device__ __forceinline__ uint32_t columns_in(KeyRange keys, int32_t first_key, int32_t keep_first, int lane) {
-  const uint32_t below = columns_below<TileKv>(keys.end - first_key, lane);
-  if (!__any_sync(kAllLanes, keys.begin > first_key)) return below;
-  return below &
+  return columns_below<TileKv>(keys.end - first_key, lane) &
          (~columns_below<TileKv>(keys.begin - first_key, lane) | columns_below<TileKv>(keep_first - first_key, lane));
 }
 

@@ -9,14 +9,14 @@
 //   warp 2            loads v                                            ring of v
 //   warp 3            writes rows that no key reaches
 //   each warpgroup    64 queries of the tile:
-//     s = q k(0)^T, p = 2^(s - max)
-//     for every further key tile i:
-//       begin s = q k(i)^T                        matrix unit, scores of this tile
-//       begin o += p v(i - 1)                     matrix unit, probabilities of the tile before
-//       s is there: masks                         while o += p v runs
+//     begin s = q k(0)^T, o = 0
+//     for every key tile i:
+//       s is there: masks                         while o += p v of the tile before runs
 //       o is there: p = 2^(s - max)               while other warpgroups multiply
 //       sums of p too large: the same with new maxima, o rescaled
-//     o += p v of the last tile, out = o / sum
+//       begin s = q k(i + 1)^T                    matrix unit, scores of the next tile
+//       begin o += p v(i)                         matrix unit, probabilities of this one
+//     out = o / sum
 #pragma once
 
 #include "cuda/device/operand.hpp"
@@ -54,10 +54,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   typename Block::KRing k;
   typename Block::VRing v;
   // Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
-  // less of shared memory for their products then. Score texts, bias, dropout and several masks may need those
-  // registers.
-  static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score &&
-                                  !C.bias && !C.dropout && num_masks(C) <= 1;
+  // less of shared memory for their products then. Bias, dropout, several masks, and a mask beside a text may need
+  // those registers.
+  static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.bias &&
+                                  !C.dropout && num_masks(C) <= (C.score ? 0 : 1);
   static constexpr int kStepsQ = C.head_dim_qk / 16;
 
   float o[1][kBlocksV][4];
@@ -256,9 +256,9 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     ptx::commit_boxes();
   }
   // The lane's rows of out from the accumulators, which are lost. With kKeepsQ the copy engine writes most rows, and
-  // without it chunks are most of them: the rest is rare, and in a loop, lest its code is a quarter of the kernel.
+  // without it quads are most of them: the rest is rare, and in a loop, lest its code is a quarter of the kernel.
   __device__ __forceinline__ void store_from_registers(const Item& item) {
-    const bool has_chunks = p.out_vector_store && !p.out_is_f32;
+    const bool has_quads = p.out_vector_store && !p.out_is_f32;
     int64_t at[2];
     bool is_there[2];
 #pragma unroll
@@ -267,24 +267,24 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       at[r] = row_offset(p.out, item.work, item.sequence, query);
       is_there[r] = query < item.queries.end;
     }
-    const auto store_blocks = [&](int from, int32_t column, bool in_chunks) {
+    const auto store_blocks = [&](int from, int32_t column, bool in_quads) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (in_chunks) {
+        if (in_quads) {
           store_quads<C>(p, o[0], from, r, at[r], column, lane, is_there[r]);
         } else {
           store_pairs<C>(p, o[0], from, r, at[r], column, lane, is_there[r]);
         }
       }
     };
-    if (!kKeepsQ && has_chunks) {
+    if (!kKeepsQ && has_quads) {
 #pragma unroll
       for (int from = 0; from < kBlocksV; from += 4) store_blocks(from, from * 8, true);
       return;
     }
 #pragma unroll 1
     for (int32_t column = 0; column < C.head_dim_v; column += 32) {
-      store_blocks(0, column, kKeepsQ && has_chunks);
+      store_blocks(0, column, kKeepsQ && has_quads);
 #pragma unroll
       for (int j = 0; j + 4 < kBlocksV; ++j) {
 #pragma unroll

@@ -120,12 +120,22 @@ struct ScoresSm90 {
     return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
   }
 
+  // What the lane's row r sees of the tile at first_key, as columns_below() has it. By a whole warp, most of whose
+  // tiles with masks begin behind the first keys of all rows.
+  __device__ __forceinline__ uint32_t columns_of(int r, int32_t first_key) const {
+    const KeyRange keys = bounds(row(r));
+    if (__any_sync(kAllLanes, keys.begin > first_key)) {
+      return columns_in<C.tile_kv>(keys, first_key, p.keep_first, lane);
+    }
+    return columns_below<C.tile_kv>(keys.end - first_key, lane);
+  }
+
   // What the lane's rows see of a tile that the warpgroup does not see whole, before the scores take the registers.
   __device__ __forceinline__ void find_visible(int32_t tile, bool is_partial) {
     const Item& item = current();
     const int32_t first_key = item.first_key(tile), first_row = part * Block::kRows + warp_row();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) visible[r] = columns_in<C.tile_kv>(bounds(row(r)), first_key, p.keep_first, lane);
+    for (int r = 0; r < 2; ++r) visible[r] = columns_of(r, first_key);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
     visible_columns<C>(
         p, item.sequence, item.work.batch_idx, item.work.head_idx, item.queries.first + first_row, first_key,
@@ -220,11 +230,9 @@ struct ScoresSm90 {
   // Masks the tile's scores.
   __device__ __forceinline__ void hide(float (&s)[1][kBlocks][4], int32_t tile) const {
     if (is_full(tile)) return;
-    if constexpr (kHasMap) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) hide_columns(s[0], r, visible[r]);
-    } else {
-      hide_outside(s, current().first_key(tile), p.keep_first, lane, [&](int, int r) { return bounds(row(r)); });
+    for (int r = 0; r < 2; ++r) {
+      hide_columns(s[0], r, kHasMap ? visible[r] : columns_of(r, current().first_key(tile)));
     }
   }
 
