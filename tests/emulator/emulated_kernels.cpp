@@ -127,7 +127,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_pages(with_alibi(k128))>(),
                                         sm90<with_score(plain(Element::bf16, 64, 64, 192, 112))>(),
-                                        sm90<with_score(plain(Element::bf16, 128, 128, 128, 112))>(),
+                                        sm90<with_score(k128)>(),
                                         sm90<with_dropout(k128)>(),
                                         sm90<with_bias(k64)>(),
                                         sm90<with_pages(k64)>(),

@@ -54,10 +54,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   typename Block::KRing k;
   typename Block::VRing v;
   // Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
-  // less of shared memory for their products then. Bias, dropout, several masks, and a mask beside a text may need
-  // those registers.
-  static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.bias &&
-                                  !C.dropout && num_masks(C) <= (C.score ? 0 : 1);
+  // less of shared memory for their products then. Score texts, bias, dropout and several masks may need those
+  // registers.
+  static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score &&
+                                  !C.bias && !C.dropout && num_masks(C) <= 1;
   static constexpr int kStepsQ = C.head_dim_qk / 16;
 
   float o[1][kBlocksV][4];
