@@ -184,7 +184,7 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
     for (const int64_t v : {1, 8, 64, 96, 128, 192, 256}) {
       for (const core::Features features :
            {core::Features(), core::Features(Feature::bias), Feature::bias | Feature::dropout,
-            core::Features(Feature::document), core::all_features()}) {
+            core::Features(Feature::document), Feature::document | Feature::dense_mask, core::all_features()}) {
         for (const int64_t seqlen_kv : {1024, 4096}) {
           Problem p = problem(DType::bf16, qk, v, features);
           p.seqlen_kv = seqlen_kv;
@@ -194,8 +194,12 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
                        std::to_string(c.tile_kv));
           EXPECT_GE(c.head_dim_qk, qk);
           EXPECT_GE(c.head_dim_v, v);
-          if (c.head_dim_qk == 256 && c.bias) {
+          const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
+          if ((dim == 256 && (c.bias || num_masks(c) > 1)) || (dim <= 96 && c.bias_is_f32)) {
             EXPECT_EQ(c.tile_kv, 64) << "with 80 keys the assembler spills";
+          }
+          if (c.head_dim_qk <= 96 && c.head_dim_v == 128 && num_masks(c) > 1 && !c.bias) {
+            EXPECT_EQ(c.tile_kv, 112) << "with 128 keys the assembler spills";
           }
           EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
           EXPECT_GE(std::min({layout.k_stages, layout.v_stages, layout.item_slots}), 2);

@@ -172,7 +172,7 @@ portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable
   }
   params.counter = static_cast<uint32_t*>(counter);
   params.num_items = narrow(forward_blocks(p, map));
-  params.has_zero_rows = may_have_zero_rows(p, config) ? 1 : 0;
+  params.may_have_zero_rows = may_have_zero_rows(p, config) ? 1 : 0;
   params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv / config.cluster, p.page_size));
   return params;
 }

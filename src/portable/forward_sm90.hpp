@@ -20,7 +20,7 @@ struct ForwardSm90Params {
   int32_t num_items;  // tiles of queries, those of all heads
   int32_t box_kv;     // keys of a box of k and v: what a block loads of a tile; paged, as many of them as lie in one
                       // page wherever a tile begins
-  int32_t has_zero_rows;  // some row of out may need no product
+  int32_t may_have_zero_rows;  // 1 if some row of out may need no product
 };
 
 // Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels

@@ -136,12 +136,20 @@ TEST(EmulatedSm90, Scores) {
   c = base(128, 128);
   c.alibi = "bh";
   expect_right(c);
-  c = base(64, 64);
-  c.bias = "bhqk";
-  expect_right(c);
-  c = base(128, 128);
-  c.dropout = 0.3;
-  expect_right(c);
+  for (const int64_t window_left : {-1, 90}) {
+    for (const int64_t window_right : {-1, 0}) {
+      c = base(64, 64);
+      c.bias = "bhqk";
+      c.window_left = window_left;
+      c.window_right = window_right;
+      expect_right(c);
+      c = base(128, 128);
+      c.dropout = 0.3;
+      c.window_left = window_left;
+      c.window_right = window_right;
+      expect_right(c);
+    }
+  }
 }
 
 // The series serves some tiles of an item, all or none; three warpgroups change their rows from item to item.

@@ -11,7 +11,7 @@
 //   each warpgroup    64 queries of the tile:
 //     begin s = q k(0)^T, o = 0
 //     for every key tile i:
-//       s is there: masks                         while o += p v of the tile before runs
+//       s is there: features, masks               while o += p v of the tile before runs (kOverlaps)
 //       o is there: p = 2^(s - max)               while other warpgroups multiply
 //       sums of p too large: the same with new maxima, o rescaled
 //       begin s = q k(i + 1)^T                    matrix unit, scores of the next tile
@@ -361,7 +361,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       Scores::make_scores(s, tile);
       if (kOverlaps) end_output(has_output);
       Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) { scale_rows(o, by); });
-      if (!kHasMap) ptx::keep_in_place(tile);  // is_full() is asked again: one register less than its answer
+      if (!kHasMap) ptx::forget(tile);  // is_full() is asked again: one register less than its answer
       if (!kHasMap && is_full(tile + 1)) {
         ++tile;
       } else {

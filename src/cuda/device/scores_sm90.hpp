@@ -177,15 +177,11 @@ struct ScoresSm90 {
   template <class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
-    const auto find = [&](const auto& of_max) {
-      if (!Score<C>::kHasSeries && begin_max(s, rows, scale_log2)) return;
-      raise_max(s, rows, scale_log2, of_max, rescale);
-    };
     bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile)) || (kHasSides && side == 0);
     float sum[2];
 #pragma unroll 1
     for (;;) {
-      if (looks) look(s, tile, find);
+      if (looks) look(s, tile, scale_log2, rescale);
       const bool serves = exponentiate(s[0], tile, scale_log2, sum);
       if (looks || __all_sync(kAllLanes, serves && !(fmaxf(sum[0], sum[1]) > kLargestSum))) break;
       looks = true;
@@ -194,15 +190,18 @@ struct ScoresSm90 {
     for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
   }
 
-  // Finds the rows' maxima by find_max(of_max).
-  template <class FindMax>
-  __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, const FindMax& find_max) {
+  // Finds the rows' maxima.
+  template <class Rescale>
+  __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+                                       const Rescale& rescale) {
     if constexpr (kHasSides) {
       modify<false>(s[0], tile);
       side = 0;
     }
     if constexpr (!Score<C>::kHasSeries) {
-      find_max([](float of_row) { return of_row; });
+      if (begin_max(s, rows, scale_log2)) return;
+      raise_max(
+          s, rows, scale_log2, [](float of_row) { return of_row; }, rescale);
     } else {
       // A softcap alone. Scores that its series serves stay products; series and tanh grow with them.
       const Score<C> score = score_of(p, current());
@@ -214,7 +213,8 @@ struct ScoresSm90 {
       }
       if (!is_small) cap(score, s[0]);
       hide(s, tile);
-      find_max([&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; });
+      const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
+      raise_max(s, rows, scale_log2, of_max, rescale);
       rows.is_settled = rows.is_settled && is_small;
       if (is_small) return;
 #pragma unroll

@@ -78,7 +78,8 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
   rows.is_settled = __all_sync(kAllLanes, is_settled);
 }
 
-// The same with less to do, for rows that have none yet and where none is negative or large. False elsewhere.
+// The same with less to do, where no row of the warp has a maximum yet and the new ones are neither negative nor large;
+// elsewhere false, and nothing is changed.
 template <int Blocks>
 __device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2) {
   if (!__all_sync(kAllLanes, rows.max[0] == -kInfinity && rows.max[1] == -kInfinity)) return false;
@@ -95,7 +96,8 @@ __device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], Watche
     rows.max[r] = max[r];
     rows.offset[r] = max[r] * scale_log2;
   }
-  return rows.is_settled = true;
+  rows.is_settled = true;
+  return true;
 }
 
 // Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum; with j = 0 it begins.

@@ -17,7 +17,6 @@ __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_g
 
 // The compiler computes the value before what follows, and reads it after what comes before.
 __device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-__device__ __forceinline__ void keep_in_place(int32_t& x) { asm volatile("" : "+r"(x)); }
 template <int Blocks>
 __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 #pragma unroll
@@ -26,6 +25,9 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
     for (int i = 0; i < 4; ++i) keep_in_place(d[j][i]);
   }
 }
+
+// The compiler forgets what it has found out about the value.
+__device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
 
 // Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
 template <int Pending, int Blocks>

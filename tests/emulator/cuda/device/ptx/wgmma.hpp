@@ -20,7 +20,7 @@ inline void commit_products(int line = __builtin_LINE()) {
   emulator::commit(emulator::Work::products);
 }
 inline void keep_in_place(float&) {}
-inline void keep_in_place(int32_t&) {}
+inline void forget(int32_t&) {}
 template <int Blocks>
 void keep_in_place(float (&)[Blocks][4]) {}
 template <int Pending, int Blocks>
