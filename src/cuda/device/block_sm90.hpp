@@ -174,7 +174,7 @@ struct BlockSm90 {
       to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
-      to.head_kv = to.work.head_idx / p.forward.group;
+      to.head_kv = to.work.head_idx / p.forward.group;  // last, read back: loading warps have few registers
     }
     __syncwarp();
     const int32_t first = to.queries.first, last = to.queries.end - 1;
