@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <numeric>
 
 #include "core/message.hpp"
@@ -38,17 +39,22 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
   return all % 16 == 0;
 }
 
-void set_softcap(portable::ForwardParams& params, float scale, float softcap) {
-  params.softcap = softcap;
-  params.softcap_scale = std::max(std::fabs(scale), std::numeric_limits<float>::min()) / softcap;
-  // A coefficient that overflows or loses bits makes the series useless.
-  params.softcap_limit = softcap * std::tanh(portable::kSmallTanh);
-  params.softcap_products = portable::kSmallTanh / params.softcap_scale;
-  double factor = static_cast<double>(softcap) * static_cast<double>(params.softcap_scale);
+// Probabilities of scores by the series are taken against zero: as many powers of 2 up and down as the type holds
+// without a bit less.
+double largest_exponent(DType dtype) { return dtype == DType::f16 ? 14 : 64; }
+
+void set_softcap(portable::ForwardParams& params, const Problem& p) {
+  params.softcap = p.softcap;
+  params.softcap_scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / p.softcap;
+  const double scale = params.softcap_scale, softcap_log2 = p.softcap * std::numbers::log2e;
+  const double small = std::min<double>(portable::kSmallTanh, largest_exponent(p.dtype) / softcap_log2) / scale;
+  params.softcap_square = static_cast<float>(std::min<double>(small * small, std::numeric_limits<float>::max()));
+  double factor = softcap_log2 * scale;
   for (int i = 0; i < 3; ++i) {
     params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));
-    if (!std::isnormal(params.softcap_series[i])) params.softcap_limit = 0;
-    factor *= static_cast<double>(params.softcap_scale) * static_cast<double>(params.softcap_scale);
+    // One that overflows or loses bits makes the series useless.
+    if (!std::isnormal(params.softcap_series[i])) params.softcap_square = -1;
+    factor *= scale * scale;
   }
 }
 
@@ -152,7 +158,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.block_map_kv = at_most_all(p.block_kv);
   params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
-  if (p.softcap != 0) set_softcap(params, p.scale, p.softcap);
+  if (p.softcap != 0) set_softcap(params, p);
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;

@@ -37,8 +37,7 @@ struct ArrayParams {
   int64_t count;
 };
 
-// tanh(y) / y in powers of y^2 (minimax): relative error below 8e-8 for |y| < kSmallTanh. y times it grows everywhere,
-// so that its values tell whether all arguments were small.
+// tanh(y) / y in powers of y^2 (minimax): relative error below 8e-8 for |y| < kSmallTanh.
 inline constexpr float kSmallTanh = 0.19f;
 inline constexpr float kTanhSeries[3] = {0.999999922f, -0.333294616f, 0.130458953f};
 
@@ -76,14 +75,13 @@ struct ForwardParams {
   float scale;  // on q . k
   float softcap;
   float softcap_scale;         // |scale| / softcap
-  float softcap_limit;         // scores, in size, below which the series serves; 0: nowhere
-  float softcap_products;      // and their products
-  float softcap_series[3];     // softcap tanh(softcap_scale s) / s in powers of s^2
+  float softcap_series[3];     // softcap log2(e) tanh(softcap_scale s) / s in powers of s^2
+  float softcap_square;        // of s, up to which the series serves; -1: nowhere
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
-  int32_t causal_top_left;
   int32_t out_is_f32;        // else in the type of q
   int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
+  int32_t causal_top_left;
   // Of paged k and v, whose batch strides go from page to page: (batch, page) i32.
   TableParams page_table;
   int32_t page_size, num_pages;

@@ -179,6 +179,9 @@ struct BlockSm80 {
   static constexpr bool kFewCopies =  // addresses at once
       C.element == Element::f32 || C.alibi || C.score || C.paged || (kIsHeavy && kIsWideOrOdd) ||
       (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+  // Copies with a look at each row, at a sequence's ends, in a loop: unrolled, those of wide rows were a third of the
+  // loop over keys.
+  static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
       C.mask == MaskLevel::band && !C.score && (!kIsHeavy || kIsWideOrOdd);
 
@@ -191,8 +194,8 @@ struct BlockSm80 {
       load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
                                                                              [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
-                                                                             is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kLoopsAtEnds ? 1 : kUnroll, kKeepsPlaces && !kLoopsAtEnds>(
+          to, rows, first, columns, threadIdx.x, is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
@@ -211,8 +214,10 @@ struct BlockSm80 {
   __device__ __forceinline__ void load_v(int32_t tile) const {
     const int32_t begin = place.seen_begin, end = place.seen_end;
     const HeadRows<C.paged> rows = key_rows(place.v, p.v, place.work, place.sequence);
-    load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, columns_v(), begin, end,
-                                [&](int key) { return key < end && (key >= begin || key < p.keep_first); });
+    load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, columns_v(), begin, end, [&](int key) -> bool {
+      if constexpr (kLoopsAtEnds) return (key < end) & ((key >= begin) | (key < p.keep_first));
+      return key < end && (key >= begin || key < p.keep_first);  // branches take no registers
+    });
   }
 
   // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.

@@ -19,6 +19,7 @@
 #include "cuda/device/mask.hpp"
 #include "cuda/device/multiply.hpp"
 #include "cuda/device/output.hpp"
+#include "cuda/device/ptx/order.hpp"
 #include "cuda/device/score.hpp"
 #include "cuda/device/softmax.hpp"
 #include "portable/dropout.hpp"
@@ -58,10 +59,26 @@ struct ForwardSm80 : BlockSm80<C> {
   __device__ bool is_within(const Score<C>& score, int32_t tile) const {
     return score.are_within(first_q() + warp_row, kRowsOfWarp, tile * C.tile_kv, C.tile_kv);
   }
-  // Returns the lane's least score, wanted of a series alone. IsWithin: what is_within() says; false serves as well.
-  template <bool Series, bool IsWithin = false>
-  __device__ __forceinline__ float modify(Scores& s, const Score<C>& score, int32_t tile) const {
-    float least = kInfinity;
+  // Products of a softcap alone become exponents of 2 by its series. False, in all lanes alike, if it does not serve.
+  __device__ __forceinline__ static bool cap_by_series(Scores& s, const Score<C>& score) {
+    const auto exponent = score.exponent(true);
+    float square = 0;
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        square = square_max_16(s[m], j, square);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[m][j + i / 4][i % 4] = exponent(s[m][j + i / 4][i % 4], 0);
+      }
+      ptx::keep_in_place(s[m]);  // not behind the vote, with a square for each kept until then
+    }
+    return __all_sync(kAllLanes, score.series_serves(square));
+  }
+
+  // IsWithin: what is_within() says; false serves as well.
+  template <bool IsWithin>
+  __device__ __forceinline__ void modify_each(Scores& s, const Score<C>& score, int32_t tile) const {
     const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
@@ -69,23 +86,28 @@ struct ForwardSm80 : BlockSm80<C> {
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.template value<Series, IsWithin>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
-          if (Series) least = fminf(least, s[m][j][i]);
+          s[m][j][i] = score.template value<IsWithin>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || (C.score && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
-    return least;
   }
-
-  // True if the softcap's series serves a tile whose scores it has made: none above the maxima, none below `least`.
-  __device__ __forceinline__ static bool series_serves(const float (&tile_max)[kMBlocks][2], float least,
-                                                       const Score<C>& score) {
-    float largest = tile_max[0][0];
+  // Softcap, bias, ALiBi and the caller's text.
+  __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
+    if constexpr (Score<C>::kHasSeries) {
 #pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) largest = fmaxf(largest, fmaxf(tile_max[m][0], tile_max[m][1]));
-    return __all_sync(kAllLanes, score.series_serves(least, largest));
+      for (int m = 0; m < kMBlocks; ++m) cap(score, s[m]);
+    } else if constexpr (kIsSmallText) {
+      const Score<C> of_tile = score_of_place();  // not the loop's: a register less
+      if (is_within(of_tile, tile)) {
+        modify_each<true>(s, of_tile, tile);
+      } else {
+        modify_each<false>(s, of_tile, tile);
+      }
+    } else if constexpr (!Score<C>::kIsPlain) {
+      modify_each<false>(s, score, tile);
+    }
   }
 
   // Hides what lies outside the band.
@@ -216,7 +238,11 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
   bool is_large = false;
-  bool has_series = Score<C>::kHasSeries && p.softcap_limit > 0;  // serves so far
+  bool has_series = Score<C>::kHasSeries && score.may_use_series();  // and it has served so far
+  if (has_series) {
+#pragma unroll
+    for (int m = 0; m < Block::kMBlocks; ++m) rows[m].max[0] = rows[m].max[1] = 0;
+  }
 
   const int32_t end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
@@ -237,41 +263,31 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     typename Block::Scores s;
     if (sees) {
-      float tile_max[Block::kMBlocks][2], least = 0;
       // Once; twice where the softcap's series turns out not to serve, for then products are needed again.
       for (bool is_first = true;; is_first = false) {
         block.scores(s, [&] {
           if (is_first) load_v();
         });
-        if (has_series) {
-          least = block.template modify<true>(s, score, tile);
-        } else if constexpr (Block::kIsSmallText) {
-          const Score<C> of_tile = block.score_of_place();  // not the loop's: a register less
-          if (block.is_within(of_tile, tile)) {
-            block.template modify<false, true>(s, of_tile, tile);
-          } else {
-            block.template modify<false>(s, of_tile, tile);
-          }
-        } else if constexpr (!Score<C>::kIsPlain) {
-          block.template modify<false>(s, score, tile);
-        }
-        if (!is_full && !has_bits) block.mask(s, tile);
-        if constexpr (C.mask == MaskLevel::bits) {
-          if (has_bits) block.mask_bits(s);
-        }
-        find_max(s, tile_max);
-        if (!has_series || block.series_serves(tile_max, least, score)) break;
+        if (!has_series || block.cap_by_series(s, score)) break;
         has_series = false;
       }
-      update_max(tile_max, rows, scale_log2, kLag, is_large, [&](int m, const float(&factor)[2]) {
+      if (!has_series) block.modify(s, score, tile);
+      if (!is_full && !has_bits) block.mask(s, tile);
+      if constexpr (C.mask == MaskLevel::bits) {
+        if (has_bits) block.mask_bits(s);
+      }
+      if (!has_series) {
+        float tile_max[Block::kMBlocks][2];
+        find_max(s, tile_max);
+        update_max(tile_max, rows, scale_log2, kLag, is_large, [&](int m, const float(&factor)[2]) {
 #pragma unroll
-        for (int j = 0; j < Block::kBlocksV; ++j) {
+          for (int j = 0; j < Block::kBlocksV; ++j) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
-        }
-      });
-      if constexpr (Score<C>::kHasSeries) is_large = p.softcap > 0x1p19f;  // bounds them: a register less
-      if (is_large) subtract_max(s, rows);
+            for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
+          }
+        });
+        if (Score<C>::kHasSeries || is_large) subtract_max(s, rows);
+      }
     } else {
       load_v();
     }
@@ -287,7 +303,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     if (sees) {
       multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
-        exponentiate(s, rows, scale_log2, is_large, j, j + 2);
+        exponentiate<Score<C>::kHasSeries>(s, rows, scale_log2, is_large, j, j + 2);
         if constexpr (C.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();
       });

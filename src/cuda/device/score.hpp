@@ -33,7 +33,8 @@ class Score {
   // Scores stay products of q and k, and scale enters with the exponent of 2.
   static constexpr bool kAreProducts =
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
-  // Softcap alone has a second form, cheap, that serves scores far from the softcap.
+  // Softcap alone: softmax sees exponents of 2. A series has them out of products, cheaply, where scores are far from
+  // the softcap; they are bounded there, so they are taken against zero and nobody looks for a maximum.
   static constexpr bool kHasSeries = C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
@@ -48,26 +49,20 @@ class Score {
   }
 
   // From what the softmax sees to natural scores and to exponents of 2.
-  __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
-  __device__ float scale_log2() const { return scale() * kLog2e; }
+  __device__ float scale() const { return kHasSeries ? kLn2 : kAreProducts ? q_scale() : 1.0f; }
+  __device__ float scale_log2() const { return kHasSeries ? 1.0f : scale() * kLog2e; }
 
-  // True if the softcap's series, which grows everywhere, serves where its values lie in [least, largest].
-  __device__ bool series_serves(float least, float largest) const {
-    return (least >= -p_.softcap_limit) & (largest <= p_.softcap_limit);
-  }
-
-  // True if it serves products whose squares are no larger.
-  __device__ bool series_serves(float square) const { return square <= p_.softcap_products * p_.softcap_products; }
+  // True if the series serves some products at all, and those whose squares are no larger.
+  __device__ bool may_use_series() const { return p_.softcap_square >= 0; }
+  __device__ bool series_serves(float square) const { return square <= p_.softcap_square; }
 
   // What ALiBi alone takes off a score, in exponents of 2, for each place between query and key.
   __device__ float slope_log2() const { return slope_ * scale_log2(); }
 
-  // The score out of a product near zero.
-  __device__ float series(float s) const { return softcap<true>(s); }
-  // Of 2, less an offset: of a product by the series (-inf of -inf), else of the score, which must be finite.
+  // An exponent of 2, less an offset: of a product by the series (-inf of -inf), else it is there, and finite.
   __device__ auto exponent(bool by_series) const {
-    const float c0 = by_series ? p_.softcap_series[0] * kLog2e : kLog2e;
-    const float c1 = by_series ? p_.softcap_series[1] * kLog2e : 0, c2 = by_series ? p_.softcap_series[2] * kLog2e : 0;
+    const float c0 = by_series ? p_.softcap_series[0] : 1;
+    const float c1 = by_series ? p_.softcap_series[1] : 0, c2 = by_series ? p_.softcap_series[2] : 0;
     return [=](float s, float offset) {
       const float square = s * s;
       return __fmaf_rn(s, __fmaf_rn(__fmaf_rn(square, c2, c1), square, c0), -offset);
@@ -91,7 +86,7 @@ class Score {
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
   // Both may lie past the lengths unless AreWithin: then a text's q - k is one value for all scores of a diagonal.
-  template <bool Series = false, bool AreWithin = false>
+  template <bool AreWithin = false>
   __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
@@ -99,7 +94,7 @@ class Score {
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      s = softcap<Series>(s);
+      s = p_.softcap * (kHasSeries ? kLog2e : 1.0f) * tanhf(s * p_.softcap_scale);
     } else {
       s *= q_scale();
     }
@@ -124,17 +119,6 @@ class Score {
   }
 
  private:
-  // softcap tanh(scale s / softcap). Series: as an odd polynomial.
-  template <bool Series>
-  __device__ float softcap(float s) const {
-    if constexpr (Series) {
-      const float square = s * s;
-      return s * __fmaf_rn(__fmaf_rn(square, p_.softcap_series[2], p_.softcap_series[1]), square, p_.softcap_series[0]);
-    } else {
-      return p_.softcap * tanhf(s * p_.softcap_scale);
-    }
-  }
-
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
   // also divides slopes.
   __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
@@ -145,5 +129,35 @@ class Score {
   float slope_ = 0;
   int64_t bias_ = 0;
 };
+
+// The largest square of products in blocks j and j + 1 and of `square`. Zero and positive numbers keep their
+// order as integers; NaN is larger.
+template <int Blocks>
+__device__ __forceinline__ float square_max_16(const float (&s)[Blocks][4], int j, float square) {
+  uint32_t max = __float_as_uint(square);
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    const float first = s[j + i / 4][i % 4], second = s[j + i / 4][i % 4 + 1];
+    max = __vimax3_u32(max, __float_as_uint(first * first), __float_as_uint(second * second));
+  }
+  return __uint_as_float(max);
+}
+
+// A softcap alone, of products beyond its series. Blocks take turns in two places, so that there is code for these
+// alone: unrolled it was a fifth of the kernel.
+template <ForwardConfig C, int Blocks>
+__device__ __forceinline__ void cap(const Score<C>& score, float (&s)[Blocks][4]) {
+#pragma unroll 1
+  for (int turn = 0; turn < Blocks; turn += 2) {
+    float capped[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) capped[i / 4][i % 4] = score.value(s[i / 4][i % 4], {}, 0, 0);
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[j][i] = j + 2 < Blocks ? s[j + 2][i] : capped[j + 2 - Blocks][i];
+    }
+  }
+}
 
 }  // namespace tessella::device

@@ -34,7 +34,6 @@ struct ScoresSm90 {
   int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
   int32_t place;  // of the warp's first query
   float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
-  bool is_small;  // the softcap's series has served all the warp's tiles of the item
 
   __device__ __forceinline__ explicit ScoresSm90(const Block& of)
       : block(of),
@@ -74,26 +73,10 @@ struct ScoresSm90 {
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[j][i] = score.template value<false, IsWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+        s[j][i] = score.template value<IsWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
-    }
-  }
-
-  // A softcap alone, of products beyond its series. Blocks take turns in two places, so that there is code for these
-  // alone: unrolled it was a fifth of the kernel.
-  __device__ __forceinline__ static void cap(const Score<C>& score, float (&s)[kBlocks][4]) {
-#pragma unroll 1
-    for (int turn = 0; turn < kBlocks; turn += 2) {
-      float capped[2][4];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) capped[i / 4][i % 4] = score.value(s[i / 4][i % 4], {}, 0, 0);
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = j + 2 < kBlocks ? s[j + 2][i] : capped[j + 2 - kBlocks][i];
-      }
     }
   }
 
@@ -143,7 +126,10 @@ struct ScoresSm90 {
   }
 
   __device__ __forceinline__ void begin_item() {
-    is_small = p.softcap_limit > 0 && p.softcap_limit * kLog2e <= kLargeMax;
+    if constexpr (Score<C>::kHasSeries) {
+      rows.is_settled = score_of(p, current()).may_use_series();
+      if (rows.is_settled) rows.max[0] = rows.max[1] = 0;
+    }
     if constexpr (kHasSides) {
       const Item& item = current();
       slope = score_of(p, item).slope_log2();
@@ -183,7 +169,7 @@ struct ScoresSm90 {
     for (;;) {
       if (looks) look(s, tile, scale_log2, rescale);
       const bool serves = exponentiate(s[0], tile, scale_log2, sum);
-      if (looks || __all_sync(kAllLanes, serves && !(fmaxf(sum[0], sum[1]) > kLargestSum))) break;
+      if (looks || __all_sync(kAllLanes, serves)) break;
       looks = true;
     }
 #pragma unroll
@@ -200,23 +186,21 @@ struct ScoresSm90 {
     }
     if constexpr (!Score<C>::kHasSeries) {
       if (begin_max(s, rows, scale_log2)) return;
-      raise_max(
-          s, rows, scale_log2, [](float of_row) { return of_row; }, rescale);
+      raise_max(s, rows, scale_log2, rescale);
     } else {
-      // A softcap alone. Scores that its series serves stay products; series and tanh grow with them.
+      // A softcap alone. Scores that its series serves stay products, and need no maximum.
       const Score<C> score = score_of(p, current());
-      if (is_small) {
+      if (rows.is_settled) {
         float square = 0;
 #pragma unroll
         for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
-        is_small = __all_sync(kAllLanes, score.series_serves(square));
+        rows.is_settled = __all_sync(kAllLanes, score.series_serves(square));
       }
-      if (!is_small) cap(score, s[0]);
+      if (!rows.is_settled) cap(score, s[0]);
       hide(s, tile);
-      const auto of_max = [&](float of_row) { return is_small && of_row > -kInfinity ? score.series(of_row) : of_row; };
-      raise_max(s, rows, scale_log2, of_max, rescale);
-      rows.is_settled = rows.is_settled && is_small;
-      if (is_small) return;
+      if (rows.is_settled) return;
+      raise_max(s, rows, scale_log2, rescale);
+      rows.is_settled = false;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -246,8 +230,8 @@ struct ScoresSm90 {
     }
   }
 
-  // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them. False if a product is
-  // beyond the softcap's series.
+  // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them. False if they do not serve:
+  // sums are too large, or a product is beyond the softcap's series, which bounds them.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                float (&sum)[2]) {
     const Score<C> score = score_of(p, current());
@@ -259,7 +243,7 @@ struct ScoresSm90 {
 #pragma unroll
       for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
     }
-    const auto exponent = [=, of_capped = score.exponent(is_small)](float of, int r, int column) {
+    const auto exponent = [=, of_capped = score.exponent(rows.is_settled)](float of, int r, int column) {
       if constexpr (Score<C>::kHasSeries) return of_capped(of, offset[r]);
       const float against = kHasSides ? __fmaf_rn(step, static_cast<float>(-column), offset[r]) : offset[r];
       return __fmaf_rn(of, scale_log2, -against);
@@ -273,7 +257,10 @@ struct ScoresSm90 {
       if constexpr (C.dropout) drop(probability, tile, j);
       pack(probability, 0, probabilities[j / 2]);
     }
-    return !Score<C>::kHasSeries || score.series_serves(square);
+    if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
+    // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
+    ptx::forget(sum);
+    return score.series_serves(square);
   }
 };
 

@@ -118,8 +118,9 @@ __device__ __forceinline__ float softmax_offset(float max, float scale_log2, boo
 }
 
 // Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
-// scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
-template <int MBlocks, int Blocks>
+// scale_log2 > 0, or 2^s where they are exponents already, and sums them: all exponentials first, as each takes long
+// and the next need not wait.
+template <bool AreExponents, int MBlocks, int Blocks>
 __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
                                              float scale_log2, bool is_large, int from, int until) {
 #pragma unroll
@@ -130,7 +131,10 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
 #pragma unroll
     for (int j = from; j < until; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[m][j][i] = ptx::exp2(__fmaf_rn(s[m][j][i], scale_log2, -offset[i / 2]));
+      for (int i = 0; i < 4; ++i) {
+        float& of = s[m][j][i];
+        of = ptx::exp2(AreExponents ? of : __fmaf_rn(of, scale_log2, -offset[i / 2]));
+      }
     }
   }
 #pragma unroll

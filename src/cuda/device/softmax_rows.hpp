@@ -18,8 +18,8 @@ inline constexpr float kSmallLag = 2;      // with which the sums of a lane's 32
 
 struct WatchedRows : RowState {
   float offset[2] = {0, 0};  // what exponents are taken against
-  // Every row of the warp has a maximum, none is large and none has grown just now, and a softcap is by its series:
-  // what exponentiate() finds tells when to look again.
+  // Every row of the warp has a maximum, none is large and none has grown just now; or a softcap's series has served
+  // all tiles so far, against zero. What exponentiate() finds tells when to look again.
   bool is_settled = false;
 };
 
@@ -37,31 +37,16 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// The largest square of the lane's scores in blocks j and j + 1 and of `square`. Zero and positive numbers keep their
-// order as integers; NaN is larger.
-template <int Blocks>
-__device__ __forceinline__ float square_max_16(const float (&s)[Blocks][4], int j, float square) {
-  uint32_t max = __float_as_uint(square);
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const float first = s[j + i / 4][i % 4], second = s[j + i / 4][i % 4 + 1];
-    max = __vimax3_u32(max, __float_as_uint(first * first), __float_as_uint(second * second));
-  }
-  return __uint_as_float(max);
-}
-
-// Raises the maxima to those of a tile. of_max(largest): a row's maximum, where scores are something that grows with
-// what `s` holds; -inf of -inf. Where what was summed before must be multiplied, rescale(factor) is called; the sums
-// here are multiplied.
-template <int Blocks, class OfMax, class Rescale>
+// Raises the maxima to those of a tile. Where what was summed before must be multiplied, rescale(factor) is called; the
+// sums here are multiplied.
+template <int Blocks, class Rescale>
 __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
-                                          const OfMax& of_max, const Rescale& rescale) {
+                                          const Rescale& rescale) {
   float max[1][2];
   find_max(s, max);
   bool grows = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    max[0][r] = of_max(max[0][r]);
     grows |= rows.max[r] > -kInfinity && (max[0][r] - rows.max[r]) * scale_log2 > kSmallLag;
   }
   RowState state[1] = {rows};

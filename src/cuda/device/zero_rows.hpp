@@ -50,6 +50,7 @@ struct ZeroRows {
 
   // Rows that belong to the sequence and to no query; the block of tile t takes tiles t, t + tiles_q, ...
   __device__ __forceinline__ void write_without_query(int32_t tile_q) const {
+    if (sequence.slots_q == sequence.len_q) return;
 #pragma unroll kUnroll
     for (int32_t first = work.tile_idx * tile_q; first < sequence.slots_q; first += p.tiles_q * tile_q) {
       write(max(first, sequence.len_q), min(first + tile_q, sequence.slots_q), -kInfinity);

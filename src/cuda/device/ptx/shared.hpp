@@ -79,7 +79,4 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// The compiler moves no load or store over this point.
-__device__ __forceinline__ void keep_loads_in_place() { asm volatile("" ::: "memory"); }
-
 }  // namespace tessella::device::ptx

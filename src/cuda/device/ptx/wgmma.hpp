@@ -5,6 +5,7 @@
 // tile.hpp says.
 #pragma once
 
+#include "cuda/device/ptx/order.hpp"
 #include "portable/forward_config.hpp"
 
 namespace tessella::device::ptx {
@@ -14,20 +15,6 @@ using portable::Element;
 // Before the first instruction that reads or writes registers which other instructions have touched.
 __device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// The compiler computes the value before what follows, and reads it after what comes before.
-__device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-template <int Blocks>
-__device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
-#pragma unroll
-  for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) keep_in_place(d[j][i]);
-  }
-}
-
-// The compiler forgets what it has found out about the value.
-__device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
 
 // Waits until at most `Pending` of the latest groups are under way; `d`, which the others wrote, is read only after it.
 template <int Pending, int Blocks>

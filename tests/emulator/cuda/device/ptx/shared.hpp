@@ -48,6 +48,5 @@ template <int Pending>
 void wait_copies() {
   emulator::wait_groups(emulator::Work::copies, Pending);
 }
-inline void keep_loads_in_place() {}
 
 }  // namespace tessella::device::ptx

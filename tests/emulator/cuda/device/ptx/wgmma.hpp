@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "cuda/device/ptx/math.hpp"
+#include "cuda/device/ptx/order.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "emulator.hpp"
 #include "portable/forward_config.hpp"
@@ -19,10 +20,6 @@ inline void commit_products(int line = __builtin_LINE()) {
   emulator::as_warpgroup(line);
   emulator::commit(emulator::Work::products);
 }
-inline void keep_in_place(float&) {}
-inline void forget(int32_t&) {}
-template <int Blocks>
-void keep_in_place(float (&)[Blocks][4]) {}
 template <int Pending, int Blocks>
 void wait_products(float (&)[Blocks][4], int line = __builtin_LINE()) {
   emulator::as_warpgroup(line);

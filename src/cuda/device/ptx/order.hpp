@@ -1,0 +1,25 @@
+// What the compiler may not move, or not know.
+#pragma once
+
+namespace tessella::device::ptx {
+
+// The compiler moves no load or store over this point.
+__device__ __forceinline__ void keep_loads_in_place() { asm volatile("" ::: "memory"); }
+
+// The compiler computes the value before what follows, and reads it after what comes before.
+__device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+template <int Blocks>
+__device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) keep_in_place(d[j][i]);
+  }
+}
+
+// The compiler forgets what it has found out about the value.
+__device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
+// And has both before the votes behind it.
+__device__ __forceinline__ void forget(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
+
+}  // namespace tessella::device::ptx

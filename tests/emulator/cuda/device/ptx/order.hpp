@@ -1,0 +1,15 @@
+// Stands in for src/cuda/device/ptx/order.hpp.
+#pragma once
+
+#include <cstdint>
+
+namespace tessella::device::ptx {
+
+inline void keep_loads_in_place() {}
+inline void keep_in_place(float&) {}
+template <int Blocks>
+void keep_in_place(float (&)[Blocks][4]) {}
+inline void forget(int32_t&) {}
+inline void forget(float (&)[2]) {}
+
+}  // namespace tessella::device::ptx
