@@ -182,6 +182,7 @@ struct BlockSm80 {
   // Copies with a look at each row, at a sequence's ends, in a loop: unrolled, those of wide rows were a third of the
   // loop over keys.
   static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
+  static constexpr bool kByPanels = C.head_dim_qk > 128 || C.mask == MaskLevel::bits || Score<C>::kHasSeries;
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
       C.mask == MaskLevel::band && !C.score && (!kIsHeavy || kIsWideOrOdd);
 
@@ -189,13 +190,14 @@ struct BlockSm80 {
   template <class Tile, int Rows, bool Paged, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<Paged>& rows, int32_t first, int32_t columns,
                                             int32_t begin, int32_t end, const IsThere& is_there) const {
-    constexpr int kUnroll = kFewCopies ? 4 : Rows;
+    constexpr int kUnroll = kFewCopies ? 4 : Rows, kUnrollAtEnds = kLoopsAtEnds ? 1 : kUnroll;
+    constexpr bool kKeepsAtEnds = kKeepsPlaces && !kLoopsAtEnds;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
-                                                                             [](int) { return true; });
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces, kByPanels>(
+          to, rows, first, columns, threadIdx.x, [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kLoopsAtEnds ? 1 : kUnroll, kKeepsPlaces && !kLoopsAtEnds>(
-          to, rows, first, columns, threadIdx.x, is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAtEnds, kByPanels>(to, rows, first, columns,
+                                                                                              threadIdx.x, is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {

@@ -5,6 +5,7 @@
 // (128-byte swizzle). Narrower rows use panels of 64 or 32 bytes with c ^ (r / 2 % 4) and c ^ (r / 4 % 2).
 #pragma once
 
+#include "cuda/device/ptx/order.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/rows.hpp"
 
@@ -37,16 +38,18 @@ struct Tile {
 };
 
 // Rows [first, first + Rows) of a head (device/rows.hpp), copied by Threads threads. Rows that are not there and
-// columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: copies whose
-// addresses take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one,
-// which the assembler then keeps in a register. Of paged rows lanes find some for each other: whole warps copy,
-// `thread` counted as threadIdx.x is.
-template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false, bool Paged,
-          class IsThere>
+// columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: rows whose addresses
+// take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one, which the
+// assembler then keeps in a register. ByPanels: as many lanes copy a row as a panel has chunks; a lane's chunks of the
+// row are then constants apart, there and here, and addresses fewer. Of paged rows lanes find some for each other:
+// whole warps copy, `thread` counted as threadIdx.x is.
+template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false,
+          bool ByPanels = false, bool Paged, class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
                                           uint32_t thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
-  constexpr int kLanes = Tile::kChunks < Threads ? Tile::kChunks : Threads;  // that copy a row
+  constexpr int kWidth = ByPanels && Tile::kPanelChunks == 8 ? 8 : Tile::kChunks;  // lanes that copy a row
+  constexpr int kLanes = kWidth < Threads ? kWidth : Threads;
   constexpr int kRowsAStep = Threads / kLanes;
   constexpr int kUnroll = Vector ? Unroll : 1;  // element by element it is long enough
   const int row = static_cast<int>(thread / kLanes), first_chunk = static_cast<int>(thread % kLanes);
@@ -60,40 +63,41 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
     const int mine = row + static_cast<int>(thread % kSharers) * kRowsAStep;
     if (mine < Rows && is_there(first + mine)) found = from.offset(first + mine);
   }
-#pragma unroll
-  for (int part = 0; part < Tile::kChunks; part += kLanes) {
-    const int chunk = part + first_chunk;
-    if (Tile::kChunks % kLanes != 0 && chunk >= Tile::kChunks) break;
-    const char* source = Paged ? from.first : from.at(first + row) + chunk * 16;
-    const bool is_column = chunk * Tile::kChunkElements < columns;
+  const char* source = (Paged ? from.first : from.at(first + row)) + first_chunk * 16;
 #pragma unroll kUnroll
-    for (int step = 0; step < Rows; step += kRowsAStep) {
-      if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
-      const bool there = is_there(first + row + step);
-      if constexpr (kShares) {
-        source = from.first + __shfl_sync(~0u, found, step / kRowsAStep, kSharers) + chunk * 16;
-      } else if (Paged && there) {
-        source = from.at(first + row + step) + chunk * 16;
-      }
-      const int kept = KeepsPlaces ? step % 8 : step;
+  for (int step = 0; step < Rows; step += kRowsAStep) {
+    if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
+    const bool there = is_there(first + row + step);
+    if constexpr (kShares) {
+      source = from.first + __shfl_sync(~0u, found, step / kRowsAStep, kSharers) + first_chunk * 16;
+    } else if (Paged && there) {
+      source = from.at(first + row + step) + first_chunk * 16;
+    }
+    const int kept = KeepsPlaces ? step % 8 : step;
+#pragma unroll
+    for (int part = 0; part < Tile::kChunks; part += kLanes) {
+      const int chunk = part + first_chunk;
+      if (Tile::kChunks % kLanes != 0 && chunk >= Tile::kChunks) break;
       const uint32_t target = Tile::advance(to + Tile::offset(row + kept, chunk), step - kept, 0);
       if constexpr (Vector) {
-        ptx::copy_chunk_async(target, source, there && is_column);
+        ptx::copy_chunk_async(target, source + part * 16, there && chunk * Tile::kChunkElements < columns);
       } else {
         uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < Tile::kChunkElements; ++i) {
           if (!there || chunk * Tile::kChunkElements + i >= columns) continue;
           if constexpr (kElementBytes == 2) {
-            words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source)[i]) << (i % 2 * 16);
+            words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source + part * 16)[i])
+                            << (i % 2 * 16);
           } else {
-            words[i] = reinterpret_cast<const uint32_t*>(source)[i];
+            words[i] = reinterpret_cast<const uint32_t*>(source + part * 16)[i];
           }
         }
         ptx::store_chunk(target, words);
       }
-      if (!Paged) source += kRowsAStep * from.row_bytes;
     }
+    if (!Paged) source += kRowsAStep * from.row_bytes;
+    if (kLanes < Tile::kChunks) ptx::forget(source);  // or each chunk has a sum of its own
   }
 }
 

@@ -19,6 +19,7 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 
 // The compiler forgets what it has found out about the value.
 __device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(const char*& x) { asm volatile("" : "+l"(x)); }
 // And has both before the votes behind it.
 __device__ __forceinline__ void forget(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
 

@@ -10,6 +10,7 @@ inline void keep_in_place(float&) {}
 template <int Blocks>
 void keep_in_place(float (&)[Blocks][4]) {}
 inline void forget(int32_t&) {}
+inline void forget(const char*&) {}
 inline void forget(float (&)[2]) {}
 
 }  // namespace tessella::device::ptx
