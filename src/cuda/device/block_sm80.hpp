@@ -100,14 +100,17 @@ struct BlockSm80 {
     int32_t tile = 0;
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {
-      int32_t row = lane == 0   ? first
-                    : lane == 1 ? last
-                    : lane == 2 ? warp_first
-                    : lane == 3 ? warp_last
-                    : lane == 4 ? 0
-                                : sequence.len_q - 1;
-      if (part == 1) row = warp_first + lane % kRowsOfWarp;
-      const KeyRange own = row_keys(sequence, row);
+      KeyRange own = {0, sequence.len_kv};
+      if (!sequence.band.is_full()) {
+        int32_t row = lane == 0   ? first
+                      : lane == 1 ? last
+                      : lane == 2 ? warp_first
+                      : lane == 3 ? warp_last
+                      : lane == 4 ? 0
+                                  : sequence.len_q - 1;
+        if (part == 1) row = warp_first + lane % kRowsOfWarp;
+        own = row_keys(sequence, row);
+      }
       if (part == 1) {
         ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(own.begin),
                          static_cast<uint32_t>(own.end));
@@ -182,7 +185,6 @@ struct BlockSm80 {
   // Copies with a look at each row, at a sequence's ends, in a loop: unrolled, those of wide rows were a third of the
   // loop over keys.
   static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
-  static constexpr bool kByPanels = C.head_dim_qk > 128 || C.mask == MaskLevel::bits || Score<C>::kHasSeries;
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
       C.mask == MaskLevel::band && !C.score && (!kIsHeavy || kIsWideOrOdd);
 
@@ -193,11 +195,11 @@ struct BlockSm80 {
     constexpr int kUnroll = kFewCopies ? 4 : Rows, kUnrollAtEnds = kLoopsAtEnds ? 1 : kUnroll;
     constexpr bool kKeepsAtEnds = kKeepsPlaces && !kLoopsAtEnds;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces, kByPanels>(
-          to, rows, first, columns, threadIdx.x, [](int) { return true; });
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
+                                                                             [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAtEnds, kByPanels>(to, rows, first, columns,
-                                                                                              threadIdx.x, is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAtEnds>(to, rows, first, columns,
+                                                                                   threadIdx.x, is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {

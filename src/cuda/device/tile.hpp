@@ -40,24 +40,22 @@ struct Tile {
 // Rows [first, first + Rows) of a head (device/rows.hpp), copied by Threads threads. Rows that are not there and
 // columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: rows whose addresses
 // take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one, which the
-// assembler then keeps in a register. ByPanels: as many lanes copy a row as a panel has chunks; a lane's chunks of the
-// row are then constants apart, there and here, and addresses fewer. Of paged rows lanes find some for each other:
-// whole warps copy, `thread` counted as threadIdx.x is.
-template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false,
-          bool ByPanels = false, bool Paged, class IsThere>
+// assembler then keeps in a register. Of paged rows lanes find some for each other: whole warps copy, `thread` counted
+// as threadIdx.x is.
+template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false, bool Paged,
+          class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
                                           uint32_t thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
-  constexpr int kWidth = ByPanels && Tile::kPanelChunks == 8 ? 8 : Tile::kChunks;  // lanes that copy a row
-  constexpr int kLanes = kWidth < Threads ? kWidth : Threads;
+  // Lanes that copy a row: as many as it has chunks, or as a panel has where those would leave threads idle.
+  constexpr int kLanes = Threads % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
   constexpr int kRowsAStep = Threads / kLanes;
   constexpr int kUnroll = Vector ? Unroll : 1;  // element by element it is long enough
   const int row = static_cast<int>(thread / kLanes), first_chunk = static_cast<int>(thread % kLanes);
-  if (Threads % kLanes != 0 && row >= kRowsAStep) return;
   // A row in a page is much to find: where lanes that copy the same rows are side by side, each finds one for all.
   constexpr int kSharers = kLanes < 32 ? kLanes : 32;
-  constexpr bool kShares = Paged && Vector && 32 % kSharers == 0 && Tile::kChunks % kLanes == 0 &&
-                           kLanes % kSharers == 0 && Rows % kRowsAStep == 0 && Rows <= kSharers * kRowsAStep;
+  constexpr bool kShares = Paged && Vector && 32 % kSharers == 0 && kLanes % kSharers == 0 && Rows % kRowsAStep == 0 &&
+                           Rows <= kSharers * kRowsAStep;
   int64_t found = 0;
   if constexpr (kShares) {
     const int mine = row + static_cast<int>(thread % kSharers) * kRowsAStep;
@@ -77,7 +75,6 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
 #pragma unroll
     for (int part = 0; part < Tile::kChunks; part += kLanes) {
       const int chunk = part + first_chunk;
-      if (Tile::kChunks % kLanes != 0 && chunk >= Tile::kChunks) break;
       const uint32_t target = Tile::advance(to + Tile::offset(row + kept, chunk), step - kept, 0);
       if constexpr (Vector) {
         ptx::copy_chunk_async(target, source + part * 16, there && chunk * Tile::kChunkElements < columns);
