@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -163,6 +164,19 @@ TEST(EmulatedSm90, Softcaps) {
       c.batch = 1;
       c.window_right = 0;
       expect_right(c);
+    }
+  }
+  // Rows all of whose scores are far below zero, before and behind tiles that the series serves.
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const double spread : {2.0, 8.0, 30.0, 90.0}) {
+      for (const int64_t seqlen_kv : {2, 5, 300}) {
+        Case c = base(64, 64);
+        c.dtype = dtype;
+        c.softcap = 400;
+        c.spread = spread;
+        c.seqlen_kv = seqlen_kv;
+        expect_right(c);
+      }
     }
   }
 }
@@ -365,23 +379,28 @@ TEST(EmulatedSm90, RandomCases) {
 
 // As Forward.Softcaps of forward_test.cpp.
 TEST(EmulatedSm80, Softcaps) {
-  for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
-    for (const double spread : {0.3, 1.0, 6.0, 30.0}) {
-      for (const int64_t seqlen_kv : {2, 5, 150}) {
-        Case c = base(32, 32);
-        c.seqlen_q = 37;
-        c.softcap = softcap;
-        c.spread = spread;
-        c.seqlen_kv = seqlen_kv;
-        c.window_right = seqlen_kv == 150 ? 0 : -1;
-        EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
+      for (const double spread : {0.3, 1.0, 6.0, 30.0, 90.0}) {
+        for (const int64_t seqlen_kv : {2, 5, 150}) {
+          Case c = base(32, 32);
+          c.dtype = dtype;
+          c.seqlen_q = 37;
+          c.softcap = softcap;
+          c.spread = spread;
+          c.seqlen_kv = seqlen_kv;
+          c.window_right = seqlen_kv == 150 ? 0 : -1;
+          EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+        }
       }
     }
   }
 }
+// Rows of 12 and 24 chunks are copied in parts.
 TEST(EmulatedSm80, Plain) {
-  for (const bool is_causal : {false, true}) {
-    Case c = base(32, 32);
+  for (const auto& [qk, v, is_causal] :
+       {std::tuple{32, 32, false}, {32, 32, true}, {96, 96, true}, {192, 128, false}}) {
+    Case c = base(qk, v);
     c.window_right = is_causal ? 0 : -1;
     EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
     for (const int64_t page_size : {1, 7, 64}) {

@@ -123,6 +123,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<plain(Element::bf16, 256, 256, 128, 80)>(),
                                         sm90<in_pairs(plain(Element::bf16, 256, 256, 128, 80))>(),
                                         sm90<with_softcap(k64)>(),
+                                        sm90<with_softcap(plain(Element::f16, 64, 64, 192, 128))>(),
                                         sm90<with_alibi(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_pages(with_alibi(k128))>(),
@@ -152,18 +153,21 @@ const std::vector<Sm90>& sm90_kernels() {
 
 // As forward_config() has them for Hopper.
 const std::vector<Sm80>& sm80_kernels() {
-  constexpr auto config = [](bool softcap, int32_t tile_kv) {
-    return ForwardConfig{.element = Element::bf16,
-                         .head_dim_qk = 32,
-                         .head_dim_v = 32,
-                         .tile_q = 128,
-                         .tile_kv = tile_kv,
-                         .num_warps = 4,
-                         .blocks_per_sm = 2,
-                         .softcap = softcap};
+  constexpr auto config = [](Element element, int32_t qk, int32_t v, int32_t tile_kv) {
+    ForwardConfig c = plain(element, qk, v, 128, tile_kv);
+    c.num_warps = 4;
+    c.blocks_per_sm = 2;
+    return c;
   };
-  static const std::vector<Sm80> all = {sm80<config(false, 128)>(), sm80<config(true, 96)>(),
-                                        sm80<with_pages(config(false, 128))>()};
+  constexpr ForwardConfig k32 = config(Element::bf16, 32, 32, 128);
+  static const std::vector<Sm80> all = {sm80<k32>(),
+                                        sm80<with_softcap(config(Element::bf16, 32, 32, 96))>(),
+                                        sm80<with_softcap(config(Element::f16, 32, 32, 96))>(),
+                                        sm80<with_pages(k32)>(),
+                                        sm80<config(Element::bf16, 96, 96, 64)>(),
+                                        sm80<with_pages(config(Element::bf16, 96, 96, 64))>(),
+                                        sm80<config(Element::bf16, 192, 128, 48)>(),
+                                        sm80<with_pages(config(Element::bf16, 192, 128, 48))>()};
   return all;
 }
 

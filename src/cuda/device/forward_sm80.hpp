@@ -244,6 +244,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     for (int m = 0; m < Block::kMBlocks; ++m) rows[m].max[0] = rows[m].max[1] = 0;
   }
 
+  const auto rescale = [&](int m, const float(&factor)[2]) {
+#pragma unroll
+    for (int j = 0; j < Block::kBlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
+    }
+  };
+
   const int32_t end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
   while (tile < end) {
@@ -270,6 +278,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         });
         if (!has_series || block.cap_by_series(s, score)) break;
         has_series = false;
+        take_max_of_sums(rows, rescale);
       }
       if (!has_series) block.modify(s, score, tile);
       if (!is_full && !has_bits) block.mask(s, tile);
@@ -279,13 +288,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (!has_series) {
         float tile_max[Block::kMBlocks][2];
         find_max(s, tile_max);
-        update_max(tile_max, rows, scale_log2, kLag, is_large, [&](int m, const float(&factor)[2]) {
-#pragma unroll
-          for (int j = 0; j < Block::kBlocksV; ++j) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[m][j][i] *= factor[i / 2];
-          }
-        });
+        update_max(tile_max, rows, scale_log2, kLag, is_large, rescale);
         if (Score<C>::kHasSeries || is_large) subtract_max(s, rows);
       }
     } else {

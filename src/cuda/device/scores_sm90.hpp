@@ -195,6 +195,14 @@ struct ScoresSm90 {
 #pragma unroll
         for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
         rows.is_settled = __all_sync(kAllLanes, score.series_serves(square));
+        if (!rows.is_settled) {
+          RowState state[1] = {rows};
+          take_max_of_sums(state, [&](int, const float(&by)[2]) {
+            const float factor[1][2] = {{by[0], by[1]}};
+            rescale(factor);
+          });
+          static_cast<RowState&>(rows) = state[0];
+        }
       }
       if (!rows.is_settled) cap(score, s[0]);
       hide(s, tile);

@@ -96,6 +96,25 @@ __device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], 
   is_large = has_large_max(rows, scale_log2);
 }
 
+// Rows whose exponents of 2 were taken against zero get a maximum that is at most 2^1 below their largest, as their
+// sums tell, or -inf where nothing was summed. rescale() as in update_max().
+template <int MBlocks, class Rescale>
+__device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], const Rescale& rescale) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = row_sum(rows[m].sum[r]);
+      const int exponent = __float_as_int(sum) >> 23;  // plus 127
+      rows[m].max[r] = sum == 0 ? -kInfinity : static_cast<float>(exponent - 127);
+      factor[r] = sum == 0 ? 1.0f : __int_as_float((254 - exponent) << 23);
+      rows[m].sum[r] *= factor[r];
+    }
+    rescale(m, factor);
+  }
+}
+
 // For large maxima: scores less their maximum, which exponentiate() then takes as 0.
 template <int MBlocks, int Blocks>
 __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], const RowState (&rows)[MBlocks]) {

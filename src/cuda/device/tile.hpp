@@ -50,7 +50,8 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
   // Lanes that copy a row: as many as it has chunks, or as a panel has where those would leave threads idle.
   constexpr int kLanes = Threads % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
   constexpr int kRowsAStep = Threads / kLanes;
-  constexpr int kUnroll = Vector ? Unroll : 1;  // element by element it is long enough
+  // Element by element it is long enough.
+  constexpr int kUnroll = Vector ? Unroll : 1, kUnrollParts = Vector ? Tile::kChunks / kLanes : 1;
   const int row = static_cast<int>(thread / kLanes), first_chunk = static_cast<int>(thread % kLanes);
   // A row in a page is much to find: where lanes that copy the same rows are side by side, each finds one for all.
   constexpr int kSharers = kLanes < 32 ? kLanes : 32;
@@ -72,7 +73,7 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
       source = from.at(first + row + step) + first_chunk * 16;
     }
     const int kept = KeepsPlaces ? step % 8 : step;
-#pragma unroll
+#pragma unroll kUnrollParts
     for (int part = 0; part < Tile::kChunks; part += kLanes) {
       const int chunk = part + first_chunk;
       const uint32_t target = Tile::advance(to + Tile::offset(row + kept, chunk), step - kept, 0);
