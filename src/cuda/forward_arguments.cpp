@@ -39,14 +39,14 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
   return all % 16 == 0;
 }
 
-// Probabilities of scores by the series are taken against zero: as many powers of 2 up and down as the type holds
-// without a bit less.
-double largest_exponent(DType dtype) { return dtype == DType::f16 ? 14 : 64; }
+// Of scores by the series, which are taken against zero: f16 holds no smaller ones with all bits, and bf16 leaves sums
+// and outputs in fp32 room for large elements of v.
+double largest_exponent(DType dtype) { return dtype == DType::f16 ? 14 : 30; }
 
 void set_softcap(portable::ForwardParams& params, const Problem& p) {
-  params.softcap = p.softcap;
-  params.softcap_scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / p.softcap;
-  const double scale = params.softcap_scale, softcap_log2 = p.softcap * std::numbers::log2e;
+  params.softcap = std::min(p.softcap, 0x1p126f);  // finite as an exponent of 2; no score comes near it
+  params.softcap_scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.softcap;
+  const double scale = params.softcap_scale, softcap_log2 = params.softcap * std::numbers::log2e;
   const double small = std::min<double>(portable::kSmallTanh, largest_exponent(p.dtype) / softcap_log2) / scale;
   params.softcap_square = static_cast<float>(std::min<double>(small * small, std::numeric_limits<float>::max()));
   double factor = softcap_log2 * scale;

@@ -166,15 +166,16 @@ TEST(EmulatedSm90, Softcaps) {
       expect_right(c);
     }
   }
-  // Rows all of whose scores are far below zero, before and behind tiles that the series serves.
+  // Rows all of whose scores are far below zero; products beyond the series behind tiles that it serves.
   for (const char* dtype : {"bf16", "f16"}) {
-    for (const double spread : {2.0, 8.0, 30.0, 90.0}) {
-      for (const int64_t seqlen_kv : {2, 5, 300}) {
+    for (const double spread : {2.7, 3.7, 6.0, 8.0, 30.0, 90.0}) {
+      for (const int64_t seqlen_kv : {2, 5, 300, 900}) {
         Case c = base(64, 64);
         c.dtype = dtype;
         c.softcap = 400;
         c.spread = spread;
         c.seqlen_kv = seqlen_kv;
+        if (seqlen_kv == 300) c.window_left = 6, c.window_right = 0;
         expect_right(c);
       }
     }
@@ -381,7 +382,7 @@ TEST(EmulatedSm90, RandomCases) {
 TEST(EmulatedSm80, Softcaps) {
   for (const char* dtype : {"bf16", "f16"}) {
     for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
-      for (const double spread : {0.3, 1.0, 6.0, 30.0, 90.0}) {
+      for (const double spread : {0.3, 1.0, 2.7, 6.0, 30.0, 90.0}) {
         for (const int64_t seqlen_kv : {2, 5, 150}) {
           Case c = base(32, 32);
           c.dtype = dtype;

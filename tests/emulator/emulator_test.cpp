@@ -1,19 +1,36 @@
-// The emulator shows what is wrong with a kernel: a wait for nothing, a missing wait, an arrival too many.
+// The emulator shows what is wrong with a kernel: a wait for nothing, a missing wait, an arrival too many. And what of
+// the device code no call of a test reaches.
 #include "builtins.hpp"
 // builtins.hpp comes first: device code is written in its words.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "cuda/device/operand.hpp"
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
+#include "cuda/device/softmax.hpp"
 
 namespace tessella::emulator {
 namespace {
 
 constexpr uint32_t kBarrier = 1024, kData = 2048;
+
+// Also where exponents were taken against zero, and where the sink is too small for fp32.
+TEST(Softmax, ARowWithoutAKeyIsItsSinkAlone) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  for (const float max : {kNone, 0.0f}) {
+    EXPECT_EQ(device::finish(max, 0, 1, false, 0).lse, kNone);
+    EXPECT_EQ(device::finish(max, 0, 1, true, kNone).lse, kNone);
+    for (const float sink : {1e4f, -1.0f, -1e4f}) {
+      const device::RowResult row = device::finish(max, 0, 1, true, sink);
+      EXPECT_EQ(row.factor, 0);
+      EXPECT_EQ(row.lse, sink);
+    }
+  }
+}
 
 TEST(Emulator, VotesAndShufflesWithinWarps) {
   std::vector<int> sums(64);

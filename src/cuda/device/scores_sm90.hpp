@@ -176,7 +176,7 @@ struct ScoresSm90 {
     for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
   }
 
-  // Finds the rows' maxima.
+  // A closer look at a tile: what its exponents are to be taken against.
   template <class Rescale>
   __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                        const Rescale& rescale) {
@@ -267,7 +267,7 @@ struct ScoresSm90 {
     }
     if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
     // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
-    ptx::forget(sum);
+    ptx::keep_in_place(sum);
     return score.series_serves(square);
   }
 };

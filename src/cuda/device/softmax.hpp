@@ -3,7 +3,8 @@
 // Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in base 2 with the output kept unscaled (FlashAttention-2,
 // arXiv 2307.08691, algorithm 1). The maximum that exponents are taken against may lag behind the true one by up to
 // kLag: every finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and a
-// lagging maximum spares the rescaling of the output in most tiles.
+// lagging maximum spares the rescaling of the output in most tiles. (A softcap's series bounds exponents: there it is
+// 0.)
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"
@@ -19,7 +20,8 @@ struct Infinity {
 };
 inline constexpr Infinity kInfinity;
 
-// Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key.
+// Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key, or 0 where
+// exponents are taken against zero.
 struct RowState {
   float max[2] = {-kInfinity, -kInfinity};
   float sum[2] = {0, 0};  // of this lane's columns alone until finish()
@@ -96,8 +98,8 @@ __device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], 
   is_large = has_large_max(rows, scale_log2);
 }
 
-// Rows whose exponents of 2 were taken against zero get a maximum that is at most 2^1 below their largest, as their
-// sums tell, or -inf where nothing was summed. rescale() as in update_max().
+// Rows whose exponents of 2 were taken against zero get a maximum as update_max() needs it: zero, if their sums are
+// smaller a power of 2 near those, and -inf where nothing was summed. rescale() as there.
 template <int MBlocks, class Rescale>
 __device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], const Rescale& rescale) {
 #pragma unroll
@@ -106,7 +108,7 @@ __device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], cons
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = row_sum(rows[m].sum[r]);
-      const int exponent = __float_as_int(sum) >> 23;  // plus 127
+      const int exponent = min(__float_as_int(sum) >> 23, 127);  // plus 127
       rows[m].max[r] = sum == 0 ? -kInfinity : static_cast<float>(exponent - 127);
       factor[r] = sum == 0 ? 1.0f : __int_as_float((254 - exponent) << 23);
       rows[m].sum[r] *= factor[r];
@@ -173,7 +175,7 @@ struct RowResult {
   float lse;
 };
 __device__ __forceinline__ RowResult finish(float max, float sum, float scale, bool has_sink, float sink) {
-  const float natural_max = max == -kInfinity ? max : max * scale;
+  const float natural_max = sum == 0 ? -kInfinity : max * scale;
   if (has_sink && sink > -kInfinity) {
     // Exponents against the larger of both, so that neither overflows.
     const float top = fmaxf(natural_max, sink);

@@ -47,7 +47,7 @@ template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, boo
 __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
                                           uint32_t thread, const IsThere& is_there) {
   constexpr int kElementBytes = 16 / Tile::kChunkElements;
-  // Lanes that copy a row: as many as it has chunks, or as a panel has where those would leave threads idle.
+  // Lanes that copy a row: as many as it has chunks, or as a panel has where those do not divide the threads.
   constexpr int kLanes = Threads % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
   constexpr int kRowsAStep = Threads / kLanes;
   // Element by element it is long enough.

@@ -8,6 +8,7 @@ __device__ __forceinline__ void keep_loads_in_place() { asm volatile("" ::: "mem
 
 // The compiler computes the value before what follows, and reads it after what comes before.
 __device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void keep_in_place(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
 template <int Blocks>
 __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 #pragma unroll
@@ -20,7 +21,5 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 // The compiler forgets what it has found out about the value.
 __device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void forget(const char*& x) { asm volatile("" : "+l"(x)); }
-// And has both before the votes behind it.
-__device__ __forceinline__ void forget(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
 
 }  // namespace tessella::device::ptx

@@ -7,10 +7,10 @@ namespace tessella::device::ptx {
 
 inline void keep_loads_in_place() {}
 inline void keep_in_place(float&) {}
+inline void keep_in_place(float (&)[2]) {}
 template <int Blocks>
 void keep_in_place(float (&)[Blocks][4]) {}
 inline void forget(int32_t&) {}
 inline void forget(const char*&) {}
-inline void forget(float (&)[2]) {}
 
 }  // namespace tessella::device::ptx
