@@ -175,7 +175,7 @@ TEST(EmulatedSm90, Softcaps) {
         c.softcap = 400;
         c.spread = spread;
         c.seqlen_kv = seqlen_kv;
-        if (seqlen_kv == 300) c.window_left = 6, c.window_right = 0;
+        if (seqlen_kv == 300) c.window_left = 6, c.window_right = 0, c.batch = 8;
         expect_right(c);
       }
     }
