@@ -156,7 +156,8 @@ typedef struct tessella_forward_args {
 #define TESSELLA_FORWARD_ARGS_INIT \
   { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Where plain calls take their workspace from. alloc returns memory aligned to `alignment`, or NULL. Frozen. */
+/* Where plain calls take their workspace from; on a GPU they keep 256 bytes a stream of their own beside it. alloc
+   returns memory aligned to `alignment`, or NULL. Frozen. */
 typedef struct tessella_allocator {
   void* (*alloc)(size_t bytes, size_t alignment, void* stream, void* user);
   void (*free)(void* data, size_t bytes, void* stream, void* user);

@@ -57,7 +57,7 @@ RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const
   bytes_ = state + static_cast<size_t>(size.scratch_bytes);
   if (bytes_ == 0) return;
   const bool is_cpu = device.type == core::DeviceType::cpu;
-  if (!is_cpu && allocator == nullptr && state > 0 && state <= cuda::kStreamStateBytes) {
+  if (!is_cpu && state > 0 && state <= cuda::kStreamStateBytes) {
     workspace_.state = cuda::stream_state(device, stream);
     if (workspace_.state != nullptr) bytes_ -= state;
     if (bytes_ == 0) return;
