@@ -56,8 +56,8 @@ TEST(ForwardArguments, SizesAndStridesAreTheProblems) {
   EXPECT_EQ(got.out.head_stride, 128);
   EXPECT_EQ(got.lse.data, nullptr);
   EXPECT_EQ(got.batch, 2);
-  EXPECT_EQ(got.heads_q, 8);
-  EXPECT_EQ(got.group, 4);
+  EXPECT_EQ(got.heads_q.value, 8);
+  EXPECT_EQ(got.group.value, 4);
   EXPECT_EQ(got.seqlen_q, 1000);
   EXPECT_EQ(got.total_kv, 2000);
   EXPECT_EQ(got.tiles_q, tiles(1000, config(p).tile_q));
@@ -181,7 +181,7 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
 TEST(ForwardArguments, KernelsGetTheSections) {
   const Problem p = problem_of_heads(2048, 64, 64);
   const portable::ForwardParams got = params(p);
-  EXPECT_EQ(Pair(got.heads_per_section, got.first_of_last_section), sections(p, got.tiles_q));
+  EXPECT_EQ(Pair(got.heads_per_section.value, got.first_of_last_section), sections(p, got.tiles_q));
   EXPECT_GT(got.first_of_last_section, 0);
 }
 

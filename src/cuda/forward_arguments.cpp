@@ -15,6 +15,7 @@ namespace {
 using core::DType;
 using core::Feature;
 using core::Problem;
+using portable::divisor;
 
 portable::OperandParams operand(const core::Operand& t) {
   return {t.data, t.batch_stride, t.row_stride, t.head_stride};
@@ -115,6 +116,10 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.prefix = of_sequences(p.prefix);
   params.cu_seqlens_q = table(p.cu_seqlens_q);
   params.cu_seqlens_kv = table(p.cu_seqlens_kv);
+  for (const portable::TableParams* given : {&params.seqlens_q, &params.seqlens_kv, &params.leftpad_kv, &params.prefix,
+                                             &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
+    if (given->data != nullptr) params.has_tables = 1;
+  }
   params.page_table = table(p.page_table);
   params.alibi_slopes = table(p.alibi_slopes);
   params.sink = table(p.sink);
@@ -135,27 +140,29 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.seed = p.seed;
   params.offset = p.offset;
   params.batch = narrow(p.batch);
-  params.heads_q = narrow(p.heads_q);
-  params.group = narrow(p.group());
+  params.heads_q = divisor(narrow(p.heads_q));
+  params.group = divisor(narrow(p.group()));
   params.head_dim_qk = narrow(p.head_dim_qk);
   params.head_dim_v = narrow(p.head_dim_v);
   params.seqlen_q = narrow(p.seqlen_q);
   params.seqlen_kv = narrow(p.seqlen_kv);
   params.total_q = narrow(p.total_q);
   params.total_kv = narrow(p.total_kv);
-  params.page_size = narrow(p.page_size);
+  params.page_size = divisor(narrow(p.page_size));
   params.num_pages = narrow(p.num_pages);
   params.tiles_q = narrow(map.tiles_q);
   params.slices_v = slices_v(p, config);
   const Sections of_heads = sections(p, map.tiles_q, at_once);
-  params.heads_per_section = narrow(of_heads.heads);
+  params.heads_per_section = divisor(narrow(of_heads.heads));
+  params.tiles_per_section = divisor(narrow(of_heads.heads * map.tiles_q));
   params.first_of_last_section = narrow(of_heads.first_of_last);
+  params.heads_of_last_section = divisor(narrow(all_heads(p) - of_heads.first_of_last));
   params.kv_tiles = narrow(map.kv_tiles);
   const auto at_most_all = [](int64_t count) {
     return narrow(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
   };
-  params.block_map_q = at_most_all(p.block_q);
-  params.block_map_kv = at_most_all(p.block_kv);
+  params.block_map_q = divisor(at_most_all(p.block_q));
+  params.block_map_kv = divisor(at_most_all(p.block_kv));
   params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
   if (p.softcap != 0) set_softcap(params, p);

@@ -45,21 +45,20 @@ constexpr int32_t num_masks(const ForwardConfig& c) {
   return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.keep ? 1 : 0);
 }
 
-// Shared memory of forward_sm80: tiles of q, k and v, at the end one of out, which may be fp32; begin and end of each
-// row's keys; bits of what each row and each warp sees of a tile; what the block works on.
+// Shared memory of forward_sm80: tiles of q, k and v; begin and end of each row's keys; of a tile what each warp and
+// what each lane sees; what the block works on.
 constexpr int32_t tile_bytes(const ForwardConfig& c) {
-  const int32_t inputs =
-      (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
-  const int32_t out = c.tile_q * c.head_dim_v * 4;
-  return inputs > out ? inputs : out;
+  return (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.element);
 }
 inline constexpr int32_t kPlaceBytes = 512;
 inline constexpr int32_t kClassifyWarps = 4;  // of a block of classify_tiles, a tile each
-// Words of 32 keys that hold what a row sees of a partial tile.
+// Words of 32 keys that hold what a warp sees of a partial tile.
 constexpr int32_t mask_words(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? (c.tile_kv + 31) / 32 : 0; }
 constexpr int32_t seen_bytes(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? c.num_warps * 16 : 0; }
+// A word for each of a lane's rows.
+constexpr int32_t visible_bytes(const ForwardConfig& c) { return c.mask == MaskLevel::bits ? c.tile_q * 16 : 0; }
 constexpr int32_t shared_bytes(const ForwardConfig& c) {
-  return tile_bytes(c) + c.tile_q * (8 + mask_words(c) * 4) + seen_bytes(c) + kPlaceBytes;
+  return tile_bytes(c) + c.tile_q * 8 + seen_bytes(c) + visible_bytes(c) + kPlaceBytes;
 }
 
 }  // namespace tessella::portable

@@ -2,6 +2,7 @@
 // Pointers are device memory. Strides count elements.
 #pragma once
 
+#include "portable/divisor.hpp"
 #include "portable/integers.hpp"
 
 namespace tessella::portable {
@@ -62,15 +63,20 @@ struct ForwardParams {
   uint32_t* seen_keys;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
-  int32_t batch, heads_q, head_dim_qk, head_dim_v;
-  int32_t group;                // heads of q that share one of k and v
+  int32_t has_tables;  // any of seqlens_q to prefix
+  int32_t batch, head_dim_qk, head_dim_v;
+  Divisor heads_q;
+  Divisor group;                // heads of q that share one of k and v
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
-  // Schedule (device/schedule.hpp): tiles of queries a sequence, tiles of v's columns, heads of a section, the first
-  // head of the last section, which has a width of its own: a multiple of heads_per_section.
-  int32_t tiles_q, slices_v, heads_per_section, first_of_last_section;
+  // Schedule (device/schedule.hpp): tiles of queries a sequence, tiles of v's columns; heads of a section, and its
+  // tiles in all; the first head of the last section, a multiple of heads_per_section, and its heads.
+  int32_t tiles_q, slices_v;
+  Divisor heads_per_section, tiles_per_section;
+  int32_t first_of_last_section;
+  Divisor heads_of_last_section;
   int32_t kv_tiles;                   // of a row of tile_map
-  int32_t block_map_q, block_map_kv;  // queries and keys of one entry of block_map
+  Divisor block_map_q, block_map_kv;  // queries and keys of one entry of block_map
   int32_t keep_first;
   float scale;  // on q . k
   float softcap;
@@ -84,7 +90,8 @@ struct ForwardParams {
   int32_t causal_top_left;
   // Of paged k and v, whose batch strides go from page to page: (batch, page) i32.
   TableParams page_table;
-  int32_t page_size, num_pages;
+  Divisor page_size;
+  int32_t num_pages;
 };
 
 }  // namespace tessella::portable

@@ -82,5 +82,11 @@ inline uint32_t __ballot_sync(uint32_t, bool value) {
   for (unsigned lane = 0; lane < 32; ++lane) bits |= given[lane].words[0] << lane;
   return bits;
 }
+inline uint32_t __reduce_or_sync(uint32_t, uint32_t value) {
+  const tessella::emulator::Given* given = tessella::emulator::exchange({{value, 0, 0, 0}});
+  uint32_t bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) bits |= given[lane].words[0];
+  return bits;
+}
 inline bool __any_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline bool __all_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) == 0xFFFFFFFF; }

@@ -169,7 +169,7 @@ TEST(EmulatedSm90, Softcaps) {
   // Rows all of whose scores are far below zero; products beyond the series behind tiles that it serves.
   for (const char* dtype : {"bf16", "f16"}) {
     for (const double spread : {2.7, 3.7, 6.0, 8.0, 30.0, 90.0}) {
-      for (const int64_t seqlen_kv : {2, 5, 300, 900}) {
+      for (const int64_t seqlen_kv : {1, 5, 20, 300, 900}) {
         Case c = base(64, 64);
         c.dtype = dtype;
         c.softcap = 400;
@@ -383,7 +383,7 @@ TEST(EmulatedSm80, Softcaps) {
   for (const char* dtype : {"bf16", "f16"}) {
     for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
       for (const double spread : {0.3, 1.0, 2.7, 6.0, 30.0, 90.0}) {
-        for (const int64_t seqlen_kv : {2, 5, 150}) {
+        for (const int64_t seqlen_kv : {1, 20, 37, 150}) {
           Case c = base(32, 32);
           c.dtype = dtype;
           c.seqlen_q = 37;
@@ -391,12 +391,31 @@ TEST(EmulatedSm80, Softcaps) {
           c.spread = spread;
           c.seqlen_kv = seqlen_kv;
           c.window_right = seqlen_kv == 150 ? 0 : -1;
+          if (seqlen_kv == 37) c.document = true;  // of a few keys, or of one
           EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
         }
       }
     }
   }
 }
+// With NaN in v that nobody sees.
+TEST(EmulatedSm80, Masks) {
+  for (const auto& [has_documents, has_dense, has_block_map] :
+       {std::tuple{true, false, false}, {false, true, false}, {true, true, true}}) {
+    for (const bool is_causal : {false, true}) {
+      for (const int64_t seqlen : {37, 300}) {
+        Case c = base(32, 32);
+        c.seqlen_q = c.seqlen_kv = seqlen;
+        c.document = has_documents;
+        if (has_dense) c.dense = "bhqk";
+        if (has_block_map) c.block_map = "hqk", c.block_q = 7, c.block_kv = 24;
+        if (is_causal) c.window_right = 0, c.seqlens_kv = c.seqlens_q = true;
+        EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+      }
+    }
+  }
+}
+
 // Rows of 12 and 24 chunks are copied in parts.
 TEST(EmulatedSm80, Plain) {
   for (const auto& [qk, v, is_causal] :

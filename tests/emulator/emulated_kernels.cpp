@@ -31,17 +31,24 @@ template <class Params>
 struct Emulated {
   ForwardConfig config;
   std::function<void(const Params&, unsigned num_blocks, uint64_t seed)> run;
-  std::function<void(const portable::ForwardParams&, unsigned num_blocks, uint64_t seed)> classify = {};
+  std::function<void(const portable::ForwardParams&, unsigned num_blocks, uint64_t seed)> classify;
 };
 using Sm80 = Emulated<portable::ForwardParams>;
 using Sm90 = Emulated<portable::ForwardSm90Params>;
 template <ForwardConfig C>
+void classify(const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
+  emulator::launch({num_blocks, 1, 1}, portable::kClassifyWarps * 32, 0, seed,
+                   [&] { device::classify_tiles<C>(params); });
+}
+template <ForwardConfig C>
 Sm80 sm80() {
-  return {C, [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
+  return {C,
+          [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
             emulator::launch({num_blocks, static_cast<unsigned>(params.slices_v), 1}, C.num_warps * 32,
                              static_cast<size_t>(portable::shared_bytes(C)), seed,
                              [&] { device::forward_sm80<C>(params); });
-          }};
+          },
+          classify<C>};
 }
 template <ForwardConfig C>
 Sm90 sm90() {
@@ -52,10 +59,7 @@ Sm90 sm90() {
                 static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
                 [&] { device::forward_sm90<C>(params); }, C.cluster);
           },
-          [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
-            emulator::launch({num_blocks, 1, 1}, portable::kClassifyWarps * 32, 0, seed,
-                             [&] { device::classify_tiles<C>(params); });
-          }};
+          classify<C>};
 }
 constexpr ForwardConfig plain(Element element, int32_t qk, int32_t v, int32_t tile_q, int32_t tile_kv) {
   return {.element = element,
@@ -159,15 +163,28 @@ const std::vector<Sm80>& sm80_kernels() {
     c.blocks_per_sm = 2;
     return c;
   };
+  constexpr auto with_mask = [](ForwardConfig c, bool documents, bool dense_mask, bool block_map) {
+    c.mask = portable::MaskLevel::bits;
+    c.documents = documents;
+    c.dense_mask = dense_mask;
+    c.block_map = block_map;
+    return c;
+  };
   constexpr ForwardConfig k32 = config(Element::bf16, 32, 32, 128);
-  static const std::vector<Sm80> all = {sm80<k32>(),
-                                        sm80<with_softcap(config(Element::bf16, 32, 32, 96))>(),
-                                        sm80<with_softcap(config(Element::f16, 32, 32, 96))>(),
-                                        sm80<with_pages(k32)>(),
-                                        sm80<config(Element::bf16, 96, 96, 64)>(),
-                                        sm80<with_pages(config(Element::bf16, 96, 96, 64))>(),
-                                        sm80<config(Element::bf16, 192, 128, 48)>(),
-                                        sm80<with_pages(config(Element::bf16, 192, 128, 48))>()};
+  static const std::vector<Sm80> all = {
+      sm80<k32>(),
+      sm80<with_softcap(config(Element::bf16, 32, 32, 96))>(),
+      sm80<with_softcap(config(Element::f16, 32, 32, 96))>(),
+      sm80<with_softcap(with_mask(config(Element::bf16, 32, 32, 96), true, false, false))>(),
+      sm80<with_softcap(with_mask(config(Element::f16, 32, 32, 96), true, false, false))>(),
+      sm80<with_mask(config(Element::bf16, 32, 32, 96), true, false, false)>(),
+      sm80<with_mask(config(Element::bf16, 32, 32, 96), false, true, false)>(),
+      sm80<with_mask(config(Element::bf16, 32, 32, 96), true, true, true)>(),
+      sm80<with_pages(k32)>(),
+      sm80<config(Element::bf16, 96, 96, 64)>(),
+      sm80<with_pages(config(Element::bf16, 96, 96, 64))>(),
+      sm80<config(Element::bf16, 192, 128, 48)>(),
+      sm80<with_pages(config(Element::bf16, 192, 128, 48))>()};
   return all;
 }
 
@@ -230,9 +247,11 @@ std::string run_sm80(const Case& c, uint64_t seed) {
   const auto kernel = std::ranges::find(sm80_kernels(), config, &Sm80::config);
   if (kernel == sm80_kernels().end()) return "no kernel of this config is among those of the test";
   const cuda::TileMap map = cuda::tile_map(p, config);
+  std::vector<uint8_t> classes(static_cast<size_t>(map.bytes()), 0xFF);
+  const portable::ForwardParams params = cuda::forward_params(p, config, map, classes.data(), kAtOnce);
   try {
-    kernel->run(cuda::forward_params(p, config, map, nullptr, kAtOnce),
-                static_cast<unsigned>(cuda::forward_blocks(p, map)), seed);
+    if (map.bytes() > 0) kernel->classify(params, map.classify_blocks(), seed);
+    kernel->run(params, static_cast<unsigned>(cuda::forward_blocks(p, map)), seed);
   } catch (const std::exception& error) {
     return error.what();
   }

@@ -11,31 +11,48 @@
 namespace tessella::device {
 namespace {
 
-template <uint32_t Cluster>
+template <int32_t Cluster>
 void expect_each_once(const portable::ForwardParams& p) {
   const auto tiles = static_cast<size_t>(p.tiles_q);
-  const auto heads = static_cast<size_t>((p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q);
+  const auto heads = static_cast<size_t>((p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q.value);
   std::vector<int> seen(heads * tiles);
   WorkTile before{};
-  for (uint32_t block = 0; block < seen.size(); ++block) {
+  for (int32_t block = 0; block < static_cast<int32_t>(seen.size()); ++block) {
     const WorkTile at = work_tile<Cluster>(p, block, 7);
     EXPECT_EQ(at.slice_idx, 7);
-    const int32_t head = at.batch_idx * p.heads_q + at.head_idx;
-    ASSERT_TRUE(at.head_idx < p.heads_q && head < static_cast<int32_t>(heads) && at.tile_idx < p.tiles_q);
+    const int32_t head = at.batch_idx * p.heads_q.value + at.head_idx;
+    ASSERT_TRUE(at.head_idx < p.heads_q.value && head < static_cast<int32_t>(heads) && at.tile_idx < p.tiles_q);
     ++seen[static_cast<size_t>(head) * tiles + static_cast<size_t>(at.tile_idx)];
     // Blocks of a cluster take tiles side by side; the next cluster's is no longer but where a section begins.
-    const int32_t head_before = before.batch_idx * p.heads_q + before.head_idx;
+    const int32_t head_before = before.batch_idx * p.heads_q.value + before.head_idx;
     if (block % Cluster != 0) {
       EXPECT_TRUE(head == head_before && at.tile_idx == before.tile_idx + 1);
     } else if (block > 0 && at.tile_idx > before.tile_idx) {
-      EXPECT_EQ(before.tile_idx, static_cast<int32_t>(Cluster) - 1);
+      EXPECT_EQ(before.tile_idx, Cluster - 1);
       EXPECT_EQ(head, head_before + 1);
-      EXPECT_EQ(head % p.heads_per_section, 0);
+      EXPECT_EQ(head % p.heads_per_section.value, 0);
       EXPECT_LE(head, p.first_of_last_section);
     }
     before = at;
   }
   for (const int times : seen) ASSERT_EQ(times, 1);
+}
+
+TEST(Schedule, ADivisorDividesAsDivisionDoes) {
+  std::mt19937 random(2);
+  constexpr int32_t kMost = 0x7FFFFFFF;
+  const auto expect_same = [](int32_t dividend, int32_t by) {
+    ASSERT_EQ(portable::divisor(by).quotient(dividend), dividend / by) << dividend << " / " << by;
+  };
+  for (int i = 0; i < 100000; ++i) {
+    const int32_t by = std::max(1, static_cast<int32_t>(random() >> 1 >> random() % 31));
+    for (const int32_t dividend : {static_cast<int32_t>(random() >> 1), kMost / by * by, kMost / by * by - 1, kMost}) {
+      expect_same(dividend, by);
+    }
+  }
+  for (const int32_t by : {1, 2, 3, 5, 1 << 30, (1 << 30) + 1, kMost - 1, kMost}) {
+    for (const int32_t dividend : {0, 1, by - 1, by, kMost - 1, kMost}) expect_same(dividend, by);
+  }
 }
 
 TEST(Schedule, EachTileOnceAndLongOnesFirst) {
@@ -45,14 +62,18 @@ TEST(Schedule, EachTileOnceAndLongOnesFirst) {
   for (int i = 0; i < 3000; ++i) {
     portable::ForwardParams p{};
     p.batch = draw(1, 4);
-    p.heads_q = draw(1, 6);
+    p.heads_q = portable::divisor(draw(1, 6));
     if (draw(0, 3) == 0) p.cu_seqlens_q.data = &packed;
-    const int all_heads = (p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q;
-    p.heads_per_section = draw(1, all_heads);
-    p.first_of_last_section = draw(0, all_heads / p.heads_per_section) * p.heads_per_section;
-    p.tiles_q = draw(1, 9);
+    const int all_heads = (p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q.value;
+    const int of_section = draw(1, all_heads), sections = draw(0, all_heads / of_section), tiles = draw(1, 9);
+    p.heads_per_section = portable::divisor(of_section);
+    p.first_of_last_section = sections * of_section;
+    p.heads_of_last_section = portable::divisor(all_heads - p.first_of_last_section);
+    p.tiles_q = tiles;
+    p.tiles_per_section = portable::divisor(of_section * tiles);
     expect_each_once<1>(p);
-    p.tiles_q *= 2;
+    p.tiles_q = 2 * tiles;
+    p.tiles_per_section = portable::divisor(of_section * 2 * tiles);
     expect_each_once<2>(p);
     if (HasFailure()) return;
   }

@@ -45,16 +45,26 @@ struct BlockSm80 {
     const uint8_t* tile_map;       // classes of the key tiles
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     KeyTiles tiles;                // of the block's rows
+    int32_t least_keys;            // each of them sees as many or more
     KeyTiles warp_tiles[C.num_warps];
   };
 
-  // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: bits of each row, bits that some
-  // row of a warp has | the place. At the end out lies where q, k and v were.
+  // Where keys are copied from, and what of them counts.
+  struct KeySource {
+    const char *k, *v;
+    int32_t len_kv, seen_begin, seen_end, columns_v;
+  };
+  __device__ KeySource key_source() const {
+    return {place.k, place.v, place.sequence.len_kv, place.seen_begin, place.seen_end, columns_v()};
+  }
+
+  // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: keys that some row of a warp sees,
+  // what each lane's rows see | the place.
   static constexpr int kWords = portable::mask_words(C);
   static constexpr int kBoundsAt = portable::tile_bytes(C);
-  static constexpr int kBitsAt = kBoundsAt + C.tile_q * 8;
-  static constexpr int kSeenAt = kBitsAt + C.tile_q * kWords * 4;
-  static constexpr int kPlaceAt = kSeenAt + portable::seen_bytes(C);
+  static constexpr int kSeenAt = kBoundsAt + C.tile_q * 8;
+  static constexpr int kVisibleAt = kSeenAt + portable::seen_bytes(C);
+  static constexpr int kPlaceAt = kVisibleAt + portable::visible_bytes(C);
   static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) &&
                 sizeof(Place) <= portable::kPlaceBytes);
 
@@ -90,7 +100,7 @@ struct BlockSm80 {
     if (first >= sequence.len_q) return -1;
     const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
     const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
-    const int32_t head_kv = work.head_idx / p.group;
+    const int32_t head_kv = p.group.quotient(work.head_idx);
     const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 
@@ -128,8 +138,9 @@ struct BlockSm80 {
         tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
       }
       tile = visited.next(tiles, tile_map, 0);
-      if (tile < tiles.end) load_k(k, work, sequence, tile);
+      if (tile < tiles.end) load_k(k, work, sequence, sequence.len_kv, tile);
       ptx::commit_copies();
+      const int32_t least_keys = of(0).end - of(1).begin;
       if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
       if (thread == 0) {
         to.work = work;
@@ -140,6 +151,7 @@ struct BlockSm80 {
         to.seen_begin = seen_begin;
         to.seen_end = seen_end;
         to.tiles = tiles;
+        if (Score<C>::kHasSeries) to.least_keys = least_keys;
       }
       if (C.mask == MaskLevel::band && tiles.all_are_full()) break;
     }
@@ -208,17 +220,16 @@ struct BlockSm80 {
     load_rows<TileQ, C.tile_q>(s_q, HeadRows<false>{q, p.q.row_stride * kElementBytes}, work.tile_idx * C.tile_q,
                                p.head_dim_qk, 0, len, [&](int row) { return row < len; });
   }
-  __device__ __forceinline__ void load_k(const char* k, const WorkTile& work, const Sequence& sequence,
+  __device__ __forceinline__ void load_k(const char* k, const WorkTile& work, const Sequence& sequence, int32_t len_kv,
                                          int32_t tile) const {
-    const int32_t len_kv = sequence.len_kv;
     load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.k, work, sequence), tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
                                 [&](int key) { return key < len_kv; });
   }
   // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
-  __device__ __forceinline__ void load_v(int32_t tile) const {
-    const int32_t begin = place.seen_begin, end = place.seen_end;
-    const HeadRows<C.paged> rows = key_rows(place.v, p.v, place.work, place.sequence);
-    load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, columns_v(), begin, end, [&](int key) -> bool {
+  __device__ __forceinline__ void load_v(const KeySource& from, int32_t tile) const {
+    const int32_t begin = from.seen_begin, end = from.seen_end;
+    const HeadRows<C.paged> rows = key_rows(from.v, p.v, place.work, place.sequence);
+    load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, from.columns_v, begin, end, [&](int key) -> bool {
       if constexpr (kLoopsAtEnds) return (key < end) & ((key >= begin) | (key < p.keep_first));
       return key < end && (key >= begin || key < p.keep_first);  // branches take no registers
     });

@@ -67,8 +67,11 @@ struct BlockSm90 {
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     int32_t nearest;               // index of the keys' tile that comes first with kStartsNear; -1: in their own order
     KeyTiles tiles;                // of all rows
-    const uint8_t* map;            // their classes, with a tile map
-    int32_t first_tile;            // that it visits; no less than tiles.end if there is none
+    union {
+      const uint8_t* map;  // their classes, with a tile map
+      int32_t least_keys;  // without one: each row sees as many or more
+    };
+    int32_t first_tile;  // that it visits; no less than tiles.end if there is none
     Share shares[kWarpgroups];
 
     // Of a tile.
@@ -174,7 +177,7 @@ struct BlockSm90 {
       to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
-      to.head_kv = to.work.head_idx / p.forward.group;  // last, read back: loading warps have few registers
+      to.head_kv = p.forward.group.quotient(to.work.head_idx);  // last, read back: loading warps have few registers
     }
     __syncwarp();
     const int32_t first = to.queries.first, last = to.queries.end - 1;
@@ -198,7 +201,11 @@ struct BlockSm90 {
     if (lane == 0) {
       to.tiles = tiles;
       to.first_tile = VisitedTiles<false>().next(tiles, nullptr, 0);
-      if (kHasMap) to.map = tile_classes(p.forward, to.work.batch_idx, to.work.head_idx, to.work.tile_idx);
+      if constexpr (kHasMap) {
+        to.map = tile_classes(p.forward, to.work.batch_idx, to.work.head_idx, to.work.tile_idx);
+      } else {
+        to.least_keys = own.end - next.begin;
+      }
     }
     if (lane == 2) {
       to.seen_begin = own.begin;

@@ -32,7 +32,7 @@ struct ForwardSm80 : BlockSm80<C> {
   using Block::Block;
   using Block::p, Block::place, Block::s_q, Block::thread, Block::lane, Block::warp_row, Block::s_k, Block::s_v,
       Block::first_q, Block::query, Block::bounds, Block::warp_tiles, Block::kRowsOfWarp, Block::kMBlocks,
-      Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kBitsAt, Block::kSeenAt, Block::kIsUsual;
+      Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual;
   using typename Block::TileQ, typename Block::TileK, typename Block::TileV;
   using Scores = float[kMBlocks][kBlocks][4];
 
@@ -45,7 +45,8 @@ struct ForwardSm80 : BlockSm80<C> {
   static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
       C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      !C.softcap && !C.alibi && !C.keep && !kIsSmallText && !kIsUsual;
+      C.mask == MaskLevel::band && !C.softcap && !C.alibi && !kIsSmallText && !kIsUsual;
+  static constexpr bool kKeepsSource = kIsUsual && kMBlocks * (kBlocks + kBlocksV) * 4 <= 160;
 
   template <class Meanwhile>
   __device__ __forceinline__ void scores(Scores& s, const Meanwhile& meanwhile) const {
@@ -116,55 +117,45 @@ struct ForwardSm80 : BlockSm80<C> {
                  [&](int m, int r) { return bounds(query(m, r) - first_q()); });
   }
 
-  __device__ uint32_t s_bits(int row, int word) const { return s_q + kBitsAt + (row * kWords + word) * 4; }
+  __device__ uint32_t s_visible(int m) const { return s_q + kVisibleAt + (m * Block::kThreads + thread) * 8; }
   __device__ uint32_t s_seen(int warp, int word) const { return s_q + kSeenAt + (warp * kWords + word) * 4; }
-  // What the warp's rows see of a partial tile, band and element masks together, as words of 32 keys: a lane a key,
-  // before the scores take the registers. False if they see nothing.
-  __device__ __forceinline__ bool store_bits(int32_t tile, bool sees, bool is_full) const {
-    const int num_rows = sees ? min(kRowsOfWarp, place.sequence.len_q - first_q() - warp_row) : 0;
-    uint32_t seen[kWords] = {}, of_row[kWords] = {};
-#pragma unroll 3
-    for (int row = 0; row < num_rows; ++row) {
-      const KeyRange keys = is_full ? KeyRange{0, (tile + 1) * C.tile_kv} : bounds(warp_row + row);
-#pragma unroll
-      for (int word = 0; word < kWords; ++word) {
-        const int key = tile * C.tile_kv + word * 32 + lane;
-        const bool visible =
-            keys.sees(key, p.keep_first) && is_visible<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx,
-                                                          first_q() + warp_row + row, key);
-        const uint32_t bits = __ballot_sync(kAllLanes, visible);
-        seen[word] |= bits;
-        if (lane == row) of_row[word] = bits;
-      }
-    }
+  // What the warp's rows see of a partial tile, band and element masks together, before the scores take the registers:
+  // for hide_invisible() and clear_unseen_values(). False if they see nothing.
+  __device__ __forceinline__ bool find_visible(int32_t tile, bool sees, bool is_full) const {
+    ptx::keep_loads_in_place();
     uint32_t any = 0;
-#pragma unroll
-    for (int word = 0; word < kWords; ++word) {
-      if (lane < kRowsOfWarp) ptx::store_word(s_bits(warp_row + lane, word), of_row[word]);
-      if (lane == 0) ptx::store_word(s_seen(thread / 32, word), seen[word]);
-      any |= seen[word];
-    }
-    __syncwarp();
-    return any != 0;
-  }
-  // Hides what store_bits() found hidden.
-  __device__ __forceinline__ void mask_bits(Scores& s) const {
-#pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll 1
+    for (int m = 0; m < (sees ? kMBlocks : 0); ++m) {
+      uint32_t visible[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int word = 0; word < kWords; ++word) {
-          const uint32_t visible = ptx::load_word(s_bits(warp_row + m * 16 + r * 8 + lane / 4, word)) >> (lane % 4 * 2);
-#pragma unroll
-          for (int j = word * 4; j < word * 4 + 4 && j < kBlocks; ++j) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-              if ((visible & (1u << (j % 4 * 8 + c))) == 0) s[m][j][r * 2 + c] = -kInfinity;
-            }
-          }
-        }
+        const int32_t row = query(m, r);
+        visible[r] =
+            is_full ? ~0u : columns_in<C.tile_kv>(bounds(row - first_q()), tile * C.tile_kv, p.keep_first, lane);
+        if (row >= place.sequence.len_q) visible[r] = 0;
       }
+      hide_by_elements<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, query(m, 0) - lane / 4,
+                          tile * C.tile_kv, visible);
+      ptx::store_words(s_visible(m), visible[0], visible[1]);
+      any |= visible[0] | visible[1];
+    }
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const uint32_t own = any >> word * 8;  // the lane's columns in four blocks of 8 keys, two in each
+      const uint32_t keys = ((own & 0x03) | (own & 0x0C) << 6 | (own & 0x30) << 12 | (own & 0xC0) << 18)
+                            << lane % 4 * 2;
+      const uint32_t seen = __reduce_or_sync(kAllLanes, keys);
+      if (lane == 0) ptx::store_word(s_seen(thread / 32, word), seen);
+    }
+    return __any_sync(kAllLanes, any != 0);
+  }
+  // Hides what find_visible() found hidden.
+  __device__ __forceinline__ void hide_invisible(Scores& s) const {
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+      const uint2 visible = ptx::load_words(s_visible(m));
+      hide_columns(s[m], 0, visible.x);
+      hide_columns(s[m], 1, visible.y);
     }
   }
 
@@ -173,7 +164,7 @@ struct ForwardSm80 : BlockSm80<C> {
     const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
                                        p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
                                        p.dropout_threshold};
-    const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q + place.work.head_idx;
+    const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q.value + place.work.head_idx;
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
       const portable::Random4 random =
@@ -210,9 +201,8 @@ struct ForwardSm80 : BlockSm80<C> {
     if (clears) __syncthreads();
   }
 
-  using OutputOfWarp = Output<C, C.tile_q, C.tile_q / C.num_warps, portable::tile_bytes(C)>;
-  __device__ OutputOfWarp output() const {
-    return {p, place.work, place.sequence, s_q, place.work.tile_idx * C.tile_q, lane, warp_row};
+  __device__ Output<C, kRowsOfWarp> output() const {
+    return {p, place.work, place.sequence, first_q() + warp_row, lane};
   }
 };
 
@@ -238,7 +228,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
   bool is_large = false;
-  bool has_series = Score<C>::kHasSeries && score.may_use_series();  // and it has served so far
+  bool has_series = Score<C>::kHasSeries && score.may_use_series(place.least_keys);  // and it has served so far
   if (has_series) {
 #pragma unroll
     for (int m = 0; m < Block::kMBlocks; ++m) rows[m].max[0] = rows[m].max[1] = 0;
@@ -252,6 +242,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
   };
 
+  const auto kept_source = block.key_source();
+  const auto source = [&] { return Block::kKeepsSource ? kept_source : block.key_source(); };
   const int32_t end = place.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
   while (tile < end) {
@@ -259,7 +251,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     __syncthreads();  // k has landed for every thread, and all are done with the last v
     // Each product's first instructions come before the next copy's addresses are computed.
     const auto load_v = [&] {
-      block.load_v(tile);
+      block.load_v(source(), tile);
       ptx::commit_copies();
     };
     const bool is_full =
@@ -267,7 +259,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     bool sees = is_full || block.warp_tiles().sees(tile);
     const bool has_bits = visited.is_partial(tile);
     if constexpr (C.mask == MaskLevel::bits) {
-      if (has_bits) sees = block.store_bits(tile, sees, is_full);
+      if (has_bits) sees = block.find_visible(tile, sees, is_full);
     }
     typename Block::Scores s;
     if (sees) {
@@ -283,12 +275,12 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (!has_series) block.modify(s, score, tile);
       if (!is_full && !has_bits) block.mask(s, tile);
       if constexpr (C.mask == MaskLevel::bits) {
-        if (has_bits) block.mask_bits(s);
+        if (has_bits) block.hide_invisible(s);
       }
       if (!has_series) {
-        float tile_max[Block::kMBlocks][2];
-        find_max(s, tile_max);
-        update_max(tile_max, rows, scale_log2, kLag, is_large, rescale);
+        float max[Block::kMBlocks][2];
+        find_max(s, max);
+        update_max(max, rows, scale_log2, kLag, is_large, rescale);
         if (Score<C>::kHasSeries || is_large) subtract_max(s, rows);
       }
     } else {
@@ -298,7 +290,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     __syncthreads();  // v has landed for every thread, and all are done with k
     const int32_t next = block.after(visited, tile);
     const auto load_k = [&] {
-      if (next < end) block.load_k(place.k, place.work, place.sequence, next);
+      const auto from = source();
+      if (next < end) block.load_k(from.k, place.work, place.sequence, from.len_kv, next);
       ptx::commit_copies();
     };
     if constexpr (C.mask == MaskLevel::bits) {
@@ -307,6 +300,13 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     if (sees) {
       multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
         exponentiate<Score<C>::kHasSeries>(s, rows, scale_log2, is_large, j, j + 2);
+        if constexpr (Score<C>::kRoundsSums) {
+#pragma unroll
+          for (int m = 0; m < Block::kMBlocks; ++m) {
+            round_block<C.element>(s[m][j], rows[m].rounded);
+            round_block<C.element>(s[m][j + 1], rows[m].rounded);
+          }
+        }
         if constexpr (C.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();
       });
@@ -320,7 +320,6 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   float by[Block::kMBlocks][2];
   output.finish_rows(rows, score.scale(), by);
   scale_rows(o, by);
-  __syncthreads();  // every warp is done with q, k and v
   output.store(o);
 }
 

@@ -23,6 +23,7 @@
 #include "cuda/device/output.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
 #include "cuda/device/scores_sm90.hpp"
+#include "cuda/device/tile.hpp"
 
 namespace tessella::device {
 
@@ -215,6 +216,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         static_cast<float*>(p.lse.data)[row_offset(p.lse, item.work, item.sequence, at)] = result.lse;
       }
       by[0][r] = C.dropout ? result.factor * p.keep_scale : result.factor;
+      if constexpr (Score<C>::kRoundsSums) by[0][r] *= of_rounded(rows, r);
     }
     rows = {};
   }
@@ -255,42 +257,17 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     }
     ptx::commit_boxes();
   }
-  // The lane's rows of out from the accumulators, which are lost. With kKeepsQ the copy engine writes most rows, and
-  // without it quads are most of them: the rest is rare, and in a loop, lest its code is a quarter of the kernel.
+  // The lane's rows of out from the accumulators, which are lost. With kKeepsQ the copy engine writes most rows.
   __device__ __forceinline__ void store_from_registers(const Item& item) {
-    const bool has_quads = p.out_vector_store && !p.out_is_f32;
-    int64_t at[2];
-    bool is_there[2];
+    int64_t at[1][2];
+    bool is_there[1][2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t query = item.queries.first + row(r);
-      at[r] = row_offset(p.out, item.work, item.sequence, query);
-      is_there[r] = query < item.queries.end;
+      at[0][r] = row_offset(p.out, item.work, item.sequence, query);
+      is_there[0][r] = query < item.queries.end;
     }
-    const auto store_blocks = [&](int from, int32_t column, bool in_quads) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (in_quads) {
-          store_quads<C>(p, o[0], from, r, at[r], column, lane, is_there[r]);
-        } else {
-          store_pairs<C>(p, o[0], from, r, at[r], column, lane, is_there[r]);
-        }
-      }
-    };
-    if (!kKeepsQ && has_quads) {
-#pragma unroll
-      for (int from = 0; from < kBlocksV; from += 4) store_blocks(from, from * 8, true);
-      return;
-    }
-#pragma unroll 1
-    for (int32_t column = 0; column < C.head_dim_v; column += 32) {
-      store_blocks(0, column, kKeepsQ && has_quads);
-#pragma unroll
-      for (int j = 0; j + 4 < kBlocksV; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[0][j][i] = o[0][j + 4][i];
-      }
-    }
+    store_rows<C, kKeepsQ>(p, o, at, is_there, 0, lane);
   }
   // Stores the item's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {

@@ -3,6 +3,7 @@
 
 #include "cuda/device/arrays.hpp"
 #include "cuda/device/keys.hpp"
+#include "cuda/device/ptx/order.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
 #include "portable/forward_config.hpp"
@@ -31,41 +32,34 @@ __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, con
   }
   if constexpr (C.dense_mask) visible = visible && flag(p.dense_mask, i, slot);
   if constexpr (C.block_map) {
-    const auto entry_of = [](int64_t row, int32_t rows) {
-      return static_cast<uint32_t>(row) / static_cast<uint32_t>(rows);
-    };
-    visible = visible && flag(p.block_map, entry_of(i, p.block_map_q), entry_of(slot, p.block_map_kv));
+    visible =
+        visible && flag(p.block_map, p.block_map_q.quotient(i), p.block_map_kv.quotient(static_cast<int32_t>(slot)));
   }
   if constexpr (C.keep) visible = visible && user::keep(batch_idx, head_idx, i, j, Arrays(p));
   return visible;
 }
 
-// By a whole warp: columns of a tile that rows lane / 4 and lane / 4 + 8 of its 16 see, as columns_below() has them. A
-// lane evaluates a key, and keys stand in a vote so that a lane's columns of 32 keys are a byte of it. bounds(i): the
-// keys that row i sees beside those of keep_first.
-template <ForwardConfig C, class Bounds>
-__device__ __forceinline__ void visible_columns(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
-                                                int32_t head_idx, int32_t first_q, int32_t first_kv,
-                                                const Bounds& bounds, uint32_t (&visible)[2]) {
-  constexpr int kRowsAtOnce = num_masks(C) > 1 ? 1 : 2;  // whose loads wait side by side: registers
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int32_t own_key = first_kv + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
-#pragma unroll kRowsAtOnce
-  for (int i = 0; i < 16; ++i) {
-    const KeyRange keys = bounds(i);
+// Takes from `visible`, columns of a tile that rows lane / 4 and lane / 4 + 8 of a warp's 16 see, as columns_below()
+// has them, what the element masks hide.
+template <ForwardConfig C>
+__device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
+                                                 int32_t head_idx, int32_t first_q, int32_t first_kv,
+                                                 uint32_t (&visible)[2]) {
+  constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
+  auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  ptx::forget(lane);  // what follows from it is found here, where it is rare, not once and kept
+  const auto sees = [&](int row, int32_t key) {
+    return is_visible<C>(p, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1), min(key, s.len_kv - 1));
+  };
+#pragma unroll 1
+  for (int r = 0; r < 2; ++r) {
     uint32_t columns = 0;
-#pragma unroll
-    for (int word = 0; word < (C.tile_kv + 31) / 32; ++word) {
-      const int32_t key = own_key + word * 32;
-      const bool sees =  // both, without a branch: loads first
-          is_visible<C>(p, s, batch_idx, head_idx, min(first_q + i, s.len_q - 1), min(key, s.len_kv - 1)) &
-          keys.sees(key, p.keep_first);
-      columns |= (__ballot_sync(kAllLanes, sees) >> lane % 4 * 8 & 0xFF) << word * 8;
+#pragma unroll kColumnsAtOnce
+    for (int i = 0; i < C.tile_kv / 4; ++i) {
+      if (sees(r * 8 + lane / 4, first_kv + i / 2 * 8 + lane % 4 * 2 + i % 2)) columns |= 1u << i;
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (i == r * 8 + lane / 4) visible[r] = columns;
-    }
+    if (r == 0) visible[0] &= columns;
+    if (r == 1) visible[1] &= columns;
   }
 }
 
@@ -119,7 +113,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   const auto tile_kv_idx = static_cast<int32_t>(tile_idx % p.kv_tiles);
   const auto tile_q_idx = static_cast<int32_t>(tile_idx / p.kv_tiles % p.tiles_q);
   const auto map_idx = static_cast<int32_t>(tile_idx / p.kv_tiles / p.tiles_q);
-  const int32_t heads = p.tile_map_head_stride == 0 ? 1 : p.heads_q;
+  const int32_t heads = p.tile_map_head_stride == 0 ? 1 : p.heads_q.value;
   const int32_t batch_idx = map_idx / heads, head_idx = map_idx % heads;
   if (batch_idx >= (p.tile_map_batch_stride == 0 ? 1 : p.batch)) return;  // the last block's warps
   const BandedSequence<int64_t> s = sequence(p, batch_idx);

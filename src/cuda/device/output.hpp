@@ -3,9 +3,9 @@
 
 #include "cuda/device/multiply.hpp"
 #include "cuda/device/schedule.hpp"
+#include "cuda/device/score.hpp"
 #include "cuda/device/sequence.hpp"
 #include "cuda/device/softmax.hpp"
-#include "cuda/device/tile.hpp"
 #include "cuda/device/zero_rows.hpp"
 #include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
@@ -42,15 +42,15 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
   }
 }
 
-// Blocks [from, from + 4) of row r (0 or 1) of the lane's accumulators to 32 columns of out from `first` on; the row
-// begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the warp
-// call it.
-template <ForwardConfig C, int BlocksV>
+// Blocks [from, from + Blocks) of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on; the
+// row begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the
+// warp call it.
+template <ForwardConfig C, int Blocks, int BlocksV>
 __device__ __forceinline__ void store_quads(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                             int64_t at, int32_t first, int lane, bool is_there) {
   const bool odd = lane % 2 != 0;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
+  for (int i = 0; i < Blocks; i += 2) {
     // Of two blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
     uint32_t words[2];
 #pragma unroll
@@ -66,33 +66,75 @@ __device__ __forceinline__ void store_quads(const ForwardParams& p, const float 
 }
 
 // The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.
-template <ForwardConfig C, int BlocksV>
+template <ForwardConfig C, int Blocks, int BlocksV>
 __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                             int64_t at, int32_t first, int lane, bool is_there) {
+  const bool is_f32 = C.element == Element::f32 || p.out_is_f32;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < Blocks; ++i) {
     const int32_t column = first + i * 8 + lane % 4 * 2;
     const float pair[2] = {o[from + i][r * 2], o[from + i][r * 2 + 1]};
-    if (p.out_is_f32 && p.out_vector_store) {
+    if (is_f32 && p.out_vector_store) {
       if (!is_there || column >= p.head_dim_v) continue;
       *reinterpret_cast<float2*>(static_cast<float*>(p.out.data) + at + column) = make_float2(pair[0], pair[1]);
       continue;
     }
-    const uint32_t word = Multiply<C.element>::pack(pair[0], pair[1]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       if (!is_there || column + c >= p.head_dim_v) continue;
-      if (p.out_is_f32) {
+      if (is_f32) {
         static_cast<float*>(p.out.data)[at + column + c] = pair[c];
-      } else {
+      } else if constexpr (C.element != Element::f32) {
+        const uint32_t word = Multiply<C.element>::pack(pair[0], pair[1]);
         static_cast<uint16_t*>(p.out.data)[at + column + c] = static_cast<uint16_t>(word >> c * 16);
       }
     }
   }
 }
 
-// The rows of one warp: RowsOfWarp of a tile of TileRows, which is put together in Bytes bytes of shared memory.
-template <ForwardConfig C, int TileRows, int RowsOfWarp, int Bytes>
+// Columns of out from `first` on of rows that begin at elements at[m][r], from the accumulators, which are lost. What
+// is rare is in a loop, lest its code is a quarter of the kernel: pairs, and quads if QuadsAreRare.
+template <ForwardConfig C, bool QuadsAreRare, int MBlocks, int BlocksV>
+__device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][BlocksV][4],
+                                           const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
+                                           int32_t first, int lane) {
+  constexpr int kBlocks = BlocksV % 4 == 0 ? 4 : 2;
+  const bool has_quads = p.out_vector_store && !p.out_is_f32;
+  const auto store_blocks = [&](int from, int32_t column, bool in_quads) {
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!in_quads) {
+          store_pairs<C, kBlocks>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+        } else if constexpr (C.element != Element::f32) {
+          store_quads<C, kBlocks>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+        }
+      }
+    }
+  };
+  const int32_t end = first + BlocksV * 8;
+  if (!QuadsAreRare && has_quads) {
+#pragma unroll
+    for (int from = 0; from < BlocksV; from += kBlocks) store_blocks(from, first + from * 8, true);
+    first = end;  // no return: the loop's code would lie before this
+  }
+#pragma unroll 1
+  for (int32_t column = first; column < end; column += kBlocks * 8) {
+    store_blocks(0, column, QuadsAreRare && has_quads);
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j + kBlocks < BlocksV; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[m][j][i] = o[m][j + kBlocks][i];
+      }
+    }
+  }
+}
+
+// The rows of one warp: RowsOfWarp of a tile.
+template <ForwardConfig C, int RowsOfWarp>
 struct Output {
   static constexpr int kMBlocks = RowsOfWarp / 16;
   static constexpr int kBlocksV = C.head_dim_v / 8;
@@ -100,12 +142,11 @@ struct Output {
   const ForwardParams& p;
   const WorkTile& work;
   const Sequence& sequence;
-  uint32_t s_out;
-  int32_t first_q;  // the tile's first row, as the sequence's query
-  int lane, warp_row;
+  int32_t first_row;  // the warp's, as the sequence's query
+  int lane;
 
   // Row r (0 or 1) of block m, as the sequence's query.
-  __device__ int32_t query(int m, int r) const { return first_q + warp_row + m * 16 + r * 8 + lane / 4; }
+  __device__ int32_t query(int m, int r) const { return first_row + m * 16 + r * 8 + lane / 4; }
 
   // Writes the lse of the warp's rows. by: what is left to multiply out by, of rows 0 and 1 of each block.
   __device__ __forceinline__ void finish_rows(const RowState (&rows)[kMBlocks], float scale,
@@ -129,109 +170,25 @@ struct Output {
     }
     const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) by[i / 2][i % 2] = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
-  }
-
-  // out, through shared memory that nothing else uses now, so that whole rows are written.
-  template <class Accumulators>
-  __device__ __forceinline__ void store(const Accumulators& o) const {
-    if (C.element == Element::f32 || p.out_is_f32) {
-      store_rows<float>(o);
-    } else if constexpr (C.element != Element::f32) {
-      store_rows<uint16_t>(o);
+    for (int i = 0; i < kRows; ++i) {
+      by[i / 2][i % 2] = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
+      if constexpr (Score<C>::kRoundsSums) by[i / 2][i % 2] *= of_rounded(rows[i / 2], i % 2);
     }
   }
 
-  // As many columns at a time as there is memory for.
-  template <class Stored, class Accumulators>
-  __device__ __forceinline__ void store_rows(const Accumulators& o) const {
-    constexpr int kTileBytes = TileRows * C.head_dim_v * static_cast<int>(sizeof(Stored));
-    constexpr int kParts = (kTileBytes + Bytes - 1) / Bytes, kColumns = C.head_dim_v / kParts;
-    static_assert(C.head_dim_v % kParts == 0 && kColumns % 8 == 0);
-#pragma unroll
-    for (int first_column = 0; first_column < C.head_dim_v; first_column += kColumns) {
-      if (first_column > 0) __syncwarp();
-      store_columns<Stored, kColumns>(o, first_column);
-    }
-  }
-
-  template <class Stored, int Columns, class Accumulators>
-  __device__ __forceinline__ void store_columns(const Accumulators& o, int first_column) const {
-    using TileOut = Tile<TileRows, Columns, sizeof(Stored)>;
-    static_assert(TileOut::kBytes <= Bytes);
+  // out, from the accumulators, which are lost.
+  __device__ __forceinline__ void store(float (&o)[kMBlocks][kBlocksV][4]) const {
+    int64_t at[kMBlocks][2];
+    bool is_there[kMBlocks][2];
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int row = warp_row + m * 16 + r * 8 + lane / 4;
-        if constexpr (sizeof(Stored) == 2) {
-          // A block of 8 columns is a chunk; its pairs are the lanes' words.
-          const uint32_t s_row = s_out + TileOut::offset(row, 0) + lane % 4 * 4;
-#pragma unroll
-          for (int j = 0; j < Columns / 8; ++j) {
-            const auto& block = o[m][first_column / 8 + j];
-            ptx::store_word(TileOut::advance(s_row, 0, j), Multiply<C.element>::pack(block[r * 2], block[r * 2 + 1]));
-          }
-        } else {
-          const uint32_t s_row = s_out + TileOut::offset(row, lane % 4 / 2) + lane % 2 * 8;
-#pragma unroll
-          for (int j = 0; j < Columns / 8; ++j) {
-            const auto& block = o[m][first_column / 8 + j];
-            ptx::store_words(TileOut::advance(s_row, 0, j * 2), __float_as_uint(block[r * 2]),
-                             __float_as_uint(block[r * 2 + 1]));
-          }
-        }
+        at[m][r] = row_offset(p.out, work, sequence, query(m, r));
+        is_there[m][r] = query(m, r) < sequence.len_q;
       }
     }
-    __syncwarp();
-    constexpr int kChunkElements = TileOut::kChunkElements;
-    constexpr int kRowsAStep = TileOut::kChunks < 32 ? 32 / TileOut::kChunks : 1;
-    const int first = lane / TileOut::kChunks, num_rows = min(RowsOfWarp, sequence.len_q - first_q - warp_row);
-    if (TileOut::kChunks < 32 && first >= kRowsAStep) return;
-    const int64_t stride = kRowsAStep * p.out.row_stride;
-    auto* to = static_cast<Stored*>(p.out.data) + work.batch_idx * p.out.batch_stride +
-               work.head_idx * p.out.head_stride + work.slice_idx * C.head_dim_v + first_column +
-               (sequence.row_q + first_q + warp_row + first) * p.out.row_stride;
-    const int columns = min(Columns, p.head_dim_v - work.slice_idx * C.head_dim_v - first_column);
-    // Chunk `part` of the lane in the row `step` rows on.
-    constexpr int kChunksOfLane = (TileOut::kChunks + 31) / 32;
-    const auto column = [&](int part) { return (lane % TileOut::kChunks + part * 32) * kChunkElements; };
-    const auto chunk = [&](int step, int part) {
-      const int idx = min(lane % TileOut::kChunks + part * 32, TileOut::kChunks - 1);
-      return ptx::load_chunk(s_out + TileOut::offset(warp_row + first + step, idx));
-    };
-    if (p.out_vector_store) {
-#pragma unroll 8
-      for (int step = 0; step < RowsOfWarp; step += kRowsAStep, to += stride) {
-#pragma unroll
-        for (int part = 0; part < kChunksOfLane; ++part) {
-          const uint4 words = chunk(step, part);
-          if (first + step < num_rows && column(part) < columns) *reinterpret_cast<uint4*>(to + column(part)) = words;
-        }
-      }
-    } else {
-#pragma unroll 1
-      for (int step = 0; first + step < num_rows; step += kRowsAStep, to += stride) {
-        for (int part = 0; part < kChunksOfLane; ++part) {
-          store_elements(to + column(part), min(columns - column(part), kChunkElements), chunk(step, part));
-        }
-      }
-    }
-  }
-
-  // The first `count` elements of a chunk; none where it is not above 0.
-  template <class Stored>
-  __device__ __forceinline__ void store_elements(Stored* to, int count, const uint4& words) const {
-    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int i = 0; i < 16 / static_cast<int>(sizeof(Stored)); ++i) {
-      if (i >= count) continue;
-      if constexpr (sizeof(Stored) == 2) {
-        to[i] = static_cast<uint16_t>(word[i / 2] >> (i % 2 * 16));
-      } else {
-        to[i] = __uint_as_float(word[i]);
-      }
-    }
+    store_rows<C, false>(p, o, at, is_there, work.slice_idx * C.head_dim_v, lane);
   }
 };
 

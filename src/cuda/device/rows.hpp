@@ -11,10 +11,10 @@ struct PagedRow {
 };
 // slot: row of the sequence, below seqlen_kv. What the table says is clamped to the pool.
 __device__ __forceinline__ PagedRow paged_row(const portable::ForwardParams& p, int32_t batch_idx, int32_t slot) {
-  const auto page_idx = static_cast<int32_t>(static_cast<uint32_t>(slot) / static_cast<uint32_t>(p.page_size));
+  const auto page_idx = p.page_size.quotient(slot);
   const auto* table = static_cast<const int32_t*>(p.page_table.data);
   const int32_t page = table[batch_idx * p.page_table.batch_stride + page_idx * p.page_table.stride];
-  return {clamp(page, 0, p.num_pages - 1), slot - page_idx * p.page_size};
+  return {clamp(page, 0, p.num_pages - 1), slot - page_idx * p.page_size.value};
 }
 
 // at(i): the address of row i of a sequence's own, in a head and from a column on; offset(i): in bytes from `first`.

@@ -18,23 +18,18 @@ struct WorkTile {
 
 // `block` counts the grid's blocks: those of a cluster, which take tiles side by side, fastest, then heads of the
 // section, tiles from the last, sections.
-template <uint32_t Cluster = 1>
-__device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, uint32_t block, uint32_t slice) {
-  const uint32_t in_cluster = block % Cluster;
-  block /= Cluster;
-  const uint32_t tiles = static_cast<uint32_t>(p.tiles_q) / Cluster;
-  const auto heads = static_cast<uint32_t>(p.heads_q);
-  const uint32_t all_heads = (static_cast<uint32_t>(p.batch) + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * heads;
-  const auto per_section = static_cast<uint32_t>(p.heads_per_section);
-  const auto first_of_last = static_cast<uint32_t>(p.first_of_last_section);
-  const bool is_last = block >= first_of_last * tiles;
-  const uint32_t first_head = is_last ? first_of_last : block / (per_section * tiles) * per_section;
-  const uint32_t width = is_last ? all_heads - first_of_last : per_section;
-  const uint32_t inside = block - first_head * tiles;
-  const uint32_t head = first_head + inside % width;
-  const uint32_t tile = (tiles - 1 - inside / width) * Cluster + in_cluster;
-  return {static_cast<int32_t>(head / heads), static_cast<int32_t>(head % heads), static_cast<int32_t>(tile),
-          static_cast<int32_t>(slice)};
+template <int32_t Cluster = 1>
+__device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, int32_t block, int32_t slice) {
+  const bool is_last = block >= p.first_of_last_section * p.tiles_q;
+  const portable::Divisor& width = is_last ? p.heads_of_last_section : p.heads_per_section;
+  const int32_t first_head =
+      is_last ? p.first_of_last_section : p.tiles_per_section.quotient(block) * p.heads_per_section.value;
+  const int32_t inside = (block - first_head * p.tiles_q) / Cluster;
+  const int32_t row = width.quotient(inside);
+  const int32_t head = first_head + inside - row * width.value;
+  const int32_t tile = p.tiles_q - (row + 1) * Cluster + block % Cluster;
+  const int32_t batch_idx = p.heads_q.quotient(head);
+  return {batch_idx, head - batch_idx * p.heads_q.value, tile, slice};
 }
 
 }  // namespace tessella::device

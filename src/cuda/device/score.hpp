@@ -35,7 +35,10 @@ class Score {
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
   // Softcap alone: softmax sees exponents of 2. A series has them out of products, cheaply, where scores are far from
   // the softcap; they are bounded there, so they are taken against zero and nobody looks for a maximum.
+  static constexpr int32_t kSomeKeys = 16;
   static constexpr bool kHasSeries = C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
+  // Where element masks may leave a row a single key, out is divided by a sum of rounded probabilities.
+  static constexpr bool kRoundsSums = kHasSeries && C.mask == portable::MaskLevel::bits;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
@@ -52,8 +55,12 @@ class Score {
   __device__ float scale() const { return kHasSeries ? kLn2 : kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return kHasSeries ? 1.0f : scale() * kLog2e; }
 
-  // True if the series serves some products at all, and those whose squares are no larger.
-  __device__ bool may_use_series() const { return p_.softcap_square >= 0; }
+  // True if the series serves some products at all, of rows that see so many keys or more, and those whose squares are
+  // no larger. Against a maximum the probability of a row's only key is 1, against zero it is rounded like all others:
+  // among some it does no harm.
+  __device__ bool may_use_series(int32_t keys) const {
+    return p_.softcap_square >= 0 && (kRoundsSums || keys >= kSomeKeys);
+  }
   __device__ bool series_serves(float square) const { return square <= p_.softcap_square; }
 
   // What ALiBi alone takes off a score, in exponents of 2, for each place between query and key.

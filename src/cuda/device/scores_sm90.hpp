@@ -86,9 +86,9 @@ struct ScoresSm90 {
                                        p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
                                        p.dropout_threshold};
     const WorkTile& work = current().work;
-    const portable::Random4 random = dropout.bits(static_cast<uint64_t>(work.batch_idx) * p.heads_q + work.head_idx,
-                                                  (current().queries.first + row(0)) / 16,
-                                                  (current().first_key(tile) + j * 8) / 16, lane / 4, lane % 4);
+    const portable::Random4 random = dropout.bits(
+        static_cast<uint64_t>(work.batch_idx) * p.heads_q.value + work.head_idx,
+        (current().queries.first + row(0)) / 16, (current().first_key(tile) + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
     for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
       float* pair = &probability[word / 2][word % 2 * 2];
@@ -120,14 +120,13 @@ struct ScoresSm90 {
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible[r] = columns_of(r, first_key);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
-    visible_columns<C>(
-        p, item.sequence, item.work.batch_idx, item.work.head_idx, item.queries.first + first_row, first_key,
-        [&](int i) { return bounds(first_row + i); }, visible);
+    hide_by_elements<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx, item.queries.first + first_row,
+                        first_key, visible);
   }
 
   __device__ __forceinline__ void begin_item() {
     if constexpr (Score<C>::kHasSeries) {
-      rows.is_settled = score_of(p, current()).may_use_series();
+      rows.is_settled = score_of(p, current()).may_use_series(current().least_keys);
       if (rows.is_settled) rows.max[0] = rows.max[1] = 0;
     }
     if constexpr (kHasSides) {
@@ -164,16 +163,19 @@ struct ScoresSm90 {
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
     bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile)) || (kHasSides && side == 0);
-    float sum[2];
+    float sum[2], rounded[2];
 #pragma unroll 1
     for (;;) {
       if (looks) look(s, tile, scale_log2, rescale);
-      const bool serves = exponentiate(s[0], tile, scale_log2, sum);
+      const bool serves = exponentiate(s[0], tile, scale_log2, sum, rounded);
       if (looks || __all_sync(kAllLanes, serves)) break;
       looks = true;
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] += sum[r];
+    for (int r = 0; r < 2; ++r) {
+      rows.sum[r] += sum[r];
+      if (Score<C>::kRoundsSums) rows.rounded[r] += rounded[r];
+    }
   }
 
   // A closer look at a tile: what its exponents are to be taken against.
@@ -238,10 +240,10 @@ struct ScoresSm90 {
     }
   }
 
-  // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them. False if they do not serve:
-  // sums are too large, or a product is beyond the softcap's series, which bounds them.
+  // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them, also as rounded. False if
+  // they do not serve: sums are too large, or a product is beyond the softcap's series, which bounds them.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                               float (&sum)[2]) {
+                                               float (&sum)[2], float (&rounded)[2]) {
     const Score<C> score = score_of(p, current());
     float offset[2] = {rows.offset[0], rows.offset[1]};
     float step = 0;  // from a key to the next
@@ -257,10 +259,15 @@ struct ScoresSm90 {
       return __fmaf_rn(of, scale_log2, -against);
     };
     float square = 0;
+    rounded[0] = rounded[1] = 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
       float probability[2][4];
       exponentiate_16(s, j, exponent, probability, sum);
+      if constexpr (Score<C>::kRoundsSums) {
+        round_block<C.element>(probability[0], rounded);
+        round_block<C.element>(probability[1], rounded);
+      }
       if constexpr (Score<C>::kHasSeries) square = square_max_16(s, j, square);
       if constexpr (C.dropout) drop(probability, tile, j);
       pack(probability, 0, probabilities[j / 2]);

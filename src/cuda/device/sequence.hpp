@@ -30,12 +30,10 @@ struct BandedSequence : Sequence {
   portable::BasicBand<Int> band;
 };
 
-// batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
-template <class Int = int64_t>
-__device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardParams& p, int32_t batch_idx) {
-  BandedSequence<Int> s;
-  s.row_q = 0;
-  s.slots_q = p.seqlen_q;
+// What tables say of a sequence that was as long as the tensors.
+template <class Int>
+__device__ __forceinline__ void read_tables(const portable::ForwardParams& p, int32_t batch_idx,
+                                            BandedSequence<Int>& s) {
   if (p.cu_seqlens_q.data != nullptr) {
     s.row_q = clamp(entry(p.cu_seqlens_q, batch_idx), 0, p.total_q);
     const int32_t end =
@@ -43,11 +41,9 @@ __device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardP
     s.slots_q = end - s.row_q;
   }
   s.len_q = min(s.slots_q, p.seqlen_q);  // the caller's bound, which bias, masks and the tile map are made for
-  s.row_kv = s.slot_kv = s.len_kv = 0;
-  s.band = {};
   if (batch_idx == p.batch) {
-    s.len_q = 0;
-    return s;
+    s.len_q = s.len_kv = 0;
+    return;
   }
   if (p.seqlens_q.data != nullptr) s.len_q = clamp(entry(p.seqlens_q, batch_idx), 0, s.len_q);
 
@@ -60,12 +56,23 @@ __device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardP
   if (p.leftpad_kv.data != nullptr) s.slot_kv = clamp(entry(p.leftpad_kv, batch_idx), 0, slots_kv);
   s.row_kv += s.slot_kv;
   s.len_kv = slots_kv - s.slot_kv;
+  if (p.prefix.data != nullptr) s.band.prefix = clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
+}
 
+// batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
+template <class Int = int64_t>
+__device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardParams& p, int32_t batch_idx) {
+  BandedSequence<Int> s;
+  s.row_q = s.row_kv = s.slot_kv = 0;
+  s.slots_q = s.len_q = p.seqlen_q;
+  s.len_kv = p.seqlen_kv;
+  s.band = {};
+  if (p.has_tables) read_tables(p, batch_idx, s);
+  if (batch_idx == p.batch) return s;
   s.band.seqlen_q = s.len_q;
   s.band.seqlen_kv = s.len_kv;
   s.band.window_left = static_cast<Int>(p.window_left);
   s.band.window_right = static_cast<Int>(p.window_right);
-  s.band.prefix = p.prefix.data == nullptr ? -1 : clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
   s.band.chunk = static_cast<Int>(p.chunk);
   s.band.keep_first = p.keep_first;
   s.band.causal_top_left = p.causal_top_left != 0;

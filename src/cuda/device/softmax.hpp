@@ -24,7 +24,13 @@ inline constexpr Infinity kInfinity;
 // exponents are taken against zero.
 struct RowState {
   float max[2] = {-kInfinity, -kInfinity};
-  float sum[2] = {0, 0};  // of this lane's columns alone until finish()
+  float sum[2] = {0, 0};      // of this lane's columns alone until finish()
+  float rounded[2] = {0, 0};  // the same of probabilities as they are multiplied by v, where a kernel wants it
+
+  __device__ void scale_sums(int r, float factor) {
+    sum[r] *= factor;
+    rounded[r] *= factor;
+  }
 };
 
 // The largest of a row's values over the four lanes that share it.
@@ -39,9 +45,9 @@ __device__ __forceinline__ float row_sum(float value) {
 
 inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
 
-// Rows' maxima of the scores of MBlocks blocks.
+// Rows' maxima of the scores of MBlocks blocks, of this lane's columns alone.
 template <int MBlocks, int Blocks>
-__device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], float (&tile_max)[MBlocks][2]) {
+__device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], float (&lanes)[MBlocks][2]) {
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
@@ -49,7 +55,7 @@ __device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], f
       float max = fmaxf(s[m][0][r * 2], s[m][0][r * 2 + 1]);
 #pragma unroll
       for (int j = 1; j < Blocks; ++j) max = fmaxf(max, fmaxf(s[m][j][r * 2], s[m][j][r * 2 + 1]));
-      tile_max[m][r] = row_max(max);
+      lanes[m][r] = max;
     }
   }
 }
@@ -68,32 +74,34 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
   return __any_sync(kAllLanes, mine);
 }
 
-// Takes the maxima of a tile's scores into those of the rows. Where a maximum that was used falls behind by more than
-// lag, rescale(m, factor) is called for every block m, the output follows by a factor for each of its two rows, and
-// is_large becomes what has_large_max() says.
+// Takes the maxima of a tile's scores, as find_max() has them, into those of the rows. Where a maximum that was used
+// falls behind by more than lag, rescale(m, factor) is called for every block m that has a maximum, the output follows
+// by a factor for each of its two rows, and is_large becomes what has_large_max() says. Until then lanes only vote:
+// what they share of a row is wanted where it grows.
 template <int MBlocks, class Rescale>
-__device__ __forceinline__ void update_max(const float (&tile_max)[MBlocks][2], RowState (&rows)[MBlocks],
+__device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, float lag, bool& is_large, const Rescale& rescale) {
   bool is_behind = false;
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      is_behind |= (tile_max[m][r] - rows[m].max[r]) * scale_log2 > lag;  // true from -inf on, false for -inf twice
+      is_behind |= (lanes[m][r] - rows[m].max[r]) * scale_log2 > lag;  // true from -inf on, false for -inf twice
     }
   }
   if (!__any_sync(kAllLanes, is_behind)) return;
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
     float factor[2];
+    const bool has_begun = __any_sync(kAllLanes, fmaxf(rows[m].max[0], rows[m].max[1]) > -kInfinity);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float max = fmaxf(rows[m].max[r], tile_max[m][r]);
+      const float max = fmaxf(rows[m].max[r], row_max(lanes[m][r]));
       factor[r] = max == rows[m].max[r] ? 1.0f : ptx::exp2((rows[m].max[r] - max) * scale_log2);
       rows[m].max[r] = max;
-      rows[m].sum[r] *= factor[r];
+      rows[m].scale_sums(r, factor[r]);
     }
-    rescale(m, factor);
+    if (has_begun) rescale(m, factor);
   }
   is_large = has_large_max(rows, scale_log2);
 }
@@ -111,7 +119,7 @@ __device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], cons
       const int exponent = min(__float_as_int(sum) >> 23, 127);  // plus 127
       rows[m].max[r] = sum == 0 ? -kInfinity : static_cast<float>(exponent - 127);
       factor[r] = sum == 0 ? 1.0f : __int_as_float((254 - exponent) << 23);
-      rows[m].sum[r] *= factor[r];
+      rows[m].scale_sums(r, factor[r]);
     }
     rescale(m, factor);
   }
@@ -166,6 +174,12 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
       for (int r = 0; r < 2; ++r) rows[m].sum[r] += s[m][j][r * 2] + s[m][j][r * 2 + 1];
     }
   }
+}
+
+// What the factor on a row's output is to be multiplied by for one of the sum of rounded probabilities.
+__device__ __forceinline__ float of_rounded(const RowState& rows, int r) {
+  const float sum = row_sum(rows.sum[r]), rounded = row_sum(rows.rounded[r]);
+  return sum == 0 ? 0.0f : sum * ptx::reciprocal(rounded);
 }
 
 // The end of a row: the factor on the output and the natural logarithm of the sum, a sink included. scale turns units

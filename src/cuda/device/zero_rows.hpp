@@ -17,7 +17,8 @@ __device__ __forceinline__ int64_t row_offset(const Tensor& tensor, const WorkTi
          (sequence.row_q + row) * tensor.row_stride;
 }
 
-// Writes rows that need no product, by Threads threads of a block or a warp.
+// Writes rows that need no product, by Threads threads of a block or a warp. Loops are not unrolled: it is rare, and
+// what is rare costs registers of warps beside it, and places in the instruction cache.
 template <int Threads>
 struct ZeroRows {
   const portable::ForwardParams& p;
@@ -26,15 +27,13 @@ struct ZeroRows {
   int32_t first_column, end_column;
   bool is_wide;  // out is fp32
 
-  static constexpr int kUnroll = Threads == 32 ? 1 : 4;  // a warp that writes them beside others has few registers
-
   // out 0 and this lse in rows [first, end) of the sequence.
   __device__ __forceinline__ void write(int32_t first, int32_t end, float lse) const {
     const auto thread = static_cast<int32_t>(threadIdx.x) % Threads;
-#pragma unroll kUnroll
+#pragma unroll 1
     for (int32_t i = first; i < end; ++i) {
       const int64_t at = row_offset(p.out, work, sequence, i);
-#pragma unroll kUnroll
+#pragma unroll 1
       for (int32_t c = first_column + thread; c < end_column; c += Threads) {
         if (is_wide) {
           static_cast<float*>(p.out.data)[at + c] = 0;
@@ -51,7 +50,7 @@ struct ZeroRows {
   // Rows that belong to the sequence and to no query; the block of tile t takes tiles t, t + tiles_q, ...
   __device__ __forceinline__ void write_without_query(int32_t tile_q) const {
     if (sequence.slots_q == sequence.len_q) return;
-#pragma unroll kUnroll
+#pragma unroll 1
     for (int32_t first = work.tile_idx * tile_q; first < sequence.slots_q; first += p.tiles_q * tile_q) {
       write(max(first, sequence.len_q), min(first + tile_q, sequence.slots_q), -kInfinity);
     }

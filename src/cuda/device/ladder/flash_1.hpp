@@ -32,10 +32,9 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
   using Head = HeadTiles<C>;
   extern __shared__ __align__(128) char shared[];
   const ForwardParams& p = params.forward;
-  const auto heads = static_cast<uint32_t>(p.heads_q);
-  Head head(p, shared,
-            {static_cast<int32_t>(blockIdx.x / heads), static_cast<int32_t>(blockIdx.x % heads), 0,
-             static_cast<int32_t>(blockIdx.y)});
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const int32_t batch_idx = p.heads_q.quotient(block);
+  Head head(p, shared, {batch_idx, block - batch_idx * p.heads_q.value, 0, static_cast<int32_t>(blockIdx.y)});
   const int32_t tiles_q = (head.sequence.len_q + C.tile_q - 1) / C.tile_q;
   const int32_t tiles_kv = (head.sequence.len_kv + C.tile_kv - 1) / C.tile_kv;
   const portable::Dropout dropout = head.dropout();

@@ -40,7 +40,7 @@ struct HeadTiles {
     warp_row = thread / 32 * kRowsOfWarp;
   }
 
-  __device__ int64_t head_idx() const { return int64_t{work.batch_idx} * p.heads_q + work.head_idx; }
+  __device__ int64_t head_idx() const { return int64_t{work.batch_idx} * p.heads_q.value + work.head_idx; }
   // Place in its tile of accumulator row r of block m, and of element i of block j.
   __device__ int32_t row(int m, int r) const { return warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t column(int j, int i) const { return j * 8 + lane % 4 * 2 + i % 2; }
@@ -79,7 +79,7 @@ struct HeadTiles {
                            min(C.head_dim_v, p.head_dim_v - first_column),
                            [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
-  __device__ int32_t head_kv() const { return work.head_idx / p.group; }
+  __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
   // After load_q() and wait(), before scores().
   __device__ void prepare_q() const {
     device::prepare_q<C.element, TileQ, kThreads>(s_q, thread, p.scale < 0);
