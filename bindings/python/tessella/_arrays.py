@@ -102,13 +102,14 @@ class Slot:
     def read(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         """Views the array; is_swapped: its axes before the last are (heads, rows) and are taken as (rows, heads)."""
         if type(array) is not numpy.ndarray:
+            if not isinstance(array, numpy.ndarray):
+                self._read_other(array, is_swapped, stream)
+                return
+            # Not asked before: NumPy imports its masked arrays where they are first named, in up to 40 ms.
             if isinstance(array, numpy.ma.MaskedArray):
                 raise InvalidArgument(
                     f"{self.name} is a MaskedArray, whose mask is not looked at, expected filled() of it"
                 )
-            if not isinstance(array, numpy.ndarray):
-                self._read_other(array, is_swapped, stream)
-                return
         interface = array.__array_struct__
         address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value
         if (
