@@ -61,6 +61,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--contenders", type=words, default=[], metavar="NAME,...", help="sdpa means all of sdpa.*")
     parser.add_argument("--lengths", type=numbers, default=[], metavar="N,...", help="sequence lengths")
     parser.add_argument("--head-dims", type=numbers, default=[], metavar="D,...")
+    parser.add_argument("--cases", type=words, default=[], metavar="NAME,...", help="of `features`: softcap, gqa 64/8")
     parser.add_argument("--dtypes", type=words, default=[], metavar="bf16,...", help="bf16, f16, f32")
     parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement; default 0.5, on cpu 0.1")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="written anew after every cell")
@@ -124,7 +125,10 @@ def measured(options: argparse.Namespace) -> Record:
     protocol = options.protocol or ("family" if device == "cuda" else "layer")
     window_s = options.window or (0.5 if device == "cuda" else 0.1)
     contenders, missing = chosen(options.contenders, device)
-    cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths)
+    cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths, options.cases)
+    if not cells:
+        names = dict.fromkeys(cell.case for cell in PROTOCOLS[protocol].cells([], [], []) if cell.case)
+        raise ValueError(f"--cases: {', '.join(options.cases)}, expected of {protocol}: {', '.join(names) or 'none'}")
     machine: dict[str, Any] = {
         "cpu": cpu_name(),
         "cpus": len(os.sched_getaffinity(0)),

@@ -122,8 +122,10 @@ class Protocol:
     lengths: tuple[int, ...]
     cells_at: Callable[[str, int, bool, int], Iterator[Cell]]
 
-    def cells(self, dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int]) -> list[Cell]:
-        """Every cell; an empty selection means the protocol's own."""
+    def cells(
+        self, dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int], cases: Sequence[str] = ()
+    ) -> list[Cell]:
+        """Every cell; an empty selection means the protocol's own, and all cases."""
         return [
             cell
             for dtype in dtypes or self.dtypes
@@ -131,6 +133,7 @@ class Protocol:
             for causal in (False, True)
             for length in lengths or self.lengths
             for cell in self.cells_at(dtype, head_dim, causal, length)
+            if not cases or cell.case in cases
         ]
 
 

@@ -42,6 +42,16 @@ def test_features_say_what_a_library_must_offer():
     assert features["ALiBi as text", False] == ["ALiBi", "caller's text"]
 
 
+def test_cases_may_be_chosen_by_name():
+    found = cells("features", cases=["softcap", "ALiBi as text"])
+    assert [(cell.case, cell.causal) for cell in found] == [
+        ("softcap", False),
+        ("ALiBi as text", False),
+        ("softcap", True),
+    ]
+    assert cells("features", cases=["sofcap"]) == []
+
+
 @pytest.mark.parametrize("cell", cells("features"), ids=lambda cell: cell.label)
 def test_a_plain_twin_has_none_of_what_costs_extra(cell):
     plain = cell.plain()
