@@ -220,19 +220,23 @@ void Call::make_operands(Random& random) {
     make_view(v_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_v);
   }
   make_view(out_, c_.out_dtype.empty() ? dtype : dtype_of(c_.out_dtype), batch_q, total_q_, c_.heads_q, c_.head_dim_v);
-  const auto fill = [&](const tessella_tensor& t, int64_t b, int64_t row, int64_t heads, int64_t dim, double spread) {
+  const auto fill = [&](const tessella_tensor& t, int64_t b, int64_t row, int64_t heads, int64_t dim, double spread,
+                        double mean) {
     for (int64_t head = 0; head < heads; ++head) {
-      for (int64_t c = 0; c < dim; ++c) set(t, element(t, b, row, head) + c, spread * random.normal());
+      for (int64_t c = 0; c < dim; ++c) set(t, element(t, b, row, head) + c, mean + spread * random.normal());
     }
   };
+  const double mean_q = std::sqrt(std::fabs(c_.mean) / std::sqrt(static_cast<double>(c_.head_dim_qk)));
   for (int64_t b = 0; b < c_.batch; ++b) {
     const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
-    for (int64_t i = 0; i < queries; ++i) fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread);
+    for (int64_t i = 0; i < queries; ++i) {
+      fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread, mean_q);
+    }
     for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
       if (hidden_from_all(b, slot)) continue;
       const auto [batch_idx, row] = row_kv(b, slot);
-      fill(k_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_qk, 1);
-      fill(v_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_v, 1);
+      fill(k_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_qk, 1, std::copysign(mean_q, c_.mean));
+      fill(v_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_v, 1, 0);
     }
   }
   args_.q = &q_.tensor;

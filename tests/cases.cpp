@@ -50,6 +50,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("sink", c.sink);
   visit("dropout", c.dropout);
   visit("spread", c.spread);
+  visit("mean", c.mean);
   visit("lse", c.lse);
   visit("threads", c.threads);
   visit("plan", c.plan);
@@ -186,6 +187,7 @@ void random_scores(Random& random, Case& c) {
   c.sink = random.chance(0.12);
   if (random.chance(0.12)) c.dropout = random.chance(0.2) ? 0.99 : random.uniform() * 0.6;
   if (random.chance(0.2)) c.spread = random.chance(0.5) ? 8 : 40;
+  if (random.chance(0.1)) c.mean = 30 * random.uniform() - 15;
   c.lse = random.chance(0.8);
 }
 

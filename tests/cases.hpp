@@ -57,6 +57,7 @@ struct Case {
   bool sink = false;
   double dropout = 0;
   double spread = 1;  // standard deviation of q; large ones force the maximum to move
+  double mean = 0;    // of the scores q . k / sqrt(head_dim_qk)
   bool lse = true;
   // How it is called.
   int64_t threads = 1;

@@ -61,8 +61,9 @@ void page(const Configuration& config, Random& random, Case& c) {
 void change_scores(const Configuration& config, Random& random, Case& c) {
   if (!config.softcap) {
     c.softcap = 0;
-  } else if (c.softcap == 0) {
-    c.softcap = 30;
+  } else {
+    if (c.softcap == 0) c.softcap = 30;
+    c.lse = config.lse;
   }
   if (!config.alibi) {
     c.alibi = "";
@@ -116,6 +117,7 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   config.bias = random.chance(0.25);
   config.dropout = random.chance(0.25);
   config.paged = random.chance(0.25);
+  config.lse = random.chance(0.5);
   return config;
 }
 

@@ -20,6 +20,7 @@ struct Configuration {
   bool bias = false;
   bool dropout = false;
   bool paged = false;
+  bool lse = false;  // beside a softcap, whose series it decides
 };
 
 inline constexpr int kUsualConfigurations = 48;

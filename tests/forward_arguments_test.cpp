@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <random>
 #include <utility>
 
@@ -228,41 +227,6 @@ TEST(ForwardArguments, ZeroRowsAreLookedForWhereTablesOrMasksMakeThem) {
   p.features |= Feature::keep;
   p.keep = "return q < k;";
   EXPECT_TRUE(may_have_zero_rows(p));
-}
-
-portable::ForwardParams softcap_params(float scale, float softcap, core::DType dtype = core::DType::bf16) {
-  Problem p = problem(1, 10, 10);
-  p.dtype = p.out_dtype = dtype;
-  p.scale = scale;
-  p.softcap = softcap;
-  return params(p);
-}
-
-TEST(ForwardArguments, SoftcapsSeriesHoldsWhereItIsUsed) {
-  constexpr double kScale = 0.088;
-  for (const core::DType dtype : {core::DType::bf16, core::DType::f16}) {
-    const double largest = dtype == core::DType::f16 ? 14 : 30;  // of its exponents
-    for (const double softcap : {0.3, 1.0, 30.0, 50.0, 1e4}) {
-      const auto params = softcap_params(static_cast<float>(kScale), static_cast<float>(softcap), dtype);
-      const double last = std::sqrt(static_cast<double>(params.softcap_square));
-      EXPECT_GT(last * kScale, std::min(0.18 * softcap, 0.99 * largest / std::numbers::log2e)) << softcap;
-      for (double product = last / 100; product <= last; product *= 1.01) {
-        double sum = 0;
-        for (int i = 2; i >= 0; --i) sum = sum * product * product + static_cast<double>(params.softcap_series[i]);
-        const double series = product * sum;
-        const double exact = softcap * std::tanh(product * kScale / softcap) * std::numbers::log2e;
-        EXPECT_NEAR(series, exact, exact * 2e-7) << softcap << " " << product;
-        EXPECT_LE(series, largest) << softcap << " " << product;
-      }
-    }
-  }
-}
-
-TEST(ForwardArguments, SoftcapsSeriesIsNotUsedWhereItFails) {
-  EXPECT_EQ(softcap_params(0.088f, 1e9f).softcap_square, -1) << "its last coefficient has no bits";
-  EXPECT_EQ(softcap_params(1e-7f, 30).softcap_square, -1);
-  EXPECT_EQ(softcap_params(1e9f, 20).softcap_square, -1) << "or is infinite";
-  EXPECT_EQ(softcap_params(0, 30).softcap_square, -1);
 }
 
 struct Sharing {

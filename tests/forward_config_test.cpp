@@ -75,6 +75,23 @@ TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
   EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score)), 90));
 }
 
+TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
+  const auto has_two = [](DType dtype, int64_t head_dim, core::Features features) {
+    return config(problem(dtype, head_dim, head_dim, features)).short_series;
+  };
+  EXPECT_TRUE(has_two(DType::bf16, 64, Feature::softcap));
+  EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::lse));
+  EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::alibi)) << "no series";
+  EXPECT_FALSE(has_two(DType::bf16, 64, {}));
+  EXPECT_FALSE(has_two(DType::f16, 64, Feature::softcap)) << "P has more bits";
+  // The other kernel scales queries, where they are in registers.
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const ForwardConfig c = forward_sm90_config(problem(DType::bf16, head_dim, head_dim, Feature::softcap));
+    EXPECT_EQ(c.short_series, head_dim == 128);
+    EXPECT_EQ(c.scales_q, head_dim == 128);
+  }
+}
+
 TEST(ForwardConfig, EveryCallFitsEveryGpu) {
   for_each_config([](const Problem& p, const ForwardConfig& c, int arch) {
     const std::string what = forward_program(c, "").expression + " sm_" + std::to_string(arch);

@@ -115,6 +115,38 @@ TEST_P(Forward, Softcaps) {
   }
 }
 
+// bf16 has a series of its own where no lse is asked for, and head dim 128 another way to tell whether it serves.
+TEST_P(Forward, SoftcapsWithoutLse) {
+  for (const int64_t head_dim : {32, 128}) {
+    for (const double softcap : {4.0, 20.0, 30.0, 50.0, 400.0}) {
+      for (const double spread : {0.3, 1.0, 2.0, 6.0, 30.0}) {
+        for (const int64_t seqlen_kv : {5, 150, 600}) {
+          Case c = base();
+          c.head_dim_qk = c.head_dim_v = head_dim;
+          c.lse = false;
+          c.softcap = softcap;
+          c.spread = spread;
+          c.seqlen_kv = seqlen_kv;
+          c.window_right = seqlen_kv == 150 ? 0 : -1;
+          run(c);
+        }
+      }
+      // Scores far below zero, all of them: sums of their exponentials tell nothing.
+      for (const double mean : {-6.0, -12.0, -25.0}) {
+        for (const bool lse : {false, true}) {
+          Case c = base();
+          c.head_dim_qk = c.head_dim_v = head_dim;
+          c.lse = lse;
+          c.softcap = softcap;
+          c.mean = mean;
+          c.seqlen_kv = 600;
+          run(c);
+        }
+      }
+    }
+  }
+}
+
 // In parts, as a GPU compiles a kernel or more a pair.
 class PairsOfFeatures : public Forward {
  public:

@@ -45,6 +45,7 @@ struct FeatureSet {
 const FeatureSet kFeatureSets[] = {
     {"plain", {}},
     {"softcap", Feature::softcap},
+    {"softcap and lse", Feature::softcap | Feature::lse},
     {"alibi", Feature::alibi},
     {"bias", Feature::bias},
     {"bias in f32", Feature::bias, DType::f32},
@@ -160,6 +161,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
   const FeatureSet sets[] = {{"plain", {}},
                              {"dense mask", Feature::dense_mask},
                              {"softcap", Feature::softcap},
+                             {"softcap and lse", Feature::softcap | Feature::lse},
                              {"alibi", Feature::alibi},
                              {"bias in f32", Feature::bias, DType::f32},
                              {"dropout", Feature::dropout},

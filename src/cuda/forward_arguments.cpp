@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <numeric>
 
 #include "core/message.hpp"
 #include "cuda/forward_config.hpp"
+#include "cuda/softcap.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -38,25 +38,6 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
   const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data) % 16);
   const int64_t all = at | head_dim * size | out.batch_stride * size | out.row_stride * size | out.head_stride * size;
   return all % 16 == 0;
-}
-
-// Of scores by the series, which are taken against zero: f16 holds no smaller ones with all bits, and bf16 leaves sums
-// and outputs in fp32 room for large elements of v.
-double largest_exponent(DType dtype) { return dtype == DType::f16 ? 14 : 30; }
-
-void set_softcap(portable::ForwardParams& params, const Problem& p) {
-  params.softcap = std::min(p.softcap, 0x1p126f);  // finite as an exponent of 2; no score comes near it
-  params.softcap_scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.softcap;
-  const double scale = params.softcap_scale, softcap_log2 = params.softcap * std::numbers::log2e;
-  const double small = std::min<double>(portable::kSmallTanh, largest_exponent(p.dtype) / softcap_log2) / scale;
-  params.softcap_square = static_cast<float>(std::min<double>(small * small, std::numeric_limits<float>::max()));
-  double factor = softcap_log2 * scale;
-  for (int i = 0; i < 3; ++i) {
-    params.softcap_series[i] = static_cast<float>(factor * static_cast<double>(portable::kTanhSeries[i]));
-    // One that overflows or loses bits makes the series useless.
-    if (!std::isnormal(params.softcap_series[i])) params.softcap_square = -1;
-    factor *= scale * scale;
-  }
 }
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
@@ -165,7 +146,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.block_map_kv = divisor(at_most_all(p.block_kv));
   params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
-  if (p.softcap != 0) set_softcap(params, p);
+  if (p.softcap != 0) params.softcap = softcap_params(p, config);
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;

@@ -54,7 +54,7 @@ int32_t longest_tile(const ForwardConfig& c, int64_t dim, int arch) {
 
 // What a call asks for: the element and the features that are compiled in.
 ForwardConfig features_of(const core::Problem& p) {
-  return {
+  ForwardConfig c = {
       .element = p.dtype == core::DType::bf16  ? Element::bf16
                  : p.dtype == core::DType::f16 ? Element::f16
                                                : Element::f32,
@@ -71,6 +71,8 @@ ForwardConfig features_of(const core::Problem& p) {
       .block_map = p.features.has(Feature::block_map),
       .keep = p.features.has(Feature::keep),
   };
+  c.short_series = has_series(c) && c.element == Element::bf16 && !p.features.has(Feature::lse);
+  return c;
 }
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
@@ -89,10 +91,10 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
       core::message(", .vector_loads = ", c.vector_loads ? "true" : "false", ", .paged = ", c.paged ? "true" : "false",
                     ", .mask = tessella::portable::MaskLevel::", c.mask == MaskLevel::bits ? "bits" : "band");
   for (const auto& [name, value] :
-       {std::pair{"softcap", c.softcap}, std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias},
-        std::pair{"bias_is_f32", c.bias_is_f32}, std::pair{"dropout", c.dropout}, std::pair{"score", c.score},
-        std::pair{"documents", c.documents}, std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map},
-        std::pair{"keep", c.keep}}) {
+       {std::pair{"softcap", c.softcap}, std::pair{"short_series", c.short_series}, std::pair{"scales_q", c.scales_q},
+        std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias}, std::pair{"bias_is_f32", c.bias_is_f32},
+        std::pair{"dropout", c.dropout}, std::pair{"score", c.score}, std::pair{"documents", c.documents},
+        std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map}, std::pair{"keep", c.keep}}) {
     text += core::message(", .", name, " = ", value ? "true" : "false");
   }
   return text + "}>";
@@ -177,6 +179,9 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
   }
   c.num_warps = c.tile_q / 16;
+  // Without saturation the sum of a tile would not tell that two terms have not served, and a warpgroup scales queries
+  // in registers alone.
+  c.short_series = c.scales_q = c.short_series && portable::holds_queries(c);
   return c;
 }
 
@@ -204,6 +209,7 @@ ForwardConfig ladder_config(const core::Problem& p, const DeviceInfo& device) {
   ForwardConfig config = forward_config(p, device);
   config.tile_q = std::min(config.tile_q, config.num_warps * 16);
   config.tile_kv = std::min(config.tile_kv, 32);
+  config.short_series = false;  // there is none
   return config;
 }
 

@@ -28,6 +28,8 @@ struct ForwardConfig {
   bool paged = false;         // k and v
   MaskLevel mask = MaskLevel::band;
   bool softcap = false;
+  bool short_series = false;  // of a softcap alone: two terms for three, where P in bf16 is all that is wanted
+  bool scales_q = false;      // with it: q is multiplied by a power of two, for squares that saturate at 1
   bool alibi = false;
   bool bias = false;
   bool bias_is_f32 = false;  // else in the type of q
@@ -43,6 +45,11 @@ struct ForwardConfig {
 
 constexpr int32_t num_masks(const ForwardConfig& c) {
   return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.keep ? 1 : 0);
+}
+
+// A softcap alone in half precision, whose exponents come from products by a series (device/score.hpp).
+constexpr bool has_series(const ForwardConfig& c) {
+  return c.softcap && !c.alibi && !c.bias && !c.score && c.element != Element::f32;
 }
 
 // Shared memory of forward_sm80: tiles of q, k and v; begin and end of each row's keys; of a tile what each warp and

@@ -38,9 +38,17 @@ struct ArrayParams {
   int64_t count;
 };
 
-// tanh(y) / y in powers of y^2 (minimax): relative error below 8e-8 for |y| < kSmallTanh.
-inline constexpr float kSmallTanh = 0.19f;
-inline constexpr float kTanhSeries[3] = {0.999999922f, -0.333294616f, 0.130458953f};
+// cap tanh(score / cap), of a score that is a product of q and k times a scale. Where the score is small, exponents of
+// 2 come from products s by a series, an odd polynomial of two or three terms (device/score.hpp).
+struct SoftcapParams {
+  float cap;
+  float scale;                   // |scale of the call| / (cap q_factor)
+  float series[3];               // cap log2(e) tanh(scale s) in powers s, s^3, s^5
+  float square;                  // of s, up to which the series serves; -1: nowhere
+  float least_sum, largest_sum;  // of powers of 2 by the series, over the columns of a lane: it has served in between
+  float q_factor;                // with ForwardConfig::scales_q what q is multiplied by, a power of two; else 1
+};
+inline constexpr int kLargestQShift = 16;  // q_factor is no less than 2 to the power of minus this
 
 inline constexpr int32_t kSeenWords = 4;
 
@@ -79,10 +87,7 @@ struct ForwardParams {
   Divisor block_map_q, block_map_kv;  // queries and keys of one entry of block_map
   int32_t keep_first;
   float scale;  // on q . k
-  float softcap;
-  float softcap_scale;         // |scale| / softcap
-  float softcap_series[3];     // softcap log2(e) tanh(softcap_scale s) / s in powers of s^2
-  float softcap_square;        // of s, up to which the series serves; -1: nowhere
+  SoftcapParams softcap;
   float keep_scale;            // 1 / (1 - dropout)
   uint32_t dropout_threshold;  // portable/dropout.hpp
   int32_t out_is_f32;          // else in the type of q

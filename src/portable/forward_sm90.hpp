@@ -41,6 +41,13 @@ inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full,
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
 inline constexpr int32_t kHopperLongest = 1 << 29;  // queries or keys: sums of three fit in 32 bits
 
+// Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
+// less of shared memory for their products then. Score texts, bias, dropout and several masks may need those registers.
+constexpr bool holds_queries(const ForwardConfig& c) {
+  return c.tile_q == 2 * kWarpgroupRows && c.head_dim_qk == 128 && c.head_dim_v == 128 && !c.score && !c.bias &&
+         !c.dropout && num_masks(c) <= 1;
+}
+
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   const auto panels = [](int32_t columns) { return (columns + 63) / 64 * 128; };
   ForwardSm90Layout layout{};

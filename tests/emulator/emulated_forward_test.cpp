@@ -182,6 +182,44 @@ TEST(EmulatedSm90, Softcaps) {
   }
 }
 
+// Two terms of the series, for queries that are scaled: no lse is asked for.
+TEST(EmulatedSm90, SoftcapsWithoutLse) {
+  for (const double softcap : {0.3, 20.0, 30.0, 400.0}) {
+    for (const double spread : {0.3, 1.0, 2.0, 6.0, 30.0}) {
+      for (const int64_t seqlen_kv : {5, 300, 900}) {
+        Case c = base(128, 128);
+        c.heads_q = c.batch = 1;
+        c.lse = false;
+        c.softcap = softcap;
+        c.spread = spread;
+        c.seqlen_kv = seqlen_kv;
+        if (seqlen_kv == 300) c.window_right = 0, c.scale = -0.2;
+        expect_right(c);
+        c.lse = true;
+        if (seqlen_kv == 900) expect_right(c);
+      }
+    }
+  }
+  // All scores far below zero: sums so small that they tell nothing.
+  for (const double mean : {-6.0, -12.0, -25.0}) {
+    for (const bool lse : {false, true}) {
+      Case c = base(128, 128);
+      c.heads_q = c.batch = 1;
+      c.lse = lse;
+      c.softcap = 30;
+      c.mean = mean;
+      c.seqlen_kv = 600;
+      expect_right(c);
+    }
+  }
+  Case c = base(128, 128);
+  c.lse = false;
+  c.softcap = 30;
+  c.sink = true;
+  c.dense = "bhqk";
+  expect_right(c);
+}
+
 // The order of key tiles that begins near the queries, where it applies and where it does not.
 TEST(EmulatedSm90, NearKeysFirst) {
   for (const int64_t head_dim : {64, 128}) {
@@ -392,7 +430,10 @@ TEST(EmulatedSm80, Softcaps) {
           c.seqlen_kv = seqlen_kv;
           c.window_right = seqlen_kv == 150 ? 0 : -1;
           if (seqlen_kv == 37) c.document = true;  // of a few keys, or of one
-          EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+          for (const bool lse : {true, false}) {
+            c.lse = lse;
+            EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+          }
         }
       }
     }

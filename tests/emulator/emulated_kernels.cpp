@@ -77,6 +77,12 @@ constexpr ForwardConfig with_softcap(ForwardConfig c) {
   c.softcap = true;
   return c;
 }
+constexpr ForwardConfig with_short_series(ForwardConfig c) {
+  c = with_softcap(c);
+  c.short_series = true;
+  c.scales_q = c.tile_q == 128 && c.num_warps == 8;  // forward_sm90's
+  return c;
+}
 constexpr ForwardConfig with_alibi(ForwardConfig c) {
   c.alibi = true;
   return c;
@@ -115,6 +121,7 @@ const std::vector<Sm90>& sm90_kernels() {
   constexpr ForwardConfig k64 = plain(Element::bf16, 64, 64, 192, 128), k128 = plain(Element::bf16, 128, 128, 128, 128);
   constexpr ForwardConfig k192 = plain(Element::bf16, 192, 128, 128, 128),
                           k256 = plain(Element::bf16, 256, 256, 128, 64);
+  constexpr ForwardConfig kMasked = with_masks(plain(Element::bf16, 128, 128, 128, 64), false, true, false, false);
   static const std::vector<Sm90> all = {sm90<k64>(),
                                         sm90<plain(Element::f16, 64, 64, 192, 128)>(),
                                         sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
@@ -128,6 +135,9 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<in_pairs(plain(Element::bf16, 256, 256, 128, 80))>(),
                                         sm90<with_softcap(k64)>(),
                                         sm90<with_softcap(plain(Element::f16, 64, 64, 192, 128))>(),
+                                        sm90<with_softcap(k128)>(),
+                                        sm90<with_short_series(k128)>(),
+                                        sm90<with_short_series(kMasked)>(),
                                         sm90<with_alibi(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_alibi(k128)>(),
                                         sm90<with_pages(with_alibi(k128))>(),
@@ -175,6 +185,8 @@ const std::vector<Sm80>& sm80_kernels() {
       sm80<k32>(),
       sm80<with_softcap(config(Element::bf16, 32, 32, 96))>(),
       sm80<with_softcap(config(Element::f16, 32, 32, 96))>(),
+      sm80<with_short_series(config(Element::bf16, 32, 32, 96))>(),
+      sm80<with_short_series(with_mask(config(Element::bf16, 32, 32, 96), true, false, false))>(),
       sm80<with_softcap(with_mask(config(Element::bf16, 32, 32, 96), true, false, false))>(),
       sm80<with_softcap(with_mask(config(Element::f16, 32, 32, 96), true, false, false))>(),
       sm80<with_mask(config(Element::bf16, 32, 32, 96), true, false, false)>(),

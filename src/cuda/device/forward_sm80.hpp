@@ -70,7 +70,7 @@ struct ForwardSm80 : BlockSm80<C> {
       for (int j = 0; j < kBlocks; j += 2) {
         square = square_max_16(s[m], j, square);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[m][j + i / 4][i % 4] = exponent(s[m][j + i / 4][i % 4], 0);
+        for (int i = 0; i < 8; ++i) s[m][j + i / 4][i % 4] = exponent(s[m][j + i / 4][i % 4]);
       }
       ptx::keep_in_place(s[m]);  // not behind the vote, with a square for each kept until then
     }

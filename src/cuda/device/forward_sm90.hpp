@@ -54,11 +54,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   QRing q;
   typename Block::KRing k;
   typename Block::VRing v;
-  // Queries lie in registers where two warpgroups have enough for all beside o, s and p: the matrix unit reads a third
-  // less of shared memory for their products then. Score texts, bias, dropout and several masks may need those
-  // registers.
-  static constexpr bool kHoldsQ = kWarpgroups == 2 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.score &&
-                                  !C.bias && !C.dropout && num_masks(C) <= 1;
+  static constexpr bool kHoldsQ = portable::holds_queries(C);
+  static_assert(!C.scales_q || kHoldsQ);
   static constexpr int kStepsQ = C.head_dim_qk / 16;
 
   float o[1][kBlocksV][4];
@@ -107,7 +104,13 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       using Panel = Tile<Block::kRows, 64, 2>;
       const uint32_t s_row = s_q + Panel::offset(warp_row() + lane % 16, lane / 16);
 #pragma unroll
-      for (int step = 0; step < kStepsQ; ++step) ptx::load_matrices(queries[step], Panel::advance(s_row, 0, step * 2));
+      for (int step = 0; step < kStepsQ; ++step) {
+        ptx::load_matrices(queries[step], Panel::advance(s_row, 0, step * 2));
+        if constexpr (C.scales_q) {
+#pragma unroll
+          for (uint32_t& pair : queries[step]) pair = ptx::multiply_bf16(pair, p.softcap.q_factor);
+        }
+      }
     }
   }
   // The warpgroup's queries at s_q.

@@ -36,7 +36,7 @@ class Score {
   // Softcap alone: softmax sees exponents of 2. A series has them out of products, cheaply, where scores are far from
   // the softcap; they are bounded there, so they are taken against zero and nobody looks for a maximum.
   static constexpr int32_t kSomeKeys = 16;
-  static constexpr bool kHasSeries = C.softcap && !C.alibi && !C.bias && !C.score && C.element != Element::f32;
+  static constexpr bool kHasSeries = portable::has_series(C);
   // Where element masks may leave a row a single key, out is divided by a sum of rounded probabilities.
   static constexpr bool kRoundsSums = kHasSeries && C.mask == portable::MaskLevel::bits;
 
@@ -59,20 +59,26 @@ class Score {
   // no larger. Against a maximum the probability of a row's only key is 1, against zero it is rounded like all others:
   // among some it does no harm.
   __device__ bool may_use_series(int32_t keys) const {
-    return p_.softcap_square >= 0 && (kRoundsSums || keys >= kSomeKeys);
+    return p_.softcap.square >= 0 && (kRoundsSums || keys >= kSomeKeys);
   }
-  __device__ bool series_serves(float square) const { return square <= p_.softcap_square; }
+  __device__ bool series_serves(float square) const { return square <= p_.softcap.square; }
+  // The same of the sums of a lane's powers of 2 in two rows of a tile without masks; a NaN counts for nothing, as it
+  // stays one. False where a closer look may say true. (Not of two terms, which rise nowhere near as far as numbers go,
+  // but where squares saturate.)
+  __device__ bool sums_serve(const float (&sum)[2]) const {
+    return fminf(sum[0], sum[1]) >= p_.softcap.least_sum & fmaxf(sum[0], sum[1]) <= p_.softcap.largest_sum;
+  }
 
   // What ALiBi alone takes off a score, in exponents of 2, for each place between query and key.
   __device__ float slope_log2() const { return slope_ * scale_log2(); }
 
-  // An exponent of 2, less an offset: of a product by the series (-inf of -inf), else it is there, and finite.
+  // An exponent of 2: of a product by the series (-inf of -inf), else it is there, and finite.
   __device__ auto exponent(bool by_series) const {
-    const float c0 = by_series ? p_.softcap_series[0] : 1;
-    const float c1 = by_series ? p_.softcap_series[1] : 0, c2 = by_series ? p_.softcap_series[2] : 0;
-    return [=](float s, float offset) {
-      const float square = s * s;
-      return __fmaf_rn(s, __fmaf_rn(__fmaf_rn(square, c2, c1), square, c0), -offset);
+    const float c0 = by_series ? p_.softcap.series[0] : 1;
+    const float c1 = by_series ? p_.softcap.series[1] : 0, c2 = by_series ? p_.softcap.series[2] : 0;
+    return [=](float s) {
+      const float square = C.scales_q ? ptx::saturated_square(s) : s * s;
+      return s * __fmaf_rn(C.short_series ? c1 : __fmaf_rn(square, c2, c1), square, c0);
     };
   }
 
@@ -101,7 +107,7 @@ class Score {
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      s = p_.softcap * (kHasSeries ? kLog2e : 1.0f) * tanhf(s * p_.softcap_scale);
+      s = p_.softcap.cap * (kHasSeries ? kLog2e : 1.0f) * tanhf(s * p_.softcap.scale);
     } else {
       s *= q_scale();
     }

@@ -126,7 +126,7 @@ struct ScoresSm90 {
 
   __device__ __forceinline__ void begin_item() {
     if constexpr (Score<C>::kHasSeries) {
-      rows.is_settled = score_of(p, current()).may_use_series(current().least_keys);
+      rows.is_settled = __all_sync(kAllLanes, score_of(p, current()).may_use_series(current().least_keys));
       if (rows.is_settled) rows.max[0] = rows.max[1] = 0;
     }
     if constexpr (kHasSides) {
@@ -162,7 +162,9 @@ struct ScoresSm90 {
   template <class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
-    bool looks = !rows.is_settled || (Score<C>::kHasSeries && !is_full(tile)) || (kHasSides && side == 0);
+    bool looks = !rows.is_settled || (kHasSides && side == 0);
+    // By a vote, so that the compiler knows that all lanes go the same way.
+    if (Score<C>::kHasSeries) looks = !__all_sync(kAllLanes, rows.is_settled && is_full(tile));
     float sum[2], rounded[2];
 #pragma unroll 1
     for (;;) {
@@ -216,6 +218,7 @@ struct ScoresSm90 {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           constexpr float kLeast = -0x1p60f;  // finite, as exponentiate() wants; NaN stays
+          s[0][j][i] -= rows.offset[i / 2];
           if (s[0][j][i] < kLeast) s[0][j][i] = kLeast;
         }
       }
@@ -241,7 +244,7 @@ struct ScoresSm90 {
   }
 
   // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them, also as rounded. False if
-  // they do not serve: sums are too large, or a product is beyond the softcap's series, which bounds them.
+  // they do not serve: sums are too large, or such that products may be beyond the softcap's series.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                float (&sum)[2], float (&rounded)[2]) {
     const Score<C> score = score_of(p, current());
@@ -254,11 +257,10 @@ struct ScoresSm90 {
       for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
     }
     const auto exponent = [=, of_capped = score.exponent(rows.is_settled)](float of, int r, int column) {
-      if constexpr (Score<C>::kHasSeries) return of_capped(of, offset[r]);
+      if constexpr (Score<C>::kHasSeries) return of_capped(of);
       const float against = kHasSides ? __fmaf_rn(step, static_cast<float>(-column), offset[r]) : offset[r];
       return __fmaf_rn(of, scale_log2, -against);
     };
-    float square = 0;
     rounded[0] = rounded[1] = 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
@@ -268,14 +270,11 @@ struct ScoresSm90 {
         round_block<C.element>(probability[0], rounded);
         round_block<C.element>(probability[1], rounded);
       }
-      if constexpr (Score<C>::kHasSeries) square = square_max_16(s, j, square);
       if constexpr (C.dropout) drop(probability, tile, j);
       pack(probability, 0, probabilities[j / 2]);
     }
-    if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
-    // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
-    ptx::keep_in_place(sum);
-    return score.series_serves(square);
+    if constexpr (Score<C>::kHasSeries) return score.sums_serve(sum);
+    return !(fmaxf(sum[0], sum[1]) > kLargestSum);
   }
 };
 

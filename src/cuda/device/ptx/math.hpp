@@ -9,6 +9,12 @@ __device__ __forceinline__ float exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// x^2, at most 1; 0 of NaN.
+__device__ __forceinline__ float saturated_square(float x) {
+  float y;
+  asm("mul.sat.f32 %0, %1, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // log2(x), absolute error below 2^-22.
 __device__ __forceinline__ float log2(float x) {
   float y;
@@ -26,6 +32,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+// Both of a pair of bf16, times a factor that is one.
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t pair, float factor) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(pack_bf16(factor, factor)));
+  return product;
 }
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t packed;
