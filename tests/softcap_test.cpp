@@ -12,7 +12,8 @@ namespace {
 
 using portable::SoftcapParams;
 
-constexpr portable::ForwardConfig kLong{}, kShort{.short_series = true}, kSaturated{.short_series = true, .scales_q = true};
+constexpr portable::ForwardConfig kLong{}, kShort{.short_series = true},
+    kSaturated{.short_series = true, .scales_q = true};
 constexpr double kScale = 0.088;
 
 SoftcapParams params(double scale, double softcap, core::DType dtype = core::DType::bf16,

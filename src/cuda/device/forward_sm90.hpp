@@ -284,8 +284,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       store_from_registers(item);
     }
     if (kKeepsQ) q.advance();
-    release_slot(items);
     items.advance();
+    release_slot(items.previous());  // else its address, found at the item's beginning, took a register until here
     part = next_part();
   }
   // had_item: whether there is something to end.

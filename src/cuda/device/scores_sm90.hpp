@@ -169,7 +169,11 @@ struct ScoresSm90 {
 #pragma unroll 1
     for (;;) {
       if (looks) look(s, tile, scale_log2, rescale);
-      const bool serves = exponentiate(s[0], tile, scale_log2, sum, rounded);
+      const bool by_series = Score<C>::kHasSeries && rows.is_settled;
+      // Apart beside a tile map, where no register is left for coefficients that are chosen.
+      const bool serves = kHasMap && by_series
+                              ? exponentiate(s[0], tile, scale_log2, true, sum, rounded)
+                              : exponentiate(s[0], tile, scale_log2, !kHasMap && by_series, sum, rounded);
       if (looks || __all_sync(kAllLanes, serves)) break;
       looks = true;
     }
@@ -246,7 +250,7 @@ struct ScoresSm90 {
   // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them, also as rounded. False if
   // they do not serve: sums are too large, or such that products may be beyond the softcap's series.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                               float (&sum)[2], float (&rounded)[2]) {
+                                               bool by_series, float (&sum)[2], float (&rounded)[2]) {
     const Score<C> score = score_of(p, current());
     float offset[2] = {rows.offset[0], rows.offset[1]};
     float step = 0;  // from a key to the next
@@ -256,7 +260,7 @@ struct ScoresSm90 {
 #pragma unroll
       for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
     }
-    const auto exponent = [=, of_capped = score.exponent(rows.is_settled)](float of, int r, int column) {
+    const auto exponent = [=, of_capped = score.exponent(by_series)](float of, int r, int column) {
       if constexpr (Score<C>::kHasSeries) return of_capped(of);
       const float against = kHasSides ? __fmaf_rn(step, static_cast<float>(-column), offset[r]) : offset[r];
       return __fmaf_rn(of, scale_log2, -against);
