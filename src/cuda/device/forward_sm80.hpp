@@ -37,15 +37,15 @@ struct ForwardSm80 : BlockSm80<C> {
   using Scores = float[kMBlocks][kBlocks][4];
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts and
-  // the softcap need the registers; fp32 hides its loads behind its many instructions.
-  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap ? 0 : 1;
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts, the
+  // softcap and dropout need the registers; fp32 hides its loads behind its many instructions.
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap || C.dropout ? 0 : 1;
 
   // For registers, as BlockSm80's.
   static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
       C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      C.mask == MaskLevel::band && !C.softcap && !C.alibi && !kIsSmallText && !kIsUsual;
+      C.mask == MaskLevel::band && !C.softcap && !kIsSmallText && !kIsUsual;
   static constexpr bool kKeepsSource = kIsUsual && kMBlocks * (kBlocks + kBlocksV) * 4 <= 160;
 
   template <class Meanwhile>
