@@ -1,0 +1,29 @@
+// What the tests of emulated kernels begin with and end in.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "emulated_kernels.hpp"
+
+namespace tessella::tests {
+
+// Two sequences of 210 queries and 300 keys, two heads on one.
+inline Case base(int64_t head_dim_qk, int64_t head_dim_v) {
+  return {.dtype = "bf16",
+          .batch = 2,
+          .heads_q = 2,
+          .heads_kv = 1,
+          .seqlen_q = 210,
+          .seqlen_kv = 300,
+          .head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .seed = 1};
+}
+
+inline void expect_right(const Case& c, uint64_t seed = 1, bool has_text = false) {
+  EXPECT_EQ(run_sm90(c, seed, nullptr, has_text), "") << "--case \"" << to_string(c) << "\"";
+}
+
+}  // namespace tessella::tests

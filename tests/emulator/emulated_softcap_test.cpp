@@ -1,0 +1,103 @@
+// Softcaps of the GPU's forward kernels on the CPU (emulator.hpp): products that their series serves, and others.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "emulated_case.hpp"
+
+namespace tessella::tests {
+namespace {
+
+// The series serves some tiles of an item, all or none; three warpgroups change their rows from item to item.
+TEST(EmulatedSm90, Softcaps) {
+  for (const double softcap : {0.3, 6.0, 30.0}) {
+    for (const double spread : {0.3, 2.0, 20.0}) {
+      Case c = base(64, 64);
+      c.softcap = softcap;
+      c.spread = spread;
+      c.seqlen_q = 700;
+      c.batch = 1;
+      c.window_right = 0;
+      expect_right(c);
+    }
+  }
+  // Rows all of whose scores are far below zero; products beyond the series behind tiles that it serves.
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const double spread : {2.7, 3.7, 6.0, 8.0, 30.0, 90.0}) {
+      for (const int64_t seqlen_kv : {1, 5, 20, 300, 900}) {
+        Case c = base(64, 64);
+        c.dtype = dtype;
+        c.softcap = 400;
+        c.spread = spread;
+        c.seqlen_kv = seqlen_kv;
+        if (seqlen_kv == 300) c.window_left = 6, c.window_right = 0, c.batch = 8;
+        expect_right(c);
+      }
+    }
+  }
+}
+
+// Two terms of the series, for queries that are scaled: no lse is asked for.
+TEST(EmulatedSm90, SoftcapsWithoutLse) {
+  for (const double softcap : {0.3, 20.0, 30.0, 400.0}) {
+    for (const double spread : {0.3, 1.0, 2.0, 6.0, 30.0}) {
+      for (const int64_t seqlen_kv : {5, 300, 900}) {
+        Case c = base(128, 128);
+        c.heads_q = c.batch = 1;
+        c.lse = false;
+        c.softcap = softcap;
+        c.spread = spread;
+        c.seqlen_kv = seqlen_kv;
+        if (seqlen_kv == 300) c.window_right = 0, c.scale = -0.2;
+        expect_right(c);
+        c.lse = true;
+        if (seqlen_kv == 900) expect_right(c);
+      }
+    }
+  }
+  // All scores far below zero: sums so small that they tell nothing.
+  for (const double mean : {-6.0, -12.0, -25.0}) {
+    for (const bool lse : {false, true}) {
+      Case c = base(128, 128);
+      c.heads_q = c.batch = 1;
+      c.lse = lse;
+      c.softcap = 30;
+      c.mean = mean;
+      c.seqlen_kv = 600;
+      expect_right(c);
+    }
+  }
+  Case c = base(128, 128);
+  c.lse = false;
+  c.softcap = 30;
+  c.sink = true;
+  c.dense = "bhqk";
+  expect_right(c);
+}
+
+// As Forward.Softcaps of forward_test.cpp.
+TEST(EmulatedSm80, Softcaps) {
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
+      for (const double spread : {0.3, 1.0, 2.7, 6.0, 30.0, 90.0}) {
+        for (const int64_t seqlen_kv : {1, 20, 37, 150}) {
+          Case c = base(32, 32);
+          c.dtype = dtype;
+          c.seqlen_q = 37;
+          c.softcap = softcap;
+          c.spread = spread;
+          c.seqlen_kv = seqlen_kv;
+          c.window_right = seqlen_kv == 150 ? 0 : -1;
+          if (seqlen_kv == 37) c.document = true;  // of a few keys, or of one
+          for (const bool lse : {true, false}) {
+            c.lse = lse;
+            EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessella::tests
