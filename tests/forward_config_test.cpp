@@ -90,6 +90,9 @@ TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
     EXPECT_EQ(c.short_series, head_dim == 128);
     EXPECT_EQ(c.scales_q, head_dim == 128);
   }
+  for (const core::Features beside : {core::Features(Feature::dropout), Feature::document | Feature::dense_mask}) {
+    EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128, beside | Feature::softcap)).short_series);
+  }
 }
 
 TEST(ForwardConfig, EveryCallFitsEveryGpu) {

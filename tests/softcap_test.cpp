@@ -1,4 +1,4 @@
-// How a softcap is computed on a GPU: its series, and what tells that it has served.
+// How a softcap is computed on a GPU: its series, and where it serves.
 #include "cuda/softcap.hpp"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(Softcap, SeriesHoldsWhereItIsUsed) {
         for (double product = last / 100; product <= last; product *= 1.01) {
           const double series = by_series(of, config, product);
           EXPECT_NEAR(series / std::numbers::log2e, exact(of, product) / std::numbers::log2e,
-                      1.1 * error(config) + 1e-7 * series)
+                      1.1 * error(config) + 1e-7 * series)  // rounded coefficients
               << softcap << " " << product;
           EXPECT_LE(series, largest * 1.001) << softcap << " " << product;
         }
@@ -62,44 +62,11 @@ TEST(Softcap, SeriesHoldsWhereItIsUsed) {
   }
 }
 
-// Sums of a lane's 32 powers of 2 between least_sum and largest_sum: none is of a product beyond the series, or those
-// that are, far below zero, err by no more of the sum than the others. (With small softcaps no sum lies between them.)
-TEST(Softcap, SumsTellThatTheSeriesHasServed) {
-  for (const auto& config : {kLong, kSaturated}) {
-    for (const double softcap : {20.0, 30.0, 50.0, 100.0, 400.0, 1e4}) {
-      const SoftcapParams of = params(kScale, softcap, core::DType::bf16, config);
-      const double last = std::sqrt(static_cast<double>(of.square));
-      EXPECT_NEAR(std::exp2(by_series(of, config, last)), of.largest_sum, of.largest_sum * 1e-3) << softcap;
-      double before = by_series(of, config, last);
-      for (double product = last * 1.001; product * of.scale < 100; product *= 1.003) {
-        const double series = by_series(of, config, product);
-        EXPECT_GT(series, before) << softcap << " " << product;
-        EXPECT_LE(32 * std::fabs(std::exp2(-series) - std::exp2(-exact(of, product))),
-                  1.5 * error(config) * static_cast<double>(of.least_sum))
-            << softcap << " " << product;
-        before = series;
-      }
-    }
-  }
-  const SoftcapParams of_small = params(kScale, 10);
-  EXPECT_GT(of_small.least_sum, of_small.largest_sum);
-  // Standard normal scores: a lane's sum is some 53.
-  for (const double softcap : {30.0, 50.0}) {
-    for (const auto& config : {kLong, kSaturated}) {
-      const SoftcapParams of = params(kScale, softcap, core::DType::bf16, config);
-      EXPECT_LT(of.least_sum, 10);
-      EXPECT_GT(of.largest_sum, 500);
-    }
-  }
-}
-
 TEST(Softcap, SquaresSaturateBehindTheSeries) {
   for (const double scale : {0.088, 1.0, 0.01}) {
     const SoftcapParams of = params(scale, 30, core::DType::bf16, kSaturated);
-    int exponent = 0;
-    EXPECT_EQ(std::frexp(of.q_factor, &exponent), 0.5f) << "a power of two";
-    EXPECT_LE(of.square, 1 / 1.25 / 1.25 + 1e-6) << scale;
-    EXPECT_GE(of.square, 0.15) << scale;
+    EXPECT_LT(of.square, 0.99) << scale << ", or squares of larger products would pass";
+    EXPECT_GT(of.square, 0.24) << scale;
     EXPECT_FLOAT_EQ(of.scale * of.q_factor * 30, static_cast<float>(scale));
   }
   EXPECT_EQ(params(kScale, 30).q_factor, 1);

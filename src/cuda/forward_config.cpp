@@ -179,8 +179,8 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
   }
   c.num_warps = c.tile_q / 16;
-  // Without saturation the sum of a tile would not tell that two terms have not served, and a warpgroup scales queries
-  // in registers alone.
+  // Masks make scores -inf before the series, which of two terms wants squares that saturate; a warpgroup scales
+  // queries in registers alone.
   c.short_series = c.scales_q = c.short_series && portable::holds_queries(c);
   return c;
 }

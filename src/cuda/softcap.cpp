@@ -40,6 +40,9 @@ double last_of_series(int terms, double softcap, double error) {
   return std::min(std::pow(error / softcap * std::pow(4, terms) / first_left_out, 1.0 / (2 * terms + 1)), kLargest);
 }
 
+// Powers of two that queries are divided by at most, as those below 2^-126 lose bits.
+constexpr int kLargestShift = 16;
+
 // Whether a float has all its bits: a coefficient that overflows or loses some makes the series useless.
 bool is_whole(double x) { return std::isnormal(static_cast<float>(x)); }
 
@@ -51,7 +54,9 @@ portable::SoftcapParams softcap_params(const core::Problem& p, const portable::F
   params.q_factor = 1;
   params.square = -1;
   const double cap_log2 = params.cap * std::numbers::log2e;
-  double scale = std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.cap;
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  double scale =
+      std::min<double>(std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.cap, kLargest);
   params.scale = static_cast<float>(scale);
 
   const int terms = config.short_series ? 2 : 3;
@@ -59,10 +64,10 @@ portable::SoftcapParams softcap_params(const core::Problem& p, const portable::F
   const double error = config.short_series ? 0x1p-13 : 0x1p-21;
   const double last = std::min(last_of_series(terms, params.cap, error), largest_exponent(p.dtype) / cap_log2);
   if (config.scales_q) {
-    // A power of two that makes products 1 somewhat behind the end of the series: two terms fall where y > 1.
+    // The power of two that makes products at the end of the series a little less than 1, or down to half.
     int exponent = 0;
-    std::frexp(1.25 * last / scale, &exponent);
-    if (exponent < 0 || exponent > portable::kLargestQShift) return params;
+    std::frexp(1.01 * last / scale, &exponent);
+    if (exponent < 0 || exponent > kLargestShift) return params;
     params.q_factor = std::ldexp(1.0f, -exponent);
     scale = std::ldexp(scale, exponent);
     params.scale = static_cast<float>(scale);
@@ -74,14 +79,7 @@ portable::SoftcapParams softcap_params(const core::Problem& p, const portable::F
     params.series[i] = static_cast<float>(factor * series[i]);
   }
   const double small = last / scale;
-  params.square = static_cast<float>(std::min<double>(small * small, std::numeric_limits<float>::max()));
-
-  // A sum of powers of 2 bounds each: at most this says that no score is beyond the series, which rises everywhere.
-  // Scores as far below zero are less exact the lower they are, and count less: of a sum of least_sum, up to 32 of them
-  // change no more than the series' error does (tests/softcap_test.cpp).
-  const double largest = std::exp2(cap_log2 * std::tanh(last));
-  params.largest_sum = static_cast<float>(largest);
-  params.least_sum = static_cast<float>(32 * 64 / largest);
+  params.square = static_cast<float>(std::min(small * small, kLargest));
   return params;
 }
 

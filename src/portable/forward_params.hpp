@@ -42,13 +42,11 @@ struct ArrayParams {
 // 2 come from products s by a series, an odd polynomial of two or three terms (device/score.hpp).
 struct SoftcapParams {
   float cap;
-  float scale;                   // |scale of the call| / (cap q_factor)
-  float series[3];               // cap log2(e) tanh(scale s) in powers s, s^3, s^5
-  float square;                  // of s, up to which the series serves; -1: nowhere
-  float least_sum, largest_sum;  // of powers of 2 by the series, over the columns of a lane: it has served in between
-  float q_factor;                // with ForwardConfig::scales_q what q is multiplied by, a power of two; else 1
+  float scale;      // |scale of the call| / (cap q_factor)
+  float series[3];  // cap log2(e) tanh(scale s) in powers s, s^3, s^5
+  float square;     // of s, up to which the series serves; -1: nowhere
+  float q_factor;   // with ForwardConfig::scales_q what q is multiplied by, a power of two; else 1
 };
-inline constexpr int kLargestQShift = 16;  // q_factor is no less than 2 to the power of minus this
 
 inline constexpr int32_t kSeenWords = 4;
 

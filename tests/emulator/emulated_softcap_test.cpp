@@ -55,7 +55,7 @@ TEST(EmulatedSm90, SoftcapsWithoutLse) {
       }
     }
   }
-  // All scores far below zero: sums so small that they tell nothing.
+  // All scores far below zero.
   for (const double mean : {-6.0, -12.0, -25.0}) {
     for (const bool lse : {false, true}) {
       Case c = base(128, 128);
@@ -89,8 +89,10 @@ TEST(EmulatedSm80, Softcaps) {
           c.seqlen_kv = seqlen_kv;
           c.window_right = seqlen_kv == 150 ? 0 : -1;
           if (seqlen_kv == 37) c.document = true;  // of a few keys, or of one
-          for (const bool lse : {true, false}) {
-            c.lse = lse;
+          c.lse = seqlen_kv % 2 == 0 || softcap > 50;
+          EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+          if (seqlen_kv == 150) {
+            c.lse = false;
             EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
           }
         }

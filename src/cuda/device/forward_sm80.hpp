@@ -68,7 +68,7 @@ struct ForwardSm80 : BlockSm80<C> {
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j += 2) {
-        square = square_max_16(s[m], j, square);
+        square = Score<C>::square_max_16(s[m], j, square);
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[m][j + i / 4][i % 4] = exponent(s[m][j + i / 4][i % 4]);
       }

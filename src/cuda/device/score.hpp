@@ -62,22 +62,29 @@ class Score {
     return p_.softcap.square >= 0 && (kRoundsSums || keys >= kSomeKeys);
   }
   __device__ bool series_serves(float square) const { return square <= p_.softcap.square; }
-  // The same of the sums of a lane's powers of 2 in two rows of a tile without masks; a NaN counts for nothing, as it
-  // stays one. False where a closer look may say true. (Not of two terms, which rise nowhere near as far as numbers go,
-  // but where squares saturate.)
-  __device__ bool sums_serve(const float (&sum)[2]) const {
-    return fminf(sum[0], sum[1]) >= p_.softcap.least_sum & fmaxf(sum[0], sum[1]) <= p_.softcap.largest_sum;
+  // With scales_q at most 1, behind what the series serves: of two terms -inf would become inf otherwise.
+  __device__ __forceinline__ static float square_of(float s) { return C.scales_q ? ptx::saturated_square(s) : s * s; }
+  // The largest square of products in blocks j and j + 1 and of `square`. Zero and positive numbers keep their order as
+  // integers; NaN is larger, or 0 where squares saturate: a row that has one is NaN either way.
+  template <int Blocks>
+  __device__ __forceinline__ static float square_max_16(const float (&s)[Blocks][4], int j, float square) {
+    uint32_t max = __float_as_uint(square);
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const float first = s[j + i / 4][i % 4], second = s[j + i / 4][i % 4 + 1];
+      max = __vimax3_u32(max, __float_as_uint(square_of(first)), __float_as_uint(square_of(second)));
+    }
+    return __uint_as_float(max);
   }
-
   // What ALiBi alone takes off a score, in exponents of 2, for each place between query and key.
   __device__ float slope_log2() const { return slope_ * scale_log2(); }
 
-  // An exponent of 2: of a product by the series (-inf of -inf), else it is there, and finite.
+  // An exponent of 2: of a product by the series (-inf of a hidden one), else it is there, and finite.
   __device__ auto exponent(bool by_series) const {
     const float c0 = by_series ? p_.softcap.series[0] : 1;
     const float c1 = by_series ? p_.softcap.series[1] : 0, c2 = by_series ? p_.softcap.series[2] : 0;
     return [=](float s) {
-      const float square = C.scales_q ? ptx::saturated_square(s) : s * s;
+      const float square = square_of(s);
       return s * __fmaf_rn(C.short_series ? c1 : __fmaf_rn(square, c2, c1), square, c0);
     };
   }
@@ -142,19 +149,6 @@ class Score {
   float slope_ = 0;
   int64_t bias_ = 0;
 };
-
-// The largest square of products in blocks j and j + 1 and of `square`. Zero and positive numbers keep their
-// order as integers; NaN is larger.
-template <int Blocks>
-__device__ __forceinline__ float square_max_16(const float (&s)[Blocks][4], int j, float square) {
-  uint32_t max = __float_as_uint(square);
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const float first = s[j + i / 4][i % 4], second = s[j + i / 4][i % 4 + 1];
-    max = __vimax3_u32(max, __float_as_uint(first * first), __float_as_uint(second * second));
-  }
-  return __uint_as_float(max);
-}
 
 // A softcap alone, of products beyond its series. Blocks take turns in two places, so that there is code for these
 // alone: unrolled it was a fifth of the kernel.

@@ -163,8 +163,10 @@ struct ScoresSm90 {
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
     bool looks = !rows.is_settled || (kHasSides && side == 0);
-    // By a vote, so that the compiler knows that all lanes go the same way.
-    if (Score<C>::kHasSeries) looks = !__all_sync(kAllLanes, rows.is_settled && is_full(tile));
+    if constexpr (Score<C>::kHasSeries) {
+      // By a vote, so that the compiler knows that all lanes go the same way.
+      looks = !__all_sync(kAllLanes, rows.is_settled && is_full(tile));
+    }
     float sum[2], rounded[2];
 #pragma unroll 1
     for (;;) {
@@ -201,7 +203,7 @@ struct ScoresSm90 {
       if (rows.is_settled) {
         float square = 0;
 #pragma unroll
-        for (int j = 0; j < kBlocks; j += 2) square = square_max_16(s[0], j, square);
+        for (int j = 0; j < kBlocks; j += 2) square = Score<C>::square_max_16(s[0], j, square);
         rows.is_settled = __all_sync(kAllLanes, score.series_serves(square));
         if (!rows.is_settled) {
           RowState state[1] = {rows};
@@ -248,7 +250,7 @@ struct ScoresSm90 {
   }
 
   // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them, also as rounded. False if
-  // they do not serve: sums are too large, or such that products may be beyond the softcap's series.
+  // they do not serve: sums are too large, or a product is beyond the softcap's series.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                bool by_series, float (&sum)[2], float (&rounded)[2]) {
     const Score<C> score = score_of(p, current());
@@ -265,6 +267,7 @@ struct ScoresSm90 {
       const float against = kHasSides ? __fmaf_rn(step, static_cast<float>(-column), offset[r]) : offset[r];
       return __fmaf_rn(of, scale_log2, -against);
     };
+    float square = 0;
     rounded[0] = rounded[1] = 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
@@ -274,11 +277,14 @@ struct ScoresSm90 {
         round_block<C.element>(probability[0], rounded);
         round_block<C.element>(probability[1], rounded);
       }
+      if constexpr (Score<C>::kHasSeries) square = Score<C>::square_max_16(s, j, square);
       if constexpr (C.dropout) drop(probability, tile, j);
       pack(probability, 0, probabilities[j / 2]);
     }
-    if constexpr (Score<C>::kHasSeries) return score.sums_serve(sum);
-    return !(fmaxf(sum[0], sum[1]) > kLargestSum);
+    if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
+    // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
+    ptx::keep_in_place(sum);
+    return score.series_serves(square);
   }
 };
 

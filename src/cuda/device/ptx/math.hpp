@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-// Both of a pair of bf16, times a factor that is one.
+// Both of a pair of bf16, times a factor that bf16 holds.
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t pair, float factor) {
   uint32_t product;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(pack_bf16(factor, factor)));
