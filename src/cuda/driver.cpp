@@ -216,6 +216,8 @@ bool driver_is_loaded() {
   static std::atomic<unsigned long long> loads_without{0};
   const unsigned long long loads = num_loads();
   if (loads_without.load(std::memory_order_relaxed) == loads) return false;
+  // A child forked meanwhile would find the loader halfway through its search, and crash in its own.
+  const std::lock_guard lock(core::fork_mutex());
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) {
     loads_without.store(loads, std::memory_order_relaxed);

@@ -242,7 +242,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void send(const Item& item) const {
     using Panel = Tile<Block::kRows, 64, 2>;
     const uint32_t s_out = block.s_q_of(q, part);
-    const uint32_t s_row = s_out + Panel::offset(warp_row() + lane % 16, lane / 16);
+    const int own = C.softcap ? ptx::lane_anew() : lane;  // the row's place is take_q()'s, and took a register since
+    const uint32_t s_row = s_out + Panel::offset(warp_row() + own % 16, own / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
       uint32_t words[4];

@@ -21,5 +21,11 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 // The compiler forgets what it has found out about the value.
 __device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void forget(const char*& x) { asm volatile("" : "+l"(x)); }
+// threadIdx.x % 32, which the assembler does not know that it is: what it found of it before takes no register.
+__device__ __forceinline__ int lane_anew() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
 
 }  // namespace tessella::device::ptx
