@@ -38,8 +38,8 @@ struct ForwardSm80 : BlockSm80<C> {
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
   // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts, the
-  // softcap and dropout need the registers; fp32 hides its loads behind its many instructions.
-  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap || C.dropout ? 0 : 1;
+  // softcap and, of narrow rows, dropout need the registers; fp32 hides its loads behind its many instructions.
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap || (C.dropout && C.head_dim_qk == 64) ? 0 : 1;
 
   // For registers, as BlockSm80's.
   static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
