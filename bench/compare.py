@@ -126,7 +126,7 @@ def measured(options: argparse.Namespace) -> Record:
     window_s = options.window or (0.5 if device == "cuda" else 0.1)
     contenders, missing = chosen(options.contenders, device)
     cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths, options.cases)
-    if not cells:
+    if options.cases and not cells:
         names = dict.fromkeys(cell.case for cell in PROTOCOLS[protocol].cells([], [], []) if cell.case)
         raise ValueError(f"--cases: {', '.join(options.cases)}, expected of {protocol}: {', '.join(names) or 'none'}")
     machine: dict[str, Any] = {
