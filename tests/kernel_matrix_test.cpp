@@ -1,7 +1,7 @@
 // Compiles the forward kernel as calls need it, without a GPU, for Ampere, Ada and Hopper: no row may spill, take more
 // registers than its blocks leave it, or more shared memory than the GPU has.
 //
-// usage: kernel_matrix_test [--full]      --full: every row (an hour on two cores); otherwise some of each kind
+// usage: kernel_matrix_test [--full]      --full: every row (a quarter of an hour on two cores); otherwise some of each kind
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -49,7 +49,7 @@ int32_t longest_tile(const ForwardConfig& c, int64_t dim, int arch) {
   if (c.element == Element::f32) return !is_plain || dim > 128 ? 16 : dim > 64 ? 32 : 48;
   if (dim > 256) return is_plain ? 32 : 16;
   if (weight(c) >= 5) return 32;
-  return dim > 64 ? 64 : is_plain ? 128 : arch < 90 ? 64 : 96;
+  return dim > 64 ? 64 : is_plain ? 128 : arch < 90 || (c.dropout && has_addresses(c)) ? 64 : 96;
 }
 
 // What a call asks for: the element and the features that are compiled in.
