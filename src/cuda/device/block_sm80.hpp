@@ -189,6 +189,8 @@ struct BlockSm80 {
   // (tests/kernel_matrix_test.cpp).
   static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
+  static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
+      C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kIsHeavy = C.bias || C.dropout;
   static constexpr bool kIsWideOrOdd = C.head_dim_qk % 64 != 0 || C.head_dim_v > 128;
   static constexpr bool kFewCopies =  // addresses at once
@@ -198,7 +200,7 @@ struct BlockSm80 {
   // loop over keys.
   static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
-      C.mask == MaskLevel::band && !C.score && (!kIsHeavy || kIsWideOrOdd);
+      C.mask == MaskLevel::band && (!C.score || kIsSmallText) && (!kIsHeavy || kIsWideOrOdd);
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, bool Paged, class IsThere>

@@ -32,7 +32,8 @@ struct ForwardSm80 : BlockSm80<C> {
   using Block::Block;
   using Block::p, Block::place, Block::s_q, Block::thread, Block::lane, Block::warp_row, Block::s_k, Block::s_v,
       Block::first_q, Block::query, Block::bounds, Block::warp_tiles, Block::kRowsOfWarp, Block::kMBlocks,
-      Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual;
+      Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual,
+      Block::kIsSmallText;
   using typename Block::TileQ, typename Block::TileK, typename Block::TileV;
   using Scores = float[kMBlocks][kBlocks][4];
 
@@ -42,8 +43,6 @@ struct ForwardSm80 : BlockSm80<C> {
   static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap || (C.dropout && C.head_dim_qk == 64) ? 0 : 1;
 
   // For registers, as BlockSm80's.
-  static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_config.hpp
-      C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kLimitsShared =  // of the warp, read each time
       C.mask == MaskLevel::band && !C.softcap && !kIsSmallText && !kIsUsual;
   static constexpr bool kKeepsSource = kIsUsual && kMBlocks * (kBlocks + kBlocksV) * 4 <= 160;
