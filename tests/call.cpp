@@ -359,6 +359,7 @@ void Call::make_options() {
   options_.dropout = static_cast<float>(c_.dropout);
   options_.seed = c_.seed * 0x9E3779B97F4A7C15;
   options_.offset = c_.seed << 20;
+  options_.batch_invariant = c_.batch_invariant ? 1 : 0;
   options_.causal_top_left = c_.causal_top_left ? 1 : 0;
   options_.window_left = c_.window_left;
   options_.window_right = c_.window_right;

@@ -54,6 +54,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("lse", c.lse);
   visit("threads", c.threads);
   visit("plan", c.plan);
+  visit("batch_invariant", c.batch_invariant);
   visit("memory_seed", c.memory_seed);
   visit("guard", c.guard);
   visit("masked_nan", c.masked_nan);
@@ -221,6 +222,7 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   c.plan = random.chance(0.5);
   c.guard = random.chance(0.5);
   c.memory_seed = c.dropout > 0 && random.chance(0.3);
+  c.batch_invariant = random.chance(0.3);
   return c;
 }
 

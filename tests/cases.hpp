@@ -61,7 +61,8 @@ struct Case {
   bool lse = true;
   // How it is called.
   int64_t threads = 1;
-  bool plan = false;         // through a plan and a poisoned workspace
+  bool plan = false;  // through a plan and a poisoned workspace
+  bool batch_invariant = false;
   bool memory_seed = false;  // dropout's seed and offset as tensors
   bool guard = false;        // tensors end where an unreadable page begins
   bool masked_nan = false;   // NaN also in keys that lie in the sequence but no query sees

@@ -90,6 +90,7 @@ void apply(const Configuration& config, Random& random, Case& c) {
   c.dtype = config.dtype;
   c.head_dim_qk = config.head_dim_qk;
   c.head_dim_v = config.head_dim_v;
+  c.batch_invariant = config.batch_invariant;
   align(config, random, c);
   mask(config, random, c);
   page(config, random, c);
@@ -118,6 +119,7 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   config.dropout = random.chance(0.25);
   config.paged = random.chance(0.25);
   config.lse = random.chance(0.5);
+  config.batch_invariant = random.chance(0.5);
   return config;
 }
 

@@ -20,7 +20,8 @@ struct Configuration {
   bool bias = false;
   bool dropout = false;
   bool paged = false;
-  bool lse = false;  // beside a softcap, whose series it decides
+  bool lse = false;              // beside a softcap, whose series it decides
+  bool batch_invariant = false;  // decides tiles
 };
 
 inline constexpr int kUsualConfigurations = 48;

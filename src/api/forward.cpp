@@ -15,6 +15,7 @@
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/once.hpp"
+#include "core/sequence.hpp"
 #include "core/validate.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/parallel.hpp"
@@ -32,7 +33,7 @@ using core::Problem;
 
 // What a plan depends on, with lengths rounded up.
 struct PlanKey {
-  std::array<int64_t, 19> numbers;
+  std::array<int64_t, 20> numbers;
   std::string kernel, score, keep;
   bool operator==(const PlanKey&) const = default;
 };
@@ -67,13 +68,26 @@ int64_t array_dtypes(const Problem& p) {
 
 // num_threads counts as resolved: inside a small oneTBB arena all threads are few.
 PlanKey key(const Problem& p, std::string_view kernel) {
-  return {{static_cast<int64_t>(p.device.type), p.device.id, static_cast<int64_t>(p.dtype),
-           static_cast<int64_t>(p.out_dtype), p.batch, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v,
-           rounded_length(p.seqlen_q) << 32 | rounded_length(p.seqlen_kv), rounded_length(p.total_q),
-           rounded_length(p.total_kv), p.features.bits(),
-           p.device.type == core::DeviceType::cpu ? cpu::threads_for(p.num_threads) : 0, p.alignment,
-           int64_t{p.num_sms} << 1 | (p.batch_invariant ? 1 : 0), static_cast<int64_t>(p.bias_dtype), array_dtypes(p),
-           p.page_size},
+  return {{static_cast<int64_t>(p.device.type),
+           p.device.id,
+           static_cast<int64_t>(p.dtype),
+           static_cast<int64_t>(p.out_dtype),
+           p.batch,
+           p.heads_q,
+           p.heads_kv,
+           p.head_dim_qk,
+           p.head_dim_v,
+           rounded_length(p.seqlen_q) << 32 | rounded_length(p.seqlen_kv),
+           rounded_length(p.total_q),
+           rounded_length(p.total_kv),
+           p.features.bits(),
+           p.device.type == core::DeviceType::cpu ? cpu::threads_for(p.num_threads) : 0,
+           p.alignment,
+           int64_t{p.num_sms} << 1 | (p.batch_invariant ? 1 : 0),
+           static_cast<int64_t>(p.bias_dtype),
+           array_dtypes(p),
+           p.page_size,
+           core::most_keys(p, rounded_length(p.seqlen_kv)) << 1 | (core::rows_grow(p) ? 1 : 0)},
           std::string(kernel),
           std::string(p.score),
           std::string(p.keep)};

@@ -1,6 +1,8 @@
 // One sequence of a batch in its own coordinates: query i and key j count from the sequence's first real row and key.
 #pragma once
 
+#include <algorithm>
+
 #include "core/problem.hpp"
 #include "portable/band.hpp"
 
@@ -67,6 +69,20 @@ inline bool element_visible(const Problem& p, const Sequence& s, int64_t head, i
 
 inline bool visible(const Problem& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
   return s.band.visible(i, j) && (p.features.has_any(kElementMasks) ? element_visible(p, s, head, i, j) : true);
+}
+
+// The most keys that windows and chunks let a query see, of sequences as long as `seqlen`.
+inline int64_t most_keys(const Problem& p, int64_t seqlen) {
+  const bool has_window = p.window_left >= 0 && p.window_right >= 0;
+  if (has_window) seqlen = std::min(seqlen, p.window_left + 1 + p.window_right + p.keep_first);
+  return p.chunk > 0 ? std::min(seqlen, p.chunk + p.keep_first) : seqlen;
+}
+
+// True if later queries may see more keys than earlier ones, element masks included.
+inline bool rows_grow(const Problem& p) {
+  if (p.features.has_any(kElementMasks | Feature::keep)) return true;
+  const bool ends = p.window_right >= 0 || p.features.has_any(Feature::prefix | Feature::causal_top_left);
+  return ends && p.window_left < 0 && p.chunk == 0;
 }
 
 }  // namespace tessella::core

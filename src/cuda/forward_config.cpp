@@ -159,10 +159,16 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const int masks = num_masks(c);
   const int num_heavy = (c.bias ? 1 : 0) + (c.dropout ? 1 : 0);
   const bool is_mixed = masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score);
-  c.tile_q = dim <= 96 && masks <= 1 && !is_mixed ? 192 : 128;
+  // Rows of few keys end in a tile that is hardly used. Three warpgroups fit head dim 128 too where nothing is computed
+  // beside the softmax, and pay where rows are long, longer ones where all are equally long: fewer items leave more
+  // blocks idle at the end. Found by measuring (docs/forward_sm90.md).
+  const int64_t keys = p.batch_invariant ? portable::kHopperLongest : core::most_keys(p, p.seqlen_kv);
+  const bool is_short = dim > 192 && keys <= 1024;
+  const bool is_plain = !c.softcap && !c.alibi && !c.score && num_heavy == 0 && masks <= 1 && !c.paged;
+  const bool is_long =
+      is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && keys >= (core::rows_grow(p) ? 2048 : 8192);
+  c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
-  // Rows of few keys end in a tile that is hardly used; found by measuring (docs/forward_sm90.md).
-  const bool is_short = dim > 192 && p.seqlen_kv <= 1024;
   const bool is_crowded =
       num_heavy == 2 || ((num_heavy == 1 || c.softcap || masks > 1) && dim > 192) || (c.bias_is_f32 && dim <= 96);
   const bool is_tight =
@@ -170,7 +176,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const int32_t longest = is_crowded || is_short || is_mixed ? 64
                           : num_heavy == 1                   ? (c.head_dim_v == 128 ? 112 : 80)
                           : is_wide && dim <= 192            ? (c.softcap ? 96 : 112)
-                          : is_wide                          ? 80
+                          : is_wide || is_long               ? 80
                           : dim == 96                        ? 96
                           : is_tight                         ? 112
                                                              : 128;

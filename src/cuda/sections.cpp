@@ -5,18 +5,8 @@
 #include "core/sequence.hpp"
 
 namespace tessella::cuda {
-namespace {
 
 using core::Problem;
-
-// True if later queries may see more keys than earlier ones, element masks included.
-bool grows(const Problem& p) {
-  if (p.features.has_any(core::kElementMasks | core::Feature::keep)) return true;
-  const bool ends = p.window_right >= 0 || p.features.has_any(core::Feature::prefix | core::Feature::causal_top_left);
-  return ends && p.window_left < 0 && p.chunk == 0;
-}
-
-}  // namespace
 
 int64_t all_heads(const Problem& p) {
   return (p.batch + (p.features.has(core::Feature::packed_q) ? 1 : 0)) * p.heads_q;
@@ -30,7 +20,7 @@ int64_t all_heads(const Problem& p) {
 // (docs/forward_sm90.md has what was measured.)
 Sections sections(const Problem& p, int64_t tiles_q, const Concurrency& at_once) {
   const int64_t heads = all_heads(p) / p.group();  // of keys and values
-  if (!grows(p)) return {p.group(), heads * p.group()};
+  if (!core::rows_grow(p)) return {p.group(), heads * p.group()};
   const int64_t bytes = std::max<int64_t>(p.seqlen_kv * (p.head_dim_qk + p.head_dim_v) * size_bytes(p.dtype), 1);
   const int64_t tiles = std::max<int64_t>(tiles_q * p.group(), 1);
   const int64_t wanted = std::max({at_once.blocks / tiles, at_once.l2_bytes / 8 / bytes, int64_t{1}});

@@ -22,6 +22,13 @@ inline Case base(int64_t head_dim_qk, int64_t head_dim_v) {
           .seed = 1};
 }
 
+// The same in tiles for long rows.
+inline Case base_of_long(int64_t head_dim) {
+  Case c = base(head_dim, head_dim);
+  c.batch_invariant = true;
+  return c;
+}
+
 inline void expect_right(const Case& c, uint64_t seed = 1, bool has_text = false) {
   EXPECT_EQ(run_sm90(c, seed, nullptr, has_text), "") << "--case \"" << to_string(c) << "\"";
 }

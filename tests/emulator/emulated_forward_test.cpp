@@ -62,14 +62,14 @@ TEST(EmulatedSm90, Half) {
 }
 
 TEST(EmulatedSm90, Bands) {
-  for (const int64_t head_dim : {64, 128}) {
+  for (const Case& of : {base(64, 64), base(128, 128), base_of_long(128)}) {
     for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
              [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 90, c.window_right = 4; },
              [](Case& c) { c.causal_top_left = true; }, [](Case& c) { c.chunk = 70; },
              [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; }, [](Case& c) { c.prefix = true; },
              [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
              [](Case& c) { c.seqlen_kv = 0; }}) {
-      Case c = base(head_dim, head_dim);
+      Case c = of;
       change(c);
       expect_right(c);
     }
@@ -77,14 +77,14 @@ TEST(EmulatedSm90, Bands) {
 }
 
 TEST(EmulatedSm90, Lengths) {
-  for (const int64_t head_dim : {64, 128}) {
+  for (const Case& of : {base(64, 64), base(128, 128), base_of_long(128)}) {
     for (const std::function<void(Case&)>& change :
          std::vector<std::function<void(Case&)>>{[](Case& c) { c.packed_q = c.packed_kv = true; },
                                                  [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
                                                  [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
                                                  [](Case& c) { c.leftpad_kv = true, c.window_right = 0; }}) {
       for (const uint64_t seed : {1, 2, 3}) {
-        Case c = base(head_dim, head_dim);
+        Case c = of;
         c.batch = 3;
         c.seed = seed;
         change(c);
@@ -176,13 +176,18 @@ TEST(EmulatedSm90, ScoreTexts) {
 
 // Three warpgroups: the first tile of queries is the short one.
 TEST(EmulatedSm90, ShortTilesOfQueries) {
-  for (const int64_t seqlen_q : {193, 256, 385, 448}) {
+  for (const auto& [of, seqlen_q] : {std::pair{base(64, 64), 193},
+                                     {base(64, 64), 256},
+                                     {base(64, 64), 385},
+                                     {base(64, 64), 448},
+                                     {base_of_long(128), 193},
+                                     {base_of_long(128), 448}}) {
     for (const std::function<void(Case&)>& change :
          std::vector<std::function<void(Case&)>>{[](Case& c) { c.window_right = 0, c.out_dtype = "f32"; },
                                                  [](Case& c) { c.seqlens_q = c.seqlens_kv = true, c.window_right = 0; },
                                                  [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3; },
                                                  [](Case& c) { c.document = c.masked_nan = true; }}) {
-      Case c = base(64, 64);
+      Case c = of;
       c.heads_q = 1;
       c.seqlen_q = seqlen_q;
       c.seqlen_kv = seqlen_q;
@@ -322,6 +327,7 @@ TEST(EmulatedSm90, RandomCases) {
     c.layout = seed % 2 == 0 ? "bshd" : "bhsd";
     c.shift = 0;
     c.guard = c.plan = false;
+    c.batch_invariant = c.batch_invariant && seed % 4 == 0;
     c.document = seed % 4 == 3;
     c.softcap = c.dropout = 0;
     c.page_size = 0;

@@ -121,11 +121,15 @@ const std::vector<Sm90>& sm90_kernels() {
   constexpr ForwardConfig k64 = plain(Element::bf16, 64, 64, 192, 128), k128 = plain(Element::bf16, 128, 128, 128, 128);
   constexpr ForwardConfig k192 = plain(Element::bf16, 192, 128, 128, 128),
                           k256 = plain(Element::bf16, 256, 256, 128, 64);
+  constexpr ForwardConfig kLong = plain(Element::bf16, 128, 128, 192, 80);
   constexpr ForwardConfig kMasked = with_masks(plain(Element::bf16, 128, 128, 128, 64), false, true, false, false);
   static const std::vector<Sm90> all = {sm90<k64>(),
                                         sm90<plain(Element::f16, 64, 64, 192, 128)>(),
                                         sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
                                         sm90<k128>(),
+                                        sm90<kLong>(),
+                                        sm90<with_masks(kLong, true, false, false, false)>(),
+                                        sm90<with_masks(kLong, false, false, true, false)>(),
                                         sm90<plain(Element::bf16, 64, 96, 192, 96)>(),
                                         sm90<plain(Element::bf16, 64, 128, 128, 128)>(),
                                         sm90<k192>(),
