@@ -66,6 +66,7 @@ TEST(EmulatedSm90, Bands) {
     for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
              [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 90, c.window_right = 4; },
              [](Case& c) { c.causal_top_left = true; }, [](Case& c) { c.chunk = 70; },
+             [](Case& c) { c.seqlen_q = 500, c.seqlen_kv = 900, c.window_left = 450, c.window_right = 30; },
              [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; }, [](Case& c) { c.prefix = true; },
              [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
              [](Case& c) { c.seqlen_kv = 0; }}) {

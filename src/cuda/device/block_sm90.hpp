@@ -47,6 +47,9 @@ struct BlockSm90 {
   // go down from there to the first and then up from the one behind. So the largest scores mostly come first, and
   // maxima hardly grow (softmax_rows.hpp). Tiles are counted in this order; Item::first_key() says which keys they are.
   static constexpr bool kStartsNear = (C.alibi || C.score) && C.mask == MaskLevel::band;
+  // Else, where all warpgroups walk all tiles, those that every row sees whole come first, then those behind them, then
+  // those before: of a left window's first keys later rows see few, whose maxima would soon be overtaken.
+  static constexpr bool kWholeFirst = !kStartsNear && !kLeavesOut && C.mask == MaskLevel::band && C.cluster == 1;
 
   // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
   // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.
@@ -65,8 +68,11 @@ struct BlockSm90 {
     BandedSequence<int32_t> sequence;
     QueryRange queries;            // of the tile
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
-    int32_t nearest;               // index of the keys' tile that comes first with kStartsNear; -1: in their own order
-    KeyTiles tiles;                // of all rows
+    union {
+      int32_t nearest;   // with kStartsNear index of the keys' tile that comes first; -1: in their own order
+      int32_t num_last;  // with kWholeFirst tiles that come last, though their keys are the first
+    };
+    KeyTiles tiles;  // of all rows
     union {
       const uint8_t* map;  // their classes, with a tile map
       int32_t least_keys;  // without one: each row sees as many or more
@@ -76,7 +82,9 @@ struct BlockSm90 {
 
     // Of a tile.
     __device__ int32_t first_key(int32_t tile) const {
-      return (kStartsNear && tile <= nearest ? nearest - tile : tile) * C.tile_kv;
+      if (kStartsNear && tile <= nearest) tile = nearest - tile;
+      if (kWholeFirst) tile += tile < tiles.end - num_last ? num_last : tiles.begin - tiles.end + num_last;
+      return tile * C.tile_kv;
     }
     __device__ bool has_keys() const { return first_tile < tiles.end; }
   };
@@ -197,6 +205,13 @@ struct BlockSm90 {
       const int32_t nearest = place < 0 ? -1 : min(place / C.tile_kv, end_from_first - 1);
       tiles = in_order(tiles, nearest);
       if (lane == 0) to.nearest = nearest;
+    }
+    if constexpr (kWholeFirst) {
+      const bool has_whole = tiles.kept == 0 && tiles.full_begin < tiles.full_end;
+      const int32_t num_last = __shfl_sync(kAllLanes, has_whole ? tiles.full_begin - tiles.begin : 0, 0);
+      tiles.full_begin -= num_last;
+      tiles.full_end -= num_last;
+      if (lane == 0) to.num_last = num_last;
     }
     if (lane == 0) {
       to.tiles = tiles;
