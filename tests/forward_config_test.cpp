@@ -198,6 +198,41 @@ TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
   }
 }
 
+TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
+  const auto tile_q = [](int64_t seqlen_kv, int64_t window_left, int64_t window_right, bool batch_invariant = false,
+                         core::Features features = {}) {
+    Problem p = problem(DType::bf16, 128, 128, features);
+    p.seqlen_kv = seqlen_kv;
+    p.window_left = window_left;
+    p.window_right = window_right;
+    p.batch_invariant = batch_invariant;
+    return forward_sm90_config(p).tile_q;
+  };
+  EXPECT_EQ(tile_q(8192, -1, -1), 192);
+  EXPECT_EQ(tile_q(8191, -1, -1), 128);
+  EXPECT_EQ(tile_q(2048, -1, 0), 192) << "causal: the longest items begin first";
+  EXPECT_EQ(tile_q(2047, -1, 0), 128);
+  EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
+  EXPECT_EQ(tile_q(16384, 8191, 0), 192);
+  for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
+                                        core::Features(Feature::keep), core::Features(Feature::alibi)}) {
+    EXPECT_EQ(tile_q(16384, -1, 0, false, features), 128);
+  }
+  for (const int64_t seqlen_kv : {1, 1024, 8192}) EXPECT_EQ(tile_q(seqlen_kv, -1, -1, true), 192) << "batch_invariant";
+}
+
+// Other lengths of the sequences beside it, or more of them, do not change how a row is computed.
+TEST(ForwardSm90Config, BatchInvariantTilesAreThoseOfNoLength) {
+  for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
+    Problem p = problem(DType::bf16, head_dim, head_dim);
+    p.batch_invariant = true;
+    p.seqlen_q = p.seqlen_kv = 16384;
+    const ForwardConfig of_long = forward_sm90_config(p);
+    p.seqlen_q = p.seqlen_kv = 100;
+    EXPECT_EQ(forward_sm90_config(p), of_long) << head_dim;
+  }
+}
+
 TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
   for (const int64_t qk : {1, 8, 40, 64, 72, 96, 128, 160, 192, 200, 256}) {
     for (const int64_t v : {1, 8, 64, 96, 128, 192, 256}) {

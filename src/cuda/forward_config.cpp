@@ -161,10 +161,10 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const bool is_mixed = masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score);
   // Rows of few keys end in a tile that is hardly used. Three warpgroups fit head dim 128 too where nothing is computed
   // beside the softmax, and pay where rows are long, longer ones where all are equally long: fewer items leave more
-  // blocks idle at the end. Found by measuring (docs/forward_sm90.md).
+  // blocks idle at the end. Element masks often change at multiples of 128. Found by measuring (docs/forward_sm90.md).
   const int64_t keys = p.batch_invariant ? portable::kHopperLongest : core::most_keys(p, p.seqlen_kv);
   const bool is_short = dim > 192 && keys <= 1024;
-  const bool is_plain = !c.softcap && !c.alibi && !c.score && num_heavy == 0 && masks <= 1 && !c.paged;
+  const bool is_plain = !c.softcap && !c.alibi && !c.score && num_heavy == 0 && masks == 0 && !c.paged;
   const bool is_long =
       is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && keys >= (core::rows_grow(p) ? 2048 : 8192);
   c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;

@@ -128,8 +128,6 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
                                         sm90<k128>(),
                                         sm90<kLong>(),
-                                        sm90<with_masks(kLong, true, false, false, false)>(),
-                                        sm90<with_masks(kLong, false, false, true, false)>(),
                                         sm90<plain(Element::bf16, 64, 96, 192, 96)>(),
                                         sm90<plain(Element::bf16, 64, 128, 128, 128)>(),
                                         sm90<k192>(),
