@@ -1,4 +1,9 @@
 # Sourced by run and full: step NAME COMMAND... runs one, goes on after a failure, and finish says how many there were.
+
+# Tests that sanitizers leave out: those that compile device code, which is not ours to sanitize, and the longest, for
+# whose many cases random ones stand.
+NOT_SANITIZED='^(random_test|kernel_matrix_test|user_text_test)|PairsOfFeatures\.|Forward\.(Softcaps|BeyondTwoToThe16)'
+
 num_passed=0 num_failed=0 failures=()
 
 step() {

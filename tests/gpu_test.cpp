@@ -311,6 +311,15 @@ class GpuRuns : public Gpu {
 TEST_P(GpuRuns, CausalHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 64, .head_dim_v = 64, .window_right = 0});
 }
+// In tiles for long rows; with those first that all rows see whole.
+TEST_P(GpuRuns, LongHaveTheSameBits) {
+  expect_same_bits(
+      {.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_right = 0, .batch_invariant = true});
+}
+TEST_P(GpuRuns, WindowsHaveTheSameBits) {
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_left = 300, .window_right = 0},
+                   600);
+}
 TEST_P(GpuRuns, WideHaveTheSameBits) {
   expect_same_bits({.dtype = "f16", .head_dim_qk = 256, .head_dim_v = 256, .spread = 40});
 }
