@@ -159,6 +159,28 @@ TEST(EmulatedSm90, NearKeysFirst) {
   }
 }
 
+// Of two warpgroups: tiles that all rows see whole, between those that end on the left and on the right.
+TEST(EmulatedSm90, WholeTilesFirst) {
+  for (const Case& of : {base(128, 128), base(192, 192), base_of_long(256)}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case& c) { c.window_left = 450, c.window_right = 0; },
+             [](Case& c) { c.window_left = 300, c.window_right = 200; }, [](Case& c) { c.window_left = 350; },
+             [](Case& c) { c.chunk = 333; }, [](Case& c) { c.chunk = 400, c.window_right = 0; },
+             [](Case& c) { c.keep_first = 5, c.window_left = 350; },
+             [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3, c.window_left = 300; },
+             [](Case& c) { c.leftpad_kv = c.masked_nan = true, c.window_left = 400, c.window_right = 9; },
+             [](Case& c) { c.softcap = c.head_dim_v == 128 ? 20 : 0, c.lse = false, c.window_left = 400; },
+             [](Case& c) { c.dropout = c.head_dim_v == 128 ? 0.2 : 0, c.window_left = 400, c.spread = 8; }}) {
+      Case c = of;
+      c.batch = c.heads_q = c.heads_kv = 1;
+      c.seqlen_q = 400;
+      c.seqlen_kv = 900;
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
 // Tiles within the lengths and beyond them.
 TEST(EmulatedSm90, ScoreTexts) {
   for (const int64_t head_dim : {64, 128}) {
