@@ -359,6 +359,7 @@ void Call::make_options() {
   options_.dropout = static_cast<float>(c_.dropout);
   options_.seed = c_.seed * 0x9E3779B97F4A7C15;
   options_.offset = c_.seed << 20;
+  options_.max_seqlen_q = options_.max_seqlen_kv = c_.max_seqlen;
   options_.batch_invariant = c_.batch_invariant ? 1 : 0;
   options_.causal_top_left = c_.causal_top_left ? 1 : 0;
   options_.window_left = c_.window_left;
@@ -371,8 +372,8 @@ void Call::make_options() {
   // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows.
   const bool has_score_tensors = !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty();
   if (!is_on_gpu_ || (!has_score_tensors && c_.seed % 3 == 0)) return;
-  if (c_.packed_q) options_.max_seqlen_q = c_.seqlen_q;
-  if (c_.packed_kv) options_.max_seqlen_kv = c_.seqlen_kv;
+  if (c_.packed_q) options_.max_seqlen_q = std::max(c_.seqlen_q, c_.max_seqlen);
+  if (c_.packed_kv) options_.max_seqlen_kv = std::max(c_.seqlen_kv, c_.max_seqlen);
 }
 
 }  // namespace tessella::tests

@@ -55,6 +55,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("threads", c.threads);
   visit("plan", c.plan);
   visit("batch_invariant", c.batch_invariant);
+  visit("max_seqlen", c.max_seqlen);
   visit("memory_seed", c.memory_seed);
   visit("guard", c.guard);
   visit("masked_nan", c.masked_nan);
@@ -222,7 +223,11 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   c.plan = random.chance(0.5);
   c.guard = random.chance(0.5);
   c.memory_seed = c.dropout > 0 && random.chance(0.3);
-  c.batch_invariant = random.chance(0.3);
+  c.batch_invariant = random.chance(0.2);
+  if (random.chance(0.05)) {  // tiles that all rows see whole, between others
+    c.seqlen_kv = random.in(300, 900);
+    c.window_left = random.in(100, 600);
+  }
   return c;
 }
 

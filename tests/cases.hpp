@@ -63,6 +63,7 @@ struct Case {
   int64_t threads = 1;
   bool plan = false;  // through a plan and a poisoned workspace
   bool batch_invariant = false;
+  int64_t max_seqlen = 0;    // that a plan is made for, of queries and keys; 0 = the case's own
   bool memory_seed = false;  // dropout's seed and offset as tensors
   bool guard = false;        // tensors end where an unreadable page begins
   bool masked_nan = false;   // NaN also in keys that lie in the sequence but no query sees

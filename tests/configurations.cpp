@@ -11,10 +11,11 @@ namespace {
 
 struct HeadDims {
   int64_t qk, v;
+  bool long_rows = false;  // which take other tiles at this head dim, if there is nothing beside them
 };
-constexpr HeadDims kHeadDims[] = {{64, 64}, {128, 128}, {32, 32},   {96, 96}, {256, 256}, {192, 128},
-                                  {16, 16}, {80, 80},   {128, 128}, {64, 64}, {17, 17},   {40, 72},
-                                  {1, 40},  {512, 512}, {5, 3},     {64, 128}};
+constexpr HeadDims kHeadDims[] = {{64, 64}, {128, 128}, {32, 32},         {96, 96}, {256, 256}, {192, 128},
+                                  {16, 16}, {80, 80},   {128, 128, true}, {64, 64}, {17, 17},   {40, 72},
+                                  {1, 40},  {512, 512}, {5, 3},           {64, 128}};
 
 bool rows_are_whole(const Configuration& config) {
   const int64_t per_16_bytes = config.dtype == "f32" ? 4 : 8;
@@ -90,7 +91,11 @@ void apply(const Configuration& config, Random& random, Case& c) {
   c.dtype = config.dtype;
   c.head_dim_qk = config.head_dim_qk;
   c.head_dim_v = config.head_dim_v;
-  c.batch_invariant = config.batch_invariant;
+  if (config.long_rows) {
+    c.plan = true;
+    c.max_seqlen = 8192;
+    c.batch_invariant = false;
+  }
   align(config, random, c);
   mask(config, random, c);
   page(config, random, c);
@@ -111,7 +116,9 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   const HeadDims dims = head_dims[static_cast<size_t>(idx / count) % head_dims.size()];
   Random random(static_cast<uint64_t>(idx));
   Configuration config{.dtype = list[static_cast<size_t>(idx % count)], .head_dim_qk = dims.qk, .head_dim_v = dims.v};
+  config.long_rows = dims.long_rows && for_copy_engine;
   config.is_aligned = (random.chance(0.75) || for_copy_engine) && rows_are_whole(config);
+  if (config.long_rows) return config;
   config.element_masks = random.chance(0.3);
   config.softcap = random.chance(0.2);
   config.alibi = random.chance(0.2);
@@ -119,7 +126,6 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   config.dropout = random.chance(0.25);
   config.paged = random.chance(0.25);
   config.lse = random.chance(0.5);
-  config.batch_invariant = random.chance(0.5);
   return config;
 }
 

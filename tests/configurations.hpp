@@ -20,8 +20,8 @@ struct Configuration {
   bool bias = false;
   bool dropout = false;
   bool paged = false;
-  bool lse = false;              // beside a softcap, whose series it decides
-  bool batch_invariant = false;  // decides tiles
+  bool lse = false;        // beside a softcap, whose series it decides
+  bool long_rows = false;  // tiles for them, by a plan for as many
 };
 
 inline constexpr int kUsualConfigurations = 48;

@@ -199,32 +199,54 @@ TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
 }
 
 TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
-  const auto tile_q = [](int64_t seqlen_kv, int64_t window_left, int64_t window_right, bool batch_invariant = false,
-                         core::Features features = {}) {
+  const auto tile_q = [](int64_t seqlen, int64_t window_left, int64_t window_right, core::Features features = {}) {
     Problem p = problem(DType::bf16, 128, 128, features);
-    p.seqlen_kv = seqlen_kv;
+    p.seqlen_q = p.seqlen_kv = seqlen;
     p.window_left = window_left;
     p.window_right = window_right;
-    p.batch_invariant = batch_invariant;
     return forward_sm90_config(p).tile_q;
   };
-  EXPECT_EQ(tile_q(8192, -1, -1), 192);
-  EXPECT_EQ(tile_q(8191, -1, -1), 128);
-  EXPECT_EQ(tile_q(2048, -1, 0), 192) << "causal: the longest items begin first";
-  EXPECT_EQ(tile_q(2047, -1, 0), 128);
+  EXPECT_EQ(tile_q(7169, -1, -1), 192);
+  EXPECT_EQ(tile_q(7168, -1, -1), 128);
+  EXPECT_EQ(tile_q(1793, -1, 0), 192) << "causal: the longest items begin first";
+  EXPECT_EQ(tile_q(1792, -1, 0), 128);
   EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);
   for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
                                         core::Features(Feature::keep), core::Features(Feature::alibi)}) {
-    EXPECT_EQ(tile_q(16384, -1, 0, false, features), 128);
+    EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
   }
-  for (const int64_t seqlen_kv : {1, 1024, 8192}) EXPECT_EQ(tile_q(seqlen_kv, -1, -1, true), 192) << "batch_invariant";
+  Problem p = problem(DType::bf16, 128, 128);
+  p.seqlen_kv = 16384;
+  for (const int64_t few : {1, 128, 1024}) {
+    p.seqlen_q = few;
+    EXPECT_EQ(forward_sm90_config(p).tile_q, 128) << few << " queries";
+  }
 }
 
-// Other lengths of the sequences beside it, or more of them, do not change how a row is computed.
-TEST(ForwardSm90Config, BatchInvariantTilesAreThoseOfNoLength) {
+// Direct calls plan for lengths rounded up to quarters of a power of two, and compute as a plan for the length does.
+TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    for (const int64_t window_right : {-1, 0}) {
+      Problem p = problem(DType::bf16, head_dim, head_dim);
+      p.window_right = window_right;
+      for (int64_t power = 64; power < 16384; power *= 2) {
+        for (int quarter = 4; quarter < 8; ++quarter) {
+          p.seqlen_q = p.seqlen_kv = power / 4 * quarter + 1;
+          const ForwardConfig of_least = forward_sm90_config(p);
+          p.seqlen_q = p.seqlen_kv = power / 4 * (quarter + 1);
+          EXPECT_EQ(forward_sm90_config(p), of_least) << head_dim << ", " << p.seqlen_kv;
+        }
+      }
+    }
+  }
+}
+
+// Longer sequences in the batch do not change how a row is computed.
+TEST(ForwardSm90Config, OfBatchInvariantCallsIsThatOfNoLength) {
   for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
     Problem p = problem(DType::bf16, head_dim, head_dim);
+    p.window_right = 0;
     p.batch_invariant = true;
     p.seqlen_q = p.seqlen_kv = 16384;
     const ForwardConfig of_long = forward_sm90_config(p);
@@ -239,9 +261,9 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
       for (const core::Features features :
            {core::Features(), core::Features(Feature::bias), Feature::bias | Feature::dropout,
             core::Features(Feature::document), Feature::document | Feature::dense_mask, core::all_features()}) {
-        for (const int64_t seqlen_kv : {1024, 4096}) {
+        for (const int64_t seqlen : {1024, 8192}) {
           Problem p = problem(DType::bf16, qk, v, features);
-          p.seqlen_kv = seqlen_kv;
+          p.seqlen_q = p.seqlen_kv = seqlen;
           const ForwardConfig c = forward_sm90_config(p);
           const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
           SCOPED_TRACE(std::to_string(qk) + "/" + std::to_string(v) + ": " + std::to_string(c.tile_q) + " x " +

@@ -189,6 +189,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       Problem p{.dtype = dims == 1 ? DType::f16 : DType::bf16,
                 .head_dim_qk = kDims[dims].qk,
                 .head_dim_v = kDims[dims].v,
+                .seqlen_q = kDims[dims].seqlen_kv,
                 .seqlen_kv = kDims[dims].seqlen_kv,
                 .features = sets[set].features,
                 .alignment = 16};

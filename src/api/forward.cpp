@@ -87,7 +87,7 @@ PlanKey key(const Problem& p, std::string_view kernel) {
            static_cast<int64_t>(p.bias_dtype),
            array_dtypes(p),
            p.page_size,
-           core::most_keys(p, rounded_length(p.seqlen_kv)) << 1 | (core::rows_grow(p) ? 1 : 0)},
+           rounded_length(core::most_keys(p)) << 1 | (core::rows_grow(p) ? 1 : 0)},
           std::string(kernel),
           std::string(p.score),
           std::string(p.keep)};

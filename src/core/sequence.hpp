@@ -71,14 +71,15 @@ inline bool visible(const Problem& p, const Sequence& s, int64_t head, int64_t i
   return s.band.visible(i, j) && (p.features.has_any(kElementMasks) ? element_visible(p, s, head, i, j) : true);
 }
 
-// The most keys that windows and chunks let a query see, of sequences as long as `seqlen`.
-inline int64_t most_keys(const Problem& p, int64_t seqlen) {
-  const bool has_window = p.window_left >= 0 && p.window_right >= 0;
-  if (has_window) seqlen = std::min(seqlen, p.window_left + 1 + p.window_right + p.keep_first);
-  return p.chunk > 0 ? std::min(seqlen, p.chunk + p.keep_first) : seqlen;
+// Of a call: a query sees at most so many keys, by its length, a window with both ends and chunks.
+inline int64_t most_keys(const Problem& p) {
+  int64_t most = p.seqlen_kv;
+  if (p.window_left >= 0 && p.window_right >= 0)
+    most = std::min(most, p.window_left + 1 + p.window_right + p.keep_first);
+  return p.chunk > 0 ? std::min(most, p.chunk + p.keep_first) : most;
 }
 
-// True if later queries may see more keys than earlier ones, element masks included.
+// Of a call: true if later queries may see more keys than earlier ones, element masks included.
 inline bool rows_grow(const Problem& p) {
   if (p.features.has_any(kElementMasks | Feature::keep)) return true;
   const bool ends = p.window_right >= 0 || p.features.has_any(Feature::prefix | Feature::causal_top_left);

@@ -49,7 +49,7 @@ int32_t longest_tile(const ForwardConfig& c, int64_t dim, int arch) {
   if (c.element == Element::f32) return !is_plain || dim > 128 ? 16 : dim > 64 ? 32 : 48;
   if (dim > 256) return is_plain ? 32 : 16;
   if (weight(c) >= 5) return 32;
-  return dim > 64 ? 64 : is_plain ? 128 : arch < 90 || (c.dropout && has_addresses(c)) ? 64 : 96;
+  return dim > 64 ? 64 : is_plain ? 128 : arch < 90 || (c.dropout && !c.vector_loads) ? 64 : 96;
 }
 
 // What a call asks for: the element and the features that are compiled in.
@@ -160,13 +160,14 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const int num_heavy = (c.bias ? 1 : 0) + (c.dropout ? 1 : 0);
   const bool is_mixed = masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score);
   // Rows of few keys end in a tile that is hardly used. Three warpgroups fit head dim 128 too where nothing is computed
-  // beside the softmax, and pay where rows are long, longer ones where all are equally long: fewer items leave more
-  // blocks idle at the end. Element masks often change at multiples of 128. Found by measuring (docs/forward_sm90.md).
-  const int64_t keys = p.batch_invariant ? portable::kHopperLongest : core::most_keys(p, p.seqlen_kv);
-  const bool is_short = dim > 192 && keys <= 1024;
+  // beside the softmax, and pay where rows are long and many, longer ones where all are equally long: fewer items leave
+  // more blocks idle at the end. Element masks often change at multiples of 128. Found by measuring
+  // (docs/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a length decides here
+  // must be the same for all that round to the same.
+  const bool is_short = dim > 192 && (p.seqlen_kv <= 1024 || p.batch_invariant);
   const bool is_plain = !c.softcap && !c.alibi && !c.score && num_heavy == 0 && masks == 0 && !c.paged;
-  const bool is_long =
-      is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && keys >= (core::rows_grow(p) ? 2048 : 8192);
+  const bool is_long = is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && !p.batch_invariant &&
+                       std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? 1792 : 7168);
   c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
   const bool is_crowded =

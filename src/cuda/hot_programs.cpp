@@ -33,7 +33,7 @@ std::vector<HotProgram> hot_programs() {
       const auto add_sm90 = [&](const ForwardConfig& config) {
         add(forward_sm90_program(config, user_text()), {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
       };
-      plain.seqlen_q = 4096;
+      plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;
         const ForwardConfig config = forward_sm90_config(plain);

@@ -167,6 +167,8 @@ TEST(EmulatedSm90, WholeTilesFirst) {
              [](Case& c) { c.window_left = 300, c.window_right = 200; }, [](Case& c) { c.window_left = 350; },
              [](Case& c) { c.chunk = 333; }, [](Case& c) { c.chunk = 400, c.window_right = 0; },
              [](Case& c) { c.keep_first = 5, c.window_left = 350; },
+             [](Case& c) { c.keep_first = 5, c.window_left = 450; },
+             [](Case& c) { c.page_size = c.head_dim_v <= 192 ? 16 : 0, c.window_left = 300; },
              [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3, c.window_left = 300; },
              [](Case& c) { c.leftpad_kv = c.masked_nan = true, c.window_left = 400, c.window_right = 9; },
              [](Case& c) { c.softcap = c.head_dim_v == 128 ? 20 : 0, c.lse = false, c.window_left = 400; },
@@ -209,7 +211,7 @@ TEST(EmulatedSm90, ShortTilesOfQueries) {
          std::vector<std::function<void(Case&)>>{[](Case& c) { c.window_right = 0, c.out_dtype = "f32"; },
                                                  [](Case& c) { c.seqlens_q = c.seqlens_kv = true, c.window_right = 0; },
                                                  [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3; },
-                                                 [](Case& c) { c.document = c.masked_nan = true; }}) {
+                                                 [](Case& c) { c.document = c.masked_nan = c.head_dim_v == 64; }}) {
       Case c = of;
       c.heads_q = 1;
       c.seqlen_q = seqlen_q;

@@ -224,7 +224,10 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
   if (has_score) p.features |= core::Feature::score;
   if (has_text) p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
-  const ForwardConfig alone = cuda::forward_sm90_config(p);
+  Problem bounds = p;  // as a plan for longer sequences has them
+  bounds.seqlen_q = std::max(p.seqlen_q, c.max_seqlen);
+  bounds.seqlen_kv = std::max(p.seqlen_kv, c.max_seqlen);
+  const ForwardConfig alone = cuda::forward_sm90_config(bounds);
   const cuda::TileMap map = cuda::tile_map(p, alone);
   const ForwardConfig config = map.tiles_q % 2 == 0 ? cuda::in_pairs(alone, p).value_or(alone) : alone;
   const auto kernel = std::ranges::find(sm90_kernels(), config, &Sm90::config);
