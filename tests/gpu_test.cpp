@@ -87,6 +87,23 @@ void expect_same_meaning(const Case& c, Change&& change) {
   EXPECT_EQ(call.check(), "") << to_string(c);
 }
 
+// Masks decide tiles, and so bits: a call is not computed by the plan of another of the same shape.
+TEST_P(Gpu, ACallHasTheBitsOfItsOwnPlan) {
+  Case c = base();
+  c.dtype = "bf16";
+  c.seqlen_q = c.seqlen_kv = 2048;
+  c.head_dim_qk = c.head_dim_v = 128;
+  c.window_right = 0;
+  ASSERT_EQ(Call(c).run_plain(), TESSELLA_OK) << tessella_last_error();
+  c.window_left = 100;
+  Call direct(c);
+  ASSERT_EQ(direct.run_plain(), TESSELLA_OK) << tessella_last_error();
+  c.plan = true;
+  Call planned(c);
+  ASSERT_EQ(planned.run(), TESSELLA_OK) << tessella_last_error();
+  EXPECT_EQ(direct.results(), planned.results());
+}
+
 TEST_P(Gpu, AScoreTextMayBeAlibi) {
   Case c = base();
   c.alibi = "h";
