@@ -166,6 +166,18 @@ class Attend(CliTest):
         for option in ("--out", "--lse"):
             self.refuses("attend", *files, option, self.folder / "link.npy", saying="an input")
         self.assertEqual(files[0].read_bytes(), npy(self.q))
+        seqlen, heads = SHAPE[1:3]
+        mask = self.write("mask.npy", npy(b"\1" * seqlen**2, (1, 1, seqlen, seqlen), "|b1"))
+        sink = self.write("sink.npz", npz({"sink": npy(bytes(8 * heads), (heads,), "<f8")}))
+        before = mask.read_bytes(), sink.read_bytes()
+        for option in ("--out", "--lse"):
+            self.refuses("attend", *files, "--mask", f"dense:{mask}", option, mask, saying="an input")
+            self.refuses("attend", *files, "--sink", f"{sink}:sink", option, sink, saying="an input")
+        self.assertEqual((mask.read_bytes(), sink.read_bytes()), before)
+
+    def test_numbers_fit_their_type(self):
+        files = self.write_npys()
+        self.refuses("attend", *files, "--alibi-slopes", "1,1e39", saying="--alibi-slopes: 1e+39 is beyond the largest f32")
 
     def test_arrays_that_are_not_used_may_be_of_any_type(self):
         arrays = {n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}
@@ -449,6 +461,7 @@ class Others(CliTest):
                     self.assertEqual((row.get("batch", 2), row.get("asked_heads", 2)), (2, 2))
         for budget in ("nan", "inf", "-1", "0"):
             self.refuses("ladder", f"--budget={budget}", saying=f"--budget is {budget}, expected seconds above 0")
+        self.refuses("ladder", "--kernel", "reference.standard", saying="--kernel is reference.standard")
 
     def test_device(self):
         self.refuses("attend", SAMPLE, "--device", "gpu", saying="--device is 'gpu', expected cpu, cuda or cuda:N")

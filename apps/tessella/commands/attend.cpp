@@ -117,13 +117,16 @@ bool is_same_file(const std::string& a, const std::string& b) {
          std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
 }
 
-// One result over the other, or over what it was computed from.
-void check_distinct(const Settings& settings) {
+// A result is not written over what it is computed from.
+void check_is_no_result(const std::string& input, const Settings& settings) {
   for (const auto& [option, path] : {std::pair{"--out", settings.out}, {"--lse", settings.lse}}) {
-    for (const std::string& file : settings.inputs.files) {
-      if (!path.empty() && is_same_file(path, file)) throw InputError(fmt::format("{} is {}, an input", option, path));
-    }
+    if (!path.empty() && is_same_file(path, input)) throw InputError(fmt::format("{} is {}, an input", option, path));
   }
+}
+
+// Nor over the other.
+void check_distinct(const Settings& settings) {
+  for (const std::string& file : settings.inputs.files) check_is_no_result(file, settings);
   if (settings.out.empty() || settings.lse.empty() || settings.out == settings.lse) return;
   if (is_same_file(settings.out, settings.lse)) {
     throw InputError(fmt::format("--out is {} and --lse is {}, the same file: one name for both, or two files",
@@ -170,6 +173,9 @@ int attend(Settings settings) {
   read_inputs(settings.inputs, call);
   const Array q = call.arrays[0], k = call.arrays[1], v = call.arrays[2];
   settings.options.apply(call);
+  for (const Array& array : call.arrays) {
+    if (!array.file.empty()) check_is_no_result(array.file, settings);
+  }
   const Array out = allocate_out(settings.inputs.layout, call);
   std::optional<Array> lse;
   if (!settings.lse.empty()) lse = allocate_lse(call);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -75,7 +76,10 @@ Table make_table() {
           {}};
 }
 
-int ladder(const Settings& settings) {
+int ladder(Settings settings) {
+  if (const std::string kernel = settings.options.take_kernel(); !kernel.empty()) {
+    throw InputError(fmt::format("--kernel is {}: ladder compares every kernel of a device", kernel));
+  }
   const RandomCase problem = problem_of(settings);
   const double budget = parse_budget(settings.budget);
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");

@@ -92,6 +92,11 @@ Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int
 }
 
 Array array_of_numbers(std::string name, tessella_dtype dtype, std::span<const double> numbers) {
+  for (const double number : numbers) {
+    if (dtype == TESSELLA_F32 && std::isfinite(number) && !std::isfinite(static_cast<float>(number))) {
+      throw InputError(fmt::format("{}: {} is beyond the largest f32", name, number));
+    }
+  }
   const int64_t shape[] = {static_cast<int64_t>(numbers.size())};
   Array doubles = allocate_array(std::move(name), TESSELLA_F64, shape);
   if (!numbers.empty()) std::memcpy(doubles.tensor.data, numbers.data(), numbers.size_bytes());
@@ -116,6 +121,7 @@ Array converted(const Array& array, tessella_dtype dtype) {
   const std::span shape(array.tensor.shape, static_cast<size_t>(array.tensor.ndim));
   Array result = allocate_array(array.name, dtype, shape);
   result.source = array.source;
+  result.file = array.file;
   const bool to_integer = dtype == TESSELLA_I32 || dtype == TESSELLA_I64;
   const double limit = dtype == TESSELLA_I32 ? 0x1p31 : 0x1p63;
   for (int64_t i = 0; i < num_elements(array.tensor); ++i) {

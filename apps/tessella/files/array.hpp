@@ -20,6 +20,7 @@ struct Array {
   int64_t element_bytes = 0;
   tessella_tensor tensor = {};  // dtype TESSELLA_DTYPE_DEFAULT where the file's type is none of the library's
   std::shared_ptr<const void> storage;
+  std::string file = {};  // its path; "" of one that is from none
 };
 
 // Elements of a shape; InputError "<source>: ..." if an extent is negative, there are more than 8 axes, or the bytes

@@ -42,9 +42,7 @@ void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
   if (!file) throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
 }
 
-}  // namespace
-
-std::vector<Array> read_array_file(const std::string& path) {
+std::vector<Array> read_any(const std::string& path) {
   const MappedFile file = map_file(path);
   const std::string extension = extension_of(path);
   if (starts_with(file.bytes, "\x93NUMPY") || extension == ".npy") {
@@ -55,6 +53,14 @@ std::vector<Array> read_array_file(const std::string& path) {
   if (starts_with(file.bytes, "PK") || extension == ".npz") return read_npz(path, file.bytes);
   if (extension == ".safetensors") return read_safetensors(path, file.bytes, file.storage);
   throw InputError(fmt::format("{}: extension is '{}', expected .npy, .npz or .safetensors", path, extension));
+}
+
+}  // namespace
+
+std::vector<Array> read_array_file(const std::string& path) {
+  std::vector<Array> arrays = read_any(path);
+  for (Array& array : arrays) array.file = path;
+  return arrays;
 }
 
 Array read_one_array(const std::string& where) {
