@@ -11,6 +11,7 @@ import os
 import pathlib
 import platform
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -174,6 +175,19 @@ class Attend(CliTest):
             self.refuses("attend", *files, "--mask", f"dense:{mask}", option, mask, saying="an input")
             self.refuses("attend", *files, "--sink", f"{sink}:sink", option, sink, saying="an input")
         self.assertEqual((mask.read_bytes(), sink.read_bytes()), before)
+
+    def test_a_write_that_fails_leaves_what_was_there(self):
+        files = self.write_npys()
+        for name in ("out.npy", "out.safetensors"):
+            out = self.write(name, b"as it was")
+            limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+            # Python ignores the signal of a file too large, and so does its child.
+            done = subprocess.run([TESSELLA, "attend", *files, "--out", out], capture_output=True, text=True,
+                                  preexec_fn=limit, restore_signals=False)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"{name}: cannot write: File too large", done.stderr)
+            self.assertEqual(out.read_bytes(), b"as it was")
+            self.assertEqual(sorted(p.name for p in self.folder.iterdir() if name in p.name), [name])
 
     def test_numbers_fit_their_type(self):
         files = self.write_npys()

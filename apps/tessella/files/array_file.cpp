@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -35,11 +36,21 @@ Array usable(Array array) {
 
 std::string extension_of(const std::string& path) { return std::filesystem::path(path).extension().string(); }
 
+// A file is whole or as it was: it is written beside its place and renamed.
 void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  std::error_code error;
+  const std::filesystem::path place = std::filesystem::weakly_canonical(path, error);
+  const bool is_file =
+      !error && (!std::filesystem::exists(place, error) || std::filesystem::is_regular_file(place, error));
+  const std::string written = is_file ? fmt::format("{}.{}", place.string(), ::getpid()) : path;
+  std::ofstream file(written, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   file.flush();
-  if (!file) throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(errno)));
+  int problem = file ? 0 : errno;
+  if (is_file && problem == 0 && std::rename(written.c_str(), place.c_str()) != 0) problem = errno;
+  if (problem == 0) return;
+  if (is_file) std::filesystem::remove(written, error);
+  throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(problem)));
 }
 
 std::vector<Array> read_any(const std::string& path) {
@@ -103,9 +114,10 @@ void check_writable(const std::string& path, size_t num_arrays) {
   if (!exists && errno != ENOENT) refuse(errno);
   if (exists && S_ISDIR(status.st_mode)) refuse(EISDIR);
   if (exists && ::access(path.c_str(), W_OK) != 0) refuse(errno);
-  // A .npz is written beside its place and renamed.
-  const std::string folder = (std::filesystem::path(path).parent_path() / ".").string();
-  if ((!exists || extension == ".npz") && ::access(folder.c_str(), W_OK | X_OK) != 0) refuse(errno);
+  if (exists && !S_ISREG(status.st_mode)) return;
+  std::error_code ignored;
+  const std::filesystem::path place = std::filesystem::weakly_canonical(path, ignored);
+  if (::access((place.parent_path() / ".").c_str(), W_OK | X_OK) != 0) refuse(errno);
 }
 
 void write_array_file(const std::string& path, std::span<const Array> arrays) {
