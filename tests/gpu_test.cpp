@@ -90,7 +90,6 @@ void expect_same_meaning(const Case& c, Change&& change) {
 // Masks decide tiles, and so bits: a call is not computed by the plan of another of the same shape.
 TEST_P(Gpu, ACallHasTheBitsOfItsOwnPlan) {
   Case c = base();
-  c.dtype = "bf16";
   c.seqlen_q = c.seqlen_kv = 2048;
   c.head_dim_qk = c.head_dim_v = 128;
   c.window_right = 0;

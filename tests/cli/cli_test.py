@@ -1,7 +1,4 @@
-"""Runs the command line as a user does: cli_test.py TESSELLA REPOSITORY [unittest options].
-
-Where numpy is installed it also reads what the program wrote.
-"""
+"""Runs the command line as a user does. Where numpy is installed it also reads what the program wrote."""
 
 import csv
 import io
@@ -10,73 +7,20 @@ import math
 import os
 import pathlib
 import platform
-import random
 import resource
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import zipfile
 
 from array_files import SHAPE, entry, floats, npy, npz, read_npy, safetensors
+from cli_case import CliTest, REPOSITORY, SAMPLE, TESSELLA, expected_attention, run
 
 try:
     import numpy
 except ImportError:
     numpy = None
-
-TESSELLA, REPOSITORY = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-SAMPLE = REPOSITORY / "examples" / "minilm_layer.safetensors"
-
-
-def run(*arguments, expect=0, cwd=None):
-    done = subprocess.run([TESSELLA, *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == expect, f"exit {done.returncode}, expected {expect}: {arguments}\n{done.stdout}{done.stderr}"
-    return done
-
-
-def expected_attention(q, k, v, shape=SHAPE):
-    """One head at a time, in Python's doubles."""
-    _, rows, heads, dim = shape
-    q, k, v = (struct.unpack(f"<{math.prod(shape)}f", x) for x in (q, k, v))
-    at = lambda x, i, h: x[(i * heads + h) * dim : (i * heads + h) * dim + dim]
-    out = []
-    for i in range(rows):
-        for h in range(heads):
-            scores = [sum(a * b for a, b in zip(at(q, i, h), at(k, j, h))) / math.sqrt(dim) for j in range(rows)]
-            probs = [math.exp(s - max(scores)) for s in scores]
-            out += [sum(p * at(v, j, h)[d] for j, p in enumerate(probs)) / sum(probs) for d in range(dim)]
-    return out
-
-
-class CliTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.q, self.k, self.v = (floats(seed) for seed in range(3))
-
-    def write(self, name, data):
-        path = self.folder / name
-        path.write_bytes(data)
-        return path
-
-    def write_npys(self):
-        return [self.write(f"{n}.npy", npy(x)) for n, x in zip("qkv", (self.q, self.k, self.v))]
-
-    def check_out(self, path):
-        header, data = read_npy(path)
-        self.assertEqual(header["shape"], SHAPE)
-        for got, expected in zip(struct.unpack("<64f", data), expected_attention(self.q, self.k, self.v)):
-            self.assertAlmostEqual(got, expected, places=5)
-
-    def refuses(self, *arguments, saying):
-        done = run(*arguments, expect=2)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertTrue(done.stderr.startswith("tessella: "), done.stderr)
-        self.assertIn(saying, done.stderr)
 
 
 class Attend(CliTest):
@@ -188,10 +132,15 @@ class Attend(CliTest):
             self.assertIn(f"{name}: cannot write: File too large", done.stderr)
             self.assertEqual(out.read_bytes(), b"as it was")
             self.assertEqual(sorted(p.name for p in self.folder.iterdir() if name in p.name), [name])
+            out.chmod(0o600)
+            run("attend", *files, "--out", out)
+            self.assertEqual(out.stat().st_mode & 0o777, 0o600)
 
     def test_numbers_fit_their_type(self):
         files = self.write_npys()
-        self.refuses("attend", *files, "--alibi-slopes", "1,1e39", saying="--alibi-slopes: 1e+39 is beyond the largest f32")
+        self.refuses("attend", *files, "--alibi-slopes", "1,1e39", saying="--alibi-slopes: element 1 is 1e+39, beyond the largest f32")
+        slopes = self.write("slopes.npy", npy(struct.pack("<2d", 1, 1e39), (2,), "<f8"))
+        self.refuses("attend", *files, "--alibi-slopes", slopes, saying="element 1 is 1e+39, beyond the largest f32")
 
     def test_arrays_that_are_not_used_may_be_of_any_type(self):
         arrays = {n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}
@@ -304,83 +253,6 @@ class Attend(CliTest):
         numpy.save(self.folder / "f.npy", numpy.asfortranarray(arrays["q"]))
         files = [self.folder / "f.npy"] * 3
         self.refuses("attend", *files, saying="Fortran order: its head_dim has stride 30, expected 1")
-
-
-class BadFiles(CliTest):
-    def check_file(self, name, data, saying):
-        self.refuses("attend", self.write(name, data), saying=saying)
-
-    def test_npy(self):
-        good = npy(self.q)
-        for data, saying in [
-            (b"", "magic"),
-            (b"\x93NUMPY\x01", "truncated"),
-            (npy(self.q, magic=b"\x93NUMPX"), "magic"),
-            (npy(self.q, version=9), "version is 9"),
-            (good[:60], "truncated: header of"),
-            (good[:-1], "truncated: 255 bytes of data"),
-            (good + b"x", "bytes after the array: 257"),
-            (npy(self.q, descr=">f4"), "big-endian"),
-            (npy(self.q, descr="hello"), "element type is 'hello'"),
-            (npy(self.q, shape=(-1, 8)), "extent of -1"),
-            (npy(self.q, shape=(2**62, 2**62)), "larger than memory can be"),
-            (npy(self.q, shape=(2**62, 2**62, 0)), "larger than memory can be"),
-            (npy(self.q, shape=(2**70,)), "an extent of 63 bits"),
-            (npy(self.q, shape=(1,) * 9), "9 axes"),
-            (npy(self.q, shape="[1, 2]"), "expected '('"),
-            (npy(self.q, fortran="Maybe"), "expected True or False"),
-            (npy(self.q, descr="<f4', 'x': '1"), "key 'x'"),
-        ]:
-            self.check_file("bad.npy", data, saying)
-
-    def test_npz(self):
-        good = npz({n: npy(self.q) for n in "qkv"}, zipfile.ZIP_DEFLATED)
-        for data, saying in [
-            (b"PK", "cannot read as .npz"),
-            (good[: len(good) // 2], "cannot read as .npz"),
-            (npz({"q": b"junk"}), "bad.npz:q: no .npy file"),
-            (npz({}), ""),
-            (npz({"q": npy(self.q)[:-3]}), "bad.npz:q: truncated"),
-        ]:
-            self.check_file("bad.npz", data, saying)
-        stored = bytearray(npz({n: npy(self.q) for n in "qkv"}))
-        stored[stored.index(self.q) + 5] ^= 1
-        self.check_file("bad.npz", bytes(stored), "CRC")
-
-    def test_safetensors(self):
-        size = len(self.q)
-        two = self.q + self.k
-        for data, saying in [
-            (b"\x01", "truncated: 1 bytes"),
-            (struct.pack("<Q", 2**63), "expected at most"),
-            (struct.pack("<Q", 1000) + b"{}", "truncated: header of 1000"),
-            (safetensors(b"{", b""), "no JSON"),
-            (safetensors(b"[]", b""), "a JSON array, expected an object"),
-            (safetensors({"q": 1}, b""), ":q: header entry is a JSON number"),
-            (safetensors({"q": {}}, b""), ":q: header entry lacks 'dtype'"),
-            (safetensors({"q": entry(0, size)}, self.q[:-4]), "lie outside"),
-            (safetensors({"q": entry(size, 0)}, self.q), "lie outside"),
-            (safetensors({"q": entry(0, size, (1, 8, 2, 5))}, self.q), "needs 320"),
-            (safetensors({"q": entry(0, size, (2**40, 2**40))}, self.q), "larger than memory can be"),
-            (safetensors({"q": entry(0, size), "k": entry(size - 4, 2 * size - 4)}, two), "inside another tensor"),
-            (safetensors({"q": entry(0, size)}, two), "512 bytes of data, the header describes 256"),
-            (safetensors({"q": entry(4, size + 4)}, two), "belong to no tensor"),
-            (safetensors({"q": {**entry(0, size), "data_offsets": [-1, 255]}}, self.q), "data_offsets[0] is -1"),
-            (safetensors({"q": {**entry(0, size), "shape": "x"}}, self.q), "shape is a JSON string"),
-            (safetensors({"q": {**entry(0, size), "data_offsets": [[1], 2]}}, self.q), "data_offsets[0] is a JSON array"),
-            (safetensors(b'{"q": {"data_offsets": [' + b"[" * 2_000_000, b""), "nests deeper than 64"),
-            (safetensors(b'{"q": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b""), "nests deeper than 64"),
-            (safetensors({"[" * 100 + '"{\n\x1b': entry(0, size + 1)}, self.q), "[" * 80 + "...: data_offsets"),
-            (safetensors({"a\nb\x1b": entry(0, size + 1)}, self.q), r":a\nb\x1b: data_offsets"),
-        ]:
-            self.check_file("bad.safetensors", data, saying)
-
-    def test_not_a_file(self):
-        self.refuses("attend", self.folder / "nosuch.npy", saying="cannot open: No such file")
-        self.refuses("attend", self.folder, saying="no regular file")
-        self.check_file("x.txt", b"hello", "extension is '.txt'")
-        os.mkfifo(self.folder / "fifo.npy")
-        self.refuses("attend", self.folder / "fifo.npy", saying="no regular file")
 
 
 class Others(CliTest):

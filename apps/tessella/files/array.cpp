@@ -92,11 +92,6 @@ Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int
 }
 
 Array array_of_numbers(std::string name, tessella_dtype dtype, std::span<const double> numbers) {
-  for (const double number : numbers) {
-    if (dtype == TESSELLA_F32 && std::isfinite(number) && !std::isfinite(static_cast<float>(number))) {
-      throw InputError(fmt::format("{}: {} is beyond the largest f32", name, number));
-    }
-  }
   const int64_t shape[] = {static_cast<int64_t>(numbers.size())};
   Array doubles = allocate_array(std::move(name), TESSELLA_F64, shape);
   if (!numbers.empty()) std::memcpy(doubles.tensor.data, numbers.data(), numbers.size_bytes());
@@ -127,6 +122,9 @@ Array converted(const Array& array, tessella_dtype dtype) {
   for (int64_t i = 0; i < num_elements(array.tensor); ++i) {
     const double value = load_element(array.tensor.data, array.tensor.dtype, element_index(array.tensor, i));
     if (!to_integer) {
+      if (std::isfinite(value) && !std::isfinite(static_cast<float>(value))) {
+        throw InputError(fmt::format("{}: element {} is {}, beyond the largest f32", array.source, i, value));
+      }
       store_element(result.tensor.data, dtype, i, static_cast<float>(value));
       continue;
     }

@@ -42,7 +42,7 @@ Array array_of_numbers(std::string name, tessella_dtype dtype, std::span<const d
 // Gives an array of raw elements its type; any other must already be of it.
 void resolve_dtype(Array& array, tessella_dtype dtype);
 
-// The same values as dense `dtype`; integers that do not fit are an InputError.
+// The same values as dense `dtype`; those that do not fit are an InputError.
 Array converted(const Array& array, tessella_dtype dtype);
 
 // "(1, 512, 12, 32)"

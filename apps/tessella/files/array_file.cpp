@@ -38,18 +38,21 @@ std::string extension_of(const std::string& path) { return std::filesystem::path
 
 // A file is whole or as it was: it is written beside its place and renamed.
 void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  const std::filesystem::path place = std::filesystem::weakly_canonical(path, error);
-  const bool is_file =
-      !error && (!std::filesystem::exists(place, error) || std::filesystem::is_regular_file(place, error));
+  const fs::path place = fs::weakly_canonical(path, error);
+  const fs::file_status before = fs::status(place, error);
+  const bool is_file = !fs::exists(before) || fs::is_regular_file(before);
   const std::string written = is_file ? fmt::format("{}.{}", place.string(), ::getpid()) : path;
+  errno = 0;
   std::ofstream file(written, std::ios::binary | std::ios::trunc);
+  if (fs::is_regular_file(before)) fs::permissions(written, before.permissions(), error);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  file.flush();
-  int problem = file ? 0 : errno;
-  if (is_file && problem == 0 && std::rename(written.c_str(), place.c_str()) != 0) problem = errno;
-  if (problem == 0) return;
-  if (is_file) std::filesystem::remove(written, error);
+  file.close();
+  const bool is_there = file && (!is_file || std::rename(written.c_str(), place.c_str()) == 0);
+  if (is_there) return;
+  const int problem = errno;
+  if (is_file) fs::remove(written, error);
   throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(problem)));
 }
 
