@@ -191,7 +191,7 @@ void store_strip(const StripState& state, const RowEnds& ends, const float* o, i
     if (state.sum[r] == 0) {  // o may be 0 * NaN
       std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
     } else {
-      store_row(o, hn::Set(F32(), ends.factor[r]), dim, to);
+      store_row(o, ends.factor[r], dim, to);
     }
     if (p.lse.data != nullptr) std::memcpy(p.lse.row(s.batch_idx, row, head), &ends.lse[r], sizeof(float));
   }
@@ -247,6 +247,11 @@ inline void run_item(const core::Problem& p, const ForwardItem& item, const Vect
       default: run_rows<float>(p, s, item, num_rows, scratch);
     }
   }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  // Compilers do so themselves, but not behind functions that take vectors and are not inlined. With upper halves left
+  // in use, whatever runs next without AVX takes many times as long.
+  _mm256_zeroupper();
+#endif
   fill_hidden_rows(p, item, num_rows > 0 ? attend_end : item.row_begin, row_end);
 }
 
