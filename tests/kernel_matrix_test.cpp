@@ -41,6 +41,7 @@ struct FeatureSet {
   const char* name;
   core::Features features;
   DType bias_dtype = DType::none;
+  bool batch_invariant = false;
 };
 const FeatureSet kFeatureSets[] = {
     {"plain", {}},
@@ -55,6 +56,10 @@ const FeatureSet kFeatureSets[] = {
     {"keep", Feature::keep},
     {"pages", Feature::paged_kv},
     {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
+    {"batch invariant", {}, DType::none, true},
+    {"batch invariant softcap", Feature::softcap, DType::none, true},
+    {"batch invariant alibi", Feature::alibi, DType::none, true},
+    {"batch invariant all", core::all_features(), DType::f32, true},
     {"all", core::all_features(), DType::f32},
 };
 constexpr size_t kAll = std::size(kFeatureSets) - 1;
@@ -97,7 +102,8 @@ Problem problem(const Row& row) {
             .head_dim_qk = kHeadDims[row.dims_idx].qk,
             .head_dim_v = kHeadDims[row.dims_idx].v,
             .features = set.features,
-            .alignment = row.is_aligned ? 16 : 2};
+            .alignment = row.is_aligned ? 16 : 2,
+            .batch_invariant = set.batch_invariant};
   p.bias_dtype = set.bias_dtype == DType::none ? p.dtype : set.bias_dtype;
   if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
   if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
@@ -175,7 +181,13 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"mask and bias in f32", Feature::dense_mask | Feature::bias, DType::f32},
                              {"mask and pages", Feature::dense_mask | Feature::paged_kv},
                              {"mask and dropout", Feature::block_map | Feature::dropout},
-                             {"mask and score", Feature::document | Feature::score}};
+                             {"mask and score", Feature::document | Feature::score},
+                             {"batch invariant", {}, DType::none, true},
+                             {"batch invariant softcap", Feature::softcap, DType::none, true},
+                             {"batch invariant alibi", Feature::alibi, DType::none, true},
+                             {"batch invariant score", Feature::score, DType::none, true},
+                             {"batch invariant mask", Feature::document, DType::none, true},
+                             {"batch invariant mask and bias", Feature::document | Feature::bias, DType::f32, true}};
   // Rows that see few keys, or many, take tiles of their own in wide heads.
   constexpr struct {
     int64_t qk, v, seqlen_kv;
@@ -192,7 +204,8 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                 .seqlen_q = kDims[dims].seqlen_kv,
                 .seqlen_kv = kDims[dims].seqlen_kv,
                 .features = sets[set].features,
-                .alignment = 16};
+                .alignment = 16,
+                .batch_invariant = sets[set].batch_invariant};
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
       if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
       if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";

@@ -54,7 +54,7 @@ struct AttentionOptions {
   int num_sms = 0;          // GPU
   int num_threads = 0;      // CPU; 0 = all that the process may use
   bool deterministic = false;
-  bool batch_invariant = false;
+  bool batch_invariant = false;  // a row's bits do not depend on batch, lengths or how queries are cut into calls
   bool check_device_values = false;
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_kv = 0;

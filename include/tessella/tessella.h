@@ -187,12 +187,12 @@ typedef struct tessella_attention_options {
   int64_t block_map_kv;
   uint64_t seed;
   uint64_t offset;
-  tessella_dtype out_dtype; /* checked against out where given */
-  int32_t num_splits;       /* 0 = automatic */
-  int32_t num_sms;          /* GPU: 0 = all */
-  int32_t num_threads;      /* CPU: 0 = all that the process may use */
-  int32_t deterministic;
-  int32_t batch_invariant;
+  tessella_dtype out_dtype;    /* checked against out where given */
+  int32_t num_splits;          /* 0 = automatic */
+  int32_t num_sms;             /* GPU: 0 = all */
+  int32_t num_threads;         /* CPU: 0 = all that the process may use */
+  int32_t deterministic;       /* 1: the same bits in every run, which forward has always */
+  int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
   const char* kernel;          /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
   int64_t max_seqlen_q; /* upper bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes */

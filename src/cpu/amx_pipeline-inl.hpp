@@ -204,7 +204,7 @@ class Pipeline {
     };
     multiply_scores(k, q, next_scores, tick);
     multiply_panels<true>(job_.block * kPanels, (job_.block + 1) * kPanels, tick);
-    if (!rows.finish(softmax)) raise_and_repeat();
+    if (const uint32_t too_low = rows.finish(softmax)) raise_and_repeat(too_low);
   }
 
   // The same for any counts; k null: no next block.
@@ -228,7 +228,8 @@ class Pipeline {
     if (k != nullptr) multiply_scores(k, q, next_scores, tick);
     multiply_panels<false>(panel_begin, panel_end, tick);
     for (; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
-    if (!done && !rows.finish(softmax)) raise_and_repeat();
+    if (done) return;
+    if (const uint32_t too_low = rows.finish(softmax)) raise_and_repeat(too_low);
   }
 
   bool needs_prepare() const {
@@ -258,27 +259,27 @@ class Pipeline {
     }
     if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2);
     if (context_.dropout == nullptr) return false;
-    raise_and_rescale(scale_log2);
+    raise_and_rescale(scale_log2, ~uint32_t{0});
     exponentiate_block(work.softmax, job_.scores, scale_log2);
     context_.dropout(work.strip, kRows, job_.scores, job_.key_begin, kBlockKeys);
     round_block(job_.scores, job_.probs);
     return true;
   }
 
-  // Rare: the job's probabilities were taken against too low a maximum.
-  [[gnu::noinline, gnu::cold]] void raise_and_repeat() {
+  // Rare: the job's probabilities were taken against maxima that are too low for these rows.
+  [[gnu::noinline, gnu::cold]] void raise_and_repeat(uint32_t too_low) {
     const float scale_log2 = context_.chain == nullptr ? context_.scale_log2 : 1.0f;
-    raise_and_rescale(scale_log2);
+    raise_and_rescale(scale_log2, too_low);
     SoftmaxRows<kLse> rows(filling_.strip->softmax, job_.scores, job_.probs, scale_log2);
     for (int piece = 0; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
     rows.finish(filling_.strip->softmax);
   }
 
-  // Brings everything accumulated for the job's strip (sums, O, P not yet multiplied) to a higher maximum.
-  void raise_and_rescale(float scale_log2) {
+  // Brings everything accumulated for these rows of the job's strip (sums, O, P not yet multiplied) to higher maxima.
+  void raise_and_rescale(float scale_log2, uint32_t rows) {
     alignas(64) float factor[kRows];
     StripWork& work = *filling_.strip;
-    if (!raise_maximum(work.softmax, job_.scores, scale_log2, factor)) return;
+    if (!raise_maximum(work.softmax, job_.scores, scale_log2, rows, factor)) return;
     release_held();  // tiles of O may be among them
     for (int half = 0; half < 2; ++half) {
       const __m512 power = _mm512_load_ps(factor + 16 * half);

@@ -102,19 +102,20 @@ class SoftmaxRows {
     }
   }
 
-  // False, and nothing added, if the maximum was too low for some row.
-  [[gnu::always_inline]] bool finish(SoftmaxState& state) const {
+  // Adds the block's sums to those of the rows and returns 0; or, with nothing added, a bit for each row whose maximum
+  // was too low.
+  [[gnu::always_inline]] uint32_t finish(SoftmaxState& state) const {
     const __m512 limit = _mm512_set1_ps(kSumLimit);
-    const __mmask16 over = _mm512_cmp_ps_mask(_mm512_add_ps(low_.even, low_.odd), limit, _CMP_GT_OQ) |
-                           _mm512_cmp_ps_mask(_mm512_add_ps(high_.even, high_.odd), limit, _CMP_GT_OQ);
-    if (__builtin_expect(over != 0, 0)) return false;
+    const __mmask16 low_over = _mm512_cmp_ps_mask(_mm512_add_ps(low_.even, low_.odd), limit, _CMP_GT_OQ);
+    const __mmask16 high_over = _mm512_cmp_ps_mask(_mm512_add_ps(high_.even, high_.odd), limit, _CMP_GT_OQ);
+    if (const uint32_t over = low_over | uint32_t{high_over} << 16; __builtin_expect(over != 0, 0)) return over;
     add(state.sum, low_.even, low_.odd, 0);
     add(state.sum, high_.even, high_.odd, 16);
     if (kExact) {
       add(state.exact, low_.exact_even, low_.exact_odd, 0);
       add(state.exact, high_.exact_even, high_.exact_odd, 16);
     }
-    return true;
+    return 0;
   }
 
  private:
@@ -190,15 +191,18 @@ inline __m512 block_maximum(const float* scores) {
   }
 }
 
-// Raises the maximum of rows whose block maximum passes it by more than kLazyBits. Powers of two that the
-// accumulated rows must be multiplied by go to factor[32]; returns false if no row changed.
-[[gnu::noinline]] inline bool raise_maximum(SoftmaxState& state, const float* scores, float scale_log2, float* factor) {
+// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never of
+// others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied by
+// go to factor[32]; returns false if no row changed.
+[[gnu::noinline]] inline bool raise_maximum(SoftmaxState& state, const float* scores, float scale_log2, uint32_t rows,
+                                            float* factor) {
   bool raised = false;
   for (int half = 0; half < 2; ++half) {
     float* offset = state.offset + 16 * half;
     const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
     const __m512 excess = _mm512_add_ps(maximum, _mm512_load_ps(offset));
-    const __mmask16 over = _mm512_cmp_ps_mask(excess, _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
+    const __mmask16 over = _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(rows >> (16 * half)), excess,
+                                                   _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
     raised |= over != 0;
     const __m512 steps = _mm512_maskz_roundscale_ps(over, excess, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
     const __m512 power = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(_mm512_setzero_ps(), steps));

@@ -70,6 +70,7 @@ ForwardConfig features_of(const core::Problem& p) {
       .dense_mask = p.features.has(Feature::dense_mask),
       .block_map = p.features.has(Feature::block_map),
       .keep = p.features.has(Feature::keep),
+      .batch_invariant = p.batch_invariant,
   };
   c.short_series = has_series(c) && c.element == Element::bf16 && !p.features.has(Feature::lse);
   return c;
@@ -94,7 +95,8 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
        {std::pair{"softcap", c.softcap}, std::pair{"short_series", c.short_series}, std::pair{"scales_q", c.scales_q},
         std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias}, std::pair{"bias_is_f32", c.bias_is_f32},
         std::pair{"dropout", c.dropout}, std::pair{"score", c.score}, std::pair{"documents", c.documents},
-        std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map}, std::pair{"keep", c.keep}}) {
+        std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map}, std::pair{"keep", c.keep},
+        std::pair{"batch_invariant", c.batch_invariant}}) {
     text += core::message(", .", name, " = ", value ? "true" : "false");
   }
   return text + "}>";
@@ -164,9 +166,9 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   // more blocks idle at the end. Element masks often change at multiples of 128. Found by measuring
   // (docs/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a length decides here
   // must be the same for all that round to the same.
-  const bool is_short = dim > 192 && (p.seqlen_kv <= 1024 || p.batch_invariant);
+  const bool is_short = dim > 192 && (p.seqlen_kv <= 1024 || c.batch_invariant);
   const bool is_plain = !c.softcap && !c.alibi && !c.score && num_heavy == 0 && masks == 0 && !c.paged;
-  const bool is_long = is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && !p.batch_invariant &&
+  const bool is_long = is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && !c.batch_invariant &&
                        std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? 1792 : 7168);
   c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;

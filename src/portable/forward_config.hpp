@@ -40,6 +40,8 @@ struct ForwardConfig {
   bool dense_mask = false;
   bool block_map = false;
   bool keep = false;  // the caller's text
+  // What becomes of a row depends on it and on its keys alone, not on the rows beside it.
+  bool batch_invariant = false;
   bool operator==(const ForwardConfig&) const = default;
 };
 
@@ -47,9 +49,10 @@ constexpr int32_t num_masks(const ForwardConfig& c) {
   return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.keep ? 1 : 0);
 }
 
-// A softcap alone in half precision, whose exponents come from products by a series (device/score.hpp).
+// A softcap alone in half precision, whose exponents come from products by a series (device/score.hpp) that serves all
+// rows of a warp or none.
 constexpr bool has_series(const ForwardConfig& c) {
-  return c.softcap && !c.alibi && !c.bias && !c.score && c.element != Element::f32;
+  return c.softcap && !c.alibi && !c.bias && !c.score && c.element != Element::f32 && !c.batch_invariant;
 }
 
 // Shared memory of forward_sm80: tiles of q, k and v; begin and end of each row's keys; of a tile what each warp and

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "emulated_case.hpp"
+#include "part.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -419,6 +420,25 @@ TEST(EmulatedSm90, AnyOrderGivesTheSameBits) {
       EXPECT_EQ(results, expected) << "seed " << seed;
     }
   }
+}
+
+// With batch_invariant nothing that stands beside a row decides its bits either.
+void expect_equal_parts(int64_t head_dim, std::string Case::*left_out, const RunPart& run) {
+  Case of = base(head_dim, head_dim);
+  of.batch = 1;
+  for (const Case& c : cases_of_parts(of)) {
+    if (!(c.*left_out).empty()) continue;  // to compile less
+    EXPECT_EQ(check_parts(c, run), "") << "--case \"" << to_string(c) << "\"";
+  }
+}
+TEST(EmulatedSm90, BatchInvariantOfThreeWarpgroups) {
+  expect_equal_parts(64, &Case::dense, [](Call& call, const Case& part) { return run_sm90(call, part, 1); });
+}
+TEST(EmulatedSm90, BatchInvariantOfTwoWarpgroups) {
+  expect_equal_parts(128, &Case::bias, [](Call& call, const Case& part) { return run_sm90(call, part, 1); });
+}
+TEST(EmulatedSm80, BatchInvariant) {
+  expect_equal_parts(32, &Case::bias, [](Call& call, const Case&) { return run_sm80(call, 1); });
 }
 
 }  // namespace

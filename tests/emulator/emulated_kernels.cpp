@@ -111,6 +111,10 @@ constexpr ForwardConfig with_pages(ForwardConfig c) {
   c.paged = true;
   return c;
 }
+constexpr ForwardConfig batch_invariant(ForwardConfig c) {
+  c.batch_invariant = true;
+  return c;
+}
 constexpr ForwardConfig with_bias(ForwardConfig c) {
   c.bias = c.bias_is_f32 = true;
   c.tile_kv = 64;
@@ -163,7 +167,15 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_masks(k128, false, false, false, true)>(),
                                         sm90<with_masks(k128, true, true, true, true)>(),
                                         sm90<with_masks(k192, false, true, false, false)>(),
-                                        sm90<with_masks(k256, false, true, false, false)>()};
+                                        sm90<with_masks(k256, false, true, false, false)>(),
+                                        sm90<batch_invariant(k64)>(),
+                                        sm90<batch_invariant(with_softcap(k64))>(),
+                                        sm90<batch_invariant(with_alibi(plain(Element::bf16, 64, 64, 192, 112)))>(),
+                                        sm90<batch_invariant(k128)>(),
+                                        sm90<batch_invariant(with_softcap(k128))>(),
+                                        sm90<batch_invariant(with_alibi(k128))>(),
+                                        sm90<batch_invariant(with_bias(k64))>(),
+                                        sm90<batch_invariant(with_masks(k128, false, true, false, false))>()};
   return all;
 }
 
@@ -198,7 +210,11 @@ const std::vector<Sm80>& sm80_kernels() {
       sm80<config(Element::bf16, 96, 96, 64)>(),
       sm80<with_pages(config(Element::bf16, 96, 96, 64))>(),
       sm80<config(Element::bf16, 192, 128, 48)>(),
-      sm80<with_pages(config(Element::bf16, 192, 128, 48))>()};
+      sm80<with_pages(config(Element::bf16, 192, 128, 48))>(),
+      sm80<batch_invariant(k32)>(),
+      sm80<batch_invariant(with_softcap(config(Element::bf16, 32, 32, 96)))>(),
+      sm80<batch_invariant(with_alibi(config(Element::bf16, 32, 32, 96)))>(),
+      sm80<batch_invariant(with_mask(config(Element::bf16, 32, 32, 96), false, true, false))>()};
   return all;
 }
 
@@ -219,6 +235,12 @@ portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t
 
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, bool has_text) {
   Call call(c);
+  if (const std::string text = run_sm90(call, c, seed, has_text); !text.empty()) return text;
+  if (results != nullptr) *results = call.results();
+  return call.check();
+}
+
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, bool has_text) {
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
   const bool has_score = has_text && p.features.has(core::Feature::alibi);
   if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
@@ -243,7 +265,7 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   params.k = tensor_map(p.k, p.head_dim_qk, rows_kv, p.heads_kv, batch_kv, params.box_kv);
   params.v = tensor_map(p.v, p.head_dim_v, rows_kv, p.heads_kv, batch_kv, params.box_kv);
   params.out = tensor_map(p.out, p.head_dim_v, rows_q, p.heads_q, batch_q, portable::kWarpRows);
-  if (items == 0 || p.total_q == 0) return call.check();
+  if (items == 0 || p.total_q == 0) return "";
   try {
     if (map.bytes() > 0) kernel->classify(params.forward, map.classify_blocks(), seed);
     const int64_t blocks = config.cluster > 1 ? 2 * config.cluster : kBlocks;
@@ -251,13 +273,16 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
   } catch (const std::exception& error) {
     return error.what();
   }
-  if (counter != 0) return "the counter is left at " + std::to_string(counter);
-  if (results != nullptr) *results = call.results();
-  return call.check();
+  return counter == 0 ? "" : "the counter is left at " + std::to_string(counter);
 }
 
 std::string run_sm80(const Case& c, uint64_t seed) {
   Call call(c);
+  const std::string text = run_sm80(call, seed);
+  return text.empty() ? call.check() : text;
+}
+
+std::string run_sm80(Call& call, uint64_t seed) {
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
   p.alignment = 16;
   const ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
@@ -272,7 +297,7 @@ std::string run_sm80(const Case& c, uint64_t seed) {
   } catch (const std::exception& error) {
     return error.what();
   }
-  return call.check();
+  return "";
 }
 
 }  // namespace tessella::tests

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "call.hpp"
 #include "cases.hpp"
 
 namespace tessella::tests {
@@ -14,5 +15,9 @@ namespace tessella::tests {
 // user.hpp take the place of causal_top_left and of alibi, which must be a slope a head, with as many queries as keys.
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr, bool has_text = false);
 std::string run_sm80(const Case& c, uint64_t seed);
+
+// The same over a call of the case, whose results nobody checks.
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, bool has_text = false);
+std::string run_sm80(Call& call, uint64_t seed);
 
 }  // namespace tessella::tests

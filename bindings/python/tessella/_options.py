@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     num_sms: GPU, 0 = all.
     num_threads: CPU, 0 = all that the process may use.
     deterministic: the same bits from run to run; the forward always gives them.
-    batch_invariant: the bits of a row depend neither on the batch nor on its longest length.
+    batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
     check_device_values: GPU, waits for the stream and checks lengths there as on the CPU.
     """
 

@@ -46,11 +46,12 @@ struct BlockSm90 {
   // Where scores change with the distance to a key, an item's key tiles begin with the one at its last query's place,
   // go down from there to the first and then up from the one behind. So the largest scores mostly come first, and
   // maxima hardly grow (softmax_rows.hpp). Tiles are counted in this order; Item::first_key() says which keys they are.
-  static constexpr bool kStartsNear = (C.alibi || C.score) && C.mask == MaskLevel::band;
+  static constexpr bool kStartsNear = (C.alibi || C.score) && C.mask == MaskLevel::band && !C.batch_invariant;
   // Else, where all warpgroups walk all tiles, those that every row sees whole come first, then those behind them, then
   // those before: of a left window's first keys later rows see few, whose maxima would soon be overtaken. Counted in
   // that order too; what a warpgroup alone sees whole of the last ones it masks for nothing.
-  static constexpr bool kWholeFirst = !kStartsNear && !kLeavesOut && C.mask == MaskLevel::band && C.cluster == 1;
+  static constexpr bool kWholeFirst =
+      !kStartsNear && !kLeavesOut && C.mask == MaskLevel::band && C.cluster == 1 && !C.batch_invariant;
 
   // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
   // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.

@@ -100,7 +100,7 @@ struct ForwardSm80 : BlockSm80<C> {
       for (int m = 0; m < kMBlocks; ++m) cap(score, s[m]);
     } else if constexpr (kIsSmallText) {
       const Score<C> of_tile = score_of_place();  // not the loop's: a register less
-      if (is_within(of_tile, tile)) {
+      if (!C.batch_invariant && is_within(of_tile, tile)) {
         modify_each<true>(s, of_tile, tile);
       } else {
         modify_each<false>(s, of_tile, tile);
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (!has_series) {
         float max[Block::kMBlocks][2];
         find_max(s, max);
-        update_max(max, rows, scale_log2, kLag, is_large, rescale);
+        update_max<C.batch_invariant>(max, rows, scale_log2, kLag, is_large, rescale);
         if (Score<C>::kHasSeries || is_large) subtract_max(s, rows);
       }
     } else {

@@ -30,9 +30,10 @@ template <ForwardConfig C>
 class Score {
  public:
   static constexpr bool kIsPlain = !C.softcap && !C.alibi && !C.bias && !C.score;
-  // Scores stay products of q and k, and scale enters with the exponent of 2.
+  // Scores stay products of q and k, and scale enters with the exponent of 2. What ALiBi takes off is then rounded for
+  // a lane's first query and key, and counted from there.
   static constexpr bool kAreProducts =
-      kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32);
+      kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32 && !C.batch_invariant);
   // Softcap alone: softmax sees exponents of 2. A series has them out of products, cheaply, where scores are far from
   // the softcap; they are bounded there, so they are taken against zero and nobody looks for a maximum.
   static constexpr int32_t kSomeKeys = 16;

@@ -142,7 +142,7 @@ struct ScoresSm90 {
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      if (C.score && is_within(tile)) {
+      if (C.score && !C.batch_invariant && is_within(tile)) {
         modify<true>(s[0], tile);
       } else {
         modify<false>(s[0], tile);
@@ -195,8 +195,8 @@ struct ScoresSm90 {
       side = 0;
     }
     if constexpr (!Score<C>::kHasSeries) {
-      if (begin_max(s, rows, scale_log2)) return;
-      raise_max(s, rows, scale_log2, rescale);
+      if (!C.batch_invariant && begin_max(s, rows, scale_log2)) return;
+      raise_max<C.batch_invariant>(s, rows, scale_log2, rescale);
     } else {
       // A softcap alone. Scores that its series serves stay products, and need no maximum.
       const Score<C> score = score_of(p, current());
@@ -217,7 +217,7 @@ struct ScoresSm90 {
       if (!rows.is_settled) cap(score, s[0]);
       hide(s, tile);
       if (rows.is_settled) return;
-      raise_max(s, rows, scale_log2, rescale);
+      raise_max<false>(s, rows, scale_log2, rescale);
       rows.is_settled = false;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {

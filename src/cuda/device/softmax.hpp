@@ -77,8 +77,9 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
 // Takes the maxima of a tile's scores, as find_max() has them, into those of the rows. Where a maximum that was used
 // falls behind by more than lag, rescale(m, factor) is called for every block m that has a maximum, the output follows
 // by a factor for each of its two rows, and is_large becomes what has_large_max() says. Until then lanes only vote:
-// what they share of a row is wanted where it grows.
-template <int MBlocks, class Rescale>
+// what they share of a row is wanted where it grows. BatchInvariant: each row has its own maximum, for a lag is one
+// until a row beside it grows, and is_large is true, as it would be for all rows where it is for one.
+template <bool BatchInvariant, int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, float lag, bool& is_large, const Rescale& rescale) {
   bool is_behind = false;
@@ -86,7 +87,9 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      is_behind |= (lanes[m][r] - rows[m].max[r]) * scale_log2 > lag;  // true from -inf on, false for -inf twice
+      is_behind |= BatchInvariant ? lanes[m][r] > rows[m].max[r]
+                                  // True from -inf on, false for -inf twice.
+                                  : (lanes[m][r] - rows[m].max[r]) * scale_log2 > lag;
     }
   }
   if (!__any_sync(kAllLanes, is_behind)) return;
@@ -103,7 +106,7 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
     }
     if (has_begun) rescale(m, factor);
   }
-  is_large = has_large_max(rows, scale_log2);
+  is_large = BatchInvariant || has_large_max(rows, scale_log2);
 }
 
 // Rows whose exponents of 2 were taken against zero get a maximum as update_max() needs it: zero, if their sums are

@@ -38,8 +38,8 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
 }
 
 // Raises the maxima to those of a tile. Where what was summed before must be multiplied, rescale(factor) is called; the
-// sums here are multiplied.
-template <int Blocks, class Rescale>
+// sums here are multiplied. BatchInvariant: as update_max() has it, in every tile.
+template <bool BatchInvariant, int Blocks, class Rescale>
 __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                           const Rescale& rescale) {
   float max[1][2];
@@ -50,8 +50,8 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
     grows |= rows.max[r] > -kInfinity && (max[0][r] - rows.max[r]) * scale_log2 > kSmallLag;
   }
   RowState state[1] = {rows};
-  bool is_large = has_large_max(state, scale_log2);
-  update_max(max, state, scale_log2, kSmallLag, is_large, [&](int, const float(&by)[2]) {
+  bool is_large = BatchInvariant || has_large_max(state, scale_log2);
+  update_max<BatchInvariant>(max, state, scale_log2, kSmallLag, is_large, [&](int, const float(&by)[2]) {
     const float factor[1][2] = {{by[0], by[1]}};
     rescale(factor);
   });
@@ -59,7 +59,7 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
   if (is_large) subtract_max(s, state);
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
-  const bool is_settled = !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
+  const bool is_settled = !BatchInvariant && !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
   rows.is_settled = __all_sync(kAllLanes, is_settled);
 }
 
