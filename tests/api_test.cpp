@@ -40,6 +40,25 @@ TEST(Api, AValidCallRuns) {
   for (const float value : call.lse) EXPECT_NEAR(value, score + std::log(5.0f), 1e-5);
 }
 
+TEST(Api, SwitchesAreZeroOrOne) {
+  using Options = tessella_attention_options;
+  for (const auto& [name, field] :
+       {std::pair{"causal_top_left", &Options::causal_top_left}, std::pair{"deterministic", &Options::deterministic},
+        std::pair{"batch_invariant", &Options::batch_invariant},
+        std::pair{"check_device_values", &Options::check_device_values}}) {
+    for (const int32_t value : {-1, 0, 1, 2}) {
+      SmallCall call;
+      ts::detail::ForwardCall c(call.args, call.options);
+      c.options.*field = value;
+      const bool is_switch = value == 0 || value == 1;
+      EXPECT_EQ(tessella_forward(&c.args, &c.options, nullptr), is_switch ? TESSELLA_OK : TESSELLA_INVALID_ARGUMENT);
+      if (is_switch) continue;
+      EXPECT_EQ(std::string(tessella_last_error()),
+                "forward: " + std::string(name) + " is " + std::to_string(value) + ", expected 0 or 1");
+    }
+  }
+}
+
 TEST(Api, SwappedAxesAreGuessed) {
   std::vector<float> memory(2 * 64 * 4 * 8, 0.0f);
   std::vector<float> out(memory.size());

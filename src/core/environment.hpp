@@ -1,9 +1,14 @@
-// Every environment variable the library reads, in one place.
+// Every environment variable the library reads, in one place. One that cannot mean anything is refused as a bad
+// argument is.
 #pragma once
 
+#include <charconv>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+
+#include "core/error.hpp"
+#include "core/message.hpp"
 
 namespace tessella::core {
 
@@ -16,14 +21,24 @@ inline std::string_view environment_kernel() {
 // Whether every call checks the values of tables that live on a GPU, as option check_device_values does for one.
 inline bool environment_check_device_values() {
   const char* value = std::getenv("TESSELLA_CHECK_DEVICE_VALUES");
-  return value != nullptr && std::string_view(value) == "1";
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text != "" && text != "0" && text != "1") {
+    invalid(message("TESSELLA_CHECK_DEVICE_VALUES is '", text, "', expected 0 or 1"));
+  }
+  return text == "1";
 }
 
-// Upper bound on the threads of a call; 0 = not set, or not a positive number.
+// Upper bound on the threads of a call; 0 = not set.
 inline int environment_num_threads() {
   const char* value = std::getenv("TESSELLA_NUM_THREADS");
-  const int threads = value == nullptr ? 0 : std::atoi(value);
-  return threads > 0 ? threads : 0;
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text.empty()) return 0;
+  int threads = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
+  if (error != std::errc() || end != text.data() + text.size() || threads < 1) {
+    invalid(message("TESSELLA_NUM_THREADS is '", text, "', expected a number of at least 1"));
+  }
+  return threads;
 }
 
 // Folders and paths: TESSELLA_CACHE_DIR, TESSELLA_NVRTC, and those of the system that say where things lie

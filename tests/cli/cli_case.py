@@ -1,6 +1,7 @@
 """What tests of the command line share. They are run as X_test.py TESSELLA REPOSITORY [unittest options]."""
 
 import math
+import os
 import pathlib
 import struct
 import subprocess
@@ -14,8 +15,9 @@ TESSELLA, REPOSITORY = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.arg
 SAMPLE = REPOSITORY / "examples" / "minilm_layer.safetensors"
 
 
-def run(*arguments, expect=0, cwd=None):
-    done = subprocess.run([TESSELLA, *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
+def run(*arguments, expect=0, cwd=None, **environment):
+    command = [TESSELLA, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment})
     assert done.returncode == expect, f"exit {done.returncode}, expected {expect}: {arguments}\n{done.stdout}{done.stderr}"
     return done
 
@@ -55,8 +57,8 @@ class CliTest(unittest.TestCase):
         for got, expected in zip(struct.unpack("<64f", data), expected_attention(self.q, self.k, self.v)):
             self.assertAlmostEqual(got, expected, places=5)
 
-    def refuses(self, *arguments, saying):
-        done = run(*arguments, expect=2)
+    def refuses(self, *arguments, saying, **environment):
+        done = run(*arguments, expect=2, **environment)
         self.assertEqual(done.stdout, "")
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         self.assertTrue(done.stderr.startswith("tessella: "), done.stderr)

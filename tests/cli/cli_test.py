@@ -235,8 +235,18 @@ class Attend(CliTest):
             (["--check=x"], "--check is 'x'"),
             (["--scale", "nan"], "--scale is nan, expected a finite number"),
             (["--softcap", "1e99"], "--softcap is 1e99, expected a finite number"),
+            (["--seqlens-kv", "abc"], "--seqlens-kv: abc: cannot open"),
+            (["--mask", "prefix:"], "--mask prefix is '', expected numbers 1,2,3 or FILE[:NAME]"),
+            (["--mask", "document:x"], "--mask document: x: cannot open"),
+            (["--mask", "dense:"], "--mask dense is '', expected FILE[:NAME]"),
         ]:
             self.refuses("attend", SAMPLE, *arguments, saying=saying)
+
+    def test_wrong_environment(self):
+        for threads in ("abc", "0", "2x", "99999999999"):
+            saying = f"TESSELLA_NUM_THREADS is '{threads}', expected a number of at least 1"
+            self.refuses("attend", SAMPLE, saying=saying, TESSELLA_NUM_THREADS=threads)
+        run("attend", SAMPLE, TESSELLA_NUM_THREADS="")
 
     def test_json(self):
         result = json.loads(run("attend", SAMPLE, "--check", "--explain", "--json").stdout)
@@ -288,6 +298,7 @@ class Others(CliTest):
         self.assertIn("does not compute f64", why)
         self.assertEqual(len(json.loads(run("kernels", "--json").stdout)["results"]), why.count("\n") - 1)
         self.refuses("kernels", "--why", "--heads", "3/2", saying="multiple of KV heads")
+        self.refuses("kernels", "--seqlen", 5, "--json", saying="--seqlen is given without --why")
         for arguments in ((), ("--why",)):
             rows = json.loads(run("kernels", *arguments, "--json").stdout)["results"]
             lines = list(csv.DictReader(io.StringIO(run("kernels", *arguments, "--csv").stdout)))
@@ -328,6 +339,13 @@ class Others(CliTest):
             (["--rival", "nosuch"], "nosuch"),
         ]:
             self.refuses("bench", *arguments, saying=saying)
+
+    def test_bench_leaves_out_what_is_too_large(self):
+        for seqlen, saying in (("4m", "times --budget"), ("1g", "of memory per head")):
+            large = ["--seqlen", seqlen, "--head-dim", 64, "--mask", "none", "--rival", "none"]
+            done = run("bench", *large, "--budget", 0.01, "--json")
+            self.assertEqual(json.loads(done.stdout)["results"], [])
+            self.assertIn(saying, done.stderr)
 
     def test_bench_goes_on_after_a_cell_that_fails(self):
         cells = ["--dtype", "f32,bf16,f64", "--seqlen", 32, "--head-dim", 16, "--heads", 2, "--batch", 1, "--mask", "none"]

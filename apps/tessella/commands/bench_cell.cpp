@@ -10,6 +10,7 @@
 #include <string>
 
 #include "commands/kernel_list.hpp"
+#include "files/element_type.hpp"
 #include "files/input_error.hpp"
 #include "options/number_text.hpp"
 
@@ -66,6 +67,27 @@ bool has_tensors(const std::string& mask) {
                              [&](const char* part) { return mask.find(part) != std::string::npos; });
 }
 
+double tensor_bytes(const RandomCase& problem) {
+  const int64_t rows = problem.heads_q * problem.seqlen_q + problem.heads_kv * problem.seqlen_kv;
+  return 2.0 * static_cast<double>(problem.batch) * static_cast<double>(rows) * static_cast<double>(problem.head_dim) *
+         static_cast<double>(find_element_type(problem.dtype)->bytes);
+}
+
+// What a run of the problem takes at least, judged by one that is shorter.
+double least_seconds(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options) {
+  constexpr int64_t kShort = 1024;
+  if (problem.seqlen_q <= 4 * kShort) return 0;
+  RandomCase shorter = problem;
+  shorter.seqlen_q = shorter.seqlen_kv = kShort;
+  const Call call = make_call(shorter, kernel, options);
+  const PlanHandle plan = make_plan(call);
+  run_plan(plan, call);  // warm
+  const double growth = static_cast<double>(problem.seqlen_q) / kShort;
+  // Of other masks rows may see as many keys in longer sequences.
+  const bool is_square = problem.mask == "none" || problem.mask == "causal";
+  return seconds_of([&] { run_plan(plan, call); }) * growth * (is_square ? growth : 1);
+}
+
 // What was asked, whole: a GPU is fast enough.
 BenchResult measure_on_gpu(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options,
                            double budget, int64_t check_rows) {
@@ -86,12 +108,23 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
   // Fewer heads or sequences than asked would not fit values given for each.
   const bool whole = options.has_tensors() || has_tensors(problem.mask);
   const RandomCase one = whole ? problem : scaled(problem, 1);
+  const char* of_what = whole ? "" : " per head";
+  if (const double bytes = tensor_bytes(one); bytes > available_memory() / 2) {
+    missing.why = fmt::format("q, k, v and out would take {} of memory{}", bytes_text(bytes), of_what);
+    return std::nullopt;
+  }
+  constexpr double kMostOfBudget = 20;
+  if (const double seconds = whole ? 0 : least_seconds(one, kernel, options); seconds > kMostOfBudget * budget) {
+    missing.why =
+        fmt::format("one head would take about {}, more than {} times --budget", seconds_text(seconds), kMostOfBudget);
+    return std::nullopt;
+  }
   Call probe = make_call(one, kernel, options);
   PlanHandle plan = make_plan(probe);
   const std::string name = tessella_plan_kernel(plan.get());
   const double extra = extra_bytes(probe, name);
   if (extra > available_memory() / 2) {
-    missing.why = fmt::format("{} would take {} of memory{}", name, bytes_text(extra), whole ? "" : " per head");
+    missing.why = fmt::format("{} would take {} of memory{}", name, bytes_text(extra), of_what);
     return std::nullopt;
   }
   double unit_seconds = seconds_of([&] { run_plan(plan, probe); });

@@ -130,6 +130,15 @@ int print_why(const Settings& settings) {
   return kDone;
 }
 
+// The list of kernels is the same for every problem.
+void refuse_problem(const CLI::App& command) {
+  for (const CLI::Option* given : command.parse_order()) {
+    const std::string name = given->get_name();
+    if (name == "--markdown" || name == "--json" || name == "--csv") continue;
+    throw InputError(fmt::format("{} is given without --why, expected beside it", name));
+  }
+}
+
 }  // namespace
 
 void add_kernels(CLI::App& app, Run& run) {
@@ -153,6 +162,7 @@ void add_kernels(CLI::App& app, Run& run) {
   add_kernels_build(*command, run);
   command->callback([command, &run, settings] {
     if (command->got_subcommand("build")) return;
+    if (!settings->why) refuse_problem(*command);
     run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
   });
 }

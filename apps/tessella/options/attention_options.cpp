@@ -8,10 +8,10 @@
 #include <utility>
 #include <variant>
 
-#include "files/array_file.hpp"
 #include "files/input_error.hpp"
 #include "options/mask_text.hpp"
 #include "options/number_text.hpp"
+#include "options/value_text.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -66,21 +66,13 @@ const Row kRows[] = {
     {"max-seqlen-q", &Options::max_seqlen_q, "bound of a plan; 0 = the tensors' sizes"},
     {"max-seqlen-kv", &Options::max_seqlen_kv, "bound of a plan; 0 = the tensors' sizes"},
     {"deterministic", FlagTarget{&Options::deterministic}, "the same bits in every run"},
-    {"batch-invariant", FlagTarget{&Options::batch_invariant}, "bits that do not depend on batch or lengths"},
+    {"batch-invariant", FlagTarget{&Options::batch_invariant}, "bits of a row that depend on nothing beside it"},
     {"check-device-values", FlagTarget{&Options::check_device_values}, "check values that live on a GPU"},
     {"score", &Options::score, "C++ text that modifies scores; GPU"},
     {"keep", &Options::keep, "C++ text of a mask; GPU"},
 };
 
 std::string flag_of(const Row& row) { return fmt::format("--{}", row.name); }
-
-Array read_tensor(const std::string& what, const std::string& text, tessella_dtype dtype) {
-  if (dtype != TESSELLA_DTYPE_DEFAULT && is_number_list(text)) {
-    return array_of_numbers(what, dtype, parse_numbers(what, text));
-  }
-  Array array = read_one_array(text);
-  return dtype == TESSELLA_DTYPE_DEFAULT ? array : converted(array, dtype);
-}
 
 struct Apply {
   Call& call;
@@ -101,7 +93,7 @@ struct Apply {
   void operator()(const char* Options::*member) const { call.options.*member = call.texts.emplace_back(text).c_str(); }
   void operator()(FlagTarget target) const { call.options.*target.member = 1; }
   void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(text).dtype; }
-  void operator()(TensorTarget target) const { call.set(target.member, read_tensor(what, text, target.dtype)); }
+  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, text, target.dtype)); }
 };
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <cctype>
 #include <filesystem>
 
-#include "files/array_file.hpp"
 #include "files/input_error.hpp"
 #include "options/number_text.hpp"
+#include "options/value_text.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -37,11 +37,6 @@ void set_tensor_once(const std::string& what, Call::Member member, Call& call, A
   call.set(member, std::move(array));
 }
 
-Array read_integers(const std::string& what, const std::string& value) {
-  if (is_number_list(value)) return array_of_numbers(what, TESSELLA_I32, parse_numbers(what, value));
-  return converted(read_one_array(value), TESSELLA_I32);
-}
-
 // The batch of a call that is not packed; packed tensors have no batch axis to spread values over.
 int64_t batch_of(const Call& call) { return call.args.q->ndim == 4 ? call.args.q->shape[0] : 1; }
 
@@ -54,7 +49,7 @@ void window(const std::string& what, const std::string& value, Call& call) {
 
 // One length stands for every sequence.
 void prefix(const std::string& what, const std::string& value, Call& call) {
-  Array lengths = read_integers(what, value);
+  Array lengths = read_values(what, value, TESSELLA_I32);
   if (lengths.tensor.ndim == 1 && lengths.tensor.shape[0] == 1) {
     const int64_t shape[] = {call.args.cu_seqlens_q ? call.args.cu_seqlens_q->shape[0] - 1 : batch_of(call)};
     Array repeated = allocate_array(lengths.name, TESSELLA_I32, shape);
@@ -67,7 +62,7 @@ void prefix(const std::string& what, const std::string& value, Call& call) {
 
 // One row of ids stands for every sequence.
 void document(const std::string& what, const std::string& value, Call& call) {
-  Array ids = read_integers(what, value);
+  Array ids = read_values(what, value, TESSELLA_I32);
   if (ids.tensor.ndim == 1 && !call.args.cu_seqlens_q) {
     ids.tensor.ndim = 2;
     ids.tensor.shape[1] = ids.tensor.shape[0];
@@ -80,7 +75,7 @@ void document(const std::string& what, const std::string& value, Call& call) {
 }
 
 void dense(const std::string& what, const std::string& value, Call& call) {
-  set_tensor_once(what, &tessella_forward_args::dense_mask, call, read_one_array(value));
+  set_tensor_once(what, &tessella_forward_args::dense_mask, call, read_values(what, value, TESSELLA_DTYPE_DEFAULT));
 }
 
 void block_map(const std::string& what, const std::string& value, Call& call) {
@@ -89,7 +84,7 @@ void block_map(const std::string& what, const std::string& value, Call& call) {
     throw InputError(fmt::format("{} is '{}', expected block_map:FILE,TILE_Q,TILE_KV", what, value));
   call.options.block_map_q = parse_integer(what, parts[1]);
   call.options.block_map_kv = parse_integer(what, parts[2]);
-  set_tensor_once(what, &tessella_forward_args::block_map, call, read_one_array(parts[0]));
+  set_tensor_once(what, &tessella_forward_args::block_map, call, read_values(what, parts[0], TESSELLA_DTYPE_DEFAULT));
 }
 
 constexpr Part kParts[] = {
