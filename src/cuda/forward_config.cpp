@@ -36,11 +36,11 @@ constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64,
 bool has_addresses(const ForwardConfig& c) { return !c.vector_loads || c.head_dim_qk > 128; }
 
 // How much the features add to the registers that scores take on their way from q . k to the softmax: a bias a load and
-// an address a score, a text whatever it says.
+// an address a score, a text whatever it says; a little more in wide rows and where each row has its own maximum.
 int weight(const ForwardConfig& c) {
   const int features = (c.softcap ? 1 : 0) + (c.alibi ? 1 : 0) + (c.dropout ? 1 : 0) +
                        (c.mask == MaskLevel::bits ? 1 : 0) + (c.score ? 2 : 0) + (c.bias ? 3 : 0);
-  return features > 0 && has_addresses(c) ? features + 1 : features;
+  return features == 0 ? 0 : features + (has_addresses(c) ? 1 : 0) + (c.batch_invariant ? 1 : 0);
 }
 
 // Keys of a tile at most. Longer tiles spare synchronisation; scores with much to be done to them leave no room.
