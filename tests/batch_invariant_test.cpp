@@ -7,7 +7,12 @@
 namespace tessella::tests {
 namespace {
 
-class BatchInvariant : public EachKernel {};
+class BatchInvariant : public EachKernel {
+ protected:
+  static std::string run(Call& call, const Case&) {
+    return call.run_plain() == TESSELLA_OK ? "" : tessella_last_error();
+  }
+};
 
 TEST_P(BatchInvariant, RowsKeepTheirBits) {
   // On GPUs a head dim decides the tiles.
@@ -16,20 +21,47 @@ TEST_P(BatchInvariant, RowsKeepTheirBits) {
   for (const int64_t head_dim : head_dims) {
     for (const char* dtype : {"bf16", "f32"}) {
       if (!GetParam().computes(dtype) || (head_dim > 64 && dtype == std::string("f32"))) continue;
-      for (const Case& c : cases_of_parts({.kernel = GetParam().name,
-                           .dtype = dtype,
-                           .heads_q = 4,
-                           .heads_kv = 2,
-                           .seqlen_q = 230,
-                           .seqlen_kv = 340,
-                           .head_dim_qk = head_dim,
-                           .head_dim_v = head_dim,
-                           .threads = 2,
-                           .seed = 4})) {
-        const auto run = [](Call& call, const Case&) {
-          return call.run_plain() == TESSELLA_OK ? "" : std::string(tessella_last_error());
-        };
-        EXPECT_EQ(check_parts(c, run), "") << "--case \"" << to_string(c) << "\"";
+      for (const Whole& whole : wholes({.kernel = GetParam().name,
+                                .dtype = dtype,
+                                .heads_q = 4,
+                                .heads_kv = 2,
+                                .seqlen_q = 230,
+                                .seqlen_kv = 340,
+                                .head_dim_qk = head_dim,
+                                .head_dim_v = head_dim,
+                                .threads = 2,
+                                .seed = 4})) {
+        EXPECT_EQ(check_parts(whole, run), "") << "--case \"" << to_string(whole.c) << "\"";
+      }
+    }
+  }
+}
+
+// Whatever a row holds, those beside it are right and have their bits.
+TEST_P(BatchInvariant, BesideVeryLargeScores) {
+  for (const char* dtype : {"bf16", "f32"}) {
+    if (!GetParam().computes(dtype)) continue;
+    for (const int power : {21, 25, 30, 40}) {
+      const Case c = {.kernel = GetParam().name,
+                      .dtype = dtype,
+                      .out_dtype = "f32",
+                      .seqlen_q = 40,
+                      .seqlen_kv = 200,
+                      .head_dim_qk = 64,
+                      .head_dim_v = 64,
+                      .spread = 4,
+                      .batch_invariant = true,
+                      .seed = 9};
+      Call whole(c);
+      scale_query(whole, 3, power);
+      ASSERT_EQ(run(whole, c), "");
+      for (const Part& part : {Part{4, 36, 1, 0}, Part{0, 3, 2, 1}}) {
+        const Case of = case_of(part, c);
+        Call call(of);
+        copy_inputs(whole, part, call);
+        ASSERT_EQ(run(call, of), "");
+        EXPECT_EQ(call.check(), "");
+        EXPECT_EQ(difference(whole, part, call), "") << dtype << ", 2^" << power;
       }
     }
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "call.hpp"
@@ -19,19 +20,20 @@ struct Part {
   int64_t batch, batch_idx;  // the batch that it is in, and where
 };
 
-// The call of the part, for a whole of one sequence. Where queries have places among the keys, the keys end with the
-// part's last query's.
+// The call of the part, for a whole of one sequence. Strangers are shorter. Under a causal mask the keys end with that
+// of the part's last query, whose place among them is what it was.
 inline Case case_of(const Part& part, const Case& whole) {
   Case c = whole;
   c.batch = part.batch;
   c.seqlen_q = part.count;
   if (whole.window_right == 0) c.seqlen_kv -= whole.seqlen_q - (part.first + part.count);
+  c.seqlens_q = c.seqlens_kv = true;
   c.seed += 1000;
   return c;
 }
 
-// Calls body(address in the whole's row, address in the part's, bytes) for each row and head of a tensor. lse has its
-// rows on another axis, and rows of one element.
+// Calls body(address in the whole's row, address in the part's, bytes, row of the part, head) for each row and head of
+// a tensor. lse has its rows on another axis, and rows of one element.
 template <class Body>
 void for_each_row(const tessella_tensor& whole, int64_t first, const tessella_tensor& of_part, int64_t batch_idx,
                   int64_t count, const Body& body) {
@@ -51,6 +53,8 @@ void for_each_row(const tessella_tensor& whole, int64_t first, const tessella_te
 // Gives the part what the whole's rows have: q, the keys that it sees, and what belongs to heads or keys.
 inline void copy_inputs(const Call& whole, const Part& part, Call& to) {
   const tessella_forward_args &from = whole.args(), &args = to.args();
+  static_cast<int32_t*>(args.seqlens_q->data)[part.batch_idx] = static_cast<int32_t>(args.q->shape[1]);
+  static_cast<int32_t*>(args.seqlens_kv->data)[part.batch_idx] = static_cast<int32_t>(args.k->shape[1]);
   const auto copy = [](const std::byte* source, std::byte* target, size_t bytes, int64_t, int64_t) {
     std::memcpy(target, source, bytes);
   };
@@ -83,18 +87,45 @@ inline std::string difference(const Call& whole, const Part& part, const Call& o
 // Runs a call of the case. "" or what is wrong.
 using RunPart = std::function<std::string(Call&, const Case&)>;
 
+// Multiplies a row of q by 2^power. bf16 and f32.
+inline void scale_query(const Call& call, int64_t row, int power) {
+  const tessella_tensor& q = *call.args().q;
+  const auto scale = [&](auto* values, int mantissa_bits) {
+    for (int64_t head = 0; head < q.shape[2]; ++head) {
+      for (int64_t c = 0; c < q.shape[3]; ++c) {
+        auto& value = values[element(q, 0, row, head) + c];
+        if (value << 1 != 0)
+          value = static_cast<std::remove_reference_t<decltype(value)>>(value + (power << mantissa_bits));
+      }
+    }
+  };
+  if (q.dtype == TESSELLA_F32) return scale(static_cast<uint32_t*>(q.data), 23);
+  scale(static_cast<uint16_t*>(q.data), 7);
+}
+
+struct Whole {
+  Case c;
+  bool has_large_rows = false;  // some, of scores around 2^25
+};
+
 // Runs the whole and some parts of it. "" or what is wrong.
-inline std::string check_parts(const Case& c, const RunPart& run) {
+inline std::string check_parts(const Whole& of, const RunPart& run) {
+  const Case& c = of.c;
   Call whole(c);
+  const int64_t rows = c.seqlen_q;
+  if (of.has_large_rows) {
+    for (const int64_t row : {rows / 4, rows / 2, rows * 2 / 3}) scale_query(whole, row, 21);
+  }
   if (const std::string text = run(whole, c); !text.empty()) return text;
   if (const std::string text = whole.check(20); !text.empty()) return text;
-  const int64_t rows = c.seqlen_q;
   for (const Part& part : {Part{0, rows, 3, 1}, Part{rows / 2 - 3, 37, 2, 0}, Part{rows - 1, 1, 5, 3},
                            Part{rows / 3, rows - rows / 3, 2, 1}}) {
-    const Case of = case_of(part, c);
-    Call call(of);
+    // Others' places would be other ones.
+    if (!c.alibi.empty() && c.window_right != 0 && part.first + part.count != rows) continue;
+    const Case cut = case_of(part, c);
+    Call call(cut);
     copy_inputs(whole, part, call);
-    if (const std::string text = run(call, of); !text.empty()) return text;
+    if (const std::string text = run(call, cut); !text.empty()) return text;
     if (const std::string text = difference(whole, part, call); !text.empty()) {
       return text + " in the part of " + std::to_string(part.count) + " rows from " + std::to_string(part.first);
     }
@@ -102,22 +133,26 @@ inline std::string check_parts(const Case& c, const RunPart& run) {
   return "";
 }
 
-// What decides rows by their scores: growing maxima, masks, scores that features change.
-inline std::vector<Case> cases_of_parts(const Case& base) {
-  std::vector<Case> cases;
+// What decides rows by their scores: growing maxima, large ones, masks, scores that features change.
+inline std::vector<Whole> wholes(const Case& base) {
+  std::vector<Whole> all;
   for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
            [](Case&) {}, [](Case& c) { c.spread = 8; }, [](Case& c) { c.window_right = 0, c.spread = 8; },
            [](Case& c) { c.window_left = 90, c.window_right = 0, c.spread = 4; },
+           [](Case& c) { c.window_left = 300, c.window_right = 0, c.spread = 4, c.seqlen_kv = 600; },
            [](Case& c) { c.softcap = 3, c.spread = 2, c.lse = false; }, [](Case& c) { c.softcap = 3, c.spread = 4; },
            [](Case& c) { c.alibi = "h", c.window_right = 0, c.spread = 4; },
+           [](Case& c) { c.alibi = "h", c.spread = 4, c.seqlen_kv = 400; },
            [](Case& c) { c.dense = "k", c.window_right = 0, c.spread = 4; },
            [](Case& c) { c.bias = "k", c.spread = 4; }, [](Case& c) { c.sink = true, c.scale = -3, c.spread = 1e5; }}) {
     Case c = base;
     c.batch_invariant = true;
     change(c);
-    cases.push_back(c);
+    all.push_back({c});
   }
-  return cases;
+  all.push_back({all.front().c, true});
+  all.back().c.spread = 4;
+  return all;
 }
 
 }  // namespace tessella::tests

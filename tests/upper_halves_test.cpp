@@ -14,6 +14,7 @@ namespace {
 #ifdef __x86_64__
 
 bool can_tell() {
+  if (!__builtin_cpu_supports("avx")) return false;
   uint32_t a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(0xD, 1, &a, &b, &c, &d) != 0 && (a & 4) != 0;
 }

@@ -165,7 +165,7 @@ struct Problem {
   Features features;
   int32_t alignment = 1;         // GPU: bytes, 1 to 16, that divide every address and stride of q, k and v
   int32_t num_sms = 0;           // GPU: multiprocessors to use; 0 = all
-  bool batch_invariant = false;  // kernel and tiles must not depend on batch and lengths
+  bool batch_invariant = false;  // a row must depend on nothing beside it
   DType bias_dtype = DType::none;
   std::string_view score;  // text of a modification, "" = absent; not owned
   std::string_view keep;

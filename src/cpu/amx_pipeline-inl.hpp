@@ -204,7 +204,7 @@ class Pipeline {
     };
     multiply_scores(k, q, next_scores, tick);
     multiply_panels<true>(job_.block * kPanels, (job_.block + 1) * kPanels, tick);
-    if (const uint32_t too_low = rows.finish(softmax)) raise_and_repeat(too_low);
+    end_block(rows);
   }
 
   // The same for any counts; k null: no next block.
@@ -228,8 +228,7 @@ class Pipeline {
     if (k != nullptr) multiply_scores(k, q, next_scores, tick);
     multiply_panels<false>(panel_begin, panel_end, tick);
     for (; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
-    if (done) return;
-    if (const uint32_t too_low = rows.finish(softmax)) raise_and_repeat(too_low);
+    if (!done) end_block(rows);
   }
 
   bool needs_prepare() const {
@@ -266,7 +265,14 @@ class Pipeline {
     return true;
   }
 
-  // Rare: the job's probabilities were taken against maxima that are too low for these rows.
+  [[gnu::always_inline]] void end_block(const SoftmaxRows<kLse>& rows) {
+    const uint32_t too_low = rows.too_low();
+    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(too_low);
+    rows.finish(filling_.strip->softmax);
+  }
+
+  // Rare: the job's probabilities were taken against maxima that are too low for these rows. Of scores beyond 2^27 some
+  // may be so again, as maxima are rounded; their neighbours' sums are wanted all the same.
   [[gnu::noinline, gnu::cold]] void raise_and_repeat(uint32_t too_low) {
     const float scale_log2 = context_.chain == nullptr ? context_.scale_log2 : 1.0f;
     raise_and_rescale(scale_log2, too_low);

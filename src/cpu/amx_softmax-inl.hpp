@@ -102,20 +102,22 @@ class SoftmaxRows {
     }
   }
 
-  // Adds the block's sums to those of the rows and returns 0; or, with nothing added, a bit for each row whose maximum
-  // was too low.
-  [[gnu::always_inline]] uint32_t finish(SoftmaxState& state) const {
+  // A bit for each row whose maximum was too low.
+  [[gnu::always_inline]] uint32_t too_low() const {
     const __m512 limit = _mm512_set1_ps(kSumLimit);
-    const __mmask16 low_over = _mm512_cmp_ps_mask(_mm512_add_ps(low_.even, low_.odd), limit, _CMP_GT_OQ);
-    const __mmask16 high_over = _mm512_cmp_ps_mask(_mm512_add_ps(high_.even, high_.odd), limit, _CMP_GT_OQ);
-    if (const uint32_t over = low_over | uint32_t{high_over} << 16; __builtin_expect(over != 0, 0)) return over;
+    const __mmask16 low = _mm512_cmp_ps_mask(_mm512_add_ps(low_.even, low_.odd), limit, _CMP_GT_OQ);
+    const __mmask16 high = _mm512_cmp_ps_mask(_mm512_add_ps(high_.even, high_.odd), limit, _CMP_GT_OQ);
+    return low | uint32_t{high} << 16;
+  }
+
+  // Adds the block's sums to those of the rows.
+  [[gnu::always_inline]] void finish(SoftmaxState& state) const {
     add(state.sum, low_.even, low_.odd, 0);
     add(state.sum, high_.even, high_.odd, 16);
     if (kExact) {
       add(state.exact, low_.exact_even, low_.exact_odd, 0);
       add(state.exact, high_.exact_even, high_.exact_odd, 16);
     }
-    return 0;
   }
 
  private:

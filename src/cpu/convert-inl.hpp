@@ -89,13 +89,12 @@ HWY_INLINE VecF load_first(const T* from, int count) {
 
 // to[i] = factor * from[i]; both may be unaligned, `from` is padded to whole vectors.
 template <typename T>
-void store_row(const float* from, float factor, int count, T* to) {
-  const VecF factors = hn::Set(F32(), factor);
+void store_row(const float* from, VecF factor, int count, T* to) {
   int i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_floats(hn::Mul(hn::Load(F32(), from + i), factors), to + i);
+  for (; i + kLanes <= count; i += kLanes) store_floats(hn::Mul(hn::Load(F32(), from + i), factor), to + i);
   if (i == count) return;
   T last[kLanes];
-  store_floats(hn::Mul(hn::Load(F32(), from + i), factors), last);
+  store_floats(hn::Mul(hn::Load(F32(), from + i), factor), last);
   for (int rest = i; rest < count; ++rest) to[rest] = last[rest - i];
 }
 

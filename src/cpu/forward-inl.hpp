@@ -112,11 +112,13 @@ inline void exponentiate(StripState& state, float* tile, int num_keys) {
     float* score = tile + row;
     // Below, the product is not rounded, and the maximum is: by more than the exponent of a float where it passes 2^31.
     // Such rows round their scores as well.
-    if (!hn::AllTrue(d, hn::Lt(hn::Abs(base), hn::Set(d, 0x1p24f)))) {
+    const MaskF is_usual = hn::Lt(hn::Abs(base), hn::Set(d, 0x1p24f));
+    if (!hn::AllTrue(d, is_usual)) {
+      const VecF factor = hn::IfThenElse(is_usual, hn::Set(d, 1.0f), scale);
       for (int i = 0; i < num_keys; ++i) {
-        hn::Store(hn::Mul(hn::Load(d, score + i * lanes), scale), d, score + i * lanes);
+        hn::Store(hn::Mul(hn::Load(d, score + i * lanes), factor), d, score + i * lanes);
       }
-      scale = hn::Set(d, 1.0f);
+      scale = hn::IfThenElse(is_usual, scale, hn::Set(d, 1.0f));
     }
     int key = 0;
     for (; key + 2 <= num_keys; key += 2, score += 2 * lanes) {
@@ -191,7 +193,7 @@ void store_strip(const StripState& state, const RowEnds& ends, const float* o, i
     if (state.sum[r] == 0) {  // o may be 0 * NaN
       std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
     } else {
-      store_row(o, ends.factor[r], dim, to);
+      store_row(o, hn::Set(F32(), ends.factor[r]), dim, to);
     }
     if (p.lse.data != nullptr) std::memcpy(p.lse.row(s.batch_idx, row, head), &ends.lse[r], sizeof(float));
   }
@@ -248,8 +250,8 @@ inline void run_item(const core::Problem& p, const ForwardItem& item, const Vect
     }
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  // Compilers do so themselves, but not behind functions that take vectors and are not inlined. With upper halves left
-  // in use, whatever runs next without AVX takes many times as long.
+  // Compilers do so themselves, but not behind a call that took vectors. With upper halves left in use, whatever runs
+  // next without AVX takes many times as long.
   _mm256_zeroupper();
 #endif
   fill_hidden_rows(p, item, num_rows > 0 ? attend_end : item.row_begin, row_end);

@@ -401,7 +401,7 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
     // Later rows first: under causal masks they see most.
     run_item(call, pair, slot, (items - 1 - item) * call.layout.rows_per_item, worker);
   }
-  _mm256_zeroupper();  // as the vector kernels do (forward-inl.hpp)
+  _mm256_zeroupper();  // as the vector kernels do (forward-inl.hpp); wanted where functions are not inlined
 }
 
 void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace, void*) {

@@ -4,7 +4,7 @@
 // arXiv 2307.08691, algorithm 1). The maximum that exponents are taken against may lag behind the true one by up to
 // kLag: every finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and a
 // lagging maximum spares the rescaling of the output in most tiles. (A softcap's series bounds exponents: there it is
-// 0.)
+// 0. In batch_invariant calls it does not lag.)
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"
@@ -77,8 +77,9 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
 // Takes the maxima of a tile's scores, as find_max() has them, into those of the rows. Where a maximum that was used
 // falls behind by more than lag, rescale(m, factor) is called for every block m that has a maximum, the output follows
 // by a factor for each of its two rows, and is_large becomes what has_large_max() says. Until then lanes only vote:
-// what they share of a row is wanted where it grows. BatchInvariant: each row has its own maximum, for a lag is one
-// until a row beside it grows, and is_large is true, as it would be for all rows where it is for one.
+// what they share of a row is wanted where it grows. BatchInvariant: maxima do not lag, and is_large is true. Else a
+// row beside it would decide when a row's maximum, behind by less than the lag, rises, and whether it is taken for
+// large.
 template <bool BatchInvariant, int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, float lag, bool& is_large, const Rescale& rescale) {

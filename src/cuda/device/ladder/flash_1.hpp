@@ -108,18 +108,20 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
         const auto [l, m_old] = *reinterpret_cast<const float2*>(row.lm);
         const float m_new = fmaxf(m_old, max[m][r]);
         const float old_weight = l * weight(m_old, m_new);
-        const float tile_weight =
-            max[m][r] == -kInfinity ? 1.0f : weight(max[m][r], m_new);  // 1: of a sum of 0, or NaN
+        // A row that sees no key of the tile keeps its state; a sum of NaN is of one.
+        const bool sees = max[m][r] > -kInfinity || sum[m][r] != 0;
+        const float tile_weight = max[m][r] == -kInfinity ? 1.0f : weight(max[m][r], m_new);
         const float l_new = old_weight + tile_weight * sum[m][r];
         const float inverse = l_new == 0 ? 0.0f : 1 / l_new;
 #pragma unroll
         for (int j = 0; j < Head::kBlocksV; ++j) {
           auto* o = reinterpret_cast<float2*>(row.o + head.column(j, 0));
+          if (!sees) continue;
           *o = {(old_weight * o->x + tile_weight * pv[m][j][r * 2]) * inverse,
                 (old_weight * o->y + tile_weight * pv[m][j][r * 2 + 1]) * inverse};
         }
         __syncwarp();  // four lanes have read l and m
-        if (head.lane % 4 == 0) *reinterpret_cast<float2*>(row.lm) = {l_new, m_new};
+        if (sees && head.lane % 4 == 0) *reinterpret_cast<float2*>(row.lm) = {l_new, m_new};
       });
     }
   }
