@@ -94,8 +94,8 @@ void apply(const Configuration& config, Random& random, Case& c) {
   if (config.long_rows) {
     c.plan = true;
     c.max_seqlen = 8192;
-    c.batch_invariant = false;
   }
+  c.batch_invariant = config.batch_invariant;
   align(config, random, c);
   mask(config, random, c);
   page(config, random, c);
@@ -126,6 +126,7 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   config.dropout = random.chance(0.25);
   config.paged = random.chance(0.25);
   config.lse = random.chance(0.5);
+  config.batch_invariant = random.chance(0.2);
   return config;
 }
 

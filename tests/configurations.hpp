@@ -22,6 +22,7 @@ struct Configuration {
   bool paged = false;
   bool lse = false;        // beside a softcap, whose series it decides
   bool long_rows = false;  // tiles for them, by a plan for as many
+  bool batch_invariant = false;
 };
 
 inline constexpr int kUsualConfigurations = 48;

@@ -352,7 +352,7 @@ TEST(EmulatedSm90, RandomCases) {
     if (seed % 4 == 2) c.block_map = "bqk";
     c.layout = seed % 2 == 0 ? "bshd" : "bhsd";
     c.shift = 0;
-    c.guard = c.plan = false;
+    c.guard = c.plan = c.batch_invariant = false;
     c.document = seed % 4 == 3;
     c.softcap = c.dropout = 0;
     c.page_size = 0;

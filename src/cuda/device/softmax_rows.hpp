@@ -5,8 +5,8 @@
 // Maxima are looked for in an item's first tile. After it a row keeps what its exponents are taken against as long as
 // the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
 // maximum lags behind by no more. A tile whose sums do not is taken again, with its maxima; they are looked for in
-// those behind it too, until they grow no longer; in batch_invariant calls in every tile. (One maximum for all, and a second computation where it does not
-// serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its own.)
+// those behind it too, until they grow no longer; in batch_invariant calls in every tile. (One maximum for all, and a
+// second computation where it does not serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its own.)
 #pragma once
 
 #include "cuda/device/softmax.hpp"
