@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <tessella/attention.hpp>
@@ -136,6 +137,22 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
       EXPECT_EQ(on_gpu, on_cpu);
     }
   }
+}
+
+// The environment asks for the same, of every call.
+TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
+  const Call call(packed_case());
+  values(call.args().cu_seqlens_q)[0] = 1;
+  GpuTwin twin(call.blocks(), false);
+  const tessella_forward_args args = twin.args(call.args(), true);
+  constexpr const char* kName = "TESSELLA_CHECK_DEVICE_VALUES";
+  for (const auto& [value, begins] : {std::pair{"1", "forward: cu_seqlens_q[0]"},
+                                      std::pair{"yes", "TESSELLA_CHECK_DEVICE_VALUES is 'yes', expected 0 or 1"}}) {
+    ASSERT_EQ(::setenv(kName, value, 1), 0);
+    const std::string text = refusal(args, call.options());
+    EXPECT_EQ(text.rfind(begins, 0), 0u) << text;
+  }
+  ::unsetenv(kName);
 }
 
 TEST_F(GpuDoor, ABoundOfPackedLengthsIsHeld) {

@@ -1,6 +1,5 @@
 // What a call of forward compiles to: a pure function of its sizes, types, alignment and features and of the GPU's
-// shared memory. Never of batch, so that rows are computed alike in every batch; of lengths and windows in wide heads
-// on Hopper, unless the call is batch_invariant.
+// shared memory. Never of batch; of lengths and windows in wide heads on Hopper, unless the call is batch_invariant.
 #pragma once
 
 #include <optional>

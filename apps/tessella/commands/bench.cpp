@@ -19,7 +19,8 @@ constexpr const char* kExamples =
     R"(Times every problem, and checks rows drawn from each result (--check-rows) against the double reference.
 The default is the protocol of the FlashAttention papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim).
 Where that takes longer than --budget seconds on a CPU, fewer sequences and heads are run, and the table says how many: attention is
-linear in both. A GPU runs all of it, in windows of half a second and more, timed by its own clock.
+linear in both. What takes more than 20 times that for one head, or half of the memory, is left out. A GPU runs all of it, in
+windows of half a second and more, timed by its own clock.
 FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal. Spread = distance of the quartiles / median.
 
 Examples:

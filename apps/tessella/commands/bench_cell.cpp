@@ -73,8 +73,9 @@ double tensor_bytes(const RandomCase& problem) {
          static_cast<double>(find_element_type(problem.dtype)->bytes);
 }
 
-// What a run of the problem takes at least, judged by one that is shorter.
-double least_seconds(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options) {
+// About what a run of the problem takes, judged by one that is shorter; 0 where the problem is short itself. Under
+// masks whose rows may see no more keys in longer sequences it is the least that it can be.
+double foreseen_seconds(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options) {
   constexpr int64_t kShort = 1024;
   if (problem.seqlen_q <= 4 * kShort) return 0;
   RandomCase shorter = problem;
@@ -83,7 +84,6 @@ double least_seconds(const RandomCase& problem, const std::string& kernel, const
   const PlanHandle plan = make_plan(call);
   run_plan(plan, call);  // warm
   const double growth = static_cast<double>(problem.seqlen_q) / kShort;
-  // Of other masks rows may see as many keys in longer sequences.
   const bool is_square = problem.mask == "none" || problem.mask == "causal";
   return seconds_of([&] { run_plan(plan, call); }) * growth * (is_square ? growth : 1);
 }
@@ -114,7 +114,7 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
     return std::nullopt;
   }
   constexpr double kMostOfBudget = 20;
-  if (const double seconds = whole ? 0 : least_seconds(one, kernel, options); seconds > kMostOfBudget * budget) {
+  if (const double seconds = whole ? 0 : foreseen_seconds(one, kernel, options); seconds > kMostOfBudget * budget) {
     missing.why =
         fmt::format("one head would take about {}, more than {} times --budget", seconds_text(seconds), kMostOfBudget);
     return std::nullopt;
