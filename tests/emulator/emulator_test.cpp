@@ -146,6 +146,35 @@ TEST(Emulator, ADescriptorThatNoKernelMakesIsAnError) {
   EXPECT_THROW(run(1 << 14), std::invalid_argument) << "an address too large";
 }
 
+// Registers of A are the product's until it is there. Groups before the latest may be waited for alone.
+TEST(Emulator, AnOperandWrittenTooEarlyIsAnError) {
+  const auto run = [](int written, unsigned seed) {
+    launch({1, 1, 1}, 128, 16384, seed, [&] {
+      float products[8][4] = {};
+      uint32_t operands[2][4] = {};
+      device::ptx::fence_registers();
+      for (const auto& operand : operands) {
+        device::ptx::WarpgroupMma<portable::Element::bf16, 64>::with_registers<device::ptx::Contiguous::columns>(
+            products, operand, device::Operand(kData).at(0), true);
+        device::ptx::commit_products();
+      }
+      device::ptx::wait_products<1>();
+      operands[written][0] = 1;
+      device::ptx::wait_products<0>(products);
+    });
+  };
+  bool is_seen = false;
+  for (unsigned seed = 1; seed <= 8; ++seed) {
+    EXPECT_NO_THROW(run(0, seed));
+    try {
+      run(1, seed);
+    } catch (const std::logic_error&) {
+      is_seen = true;
+    }
+  }
+  EXPECT_TRUE(is_seen);
+}
+
 TEST(Emulator, AddressesAreChecked) {
   EXPECT_THROW(launch({1, 1, 1}, 1, 64, 1, [] { device::ptx::load_word(0); }), std::out_of_range);
 }

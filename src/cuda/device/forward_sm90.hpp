@@ -152,9 +152,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     using Mma = ptx::WarpgroupMma<C.element, C.head_dim_v>;
     ptx::fence_registers();
 #pragma unroll
-    for (int step = 0; step < C.tile_kv / 16; ++step) {
+    for (int step = 0; step < Scores::kSteps; ++step) {
       Mma::template with_registers<ptx::Contiguous::columns>(o[0], probabilities[step], of_v.at(step * 16 * kRowBytes),
                                                              true);
+      if (Scores::kInParts && step + 1 == Scores::kFirstSteps) ptx::commit_products();
     }
     ptx::commit_products();
   }
@@ -340,8 +341,24 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       if (!kKeepsQ && is_last(tile)) release_q();
       if (!kOverlaps) end_output(has_output);
       Scores::make_scores(s, tile);
-      if (kOverlaps) end_output(has_output);
-      Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) { scale_rows(o, by); });
+      if (kOverlaps && !Scores::kInParts) end_output(has_output);
+      float later[1][2] = {{1, 1}};  // what o is multiplied by when it is there
+      bool rescales = false;
+      Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) {
+        if constexpr (Scores::kInParts && !Score<C>::kHasSeries) {
+          rescales = true;
+          later[0][0] *= by[0][0];
+          later[0][1] *= by[0][1];
+        } else {
+          ptx::keep_in_place(o[0]);  // which is there
+          scale_rows(o, by);
+        }
+      });
+      if constexpr (Scores::kInParts) {  // softmax() has waited
+        ptx::wait_products<0>(o[0]);
+        if (rescales) scale_rows(o, later);
+        if (has_output) release(v);
+      }
       if (!kHasMap) ptx::forget(tile);  // is_full() is asked again: one register less than its answer
       if (!kHasMap && is_full(tile + 1)) {
         ++tile;
@@ -356,7 +373,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       v.wait_full();
       begin_output();
       give_turn();
-      ptx::wait_products<1>(s[0]);
+      ptx::wait_products<Scores::kInParts ? 2 : 1>(s[0]);
     }
   }
 

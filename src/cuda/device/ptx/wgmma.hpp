@@ -23,6 +23,12 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   keep_in_place(d);
 }
 
+// The same where nothing of d is read, only registers that the others read as A are written anew.
+template <int Pending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
 // How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
 enum class Contiguous { summed, columns };
 

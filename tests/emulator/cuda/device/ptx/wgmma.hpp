@@ -26,6 +26,12 @@ void wait_products(float (&)[Blocks][4], int line = __builtin_LINE()) {
   emulator::wait_groups(emulator::Work::products, Pending);
 }
 
+template <int Pending>
+void wait_products(int line = __builtin_LINE()) {
+  emulator::as_warpgroup(line);
+  emulator::wait_groups(emulator::Work::products, Pending);
+}
+
 // A description of an operand as the matrix unit reads it (PTX, "matrix descriptor"): of the block's own memory.
 class Described {
  public:
@@ -104,7 +110,9 @@ struct WarpgroupMma {
         left[r][k] = to_float<E>(static_cast<uint16_t>(k % 2 == 0 ? word : word >> 16));
       }
     }
-    emulator::begin(emulator::Work::products, [&d, b = Described(b), left, adds] {
+    emulator::begin(emulator::Work::products, [&d, &a, b = Described(b), left, adds, own = std::to_array(a)] {
+      if (std::to_array(a) != own)
+        throw std::logic_error("an operand's register was written before its product was there");
       multiply(
           d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
           [&](int k, int n) {
