@@ -345,12 +345,11 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       float later[1][2] = {{1, 1}};  // what o is multiplied by when it is there
       bool rescales = false;
       Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) {
-        if constexpr (Scores::kInParts && !Score<C>::kHasSeries) {
+        if constexpr (Scores::kInParts) {
           rescales = true;
           later[0][0] *= by[0][0];
           later[0][1] *= by[0][1];
         } else {
-          ptx::keep_in_place(o[0]);  // which is there
           scale_rows(o, by);
         }
       });

@@ -22,7 +22,7 @@ struct ScoresSm90 {
   // second is under way. Of kSteps of 16 keys the first part has those whose probabilities take as long as the second.
   static constexpr int kSteps = kBlocks / 2, kFirstSteps = (kSteps * 3 + 4) / 8;
   static constexpr bool kInParts =
-      C.tile_q == 128 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.bias && !C.dropout;
+      C.tile_q == 128 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.softcap && !C.score && !C.bias && !C.dropout;
 
   const Block& block;
   const ForwardParams& p;
@@ -164,8 +164,8 @@ struct ScoresSm90 {
     constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
   }
-  // The scores of a tile become unnormalised probabilities. rescale(factor): o is to be multiplied; kInParts without a
-  // series: when it is there, which it need not be yet.
+  // The scores of a tile become unnormalised probabilities. rescale(factor): o is to be multiplied, with kInParts when
+  // it is there.
   template <class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
@@ -175,28 +175,18 @@ struct ScoresSm90 {
       looks = !__all_sync(kAllLanes, rows.is_settled && is_full(tile));
     }
     float sum[2], rounded[2];
-    if constexpr (Score<C>::kHasSeries && kInParts) {
-      // Code of its own for what the series does not serve: there is no register for a loop over both.
-      const bool serves = exponentiate(s[0], tile, scale_log2, true, true, looks, sum, rounded);
-      if (!__all_sync(kAllLanes, serves && !looks)) {
-        look(s, tile, scale_log2, rescale);
-        exponentiate(s[0], tile, scale_log2, rows.is_settled, false, false, sum, rounded);
-      }
-    } else {
-      bool waits = kInParts;  // the first time alone: a warpgroup's warps come to a wait together
+    bool waits = kInParts;  // the first time alone: a warpgroup's warps come to a wait together
 #pragma unroll 1
-      for (;;) {
-        if (looks) look(s, tile, scale_log2, rescale);
-        const bool by_series = Score<C>::kHasSeries && rows.is_settled;
-        // Apart beside a tile map, where no register is left for coefficients that are chosen.
-        const bool serves =
-            kHasMap && by_series
-                ? exponentiate(s[0], tile, scale_log2, true, waits, false, sum, rounded)
-                : exponentiate(s[0], tile, scale_log2, !kHasMap && by_series, waits, false, sum, rounded);
-        if (looks || __all_sync(kAllLanes, serves)) break;
-        looks = true;
-        waits = false;
-      }
+    for (;;) {
+      if (looks) look(s, tile, scale_log2, rescale);
+      const bool by_series = Score<C>::kHasSeries && rows.is_settled;
+      // Apart beside a tile map, where no register is left for coefficients that are chosen.
+      const bool serves = kHasMap && by_series
+                              ? exponentiate(s[0], tile, scale_log2, true, waits, sum, rounded)
+                              : exponentiate(s[0], tile, scale_log2, !kHasMap && by_series, waits, sum, rounded);
+      if (looks || __all_sync(kAllLanes, serves)) break;
+      looks = true;
+      waits = false;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -269,11 +259,10 @@ struct ScoresSm90 {
   }
 
   // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them, also as rounded. False if
-  // they do not serve: sums are too large, or a product is beyond the softcap's series. waits: for both parts of o += p
-  // v before the probabilities that these read are written; skips: and does no more.
+  // they do not serve: sums are too large, or a product is beyond the softcap's series. waits: for each part of
+  // o += p v before the probabilities that it reads are written.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
-                                               bool by_series, bool waits, bool skips, float (&sum)[2],
-                                               float (&rounded)[2]) {
+                                               bool by_series, bool waits, float (&sum)[2], float (&rounded)[2]) {
     const Score<C> score = score_of(p, current());
     float offset[2] = {rows.offset[0], rows.offset[1]};
     float step = 0;  // from a key to the next
@@ -290,25 +279,20 @@ struct ScoresSm90 {
     };
     float square = 0;
     rounded[0] = rounded[1] = 0;
-    const auto take = [&](int first, int end) {
 #pragma unroll
-      for (int j = first; j < end; j += 2) {
-        float probability[2][4];
-        exponentiate_16(s, j, exponent, probability, sum);
-        if constexpr (Score<C>::kRoundsSums) {
-          round_block<C.element>(probability[0], rounded);
-          round_block<C.element>(probability[1], rounded);
-        }
-        if constexpr (Score<C>::kHasSeries) square = Score<C>::square_max_16(s, j, square);
-        if constexpr (C.dropout) drop(probability, tile, j);
-        pack(probability, 0, probabilities[j / 2]);
+    for (int j = 0; j < kBlocks; j += 2) {
+      if (j == 0 && waits) ptx::wait_products<1>();
+      if (j == kFirstSteps * 2 && waits) ptx::wait_products<0>();
+      float probability[2][4];
+      exponentiate_16(s, j, exponent, probability, sum);
+      if constexpr (Score<C>::kRoundsSums) {
+        round_block<C.element>(probability[0], rounded);
+        round_block<C.element>(probability[1], rounded);
       }
-    };
-    if (waits) ptx::wait_products<1>();
-    if (!skips) take(0, kFirstSteps * 2);
-    if (waits) ptx::wait_products<0>();
-    if (skips) return false;
-    take(kFirstSteps * 2, kBlocks);
+      if constexpr (Score<C>::kHasSeries) square = Score<C>::square_max_16(s, j, square);
+      if constexpr (C.dropout) drop(probability, tile, j);
+      pack(probability, 0, probabilities[j / 2]);
+    }
     if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
     // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
     ptx::keep_in_place(sum);
