@@ -3,7 +3,7 @@
 //
 // Fibers take turns in an order that a seed decides, copies land and matrix instructions read their operands as early
 // or as late as the seed likes. A missing wait shows as a wrong result, a wait for something that never comes as a
-// Deadlock.
+// Deadlock, a register of an operand written before its product is there as a std::logic_error.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@
 //     begin s = q k(0)^T, o = 0
 //     for every key tile i:
 //       s is there: features, masks               while o += p v of the tile before runs (kOverlaps)
-//       o is there: p = 2^(s - max)               while other warpgroups multiply
+//       o is there: p = 2^(s - max)               while other warpgroups multiply (kInParts: as o's parts are there)
 //       sums of p too large: the same with new maxima, o rescaled
 //       begin s = q k(i + 1)^T                    matrix unit, scores of the next tile
 //       begin o += p v(i)                         matrix unit, probabilities of this one
@@ -42,6 +42,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
+  static_assert(kOverlaps || !Scores::kInParts);
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
   static constexpr int kWarpgroups = Block::kWarpgroups;
@@ -347,14 +348,14 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) {
         if constexpr (Scores::kInParts) {
           rescales = true;
-          later[0][0] *= by[0][0];
-          later[0][1] *= by[0][1];
+          later[0][0] = by[0][0];
+          later[0][1] = by[0][1];
         } else {
           scale_rows(o, by);
         }
       });
-      if constexpr (Scores::kInParts) {  // softmax() has waited
-        ptx::wait_products<0>(o[0]);
+      if constexpr (Scores::kInParts) {
+        ptx::wait_products<0>(o[0]);  // softmax() has waited; the compiler is to read o behind this alone
         if (rescales) scale_rows(o, later);
         if (has_output) release(v);
       }

@@ -17,19 +17,18 @@ struct ScoresSm90 {
   using Items = typename Block::Items;
   static constexpr bool kHasMap = Block::kHasMap;
   static constexpr int kBlocks = C.tile_kv / 8;
-  // o += p v reads its probabilities from registers. With two warpgroups, one of which may have nothing to do but wait
-  // for that, it is waited for in two parts: the next tile's probabilities take the place of the first part's while the
-  // second is under way. Of kSteps of 16 keys the first part has those whose probabilities take as long as the second.
-  static constexpr int kSteps = kBlocks / 2, kFirstSteps = (kSteps * 3 + 4) / 8;
-  static constexpr bool kInParts =
-      C.tile_q == 128 && C.head_dim_qk == 128 && C.head_dim_v == 128 && !C.softcap && !C.score && !C.bias && !C.dropout;
+  // o += p v reads its probabilities from registers: with kInParts the first kFirstSteps of its products, of 16 keys
+  // each, are waited for alone, and the next tile's probabilities take the place of theirs while the rest is under way.
+  // Found by measuring (docs/forward_sm90.md); other tiles and head dims were not tried.
+  static constexpr int kSteps = kBlocks / 2, kFirstSteps = kSteps * 3 / 8;
+  static constexpr bool kInParts = portable::holds_queries(C) && C.tile_kv == 128 && !C.softcap;
 
   const Block& block;
   const ForwardParams& p;
   int warpgroup, lane;
   int part;  // which 64 of the item's queries are the warpgroup's
   Items items;
-  uint32_t probabilities[kBlocks / 2][4];
+  uint32_t probabilities[kSteps][4];
   WatchedRows rows;
   int32_t full_end;           // from the tile at hand on, tiles before it are seen whole by the warpgroup
   typename Block::Note note;  // of the tile at hand, with a tile map
@@ -164,8 +163,8 @@ struct ScoresSm90 {
     constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
   }
-  // The scores of a tile become unnormalised probabilities. rescale(factor): o is to be multiplied, with kInParts when
-  // it is there.
+  // The scores of a tile become unnormalised probabilities. rescale(factor): o is to be multiplied; with kInParts it
+  // may not be there yet, but is on return.
   template <class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
                                           const Rescale& rescale) {
@@ -175,7 +174,7 @@ struct ScoresSm90 {
       looks = !__all_sync(kAllLanes, rows.is_settled && is_full(tile));
     }
     float sum[2], rounded[2];
-    bool waits = kInParts;  // the first time alone: a warpgroup's warps come to a wait together
+    bool waits = kInParts;  // the first time alone, which every warp does: a warpgroup's warps share their waits
 #pragma unroll 1
     for (;;) {
       if (looks) look(s, tile, scale_log2, rescale);
@@ -260,7 +259,7 @@ struct ScoresSm90 {
 
   // Unnormalised probabilities of a tile's scores, which stay, and the lane's sums of them, also as rounded. False if
   // they do not serve: sums are too large, or a product is beyond the softcap's series. waits: for each part of
-  // o += p v before the probabilities that it reads are written.
+  // o += p v before what it reads is written; in all warps of a warpgroup alike.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                bool by_series, bool waits, float (&sum)[2], float (&rounded)[2]) {
     const Score<C> score = score_of(p, current());

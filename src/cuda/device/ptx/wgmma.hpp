@@ -23,7 +23,8 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   keep_in_place(d);
 }
 
-// The same where nothing of d is read, only registers that the others read as A are written anew.
+// The same before registers are written that those groups read as A, which the assembler knows. What they add to is
+// read behind the wait above alone.
 template <int Pending>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");

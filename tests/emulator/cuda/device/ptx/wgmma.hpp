@@ -99,6 +99,7 @@ struct WarpgroupMma {
           adds);
     });
   }
+  // a: lives until the product is waited for, as d does.
   template <Contiguous B>
   static void with_registers(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
     const emulator::Given* given = emulator::exchange({{a[0], a[1], a[2], a[3]}});
