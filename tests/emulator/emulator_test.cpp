@@ -1,6 +1,5 @@
-// The emulator shows what is wrong with a kernel: a wait for nothing, a missing wait, an arrival too many, a
-// register written too early. And what of
-// the device code no call of a test reaches.
+// The emulator shows what is wrong with a kernel: a wait for nothing, a missing wait, an arrival too many, a register
+// written too early. And what of the device code no call of a test reaches.
 #include "builtins.hpp"
 // builtins.hpp comes first: device code is written in its words.
 #include <gtest/gtest.h>
