@@ -84,14 +84,14 @@ TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
   EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::alibi)) << "no series";
   EXPECT_FALSE(has_two(DType::bf16, 64, {}));
   EXPECT_FALSE(has_two(DType::f16, 64, Feature::softcap)) << "P has more bits";
-  // The other kernel scales queries, where they are in registers.
-  for (const int64_t head_dim : {64, 128, 256}) {
-    const ForwardConfig c = forward_sm90_config(problem(DType::bf16, head_dim, head_dim, Feature::softcap));
-    EXPECT_EQ(c.short_series, head_dim == 128);
-    EXPECT_EQ(c.scales_q, head_dim == 128);
-  }
-  for (const core::Features beside : {core::Features(Feature::dropout), Feature::document | Feature::dense_mask}) {
-    EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128, beside | Feature::softcap)).short_series);
+  // The other kernel scales queries with it.
+  for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
+    for (const core::Features beside :
+         {core::Features(), core::Features(Feature::lse), core::Features(Feature::dropout)}) {
+      const ForwardConfig c = forward_sm90_config(problem(DType::bf16, head_dim, head_dim, beside | Feature::softcap));
+      EXPECT_EQ(c.short_series, beside != Feature::lse);
+      EXPECT_EQ(c.scales_q, c.short_series);
+    }
   }
 }
 
@@ -212,6 +212,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   EXPECT_EQ(tile_q(1792, -1, 0), 128);
   EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);
+  EXPECT_EQ(tile_q(8192, -1, -1, Feature::softcap), 192) << "of two terms";
   for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
                                         core::Features(Feature::keep), core::Features(Feature::alibi)}) {
     EXPECT_EQ(tile_q(16384, -1, 0, features), 128);

@@ -331,6 +331,11 @@ TEST_P(GpuRuns, CausalHaveTheSameBits) {
 TEST_P(GpuRuns, LongHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_right = 0}, 2048);
 }
+// There sums are a product.
+TEST_P(GpuRuns, LongSoftcapsHaveTheSameBits) {
+  expect_same_bits(
+      {.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_right = 0, .softcap = 30, .lse = false}, 2048);
+}
 // Those tiles first that all rows see whole.
 TEST_P(GpuRuns, WindowsHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_left = 300, .window_right = 0},

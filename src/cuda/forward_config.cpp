@@ -154,6 +154,8 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   ForwardConfig c = features_of(p);
   c.head_dim_qk = padded_dim(p.head_dim_qk);
   c.head_dim_v = padded_dim(p.head_dim_v);
+  // Masks make scores -inf before a softcap's series, which of two terms wants squares that saturate.
+  c.scales_q = c.short_series;
   // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows, and what several
   // masks or a mask and changed scores need. Keys of a tile: as many as leave registers for what features do to scores
   // (tests/kernel_matrix_test.cpp).
@@ -162,20 +164,20 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const int num_heavy = (c.bias ? 1 : 0) + (c.dropout ? 1 : 0);
   const bool is_mixed = masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score);
   // Rows of few keys end in a tile that is hardly used. Three warpgroups fit head dim 128 too where nothing is computed
-  // beside the softmax, and pay where rows are long and many, longer ones where all are equally long: fewer items leave
-  // more blocks idle at the end. Element masks often change at multiples of 128. Found by measuring
-  // (docs/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a length decides here
-  // must be the same for all that round to the same.
+  // beside the softmax, or a softcap's two terms, and pay where rows are long and many, longer ones where all are
+  // equally long: fewer items leave more blocks idle at the end. Element masks often change at multiples of 128. Found
+  // by measuring (docs/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a length
+  // decides here must be the same for all that round to the same.
   const bool is_short = dim > 192 && (p.seqlen_kv <= 1024 || c.batch_invariant);
-  const bool is_plain = !c.softcap && !c.alibi && !c.score && num_heavy == 0 && masks == 0 && !c.paged;
-  const bool is_long = is_plain && c.head_dim_qk == 128 && c.head_dim_v == 128 && !c.batch_invariant &&
+  const bool is_light = (!c.softcap || c.scales_q) && !c.alibi && !c.score && num_heavy == 0 && masks == 0 && !c.paged;
+  const bool is_long = is_light && c.head_dim_qk == 128 && c.head_dim_v == 128 && !c.batch_invariant &&
                        std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? 1792 : 7168);
   c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
   const bool is_crowded =
       num_heavy == 2 || ((num_heavy == 1 || c.softcap || masks > 1) && dim > 192) || (c.bias_is_f32 && dim <= 96);
   const bool is_tight =
-      ((masks == 1 || c.alibi || c.score) && dim == 64) || (masks > 1 && c.head_dim_v > c.head_dim_qk);
+      ((masks == 1 || c.alibi || c.score || c.scales_q) && dim == 64) || (masks > 1 && c.head_dim_v > c.head_dim_qk);
   const int32_t longest = is_crowded || is_short || is_mixed ? 64
                           : num_heavy == 1                   ? (c.head_dim_v == 128 ? 112 : 80)
                           : is_wide && dim <= 192            ? (c.softcap ? 96 : 112)
@@ -188,9 +190,6 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
     if (tile_kv <= longest && portable::forward_sm90_layout(c).bytes <= portable::kHopperSharedBytes) break;
   }
   c.num_warps = c.tile_q / 16;
-  // Masks make scores -inf before the series, which of two terms wants squares that saturate; a warpgroup scales
-  // queries in registers alone.
-  c.short_series = c.scales_q = c.short_series && portable::holds_queries(c);
   return c;
 }
 

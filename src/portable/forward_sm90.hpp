@@ -48,12 +48,18 @@ constexpr bool holds_queries(const ForwardConfig& c) {
          !c.dropout && num_masks(c) <= 1;
 }
 
+// Sums of rows are a product too, of the probabilities and ones, a third panel behind each stage of v: an addition a
+// score less. A softcap whose series has two terms wants no maximum, so nothing else needs a lane's own sums.
+constexpr bool sums_by_product(const ForwardConfig& c) {
+  return c.scales_q && c.tile_q == 3 * kWarpgroupRows && c.head_dim_v == 128;
+}
+
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   const auto panels = [](int32_t columns) { return (columns + 63) / 64 * 128; };
   ForwardSm90Layout layout{};
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
-  layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
+  layout.v_bytes = c.tile_kv * (panels(c.head_dim_v) + (sums_by_product(c) ? panels(1) : 0));
   layout.item_bytes = c.mask == MaskLevel::bits ? 208 : 256;  // a slot's place by a shift, unless notes need the room
   const auto place = [&] {
     const int32_t warpgroups = c.tile_q / kWarpgroupRows;

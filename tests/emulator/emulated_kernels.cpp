@@ -80,7 +80,7 @@ constexpr ForwardConfig with_softcap(ForwardConfig c) {
 constexpr ForwardConfig with_short_series(ForwardConfig c) {
   c = with_softcap(c);
   c.short_series = true;
-  c.scales_q = c.tile_q == 128 && c.num_warps == 8;  // forward_sm90's
+  c.scales_q = c.num_warps >= 8;  // forward_sm90's
   return c;
 }
 constexpr ForwardConfig with_alibi(ForwardConfig c) {
@@ -143,6 +143,9 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_softcap(plain(Element::f16, 64, 64, 192, 128))>(),
                                         sm90<with_softcap(k128)>(),
                                         sm90<with_short_series(k128)>(),
+                                        sm90<with_short_series(kLong)>(),
+                                        sm90<with_short_series(plain(Element::bf16, 64, 64, 192, 112))>(),
+                                        sm90<with_short_series(k256)>(),
                                         sm90<with_short_series(kMasked)>(),
                                         sm90<with_alibi(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_alibi(k128)>(),

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "emulated_case.hpp"
 
@@ -37,33 +39,66 @@ TEST(EmulatedSm90, Softcaps) {
   }
 }
 
-// Two terms of the series, for queries that are scaled: no lse is asked for.
+// Two terms of the series, for queries that are scaled: no lse is asked for. In tiles for long rows sums are a product.
 TEST(EmulatedSm90, SoftcapsWithoutLse) {
-  for (const double softcap : {0.3, 20.0, 30.0, 400.0}) {
-    for (const double spread : {0.3, 1.0, 2.0, 6.0, 30.0}) {
-      for (const int64_t seqlen_kv : {5, 300, 900}) {
-        Case c = base(128, 128);
-        c.heads_q = c.batch = 1;
-        c.lse = false;
-        c.softcap = softcap;
-        c.spread = spread;
-        c.seqlen_kv = seqlen_kv;
-        if (seqlen_kv == 300) c.window_right = 0, c.scale = -0.2;
+  const auto one = [](Case c) {
+    c.heads_q = c.batch = 1;
+    c.lse = false;
+    return c;
+  };
+  for (const bool is_long : {false, true}) {
+    const Case of = one(is_long ? base_of_long(128) : base(128, 128));
+    for (const double softcap : is_long ? std::vector{30.0} : std::vector{0.3, 20.0, 30.0, 400.0}) {
+      for (const double spread : {0.3, 1.0, 2.0, 6.0, 30.0}) {
+        for (const int64_t seqlen_kv : {5, 300, 900}) {
+          Case c = of;
+          c.softcap = softcap;
+          c.spread = spread;
+          c.seqlen_kv = seqlen_kv;
+          if (seqlen_kv == 300) c.window_right = 0, c.scale = -0.2;
+          expect_right(c);
+          c.lse = true;
+          if (seqlen_kv == 900) expect_right(c);
+        }
+      }
+    }
+    // All scores far below zero.
+    for (const double mean : {-6.0, -12.0, -25.0}) {
+      for (const bool lse : {false, true}) {
+        Case c = of;
+        c.lse = lse;
+        c.softcap = 30;
+        c.mean = mean;
+        c.seqlen_kv = 600;
         expect_right(c);
-        c.lse = true;
-        if (seqlen_kv == 900) expect_right(c);
       }
     }
   }
-  // All scores far below zero.
-  for (const double mean : {-6.0, -12.0, -25.0}) {
-    for (const bool lse : {false, true}) {
-      Case c = base(128, 128);
-      c.heads_q = c.batch = 1;
-      c.lse = lse;
+  for (const Case& of : {one(base(64, 64)), one(base(256, 256))}) {
+    for (const double spread : {1.0, 2.5, 6.0}) {
+      Case c = of;
       c.softcap = 30;
-      c.mean = mean;
-      c.seqlen_kv = 600;
+      c.spread = spread;
+      c.scale = spread == 1 ? -0.1 : 0.1;
+      c.seqlen_kv = 300;
+      expect_right(c);
+    }
+  }
+}
+
+// Rows that see no key or a few, keys that nobody sees and may hold anything, several items a block.
+TEST(EmulatedSm90, SoftcapsWithoutLseOfSomeKeys) {
+  for (const Case& of : {base(128, 128), base_of_long(128)}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case& c) { c.leftpad_kv = c.masked_nan = true; },
+             [](Case& c) { c.window_left = 6, c.window_right = 0; },
+             [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3, c.window_right = 0; },
+             [](Case& c) { c.seqlen_q = 700, c.window_right = 0, c.sink = true; }}) {
+      Case c = of;
+      c.lse = false;
+      c.softcap = 30;
+      c.spread = 2.7;
+      change(c);
       expect_right(c);
     }
   }

@@ -36,9 +36,11 @@ struct BlockSm90 {
   // warpgroup has always the most to do.
   static constexpr bool kLeavesOut = kWarpgroups == 3 || C.tile_kv <= kRows;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
-  static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
-  static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
-  static constexpr int kLoadedRows = C.tile_kv / C.cluster;      // of a tile of keys: what this block loads, for all
+  static constexpr int kRowBytes = 128;  // of a panel of 64 columns
+  static constexpr bool kSumsByProduct = portable::sums_by_product(C);
+  static constexpr int kOnesBytes = kSumsByProduct ? C.tile_kv * kRowBytes : 0;  // of a stage of v, at its end
+  static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;                  // of a warpgroup's queries
+  static constexpr int kLoadedRows = C.tile_kv / C.cluster;  // of a tile of keys: what this block loads, for all
   static_assert(kLoadedRows % portable::kSwizzleRows == 0);
   static_assert(C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits || kLeavesOut),
                 "its blocks walk the same tiles");
@@ -171,6 +173,20 @@ struct BlockSm90 {
     KRing::init(k_barriers(), 1, kWarps * C.cluster);
     VRing::init(v_barriers(), 1, kWarps * C.cluster);
     ptx::publish_barriers();
+  }
+
+  // Those behind each stage of v, by the whole block.
+  __device__ __forceinline__ void write_ones() const {
+    constexpr uint32_t kOnes = C.element == Element::bf16 ? 0x3F803F80 : 0x3C003C00;
+#pragma unroll 1
+    for (int stage = 0; stage < kLayout.v_stages; ++stage) {
+      const uint32_t s_ones = s_q + kLayout.v_at + (stage + 1) * kLayout.v_bytes - kOnesBytes;
+#pragma unroll 1
+      for (int at = static_cast<int>(threadIdx.x) * 16; at < kOnesBytes; at += kThreads * 16) {
+        ptx::store_chunk(s_ones + at, {kOnes, kOnes, kOnes, kOnes});
+      }
+    }
+    ptx::fence_async();
   }
 
   __device__ bool exists(uint32_t item_idx) const { return item_idx < static_cast<uint32_t>(p.num_items); }
@@ -430,7 +446,7 @@ struct BlockSm90 {
       if (kHasMap && (is_partial || !of.tiles.is_full(tile))) {
         note = *reinterpret_cast<const uint4*>(seen_keys(p.forward, of.map + tile));
       }
-      load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes, p.v, of, tile, s_note_of_v(v), note);
+      load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes - kOnesBytes, p.v, of, tile, s_note_of_v(v), note);
     };
     for_each_tile(load, [](const Items&) {});
   }

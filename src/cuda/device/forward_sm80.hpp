@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         });
         if (!has_series || block.cap_by_series(s, score)) break;
         has_series = false;
-        take_max_of_sums(rows, rescale);
+        take_max_of_sums(
+            rows, [&](int m, int r) { return row_sum(rows[m].sum[r]); }, rescale);
       }
       if (!has_series) block.modify(s, score, tile);
       if (!is_full && !has_bits) block.mask(s, tile);

@@ -56,10 +56,13 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   typename Block::KRing k;
   typename Block::VRing v;
   static constexpr bool kHoldsQ = portable::holds_queries(C);
-  static_assert(!C.scales_q || kHoldsQ);
+  static constexpr bool kMultipliesQ = C.scales_q && !kHoldsQ;  // in shared memory, not in registers
   static constexpr int kStepsQ = C.head_dim_qk / 16;
 
-  float o[1][kBlocksV][4];
+  // With kSumsByProduct a block behind the columns has each row's sum of probabilities, eight times.
+  static constexpr int kBlocksO = kBlocksV + (Block::kSumsByProduct ? 1 : 0);
+
+  float o[1][kBlocksO][4];
   uint32_t queries[kHoldsQ ? kStepsQ : 1][4];
 
   __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
@@ -96,11 +99,11 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     return current().exists != 0;
   }
 
-  // Waits for the item's queries. The sign of a negative scale is theirs from here on.
+  // Waits for the item's queries. The sign of a negative scale is theirs from here on, and the factor of scales_q.
   __device__ __forceinline__ void take_q() {
     q.at(part).wait_full();
     const uint32_t s_q = block.s_q_of(q, part);
-    if (p.scale < 0) negate(s_q);
+    if (kMultipliesQ || p.scale < 0) multiply_q(s_q);
     if constexpr (kHoldsQ) {
       using Panel = Tile<Block::kRows, 64, 2>;
       const uint32_t s_row = s_q + Panel::offset(warp_row() + lane % 16, lane / 16);
@@ -114,13 +117,17 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       }
     }
   }
-  // The warpgroup's queries at s_q.
-  __device__ __forceinline__ void negate(uint32_t s_q) const {
+  // The warpgroup's queries at s_q: by scales_q's factor, with the sign of the scale, or by -1 alone.
+  __device__ __forceinline__ void multiply_q(uint32_t s_q) const {
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x % 128) * 16; at < Block::kQBytes; at += 128 * 16) {
+      const auto product = [&](uint32_t pair) {
+        constexpr uint32_t kSigns = 0x80008000;
+        if constexpr (!kMultipliesQ) return pair ^ kSigns;
+        return ptx::multiply_bf16(pair, copysignf(p.softcap.q_factor, p.scale));
+      };
       const uint4 words = ptx::load_chunk(s_q + at);
-      constexpr uint32_t kSigns = 0x80008000;
-      ptx::store_chunk(s_q + at, {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
+      ptx::store_chunk(s_q + at, {product(words.x), product(words.y), product(words.z), product(words.w)});
     }
     ptx::fence_async();
     meet();
@@ -150,7 +157,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 
   __device__ __forceinline__ void begin_output() {
     const Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
-    using Mma = ptx::WarpgroupMma<C.element, C.head_dim_v>;
+    using Mma = ptx::WarpgroupMma<C.element, kBlocksO * 8>;
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < Scores::kSteps; ++step) {
@@ -174,7 +181,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       if ((seen.x & seen.y & seen.z & seen.w) == ~0u) return;
     }
     const uint32_t s_v = block.s_v(v);
-    constexpr int kPanelRows = kLayout.v_bytes / kRowBytes;
+    constexpr int kPanelRows = (kLayout.v_bytes - Block::kOnesBytes) / kRowBytes;
     for (int i = static_cast<int>(threadIdx.x % 128); i < kPanelRows * 8; i += 128) {
       const int32_t key = i / 8 % C.tile_kv;
       if (kHasMap ? (ptx::load_word(s_seen + key / 32 * 4) >> key % 32 & 1) != 0
@@ -208,6 +215,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     return Visited().next(current().tiles, nullptr, tile + 1) >= share().end;
   }
 
+  // Of row r's probabilities; with kSumsByProduct o is there.
+  __device__ __forceinline__ float sum(int r) const {
+    return Block::kSumsByProduct ? o[0][kBlocksO - 1][r * 2] : row_sum(rows.sum[r]);
+  }
   // Writes the item's lse; its last probabilities are there. by: what its output is to be multiplied by.
   __device__ __forceinline__ void write_lse(float (&by)[1][2]) {
     const Item& item = current();
@@ -215,7 +226,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     const float sink = has_sink ? static_cast<const float*>(p.sink.data)[item.work.head_idx * p.sink.stride] : 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const RowResult result = finish(rows.max[r], row_sum(rows.sum[r]), score_of(p, item).scale(), has_sink, sink);
+      const RowResult result = finish(rows.max[r], sum(r), score_of(p, item).scale(), has_sink, sink);
       const int32_t at = item.queries.first + row(r);
       if (p.lse.data != nullptr && lane % 4 == 0 && at < item.queries.end) {
         static_cast<float*>(p.lse.data)[row_offset(p.lse, item.work, item.sequence, at)] = result.lse;
@@ -227,7 +238,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
-    for (int j = 0; j < kBlocksV; ++j) {
+    for (int j = 0; j < kBlocksO; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         o[0][j][i] = 0;
@@ -273,7 +284,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       at[0][r] = row_offset(p.out, item.work, item.sequence, query);
       is_there[0][r] = query < item.queries.end;
     }
-    store_rows<C, kKeepsQ>(p, o, at, is_there, 0, lane);
+    store_rows<C, kKeepsQ, kBlocksV>(p, o, at, is_there, 0, lane);
   }
   // Stores the item's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
@@ -345,7 +356,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       if (kOverlaps && !Scores::kInParts) end_output(has_output);
       float later[1][2] = {{1, 1}};  // what o is multiplied by when it is there
       bool rescales = false;
-      Scores::softmax(s, tile, scale_log2, [&](const float(&by)[1][2]) {
+      const auto sum_of = [&](int r) { return sum(r); };
+      Scores::softmax(s, tile, scale_log2, sum_of, [&](const float(&by)[1][2]) {
         if constexpr (Scores::kInParts) {
           rescales = true;
           later[0][0] = by[0][0];
@@ -395,8 +407,9 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         run_item(scale_log2, had_item);
         v.wait_full();
         begin_output();
+        if (Block::kSumsByProduct) end_output(true);  // sums come with it
         write_lse(by);
-        end_output(true);
+        if (!Block::kSumsByProduct) end_output(true);
       }
       const int32_t behind = share().behind;
       store(by);
@@ -418,6 +431,7 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     ptx::prefetch(p.out);
     block.init_barriers();
   }
+  if constexpr (Block::kSumsByProduct) block.write_ones();
   if constexpr (C.cluster > 1) {
     ptx::sync_cluster();
   } else {

@@ -92,10 +92,11 @@ __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float 
   }
 }
 
-// Columns of out from `first` on of rows that begin at elements at[m][r], from the accumulators, which are lost. What
-// is rare is in a loop, lest its code is a quarter of the kernel: pairs, and quads if QuadsAreRare.
-template <ForwardConfig C, bool QuadsAreRare, int MBlocks, int BlocksV>
-__device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][BlocksV][4],
+// Columns of out from `first` on of rows that begin at elements at[m][r], from accumulators' first BlocksV blocks,
+// which are lost. What is rare is in a loop, lest its code is a quarter of the kernel: pairs, and quads if
+// QuadsAreRare.
+template <ForwardConfig C, bool QuadsAreRare, int BlocksV, int MBlocks, int Blocks>
+__device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
   constexpr int kBlocks = BlocksV % 4 == 0 ? 4 : 2;
@@ -188,7 +189,7 @@ struct Output {
         is_there[m][r] = query(m, r) < sequence.len_q;
       }
     }
-    store_rows<C, false>(p, o, at, is_there, work.slice_idx * C.head_dim_v, lane);
+    store_rows<C, false, kBlocksV>(p, o, at, is_there, work.slice_idx * C.head_dim_v, lane);
   }
 };
 

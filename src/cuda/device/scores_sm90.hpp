@@ -163,10 +163,10 @@ struct ScoresSm90 {
     constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
   }
-  // The scores of a tile become unnormalised probabilities. rescale(factor): o is to be multiplied; with kInParts it
-  // may not be there yet, but is on return.
-  template <class Rescale>
-  __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+  // The scores of a tile become unnormalised probabilities. sum_of(r): of row r's before it. rescale(factor): o is to
+  // be multiplied; with kInParts it may not be there yet, but is on return.
+  template <class Sum, class Rescale>
+  __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2, const Sum& sum_of,
                                           const Rescale& rescale) {
     bool looks = !rows.is_settled || (kHasSides && side == 0);
     if constexpr (Score<C>::kHasSeries) {
@@ -177,7 +177,7 @@ struct ScoresSm90 {
     bool waits = kInParts;  // the first time alone, which every warp does: a warpgroup's warps share their waits
 #pragma unroll 1
     for (;;) {
-      if (looks) look(s, tile, scale_log2, rescale);
+      if (looks) look(s, tile, scale_log2, sum_of, rescale);
       const bool by_series = Score<C>::kHasSeries && rows.is_settled;
       // Apart beside a tile map, where no register is left for coefficients that are chosen.
       const bool serves = kHasMap && by_series
@@ -189,14 +189,14 @@ struct ScoresSm90 {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.sum[r] += sum[r];
+      if (!Block::kSumsByProduct) rows.sum[r] += sum[r];
       if (Score<C>::kRoundsSums) rows.rounded[r] += rounded[r];
     }
   }
 
   // A closer look at a tile: what its exponents are to be taken against.
-  template <class Rescale>
-  __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2,
+  template <class Sum, class Rescale>
+  __device__ __forceinline__ void look(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2, const Sum& sum_of,
                                        const Rescale& rescale) {
     if constexpr (kHasSides) {
       modify<false>(s[0], tile);
@@ -215,7 +215,8 @@ struct ScoresSm90 {
         rows.is_settled = __all_sync(kAllLanes, score.series_serves(square));
         if (!rows.is_settled) {
           RowState state[1] = {rows};
-          take_max_of_sums(state, [&](int, const float(&by)[2]) {
+          const auto row_sum_of = [&](int, int r) { return sum_of(r); };
+          take_max_of_sums(state, row_sum_of, [&](int, const float(&by)[2]) {
             const float factor[1][2] = {{by[0], by[1]}};
             rescale(factor);
           });
@@ -294,7 +295,11 @@ struct ScoresSm90 {
     }
     if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
     // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
-    ptx::keep_in_place(sum);
+    if constexpr (Block::kSumsByProduct) {
+      ptx::keep_in_place(probabilities);
+    } else {
+      ptx::keep_in_place(sum);
+    }
     return score.series_serves(square);
   }
 };

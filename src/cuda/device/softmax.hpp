@@ -111,15 +111,16 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
 }
 
 // Rows whose exponents of 2 were taken against zero get a maximum as update_max() needs it: zero, if their sums are
-// smaller a power of 2 near those, and -inf where nothing was summed. rescale() as there.
-template <int MBlocks, class Rescale>
-__device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], const Rescale& rescale) {
+// smaller a power of 2 near those, and -inf where nothing was summed. sum_of(m, r): of the row's four lanes; rescale()
+// as there.
+template <int MBlocks, class Sum, class Rescale>
+__device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], const Sum& sum_of, const Rescale& rescale) {
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = row_sum(rows[m].sum[r]);
+      const float sum = sum_of(m, r);
       const int exponent = min(__float_as_int(sum) >> 23, 127);  // plus 127
       rows[m].max[r] = sum == 0 ? -kInfinity : static_cast<float>(exponent - 127);
       factor[r] = sum == 0 ? 1.0f : __int_as_float((254 - exponent) << 23);

@@ -10,6 +10,14 @@ __device__ __forceinline__ void keep_loads_in_place() { asm volatile("" ::: "mem
 __device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void keep_in_place(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
 template <int Blocks>
+__device__ __forceinline__ void keep_in_place(uint32_t (&a)[Blocks][4]) {
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[j][i]));
+  }
+}
+template <int Blocks>
 __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 #pragma unroll
   for (int j = 0; j < Blocks; ++j) {
