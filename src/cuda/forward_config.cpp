@@ -177,7 +177,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const bool is_crowded =
       num_heavy == 2 || ((num_heavy == 1 || c.softcap || masks > 1) && dim > 192) || (c.bias_is_f32 && dim <= 96);
   const bool is_tight =
-      ((masks == 1 || c.alibi || c.score || c.scales_q) && dim == 64) || (masks > 1 && c.head_dim_v > c.head_dim_qk);
+      ((masks == 1 || c.alibi || c.score) && dim == 64) || (masks > 1 && c.head_dim_v > c.head_dim_qk);
   const int32_t longest = is_crowded || is_short || is_mixed ? 64
                           : num_heavy == 1                   ? (c.head_dim_v == 128 ? 112 : 80)
                           : is_wide && dim <= 192            ? (c.softcap ? 96 : 112)

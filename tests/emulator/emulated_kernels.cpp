@@ -144,7 +144,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_softcap(k128)>(),
                                         sm90<with_short_series(k128)>(),
                                         sm90<with_short_series(kLong)>(),
-                                        sm90<with_short_series(plain(Element::bf16, 64, 64, 192, 112))>(),
+                                        sm90<with_short_series(k64)>(),
                                         sm90<with_short_series(k256)>(),
                                         sm90<with_short_series(kMasked)>(),
                                         sm90<with_alibi(plain(Element::bf16, 64, 64, 192, 112))>(),

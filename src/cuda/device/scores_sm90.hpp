@@ -179,10 +179,11 @@ struct ScoresSm90 {
     for (;;) {
       if (looks) look(s, tile, scale_log2, sum_of, rescale);
       const bool by_series = Score<C>::kHasSeries && rows.is_settled;
-      // Apart beside a tile map, where no register is left for coefficients that are chosen.
-      const bool serves = kHasMap && by_series
+      // Apart where no register is left for coefficients that are chosen.
+      constexpr bool kApart = kHasMap || (C.scales_q && Block::kWarpgroups == 3);
+      const bool serves = kApart && by_series
                               ? exponentiate(s[0], tile, scale_log2, true, waits, sum, rounded)
-                              : exponentiate(s[0], tile, scale_log2, !kHasMap && by_series, waits, sum, rounded);
+                              : exponentiate(s[0], tile, scale_log2, !kApart && by_series, waits, sum, rounded);
       if (looks || __all_sync(kAllLanes, serves)) break;
       looks = true;
       waits = false;
