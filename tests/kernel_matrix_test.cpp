@@ -171,12 +171,15 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"alibi", Feature::alibi},
                              {"bias in f32", Feature::bias, DType::f32},
                              {"dropout", Feature::dropout},
+                             {"softcap and dropout", Feature::softcap | Feature::dropout},
+                             {"softcap, dropout and lse", Feature::softcap | Feature::dropout | Feature::lse},
                              {"score", Feature::score},
                              {"bias and dropout", Feature::bias | Feature::dropout},
                              {"keep", Feature::keep},
                              {"pages", Feature::paged_kv},
                              {"masks", core::kElementMasks | Feature::keep},
                              {"mask and softcap", Feature::dense_mask | Feature::softcap},
+                             {"mask, softcap and dropout", Feature::keep | Feature::softcap | Feature::dropout},
                              {"mask and alibi", Feature::document | Feature::alibi},
                              {"mask and bias in f32", Feature::dense_mask | Feature::bias, DType::f32},
                              {"mask and pages", Feature::dense_mask | Feature::paged_kv},
@@ -195,10 +198,13 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // The plain kernel and that with a mask of every size, every feature at one, a text at 128 too.
+      // The plain kernel, that with a mask and a softcap's two terms of every size, every feature at one, a text at 128
+      // too.
       const bool has_text = sets[set].features == Feature::score || sets[set].features == Feature::keep;
-      if (!g_full && set > 1 && dims != set % std::size(kDims) && !(has_text && dims == 2)) continue;
-      Problem p{.dtype = dims == 1 ? DType::f16 : DType::bf16,
+      const bool has_two_terms = sets[set].features == Feature::softcap && !sets[set].batch_invariant;
+      const bool is_wanted = set < 2 || has_two_terms || dims == set % std::size(kDims) || (has_text && dims == 2);
+      if (!g_full && !is_wanted) continue;
+      Problem p{.dtype = dims == 1 && !has_two_terms ? DType::f16 : DType::bf16,
                 .head_dim_qk = kDims[dims].qk,
                 .head_dim_v = kDims[dims].v,
                 .seqlen_q = kDims[dims].seqlen_kv,

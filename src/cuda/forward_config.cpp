@@ -72,8 +72,12 @@ ForwardConfig features_of(const core::Problem& p) {
       .keep = p.features.has(Feature::keep),
       .batch_invariant = p.batch_invariant,
   };
-  c.short_series = has_series(c) && c.element == Element::bf16 && !p.features.has(Feature::lse);
   return c;
+}
+
+// Of head dims as compiled: whether a softcap's series has two terms.
+bool has_short_series(const ForwardConfig& c, const core::Problem& p) {
+  return has_series(c) && c.element == Element::bf16 && !p.features.has(Feature::lse);
 }
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardConfig{.element = ...}>"
@@ -130,6 +134,7 @@ ForwardConfig forward_config(const core::Problem& p, const DeviceInfo& device) {
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
+    c.short_series = has_short_series(c, p);
     c.tile_q = shape.tile_q;
     c.num_warps = shape.num_warps;
     for (const int32_t tile_kv : {128, 96, 64, 48, 32, 16}) {
@@ -155,14 +160,14 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   c.head_dim_qk = padded_dim(p.head_dim_qk);
   c.head_dim_v = padded_dim(p.head_dim_v);
   // Masks make scores -inf before a softcap's series, which of two terms wants squares that saturate.
-  c.scales_q = c.short_series;
+  c.short_series = c.scales_q = has_short_series(c, p);
   // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows, and what several
-  // masks or a mask and changed scores need. Keys of a tile: as many as leave registers for what features do to scores
-  // (tests/kernel_matrix_test.cpp).
+  // masks, a mask and changed scores, or a softcap and dropout need. Keys of a tile: as many as leave registers for
+  // what features do to scores (tests/kernel_matrix_test.cpp).
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
   const int masks = num_masks(c);
   const int num_heavy = (c.bias ? 1 : 0) + (c.dropout ? 1 : 0);
-  const bool is_mixed = masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score);
+  const bool is_mixed = (masks > 0 && (num_heavy > 0 || c.softcap || c.alibi || c.score)) || (c.softcap && c.dropout);
   // Rows of few keys end in a tile that is hardly used. Three warpgroups fit head dim 128 too where nothing is computed
   // beside the softmax, or a softcap's two terms, and pay where rows are long and many, longer ones where all are
   // equally long: fewer items leave more blocks idle at the end. Element masks often change at multiples of 128. Found

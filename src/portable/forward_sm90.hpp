@@ -24,10 +24,11 @@ struct ForwardSm90Params {
 };
 
 // Bytes, and places in bytes from the start of shared memory, which is a multiple of 1024. Columns are padded to panels
-// of 64. A slot of q, a stage of k and one of v each hold a tile; that of q in parts of 64 rows, a warpgroup's each.
-// With element masks stages of k, and then those of v, have a note each.
+// of 64. A slot of q, a stage of k and one of v each hold a tile; that of q in parts of 64 rows, a warpgroup's each. A
+// stage of v ends with a panel of ones where sums_by_product(). With element masks stages of k, and then those of v,
+// have a note each.
 struct ForwardSm90Layout {
-  int32_t q_bytes, k_bytes, v_bytes, item_bytes;
+  int32_t q_bytes, k_bytes, v_bytes, ones_bytes, item_bytes;
   int32_t q_slots, k_stages, v_stages, item_slots;
   int32_t k_at, v_at, items_at, bounds_at, notes_at, barriers_at;
   int32_t bytes;
@@ -48,10 +49,11 @@ constexpr bool holds_queries(const ForwardConfig& c) {
          !c.dropout && num_masks(c) <= 1;
 }
 
-// Sums of rows are a product too, of the probabilities and ones, a third panel behind each stage of v: an addition a
-// score less. A softcap whose series has two terms wants no maximum, so nothing else needs a lane's own sums.
+// Sums of rows are a product too, of probabilities and ones that lie behind each tile of v: an addition a score less.
+// For a softcap's two terms in the tiles of long rows: nobody looks at sums there to see whether exponents served, and
+// no LSE is asked for, of which a sum of rounded probabilities would be too far.
 constexpr bool sums_by_product(const ForwardConfig& c) {
-  return c.scales_q && c.tile_q == 3 * kWarpgroupRows && c.head_dim_v == 128;
+  return c.scales_q && c.tile_q == 3 * kWarpgroupRows && c.head_dim_v == 128 && c.mask == MaskLevel::band && !c.dropout;
 }
 
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
@@ -59,13 +61,14 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& c) {
   ForwardSm90Layout layout{};
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
-  layout.v_bytes = c.tile_kv * (panels(c.head_dim_v) + (sums_by_product(c) ? panels(1) : 0));
+  layout.v_bytes = c.tile_kv * panels(c.head_dim_v);
+  layout.ones_bytes = sums_by_product(c) ? c.tile_kv * panels(1) : 0;
   layout.item_bytes = c.mask == MaskLevel::bits ? 208 : 256;  // a slot's place by a shift, unless notes need the room
   const auto place = [&] {
     const int32_t warpgroups = c.tile_q / kWarpgroupRows;
     layout.k_at = layout.q_slots * layout.q_bytes;
     layout.v_at = layout.k_at + layout.k_stages * layout.k_bytes;
-    layout.items_at = layout.v_at + layout.v_stages * layout.v_bytes;
+    layout.items_at = layout.v_at + layout.v_stages * (layout.v_bytes + layout.ones_bytes);
     layout.bounds_at = layout.items_at + (layout.item_slots + 1) * layout.item_bytes;  // one is not handed on
     layout.notes_at = layout.bounds_at + layout.item_slots * c.tile_q * 8;
     layout.barriers_at = layout.notes_at;

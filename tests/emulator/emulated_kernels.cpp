@@ -127,6 +127,11 @@ const std::vector<Sm90>& sm90_kernels() {
                           k256 = plain(Element::bf16, 256, 256, 128, 64);
   constexpr ForwardConfig kLong = plain(Element::bf16, 128, 128, 192, 80);
   constexpr ForwardConfig kMasked = with_masks(plain(Element::bf16, 128, 128, 128, 64), false, true, false, false);
+  constexpr ForwardConfig kDropped = [] {
+    ForwardConfig c = with_short_series(plain(Element::bf16, 64, 64, 128, 64));
+    c.dropout = true;
+    return c;
+  }();
   static const std::vector<Sm90> all = {sm90<k64>(),
                                         sm90<plain(Element::f16, 64, 64, 192, 128)>(),
                                         sm90<plain(Element::bf16, 96, 96, 192, 96)>(),
@@ -146,6 +151,9 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_short_series(kLong)>(),
                                         sm90<with_short_series(k64)>(),
                                         sm90<with_short_series(k256)>(),
+                                        sm90<with_short_series(k192)>(),
+                                        sm90<with_pages(with_short_series(k64))>(),
+                                        sm90<kDropped>(),
                                         sm90<with_short_series(kMasked)>(),
                                         sm90<with_alibi(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_alibi(k128)>(),

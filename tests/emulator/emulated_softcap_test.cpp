@@ -74,7 +74,10 @@ TEST(EmulatedSm90, SoftcapsWithoutLse) {
       }
     }
   }
-  for (const Case& of : {one(base(64, 64)), one(base(256, 256))}) {
+  Case paged = base(64, 64), dropped = base(64, 64);
+  paged.page_size = 64;
+  dropped.dropout = 0.2;
+  for (const Case& of : {one(base(64, 64)), one(base(192, 128)), one(base(256, 256)), one(paged), one(dropped)}) {
     for (const double spread : {1.0, 2.5, 6.0}) {
       Case c = of;
       c.softcap = 30;

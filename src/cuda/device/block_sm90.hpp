@@ -38,9 +38,9 @@ struct BlockSm90 {
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;  // of a panel of 64 columns
   static constexpr bool kSumsByProduct = portable::sums_by_product(C);
-  static constexpr int kOnesBytes = kSumsByProduct ? C.tile_kv * kRowBytes : 0;  // of a stage of v, at its end
-  static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;                  // of a warpgroup's queries
-  static constexpr int kLoadedRows = C.tile_kv / C.cluster;  // of a tile of keys: what this block loads, for all
+  static constexpr int kStageOfV = kLayout.v_bytes + kLayout.ones_bytes;
+  static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
+  static constexpr int kLoadedRows = C.tile_kv / C.cluster;      // of a tile of keys: what this block loads, for all
   static_assert(kLoadedRows % portable::kSwizzleRows == 0);
   static_assert(C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits || kLeavesOut),
                 "its blocks walk the same tiles");
@@ -147,7 +147,7 @@ struct BlockSm90 {
     return s_q + q.offset(kLayout.q_bytes) + warpgroup * kQBytes;
   }
   __device__ uint32_t s_k(const KRing& k) const { return s_q + kLayout.k_at + k.offset(kLayout.k_bytes); }
-  __device__ uint32_t s_v(const VRing& v) const { return s_q + kLayout.v_at + v.offset(kLayout.v_bytes); }
+  __device__ uint32_t s_v(const VRing& v) const { return s_q + kLayout.v_at + v.offset(kStageOfV); }
   __device__ Item& item(const Items& items) const { return item_at(items.offset(kLayout.item_bytes)); }
   __device__ uint32_t s_bounds(const Items& items, int row) const {
     return s_q + kLayout.bounds_at + items.offset(C.tile_q * 8) + row * 8;
@@ -175,14 +175,15 @@ struct BlockSm90 {
     ptx::publish_barriers();
   }
 
-  // Those behind each stage of v, by the whole block.
+  // Those at the end of each stage of v, by the whole block.
   __device__ __forceinline__ void write_ones() const {
-    constexpr uint32_t kOnes = C.element == Element::bf16 ? 0x3F803F80 : 0x3C003C00;
+    static_assert(!kSumsByProduct || C.element == Element::bf16);
+    constexpr uint32_t kOnes = 0x3F803F80;
 #pragma unroll 1
     for (int stage = 0; stage < kLayout.v_stages; ++stage) {
-      const uint32_t s_ones = s_q + kLayout.v_at + (stage + 1) * kLayout.v_bytes - kOnesBytes;
+      const uint32_t s_ones = s_q + kLayout.v_at + stage * kStageOfV + kLayout.v_bytes;
 #pragma unroll 1
-      for (int at = static_cast<int>(threadIdx.x) * 16; at < kOnesBytes; at += kThreads * 16) {
+      for (int at = static_cast<int>(threadIdx.x) * 16; at < kLayout.ones_bytes; at += kThreads * 16) {
         ptx::store_chunk(s_ones + at, {kOnes, kOnes, kOnes, kOnes});
       }
     }
@@ -446,7 +447,7 @@ struct BlockSm90 {
       if (kHasMap && (is_partial || !of.tiles.is_full(tile))) {
         note = *reinterpret_cast<const uint4*>(seen_keys(p.forward, of.map + tile));
       }
-      load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes - kOnesBytes, p.v, of, tile, s_note_of_v(v), note);
+      load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes, p.v, of, tile, s_note_of_v(v), note);
     };
     for_each_tile(load, [](const Items&) {});
   }

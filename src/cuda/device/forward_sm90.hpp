@@ -43,6 +43,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
   static_assert(kOverlaps || !Scores::kInParts);
+  static_assert(!Block::kSumsByProduct || (kOverlaps && !Scores::kInParts), "sums are wanted before the softmax");
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = Block::kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
   static constexpr int kWarpgroups = Block::kWarpgroups;
@@ -103,7 +104,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void take_q() {
     q.at(part).wait_full();
     const uint32_t s_q = block.s_q_of(q, part);
-    if (kMultipliesQ || p.scale < 0) multiply_q(s_q);
+    if (kMultipliesQ || (!C.scales_q && p.scale < 0)) multiply_q(s_q);
     if constexpr (kHoldsQ) {
       using Panel = Tile<Block::kRows, 64, 2>;
       const uint32_t s_row = s_q + Panel::offset(warp_row() + lane % 16, lane / 16);
@@ -112,20 +113,21 @@ struct WarpgroupSm90 : ScoresSm90<C> {
         ptx::load_matrices(queries[step], Panel::advance(s_row, 0, step * 2));
         if constexpr (C.scales_q) {
 #pragma unroll
-          for (uint32_t& pair : queries[step]) pair = ptx::multiply_bf16(pair, p.softcap.q_factor);
+          for (uint32_t& pair : queries[step]) pair = ptx::multiply_bf16(pair, q_factor());
         }
       }
     }
   }
-  // The warpgroup's queries at s_q: by scales_q's factor, with the sign of the scale, or by -1 alone.
+  __device__ float q_factor() const { return copysignf(p.softcap.q_factor, p.scale); }
+  // The warpgroup's queries at s_q: by q_factor(), or by -1 without scales_q.
   __device__ __forceinline__ void multiply_q(uint32_t s_q) const {
+    const auto product = [&](uint32_t pair) {
+      constexpr uint32_t kSigns = 0x80008000;
+      if constexpr (kMultipliesQ) return ptx::multiply_bf16(pair, q_factor());
+      return pair ^ kSigns;
+    };
 #pragma unroll 1
     for (int at = static_cast<int>(threadIdx.x % 128) * 16; at < Block::kQBytes; at += 128 * 16) {
-      const auto product = [&](uint32_t pair) {
-        constexpr uint32_t kSigns = 0x80008000;
-        if constexpr (!kMultipliesQ) return pair ^ kSigns;
-        return ptx::multiply_bf16(pair, copysignf(p.softcap.q_factor, p.scale));
-      };
       const uint4 words = ptx::load_chunk(s_q + at);
       ptx::store_chunk(s_q + at, {product(words.x), product(words.y), product(words.z), product(words.w)});
     }
@@ -181,7 +183,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       if ((seen.x & seen.y & seen.z & seen.w) == ~0u) return;
     }
     const uint32_t s_v = block.s_v(v);
-    constexpr int kPanelRows = (kLayout.v_bytes - Block::kOnesBytes) / kRowBytes;
+    constexpr int kPanelRows = kLayout.v_bytes / kRowBytes;
     for (int i = static_cast<int>(threadIdx.x % 128); i < kPanelRows * 8; i += 128) {
       const int32_t key = i / 8 % C.tile_kv;
       if (kHasMap ? (ptx::load_word(s_seen + key / 32 * 4) >> key % 32 & 1) != 0
@@ -356,7 +358,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       if (kOverlaps && !Scores::kInParts) end_output(has_output);
       float later[1][2] = {{1, 1}};  // what o is multiplied by when it is there
       bool rescales = false;
-      const auto sum_of = [&](int r) { return sum(r); };
+      const auto sum_of = [&](int, int r) { return sum(r); };
       Scores::softmax(s, tile, scale_log2, sum_of, [&](const float(&by)[1][2]) {
         if constexpr (Scores::kInParts) {
           rescales = true;

@@ -163,8 +163,8 @@ struct ScoresSm90 {
     constexpr float kSteepest = 2;
     if (!(fabsf(slope) < kSteepest)) side = 0;
   }
-  // The scores of a tile become unnormalised probabilities. sum_of(r): of row r's before it. rescale(factor): o is to
-  // be multiplied; with kInParts it may not be there yet, but is on return.
+  // The scores of a tile become unnormalised probabilities. sum_of(0, r): of row r's in the tiles before.
+  // rescale(factor): o is to be multiplied; with kInParts it may not be there yet, but is on return.
   template <class Sum, class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2, const Sum& sum_of,
                                           const Rescale& rescale) {
@@ -216,8 +216,7 @@ struct ScoresSm90 {
         rows.is_settled = __all_sync(kAllLanes, score.series_serves(square));
         if (!rows.is_settled) {
           RowState state[1] = {rows};
-          const auto row_sum_of = [&](int, int r) { return sum_of(r); };
-          take_max_of_sums(state, row_sum_of, [&](int, const float(&by)[2]) {
+          take_max_of_sums(state, sum_of, [&](int, const float(&by)[2]) {
             const float factor[1][2] = {{by[0], by[1]}};
             rescale(factor);
           });
