@@ -179,13 +179,14 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
                        std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? 1792 : 7168);
   c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
-  const bool is_crowded =
-      num_heavy == 2 || ((num_heavy == 1 || c.softcap || masks > 1) && dim > 192) || (c.bias_is_f32 && dim <= 96);
+  const bool is_crowded = num_heavy == 2 ||
+                          ((num_heavy == 1 || (c.softcap && !c.scales_q) || masks > 1) && dim > 192) ||
+                          (c.bias_is_f32 && dim <= 96);
   const bool is_tight =
       ((masks == 1 || c.alibi || c.score) && dim == 64) || (masks > 1 && c.head_dim_v > c.head_dim_qk);
   const int32_t longest = is_crowded || is_short || is_mixed ? 64
                           : num_heavy == 1                   ? (c.head_dim_v == 128 ? 112 : 80)
-                          : is_wide && dim <= 192            ? (c.softcap ? 96 : 112)
+                          : is_wide && dim <= 192            ? 112
                           : is_wide || is_long               ? 80
                           : dim == 96                        ? 96
                           : is_tight                         ? 112

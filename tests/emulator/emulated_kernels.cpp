@@ -151,6 +151,8 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_short_series(kLong)>(),
                                         sm90<with_short_series(k64)>(),
                                         sm90<with_short_series(k256)>(),
+                                        sm90<with_short_series(plain(Element::bf16, 256, 256, 128, 80))>(),
+                                        sm90<with_short_series(plain(Element::bf16, 192, 192, 128, 112))>(),
                                         sm90<with_short_series(k192)>(),
                                         sm90<with_pages(with_short_series(k64))>(),
                                         sm90<kDropped>(),

@@ -77,7 +77,8 @@ TEST(EmulatedSm90, SoftcapsWithoutLse) {
   Case paged = base(64, 64), dropped = base(64, 64);
   paged.page_size = 64;
   dropped.dropout = 0.2;
-  for (const Case& of : {one(base(64, 64)), one(base(192, 128)), one(base(256, 256)), one(paged), one(dropped)}) {
+  for (const Case& of : {one(base(64, 64)), one(base(192, 128)), one(base(192, 192)), one(base(256, 256)),
+                         one(base_of_long(256)), one(paged), one(dropped)}) {
     for (const double spread : {1.0, 2.5, 6.0}) {
       Case c = of;
       c.softcap = 30;
@@ -111,6 +112,28 @@ TEST(EmulatedSm90, SoftcapsWithoutLseOfSomeKeys) {
   c.sink = true;
   c.dense = "bhqk";
   expect_right(c);
+}
+
+// A row that sees a NaN is NaN, others are not, where sums are a product too.
+TEST(EmulatedSm90, NanUnderASoftcap) {
+  for (Case c : {base(128, 128), base_of_long(128)}) {
+    constexpr int64_t kAt = 150;
+    c.batch = c.heads_q = c.heads_kv = 1;
+    c.seqlen_q = c.seqlen_kv = 300;
+    c.window_right = 0;
+    c.softcap = 30;
+    c.lse = false;
+    Call call(c);
+    const tessella_tensor &k = *call.args().k, &out = *call.args().out;
+    static_cast<uint16_t*>(k.data)[kAt * k.strides[1] + 5] = 0x7FC0;
+    ASSERT_EQ(run_sm90(call, c, 1, false), "");
+    for (int64_t query = 0; query < c.seqlen_q; ++query) {
+      const auto* row = static_cast<const uint16_t*>(out.data) + query * out.strides[1];
+      for (int64_t i = 0; i < c.head_dim_v; ++i) {
+        EXPECT_EQ((row[i * out.strides[3]] & 0x7FFF) > 0x7F80, query >= kAt) << query << ", " << i;
+      }
+    }
+  }
 }
 
 // As Forward.Softcaps of forward_test.cpp.

@@ -204,8 +204,9 @@ struct ScoresSm90 {
       side = 0;
     }
     if constexpr (!Score<C>::kHasSeries) {
-      if (!C.batch_invariant && begin_max(s, rows, scale_log2)) return;
-      raise_max<C.batch_invariant>(s, rows, scale_log2, rescale);
+      if constexpr (C.batch_invariant) return raise_max_of_each(s, rows, scale_log2, rescale);
+      if (begin_max(s, rows, scale_log2)) return;
+      raise_max(s, rows, scale_log2, rescale);
     } else {
       // A softcap alone. Scores that its series serves stay products, and need no maximum.
       const Score<C> score = score_of(p, current());
@@ -226,7 +227,7 @@ struct ScoresSm90 {
       if (!rows.is_settled) cap(score, s[0]);
       hide(s, tile);
       if (rows.is_settled) return;
-      raise_max<false>(s, rows, scale_log2, rescale);
+      raise_max(s, rows, scale_log2, rescale);
       rows.is_settled = false;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {

@@ -38,8 +38,8 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
 }
 
 // Raises the maxima to those of a tile. Where what was summed before must be multiplied, rescale(factor) is called; the
-// sums here are multiplied. BatchInvariant: as update_max() has it, in every tile.
-template <bool BatchInvariant, int Blocks, class Rescale>
+// sums here are multiplied.
+template <int Blocks, class Rescale>
 __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                           const Rescale& rescale) {
   float max[1][2];
@@ -50,8 +50,8 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
     grows |= rows.max[r] > -kInfinity && (max[0][r] - rows.max[r]) * scale_log2 > kSmallLag;
   }
   RowState state[1] = {rows};
-  bool is_large = BatchInvariant || has_large_max(state, scale_log2);
-  update_max<BatchInvariant>(max, state, scale_log2, kSmallLag, is_large, [&](int, const float(&by)[2]) {
+  bool is_large = has_large_max(state, scale_log2);
+  update_max<false>(max, state, scale_log2, kSmallLag, is_large, [&](int, const float(&by)[2]) {
     const float factor[1][2] = {{by[0], by[1]}};
     rescale(factor);
   });
@@ -59,8 +59,41 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
   if (is_large) subtract_max(s, state);
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
-  const bool is_settled = !BatchInvariant && !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
+  const bool is_settled = !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
   rows.is_settled = __all_sync(kAllLanes, is_settled);
+}
+
+// The same for batch_invariant calls, in every tile: what becomes of a row is found from that row alone. Votes decide
+// what a warp computes, never what comes of it.
+template <int Blocks, class Rescale>
+__device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                                  const Rescale& rescale) {
+  // Scores below zero raise no maximum that is not.
+  float max[1][2] = {{lane_max(s[0], 0), lane_max(s[0], 1)}};
+  if (!__all_sync(kAllLanes, fmaxf(max[0][0], rows.max[0]) >= 0 && fmaxf(max[0][1], rows.max[1]) >= 0)) {
+    find_max(s, max);
+  }
+  RowState state[1] = {rows};
+  bool is_large = false;
+  update_max<true>(max, state, scale_log2, 0, is_large, [&](int, const float(&by)[2]) {
+    const float factor[1][2] = {{by[0], by[1]}};
+    rescale(factor);
+  });
+  static_cast<RowState&>(rows) = state[0];
+  float taken_off[2];  // as subtract_max() does where some row's maximum is large
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float offset = softmax_offset(rows.max[r], scale_log2, false);
+    is_large = fabsf(offset) > kLargeMax;
+    taken_off[r] = is_large ? rows.max[r] : 0.0f;
+    rows.offset[r] = is_large ? 0.0f : offset;
+  }
+  if (!__any_sync(kAllLanes, taken_off[0] != 0 || taken_off[1] != 0)) return;
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][j][i] -= taken_off[i / 2];
+  }
 }
 
 // The same with less to do, where no row of the warp has a maximum yet and the new ones are neither negative nor large;
