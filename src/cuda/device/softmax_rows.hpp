@@ -74,8 +74,8 @@ __device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], Watc
     find_max(s, max);
   }
   RowState state[1] = {rows};
-  bool is_large = false;
-  update_max<true>(max, state, scale_log2, 0, is_large, [&](int, const float(&by)[2]) {
+  bool some_are_large = false;  // of any row: not asked here
+  update_max<true>(max, state, scale_log2, 0, some_are_large, [&](int, const float(&by)[2]) {
     const float factor[1][2] = {{by[0], by[1]}};
     rescale(factor);
   });
@@ -84,7 +84,7 @@ __device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], Watc
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float offset = softmax_offset(rows.max[r], scale_log2, false);
-    is_large = fabsf(offset) > kLargeMax;
+    const bool is_large = fabsf(offset) > kLargeMax;
     taken_off[r] = is_large ? rows.max[r] : 0.0f;
     rows.offset[r] = is_large ? 0.0f : offset;
   }
