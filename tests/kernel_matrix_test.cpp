@@ -198,8 +198,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // The plain kernel, that with a mask and a softcap's two terms of every size, every feature at one, a text at 128
-      // too.
+      // Plain, with a mask, and with a softcap's two terms: every size. Every other feature at one, a text at 128 too.
       const bool has_text = sets[set].features == Feature::score || sets[set].features == Feature::keep;
       const bool has_two_terms = sets[set].features == Feature::softcap && !sets[set].batch_invariant;
       const bool is_wanted = set < 2 || has_two_terms || dims == set % std::size(kDims) || (has_text && dims == 2);

@@ -51,7 +51,7 @@ constexpr bool holds_queries(const ForwardConfig& c) {
 
 // Sums of rows are a product too, of probabilities and ones that lie behind each tile of v: an addition a score less.
 // For a softcap's two terms in the tiles of long rows: nobody looks at sums there to see whether exponents served, and
-// no LSE is asked for, of which a sum of rounded probabilities would be too far.
+// no LSE is asked for, for which a sum of rounded probabilities is too far off.
 constexpr bool sums_by_product(const ForwardConfig& c) {
   return c.scales_q && c.tile_q == 3 * kWarpgroupRows && c.head_dim_v == 128 && c.mask == MaskLevel::band && !c.dropout;
 }

@@ -68,19 +68,19 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
 template <int Blocks, class Rescale>
 __device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                                   const Rescale& rescale) {
-  // Scores below zero raise no maximum that is not.
+  // Of a lane whose scores are negative lane_max() says -inf, which does no harm where the maximum is not.
   float max[1][2] = {{lane_max(s[0], 0), lane_max(s[0], 1)}};
   if (!__all_sync(kAllLanes, fmaxf(max[0][0], rows.max[0]) >= 0 && fmaxf(max[0][1], rows.max[1]) >= 0)) {
     find_max(s, max);
   }
   RowState state[1] = {rows};
-  bool some_are_large = false;  // of any row: not asked here
-  update_max<true>(max, state, scale_log2, 0, some_are_large, [&](int, const float(&by)[2]) {
+  bool ignored = false;  // what it says of the warp
+  update_max<true>(max, state, scale_log2, 0, ignored, [&](int, const float(&by)[2]) {
     const float factor[1][2] = {{by[0], by[1]}};
     rescale(factor);
   });
   static_cast<RowState&>(rows) = state[0];
-  float taken_off[2];  // as subtract_max() does where some row's maximum is large
+  float taken_off[2];  // a large maximum, else 0
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float offset = softmax_offset(rows.max[r], scale_log2, false);
