@@ -12,15 +12,20 @@ template <int TileKv>
 __device__ __forceinline__ uint32_t columns_below(int32_t limit, int lane) {
   static_assert(TileKv <= 128, "a row's columns fit in a word");
   const int32_t own = min(max(limit - lane % 4 * 2, 0), TileKv);
-  const int32_t bits = own / 8 * 2 + min(own % 8, 2);
-  return bits >= 32 ? ~0u : (1u << bits) - 1;
+  return ptx::low_bits((own + 7) / 8 + (own + 6) / 8);  // those of the pairs' first columns and of their second ones
+}
+
+// Those of keys from `begin` on and below keep_first, counted likewise.
+template <int TileKv>
+__device__ __forceinline__ uint32_t columns_from(int32_t begin, int32_t keep_first, int lane) {
+  return ~columns_below<TileKv>(begin, lane) | columns_below<TileKv>(keep_first, lane);
 }
 
 // What a row that sees these keys, and those below keep_first, sees of the tile at first_key.
 template <int TileKv>
 __device__ __forceinline__ uint32_t columns_in(KeyRange keys, int32_t first_key, int32_t keep_first, int lane) {
   return columns_below<TileKv>(keys.end - first_key, lane) &
-         (~columns_below<TileKv>(keys.begin - first_key, lane) | columns_below<TileKv>(keep_first - first_key, lane));
+         columns_from<TileKv>(keys.begin - first_key, keep_first - first_key, lane);
 }
 
 // Hides all but `visible` columns of row r (0 or 1) of the lane.

@@ -108,25 +108,27 @@ struct ScoresSm90 {
     return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
   }
 
-  // What the lane's row r sees of the tile at first_key, as columns_below() has it. By a whole warp, most of whose
+  // What the lane's rows see of the tile, as columns_below() has it, by the band alone. By a whole warp, most of whose
   // tiles with masks begin behind the first keys of all rows.
-  __device__ __forceinline__ uint32_t columns_of(int r, int32_t first_key) const {
-    const KeyRange keys = bounds(row(r));
-    if (__any_sync(kAllLanes, keys.begin > first_key)) {
-      return columns_in<C.tile_kv>(keys, first_key, p.keep_first, lane);
+  __device__ __forceinline__ void find_columns(int32_t tile, uint32_t (&columns)[2]) const {
+    const int32_t first_key = current().first_key(tile);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const KeyRange keys = bounds(row(r));
+      columns[r] = columns_below<C.tile_kv>(keys.end - first_key, lane);
+      if (__any_sync(kAllLanes, keys.begin > first_key)) {
+        columns[r] &= columns_from<C.tile_kv>(keys.begin - first_key, p.keep_first - first_key, lane);
+      }
     }
-    return columns_below<C.tile_kv>(keys.end - first_key, lane);
   }
 
-  // What the lane's rows see of a tile that the warpgroup does not see whole, before the scores take the registers.
+  // With a tile map, of a tile that the warpgroup does not see whole, before the scores take the registers.
   __device__ __forceinline__ void find_visible(int32_t tile, bool is_partial) {
-    const Item& item = current();
-    const int32_t first_key = item.first_key(tile), first_row = part * Block::kRows + warp_row();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) visible[r] = columns_of(r, first_key);
+    find_columns(tile, visible);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
-    hide_by_elements<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx, item.queries.first + first_row,
-                        first_key, visible);
+    const Item& item = current();
+    hide_by_elements<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx,
+                        item.queries.first + part * Block::kRows + warp_row(), item.first_key(tile), visible);
   }
 
   __device__ __forceinline__ void begin_item() {
@@ -243,10 +245,10 @@ struct ScoresSm90 {
   // Masks the tile's scores.
   __device__ __forceinline__ void hide(float (&s)[1][kBlocks][4], int32_t tile) const {
     if (is_full(tile)) return;
+    uint32_t columns[2] = {visible[0], visible[1]};
+    if (!kHasMap) find_columns(tile, columns);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      hide_columns(s[0], r, kHasMap ? visible[r] : columns_of(r, current().first_key(tile)));
-    }
+    for (int r = 0; r < 2; ++r) hide_columns(s[0], r, columns[r]);
   }
 
   // Blocks j and j + 1 of accumulators in 16 bits: a left operand, and as load_matrices() has them.

@@ -9,6 +9,12 @@ __device__ __forceinline__ float exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// The lowest `count` bits, all for 32 and more.
+__device__ __forceinline__ uint32_t low_bits(uint32_t count) {
+  uint32_t bits;
+  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
+  return bits;
+}
 // x^2, at most 1; 0 of NaN.
 __device__ __forceinline__ float saturated_square(float x) {
   float y;
