@@ -170,25 +170,31 @@ struct ScoresSm90 {
   template <class Sum, class Rescale>
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2, const Sum& sum_of,
                                           const Rescale& rescale) {
-    bool looks = !rows.is_settled || (kHasSides && side == 0);
-    if constexpr (Score<C>::kHasSeries) {
-      // By a vote, so that the compiler knows that all lanes go the same way.
-      looks = !__all_sync(kAllLanes, rows.is_settled && is_full(tile));
-    }
     float sum[2], rounded[2];
-    bool waits = kInParts;  // the first time alone, which every warp does: a warpgroup's warps share their waits
+    if constexpr (Score<C>::kHasSeries) {
+      // Most tiles have code of their own. By votes, so that the compiler knows that all lanes go the same way.
+      const bool is_usual = __all_sync(kAllLanes, rows.is_settled && is_full(tile));
+      if (!is_usual || !__all_sync(kAllLanes, exponentiate(s[0], tile, scale_log2, true, false, sum, rounded))) {
+        look(s, tile, scale_log2, sum_of, rescale);
+        // Apart where no register is left for coefficients that are chosen.
+        constexpr bool kApart = kHasMap || (C.scales_q && Block::kWarpgroups == 3);
+        if (kApart && rows.is_settled) {
+          exponentiate(s[0], tile, scale_log2, true, false, sum, rounded);
+        } else {
+          exponentiate(s[0], tile, scale_log2, !kApart && rows.is_settled, false, sum, rounded);
+        }
+      }
+    } else {
+      bool looks = !rows.is_settled || (kHasSides && side == 0);
+      bool waits = kInParts;  // the first time alone, which every warp does: a warpgroup's warps share their waits
 #pragma unroll 1
-    for (;;) {
-      if (looks) look(s, tile, scale_log2, sum_of, rescale);
-      const bool by_series = Score<C>::kHasSeries && rows.is_settled;
-      // Apart where no register is left for coefficients that are chosen.
-      constexpr bool kApart = kHasMap || (C.scales_q && Block::kWarpgroups == 3);
-      const bool serves = kApart && by_series
-                              ? exponentiate(s[0], tile, scale_log2, true, waits, sum, rounded)
-                              : exponentiate(s[0], tile, scale_log2, !kApart && by_series, waits, sum, rounded);
-      if (looks || __all_sync(kAllLanes, serves)) break;
-      looks = true;
-      waits = false;
+      for (;;) {
+        if (looks) look(s, tile, scale_log2, sum_of, rescale);
+        const bool serves = exponentiate(s[0], tile, scale_log2, false, waits, sum, rounded);
+        if (looks || __all_sync(kAllLanes, serves)) break;
+        looks = true;
+        waits = false;
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
