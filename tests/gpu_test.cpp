@@ -125,6 +125,7 @@ TEST_P(Gpu, AScoreTextMayBeAlibi) {
     for (const int64_t window_left : {30, 400}) {
       c.window_left = window_left;
       expect_same_meaning(c, as_text("return score - arrays.f32(0)[h] * fabsf(q - k);"));
+      expect_same_meaning(c, as_text("return score - arrays.f32(0)[h] * fabsf(q_minus_k);"));
     }
   }
 }

@@ -70,7 +70,7 @@ def torch_reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
 
 # Tessella
 
-ALIBI_TEXT = "return score - arrays.f32(0)[h] * fabsf(q - k);"
+ALIBI_TEXT = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);"
 CAUSAL_TEXT = "return k <= q;"
 
 

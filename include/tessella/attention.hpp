@@ -34,7 +34,8 @@ struct ForwardArgs {
   std::vector<TensorView> score_args = {};           // at most 8 dense arrays that the texts of score and keep read
 };
 
-// The body of float score(float score, int b, int h, int q, int k, const Arrays& arrays); see tessella.h.
+// The body of float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays); see
+// tessella.h.
 struct Score {
   std::string text = {};  // "" = absent
   std::string gradient_text = {};

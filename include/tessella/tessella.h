@@ -168,9 +168,10 @@ typedef struct tessella_allocator {
  * scores = scale * q.k -> softcap -> + bias + ALiBi -> score -> masks -> softmax with sink -> dropout -> . v
  *
  * score and keep are C++ texts, compiled when the plan is made (GPU only), the bodies of
- *   float score(float score, int b, int h, int q, int k, const Arrays& arrays)    the modified score, in natural units
- *   bool keep(int b, int h, int q, int k, const Arrays& arrays)                   true = visible
- * b and h are batch and query head; q and k count in the sequence's own coordinates, its first real query and key 0.
+ *   float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)    the modified score
+ *   bool keep(int b, int h, int q, int k, const Arrays& arrays)                                    true = visible
+ * Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own coordinates, its
+ * first real query and key 0. q_minus_k is their difference as a float, exact below 2^24, and faster than float(q - k).
  * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of score_args, arrays.count(n) its
  * number of elements. The texts stay within them; nothing else does. */
 typedef struct tessella_attention_options {

@@ -19,7 +19,8 @@ bool is_of_identifier(char c) {
 std::string user_text(std::string_view score, std::string_view keep) {
   return "#pragma once\n#include \"cuda/device/arrays.hpp\"\nnamespace tessella::device::user {\n" +
          function(
-             "__device__ __forceinline__ float score(float score, int b, int h, int q, int k, const Arrays& arrays)",
+             "__device__ __forceinline__ float score(float score, int b, int h, int q, int k, float q_minus_k, const "
+             "Arrays& arrays)",
              "score", score, "return score;") +
          function("__device__ __forceinline__ bool keep(int b, int h, int q, int k, const Arrays& arrays)", "keep",
                   keep, "return true;") +

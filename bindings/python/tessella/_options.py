@@ -11,7 +11,8 @@ from ._mask import Mask
 class Score(NamedTuple):
     """A modification of the scores as C++ text, compiled for the GPU.
 
-    text is the body of `float score(float score, int b, int h, int q, int k, const Arrays& arrays)`.
+    text is the body of `float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)`;
+    q_minus_k is q - k as a float, which is faster than a conversion.
     """
 
     text: str

@@ -93,11 +93,12 @@ class Score {
   // A query and a key, from which scores of some more are counted.
   struct Corner {
     int32_t query, key;
-    float distance;  // from the query's place to the key, times the slope where scores are products
+    float distance;   // from the query's place to the key, times the slope where scores are products
+    float q_minus_k;  // for a text
   };
   __device__ Corner corner(int32_t query, int32_t key) const {
     const auto distance = static_cast<float>(query + sequence_.len_kv - sequence_.len_q - key);
-    return {query, key, kAreProducts ? distance * slope_ : distance};
+    return {query, key, kAreProducts ? distance * slope_ : distance, static_cast<float>(query - key)};
   }
 
   // True if so many queries and keys from these on are the sequence's.
@@ -130,7 +131,12 @@ class Score {
       s += to_float<kBias>(p_.bias.data, at);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
-    if constexpr (C.score) s = user::score(s, batch_idx_, head_idx_, query, key, Arrays(p_));
+    if constexpr (C.score) {
+      // Counted from the corner: an addition for all scores of a diagonal, where a conversion is two slow instructions.
+      const float q_minus_k =
+          AreWithin ? corner.q_minus_k + static_cast<float>(row - column) : static_cast<float>(query - key);
+      s = user::score(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
+    }
     return s;
   }
 

@@ -23,6 +23,12 @@ struct ScoresSm90 {
   static constexpr int kSteps = kBlocks / 2, kFirstSteps = kSteps * 3 / 8;
   static constexpr bool kInParts = portable::holds_queries(C) && C.tile_kv == 128 && !C.softcap;
 
+  // Tiles whose exponents are taken against what was there before have code of their own, apart from those that are
+  // looked at: fewer instructions a step, more in the kernel. Found by measuring too. (In parts probabilities may be
+  // made in one place alone, lest the assembler makes all products wait: note C7513.)
+  static constexpr bool kUsualApart = Score<C>::kHasSeries || Block::kWarpgroups == 3;
+  static_assert(!(kUsualApart && kInParts));
+
   const Block& block;
   const ForwardParams& p;
   int warpgroup, lane;
@@ -36,9 +42,10 @@ struct ScoresSm90 {
   // ALiBi alone comes with the exponents where the keys of the tile at hand lie on one side of the warp's queries:
   // scores are products there.
   static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
-  int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
-  int32_t place;  // of the warp's first query
-  float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
+  int side;           // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
+  int32_t place;      // of the warp's first query
+  float slope;        // what ALiBi takes off an exponent of 2 for each place between query and key
+  bool has_all_rows;  // with a text: all of the warp's queries are the sequence's
 
   __device__ __forceinline__ explicit ScoresSm90(const Block& of)
       : block(of),
@@ -63,14 +70,8 @@ struct ScoresSm90 {
     return score.corner(current().queries.first + row(0), current().first_key(tile) + lane % 4 * 2);
   }
 
-  // True if the tile's keys and all of the warp's queries are the sequence's.
-  __device__ bool is_within(int32_t tile) const {
-    const Item& item = current();
-    return score_of(p, item).are_within(item.queries.first + part * Block::kRows + warp_row(), portable::kWarpRows,
-                                        item.first_key(tile), C.tile_kv);
-  }
-  // Softcap, bias, ALiBi and the caller's text. IsWithin: what is_within() says; false serves as well.
-  template <bool IsWithin>
+  // Softcap, bias, ALiBi and the caller's text. AreWithin: as in Score::value(); false serves as well.
+  template <bool AreWithin>
   __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
     const Score<C> score = score_of(p, current());
     const auto corner = corner_of(score, tile);
@@ -78,7 +79,7 @@ struct ScoresSm90 {
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[j][i] = score.template value<IsWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+        s[j][i] = score.template value<AreWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
@@ -141,6 +142,11 @@ struct ScoresSm90 {
       slope = score_of(p, item).slope_log2();
       place = item.sequence.band.position(item.queries.first + part * Block::kRows + warp_row());
     }
+    if constexpr (C.score) {
+      const Item& item = current();
+      const int32_t end = item.queries.first + part * Block::kRows + warp_row() + portable::kWarpRows;
+      has_all_rows = __all_sync(kAllLanes, end <= item.sequence.len_q);
+    }
   }
 
   // Features and masks, before softmax. A softcap alone has them in look().
@@ -149,7 +155,8 @@ struct ScoresSm90 {
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      if (C.score && !C.batch_invariant && is_within(tile)) {
+      // Keys that are seen are the sequence's.
+      if (C.score && !C.batch_invariant && has_all_rows && is_full(tile)) {
         modify<true>(s[0], tile);
       } else {
         modify<false>(s[0], tile);
@@ -171,17 +178,19 @@ struct ScoresSm90 {
   __device__ __forceinline__ void softmax(float (&s)[1][kBlocks][4], int32_t tile, float scale_log2, const Sum& sum_of,
                                           const Rescale& rescale) {
     float sum[2], rounded[2];
-    if constexpr (Score<C>::kHasSeries) {
-      // Most tiles have code of their own. By votes, so that the compiler knows that all lanes go the same way.
-      const bool is_usual = __all_sync(kAllLanes, rows.is_settled && is_full(tile));
-      if (!is_usual || !__all_sync(kAllLanes, exponentiate(s[0], tile, scale_log2, true, false, sum, rounded))) {
+    if constexpr (kUsualApart) {
+      constexpr bool kBySeries = Score<C>::kHasSeries;
+      // By votes, so that the compiler knows that all lanes go the same way.
+      const bool is_usual =
+          __all_sync(kAllLanes, rows.is_settled && !(kBySeries && !is_full(tile)) && !(kHasSides && side == 0));
+      if (!is_usual || !__all_sync(kAllLanes, exponentiate(s[0], tile, scale_log2, kBySeries, false, sum, rounded))) {
         look(s, tile, scale_log2, sum_of, rescale);
         // Apart where no register is left for coefficients that are chosen.
         constexpr bool kApart = kHasMap || (C.scales_q && Block::kWarpgroups == 3);
-        if (kApart && rows.is_settled) {
+        if (kBySeries && kApart && rows.is_settled) {
           exponentiate(s[0], tile, scale_log2, true, false, sum, rounded);
         } else {
-          exponentiate(s[0], tile, scale_log2, !kApart && rows.is_settled, false, sum, rounded);
+          exponentiate(s[0], tile, scale_log2, kBySeries && !kApart && rows.is_settled, false, sum, rounded);
         }
       }
     } else {
