@@ -26,7 +26,7 @@ struct ScoresSm90 {
   // Tiles whose exponents are taken against what was there before have code of their own, apart from those that are
   // looked at: fewer instructions a step, more in the kernel. Found by measuring too. (In parts probabilities may be
   // made in one place alone, lest the assembler makes all products wait: note C7513.)
-  static constexpr bool kUsualApart = Score<C>::kHasSeries || Block::kWarpgroups == 3;
+  static constexpr bool kUsualApart = Score<C>::kHasSeries || (Block::kWarpgroups == 3 && !C.bias && !C.dropout);
   static_assert(!(kUsualApart && kInParts));
 
   const Block& block;
