@@ -79,7 +79,7 @@ TEST_F(Modification, AlibiIsSmall) {
   p.features |= Feature::score;
   const auto longer = for_small_text(forward_config(p, typical_device(90)), 90);
   ASSERT_TRUE(longer);
-  for (const char* distance : {"q - k", "float(q) - float(k)"}) {
+  for (const char* distance : {"q - k", "q_minus_k", "float(q) - float(k)"}) {
     const std::string text = user_text("return score - arrays.f32(0)[h] * fabsf(" + std::string(distance) + ");", "");
     EXPECT_EQ(store.get(forward_program(*longer, text), {.arch = 90})->resources.stack_bytes, 0) << distance;
   }

@@ -171,7 +171,7 @@ typedef struct tessella_allocator {
  *   float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)    the modified score
  *   bool keep(int b, int h, int q, int k, const Arrays& arrays)                                    true = visible
  * Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own coordinates, its
- * first real query and key 0. q_minus_k is their difference as a float, exact below 2^24, and faster than float(q - k).
+ * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than float(q - k).
  * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of score_args, arrays.count(n) its
  * number of elements. The texts stay within them; nothing else does. */
 typedef struct tessella_attention_options {

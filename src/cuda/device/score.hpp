@@ -132,7 +132,8 @@ class Score {
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
     if constexpr (C.score) {
-      // Counted from the corner: an addition for all scores of a diagonal, where a conversion is two slow instructions.
+      // Counted from the corner, below 2^23 exactly: an addition for all scores of a diagonal, where a conversion is
+      // two slow instructions.
       const float q_minus_k =
           AreWithin ? corner.q_minus_k + static_cast<float>(row - column) : static_cast<float>(query - key);
       s = user::score(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));

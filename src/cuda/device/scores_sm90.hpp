@@ -26,7 +26,8 @@ struct ScoresSm90 {
   // Tiles whose exponents are taken against what was there before have code of their own, apart from those that are
   // looked at: fewer instructions a step, more in the kernel. Found by measuring too. (In parts probabilities may be
   // made in one place alone, lest the assembler makes all products wait: note C7513.)
-  static constexpr bool kUsualApart = Score<C>::kHasSeries || (Block::kWarpgroups == 3 && !C.bias && !C.dropout);
+  static constexpr bool kUsualApart =
+      Score<C>::kHasSeries || (Block::kWarpgroups == 3 && !C.bias && !C.dropout && !C.batch_invariant);
   static_assert(!(kUsualApart && kInParts));
 
   const Block& block;
@@ -155,7 +156,7 @@ struct ScoresSm90 {
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      // Keys that are seen are the sequence's.
+      // A tile seen whole has no key behind the sequence's.
       if (C.score && !C.batch_invariant && has_all_rows && is_full(tile)) {
         modify<true>(s[0], tile);
       } else {
@@ -182,7 +183,7 @@ struct ScoresSm90 {
       constexpr bool kBySeries = Score<C>::kHasSeries;
       // By votes, so that the compiler knows that all lanes go the same way.
       const bool is_usual =
-          __all_sync(kAllLanes, rows.is_settled && !(kBySeries && !is_full(tile)) && !(kHasSides && side == 0));
+          __all_sync(kAllLanes, rows.is_settled && (!kBySeries || is_full(tile)) && (!kHasSides || side != 0));
       if (!is_usual || !__all_sync(kAllLanes, exponentiate(s[0], tile, scale_log2, kBySeries, false, sum, rounded))) {
         look(s, tile, scale_log2, sum_of, rescale);
         // Apart where no register is left for coefficients that are chosen.
@@ -260,8 +261,13 @@ struct ScoresSm90 {
   // Masks the tile's scores.
   __device__ __forceinline__ void hide(float (&s)[1][kBlocks][4], int32_t tile) const {
     if (is_full(tile)) return;
-    uint32_t columns[2] = {visible[0], visible[1]};
-    if (!kHasMap) find_columns(tile, columns);
+    uint32_t columns[2];
+    if constexpr (kHasMap) {
+      columns[0] = visible[0];
+      columns[1] = visible[1];
+    } else {
+      find_columns(tile, columns);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) hide_columns(s[0], r, columns[r]);
   }
