@@ -186,17 +186,34 @@ TEST(EmulatedSm90, WholeTilesFirst) {
 
 // Tiles within the lengths and beyond them.
 TEST(EmulatedSm90, ScoreTexts) {
+  const auto of = [](int64_t head_dim_qk, int64_t head_dim_v) {
+    Case c = base(head_dim_qk, head_dim_v);
+    c.batch = 1;
+    c.alibi = "h";
+    c.seqlen_q = c.seqlen_kv = 500;
+    return c;
+  };
+  using Change = std::function<void(Case&)>;
+  const std::vector<Change> changes = {[](Case&) {},
+                                       [](Case& c) { c.window_right = 0; },
+                                       [](Case& c) { c.window_left = 150; },
+                                       [](Case& c) { c.seqlen_q = c.seqlen_kv = 384; },
+                                       [](Case& c) { c.seqlen_q = 210; },
+                                       [](Case& c) { c.batch = 2, c.seqlens_q = c.seqlens_kv = true; },
+                                       [](Case& c) { c.batch = 3, c.packed_q = c.packed_kv = true; }};
   for (const int64_t head_dim : {64, 128}) {
-    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
-             [](Case&) {}, [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 150; },
-             [](Case& c) { c.seqlen_q = c.seqlen_kv = 384; }}) {
-      Case c = base(head_dim, head_dim);
-      c.batch = 1;
-      c.alibi = "h";
-      c.seqlen_q = c.seqlen_kv = 500;
+    for (const Change& change : changes) {
+      Case c = of(head_dim, head_dim);
       change(c);
       expect_right(c, 1, true);
     }
+  }
+  for (const Change& change : std::vector<Change>{
+           [](Case& c) { c.head_dim_qk = 192; }, [](Case& c) { c.page_size = 16, c.batch = 2, c.seqlens_kv = true; },
+           [](Case& c) { c.dense = "bhqk", c.masked_nan = true; }, [](Case& c) { c.batch_invariant = true; }}) {
+    Case c = of(128, 128);
+    change(c);
+    expect_right(c, 1, true);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "api/forward.hpp"
 #include "call.hpp"
 #include "cases.hpp"
+#include "core/sequence.hpp"
 #include "cuda/device/forward_sm80.hpp"
 #include "cuda/device/forward_sm90.hpp"
 #include "cuda/forward_arguments.hpp"
@@ -162,6 +163,10 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_pages(with_alibi(k128))>(),
                                         sm90<with_score(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_score(k128)>(),
+                                        sm90<with_score(k192)>(),
+                                        sm90<with_score(kMasked)>(),
+                                        sm90<with_pages(with_score(k128))>(),
+                                        sm90<batch_invariant(with_score(k128))>(),
                                         sm90<with_dropout(k128)>(),
                                         sm90<with_bias(k64)>(),
                                         sm90<with_pages(k64)>(),
@@ -273,7 +278,17 @@ std::string run_sm90(Call& call, const Case& c, uint64_t seed, bool has_text) {
   uint32_t counter = 0;
   std::vector<uint32_t> scratch(static_cast<size_t>(map.seen_bytes() + map.bytes()) / 4 + 1, 0xFFFFFFFF);
   portable::ForwardSm90Params params = cuda::forward_sm90_params(p, config, map, &counter, scratch.data(), kAtOnce);
-  if (has_score) params.forward.arrays[0] = {p.alibi_slopes.data, p.heads_q};
+  std::vector<int32_t> len_q, len_kv;
+  if (has_score) {
+    for (int64_t batch_idx = 0; batch_idx < p.batch; ++batch_idx) {
+      const core::Sequence sequence = core::sequence(p, batch_idx);
+      len_q.push_back(static_cast<int32_t>(sequence.len_q));
+      len_kv.push_back(static_cast<int32_t>(sequence.len_kv));
+    }
+    params.forward.arrays[0] = {p.alibi_slopes.data, p.heads_q};
+    params.forward.arrays[1] = {len_q.data(), p.batch};
+    params.forward.arrays[2] = {len_kv.data(), p.batch};
+  }
   params.q = tensor_map(p.q, p.head_dim_qk, rows_q, p.heads_q, batch_q, portable::kWarpgroupRows);
   params.k = tensor_map(p.k, p.head_dim_qk, rows_kv, p.heads_kv, batch_kv, params.box_kv);
   params.v = tensor_map(p.v, p.head_dim_v, rows_kv, p.heads_kv, batch_kv, params.box_kv);

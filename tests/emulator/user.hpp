@@ -1,13 +1,16 @@
-// The caller's texts: the score text is ALiBi, the keep text a causal mask.
+// The caller's texts: the score text is ALiBi, the keep text a causal mask. Arrays: slopes by head, each sequence's
+// queries and its keys, beyond which the score text is not to be asked.
 #pragma once
 
 #include "cuda/device/arrays.hpp"
 
 namespace tessella::device::user {
 
-inline float score(float score, int, int h, int q, int k, float q_minus_k, const Arrays& arrays) {
-  if (static_cast<float>(q - k) != q_minus_k) return NAN;
-  return score - arrays.f32(0)[h] * fabsf(q_minus_k);
+inline float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays) {
+  const int32_t len_q = arrays.i32(1)[b], len_kv = arrays.i32(2)[b];
+  const bool is_within = q >= 0 && q < len_q && k >= 0 && k < len_kv;
+  if (!is_within || static_cast<float>(q - k) != q_minus_k) return NAN;
+  return score - arrays.f32(0)[h] * fabsf(q_minus_k + static_cast<float>(len_kv - len_q));
 }
 inline bool keep(int, int, int q, int k, const Arrays&) { return k <= q; }
 

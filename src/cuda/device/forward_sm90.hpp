@@ -32,14 +32,15 @@ template <ForwardConfig C>
 struct WarpgroupSm90 : ScoresSm90<C> {
   using Scores = ScoresSm90<C>;
   using Scores::block, Scores::p, Scores::warpgroup, Scores::lane, Scores::part, Scores::items, Scores::probabilities,
-      Scores::rows, Scores::full_end, Scores::note, Scores::current, Scores::share, Scores::score_of, Scores::warp_row,
-      Scores::row, Scores::is_full, Scores::find_visible, Scores::pack, Scores::kHasMap, Scores::kBlocks;
+      Scores::rows, Scores::full_end, Scores::first_of_warp, Scores::note, Scores::current, Scores::share,
+      Scores::score_of, Scores::warp_row, Scores::row, Scores::is_full, Scores::find_visible, Scores::pack,
+      Scores::kHasMap, Scores::kBlocks;
   using typename Scores::Block, typename Scores::Item, typename Scores::Items;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax.
-  static constexpr bool kTakesTurns = C.head_dim_v <= 128;
+  static constexpr bool kTakesTurns = C.head_dim_v <= 128 && !Scores::kFindsDiagonals;
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;
   static_assert(kOverlaps || !Scores::kInParts);
@@ -271,7 +272,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 #pragma unroll
     for (int column = 0; column < C.head_dim_v; column += 64) {
       ptx::store_box(block.p.out, s_out + column / 64 * Panel::kPanelBytes + warp_row() * kRowBytes, column,
-                     item.sequence.row_q + item.queries.first + part * Block::kRows + warp_row(), item.work.head_idx,
+                     item.sequence.row_q + first_of_warp(), item.work.head_idx,
                      Block::batch_of(p.cu_seqlens_q, item.work.batch_idx));
     }
     ptx::commit_boxes();
@@ -292,7 +293,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
-    const int32_t num_rows = item.queries.end - item.queries.first - part * Block::kRows - warp_row();
+    const int32_t num_rows = item.queries.end - first_of_warp();
     if (kKeepsQ && !kHoldsQ) meet();  // no warp reads these queries any more
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
       send(item);
@@ -345,6 +346,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     k.wait_full();
     wait_for_turn();
     begin_scores(s[0]);
+    Scores::find_diagonals(tile);
     give_turn();
     // While the scores are computed:
     end_store(had_item);
@@ -384,6 +386,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       k.wait_full();
       wait_for_turn();
       begin_scores(s[0]);
+      Scores::find_diagonals(tile);
       v.wait_full();
       begin_output();
       give_turn();

@@ -101,15 +101,23 @@ class Score {
     return {query, key, kAreProducts ? distance * slope_ : distance, static_cast<float>(query - key)};
   }
 
+  // q - k for a text, so many more than the corner's; below 2^23 exactly. An addition for all scores of a diagonal,
+  // where a conversion is two slow instructions.
+  __device__ static float of_diagonal(const Corner& corner, int32_t places) {
+    return corner.q_minus_k + static_cast<float>(places);
+  }
+
   // True if so many queries and keys from these on are the sequence's.
   __device__ bool are_within(int32_t first_query, int32_t queries, int32_t first_key, int32_t keys) const {
     return (first_query <= sequence_.len_q - queries) & (first_key <= sequence_.len_kv - keys);
   }
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths unless AreWithin: then a text's q - k is one value for all scores of a diagonal.
+  // Both may lie past the lengths unless AreWithin: then a text's q - k is one value for all scores of a diagonal, and
+  // may have been found before.
   template <bool AreWithin = false>
-  __device__ float value(float s, const Corner& corner, int32_t row, int32_t column) const {
+  __device__ float value(float s, const Corner& corner, int32_t row, int32_t column,
+                         const float* q_minus_k = nullptr) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
       const float penalty = __fmaf_rn(slope_, static_cast<float>(row - column), corner.distance);
@@ -132,11 +140,10 @@ class Score {
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
     if constexpr (C.score) {
-      // Counted from the corner, below 2^23 exactly: an addition for all scores of a diagonal, where a conversion is
-      // two slow instructions.
-      const float q_minus_k =
-          AreWithin ? corner.q_minus_k + static_cast<float>(row - column) : static_cast<float>(query - key);
-      s = user::score(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
+      const float distance = !AreWithin             ? static_cast<float>(query - key)
+                             : q_minus_k != nullptr ? *q_minus_k
+                                                    : of_diagonal(corner, row - column);
+      s = user::score(s, batch_idx_, head_idx_, query, key, distance, Arrays(p_));
     }
     return s;
   }

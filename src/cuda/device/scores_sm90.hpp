@@ -43,10 +43,17 @@ struct ScoresSm90 {
   // ALiBi alone comes with the exponents where the keys of the tile at hand lie on one side of the warp's queries:
   // scores are products there.
   static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
-  int side;           // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
-  int32_t place;      // of the warp's first query
-  float slope;        // what ALiBi takes off an exponent of 2 for each place between query and key
-  bool has_all_rows;  // with a text: all of the warp's queries are the sequence's
+  int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
+  int32_t place;  // of the warp's first query
+  float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
+  // With a text: whether all of the warp's queries are the sequence's, the lane's first one, and the head.
+  bool has_all_rows;
+  int32_t first_query, head_idx;
+  // A text of two warpgroups with long tiles: q - k of a tile's diagonals, whole blocks apart, for each column of a
+  // lane's pairs. They are found while the tile's scores are computed, where a warp has nothing else to do.
+  static constexpr bool kFindsDiagonals = C.score && C.tile_kv == 128 && !C.batch_invariant;
+  static_assert(!kFindsDiagonals || Block::kWarpgroups == 2, "registers");
+  float diagonals[kFindsDiagonals ? kBlocks + 1 : 1][2];
 
   __device__ __forceinline__ explicit ScoresSm90(const Block& of)
       : block(of),
@@ -63,24 +70,51 @@ struct ScoresSm90 {
   }
   // Of the warpgroup's queries, the warp's first.
   __device__ static int warp_row() { return static_cast<int>(threadIdx.x / 32 % 4) * portable::kWarpRows; }
+  // The warp's first query.
+  __device__ int32_t first_of_warp() const { return current().queries.first + part * Block::kRows + warp_row(); }
   // Of the tile of queries.
   __device__ int row(int r) const { return part * Block::kRows + warp_row() + r * 8 + lane / 4; }
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
   // The lane's first query and key of the tile.
   __device__ typename Score<C>::Corner corner_of(const Score<C>& score, int32_t tile) const {
-    return score.corner(current().queries.first + row(0), current().first_key(tile) + lane % 4 * 2);
+    const int32_t query = C.score ? first_query : current().queries.first + row(0);
+    return score.corner(query, current().first_key(tile) + lane % 4 * 2);
+  }
+
+  __device__ Score<C> score_of_item() const {
+    const Item& item = current();
+    return Score<C>(p, item.sequence, item.work.batch_idx, C.score ? head_idx : item.work.head_idx);
+  }
+
+  __device__ __forceinline__ void find_diagonals(int32_t tile) {
+    if constexpr (kFindsDiagonals) {
+      const auto corner = corner_of(score_of_item(), tile);
+#pragma unroll
+      for (int j = 0; j <= kBlocks; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          diagonals[j][c] = Score<C>::of_diagonal(corner, (1 - j) * 8 - c);
+          ptx::compute_here(diagonals[j][c]);
+        }
+      }
+    }
+  }
+  // Of the score i of block j; nullptr: not found before.
+  __device__ const float* diagonal(int j, int i) const {
+    if constexpr (kFindsDiagonals) return &diagonals[j + 1 - i / 2][i % 2];
+    return nullptr;
   }
 
   // Softcap, bias, ALiBi and the caller's text. AreWithin: as in Score::value(); false serves as well.
   template <bool AreWithin>
   __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
-    const Score<C> score = score_of(p, current());
+    const Score<C> score = score_of_item();
     const auto corner = corner_of(score, tile);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[j][i] = score.template value<AreWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2);
+        s[j][i] = score.template value<AreWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2, diagonal(j, i));
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
@@ -129,8 +163,8 @@ struct ScoresSm90 {
     find_columns(tile, visible);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
     const Item& item = current();
-    hide_by_elements<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx,
-                        item.queries.first + part * Block::kRows + warp_row(), item.first_key(tile), visible);
+    hide_by_elements<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx, first_of_warp(),
+                        item.first_key(tile), visible);
   }
 
   __device__ __forceinline__ void begin_item() {
@@ -141,12 +175,13 @@ struct ScoresSm90 {
     if constexpr (kHasSides) {
       const Item& item = current();
       slope = score_of(p, item).slope_log2();
-      place = item.sequence.band.position(item.queries.first + part * Block::kRows + warp_row());
+      place = item.sequence.band.position(first_of_warp());
     }
     if constexpr (C.score) {
       const Item& item = current();
-      const int32_t end = item.queries.first + part * Block::kRows + warp_row() + portable::kWarpRows;
-      has_all_rows = __all_sync(kAllLanes, end <= item.sequence.len_q);
+      has_all_rows = __all_sync(kAllLanes, first_of_warp() + portable::kWarpRows <= item.sequence.len_q);
+      first_query = first_of_warp() + lane / 4;
+      head_idx = item.work.head_idx;
     }
   }
 
@@ -156,12 +191,13 @@ struct ScoresSm90 {
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      // A tile seen whole has no key behind the sequence's.
+      // A tile seen whole has no key behind the sequence's. It goes its own way up to the end, or 11 scores are moved.
       if (C.score && !C.batch_invariant && has_all_rows && is_full(tile)) {
         modify<true>(s[0], tile);
-      } else {
-        modify<false>(s[0], tile);
+        ptx::keep_in_place(s[0]);
+        return;
       }
+      modify<false>(s[0], tile);
     }
     hide(s, tile);
     ptx::keep_in_place(s[0]);  // those of tiles with masks and without in the same registers
