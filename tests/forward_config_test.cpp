@@ -62,6 +62,16 @@ void for_each_config(Fn&& fn) {
   }
 }
 
+TEST(ForwardConfig, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
+  Problem p = problem(DType::bf16, 128, 128, Feature::score);
+  p.score = "return score - fabsf(q_minus_k);";
+  EXPECT_TRUE(forward_sm90_config(p).by_distance);
+  EXPECT_FALSE(config(p).by_distance);
+  p.score = "return score - q_minus_kappa;";
+  EXPECT_FALSE(forward_sm90_config(p).by_distance);
+  EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
+}
+
 TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
   const ForwardConfig text = config(problem(DType::bf16, 128, 128, Feature::score));
   ASSERT_TRUE(for_small_text(text, 90));

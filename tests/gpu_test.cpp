@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "call.hpp"
@@ -73,18 +75,34 @@ TEST_P(Gpu, DropsWhatTheCpuDrops) {
   EXPECT_NEAR(static_cast<double>(dropped) / static_cast<double>(on_cpu.size()), 0.4, 0.02);
 }
 
-// Runs `call` with the arguments and options changed, and holds the result against what the unchanged call means.
-template <typename Change>
-void expect_same_meaning(const Case& c, Change&& change) {
-  Call call(c);
+using Change = std::function<void(tessella_forward_args&, tessella_attention_options&)>;
+
+// Runs the call with its arguments and options changed. "" or what went wrong.
+std::string run_changed(const Call& call, const Change& change) {
   tessella_forward_args args = call.args();
   tessella_attention_options options = call.options();
   change(args, options);
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args on_gpu = twin.args(args, true);
-  ASSERT_EQ(tessella_forward(&on_gpu, &options, twin.stream()), TESSELLA_OK) << tessella_last_error();
-  ASSERT_EQ(twin.download(), "");
+  if (tessella_forward(&on_gpu, &options, twin.stream()) != TESSELLA_OK) return tessella_last_error();
+  return twin.download();
+}
+
+// Holds what the changed call computes against what the unchanged one means.
+void expect_same_meaning(const Case& c, const Change& change) {
+  const Call call(c);
+  ASSERT_EQ(run_changed(call, change), "") << to_string(c);
   EXPECT_EQ(call.check(), "") << to_string(c);
+}
+
+// The call's ALiBi by this text.
+Change alibi_as(const char* text) {
+  return [text](tessella_forward_args& args, tessella_attention_options& options) {
+    args.score_args = args.alibi_slopes;
+    args.num_score_args = 1;
+    args.alibi_slopes = nullptr;
+    options.score = text;
+  };
 }
 
 // Masks decide tiles, and so bits: a call is not computed by the plan of another of the same shape.
@@ -109,23 +127,16 @@ TEST_P(Gpu, AScoreTextMayBeAlibi) {
   c.seqlen_kv = c.seqlen_q;  // so that the distance needs no lengths
   c.window_left = 30;
   c.window_right = 0;
-  const auto as_text = [](const char* text) {
-    return [text](tessella_forward_args& args, tessella_attention_options& options) {
-      args.score_args = args.alibi_slopes;
-      args.num_score_args = 1;
-      args.alibi_slopes = nullptr;
-      options.score = text;
-    };
-  };
   expect_same_meaning(
-      c, as_text("const float distance = q > k ? q - k : k - q; return score - arrays.f32(0)[h] * distance;"));
+      c, alibi_as("const float distance = q > k ? q - k : k - q; return score - arrays.f32(0)[h] * distance;"));
   c.seqlen_q = c.seqlen_kv = 500;  // tiles within the lengths and beyond them
-  for (const int64_t head_dim : {64, 128}) {
-    c.head_dim_qk = c.head_dim_v = head_dim;
-    for (const int64_t window_left : {30, 400}) {
+  for (const auto& [head_dim_qk, head_dim_v] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
+    c.head_dim_qk = head_dim_qk;
+    c.head_dim_v = head_dim_v;
+    for (const int64_t window_left : {30, 400, -1}) {
       c.window_left = window_left;
-      expect_same_meaning(c, as_text("return score - arrays.f32(0)[h] * fabsf(q - k);"));
-      expect_same_meaning(c, as_text("return score - arrays.f32(0)[h] * fabsf(q_minus_k);"));
+      expect_same_meaning(c, alibi_as("return score - arrays.f32(0)[h] * fabsf(q - k);"));
+      expect_same_meaning(c, alibi_as("return score - arrays.f32(0)[h] * fabsf(q_minus_k);"));
     }
   }
 }
@@ -305,21 +316,26 @@ TEST_P(Gpu, ManyQueriesThatSeeTheSameKeys) {
 class GpuRuns : public Gpu {
  protected:
   static constexpr int kRuns = 1000;
-  void expect_same_bits(Case c, int64_t seqlen_q = 300) const {
+  static constexpr int64_t kMoreKeys = 30;
+  static std::string run_plain(Call& call) {
+    return call.run_plain() == TESSELLA_OK ? call.spoiled() : tessella_last_error();
+  }
+  // run_call: "" or what went wrong.
+  void expect_same_bits(Case c, int64_t seqlen_q = 300,
+                        const std::function<std::string(Call&)>& run_call = run_plain) const {
     c.kernel = GetParam().name;
     c.batch = 2;
     c.heads_kv = 12288 / c.head_dim_qk * 300 / seqlen_q / 4;
     c.heads_q = c.heads_kv * 4;
     c.seqlen_q = seqlen_q;
-    c.seqlen_kv = seqlen_q + 30;
+    c.seqlen_kv = seqlen_q + kMoreKeys;
     Call call(c);
-    ASSERT_EQ(call.run_plain(), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(run_call(call), "");
     ASSERT_EQ(call.check(40), "");
     const std::vector<std::byte> expected = call.results();
     for (int run = 1; run < kRuns; ++run) {
       call.poison_outputs();
-      ASSERT_EQ(call.run_plain(), TESSELLA_OK) << tessella_last_error();
-      ASSERT_EQ(call.spoiled(), "") << "run " << run;
+      ASSERT_EQ(run_call(call), "") << "run " << run;
       ASSERT_EQ(call.results(), expected) << "run " << run;
     }
   }
@@ -348,6 +364,13 @@ TEST_P(GpuRuns, WideHaveTheSameBits) {
 // Two blocks load keys for each other.
 TEST_P(GpuRuns, PairsHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 256, .head_dim_v = 256}, 1270);
+}
+// Its warpgroups take no turns.
+TEST_P(GpuRuns, TextsHaveTheSameBits) {
+  static_assert(kMoreKeys == 30, "the text says so too");
+  const auto alibi = alibi_as("return score - arrays.f32(0)[h] * fabsf(q_minus_k + 30);");
+  expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .alibi = "h"}, 600,
+                   [&](Call& call) { return run_changed(call, alibi); });
 }
 TEST_P(GpuRuns, PackedHaveTheSameBits) {
   expect_same_bits(

@@ -174,6 +174,8 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"softcap and dropout", Feature::softcap | Feature::dropout},
                              {"softcap, dropout and lse", Feature::softcap | Feature::dropout | Feature::lse},
                              {"score", Feature::score},
+                             {"softcap and score", Feature::softcap | Feature::score},
+                             {"alibi and score", Feature::alibi | Feature::score},
                              {"bias and dropout", Feature::bias | Feature::dropout},
                              {"keep", Feature::keep},
                              {"pages", Feature::paged_kv},
@@ -198,10 +200,13 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // Plain, with a mask, and with a softcap's two terms: every size. Every other feature at one, a text at 128 too.
-      const bool has_text = sets[set].features == Feature::score || sets[set].features == Feature::keep;
+      // Plain, with a mask, with a softcap's two terms and with a score text: every size. Every other feature at one, a
+      // keep text and what lies beside a score text at 128 too.
+      const bool is_score = sets[set].features == Feature::score;
+      const bool has_text = sets[set].features.has(Feature::score) || sets[set].features.has(Feature::keep);
       const bool has_two_terms = sets[set].features == Feature::softcap && !sets[set].batch_invariant;
-      const bool is_wanted = set < 2 || has_two_terms || dims == set % std::size(kDims) || (has_text && dims == 2);
+      const bool is_wanted =
+          set < 2 || has_two_terms || is_score || dims == set % std::size(kDims) || (has_text && dims == 2);
       if (!g_full && !is_wanted) continue;
       Problem p{.dtype = dims == 1 && !has_two_terms ? DType::f16 : DType::bf16,
                 .head_dim_qk = kDims[dims].qk,
@@ -212,7 +217,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                 .alignment = 16,
                 .batch_invariant = sets[set].batch_invariant};
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
-      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
       if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
       expect_lean(store, p, forward_sm90_config(p), sets[set].name);
     }

@@ -5,6 +5,7 @@
 
 #include "core/message.hpp"
 #include "core/sequence.hpp"
+#include "cuda/user_text.hpp"
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {
@@ -98,9 +99,9 @@ std::string expression(const char* kernel, const ForwardConfig& c) {
   for (const auto& [name, value] :
        {std::pair{"softcap", c.softcap}, std::pair{"short_series", c.short_series}, std::pair{"scales_q", c.scales_q},
         std::pair{"alibi", c.alibi}, std::pair{"bias", c.bias}, std::pair{"bias_is_f32", c.bias_is_f32},
-        std::pair{"dropout", c.dropout}, std::pair{"score", c.score}, std::pair{"documents", c.documents},
-        std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map}, std::pair{"keep", c.keep},
-        std::pair{"batch_invariant", c.batch_invariant}}) {
+        std::pair{"dropout", c.dropout}, std::pair{"score", c.score}, std::pair{"by_distance", c.by_distance},
+        std::pair{"documents", c.documents}, std::pair{"dense_mask", c.dense_mask}, std::pair{"block_map", c.block_map},
+        std::pair{"keep", c.keep}, std::pair{"batch_invariant", c.batch_invariant}}) {
     text += core::message(", .", name, " = ", value ? "true" : "false");
   }
   return text + "}>";
@@ -161,6 +162,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   c.head_dim_v = padded_dim(p.head_dim_v);
   // Masks make scores -inf before a softcap's series, which of two terms wants squares that saturate.
   c.short_series = c.scales_q = has_short_series(c, p);
+  c.by_distance = c.score && may_mention(p.score, "q_minus_k");
   // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows, and what several
   // masks, a mask and changed scores, or a softcap and dropout need. Keys of a tile: as many as leave registers for
   // what features do to scores (tests/kernel_matrix_test.cpp).

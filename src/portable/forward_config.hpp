@@ -34,7 +34,8 @@ struct ForwardConfig {
   bool bias = false;
   bool bias_is_f32 = false;  // else in the type of q
   bool dropout = false;
-  bool score = false;  // the caller's text
+  bool score = false;        // the caller's text
+  bool by_distance = false;  // which asks for q_minus_k; forward_sm90's
   // What MaskLevel::bits is made of.
   bool documents = false;
   bool dense_mask = false;

@@ -184,7 +184,7 @@ TEST(EmulatedSm90, WholeTilesFirst) {
   }
 }
 
-// Tiles within the lengths and beyond them.
+// Within the lengths and beyond them, with and without turns, beside what changes tiles.
 TEST(EmulatedSm90, ScoreTexts) {
   const auto of = [](int64_t head_dim_qk, int64_t head_dim_v) {
     Case c = base(head_dim_qk, head_dim_v);
@@ -194,23 +194,22 @@ TEST(EmulatedSm90, ScoreTexts) {
     return c;
   };
   using Change = std::function<void(Case&)>;
-  const std::vector<Change> changes = {[](Case&) {},
-                                       [](Case& c) { c.window_right = 0; },
-                                       [](Case& c) { c.window_left = 150; },
-                                       [](Case& c) { c.seqlen_q = c.seqlen_kv = 384; },
-                                       [](Case& c) { c.seqlen_q = 210; },
-                                       [](Case& c) { c.batch = 2, c.seqlens_q = c.seqlens_kv = true; },
-                                       [](Case& c) { c.batch = 3, c.packed_q = c.packed_kv = true; }};
-  for (const int64_t head_dim : {64, 128}) {
-    for (const Change& change : changes) {
+  for (const Change& change :
+       std::vector<Change>{[](Case&) {}, [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 150; },
+                           [](Case& c) { c.seqlen_q = c.seqlen_kv = 384; }, [](Case& c) { c.seqlen_q = 210; },
+                           [](Case& c) { c.batch = 2, c.seqlens_q = c.seqlens_kv = true; },
+                           [](Case& c) { c.batch = 3, c.packed_q = c.packed_kv = true; }}) {
+    for (const int64_t head_dim : {64, 128}) {
       Case c = of(head_dim, head_dim);
       change(c);
       expect_right(c, 1, true);
     }
   }
-  for (const Change& change : std::vector<Change>{
-           [](Case& c) { c.head_dim_qk = 192; }, [](Case& c) { c.page_size = 16, c.batch = 2, c.seqlens_kv = true; },
-           [](Case& c) { c.dense = "bhqk", c.masked_nan = true; }, [](Case& c) { c.batch_invariant = true; }}) {
+  for (const uint64_t seed : {2, 3, 4}) expect_right(of(128, 128), seed, true);
+  expect_right(of(192, 128), 1, true);
+  for (const Change& change : std::vector<Change>{[](Case& c) { c.page_size = 16, c.batch = 2, c.seqlens_kv = true; },
+                                                  [](Case& c) { c.dense = "bhqk", c.masked_nan = true; },
+                                                  [](Case& c) { c.batch_invariant = true; }}) {
     Case c = of(128, 128);
     change(c);
     expect_right(c, 1, true);

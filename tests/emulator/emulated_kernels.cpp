@@ -89,7 +89,7 @@ constexpr ForwardConfig with_alibi(ForwardConfig c) {
   return c;
 }
 constexpr ForwardConfig with_score(ForwardConfig c) {
-  c.score = true;
+  c.score = c.by_distance = true;
   return c;
 }
 constexpr ForwardConfig with_dropout(ForwardConfig c) {
@@ -262,7 +262,10 @@ std::string run_sm90(Call& call, const Case& c, uint64_t seed, bool has_text) {
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
   const bool has_score = has_text && p.features.has(core::Feature::alibi);
   if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
-  if (has_score) p.features |= core::Feature::score;
+  if (has_score) {
+    p.features |= core::Feature::score;
+    p.score = "q_minus_k";  // what user.hpp's text asks for
+  }
   if (has_text) p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
   Problem bounds = p;  // as a plan for longer sequences has them
   bounds.seqlen_q = std::max(p.seqlen_q, c.max_seqlen);

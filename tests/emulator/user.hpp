@@ -1,5 +1,5 @@
-// The caller's texts: the score text is ALiBi, the keep text a causal mask. Arrays: slopes by head, each sequence's
-// queries and its keys, beyond which the score text is not to be asked.
+// The caller's texts: the score text is ALiBi, the keep text a causal mask. Arrays: slopes by head, and
+// the sequences' lengths of q and of k, beyond which the score text is not to be asked.
 #pragma once
 
 #include "cuda/device/arrays.hpp"

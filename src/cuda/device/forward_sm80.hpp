@@ -86,7 +86,9 @@ struct ForwardSm80 : BlockSm80<C> {
       for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][j][i] = score.template value<IsWithin>(s[m][j][i], corner, m * 16 + i / 2 * 8, j * 8 + i % 2);
+          const int32_t row = m * 16 + i / 2 * 8, column = j * 8 + i % 2;
+          s[m][j][i] = score.template value<IsWithin>(s[m][j][i], corner, row, column,
+                                                      Score<C>::q_minus_k(corner, row - column));
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.

@@ -39,7 +39,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
-  // own, so that one multiplies while the others are at their softmax.
+  // own, so that one multiplies while the others are at their softmax. Those that find diagonals are faster without.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128 && !Scores::kFindsDiagonals;
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
   static constexpr bool kOverlaps = !C.bias && !C.dropout;

@@ -103,7 +103,7 @@ class Score {
 
   // q - k for a text, so many more than the corner's; below 2^23 exactly. An addition for all scores of a diagonal,
   // where a conversion is two slow instructions.
-  __device__ static float of_diagonal(const Corner& corner, int32_t places) {
+  __device__ static float q_minus_k(const Corner& corner, int32_t places) {
     return corner.q_minus_k + static_cast<float>(places);
   }
 
@@ -113,11 +113,11 @@ class Score {
   }
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths unless AreWithin: then a text's q - k is one value for all scores of a diagonal, and
-  // may have been found before.
+  // Both may lie past the lengths unless AreWithin: then a text's q - k is of_diagonal, q_minus_k()'s, one value for
+  // all scores of a diagonal.
   template <bool AreWithin = false>
-  __device__ float value(float s, const Corner& corner, int32_t row, int32_t column,
-                         const float* q_minus_k = nullptr) const {
+  __device__ __forceinline__ float value(float s, const Corner& corner, int32_t row, int32_t column,
+                                         float of_diagonal = 0) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
       const float penalty = __fmaf_rn(slope_, static_cast<float>(row - column), corner.distance);
@@ -140,10 +140,8 @@ class Score {
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
     if constexpr (C.score) {
-      const float distance = !AreWithin             ? static_cast<float>(query - key)
-                             : q_minus_k != nullptr ? *q_minus_k
-                                                    : of_diagonal(corner, row - column);
-      s = user::score(s, batch_idx_, head_idx_, query, key, distance, Arrays(p_));
+      const float q_minus_k = AreWithin ? of_diagonal : static_cast<float>(query - key);
+      s = user::score(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
     }
     return s;
   }

@@ -46,13 +46,14 @@ struct ScoresSm90 {
   int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
   int32_t place;  // of the warp's first query
   float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
-  // With a text: whether all of the warp's queries are the sequence's, the lane's first one, and the head.
+  // With a text, from begin_item() on: whether all of the warp's queries are the sequence's, the lane's first one, and
+  // the head.
   bool has_all_rows;
-  int32_t first_query, head_idx;
-  // A text of two warpgroups with long tiles: q - k of a tile's diagonals, whole blocks apart, for each column of a
-  // lane's pairs. They are found while the tile's scores are computed, where a warp has nothing else to do.
-  static constexpr bool kFindsDiagonals = C.score && C.tile_kv == 128 && !C.batch_invariant;
-  static_assert(!kFindsDiagonals || Block::kWarpgroups == 2, "registers");
+  int32_t lane_query, head_idx;
+  // A text that asks for q - k finds it while a tile's scores are computed, where a warp has nothing else to do, if
+  // there are registers for all diagonals. [j][c]: (1 - j) * 8 - c more than the corner's.
+  static constexpr bool kFindsDiagonals = C.by_distance && C.tile_kv == 128 && !C.batch_invariant;
+  static_assert(!kFindsDiagonals || Block::kWarpgroups == 2, "three warpgroups have no registers for them");
   float diagonals[kFindsDiagonals ? kBlocks + 1 : 1][2];
 
   __device__ __forceinline__ explicit ScoresSm90(const Block& of)
@@ -75,12 +76,13 @@ struct ScoresSm90 {
   // Of the tile of queries.
   __device__ int row(int r) const { return part * Block::kRows + warp_row() + r * 8 + lane / 4; }
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
-  // The lane's first query and key of the tile.
+  // The lane's first query and key of the tile; with a text from begin_item() on.
   __device__ typename Score<C>::Corner corner_of(const Score<C>& score, int32_t tile) const {
-    const int32_t query = C.score ? first_query : current().queries.first + row(0);
+    const int32_t query = C.score ? lane_query : current().queries.first + row(0);
     return score.corner(query, current().first_key(tile) + lane % 4 * 2);
   }
 
+  // Of the item; with a text from begin_item() on.
   __device__ Score<C> score_of_item() const {
     const Item& item = current();
     return Score<C>(p, item.sequence, item.work.batch_idx, C.score ? head_idx : item.work.head_idx);
@@ -93,16 +95,16 @@ struct ScoresSm90 {
       for (int j = 0; j <= kBlocks; ++j) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          diagonals[j][c] = Score<C>::of_diagonal(corner, (1 - j) * 8 - c);
+          diagonals[j][c] = Score<C>::q_minus_k(corner, (1 - j) * 8 - c);
           ptx::compute_here(diagonals[j][c]);
         }
       }
     }
   }
-  // Of the score i of block j; nullptr: not found before.
-  __device__ const float* diagonal(int j, int i) const {
-    if constexpr (kFindsDiagonals) return &diagonals[j + 1 - i / 2][i % 2];
-    return nullptr;
+  // Of the score i of block j, in a tile within the lengths.
+  __device__ __forceinline__ float q_minus_k(const typename Score<C>::Corner& corner, int j, int i) const {
+    if constexpr (kFindsDiagonals) return diagonals[j + 1 - i / 2][i % 2];
+    return Score<C>::q_minus_k(corner, (i / 2 - j) * 8 - i % 2);
   }
 
   // Softcap, bias, ALiBi and the caller's text. AreWithin: as in Score::value(); false serves as well.
@@ -114,7 +116,7 @@ struct ScoresSm90 {
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[j][i] = score.template value<AreWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2, diagonal(j, i));
+        s[j][i] = score.template value<AreWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2, q_minus_k(corner, j, i));
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
       if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
@@ -180,7 +182,7 @@ struct ScoresSm90 {
     if constexpr (C.score) {
       const Item& item = current();
       has_all_rows = __all_sync(kAllLanes, first_of_warp() + portable::kWarpRows <= item.sequence.len_q);
-      first_query = first_of_warp() + lane / 4;
+      lane_query = first_of_warp() + lane / 4;
       head_idx = item.work.head_idx;
     }
   }
@@ -191,7 +193,8 @@ struct ScoresSm90 {
     if constexpr (kHasSides) {
       find_side(tile);
     } else if constexpr (!Score<C>::kIsPlain) {
-      // A tile seen whole has no key behind the sequence's. It goes its own way up to the end, or 11 scores are moved.
+      // A tile seen whole has no key behind the sequence's. It goes its own way up to the end, or the assembler moves
+      // 11 of its scores to where the other way has them.
       if (C.score && !C.batch_invariant && has_all_rows && is_full(tile)) {
         modify<true>(s[0], tile);
         ptx::keep_in_place(s[0]);

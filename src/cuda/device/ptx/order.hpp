@@ -26,7 +26,8 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
   }
 }
 
-// The compiler computes the value where this stands and not where it is used, if it is used at all.
+// The compiler takes the value for a new one from here on, and so computes it before, not where it is used; if it is
+// used at all.
 __device__ __forceinline__ void compute_here(float& x) { asm("" : "+f"(x)); }
 
 // The compiler forgets what it has found out about the value.
