@@ -220,6 +220,9 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
       if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
       expect_lean(store, p, forward_sm90_config(p), sets[set].name);
+      if (!is_score) continue;
+      p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+      expect_lean(store, p, forward_sm90_config(p), "score by places");
     }
   }
   // Pairs of blocks.

@@ -88,8 +88,9 @@ constexpr ForwardConfig with_alibi(ForwardConfig c) {
   c.alibi = true;
   return c;
 }
-constexpr ForwardConfig with_score(ForwardConfig c) {
-  c.score = c.by_distance = true;
+constexpr ForwardConfig with_score(ForwardConfig c, bool by_distance = true) {
+  c.score = true;
+  c.by_distance = by_distance;
   return c;
 }
 constexpr ForwardConfig with_dropout(ForwardConfig c) {
@@ -163,6 +164,7 @@ const std::vector<Sm90>& sm90_kernels() {
                                         sm90<with_pages(with_alibi(k128))>(),
                                         sm90<with_score(plain(Element::bf16, 64, 64, 192, 112))>(),
                                         sm90<with_score(k128)>(),
+                                        sm90<with_score(k128, false)>(),
                                         sm90<with_score(k192)>(),
                                         sm90<with_score(kMasked)>(),
                                         sm90<with_pages(with_score(k128))>(),
@@ -251,20 +253,20 @@ portable::TensorMap tensor_map(const core::Operand& t, int64_t head_dim, int64_t
 
 }  // namespace
 
-std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, bool has_text) {
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, Texts texts) {
   Call call(c);
-  if (const std::string text = run_sm90(call, c, seed, has_text); !text.empty()) return text;
+  if (const std::string text = run_sm90(call, c, seed, texts); !text.empty()) return text;
   if (results != nullptr) *results = call.results();
   return call.check();
 }
 
-std::string run_sm90(Call& call, const Case& c, uint64_t seed, bool has_text) {
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts) {
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
-  const bool has_score = has_text && p.features.has(core::Feature::alibi);
+  const bool has_text = texts != Texts::none, has_score = has_text && p.features.has(core::Feature::alibi);
   if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
   if (has_score) {
     p.features |= core::Feature::score;
-    p.score = "q_minus_k";  // what user.hpp's text asks for
+    if (texts == Texts::by_distance) p.score = "q_minus_k";
   }
   if (has_text) p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
   Problem bounds = p;  // as a plan for longer sequences has them
