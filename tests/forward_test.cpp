@@ -118,14 +118,17 @@ TEST_P(Forward, Softcaps) {
 
 // bf16 has a series of its own where no lse is asked for; GPUs have forms of it for head dims and long rows.
 TEST_P(Forward, SoftcapsWithoutLse) {
-  for (const auto& [head_dim, max_seqlen] : {std::pair<int64_t, int64_t>{32, 0}, {128, 0}, {128, 8192}, {256, 0}}) {
+  struct Size {
+    int64_t head_dim, max_seqlen;
+  };
+  for (const Size size : {Size{32, 0}, {128, 0}, {128, 8192}, {256, 0}}) {
     for (const double softcap : {4.0, 30.0, 400.0}) {
       const auto run_capped = [&](const std::function<void(Case&)>& change) {
         Case c = base();
-        c.head_dim_qk = c.head_dim_v = head_dim;
+        c.head_dim_qk = c.head_dim_v = size.head_dim;
         c.heads_q = c.heads_kv = 1;
-        c.plan = max_seqlen > 0;
-        c.max_seqlen = max_seqlen;
+        c.plan = size.max_seqlen > 0;
+        c.max_seqlen = size.max_seqlen;
         c.softcap = softcap;
         c.lse = false;
         change(c);
