@@ -322,26 +322,34 @@ struct BlockSm90 {
     }
   }
 
-  // Every block begins with an item of its own and takes the next one that nobody has. It does so when k of the latest
-  // is under way, not before: an item that waits for its block is one that no idle block can take. The counter is zero
-  // again when the last block has found that there is none. Nobody hears of an item without keys. Clusters, whose items
-  // all see as many keys, take every gridDim.x-th and leave the counter alone.
-  __device__ __forceinline__ void find_items() const {
+  // Warp 0 gives the others their items. Every block begins with one of its own and takes the next one that nobody has.
+  // It does so when k of the latest is under way, not before: an item that waits for its block is one that no idle
+  // block can take. The counter is zero again when the last block has found that there is none. Nobody hears of an item
+  // without keys. Clusters, whose items all see as many keys, take every gridDim.x-th and leave the counter alone.
+  //
+  // Warp 3 writes_rows: those that need no product, of every gridDim.x-th item. (In warp 0 looking for them was a sixth
+  // of the code that an item of head dim 64 runs through, and pushed the rest out of the instruction cache.) Both make
+  // their items in one place: it is long, and compiled when a kernel is first called.
+  __device__ __forceinline__ void find_items(bool writes_rows) const {
+    if (writes_rows && p.may_have_zero_rows == 0) return;
     Items items(item_barriers());
     const bool is_first_lane = threadIdx.x % 32 == 0;
     uint32_t item_idx = blockIdx.x;
 #pragma unroll 1
     while (exists(item_idx)) {
-      items.wait_empty();
-      write_item(item(items), work_tile<C.cluster>(p.forward, item_idx, 0));
-      if (item(items).has_keys()) {
+      if (!writes_rows) items.wait_empty();
+      Item& of = writes_rows ? own_item() : item(items);
+      write_item(of, work_tile<C.cluster>(p.forward, item_idx, 0));
+      if (writes_rows) {
+        write_zero_rows(of);
+      } else if (of.has_keys()) {
         if (is_first_lane) items.arrive_full();
         write_bounds(items);
         if (is_first_lane) items.at(kBounds).arrive_full();
         items.at(kLoaded).wait_full();
         items.advance();
       }
-      if constexpr (C.cluster > 1) {
+      if (C.cluster > 1 || writes_rows) {
         item_idx += gridDim.x;
       } else {
         const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
@@ -349,11 +357,17 @@ struct BlockSm90 {
         item_idx = gridDim.x + __shfl_sync(kAllLanes, taken, 0);
       }
     }
+    if (writes_rows) return;
     items.wait_empty();
     if (!is_first_lane) return;
     item(items).exists = 0;
     items.arrive_full();
     items.at(kBounds).arrive_full();
+  }
+  __device__ __forceinline__ void write_zero_rows(const Item& of) const {
+    const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
+    rows.write_without_query(C.tile_q);
+    if (!of.has_keys()) rows.write_without_keys(of.queries);
   }
 
   __device__ static bool is_loader() { return !kLoadsByWarp || threadIdx.x % 32 == 0; }
@@ -450,20 +464,6 @@ struct BlockSm90 {
       load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes, p.v, of, tile, s_note_of_v(v), note);
     };
     for_each_tile(load, [](const Items&) {});
-  }
-
-  // Rows that need no product, those of every gridDim.x-th item. Looking for them is a sixth of the code that an item
-  // of head dim 64 runs through, and pushes the rest out of the instruction cache.
-  __device__ __forceinline__ void write_rows() const {
-    if (p.may_have_zero_rows == 0) return;
-    Item& of = own_item();
-#pragma unroll 1
-    for (uint32_t item_idx = blockIdx.x; exists(item_idx); item_idx += gridDim.x) {
-      write_item(of, work_tile<C.cluster>(p.forward, item_idx, 0));
-      const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
-      rows.write_without_query(C.tile_q);
-      if (!of.has_keys()) rows.write_without_keys(of.queries);
-    }
   }
 };
 

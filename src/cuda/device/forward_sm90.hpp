@@ -445,15 +445,15 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
   if (threadIdx.x < 128) {
     ptx::give_registers<Block::kLoadRegisters>();
     const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
-    switch (threadIdx.x / 32) {
-      case 0: block.find_items(); break;
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    switch (warp) {
       case 1:
         if (loads) block.load_q_and_k();
         break;
       case 2:
         if (loads) block.load_v();
         break;
-      default: block.write_rows();
+      default: block.find_items(warp == 3);
     }
   } else {
     ptx::take_registers<Block::kMultiplyRegisters>();

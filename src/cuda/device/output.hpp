@@ -99,7 +99,7 @@ template <ForwardConfig C, bool QuadsAreRare, int BlocksV, int MBlocks, int Bloc
 __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
-  constexpr int kBlocks = BlocksV % 4 == 0 ? 4 : 2;
+  constexpr int kBlocks = !QuadsAreRare && BlocksV % 4 == 0 ? 4 : 2;
   const bool has_quads = p.out_vector_store && !p.out_is_f32;
   const auto store_blocks = [&](int from, int32_t column, bool in_quads) {
 #pragma unroll

@@ -136,11 +136,12 @@ __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], con
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
-    for (int j = 0; j < Blocks; ++j) {
+    for (int r = 0; r < 2; ++r) {
+      const float max = rows[m].max[r] > -kInfinity ? rows[m].max[r] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float max = rows[m].max[i / 2];
-        if (max > -kInfinity) s[m][j][i] -= max;
+      for (int j = 0; j < Blocks; ++j) {
+        s[m][j][r * 2] -= max;
+        s[m][j][r * 2 + 1] -= max;
       }
     }
   }
