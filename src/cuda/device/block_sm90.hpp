@@ -152,7 +152,7 @@ struct BlockSm90 {
   __device__ uint32_t s_bounds(const Items& items, int row) const {
     return s_q + kLayout.bounds_at + items.offset(C.tile_q * 8) + row * 8;
   }
-  // Of warp 3.
+  // Of warp 1.
   __device__ Item& own_item() const { return item_at(kLayout.item_slots * kLayout.item_bytes); }
   __device__ Item& item_at(uint32_t bytes) const { return *reinterpret_cast<Item*>(shared + kLayout.items_at + bytes); }
 
@@ -322,15 +322,15 @@ struct BlockSm90 {
     }
   }
 
-  // Warp 0 gives the others their items. Every block begins with one of its own and takes the next one that nobody has.
+  // Warp 0 finds items for the others. Every block begins with one of its own and takes the next one that nobody has.
   // It does so when k of the latest is under way, not before: an item that waits for its block is one that no idle
   // block can take. The counter is zero again when the last block has found that there is none. Nobody hears of an item
   // without keys. Clusters, whose items all see as many keys, take every gridDim.x-th and leave the counter alone.
   //
-  // Warp 3 writes_rows: those that need no product, of every gridDim.x-th item. (In warp 0 looking for them was a sixth
-  // of the code that an item of head dim 64 runs through, and pushed the rest out of the instruction cache.) Both make
-  // their items in one place: it is long, and compiled when a kernel is first called.
-  __device__ __forceinline__ void find_items(bool writes_rows) const {
+  // Warp 1 (writes_rows) writes the rows that need no product, of every gridDim.x-th item: in warp 0 that code would
+  // push the rest out of the instruction cache. Both make their items in one place, as what it takes is long to
+  // compile.
+  __device__ __forceinline__ void walk_items(bool writes_rows) const {
     if (writes_rows && p.may_have_zero_rows == 0) return;
     Items items(item_barriers());
     const bool is_first_lane = threadIdx.x % 32 == 0;

@@ -5,9 +5,9 @@
 // one behind the other, are one stream for those who load:
 //
 //   warp 0            finds the next tile of queries                     ring of items, as all rings in shared memory
-//   warp 1            loads q and k                                      rings of q and k
-//   warp 2            loads v                                            ring of v
-//   warp 3            writes rows that no key reaches
+//   warp 1            writes rows that no key reaches
+//   warp 2            loads q and k                                      rings of q and k
+//   warp 3            loads v                                            ring of v
 //   each warpgroup    64 queries of the tile:
 //     begin s = q k(0)^T, o = 0
 //     for every key tile i:
@@ -254,11 +254,13 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     ptx::wait_products<0>(o[0]);
     if (has_begun) release(v);
   }
-  // The warp's rows of out, all of which are there, by the copy engine: they lie where the item's queries were.
+  // The warp's rows of out by the copy engine; they lie where the item's queries were. Rows behind the tensor's last
+  // one it leaves out.
   __device__ __forceinline__ void send(const Item& item) const {
     using Panel = Tile<Block::kRows, 64, 2>;
     const uint32_t s_out = block.s_q_of(q, part);
-    const int own = C.softcap ? ptx::lane_anew() : lane;  // the row's place is take_q()'s, and took a register since
+    // The row's place is take_q()'s, and took a register since: there is none for it beside these.
+    const int own = C.softcap || C.alibi ? ptx::lane_anew() : lane;
     const uint32_t s_row = s_out + Panel::offset(warp_row() + own % 16, own / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
@@ -293,9 +295,10 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
-    const int32_t num_rows = item.queries.end - first_of_warp();
+    const bool ends_tensor = p.cu_seqlens_q.data == nullptr && item.queries.end == p.seqlen_q;
+    const bool may_send = ends_tensor || item.queries.end - first_of_warp() >= portable::kWarpRows;
     if (kKeepsQ && !kHoldsQ) meet();  // no warp reads these queries any more
-    if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && num_rows >= portable::kWarpRows) {
+    if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && may_send) {
       send(item);
     } else {
       store_from_registers(item);
@@ -446,14 +449,16 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     ptx::give_registers<Block::kLoadRegisters>();
     const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
     const int warp = static_cast<int>(threadIdx.x / 32);
-    switch (warp) {
-      case 1:
-        if (loads) block.load_q_and_k();
-        break;
-      case 2:
-        if (loads) block.load_v();
-        break;
-      default: block.find_items(warp == 3);
+    // The assembler can tell which of a warp's threads are done by this order alone. By another they wait for those
+    // that load, at 2 to 4 % of the time (docs/forward_sm90.md).
+    if (warp < 2) {
+      block.walk_items(warp == 1);
+    } else if (loads) {
+      if (warp == 2) {
+        block.load_q_and_k();
+      } else {
+        block.load_v();
+      }
     }
   } else {
     ptx::take_registers<Block::kMultiplyRegisters>();

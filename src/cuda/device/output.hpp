@@ -42,36 +42,31 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
   }
 }
 
-// Blocks [from, from + Blocks) of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on; the
+// Blocks `from` and from + 1 of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on; the
 // row begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the
 // warp call it.
-template <ForwardConfig C, int Blocks, int BlocksV>
-__device__ __forceinline__ void store_quads(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
-                                            int64_t at, int32_t first, int lane, bool is_there) {
+template <ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_quad(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
+                                           int64_t at, int32_t first, int lane, bool is_there) {
+  // Of the blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
   const bool odd = lane % 2 != 0;
+  uint32_t words[2];
 #pragma unroll
-  for (int i = 0; i < Blocks; i += 2) {
-    // Of two blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
-    uint32_t words[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      words[j] = Multiply<C.element>::pack(o[from + i + j][r * 2], o[from + i + j][r * 2 + 1]);
-    }
-    const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
-    const int32_t column = first + (i + lane % 2) * 8 + lane % 4 / 2 * 4;
-    if (!is_there || column >= p.head_dim_v) continue;
-    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out.data) + at + column) =
-        odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
-  }
+  for (int j = 0; j < 2; ++j) words[j] = Multiply<C.element>::pack(o[from + j][r * 2], o[from + j][r * 2 + 1]);
+  const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
+  const int32_t column = first + lane % 2 * 8 + lane % 4 / 2 * 4;
+  if (!is_there || column >= p.head_dim_v) return;
+  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out.data) + at + column) =
+      odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
 }
 
 // The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.
-template <ForwardConfig C, int Blocks, int BlocksV>
+template <ForwardConfig C, int BlocksV>
 __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                             int64_t at, int32_t first, int lane, bool is_there) {
   const bool is_f32 = C.element == Element::f32 || p.out_is_f32;
 #pragma unroll
-  for (int i = 0; i < Blocks; ++i) {
+  for (int i = 0; i < 2; ++i) {
     const int32_t column = first + i * 8 + lane % 4 * 2;
     const float pair[2] = {o[from + i][r * 2], o[from + i][r * 2 + 1]};
     if (is_f32 && p.out_vector_store) {
@@ -99,17 +94,16 @@ template <ForwardConfig C, bool QuadsAreRare, int BlocksV, int MBlocks, int Bloc
 __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
-  constexpr int kBlocks = !QuadsAreRare && BlocksV % 4 == 0 ? 4 : 2;
   const bool has_quads = p.out_vector_store && !p.out_is_f32;
-  const auto store_blocks = [&](int from, int32_t column, bool in_quads) {
+  const auto store_two = [&](int from, int32_t column, bool in_quads) {
 #pragma unroll
     for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (!in_quads) {
-          store_pairs<C, kBlocks>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+          store_pairs<C>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
         } else if constexpr (C.element != Element::f32) {
-          store_quads<C, kBlocks>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+          store_quad<C>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
         }
       }
     }
@@ -117,18 +111,18 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MB
   const int32_t end = first + BlocksV * 8;
   if (!QuadsAreRare && has_quads) {
 #pragma unroll
-    for (int from = 0; from < BlocksV; from += kBlocks) store_blocks(from, first + from * 8, true);
+    for (int from = 0; from < BlocksV; from += 2) store_two(from, first + from * 8, true);
     first = end;  // no return: the loop's code would lie before this
   }
 #pragma unroll 1
-  for (int32_t column = first; column < end; column += kBlocks * 8) {
-    store_blocks(0, column, QuadsAreRare && has_quads);
+  for (int32_t column = first; column < end; column += 16) {
+    store_two(0, column, QuadsAreRare && has_quads);
 #pragma unroll
     for (int m = 0; m < MBlocks; ++m) {
 #pragma unroll
-      for (int j = 0; j + kBlocks < BlocksV; ++j) {
+      for (int j = 0; j + 2 < BlocksV; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[m][j][i] = o[m][j + kBlocks][i];
+        for (int i = 0; i < 4; ++i) o[m][j][i] = o[m][j + 2][i];
       }
     }
   }

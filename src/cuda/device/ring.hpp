@@ -16,7 +16,6 @@ class Ring {
 
   // By one thread, for all.
   __device__ static void init(uint32_t barriers, uint32_t num_fillers, uint32_t num_emptiers) {
-#pragma unroll 1
     for (int slot = 0; slot < Slots; ++slot) {
       ptx::init_barrier(barriers + slot * 8, num_fillers);
       ptx::init_barrier(barriers + (Slots + slot) * 8, num_emptiers);
