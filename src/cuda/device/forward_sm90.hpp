@@ -259,7 +259,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void send(const Item& item) const {
     using Panel = Tile<Block::kRows, 64, 2>;
     const uint32_t s_out = block.s_q_of(q, part);
-    // The row's place is take_q()'s, and took a register since: there is none for it beside these.
+    // The row's place is take_q()'s, and took a register since: a softcap and ALiBi have none left for it.
     const int own = C.softcap || C.alibi ? ptx::lane_anew() : lane;
     const uint32_t s_row = s_out + Panel::offset(warp_row() + own % 16, own / 16);
 #pragma unroll
@@ -295,7 +295,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const Item& item = current();
-    const bool ends_tensor = p.cu_seqlens_q.data == nullptr && item.queries.end == p.seqlen_q;
+    const bool ends_tensor = item.sequence.row_q + item.queries.end == p.total_q;
     const bool may_send = ends_tensor || item.queries.end - first_of_warp() >= portable::kWarpRows;
     if (kKeepsQ && !kHoldsQ) meet();  // no warp reads these queries any more
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && may_send) {
@@ -449,8 +449,8 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     ptx::give_registers<Block::kLoadRegisters>();
     const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
     const int warp = static_cast<int>(threadIdx.x / 32);
-    // The assembler can tell which of a warp's threads are done by this order alone. By another they wait for those
-    // that load, at 2 to 4 % of the time (docs/forward_sm90.md).
+    // In this order the assembler lets threads leave that are done. In another that was tried they waited for those of
+    // their warp that load, at 2 to 4 % of the time (docs/forward_sm90.md).
     if (warp < 2) {
       block.walk_items(warp == 1);
     } else if (loads) {
