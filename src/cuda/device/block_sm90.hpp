@@ -327,9 +327,9 @@ struct BlockSm90 {
   // block can take. The counter is zero again when the last block has found that there is none. Nobody hears of an item
   // without keys. Clusters, whose items all see as many keys, take every gridDim.x-th and leave the counter alone.
   //
-  // Warp 1 (writes_rows) writes the rows that need no product, of every gridDim.x-th item: in warp 0 that code would
-  // push the rest out of the instruction cache. Both make their items in one place, as what it takes is long to
-  // compile.
+  // Warp 1 (writes_rows) writes the rows that need no product, of every gridDim.x-th item, and ends at once where there
+  // can be none, so that looking for them takes nothing from the others' instruction cache. Both make their items in
+  // one place, as what it takes is long to compile.
   __device__ __forceinline__ void walk_items(bool writes_rows) const {
     if (writes_rows && p.may_have_zero_rows == 0) return;
     Items items(item_barriers());

@@ -94,6 +94,7 @@ template <ForwardConfig C, bool QuadsAreRare, int BlocksV, int MBlocks, int Bloc
 __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
+  static_assert(BlocksV % 2 == 0);
   const bool has_quads = p.out_vector_store && !p.out_is_f32;
   const auto store_two = [&](int from, int32_t column, bool in_quads) {
 #pragma unroll
