@@ -130,25 +130,19 @@ __device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], cons
   }
 }
 
-// Takes by[r] off row r of a block of scores.
-template <int Blocks>
-__device__ __forceinline__ void subtract_rows(float (&s)[Blocks][4], const float (&by)[2]) {
-#pragma unroll
-  for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[j][i] -= by[i / 2];
-  }
-}
-
 // For large maxima: scores less their maximum, which exponentiate() then takes as 0.
 template <int MBlocks, int Blocks>
 __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], const RowState (&rows)[MBlocks]) {
 #pragma unroll
   for (int m = 0; m < MBlocks; ++m) {
-    float by[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) by[r] = rows[m].max[r] > -kInfinity ? rows[m].max[r] : 0.0f;
-    subtract_rows(s[m], by);
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float max = rows[m].max[i / 2];
+        if (max > -kInfinity) s[m][j][i] -= max;
+      }
+    }
   }
 }
 

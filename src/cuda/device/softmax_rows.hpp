@@ -88,7 +88,12 @@ __device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], Watc
     taken_off[r] = is_large ? rows.max[r] : 0.0f;
     rows.offset[r] = is_large ? 0.0f : offset;
   }
-  if (__any_sync(kAllLanes, taken_off[0] != 0 || taken_off[1] != 0)) subtract_rows(s[0], taken_off);
+  if (!__any_sync(kAllLanes, taken_off[0] != 0 || taken_off[1] != 0)) return;
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][j][i] -= taken_off[i / 2];
+  }
 }
 
 // The same with less to do, where no row of the warp has a maximum yet and the new ones are neither negative nor large;
