@@ -43,9 +43,9 @@ struct ScoresSm90 {
   // ALiBi alone comes with the exponents where the keys of the tile at hand lie on one side of the warp's queries:
   // scores are products there.
   static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
-  int side;        // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
-  float distance;  // with `side`: from the lane's first key of the tile to its first query
-  float slope;     // what ALiBi takes off an exponent of 2 for each place between query and key
+  int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
+  int32_t place;  // of the warp's first query
+  float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
   // With a text, from begin_item() on: whether all of the warp's queries are the sequence's, the lane's first one, and
   // the head.
   bool has_all_rows;
@@ -175,7 +175,9 @@ struct ScoresSm90 {
       if (rows.is_settled) rows.max[0] = rows.max[1] = 0;
     }
     if constexpr (kHasSides) {
-      slope = score_of(p, current()).slope_log2();
+      const Item& item = current();
+      slope = score_of(p, item).slope_log2();
+      place = item.sequence.band.position(first_of_warp());
     }
     if constexpr (C.score) {
       const Item& item = current();
@@ -205,8 +207,6 @@ struct ScoresSm90 {
   }
   __device__ __forceinline__ void find_side(int32_t tile) {
     const int32_t key = current().first_key(tile);
-    const int32_t place = current().sequence.band.position(first_of_warp());
-    distance = static_cast<float>(place - key + lane / 4 - lane % 4 * 2);
     side = place >= key + C.tile_kv - 1 ? 1 : place + portable::kWarpRows - 1 <= key ? -1 : 0;
     // A row's offset is rounded at the size of the slope times a tile's keys: to 2^-16 at the most.
     constexpr float kSteepest = 2;
@@ -331,8 +331,9 @@ struct ScoresSm90 {
     float step = 0;  // from a key to the next
     if constexpr (kHasSides) {
       step = side == 0 ? 0.0f : side > 0 ? slope : -slope;
+      const auto places = static_cast<float>(place + lane / 4 - current().first_key(tile) - lane % 4 * 2);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, distance + static_cast<float>(r * 8), offset[r]);
+      for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
     }
     const auto exponent = [=, of_capped = score.exponent(by_series)](float of, int r, int column) {
       if constexpr (Score<C>::kHasSeries) return of_capped(of);
