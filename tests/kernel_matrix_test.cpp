@@ -149,9 +149,10 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
 
 // EXIT instructions of sm_90 code, whatever their predicate, which is in bits 12 to 15.
 int num_exits(const std::string& image) {
+  constexpr size_t kInstructionBytes = 16;
   int count = 0;
   uint64_t word = 0;
-  for (size_t at = 0; at + sizeof word <= image.size(); at += sizeof word) {
+  for (size_t at = 0; at + kInstructionBytes <= image.size(); at += kInstructionBytes) {
     std::memcpy(&word, image.data() + at, sizeof word);
     count += (word & ~uint64_t{0xF000}) == 0x094D ? 1 : 0;
   }
@@ -159,9 +160,9 @@ int num_exits(const std::string& image) {
 }
 
 // Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
-// has made matrix instructions wait for each other. With one end for all, threads of the loading warps that load
-// nothing would wait there for the one that does, at up to 4 % of the time (docs/forward_sm90.md); those of a cluster
-// all do.
+// has made matrix instructions wait for each other. Kernels have 10 to 13 ends; some had a single one, and there
+// threads of the loading warps that load nothing waited for the one that does, at up to 4 % of the time
+// (docs/forward_sm90.md). Those of a cluster all wait at its end.
 void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& config, const char* name) {
   const auto cubin =
       store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});
@@ -172,7 +173,7 @@ void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& confi
   EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
   EXPECT_EQ(takes.registers, 65536 / (config.num_warps * 32 + 128) / 8 * 8) << what;
   EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
-  if (config.cluster == 1) EXPECT_GT(num_exits(cubin->image), 4) << what;
+  if (config.cluster == 1) EXPECT_GT(num_exits(cubin->image), 1) << what;
 }
 
 TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
@@ -216,6 +217,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
       // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score text: every size. Every other
       // feature at one, a keep text and what lies beside a score text at 128 too.
+      const auto is_alone = [&](Feature of) { return sets[set].features == of && !sets[set].batch_invariant; };
       const bool is_score = sets[set].features == Feature::score;
       const bool has_text = sets[set].features.has(Feature::score) || sets[set].features.has(Feature::keep);
       const bool has_two_terms = sets[set].features == Feature::softcap && !sets[set].batch_invariant;
