@@ -166,10 +166,12 @@ struct ForwardSm80 : BlockSm80<C> {
                                        p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
                                        p.dropout_threshold};
     const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q.value + place.work.head_idx;
+    int32_t first_row = warp_row;
+    ptx::forget(first_row);  // what is found of it for a whole tile took registers that head dim 128 lacks
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
       const portable::Random4 random =
-          dropout.bits(head_idx, (first_q() + warp_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
+          dropout.bits(head_idx, (first_q() + first_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
         float* pair = &s[m][j + word / 2][word % 2 * 2];
