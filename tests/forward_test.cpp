@@ -358,9 +358,8 @@ TEST_P(Forward, BeyondTwoToThe16HeadsAndSequences) {
   }
 }
 
-// Strides of GiB: offsets must be 64-bit. The pages between the rows are never touched.
-// Rows 2^28 elements apart in two sequences, ten queries each and then eleven keys: strides of sequences above 2^31,
-// offsets above 2^32. In turn, as a case's tensors take 52 GB of fp32.
+// Rows 2^28 elements apart in two sequences, of ten queries each and then of eleven keys: strides above 2^31, offsets
+// above 2^32. In turn, as a case's tensors take 52 GB of fp32 on a GPU; on a CPU pages between rows are never touched.
 TEST_P(Forward, BeyondTwoToThe31Elements) {
   Case c = base();
   c.layout = "huge";

@@ -70,7 +70,7 @@ struct Row {
 };
 
 // The plain kernels of every size; every feature alone at one size in every type, and in bf16 at head dim 128 on
-// Hopper, where registers are fewest; everything at once at every size. Architectures and alignments take turns.
+// Hopper, whose tiles leave few registers; everything at once at every size. Architectures and alignments take turns.
 bool is_representative(const Row& row) {
   const bool is_at_128 = row.dtype_idx == 0 && row.dims_idx == 3;
   if (is_at_128 && row.is_aligned && kArchs[row.arch_idx] == 90) return true;

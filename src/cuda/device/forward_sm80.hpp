@@ -167,7 +167,7 @@ struct ForwardSm80 : BlockSm80<C> {
                                        p.dropout_threshold};
     const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q.value + place.work.head_idx;
     int32_t first_row = warp_row;
-    ptx::forget(first_row);  // what is found of it for a whole tile took registers that head dim 128 lacks
+    ptx::forget(first_row);  // kept from one 16 keys to the next, what follows from it took registers that 128 lacks
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
       const portable::Random4 random =
