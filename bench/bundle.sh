@@ -1,7 +1,7 @@
 #!/bin/bash
 # usage: bundle.sh BUILD FOLDER [PROGRAM...]    Collects the library, what it needs, the tests, the command line and the
 # benchmarks in one folder that runs on a machine without Highway and oneTBB: every program looks for libraries beside
-# itself. PROGRAM: these alone, by name; tests/gpu.sh wants api_test batch_invariant_test forward_test gpu_door_test
+# itself. PROGRAM: these alone, by name; tests/gpu/gpu.sh wants api_test batch_invariant_test forward_test gpu_api_test
 # gpu_launch_test gpu_test hostile_test nan_test refusal_test sharing_test random_test.
 set -euo pipefail
 build=$1 folder=$2 wanted=" ${*:3} " source=$(cd "$(dirname "$0")/.." && pwd)
@@ -22,7 +22,7 @@ for program in $programs; do install -m 755 -s "$program" "$folder"; done
 # Private dependencies, by the names the loader asks for. oneTBB opens its allocator by name if it lies there.
 ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
-cp "$source"/bench/*.py "$source/tests/gpu.sh" "$folder"
+cp "$source"/bench/*.py "$source/tests/gpu/gpu.sh" "$folder"
 # For compare.py: TESSELLA_LIBRARY=libtessella.so PYTHONPATH=python.
 rm -rf "${folder:?}/contest" "${folder:?}/python"
 mkdir "$folder/python"

@@ -1,6 +1,6 @@
 # cmake -DROOT=src -DOUTPUT=file.cpp "-DFILES=a.hpp;b.hpp" -P device_sources.cmake
 # Writes the device code's headers as strings of the library, under the names they are included by.
-set(text "// Generated from the headers below by cmake/device_sources.cmake.\n#include \"cuda/program.hpp\"\n\n")
+set(text "// Generated from the headers below by cmake/device_sources.cmake.\n#include \"cuda/compile/program.hpp\"\n\n")
 string(APPEND text "namespace tessella::cuda {\n\nstd::span<const DeviceSource> device_sources() {\n")
 string(APPEND text "  static constexpr DeviceSource kSources[] = {\n")
 foreach(file IN LISTS FILES)

@@ -8,7 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "cuda/memory.hpp"
+#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {

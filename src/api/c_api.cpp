@@ -12,8 +12,8 @@
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "cuda/memory.hpp"
-#include "cuda/prebuild.hpp"
+#include "cuda/compile/prebuild.hpp"
+#include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
 
 struct tessella_plan {

@@ -5,7 +5,7 @@
 #include "core/dtype.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "cuda/memory.hpp"
+#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {

@@ -19,8 +19,8 @@
 #include "core/validate.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/parallel.hpp"
+#include "cuda/driver/memory.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/memory.hpp"
 #include "reference/kernels.hpp"
 
 namespace tessella::api {

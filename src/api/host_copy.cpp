@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/memory.hpp"
+#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {

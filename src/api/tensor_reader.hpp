@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/problem.hpp"
-#include "cuda/memory.hpp"
+#include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {

@@ -3,11 +3,11 @@
 #include <set>
 
 #include "core/message.hpp"
-#include "cuda/cubin_store.hpp"
-#include "cuda/device.hpp"
-#include "cuda/driver.hpp"
-#include "cuda/embedded_cubins.hpp"
-#include "cuda/nvrtc.hpp"
+#include "cuda/compile/cubin_store.hpp"
+#include "cuda/compile/embedded_cubins.hpp"
+#include "cuda/compile/nvrtc.hpp"
+#include "cuda/driver/driver.hpp"
+#include "cuda/driver/gpus.hpp"
 
 namespace tessella::cuda {
 namespace {

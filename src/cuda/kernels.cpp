@@ -3,9 +3,9 @@
 #include <array>
 
 #include "core/once.hpp"
-#include "cuda/forward_sm80.hpp"
-#include "cuda/forward_sm90.hpp"
-#include "cuda/ladder.hpp"
+#include "cuda/forward_sm80/recipe.hpp"
+#include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/ladder/recipe.hpp"
 
 namespace tessella::cuda {
 

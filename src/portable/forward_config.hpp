@@ -50,8 +50,8 @@ constexpr int32_t num_masks(const ForwardConfig& c) {
   return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.keep ? 1 : 0);
 }
 
-// A softcap alone in half precision, whose exponents come from products by a series (device/score.hpp) that serves all
-// rows of a warp or none. Beside dropout wide rows of v leave forward_sm90 no registers for it.
+// A softcap alone in half precision, whose exponents come from products by a series (device/score/score.hpp) that
+// serves all rows of a warp or none. Beside dropout wide rows of v leave forward_sm90 no registers for it.
 constexpr bool has_series(const ForwardConfig& c) {
   return c.softcap && !c.alibi && !c.bias && !c.score && c.element != Element::f32 && !c.batch_invariant &&
          !(c.dropout && c.head_dim_v > 192);

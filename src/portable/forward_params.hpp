@@ -39,7 +39,7 @@ struct ArrayParams {
 };
 
 // cap tanh(score / cap), of a score that is a product of q and k times a scale. Where the score is small, exponents of
-// 2 come from products s by a series, an odd polynomial of two or three terms (device/score.hpp).
+// 2 come from products s by a series, an odd polynomial of two or three terms (device/score/score.hpp).
 struct SoftcapParams {
   float cap;
   float scale;      // |scale of the call| / (cap q_factor)
@@ -75,8 +75,8 @@ struct ForwardParams {
   Divisor group;                // heads of q that share one of k and v
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
-  // Schedule (device/schedule.hpp): tiles of queries a sequence, tiles of v's columns; heads of a section, and its
-  // tiles in all; the first head of the last section, a multiple of heads_per_section, and its heads.
+  // Schedule (device/schedule/schedule.hpp): tiles of queries a sequence, tiles of v's columns; heads of a section, and
+  // its tiles in all; the first head of the last section, a multiple of heads_per_section, and its heads.
   int32_t tiles_q, slices_v;
   Divisor heads_per_section, tiles_per_section;
   int32_t first_of_last_section;

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cases/part.hpp"
 #include "emulated_case.hpp"
-#include "part.hpp"
 
 namespace tessella::tests {
 namespace {

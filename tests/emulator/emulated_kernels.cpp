@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "api/forward.hpp"
-#include "call.hpp"
-#include "cases.hpp"
+#include "cases/call.hpp"
+#include "cases/cases.hpp"
 #include "core/sequence.hpp"
 #include "cuda/device/forward_sm80.hpp"
 #include "cuda/device/forward_sm90.hpp"
-#include "cuda/forward_arguments.hpp"
-#include "cuda/forward_config.hpp"
+#include "cuda/launch/forward_arguments.hpp"
+#include "cuda/launch/forward_config.hpp"
 
 namespace tessella::tests {
 namespace {

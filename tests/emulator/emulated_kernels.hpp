@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "call.hpp"
-#include "cases.hpp"
+#include "cases/call.hpp"
+#include "cases/cases.hpp"
 
 namespace tessella::tests {
 

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "api/forward.hpp"
-#include "call.hpp"
+#include "cases/call.hpp"
+#include "cases/part.hpp"
 #include "cuda/device/ladder/flash_1.hpp"
 #include "cuda/device/ladder/standard.hpp"
-#include "cuda/forward_arguments.hpp"
-#include "cuda/forward_config.hpp"
+#include "cuda/launch/forward_arguments.hpp"
+#include "cuda/launch/forward_config.hpp"
 #include "emulator.hpp"
-#include "part.hpp"
 
 namespace tessella::tests {
 namespace {

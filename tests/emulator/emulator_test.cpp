@@ -7,11 +7,11 @@
 #include <limits>
 #include <vector>
 
-#include "cuda/device/operand.hpp"
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
-#include "cuda/device/softmax.hpp"
+#include "cuda/device/score/softmax.hpp"
+#include "cuda/device/tile/operand.hpp"
 
 namespace tessella::emulator {
 namespace {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/device/schedule.hpp"
+#include "cuda/device/schedule/schedule.hpp"
 
 namespace tessella::device {
 namespace {

@@ -2,7 +2,7 @@
 // the sequences' lengths of q and of k, beyond which the score text is not to be asked.
 #pragma once
 
-#include "cuda/device/arrays.hpp"
+#include "cuda/device/score/arrays.hpp"
 
 namespace tessella::device::user {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/driver_types.hpp"
+#include "cuda/driver/driver_types.hpp"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/driver_types.hpp"
+#include "cuda/driver/driver_types.hpp"
 
 struct FakeParams {
   int32_t* to;

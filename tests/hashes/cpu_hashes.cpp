@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "call.hpp"
-#include "cases.hpp"
+#include "cases/call.hpp"
+#include "cases/cases.hpp"
 #include "hashes/hash.hpp"
 
 namespace {

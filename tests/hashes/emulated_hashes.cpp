@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "call.hpp"
-#include "cases.hpp"
+#include "cases/call.hpp"
+#include "cases/cases.hpp"
 #include "emulated_kernels.hpp"
 #include "hashes/hash.hpp"
 
@@ -50,21 +50,21 @@ bool print_case(const char* kernel, const Case& c,
 
 int main() {
   const std::vector<Case> sm90_64 = cases_of(
-      64, {[](Case&) {}, [](Case& c) { c.dtype = "f16"; }, [](Case& c) { c.window_right = 0; },
-           [](Case& c) { c.window_left = 50, c.window_right = 4; }, [](Case& c) { c.packed_q = c.packed_kv = true; },
-           [](Case& c) { c.seqlens_q = c.seqlens_kv = c.sink = true; }, [](Case& c) { c.page_size = 16; },
-           [](Case& c) { c.softcap = 2; }, [](Case& c) { c.softcap = 20, c.lse = false; },
-           [](Case& c) { c.bias = "bhqk"; }, [](Case& c) { c.alibi = "h"; }, [](Case& c) { c.document = true; },
-           [](Case& c) { c.dense = "bhqk"; }, [](Case& c) { c.block_map = "bhqk", c.block_q = c.block_kv = 16; },
-           [](Case& c) { c.batch_invariant = true; }});
+      64,
+      {[](Case&) {}, [](Case& c) { c.dtype = "f16"; }, [](Case& c) { c.window_right = 0; },
+       [](Case& c) { c.window_left = 50, c.window_right = 4; }, [](Case& c) { c.packed_q = c.packed_kv = true; },
+       [](Case& c) { c.seqlens_q = c.seqlens_kv = c.sink = true; }, [](Case& c) { c.page_size = 16; },
+       [](Case& c) { c.softcap = 2; }, [](Case& c) { c.softcap = 20, c.lse = false; }, [](Case& c) { c.bias = "bhqk"; },
+       [](Case& c) { c.alibi = "h"; }, [](Case& c) { c.document = true; }, [](Case& c) { c.dense = "bhqk"; },
+       [](Case& c) { c.block_map = "bhqk", c.block_q = c.block_kv = 16; }, [](Case& c) { c.batch_invariant = true; }});
   const std::vector<Case> sm90_128 = cases_of(
       128, {[](Case&) {}, [](Case& c) { c.chunk = 70; }, [](Case& c) { c.max_seqlen = 8192; },
             [](Case& c) { c.dropout = 0.3; }, [](Case& c) { c.alibi = "bh"; }, [](Case& c) { c.dense = "qk"; }});
   const std::vector<Case> sm90_256 = cases_of(256, {[](Case&) {}, [](Case& c) { c.window_right = 0; }});
-  const std::vector<Case> sm80_32 = cases_of(
-      32, {[](Case&) {}, [](Case& c) { c.window_right = 0, c.leftpad_kv = true; }, [](Case& c) { c.softcap = 2; },
-           [](Case& c) { c.page_size = 5; }, [](Case& c) { c.dense = "bhqk"; }, [](Case& c) { c.document = true; },
-           [](Case& c) { c.batch_invariant = true; }});
+  const std::vector<Case> sm80_32 =
+      cases_of(32, {[](Case&) {}, [](Case& c) { c.window_right = 0, c.leftpad_kv = true; },
+                    [](Case& c) { c.softcap = 2; }, [](Case& c) { c.page_size = 5; }, [](Case& c) { c.dense = "bhqk"; },
+                    [](Case& c) { c.document = true; }, [](Case& c) { c.batch_invariant = true; }});
   bool all_ran = true;
   try {
     for (const auto* cases : {&sm90_64, &sm90_128, &sm90_256}) {

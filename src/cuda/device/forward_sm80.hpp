@@ -14,14 +14,14 @@
 // shared memory where it is needed.
 #pragma once
 
-#include "cuda/device/band_mask.hpp"
-#include "cuda/device/block_sm80.hpp"
-#include "cuda/device/mask.hpp"
-#include "cuda/device/multiply.hpp"
-#include "cuda/device/output.hpp"
 #include "cuda/device/ptx/order.hpp"
-#include "cuda/device/score.hpp"
-#include "cuda/device/softmax.hpp"
+#include "cuda/device/schedule/block_sm80.hpp"
+#include "cuda/device/score/band_mask.hpp"
+#include "cuda/device/score/mask.hpp"
+#include "cuda/device/score/score.hpp"
+#include "cuda/device/score/softmax.hpp"
+#include "cuda/device/tile/multiply.hpp"
+#include "cuda/device/tile/output.hpp"
 #include "portable/dropout.hpp"
 
 namespace tessella::device {

@@ -19,11 +19,11 @@
 //     out = o / sum
 #pragma once
 
-#include "cuda/device/operand.hpp"
-#include "cuda/device/output.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
-#include "cuda/device/scores_sm90.hpp"
-#include "cuda/device/tile.hpp"
+#include "cuda/device/score/scores_sm90.hpp"
+#include "cuda/device/tile/operand.hpp"
+#include "cuda/device/tile/output.hpp"
+#include "cuda/device/tile/tile.hpp"
 
 namespace tessella::device {
 

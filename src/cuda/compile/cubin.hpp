@@ -1,0 +1,54 @@
+// A compiled program, and its form as bytes: in the cache folder and inside the library.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cuda/compile/content_hash.hpp"
+
+namespace tessella::cuda {
+
+struct CompilerVersion {
+  int major = 0;
+  int minor = 0;
+  auto operator<=>(const CompilerVersion&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
+  std::string text() const { return std::to_string(major) + "." + std::to_string(minor); }
+};
+
+// What a kernel takes, by the assembler's report. PTX has none: all -1.
+struct Resources {
+  int registers = -1;
+  int stack_bytes = -1;
+  int spill_store_bytes = -1;
+  int spill_load_bytes = -1;
+  int static_shared_bytes = -1;
+  bool operator==(const Resources&) const = default;
+};
+
+// The report on one entry function in the compiler's log.
+Resources parse_resources(std::string_view log, std::string_view symbol);
+
+struct Cubin {
+  enum class Origin { embedded, disk, compiled };
+
+  Hash128 key;
+  CompilerVersion compiler;
+  std::string target;  // "sm_90a"
+  std::string symbol;  // of the kernel
+  std::string image;   // a cubin, or PTX
+  std::string log;     // of the compiler
+  Resources resources;
+  Origin origin = Origin::compiled;
+  double milliseconds = 0;  // that finding or compiling it took
+};
+
+const char* name(Cubin::Origin origin);
+
+std::string pack(const Cubin& cubin);
+
+// The record at the front of the bytes, which are cut behind it; nothing when they do not begin with a whole one.
+// check_sum: compare the checksum, which embedded images do not need.
+std::optional<Cubin> unpack(std::string_view& bytes, bool check_sum);
+
+}  // namespace tessella::cuda

@@ -1,0 +1,20 @@
+// The programs that are compiled when the library is built, so that their first call waits for nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/compile/program.hpp"
+#include "cuda/compile/target.hpp"
+
+namespace tessella::cuda {
+
+struct HotProgram {
+  std::string kernel;  // "cuda.forward_sm80", of the table
+  Program program;
+  std::vector<Target> targets;
+};
+
+std::vector<HotProgram> hot_programs();
+
+}  // namespace tessella::cuda

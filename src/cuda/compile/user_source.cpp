@@ -1,0 +1,41 @@
+#include "cuda/compile/user_source.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+// The text begins and ends with a line of its own, so that a comment in its last line ends there too.
+std::string function(std::string_view head, std::string_view name, std::string_view text, std::string_view otherwise) {
+  std::string all(head);
+  if (text.empty()) return all.append(" { ").append(otherwise).append(" }\n");
+  return all.append(" {\n#line 1 \"").append(name).append("\"\n").append(text).append("\n#line 1 \"user.hpp\"\n}\n");
+}
+
+bool is_of_identifier(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+}  // namespace
+
+std::string user_text(std::string_view score, std::string_view keep) {
+  return "#pragma once\n#include \"cuda/device/score/arrays.hpp\"\nnamespace tessella::device::user {\n" +
+         function(
+             "__device__ __forceinline__ float score(float score, int b, int h, int q, int k, float q_minus_k, const "
+             "Arrays& arrays)",
+             "score", score, "return score;") +
+         function("__device__ __forceinline__ bool keep(int b, int h, int q, int k, const Arrays& arrays)", "keep",
+                  keep, "return true;") +
+         "}  // namespace tessella::device::user\n";
+}
+
+bool may_mention(std::string_view text, std::string_view identifier) {
+  if (text.find_first_of("#\\") != text.npos) return true;
+  for (size_t at = text.find(identifier); at != text.npos; at = text.find(identifier, at + 1)) {
+    const size_t end = at + identifier.size();
+    const bool begins = at == 0 || !is_of_identifier(text[at - 1]);
+    const bool ends = end == text.size() || !is_of_identifier(text[end]);
+    if (begins && ends) return true;
+  }
+  return false;
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,248 @@
+// A block of forward_sm80: its place, its shared memory, and the copies that fill it.
+#pragma once
+
+#include "cuda/device/schedule/schedule.hpp"
+#include "cuda/device/schedule/sequence.hpp"
+#include "cuda/device/score/mask.hpp"
+#include "cuda/device/score/score.hpp"
+#include "cuda/device/tile/keys.hpp"
+#include "cuda/device/tile/tile.hpp"
+#include "cuda/device/tile/zero_rows.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::device {
+
+using portable::ForwardParams;
+using portable::MaskLevel;
+
+template <ForwardConfig C>
+struct BlockSm80 {
+  static constexpr int kElementBytes = portable::size_bytes(C.element);
+  static constexpr int kThreads = C.num_warps * 32;
+  static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
+  static constexpr int kMBlocks = kRowsOfWarp / 16;
+  static constexpr int kBlocks = C.tile_kv / 8;
+  static constexpr int kBlocksV = C.head_dim_v / 8;
+  using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
+  using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
+  using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
+  using Visited = VisitedTiles<C.mask == MaskLevel::bits>;
+  static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
+  static_assert(C.tile_q <= 128,
+                "tiles begin at their multiples, as portable::tile_queries() has them for the tile map");
+  static_assert(kRowsOfWarp <= 32, "a lane a row");
+  static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
+  static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
+                "matrix loads take 16 rows or columns");
+
+  // What this block works on.
+  struct Place {
+    WorkTile work;
+    BandedSequence<int64_t> sequence;
+    const char* k;                 // the head's rows, as head_of_keys() has them
+    const char* v;                 // the same, from the slice's first column on
+    const uint8_t* tile_map;       // classes of the key tiles
+    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
+    KeyTiles tiles;                // of the block's rows
+    int32_t least_keys;            // each of them sees as many or more
+    KeyTiles warp_tiles[C.num_warps];
+  };
+
+  // Where keys are copied from, and what of them counts.
+  struct KeySource {
+    const char *k, *v;
+    int32_t len_kv, seen_begin, seen_end, columns_v;
+  };
+  __device__ KeySource key_source() const {
+    return {place.k, place.v, place.sequence.len_kv, place.seen_begin, place.seen_end, columns_v()};
+  }
+
+  // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: keys that some row of a warp sees,
+  // what each lane's rows see | the place.
+  static constexpr int kWords = portable::mask_words(C);
+  static constexpr int kBoundsAt = portable::tile_bytes(C);
+  static constexpr int kSeenAt = kBoundsAt + C.tile_q * 8;
+  static constexpr int kVisibleAt = kSeenAt + portable::seen_bytes(C);
+  static constexpr int kPlaceAt = kVisibleAt + portable::visible_bytes(C);
+  static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) &&
+                sizeof(Place) <= portable::kPlaceBytes);
+
+  const ForwardParams& p;
+  const Place& place;
+  uint32_t s_q;
+  int thread, lane, warp_row;
+
+  __device__ __forceinline__ BlockSm80(const ForwardParams& params, char* shared)
+      : p(params),
+        place(*reinterpret_cast<const Place*>(shared + kPlaceAt)),
+        s_q(ptx::shared_address(shared)),
+        thread(static_cast<int>(threadIdx.x)),
+        lane(C.element == Element::f32 ? static_cast<int>(threadIdx.x % 32) : thread % 32),  // fp32: a register less
+        warp_row(thread / 32 * kRowsOfWarp) {}
+
+  __device__ uint32_t s_k() const { return s_q + TileQ::kBytes; }
+  __device__ uint32_t s_v() const { return s_k() + TileK::kBytes; }
+  __device__ uint32_t s_bounds() const { return s_q + kBoundsAt; }
+  __device__ int32_t first_q() const { return place.work.tile_idx * C.tile_q; }
+  // Query of accumulator row r (0 or 1) of block m; its columns are 2 (lane % 4) and the next.
+  __device__ int32_t query(int m, int r) const { return first_q() + warp_row + m * 16 + r * 8 + lane / 4; }
+  __device__ int32_t columns_v() const { return min(C.head_dim_v, p.head_dim_v - place.work.slice_idx * C.head_dim_v); }
+
+  // Finds the block's place, and sends for its queries and its first keys before all else. Returns the first tile of
+  // keys, or -1 where the block has no query. Every thread calls it. Short: a block that sees few keys spends much of
+  // its time here, most of it waiting for instructions.
+  __device__ __forceinline__ int32_t find_place(Visited& visited) const {
+    const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
+    const BandedSequence<int64_t> sequence = device::sequence(p, work.batch_idx);
+    write_rows_without_query<C>(p, work, sequence);
+    const int32_t first = work.tile_idx * C.tile_q;
+    if (first >= sequence.len_q) return -1;
+    const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
+    const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
+    const int32_t head_kv = p.group.quotient(work.head_idx);
+    const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
+    load_q(work, sequence);
+
+    // Lanes 0 to 5: ranges of the block's, the warp's and the sequence's first and last rows. Then, where a tile needs
+    // masks, each row's own.
+    Place& to = const_cast<Place&>(place);
+    int32_t tile = 0;
+#pragma unroll 1
+    for (int part = 0; part < 2; ++part) {
+      KeyRange own = {0, sequence.len_kv};
+      if (!sequence.band.is_full()) {
+        int32_t row = lane == 0   ? first
+                      : lane == 1 ? last
+                      : lane == 2 ? warp_first
+                      : lane == 3 ? warp_last
+                      : lane == 4 ? 0
+                                  : sequence.len_q - 1;
+        if (part == 1) row = warp_first + lane % kRowsOfWarp;
+        own = row_keys(sequence, row);
+      }
+      if (part == 1) {
+        ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(own.begin),
+                         static_cast<uint32_t>(own.end));
+        break;
+      }
+      const auto of = [&](int i) {  // (no structured binding: clang 14 captures none)
+        return KeyRange{__shfl_sync(kAllLanes, own.begin, i), __shfl_sync(kAllLanes, own.end, i)};
+      };
+      const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
+      KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
+      if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
+      const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
+      const uint8_t* tile_map = nullptr;
+      if constexpr (C.mask == MaskLevel::bits) {
+        tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
+      }
+      tile = visited.next(tiles, tile_map, 0);
+      if (tile < tiles.end) load_k(k, work, sequence, sequence.len_kv, tile);
+      ptx::commit_copies();
+      const int32_t least_keys = of(0).end - of(1).begin;
+      if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
+      if (thread == 0) {
+        to.work = work;
+        to.sequence = sequence;
+        to.k = k;
+        to.v = head_of_keys(p.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
+        to.tile_map = tile_map;
+        to.seen_begin = seen_begin;
+        to.seen_end = seen_end;
+        to.tiles = tiles;
+        if (Score<C>::kHasSeries) to.least_keys = least_keys;
+      }
+      if (C.mask == MaskLevel::band && tiles.all_are_full()) break;
+    }
+    return tile;
+  }
+  __device__ KeyRange bounds(int row) const {
+    const uint2 words = ptx::load_words(s_bounds() + row * 8);
+    return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+  }
+
+  // First element of a head from a row and a column of the tensor on.
+  __device__ static const char* head(const portable::OperandParams& t, int32_t batch_idx, int32_t head_idx, int32_t row,
+                                     int32_t column) {
+    return static_cast<const char*>(t.data) +
+           (batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride + column) * kElementBytes;
+  }
+
+  // The same of k or v, from the sequence's first key on; paged, from the pool's first row on.
+  __device__ static const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work,
+                                             const Sequence& sequence, int32_t head_idx, int32_t column) {
+    return C.paged ? head(t, 0, head_idx, 0, column) : head(t, work.batch_idx, head_idx, sequence.row_kv, column);
+  }
+  // The keys of a sequence in such a head.
+  __device__ HeadRows<C.paged> key_rows(const char* head, const portable::OperandParams& t, const WorkTile& work,
+                                        const Sequence& sequence) const {
+    const int64_t row_bytes = t.row_stride * kElementBytes;
+    if constexpr (C.paged) {
+      return {p, head, row_bytes, t.batch_stride * kElementBytes, work.batch_idx, sequence.row_kv};
+    } else {
+      return {head, row_bytes};
+    }
+  }
+
+  // Registers are short but in the usual kernels. These are choices with which the assembler spills none
+  // (tests/gpu/kernel_matrix_test.cpp).
+  static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
+                                   C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
+  static constexpr bool kIsSmallText =  // for_small_text() of cuda/launch/forward_config.hpp
+      C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
+  static constexpr bool kIsHeavy = C.bias || C.dropout;
+  static constexpr bool kIsWideOrOdd = C.head_dim_qk % 64 != 0 || C.head_dim_v > 128;
+  static constexpr bool kFewCopies =  // addresses at once
+      C.element == Element::f32 || C.alibi || C.score || C.paged || (kIsHeavy && kIsWideOrOdd) ||
+      (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+  // Copies with a look at each row, at a sequence's ends, in a loop: unrolled, those of wide rows were a third of the
+  // loop over keys.
+  static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
+  static constexpr bool kKeepsPlaces =  // of copies in shared memory
+      C.mask == MaskLevel::band && (!C.score || kIsSmallText) && (!kIsHeavy || kIsWideOrOdd);
+
+  // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
+  template <class Tile, int Rows, bool Paged, class IsThere>
+  __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<Paged>& rows, int32_t first, int32_t columns,
+                                            int32_t begin, int32_t end, const IsThere& is_there) const {
+    constexpr int kUnroll = kFewCopies ? 4 : Rows, kUnrollAtEnds = kLoopsAtEnds ? 1 : kUnroll;
+    constexpr bool kKeepsAtEnds = kKeepsPlaces && !kLoopsAtEnds;
+    if (first >= begin && first + Rows <= end) {
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
+                                                                             [](int) { return true; });
+    } else {
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAtEnds>(to, rows, first, columns,
+                                                                                   threadIdx.x, is_there);
+    }
+  }
+  __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
+    const char* q = head(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
+    const int32_t len = sequence.len_q;
+    load_rows<TileQ, C.tile_q>(s_q, HeadRows<false>{q, p.q.row_stride * kElementBytes}, work.tile_idx * C.tile_q,
+                               p.head_dim_qk, 0, len, [&](int row) { return row < len; });
+  }
+  __device__ __forceinline__ void load_k(const char* k, const WorkTile& work, const Sequence& sequence, int32_t len_kv,
+                                         int32_t tile) const {
+    load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.k, work, sequence), tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
+                                [&](int key) { return key < len_kv; });
+  }
+  // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
+  __device__ __forceinline__ void load_v(const KeySource& from, int32_t tile) const {
+    const int32_t begin = from.seen_begin, end = from.seen_end;
+    const HeadRows<C.paged> rows = key_rows(from.v, p.v, place.work, place.sequence);
+    load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, from.columns_v, begin, end, [&](int key) -> bool {
+      if constexpr (kLoopsAtEnds) return (key < end) & ((key >= begin) | (key < p.keep_first));
+      return key < end && (key >= begin || key < p.keep_first);  // branches take no registers
+    });
+  }
+
+  // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
+  __device__ int32_t after(Visited& visited, int32_t tile) const {
+    if (C.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != place.tiles.kept)) return tile + 1;
+    return visited.next(place.tiles, place.tile_map, tile + 1);
+  }
+  __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }
+};
+
+}  // namespace tessella::device

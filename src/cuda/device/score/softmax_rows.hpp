@@ -1,0 +1,136 @@
+// The softmax of softmax.hpp for a warp that has few others beside it: few instructions, and chains of exponentials and
+// of comparisons that do not wait for each other, for nothing else hides their latency. (Sums keep up with the
+// exponentials in one chain a row.)
+//
+// Maxima are looked for in an item's first tile. After it a row keeps what its exponents are taken against as long as
+// the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
+// maximum lags behind by no more. A tile whose sums do not is taken again, with its maxima; they are looked for in
+// those behind it too, until they grow no longer; in batch_invariant calls in every tile. (One maximum for all, and a
+// second computation where it does not serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its own.)
+#pragma once
+
+#include "cuda/device/score/softmax.hpp"
+
+namespace tessella::device {
+
+inline constexpr float kLargestSum = 256;  // 2^kLag
+inline constexpr float kSmallLag = 2;      // with which the sums of a lane's 32 columns are not too large yet
+
+struct WatchedRows : RowState {
+  float offset[2] = {0, 0};  // what exponents are taken against
+  // Every row of the warp has a maximum, none is large and none has grown just now; or a softcap's series has served
+  // all tiles so far, against zero. What exponentiate() finds tells when to look again.
+  bool is_settled = false;
+};
+
+// The largest score of row r (0 or 1) over the lane's columns. Numbers that are not negative keep their order as
+// integers, of which Hopper compares three at a time; a lane whose columns are all negative, by their sign, says -inf.
+template <int Blocks>
+__device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
+  int max = __vimax3_s32(__float_as_int(s[0][r * 2]), __float_as_int(s[0][r * 2 + 1]), __float_as_int(s[1][r * 2]));
+  int other = __float_as_int(s[1][r * 2 + 1]);
+#pragma unroll
+  for (int j = 2; j < Blocks; ++j) {
+    int& of = j % 2 == 0 ? max : other;
+    of = __vimax3_s32(of, __float_as_int(s[j][r * 2]), __float_as_int(s[j][r * 2 + 1]));
+  }
+  return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
+}
+
+// Raises the maxima to those of a tile. Where what was summed before must be multiplied, rescale(factor) is called; the
+// sums here are multiplied.
+template <int Blocks, class Rescale>
+__device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                          const Rescale& rescale) {
+  float max[1][2];
+  find_max(s, max);
+  bool grows = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    grows |= rows.max[r] > -kInfinity && (max[0][r] - rows.max[r]) * scale_log2 > kSmallLag;
+  }
+  RowState state[1] = {rows};
+  bool is_large = has_large_max(state, scale_log2);
+  update_max<false>(max, state, scale_log2, kSmallLag, is_large, [&](int, const float(&by)[2]) {
+    const float factor[1][2] = {{by[0], by[1]}};
+    rescale(factor);
+  });
+  static_cast<RowState&>(rows) = state[0];
+  if (is_large) subtract_max(s, state);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows.offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
+  const bool is_settled = !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
+  rows.is_settled = __all_sync(kAllLanes, is_settled);
+}
+
+// The same for batch_invariant calls, in every tile: what becomes of a row is found from that row alone. Votes decide
+// what a warp computes, never what comes of it.
+template <int Blocks, class Rescale>
+__device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                                  const Rescale& rescale) {
+  // Of a lane whose scores are negative lane_max() says -inf, which does no harm where the maximum is not.
+  float max[1][2] = {{lane_max(s[0], 0), lane_max(s[0], 1)}};
+  if (!__all_sync(kAllLanes, fmaxf(max[0][0], rows.max[0]) >= 0 && fmaxf(max[0][1], rows.max[1]) >= 0)) {
+    find_max(s, max);
+  }
+  RowState state[1] = {rows};
+  bool ignored = false;  // what it says of the warp
+  update_max<true>(max, state, scale_log2, 0, ignored, [&](int, const float(&by)[2]) {
+    const float factor[1][2] = {{by[0], by[1]}};
+    rescale(factor);
+  });
+  static_cast<RowState&>(rows) = state[0];
+  float taken_off[2];  // a large maximum, else 0
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float offset = softmax_offset(rows.max[r], scale_log2, false);
+    const bool is_large = fabsf(offset) > kLargeMax;
+    taken_off[r] = is_large ? rows.max[r] : 0.0f;
+    rows.offset[r] = is_large ? 0.0f : offset;
+  }
+  if (!__any_sync(kAllLanes, taken_off[0] != 0 || taken_off[1] != 0)) return;
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][j][i] -= taken_off[i / 2];
+  }
+}
+
+// The same with less to do, where no row of the warp has a maximum yet and the new ones are neither negative nor large;
+// elsewhere false, and nothing is changed.
+template <int Blocks>
+__device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2) {
+  if (!__all_sync(kAllLanes, rows.max[0] == -kInfinity && rows.max[1] == -kInfinity)) return false;
+  float max[2];
+  bool is_usual = true;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    max[r] = row_max(lane_max(s[0], r));
+    is_usual = is_usual && max[r] >= 0 && max[r] * scale_log2 <= kLargeMax;  // false for NaN
+  }
+  if (!__all_sync(kAllLanes, is_usual)) return false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows.max[r] = max[r];
+    rows.offset[r] = max[r] * scale_log2;
+  }
+  rows.is_settled = true;
+  return true;
+}
+
+// Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum; with j = 0 it begins.
+// exponent(score, r, column): of 2, for row r and the column counted from the lane's first.
+template <int Blocks, class Exponent>
+__device__ __forceinline__ void exponentiate_16(const float (&s)[Blocks][4], int j, const Exponent& exponent,
+                                                float (&probability)[2][4], float (&sum)[2]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float& of = probability[i / 4][i % 4];
+    of = ptx::exp2(exponent(s[j + i / 4][i % 4], i % 4 / 2, (j + i / 4) * 8 + i % 2));
+    const int r = i % 4 / 2;
+    const bool begins = j == 0 && i / 4 == 0 && i % 2 == 0;
+    sum[r] = begins ? of : sum[r] + of;
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,191 @@
+// What a block of queries leaves behind: rows of out and lse. The accumulators' places are those of ptx/mma.hpp.
+#pragma once
+
+#include "cuda/device/schedule/schedule.hpp"
+#include "cuda/device/schedule/sequence.hpp"
+#include "cuda/device/score/score.hpp"
+#include "cuda/device/score/softmax.hpp"
+#include "cuda/device/tile/multiply.hpp"
+#include "cuda/device/tile/zero_rows.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::device {
+
+using portable::ForwardConfig;
+using portable::ForwardParams;
+
+// Rows that belong to the sequence and to no query: out 0, lse -inf. The block of tile t takes tiles t, t + tiles_q,
+// ...
+template <ForwardConfig C>
+__device__ __forceinline__ void write_rows_without_query(const ForwardParams& p, const WorkTile& work,
+                                                         const Sequence& sequence) {
+  const ZeroRows<C.num_warps* 32> rows = {p,
+                                          work,
+                                          sequence,
+                                          work.slice_idx * C.head_dim_v,
+                                          min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v),
+                                          C.element == Element::f32 || p.out_is_f32};
+  rows.write_without_query(C.tile_q);
+}
+
+// Multiplies row r of block m by by[m][r].
+template <int MBlocks, int BlocksV>
+__device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], const float (&by)[MBlocks][2]) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < BlocksV; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[m][j][i] *= by[m][i / 2];
+    }
+  }
+}
+
+// Blocks `from` and from + 1 of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on; the
+// row begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the
+// warp call it.
+template <ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_quad(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
+                                           int64_t at, int32_t first, int lane, bool is_there) {
+  // Of the blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
+  const bool odd = lane % 2 != 0;
+  uint32_t words[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) words[j] = Multiply<C.element>::pack(o[from + j][r * 2], o[from + j][r * 2 + 1]);
+  const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
+  const int32_t column = first + lane % 2 * 8 + lane % 4 / 2 * 4;
+  if (!is_there || column >= p.head_dim_v) return;
+  *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out.data) + at + column) =
+      odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
+}
+
+// The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.
+template <ForwardConfig C, int BlocksV>
+__device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
+                                            int64_t at, int32_t first, int lane, bool is_there) {
+  const bool is_f32 = C.element == Element::f32 || p.out_is_f32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int32_t column = first + i * 8 + lane % 4 * 2;
+    const float pair[2] = {o[from + i][r * 2], o[from + i][r * 2 + 1]};
+    if (is_f32 && p.out_vector_store) {
+      if (!is_there || column >= p.head_dim_v) continue;
+      *reinterpret_cast<float2*>(static_cast<float*>(p.out.data) + at + column) = make_float2(pair[0], pair[1]);
+      continue;
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (!is_there || column + c >= p.head_dim_v) continue;
+      if (is_f32) {
+        static_cast<float*>(p.out.data)[at + column + c] = pair[c];
+      } else if constexpr (C.element != Element::f32) {
+        const uint32_t word = Multiply<C.element>::pack(pair[0], pair[1]);
+        static_cast<uint16_t*>(p.out.data)[at + column + c] = static_cast<uint16_t>(word >> c * 16);
+      }
+    }
+  }
+}
+
+// Columns of out from `first` on of rows that begin at elements at[m][r], from accumulators' first BlocksV blocks,
+// which are lost. What is rare is in a loop, lest its code is a quarter of the kernel: pairs, and quads if
+// QuadsAreRare.
+template <ForwardConfig C, bool QuadsAreRare, int BlocksV, int MBlocks, int Blocks>
+__device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
+                                           const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
+                                           int32_t first, int lane) {
+  static_assert(BlocksV % 2 == 0);
+  const bool has_quads = p.out_vector_store && !p.out_is_f32;
+  const auto store_two = [&](int from, int32_t column, bool in_quads) {
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!in_quads) {
+          store_pairs<C>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+        } else if constexpr (C.element != Element::f32) {
+          store_quad<C>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+        }
+      }
+    }
+  };
+  const int32_t end = first + BlocksV * 8;
+  if (!QuadsAreRare && has_quads) {
+#pragma unroll
+    for (int from = 0; from < BlocksV; from += 2) store_two(from, first + from * 8, true);
+    first = end;  // no return: the loop's code would lie before this
+  }
+#pragma unroll 1
+  for (int32_t column = first; column < end; column += 16) {
+    store_two(0, column, QuadsAreRare && has_quads);
+#pragma unroll
+    for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j + 2 < BlocksV; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[m][j][i] = o[m][j + 2][i];
+      }
+    }
+  }
+}
+
+// The rows of one warp: RowsOfWarp of a tile.
+template <ForwardConfig C, int RowsOfWarp>
+struct Output {
+  static constexpr int kMBlocks = RowsOfWarp / 16;
+  static constexpr int kBlocksV = C.head_dim_v / 8;
+
+  const ForwardParams& p;
+  const WorkTile& work;
+  const Sequence& sequence;
+  int32_t first_row;  // the warp's, as the sequence's query
+  int lane;
+
+  // Row r (0 or 1) of block m, as the sequence's query.
+  __device__ int32_t query(int m, int r) const { return first_row + m * 16 + r * 8 + lane / 4; }
+
+  // Writes the lse of the warp's rows. by: what is left to multiply out by, of rows 0 and 1 of each block.
+  __device__ __forceinline__ void finish_rows(const RowState (&rows)[kMBlocks], float scale,
+                                              float (&by)[kMBlocks][2]) const {
+    // The 2 kMBlocks rows of four lanes: lane i finishes row i % (2 kMBlocks), and the others take its factor.
+    constexpr int kRows = 2 * kMBlocks;
+    const int mine = lane % kRows;
+    float max = 0, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float row = row_sum(rows[i / 2].sum[i % 2]);
+      max = mine == i ? rows[i / 2].max[i % 2] : max;
+      sum = mine == i ? row : sum;
+    }
+    const bool has_sink = p.sink.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride] : 0.0f;
+    const RowResult result = finish(max, sum, scale, has_sink, sink);
+    const int32_t row = query(mine / 2, mine % 2);
+    if (p.lse.data != nullptr && row < sequence.len_q && work.slice_idx == 0 && lane % 4 < kRows) {
+      static_cast<float*>(p.lse.data)[row_offset(p.lse, work, sequence, row)] = result.lse;
+    }
+    const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      by[i / 2][i % 2] = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
+      if constexpr (Score<C>::kRoundsSums) by[i / 2][i % 2] *= of_rounded(rows[i / 2], i % 2);
+    }
+  }
+
+  // out, from the accumulators, which are lost.
+  __device__ __forceinline__ void store(float (&o)[kMBlocks][kBlocksV][4]) const {
+    int64_t at[kMBlocks][2];
+    bool is_there[kMBlocks][2];
+#pragma unroll
+    for (int m = 0; m < kMBlocks; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        at[m][r] = row_offset(p.out, work, sequence, query(m, r));
+        is_there[m][r] = query(m, r) < sequence.len_q;
+      }
+    }
+    store_rows<C, false, kBlocksV>(p, o, at, is_there, work.slice_idx * C.head_dim_v, lane);
+  }
+};
+
+}  // namespace tessella::device

@@ -1,0 +1,174 @@
+#include "cuda/launch/forward_arguments.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/message.hpp"
+#include "cuda/launch/forward_config.hpp"
+#include "cuda/launch/softcap.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::DType;
+using core::Feature;
+using core::Problem;
+using portable::divisor;
+
+portable::OperandParams operand(const core::Operand& t) {
+  return {t.data, t.batch_stride, t.row_stride, t.head_stride};
+}
+
+portable::ScoreOperandParams score_operand(const core::ScoreOperand& t) {
+  return {t.data, t.batch_stride, t.head_stride, t.q_stride, t.kv_stride};
+}
+
+template <typename T>
+portable::TableParams table(const core::Table<T>& t) {
+  return {t.data, t.batch_stride, t.stride};
+}
+
+// One value a sequence.
+portable::TableParams of_sequences(const core::Table<int32_t>& t) { return {t.data, 0, t.batch_stride}; }
+
+bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
+  const int64_t size = size_bytes(out.dtype);
+  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data) % 16);
+  const int64_t all = at | head_dim * size | out.batch_stride * size | out.row_stride * size | out.head_stride * size;
+  return all % 16 == 0;
+}
+
+int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
+
+// Whether some row of out may need no product: a row without a query, a query without a key. What lies in tables and
+// masks is not known here; of the rest, a query whose own position is a key sees that one.
+bool may_have_zero_rows(const Problem& p, const portable::ForwardConfig& config) {
+  constexpr core::Features kLengths =
+      Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;
+  const bool keys_are_unknown = p.features.has_any(kLengths) || config.mask == portable::MaskLevel::bits;
+  const bool stands_elsewhere = p.features.has(Feature::causal_top_left) && p.seqlen_q != p.seqlen_kv;
+  return keys_are_unknown || stands_elsewhere || p.seqlen_q > p.seqlen_kv;
+}
+
+}  // namespace
+
+Concurrency concurrency(const portable::ForwardConfig& config, const DeviceInfo& device) {
+  return {.blocks = int64_t{device.num_sms} * config.blocks_per_sm, .l2_bytes = device.l2_bytes};
+}
+
+std::string lacks(const Problem& p, const portable::ForwardConfig& config, const DeviceInfo& device) {
+  if (shared_bytes(config) > device.shared_bytes_per_block) {
+    return core::message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",
+                         device.shared_bytes_per_block);
+  }
+  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
+    return core::message("leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
+  }
+  return "";
+}
+
+std::string too_large(const Problem& p, const portable::ForwardConfig& config) {
+  const TileMap map = largest_tile_map(p, config);
+  for (const auto& [what, tiles] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
+                                    std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {
+    if (tiles > kMaxBlocks) {
+      return core::message(what, " makes ", tiles, " tiles of ", config.tile_q, " x ", config.tile_kv, ", at most ",
+                           kMaxBlocks);
+    }
+  }
+  return "";
+}
+
+int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
+
+portable::ForwardParams forward_params(const Problem& p, const portable::ForwardConfig& config, const TileMap& map,
+                                       void* map_data, const Concurrency& at_once) {
+  portable::ForwardParams params{};
+  params.q = operand(p.q);
+  params.k = operand(p.k);
+  params.v = operand(p.v);
+  params.out = operand(p.out);
+  params.lse = operand(p.lse);
+  params.seqlens_q = of_sequences(p.seqlens_q);
+  params.seqlens_kv = of_sequences(p.seqlens_kv);
+  params.leftpad_kv = of_sequences(p.leftpad_kv);
+  params.prefix = of_sequences(p.prefix);
+  params.cu_seqlens_q = table(p.cu_seqlens_q);
+  params.cu_seqlens_kv = table(p.cu_seqlens_kv);
+  for (const portable::TableParams* given : {&params.seqlens_q, &params.seqlens_kv, &params.leftpad_kv, &params.prefix,
+                                             &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
+    if (given->data != nullptr) params.has_tables = 1;
+  }
+  params.page_table = table(p.page_table);
+  params.alibi_slopes = table(p.alibi_slopes);
+  params.sink = table(p.sink);
+  params.document_q = table(p.document_q);
+  params.document_kv = table(p.document_kv);
+  params.bias = score_operand(p.bias);
+  params.dense_mask = score_operand(p.dense_mask);
+  params.block_map = score_operand(p.block_map);
+  for (int32_t i = 0; i < p.num_arrays; ++i) params.arrays[i] = {p.arrays[i].data, p.arrays[i].count};
+  params.seed_data = p.seed_data;
+  params.offset_data = p.offset_data;
+  params.tile_map = static_cast<uint8_t*>(map_data);
+  params.tile_map_batch_stride = map.batch_stride();
+  params.tile_map_head_stride = map.head_stride();
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  params.chunk = p.chunk;
+  params.seed = p.seed;
+  params.offset = p.offset;
+  params.batch = narrow(p.batch);
+  params.heads_q = divisor(narrow(p.heads_q));
+  params.group = divisor(narrow(p.group()));
+  params.head_dim_qk = narrow(p.head_dim_qk);
+  params.head_dim_v = narrow(p.head_dim_v);
+  params.seqlen_q = narrow(p.seqlen_q);
+  params.seqlen_kv = narrow(p.seqlen_kv);
+  params.total_q = narrow(p.total_q);
+  params.total_kv = narrow(p.total_kv);
+  params.page_size = divisor(narrow(p.page_size));
+  params.num_pages = narrow(p.num_pages);
+  params.tiles_q = narrow(map.tiles_q);
+  params.slices_v = slices_v(p, config);
+  const Sections of_heads = sections(p, map.tiles_q, at_once);
+  params.heads_per_section = divisor(narrow(of_heads.heads));
+  params.tiles_per_section = divisor(narrow(of_heads.heads * map.tiles_q));
+  params.first_of_last_section = narrow(of_heads.first_of_last);
+  params.heads_of_last_section = divisor(narrow(all_heads(p) - of_heads.first_of_last));
+  params.kv_tiles = narrow(map.kv_tiles);
+  const auto at_most_all = [](int64_t count) {
+    return narrow(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
+  };
+  params.block_map_q = divisor(at_most_all(p.block_q));
+  params.block_map_kv = divisor(at_most_all(p.block_kv));
+  params.keep_first = at_most_all(p.keep_first);
+  params.scale = p.scale;
+  if (p.softcap != 0) params.softcap = softcap_params(p, config);
+  params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
+  params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
+  params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
+  params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
+  params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
+  return params;
+}
+
+portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable::ForwardConfig& config,
+                                                const TileMap& map, void* counter, void* scratch,
+                                                const Concurrency& at_once) {
+  portable::ForwardSm90Params params{};
+  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
+  params.forward.seen_keys = static_cast<uint32_t*>(scratch);
+  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
+    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
+  }
+  params.counter = static_cast<uint32_t*>(counter);
+  params.num_items = narrow(forward_blocks(p, map));
+  params.may_have_zero_rows = may_have_zero_rows(p, config) ? 1 : 0;
+  params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv / config.cluster, p.page_size));
+  return params;
+}
+
+}  // namespace tessella::cuda

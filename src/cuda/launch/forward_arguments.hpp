@@ -1,0 +1,38 @@
+// What forward kernels on a GPU are launched with, out of a Problem.
+#pragma once
+
+#include <string>
+
+#include "core/problem.hpp"
+#include "cuda/driver/gpus.hpp"
+#include "cuda/launch/sections.hpp"
+#include "cuda/launch/tile_map.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+#include "portable/forward_sm90.hpp"
+
+namespace tessella::cuda {
+
+// Of forward_sm80 and the ladder's kernels.
+Concurrency concurrency(const portable::ForwardConfig& config, const DeviceInfo& device);
+
+// map_data: of map.bytes(), in the GPU's memory.
+portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
+                                       const TileMap& map, void* map_data, const Concurrency& at_once);
+
+// The same for forward_sm90, but for its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
+portable::ForwardSm90Params forward_sm90_params(const core::Problem& problem, const portable::ForwardConfig& config,
+                                                const TileMap& map, void* counter, void* scratch,
+                                                const Concurrency& at_once);
+
+// What the GPU lacks for a kernel of this config, or "".
+std::string lacks(const core::Problem& problem, const portable::ForwardConfig& config, const DeviceInfo& device);
+
+// Why a call makes more tiles than a grid has blocks, or "".
+std::string too_large(const core::Problem& problem, const portable::ForwardConfig& config);
+
+inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
+// Blocks of forward_sm80's grid along x; may be more than a grid holds.
+int64_t forward_blocks(const core::Problem& problem, const TileMap& map);
+
+}  // namespace tessella::cuda

@@ -1,0 +1,105 @@
+#include "cuda/launch/forward_cost.hpp"
+
+#include <algorithm>
+
+#include "cuda/launch/forward_config.hpp"
+#include "cuda/launch/tile_map.hpp"
+#include "portable/band.hpp"
+#include "portable/query_tiles.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::Feature;
+using core::Problem;
+using portable::ForwardConfig;
+
+// One head.
+struct Head {
+  const ForwardConfig& config;
+  double len_q, len_kv;
+  double q_bytes, k_bytes, v_bytes, out_bytes;  // of a row
+  double tiles_q, kv_tiles, slices;
+  double visits_rows = 0,
+         visits_keys = 0;  // rows and keys of the pairs of tiles that the band leaves, keys once a tile
+  double heads;            // like this one
+
+  Head(const Problem& p, const ForwardConfig& c) : config(c) {
+    const auto size = static_cast<double>(core::size_bytes(p.dtype));
+    const auto length = [&](Feature packed, int64_t total, int64_t seqlen) {
+      return p.features.has(packed) ? total / std::max<int64_t>(p.batch, 1) : seqlen;
+    };
+    portable::Band band{.seqlen_q = length(Feature::packed_q, p.total_q, p.seqlen_q),
+                        .seqlen_kv = length(Feature::packed_kv, p.total_kv, p.seqlen_kv),
+                        .window_left = p.window_left,
+                        .window_right = p.window_right,
+                        .chunk = p.chunk,
+                        .keep_first = p.keep_first,
+                        .causal_top_left = p.features.has(Feature::causal_top_left)};
+    len_q = static_cast<double>(band.seqlen_q);
+    len_kv = static_cast<double>(band.seqlen_kv);
+    q_bytes = k_bytes = static_cast<double>(p.head_dim_qk) * size;
+    v_bytes = static_cast<double>(p.head_dim_v) * size;
+    out_bytes =
+        static_cast<double>(p.head_dim_v * core::size_bytes(p.out_dtype)) + (p.features.has(Feature::lse) ? 4 : 0);
+    slices = slices_v(p, c);
+    heads = static_cast<double>(p.batch * p.heads_q);
+    const auto tiles = [](int64_t count, int64_t tile) { return (count + tile - 1) / tile; };
+    tiles_q = static_cast<double>(tiles(band.seqlen_q, c.tile_q));
+    kv_tiles = static_cast<double>(tiles(band.seqlen_kv, c.tile_kv));
+    for (int64_t tile = 0; tile < tiles(band.seqlen_q, c.tile_q); ++tile) {
+      const auto [first, end] = portable::tile_queries(band.seqlen_q, c.tile_q, tile);
+      const int64_t last = end - 1;
+      const int64_t begin = band.begin(first) / c.tile_kv;
+      const int64_t kept = std::min(tiles(std::min(band.keep_first, band.end(last)), c.tile_kv), begin);
+      const auto seen = static_cast<double>(std::max<int64_t>(tiles(band.end(last), c.tile_kv) - begin, 0) + kept);
+      visits_rows += seen * static_cast<double>(last - first + 1);
+      visits_keys += std::min(seen * c.tile_kv, len_kv);
+    }
+  }
+};
+
+double state_bytes(const ForwardConfig& c) { return (c.head_dim_v + 2) * 4.0; }
+double matrix_heads(const Problem& p) { return static_cast<double>(p.batch * p.heads_q); }
+double matrix_rows(const Problem& p, const ForwardConfig& c) {
+  return static_cast<double>(tile_map(p, c).tiles_q * c.tile_q);
+}
+
+}  // namespace
+
+core::Cost forward_cost(const Problem& p, const ForwardConfig& c) {
+  const Head h(p, c);
+  const double bytes =
+      h.slices * (h.len_q * h.q_bytes + h.visits_keys * h.k_bytes) + h.visits_keys * h.v_bytes + h.len_q * h.out_bytes;
+  return {.score_passes = h.slices,
+          .bytes_moved = h.heads * bytes,
+          .extra_bytes = static_cast<double>(largest_tile_map(p, c).bytes())};
+}
+
+core::Cost standard_cost(const Problem& p, const ForwardConfig& c) {
+  const Head h(p, c);
+  // S is written, read twice and written as P, which every slice of v reads.
+  const double passes = 4 + h.slices;
+  const double bytes = h.kv_tiles * h.len_q * h.q_bytes + h.tiles_q * h.len_kv * (h.k_bytes + h.v_bytes) +
+                       passes * 4 * h.len_q * h.len_kv + h.len_q * h.out_bytes;
+  return {.score_passes = passes - 1, .bytes_moved = h.heads * bytes, .extra_bytes = standard_bytes(p, c)};
+}
+
+core::Cost flash_1_cost(const Problem& p, const ForwardConfig& c) {
+  const Head h(p, c);
+  // Each slice keeps its own state; at the start it is set, at the end it becomes out.
+  const double visits = h.visits_rows * (h.q_bytes + 2 * state_bytes(c));
+  const double bytes = h.slices * (h.len_kv * h.k_bytes + visits + 2 * h.len_q * state_bytes(c)) +
+                       h.len_kv * h.v_bytes + h.len_q * h.out_bytes;
+  return {.score_passes = h.slices, .bytes_moved = h.heads * bytes, .extra_bytes = flash_1_bytes(p, c)};
+}
+
+double standard_bytes(const Problem& p, const ForwardConfig& c) {
+  return matrix_heads(p) * matrix_rows(p, c) * static_cast<double>(tile_map(p, c).kv_tiles * c.tile_kv) * 4;
+}
+
+double flash_1_bytes(const Problem& p, const ForwardConfig& c) {
+  return matrix_heads(p) * slices_v(p, c) * matrix_rows(p, c) * state_bytes(c);
+}
+
+}  // namespace tessella::cuda

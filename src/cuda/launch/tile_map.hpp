@@ -1,0 +1,36 @@
+// The classes of a call's tiles (device/score/mask.hpp), where its masks are no interval: how many maps there are and
+// which batches and heads share one.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::cuda {
+
+struct TileMap {
+  int64_t tiles_q = 0;
+  int64_t kv_tiles = 0;
+  int64_t batches = 0;  // with maps of their own; 1: all share one; 0: there is no map
+  int64_t heads = 0;
+
+  int64_t maps() const { return batches * heads; }
+  int64_t bytes() const { return maps() * tiles_q * kv_tiles; }  // one a tile
+  int64_t seen_bytes() const { return bytes() * portable::kSeenWords * static_cast<int64_t>(sizeof(uint32_t)); }
+  // Of classify_tiles' grid.
+  unsigned classify_blocks() const {
+    return static_cast<unsigned>((bytes() + portable::kClassifyWarps - 1) / portable::kClassifyWarps);
+  }
+  int64_t head_stride() const { return heads > 1 ? tiles_q * kv_tiles : 0; }
+  int64_t batch_stride() const { return batches > 1 ? heads * tiles_q * kv_tiles : 0; }
+};
+
+// Of one call, by the strides of its masks.
+TileMap tile_map(const core::Problem& problem, const portable::ForwardConfig& config);
+
+// The largest that a call within these bounds needs; looks at no strides.
+TileMap largest_tile_map(const core::Problem& bounds, const portable::ForwardConfig& config);
+
+}  // namespace tessella::cuda

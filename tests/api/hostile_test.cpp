@@ -1,0 +1,126 @@
+// Tables in a GPU's memory may hold anything: no value makes a kernel write outside of out and lse or, under
+// compute-sanitizer, read outside of the tensors. What it computes of them does not matter.
+#include <gtest/gtest.h>
+
+#include <climits>
+
+#include "cases/call.hpp"
+#include "cases/gpu_kernels.hpp"
+#include "cases/random.hpp"
+
+namespace tessella::tests {
+namespace {
+
+class Hostile : public EachKernel {
+ protected:
+  // Runs with every value of these tables drawn anew, from far outside of what they may be to just beyond it.
+  void run(Case c) {
+    c.kernel = GetParam().name;
+    c.dtype = GetParam().computes("bf16") ? "bf16" : "f32";
+    for (const bool guard : {false, true}) {
+      for (uint64_t seed = 0; seed < 8; ++seed) {
+        c.guard = guard;
+        c.seed = seed;
+        c.plan = seed % 2 == 0;
+        Call call(c);
+        spoil(call.args(), seed);
+        ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+        ASSERT_EQ(call.spoiled(), "") << "seed " << seed << ", " << to_string(c);
+      }
+    }
+  }
+
+  static Case base() {
+    return {.batch = 4,
+            .heads_q = 4,
+            .heads_kv = 2,
+            .seqlen_q = 70,
+            .seqlen_kv = 90,
+            .head_dim_qk = 32,
+            .head_dim_v = 32,
+            .window_right = 0,
+            .sink = true};
+  }
+
+ private:
+  static void spoil(const tessella_forward_args& args, uint64_t seed) {
+    static constexpr int64_t kValues[] = {INT_MIN,     -1, 0,  1,   24,  69,  70,  71,      90,
+                                          INT_MAX - 1, 25, 91, 200, 280, 360, 361, 1 << 20, INT_MAX};
+    Random random(seed);
+    for (const tessella_tensor* table :
+         {args.seqlens_q, args.seqlens_kv, args.leftpad_kv, args.cu_seqlens_q, args.cu_seqlens_kv, args.prefix_lengths,
+          args.page_table, args.document_ids_q, args.document_ids_kv}) {
+      if (table == nullptr) continue;
+      auto* values = static_cast<int32_t*>(table->data);
+      const int64_t count = table->shape[0] * (table->ndim == 2 ? table->shape[1] : 1);
+      for (int64_t at = 0; at < count; ++at) {
+        if (random.chance(0.7)) values[at] = static_cast<int32_t>(random.one_of(kValues));
+      }
+    }
+  }
+};
+
+TEST_P(Hostile, Lengths) {
+  Case c = base();
+  c.seqlens_q = c.seqlens_kv = true;
+  run(c);
+  c.leftpad_kv = true;
+  run(c);
+}
+
+TEST_P(Hostile, PackedOffsets) {
+  Case c = base();
+  c.packed_q = c.packed_kv = true;
+  run(c);
+  c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true;
+  run(c);
+  c.packed_q = false;
+  run(c);
+}
+
+TEST_P(Hostile, Pages) {
+  Case c = base();
+  c.page_size = 16;
+  run(c);
+  c.seqlens_kv = true;
+  run(c);
+  c.packed_q = true;
+  run(c);
+  c.keep_first = 3;
+  c.window_left = 20;
+  run(c);
+  c.dense = "bhqk";
+  run(c);
+}
+
+TEST_P(Hostile, Prefixes) {
+  Case c = base();
+  c.prefix = true;
+  run(c);
+  c.window_left = 7;
+  c.keep_first = 3;
+  c.packed_q = c.packed_kv = true;
+  run(c);
+}
+
+TEST_P(Hostile, BesideMasksAndBias) {
+  Case c = base();
+  c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true;
+  c.bias = "bhqk";
+  run(c);
+  c.document = true;
+  c.dense = "bhqk";
+  run(c);
+  c.packed_q = c.packed_kv = true;
+  run(c);
+  c.block_map = "bhqk";
+  c.block_q = 16;
+  c.block_kv = 24;
+  run(c);
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Hostile);
+INSTANTIATE_TEST_SUITE_P(Kernels, Hostile, testing::ValuesIn(gpu_kernels()), kernel_test_name);
+
+}  // namespace
+}  // namespace tessella::tests

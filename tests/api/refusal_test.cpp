@@ -1,0 +1,321 @@
+// Every precondition gives its code and a sentence with function, argument, got and expected, and a call that fails
+// writes nothing.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cases/gpu_kernels.hpp"
+#include "cases/gpu_twin.hpp"
+#include "cases/small_call.hpp"
+#include "tessella/attention.hpp"
+
+namespace ts = tessella;
+
+namespace {
+
+using namespace tessella::tests;
+
+struct Refusal {
+  const char* name;
+  std::function<void(SmallCall&)> spoil;
+  ts::ErrorCode code;
+  const char* text;  // part of the message
+};
+
+constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
+constexpr auto kUnsupported = ts::ErrorCode::unsupported;
+
+// Values that a spoiled call points to.
+int32_t g_numbers[] = {0, 2, 4, 6, -1, 9};
+float g_floats[64] = {};
+uint8_t g_bools[64] = {};
+
+ts::TensorView ints(int first, int64_t count) { return ts::view(g_numbers + first, ts::i32, {count}); }
+
+const Refusal kRefusals[] = {
+    {"q_absent", [](SmallCall& c) { c.args.q = {}; }, kInvalid, "forward: q is NULL, expected a tensor"},
+    {"out_absent", [](SmallCall& c) { c.args.out = {}; }, kInvalid, "out is NULL"},
+    {"k_head_dim",
+     [](SmallCall& c) {
+       c.args.k = ts::view(c.k.data(), ts::f32, {kBatch, kSeqlenKv, kHeadsKv, 4});
+     },
+     kInvalid, "forward: k.shape[3] is 4, expected 8 = q.shape[-1] (layout batch, seqlen, heads, head_dim)"},
+    {"k_batch",
+     [](SmallCall& c) {
+       c.args.k = ts::view(c.k.data(), ts::f32, {1, kSeqlenKv, kHeadsKv, kDim});
+     },
+     kInvalid, "k.shape[0] is 1, expected 2"},
+    {"v_rows",
+     [](SmallCall& c) {
+       c.args.v = ts::view(c.v.data(), ts::f32, {kBatch, 4, kHeadsKv, kDim});
+     },
+     kInvalid, "v.shape[1] is 4, expected 5"},
+    {"v_heads",
+     [](SmallCall& c) {
+       c.args.v = ts::view(c.v.data(), ts::f32, {kBatch, kSeqlenKv, 1, kDim});
+     },
+     kInvalid, "v.shape[2] is 1, expected 2"},
+    {"heads_do_not_divide",
+     [](SmallCall& c) {
+       c.args.k = ts::view(c.k.data(), ts::f32, {kBatch, 2, 3, kDim});
+       c.args.v = ts::view(c.v.data(), ts::f32, {kBatch, 2, 3, kDim});
+     },
+     kInvalid, "q has 4 heads and k has 3, expected heads of q to be a multiple"},
+    {"swapped_axes_are_named",
+     [](SmallCall& c) {
+       c.args.q = ts::view(c.q.data(), ts::f32, {kBatch, kHeadsQ, kSeqlenQ, kDim});
+       c.args.k = ts::view(c.k.data(), ts::f32, {kBatch, kHeadsKv, kSeqlenKv, kDim});
+     },
+     kInvalid, ""},
+    {"out_head_dim",
+     [](SmallCall& c) {
+       c.args.out = ts::view(c.out.data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, 4});
+     },
+     kInvalid, "out.shape[3] is 4, expected 8"},
+    {"out_dtype",
+     [](SmallCall& c) {
+       c.args.out = ts::view(c.out.data(), ts::bf16, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+     },
+     kInvalid, "out.dtype is bf16, expected f32"},
+    {"k_dtype",
+     [](SmallCall& c) {
+       c.args.k = ts::view(c.k.data(), ts::bf16, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+     },
+     kInvalid, "k.dtype is bf16, expected f32 = q.dtype"},
+    {"q_dtype",
+     [](SmallCall& c) {
+       c.args.q = ts::view(c.q.data(), ts::i32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+     },
+     kInvalid, "q.dtype is i32, expected f64, f32, bf16 or f16"},
+    {"option_out_dtype", [](SmallCall& c) { c.options.out_dtype = ts::bf16; }, kInvalid,
+     "out_dtype is bf16, expected f32 = q.dtype"},
+    {"option_out_dtype_unknown", [](SmallCall& c) { c.options.out_dtype = static_cast<ts::DType>(9); }, kInvalid,
+     "out_dtype is 9, expected one of tessella_dtype"},
+    {"negative_stride",
+     [](SmallCall& c) { c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.strides[1] = -32; })); },
+     kInvalid, "q.strides[1] is -32, expected at least 0"},
+    {"head_dim_stride",
+     [](SmallCall& c) {
+       c.args.q = ts::view(c.q.data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, 2}, {96, 32, 8, 2});
+     },
+     kInvalid, "q.strides[3] is 2, expected 1: head_dim must be contiguous"},
+    {"ndim",
+     [](SmallCall& c) {
+       c.args.q = ts::view(c.q.data(), ts::f32, {1, 1, 3, 4, 8});
+     },
+     kInvalid, "q has shape"},
+    {"null_data",
+     [](SmallCall& c) {
+       c.args.v = ts::view(static_cast<void*>(nullptr), ts::f32, {2, 5, 2, 8});
+     },
+     kInvalid, "v.data is NULL"},
+    {"misaligned",
+     [](SmallCall& c) {
+       c.args.k = ts::view(reinterpret_cast<char*>(c.k.data()) + 1, ts::f32, {kBatch, kSeqlenKv - 1, kHeadsKv, kDim});
+     },
+     kInvalid, "k.data is not aligned, expected a multiple of 4 bytes"},
+    {"reserved",
+     [](SmallCall& c) { c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.reserved[1] = 1; })); },
+     kInvalid, "q.reserved is 1, expected zeros"},
+    {"huge",
+     [](SmallCall& c) {
+       c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.shape[0] = int64_t{1} << 61; }));
+     },
+     kInvalid, "expected one whose bytes fit in 62 bits"},
+    {"out_read_only",
+     [](SmallCall& c) {
+       c.args.out = ts::view(static_cast<const void*>(c.out.data()), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+     },
+     kInvalid, "out is read-only"},
+    {"out_is_q",
+     [](SmallCall& c) {
+       c.args.out = ts::view(c.q.data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+     },
+     kInvalid, "out overlaps q, expected memory of its own"},
+    {"out_in_v",
+     [](SmallCall& c) {
+       c.args.v = ts::view(c.out.data() + 16, ts::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+     },
+     kInvalid, "out overlaps v"},
+    {"out_folded",
+     [](SmallCall& c) {
+       c.args.out = ts::view(c.out.data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim}, {96, 32, 0, 1});
+     },
+     kInvalid, "out has an axis of stride 0, expected at least 8 so that no two elements share memory"},
+    {"out_over_bias",
+     [](SmallCall& c) {
+       c.args.bias = ts::view(c.out.data(), ts::f32, {kSeqlenQ, kSeqlenKv});
+     },
+     kInvalid, "out overlaps bias"},
+    {"sink_repeated", [](SmallCall& c) { c.args.sink = ts::view(g_floats, ts::f32, {2}, {0}); }, kInvalid,
+     "sink has shape (2)"},
+    {"lse_in_out",
+     [](SmallCall& c) {
+       c.args.lse = ts::view(c.out.data(), ts::f32, {kBatch, kHeadsQ, kSeqlenQ});
+     },
+     kInvalid, "lse overlaps out"},
+    {"lse_shape",
+     [](SmallCall& c) {
+       c.args.lse = ts::view(c.lse.data(), ts::f32, {kBatch, kSeqlenQ, kHeadsQ});
+     },
+     kInvalid, "lse has shape (2, 3, 4), expected (2, 4, 3) = (batch, heads_q, seqlen_q)"},
+    {"lse_dtype",
+     [](SmallCall& c) {
+       c.args.lse = ts::view(c.lse.data(), ts::bf16, {kBatch, kHeadsQ, kSeqlenQ});
+     },
+     kInvalid, "lse.dtype is bf16, expected f32"},
+    {"scale", [](SmallCall& c) { c.options.scale = INFINITY; }, kInvalid, "scale is inf, expected a finite number"},
+    {"softcap", [](SmallCall& c) { c.options.softcap = -1; }, kInvalid, "softcap is -1"},
+    {"softcap_nan", [](SmallCall& c) { c.options.softcap = NAN; }, kInvalid, "softcap is nan"},
+    {"dropout_one", [](SmallCall& c) { c.options.dropout = 1; }, kInvalid,
+     "dropout is 1, expected a probability in [0, 1)"},
+    {"window", [](SmallCall& c) { c.options.mask = ts::Mask::window(-2, 0); }, kInvalid, "window_left is -2"},
+    {"chunk", [](SmallCall& c) { c.options.mask = ts::Mask::chunk(-3); }, kInvalid, "chunk is -3"},
+    {"keep_first", [](SmallCall& c) { c.options.mask = ts::Mask::keep_first(-1); }, kInvalid, "keep_first is -1"},
+    {"num_threads", [](SmallCall& c) { c.options.num_threads = -1; }, kInvalid, "num_threads is -1"},
+    {"num_splits", [](SmallCall& c) { c.options.num_splits = 4; }, kUnsupported, "num_splits is 4"},
+    {"num_sms", [](SmallCall& c) { c.options.num_sms = 4; }, kUnsupported, "option num_sms is for GPUs"},
+    {"score", [](SmallCall& c) { c.options.score = {"return score + 1;"}; }, kUnsupported, "option score is for GPUs"},
+    {"keep", [](SmallCall& c) { c.options.keep = "return q >= k;"; }, kUnsupported, "option keep is for GPUs"},
+    {"max_seqlen", [](SmallCall& c) { c.options.max_seqlen_kv = 4; }, kInvalid,
+     "max_seqlen_kv is 4, expected 0 or at least 5"},
+    {"unknown_kernel", [](SmallCall& c) { c.options.kernel = "cpu.nonsense"; }, kInvalid, "kernel is \"cpu.nonsense\""},
+    {"seqlens_count", [](SmallCall& c) { c.args.seqlens_kv = ints(0, 3); }, kInvalid,
+     "seqlens_kv has shape (3), expected (2) = (batch)"},
+    {"seqlens_dtype", [](SmallCall& c) { c.args.seqlens_kv = ts::view(g_floats, ts::f32, {2}); }, kInvalid,
+     "seqlens_kv.dtype is f32, expected i32"},
+    {"seqlens_negative", [](SmallCall& c) { c.args.seqlens_kv = ints(4, 2); }, kInvalid, "seqlens_kv[0] is -1"},
+    {"seqlens_beyond", [](SmallCall& c) { c.args.seqlens_q = ints(2, 2); }, kInvalid,
+     "seqlens_q[0] is 4, expected 0 to 3"},
+    {"leftpad_beyond", [](SmallCall& c) { c.args.leftpad_kv = ints(2, 2); }, kInvalid, "leftpad_kv[1] is 6"},
+    {"page_table_shape", [](SmallCall& c) { c.args.page_table = ints(0, 3); }, kInvalid,
+     "page_table has shape (3), expected (2, 3) = (batch, pages)"},
+    {"pages_flattened",
+     [](SmallCall& c) {
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+       c.args.k = ts::view(c.k.data(), ts::f32, {10, 2, 8});
+     },
+     kInvalid, "k has 3 axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"},
+    {"page_beyond",
+     [](SmallCall& c) {
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+     },
+     kInvalid, "page_table[1][0] is 2, expected 0 to 1, the pages of k"},
+    {"pages_packed",
+     [](SmallCall& c) {
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+       c.args.cu_seqlens_kv = ints(0, 3);
+     },
+     kInvalid, "cu_seqlens_kv is given, expected it absent beside page_table"},
+    {"cu_beyond",
+     [](SmallCall& c) {
+       c.args.q = ts::view(c.q.data(), ts::f32, {4, kHeadsQ, kDim});
+       c.args.out = ts::view(c.out.data(), ts::f32, {4, kHeadsQ, kDim});
+       c.args.lse = {};
+       static const int32_t cu[] = {0, 2, std::numeric_limits<int32_t>::max()};
+       c.args.cu_seqlens_q = ts::view(cu, ts::i32, {3});
+     },
+     kInvalid, "cu_seqlens_q[2] is 2147483647, expected at most 4, the rows of the packed tensor"},
+    {"batch_of_nothing",
+     [](SmallCall& c) {
+       const int64_t many = int64_t{1} << 40;
+       for (ts::TensorView* t : {&c.args.q, &c.args.k, &c.args.v, &c.args.out}) {
+         *t = ts::TensorView(changed(*t, [&](tessella_tensor& tensor) {
+           tensor.shape[0] = many;
+           tensor.shape[1] = 0;
+         }));
+       }
+       c.args.lse = {};
+     },
+     kUnsupported, "batch is 1099511627776, expected at most 2147483647"},
+    {"cu_with_batch_axis", [](SmallCall& c) { c.args.cu_seqlens_q = ints(0, 3); }, kInvalid,
+     "q has shape (2, 3, 4, 8)"},
+    {"prefix_negative", [](SmallCall& c) { c.options.mask = ts::Mask::prefix(ints(4, 2)); }, kInvalid,
+     "prefix_lengths[0] is -1"},
+    {"bias_shape",
+     [](SmallCall& c) {
+       c.args.bias = ts::view(g_floats, ts::f32, {3, 4});
+     },
+     kInvalid, "bias has shape (3, 4), expected one that broadcasts to (2, 4, 3, 5)"},
+    {"bias_dtype",
+     [](SmallCall& c) {
+       c.args.bias = ts::view(g_floats, ts::f16, {3, 5});
+     },
+     kInvalid, "bias.dtype is f16"},
+    {"alibi_shape", [](SmallCall& c) { c.args.alibi_slopes = ts::view(g_floats, ts::f32, {3}); }, kInvalid,
+     "alibi_slopes has shape (3), expected (4) or (2, 4)"},
+    {"sink_shape", [](SmallCall& c) { c.args.sink = ts::view(g_floats, ts::f32, {2}); }, kInvalid,
+     "sink has shape (2)"},
+    {"dense_dtype",
+     [](SmallCall& c) {
+       c.options.mask = ts::Mask::dense(ts::view(g_floats, ts::f32, {3, 5}));
+     },
+     kInvalid, "dense_mask.dtype is f32, expected bool"},
+    {"block_map_size",
+     [](SmallCall& c) {
+       c.options.mask = ts::Mask::block_map(ts::view(g_bools, ts::boolean, {1, 1}), 0, 2);
+     },
+     kInvalid, "block_map_q is 0"},
+    {"block_map_shape",
+     [](SmallCall& c) {
+       c.options.mask = ts::Mask::block_map(ts::view(g_bools, ts::boolean, {3, 3}), 2, 2);
+     },
+     kInvalid, "block_map has shape (3, 3), expected one that broadcasts to (2, 4, 2, 3)"},
+    {"document_kv_absent",
+     [](SmallCall& c) {
+       c.options.mask = ts::Mask::document(ts::view(g_numbers, ts::i32, {2, 3}));
+     },
+     kInvalid, "document_ids_kv is absent"},
+};
+
+class RefusalTest : public testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
+  SmallCall call;
+  GetParam().spoil(call);
+  try {
+    ts::forward(call.args, call.options);
+    FAIL() << "accepted";
+  } catch (const ts::Error& error) {
+    EXPECT_EQ(error.code(), GetParam().code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(GetParam().text), std::string::npos) << error.what();
+    EXPECT_EQ(std::string(error.what()).rfind("forward: ", 0), 0u) << error.what();
+  }
+  for (const float value : call.out) ASSERT_EQ(value, -7.0f);
+  for (const float value : call.lse) ASSERT_EQ(value, -7.0f);
+}
+
+// The same call with tensors that are said to be on a GPU: it is refused before any of them is touched.
+TEST_P(RefusalTest, IsTheSameForAGpu) {
+  if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
+  const std::string_view name = GetParam().name;
+  for (const char* other : {"num_sms", "score", "keep"}) {
+    if (name == other) GTEST_SKIP() << "differs on a GPU";
+  }
+  for (const char* value :
+       {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "prefix_negative", "cu_beyond"}) {
+    if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
+  }
+  SmallCall call;
+  GetParam().spoil(call);
+  if (call.options.kernel.empty()) call.options.kernel = "cuda.nonsense";  // so that nothing can run
+  const ts::detail::ForwardCall c(call.args, call.options);
+  std::deque<tessella_tensor> tensors;
+  const tessella_forward_args args = tessella::tests::said_to_be_on_gpu(c.args, tensors);
+  EXPECT_EQ(tessella_forward(&args, &c.options, nullptr), static_cast<tessella_status>(GetParam().code));
+  const std::string text = tessella_last_error();
+  if (text.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << text;
+  EXPECT_NE(text.find(GetParam().text), std::string::npos) << text;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::ValuesIn(kRefusals),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace

@@ -1,0 +1,379 @@
+#include "cases/call.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string_view>
+
+#include "cases/tensor_places.hpp"
+#include "portable/band.hpp"
+#include "portable/float16.hpp"
+
+namespace tessella::tests {
+namespace {
+
+int32_t dtype_of(const std::string& name) {
+  if (name == "f64") return TESSELLA_F64;
+  if (name == "f32") return TESSELLA_F32;
+  if (name == "bf16") return TESSELLA_BF16;
+  if (name == "f16") return TESSELLA_F16;
+  throw std::invalid_argument("no dtype of a case: " + name);
+}
+
+template <typename T>
+void put(std::byte* at, T value) {
+  std::memcpy(at, &value, sizeof(T));
+}
+
+void set(const tessella_tensor& tensor, int64_t element, double value) {
+  std::byte* at = static_cast<std::byte*>(tensor.data) + element * size_of(tensor.dtype);
+  switch (tensor.dtype) {
+    case TESSELLA_F64: return put(at, value);
+    case TESSELLA_F32: return put(at, static_cast<float>(value));
+    case TESSELLA_BF16: return put(at, portable::to_bfloat16(static_cast<float>(value)));
+    case TESSELLA_F16: return put(at, portable::to_float16(static_cast<float>(value)));
+    case TESSELLA_BOOL: return put(at, static_cast<uint8_t>(value != 0));
+    default: return put(at, static_cast<int32_t>(value));
+  }
+}
+
+bool runs_on_gpu(const Case& c) {
+  if (c.kernel.empty()) return c.device == "cuda";
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    if (tessella_kernel_describe(idx, &info) == TESSELLA_OK && c.kernel == info.name) {
+      return std::string_view(info.device) == "cuda";
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
+  Random random(c.seed);
+  if (c_.page_size > 0) c_.seqlen_kv = (c_.seqlen_kv + c_.page_size - 1) / c_.page_size * c_.page_size;
+  make_lengths(random);
+  if (c_.page_size > 0) make_pages(random);
+  make_operands(random);
+  make_masks(random);
+  make_scores(random);
+  make_options();
+}
+
+Placement Call::placement() const { return c_.guard ? Placement::guarded : Placement::aligned; }
+
+int64_t Call::rows_q(int64_t b) const {
+  return c_.packed_q ? lengths_.cu_q[static_cast<size_t>(b) + 1] - lengths_.cu_q[static_cast<size_t>(b)] : c_.seqlen_q;
+}
+int64_t Call::slots_kv(int64_t b) const {
+  return c_.packed_kv ? lengths_.cu_kv[static_cast<size_t>(b) + 1] - lengths_.cu_kv[static_cast<size_t>(b)]
+                      : c_.seqlen_kv;
+}
+int64_t Call::first_q(int64_t b) const { return c_.packed_q ? lengths_.cu_q[static_cast<size_t>(b)] : 0; }
+Call::Row Call::row_kv(int64_t b, int64_t slot) const {
+  if (c_.packed_kv) return {0, lengths_.cu_kv[static_cast<size_t>(b)] + slot};
+  if (c_.page_size == 0) return {b, slot};
+  const int64_t pages = c_.seqlen_kv / c_.page_size;
+  return {lengths_.pages[static_cast<size_t>(b * pages + slot / c_.page_size)], slot % c_.page_size};
+}
+int64_t Call::key_begin(int64_t b) const { return c_.leftpad_kv ? lengths_.leftpad[static_cast<size_t>(b)] : 0; }
+int64_t Call::key_end(int64_t b) const {
+  return c_.seqlens_kv ? lengths_.used_kv[static_cast<size_t>(b)] : slots_kv(b);
+}
+
+bool Call::hidden_from_all(int64_t b, int64_t slot) const {
+  if (slot < key_begin(b) || slot >= key_end(b)) return true;
+  if (!c_.masked_nan || c_.prefix) return false;
+  const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
+  const portable::Band band{.seqlen_q = queries,
+                            .seqlen_kv = key_end(b) - key_begin(b),
+                            .window_left = c_.window_left,
+                            .window_right = c_.window_right,
+                            .chunk = c_.chunk,
+                            .keep_first = c_.keep_first,
+                            .causal_top_left = c_.causal_top_left};
+  for (int64_t i = 0; i < queries; ++i) {
+    if (band.visible(i, slot - key_begin(b))) return false;
+  }
+  return true;
+}
+
+void Call::make_lengths(Random& random) {
+  const auto batch = static_cast<size_t>(c_.batch);
+  const auto cumulative = [&](std::vector<int32_t>& cu, int64_t longest) {
+    cu.assign(batch + 1, 0);
+    const int64_t full = c_.batch > 0 ? random.below(c_.batch) : 0;
+    for (size_t b = 0; b < batch; ++b) {
+      cu[b + 1] = cu[b] + static_cast<int32_t>(static_cast<int64_t>(b) == full ? longest : random.in(0, longest));
+    }
+    const int64_t rest = random.in(0, 2);  // rows of no sequence
+    // No bound says "none" to a GPU: a score tensor without rows then fits a tensor without rows only.
+    return cu.back() + (is_on_gpu_ && longest == 0 ? 0 : rest);
+  };
+  total_q_ = c_.packed_q ? cumulative(lengths_.cu_q, c_.seqlen_q) : c_.seqlen_q;
+  total_kv_ = c_.packed_kv ? cumulative(lengths_.cu_kv, c_.seqlen_kv) : c_.seqlen_kv;
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    lengths_.used_q.push_back(static_cast<int32_t>(random.in(0, rows_q(b))));
+    lengths_.used_kv.push_back(static_cast<int32_t>(random.in(0, slots_kv(b))));
+    const int64_t end = c_.seqlens_kv ? lengths_.used_kv.back() : slots_kv(b);
+    lengths_.leftpad.push_back(static_cast<int32_t>(random.chance(0.1) ? end : random.in(0, end) / 2));
+  }
+  if (c_.packed_q) args_.cu_seqlens_q = table(lengths_.cu_q);
+  if (c_.packed_kv) args_.cu_seqlens_kv = table(lengths_.cu_kv);
+  if (c_.seqlens_q) args_.seqlens_q = table(lengths_.used_q);
+  if (c_.seqlens_kv) args_.seqlens_kv = table(lengths_.used_kv);
+  if (c_.leftpad_kv) args_.leftpad_kv = table(lengths_.leftpad);
+}
+
+// Pages in random order, and one that is nobody's. What the table says of pages without a key in use is nonsense.
+void Call::make_pages(Random& random) {
+  const int64_t pages = c_.seqlen_kv / c_.page_size;
+  num_pages_ = c_.batch * pages + 1;
+  std::vector<int32_t> order(static_cast<size_t>(num_pages_));
+  for (size_t at = 0; at < order.size(); ++at) {
+    order[at] = static_cast<int32_t>(at);
+    std::swap(order[at], order[static_cast<size_t>(random.below(static_cast<int64_t>(at) + 1))]);
+  }
+  static constexpr int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    for (int64_t page = 0; page < pages; ++page) {
+      const bool is_used =
+          key_begin(b) < key_end(b) && (page + 1) * c_.page_size > key_begin(b) && page * c_.page_size < key_end(b);
+      lengths_.pages.push_back(is_used ? order[static_cast<size_t>(b * pages + page)] : random.one_of(kNonsense));
+    }
+  }
+  args_.page_table = own(TESSELLA_TENSOR2(lengths_.pages.data(), TESSELLA_I32, c_.batch, pages));
+}
+
+const tessella_tensor* Call::own(const tessella_tensor& tensor) {
+  return tensors_.emplace_back(std::make_unique<tessella_tensor>(tensor)).get();
+}
+
+const tessella_tensor* Call::table(std::vector<int32_t>& values) {
+  return own(TESSELLA_TENSOR1(values.data(), TESSELLA_I32, static_cast<int64_t>(values.size())));
+}
+
+void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
+  int64_t head = dim;
+  int64_t row = heads * dim;
+  int64_t sequence = rows * row;
+  if (c_.layout == "bhsd") {
+    row = dim;
+    head = rows * dim;
+    sequence = heads * head;
+  } else if (c_.layout == "sliced" || c_.layout == "qkv") {
+    head = dim + 3;
+    row = heads * head + 5;
+    sequence = rows * row + 7;
+  } else if (c_.layout == "gaps") {
+    head = dim + 16;
+    row = heads * head + 16;
+    sequence = rows * row + 16;
+  } else if (c_.layout == "huge") {
+    row += int64_t{1} << 28;
+    sequence = rows * row;
+  }
+  tessella_tensor& t = view.tensor;
+  t.dtype = dtype;
+  if (batch < 0) {
+    t.ndim = 3;
+    const int64_t shape[] = {rows, heads, dim}, strides[] = {row, head, 1};
+    std::copy_n(shape, 3, t.shape);
+    std::copy_n(strides, 3, t.strides);
+  } else {
+    t.ndim = 4;
+    const int64_t shape[] = {batch, rows, heads, dim}, strides[] = {sequence, row, head, 1};
+    std::copy_n(shape, 4, t.shape);
+    std::copy_n(strides, 4, t.strides);
+  }
+  const bool huge = c_.layout == "huge";
+  view.memory =
+      Memory(static_cast<size_t>((c_.shift + extent(t)) * size_of(dtype)), huge ? Placement::reserved : placement());
+  if (!huge) std::memset(view.memory.data(), kPoison, view.memory.size());
+  t.data = view.memory.data() + c_.shift * size_of(dtype);
+}
+
+void Call::make_operands(Random& random) {
+  const int32_t dtype = dtype_of(c_.dtype);
+  const bool one_buffer = c_.layout == "qkv" && c_.page_size == 0 && c_.packed_q == c_.packed_kv &&
+                          total_q_ == total_kv_ && c_.head_dim_qk == c_.head_dim_v;
+  const int64_t batch_q = c_.packed_q ? -1 : c_.batch;
+  if (one_buffer) {
+    // (rows, heads_q + 2 heads_kv, head_dim): k and v are views of q's memory.
+    make_view(q_, dtype, batch_q, total_q_, c_.heads_q + 2 * c_.heads_kv, c_.head_dim_qk);
+    k_.tensor = v_.tensor = q_.tensor;
+    const int axis = q_.tensor.ndim - 2;
+    const int64_t head_bytes = q_.tensor.strides[axis] * size_of(dtype);
+    k_.tensor.data = static_cast<std::byte*>(q_.tensor.data) + c_.heads_q * head_bytes;
+    v_.tensor.data = static_cast<std::byte*>(k_.tensor.data) + c_.heads_kv * head_bytes;
+    q_.tensor.shape[axis] = c_.heads_q;
+    k_.tensor.shape[axis] = v_.tensor.shape[axis] = c_.heads_kv;
+  } else {
+    const bool paged = c_.page_size > 0;
+    const int64_t batch_kv = paged ? num_pages_ : c_.packed_kv ? -1 : c_.batch;
+    const int64_t rows_kv = paged ? c_.page_size : total_kv_;
+    make_view(q_, dtype, batch_q, total_q_, c_.heads_q, c_.head_dim_qk);
+    make_view(k_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_qk);
+    make_view(v_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_v);
+  }
+  make_view(out_, c_.out_dtype.empty() ? dtype : dtype_of(c_.out_dtype), batch_q, total_q_, c_.heads_q, c_.head_dim_v);
+  const auto fill = [&](const tessella_tensor& t, int64_t b, int64_t row, int64_t heads, int64_t dim, double spread,
+                        double mean) {
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t c = 0; c < dim; ++c) set(t, element(t, b, row, head) + c, mean + spread * random.normal());
+    }
+  };
+  const double mean_q = std::sqrt(std::fabs(c_.mean) / std::sqrt(static_cast<double>(c_.head_dim_qk)));
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
+    for (int64_t i = 0; i < queries; ++i) {
+      fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread, mean_q);
+    }
+    for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
+      if (hidden_from_all(b, slot)) continue;
+      const auto [batch_idx, row] = row_kv(b, slot);
+      fill(k_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_qk, 1, std::copysign(mean_q, c_.mean));
+      fill(v_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_v, 1, 0);
+    }
+  }
+  args_.q = &q_.tensor;
+  args_.k = &k_.tensor;
+  args_.v = &v_.tensor;
+  args_.out = &out_.tensor;
+  if (!c_.lse) return;
+
+  tessella_tensor& lse = lse_.tensor;
+  lse.dtype = c_.dtype == "f64" && c_.seed % 2 == 0 ? TESSELLA_F64 : TESSELLA_F32;
+  const int64_t step = c_.layout == "sliced" ? 2 : 1;
+  const int64_t head = total_q_ * step;
+  if (c_.packed_q) {
+    lse.ndim = 2;
+    const int64_t shape[] = {c_.heads_q, total_q_}, strides[] = {head, step};
+    std::copy_n(shape, 2, lse.shape);
+    std::copy_n(strides, 2, lse.strides);
+  } else {
+    lse.ndim = 3;
+    const int64_t shape[] = {c_.batch, c_.heads_q, total_q_}, strides[] = {c_.heads_q * head, head, step};
+    std::copy_n(shape, 3, lse.shape);
+    std::copy_n(strides, 3, lse.strides);
+  }
+  lse_.memory = Memory(static_cast<size_t>(extent(lse) * size_of(lse.dtype)), placement());
+  std::memset(lse_.memory.data(), kPoison, lse_.memory.size());
+  lse.data = lse_.memory.data();
+  args_.lse = &lse;
+}
+
+template <typename Value>
+const tessella_tensor* Call::score_tensor(int32_t dtype, const std::string& axes, int64_t queries, int64_t keys,
+                                          Value value) {
+  const int64_t full[] = {c_.batch, c_.heads_q, queries, keys};
+  tessella_tensor t{};
+  t.dtype = dtype;
+  t.ndim = 4;
+  for (int axis = 0; axis < 4; ++axis) t.shape[axis] = axes.find("bhqk"[axis]) == std::string::npos ? 1 : full[axis];
+  for (int64_t axis = 3, stride = 1; axis >= 0; --axis) {
+    t.strides[axis] = stride;
+    stride *= t.shape[axis];
+  }
+  memories_.emplace_back(static_cast<size_t>(extent(t) * size_of(dtype)), placement());
+  t.data = memories_.back().data();
+  int64_t at = 0;
+  for (int64_t b = 0; b < t.shape[0]; ++b) {
+    for (int64_t h = 0; h < t.shape[1]; ++h) {
+      for (int64_t i = 0; i < t.shape[2]; ++i) {
+        for (int64_t j = 0; j < t.shape[3]; ++j) set(t, at++, value(b, i, j));
+      }
+    }
+  }
+  return own(t);
+}
+
+void Call::make_masks(Random& random) {
+  if (!c_.dense.empty()) {
+    args_.dense_mask = score_tensor(TESSELLA_BOOL, c_.dense, c_.seqlen_q, c_.seqlen_kv,
+                                    [&](int64_t, int64_t i, int64_t) { return i % 11 == 5 ? 0 : random.chance(0.7); });
+  }
+  if (!c_.block_map.empty()) {
+    const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
+    args_.block_map =
+        score_tensor(TESSELLA_BOOL, c_.block_map, tiles(c_.seqlen_q, c_.block_q), tiles(c_.seqlen_kv, c_.block_kv),
+                     [&](int64_t, int64_t, int64_t) { return random.chance(0.6); });
+  }
+  if (c_.document) {
+    const auto ids = [&](std::vector<int32_t>& values, bool packed, int64_t rows) {
+      values.resize(static_cast<size_t>(packed ? rows : c_.batch * rows));
+      for (int32_t& value : values) value = static_cast<int32_t>(random.below(3));
+      if (c_.seed % 3 != 0) std::sort(values.begin(), values.end());
+      return packed ? own(TESSELLA_TENSOR1(values.data(), TESSELLA_I32, rows))
+                    : own(TESSELLA_TENSOR2(values.data(), TESSELLA_I32, c_.batch, rows));
+    };
+    args_.document_ids_q = ids(documents_q_, c_.packed_q, total_q_);
+    args_.document_ids_kv = ids(documents_kv_, c_.packed_kv, total_kv_);
+  }
+  if (c_.prefix) {
+    std::vector<int32_t>& lengths = tables_.emplace_back();
+    for (int64_t b = 0; b < c_.batch; ++b) lengths.push_back(static_cast<int32_t>(random.in(0, slots_kv(b) + 2)));
+    args_.prefix_lengths = table(lengths);
+  }
+}
+
+void Call::make_scores(Random& random) {
+  if (!c_.bias.empty()) {
+    // Where the tensor tells sequences apart, slots without a key hold NaN.
+    const bool own_slots = c_.bias.find('b') != std::string::npos && c_.bias.find('k') != std::string::npos;
+    args_.bias = score_tensor(c_.bias_f32 ? int32_t{TESSELLA_F32} : dtype_of(c_.dtype), c_.bias, c_.seqlen_q,
+                              c_.seqlen_kv, [&](int64_t b, int64_t, int64_t j) {
+                                if (own_slots && (j < key_begin(b) || j >= key_end(b))) return std::nan("");
+                                if (random.chance(0.03)) return -std::numeric_limits<double>::infinity();
+                                return random.normal();
+                              });
+  }
+  const auto floats = [&](int64_t count, double spread) {
+    memories_.emplace_back(static_cast<size_t>(count) * sizeof(float), placement());
+    const tessella_tensor t = TESSELLA_TENSOR1(memories_.back().data(), TESSELLA_F32, count);
+    for (int64_t at = 0; at < count; ++at) set(t, at, spread * random.normal());
+    return t;
+  };
+  if (!c_.alibi.empty()) {
+    tessella_tensor t = floats(c_.alibi == "bh" ? c_.batch * c_.heads_q : c_.heads_q, 0.2);
+    if (c_.alibi == "bh") t = TESSELLA_TENSOR2(t.data, TESSELLA_F32, c_.batch, c_.heads_q);
+    args_.alibi_slopes = own(t);
+  }
+  if (c_.sink) args_.sink = own(floats(c_.heads_q, 2));
+  if (c_.memory_seed) {
+    for (const auto& [argument, value] : {std::pair{&args_.seed, int64_t{-3}}, std::pair{&args_.offset, int64_t{5}}}) {
+      memories_.emplace_back(sizeof(int64_t), placement());
+      put(memories_.back().data(), value);
+      *argument = own(TESSELLA_TENSOR1(memories_.back().data(), TESSELLA_I64, 1));
+    }
+  }
+}
+
+void Call::make_options() {
+  options_.kernel = c_.kernel.empty() ? nullptr : c_.kernel.c_str();
+  if (c_.scale != 0) options_.scale = static_cast<float>(c_.scale);
+  options_.softcap = static_cast<float>(c_.softcap);
+  options_.dropout = static_cast<float>(c_.dropout);
+  options_.seed = c_.seed * 0x9E3779B97F4A7C15;
+  options_.offset = c_.seed << 20;
+  options_.max_seqlen_q = options_.max_seqlen_kv = c_.max_seqlen;
+  options_.batch_invariant = c_.batch_invariant ? 1 : 0;
+  options_.causal_top_left = c_.causal_top_left ? 1 : 0;
+  options_.window_left = c_.window_left;
+  options_.window_right = c_.window_right;
+  options_.chunk = c_.chunk;
+  options_.keep_first = c_.keep_first;
+  options_.block_map_q = c_.block_q;
+  options_.block_map_kv = c_.block_kv;
+  options_.num_threads = static_cast<int32_t>(c_.threads);
+  // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows.
+  const bool has_score_tensors = !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty();
+  if (!is_on_gpu_ || (!has_score_tensors && c_.seed % 3 == 0)) return;
+  if (c_.packed_q) options_.max_seqlen_q = std::max(c_.seqlen_q, c_.max_seqlen);
+  if (c_.packed_kv) options_.max_seqlen_kv = std::max(c_.seqlen_kv, c_.max_seqlen);
+}
+
+}  // namespace tessella::tests

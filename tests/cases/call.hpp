@@ -1,0 +1,135 @@
+// A Case made real: memory with poison around it, the arguments of the C API, and the verdict.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cases/cases.hpp"
+#include "cases/gpu_twin.hpp"
+#include "cases/random.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::tests {
+
+enum class Placement {
+  aligned,   // 64-byte aligned
+  guarded,   // ends where an unreadable page begins: a read past the tensor is a fault
+  reserved,  // address space whose pages cost nothing until they are touched
+};
+
+class Memory {
+ public:
+  Memory() = default;
+  Memory(size_t bytes, Placement placement);
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept;
+  ~Memory();
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  void* mapped_ = nullptr;  // null: from the heap
+  size_t mapped_bytes_ = 0;
+};
+
+// Inputs, poisoned outputs and arguments of a case. Immovable: the arguments point into it. A kernel of the GPU runs on
+// twins of them; its results are brought back, so that they are checked as any other's.
+class Call {
+ public:
+  explicit Call(const Case& c);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const tessella_forward_args& args() const { return args_; }
+  const tessella_attention_options& options() const { return options_; }
+
+  // Runs as the case says. TESSELLA_OK or the failure; the text is tessella_last_error().
+  tessella_status run();
+  tessella_status run_plain();
+  // Through this plan and a workspace of its own full of NaN. `text` says what the run spoiled, if anything.
+  tessella_status run_plan(const tessella_plan* plan, std::string& text) const;
+  // A plan for it.
+  tessella_status make_plan(tessella_plan** plan) const;
+  // The memory of all its tensors.
+  std::vector<HostBlock> blocks() const;
+  bool is_on_gpu() const { return is_on_gpu_; }
+
+  void poison_outputs();
+  // "" or what was written that is not out or lse.
+  std::string spoiled() const;
+  // "" or what is wrong: `rows` rows (0 = all) against the reference, and nothing written outside of out and lse.
+  std::string check(int64_t rows = 0) const;
+  // Every byte of out and lse.
+  std::vector<std::byte> results() const;
+
+ private:
+  struct View {
+    Memory memory;
+    tessella_tensor tensor{};
+  };
+  struct Lengths {
+    std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad, pages;
+  };
+  struct Row {
+    int64_t batch, row;  // places on the first two axes of a tensor
+  };
+
+  int64_t rows_q(int64_t b) const;  // slots of a sequence
+  int64_t slots_kv(int64_t b) const;
+  int64_t first_q(int64_t b) const;  // first row in the tensor
+  Row row_kv(int64_t b, int64_t slot) const;
+  int64_t key_begin(int64_t b) const;  // keys in use
+  int64_t key_end(int64_t b) const;
+  bool hidden_from_all(int64_t b, int64_t slot) const;
+
+  void make_lengths(Random& random);
+  void make_operands(Random& random);
+  void make_masks(Random& random);
+  void make_scores(Random& random);
+  void make_options();
+  void make_pages(Random& random);
+  // batch < 0: packed, without a batch axis.
+  void make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
+  const tessella_tensor* table(std::vector<int32_t>& values);
+  const tessella_tensor* own(const tessella_tensor& tensor);
+  Placement placement() const;
+  bool wants_exact_memory() const { return c_.guard || c_.layout == "huge"; }
+  // Else the library finds it out, from any tensor that has an element.
+  bool shows_device() const { return c_.seed % 2 == 0 || c_.batch == 0 || (c_.seqlen_q == 0 && c_.seqlen_kv == 0); }
+  // A tensor (batch, heads_q, queries, keys) with the named axes; value(b, h, q, k).
+  template <typename Value>
+  const tessella_tensor* score_tensor(int32_t dtype, const std::string& axes, int64_t queries, int64_t keys,
+                                      Value value);
+  std::string spoiled_outside(const View& view, bool is_lse) const;
+
+  Case c_;
+  bool is_on_gpu_ = false;
+  int64_t total_q_ = 0;
+  int64_t total_kv_ = 0;
+  int64_t num_pages_ = 0;
+  Lengths lengths_;
+  View q_, k_, v_, out_, lse_;
+  std::vector<std::unique_ptr<tessella_tensor>> tensors_;
+  std::vector<Memory> memories_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<int32_t> documents_q_, documents_kv_;
+  std::string spoiled_;  // what run() found
+  tessella_forward_args args_ = TESSELLA_FORWARD_ARGS_INIT;
+  tessella_attention_options options_ = TESSELLA_ATTENTION_OPTIONS_INIT;
+};
+
+enum class Verdict { passed, refused, failed };
+struct Outcome {
+  Verdict verdict;
+  std::string text;  // what is wrong, or why it was refused
+};
+// Builds, runs and checks.
+Outcome run_case(const Case& c);
+
+}  // namespace tessella::tests

@@ -1,0 +1,234 @@
+#include "cases/cases.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <type_traits>
+#include <vector>
+
+namespace tessella::tests {
+namespace {
+
+// The one list of a case's fields, for writing and reading.
+template <typename AnyCase, typename Visit>
+void fields(AnyCase& c, Visit visit) {
+  visit("kernel", c.kernel);
+  visit("device", c.device);
+  visit("dtype", c.dtype);
+  visit("out_dtype", c.out_dtype);
+  visit("layout", c.layout);
+  visit("shift", c.shift);
+  visit("batch", c.batch);
+  visit("heads_q", c.heads_q);
+  visit("heads_kv", c.heads_kv);
+  visit("seqlen_q", c.seqlen_q);
+  visit("seqlen_kv", c.seqlen_kv);
+  visit("head_dim_qk", c.head_dim_qk);
+  visit("head_dim_v", c.head_dim_v);
+  visit("packed_q", c.packed_q);
+  visit("packed_kv", c.packed_kv);
+  visit("seqlens_q", c.seqlens_q);
+  visit("seqlens_kv", c.seqlens_kv);
+  visit("leftpad_kv", c.leftpad_kv);
+  visit("page_size", c.page_size);
+  visit("window_left", c.window_left);
+  visit("window_right", c.window_right);
+  visit("causal_top_left", c.causal_top_left);
+  visit("chunk", c.chunk);
+  visit("keep_first", c.keep_first);
+  visit("prefix", c.prefix);
+  visit("document", c.document);
+  visit("dense", c.dense);
+  visit("block_map", c.block_map);
+  visit("block_q", c.block_q);
+  visit("block_kv", c.block_kv);
+  visit("bias", c.bias);
+  visit("bias_f32", c.bias_f32);
+  visit("alibi", c.alibi);
+  visit("scale", c.scale);
+  visit("softcap", c.softcap);
+  visit("sink", c.sink);
+  visit("dropout", c.dropout);
+  visit("spread", c.spread);
+  visit("mean", c.mean);
+  visit("lse", c.lse);
+  visit("threads", c.threads);
+  visit("plan", c.plan);
+  visit("batch_invariant", c.batch_invariant);
+  visit("max_seqlen", c.max_seqlen);
+  visit("memory_seed", c.memory_seed);
+  visit("guard", c.guard);
+  visit("masked_nan", c.masked_nan);
+  visit("seed", c.seed);
+}
+
+template <typename T>
+std::string text_of(const T& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+template <typename T>
+void read(std::string_view text, T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    value = text;
+  } else {
+    std::istringstream stream{std::string(text)};
+    if (!(stream >> value)) throw std::invalid_argument("not a value: " + std::string(text));
+  }
+}
+
+}  // namespace
+
+std::string to_string(const Case& c) {
+  std::vector<std::string> defaults;
+  const Case untouched;
+  fields(untouched, [&](const char*, const auto& value) { defaults.push_back(text_of(value)); });
+  std::string line;
+  size_t field = 0;
+  fields(c, [&](const char* name, const auto& value) {
+    const std::string text = text_of(value);
+    if (text != defaults[field++]) line += (line.empty() ? "" : " ") + std::string(name) + "=" + text;
+  });
+  return line;
+}
+
+Case parse(std::string_view line) {
+  Case c;
+  std::istringstream words{std::string(line)};
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    bool known = false;
+    fields(c, [&](const char* name, auto& value) {
+      if (word.substr(0, equals) != name || equals == std::string::npos) return;
+      read(std::string_view(word).substr(equals + 1), value);
+      known = true;
+    });
+    if (!known) throw std::invalid_argument("no field of a case: " + word);
+  }
+  return c;
+}
+
+namespace {
+
+int64_t random_length(Random& random) {
+  static constexpr int64_t kBorders[] = {15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 127, 128, 129};
+  if (random.chance(0.03)) return 0;
+  if (random.chance(0.2)) return random.one_of(kBorders);
+  if (random.chance(0.02)) return random.in(250, 260);
+  return random.chance(0.3) ? random.in(1, 3) : random.in(1, 40);
+}
+
+int64_t random_head_dim(Random& random) {
+  static constexpr int64_t kUsual[] = {16, 32, 64, 80, 96, 128};
+  if (random.chance(0.4)) return random.one_of(kUsual);
+  if (random.chance(0.02)) return random.one_of({int64_t{192}, int64_t{256}, int64_t{512}});
+  return random.in(1, 40);
+}
+
+std::string random_axes(Random& random) {
+  std::string axes;
+  for (const char axis : {'b', 'h', 'q', 'k'}) {
+    if (random.chance(0.6)) axes += axis;
+  }
+  return axes.empty() ? "1" : axes;
+}
+
+std::vector<std::string> split(std::string_view words) {
+  std::vector<std::string> list;
+  std::istringstream stream{std::string(words)};
+  for (std::string word; stream >> word;) list.push_back(word);
+  return list;
+}
+
+void random_shape(Random& random, Case& c) {
+  static constexpr int64_t kGroups[] = {1, 1, 1, 2, 3, 4, 8};
+  c.batch = random.chance(0.02) ? 0 : random.in(1, 3);
+  c.heads_kv = random.in(1, 3);
+  c.heads_q = c.heads_kv * random.one_of(kGroups);
+  c.seqlen_q = random_length(random);
+  c.seqlen_kv = random.chance(0.4) ? c.seqlen_q : random_length(random);
+  c.head_dim_qk = random_head_dim(random);
+  c.head_dim_v = random.chance(0.7) ? c.head_dim_qk : random_head_dim(random);
+  limit_work(random, c);
+  const double tables = 0.2;
+  c.packed_q = random.chance(tables);
+  c.packed_kv = random.chance(c.packed_q ? 0.8 : 0.1);
+  c.seqlens_q = random.chance(tables);
+  c.seqlens_kv = random.chance(tables);
+  c.leftpad_kv = random.chance(0.12);
+  static constexpr int64_t kPages[] = {1, 3, 8, 16, 32, 64, 128};
+  if (!c.packed_kv && random.chance(tables)) c.page_size = random.one_of(kPages);
+}
+
+void random_masks(Random& random, Case& c) {
+  if (random.chance(0.35)) c.window_right = random.chance(0.7) ? 0 : random.in(0, 20);
+  if (random.chance(0.2)) c.window_left = random.in(0, 50);
+  c.causal_top_left = random.chance(0.06);
+  if (random.chance(0.08)) c.chunk = random.in(1, 40);
+  if (random.chance(0.1)) c.keep_first = random.in(1, 12);
+  c.prefix = random.chance(0.08);
+  c.document = random.chance(0.1);
+  if (random.chance(0.1)) c.dense = random_axes(random);
+  if (random.chance(0.08)) {
+    c.block_map = random_axes(random);
+    c.block_q = random.in(1, 40);
+    c.block_kv = random.in(1, 40);
+  }
+}
+
+void random_scores(Random& random, Case& c) {
+  if (random.chance(0.15)) {
+    c.bias = random_axes(random);
+    c.bias_f32 = random.chance(0.5);
+  }
+  if (random.chance(0.1)) c.alibi = random.chance(0.5) ? "h" : "bh";
+  if (random.chance(0.15)) c.scale = random.chance(0.1) ? -0.25 : random.uniform() + 0.01;
+  if (random.chance(0.1)) c.softcap = random.chance(0.5) ? 30 : 1 + 4 * random.uniform();
+  c.sink = random.chance(0.12);
+  if (random.chance(0.12)) c.dropout = random.chance(0.2) ? 0.99 : random.uniform() * 0.6;
+  if (random.chance(0.2)) c.spread = random.chance(0.5) ? 8 : 40;
+  if (random.chance(0.1)) c.mean = 30 * random.uniform() - 15;
+  c.lse = random.chance(0.8);
+}
+
+}  // namespace
+
+void limit_work(Random& random, Case& c) {
+  constexpr int64_t kMostProducts = 2'000'000;
+  const auto products = [&] {
+    return c.batch * c.heads_q * c.seqlen_q * c.seqlen_kv * std::max(c.head_dim_qk, c.head_dim_v);
+  };
+  if (products() > kMostProducts) c.batch = 1;
+  if (products() > kMostProducts) c.heads_q = c.heads_kv = 1;
+  if (products() > kMostProducts) c.seqlen_q = random.in(1, 9);
+}
+
+Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
+  Random random(seed);
+  Case c;
+  c.kernel = kernel;
+  c.seed = seed;
+  const std::vector<std::string> list = split(dtypes);
+  c.dtype = list[static_cast<size_t>(random.below(static_cast<int64_t>(list.size())))];
+  if (random.chance(0.15)) c.out_dtype = "f32";
+  static constexpr const char* kLayouts[] = {"bshd", "bshd", "bhsd", "sliced", "qkv"};
+  c.layout = random.one_of(kLayouts);
+  if (random.chance(0.3)) c.shift = random.in(1, 33);
+  random_shape(random, c);
+  random_masks(random, c);
+  random_scores(random, c);
+  c.threads = random.chance(0.7) ? 1 : random.in(2, 3);
+  c.plan = random.chance(0.5);
+  c.guard = random.chance(0.5);
+  c.memory_seed = c.dropout > 0 && random.chance(0.3);
+  c.batch_invariant = random.chance(0.2);
+  if (random.chance(0.05)) {  // tiles that all rows see whole, between others
+    c.seqlen_kv = random.in(300, 900);
+    c.window_left = random.in(100, 600);
+  }
+  return c;
+}
+
+}  // namespace tessella::tests

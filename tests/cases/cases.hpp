@@ -1,0 +1,83 @@
+// A test of attention as data: everything that decides a call, written as one replayable line.
+//
+//   kernel=cpu.forward_avx512 dtype=bf16 seqlen_q=5 seqlen_kv=70 window_right=0 seed=7
+//
+// Fields that keep their defaults are left out. `random_test --case "LINE"` runs it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cases/random.hpp"
+
+namespace tessella::tests {
+
+struct Case {
+  std::string kernel;  // "" = the library's choice
+  std::string device;  // "cuda": of a choice among the GPU's kernels; "" = the kernel's own
+  std::string dtype = "f32";
+  std::string out_dtype;  // "" = dtype
+  // bshd, bhsd, sliced (odd gaps in rows and heads), gaps (the same of 16 elements), qkv (one buffer), huge (gaps of
+  // GiB)
+  std::string layout = "bshd";
+  int64_t shift = 0;  // elements that q, k, v and out start past an aligned address
+  int64_t batch = 1;
+  int64_t heads_q = 1;
+  int64_t heads_kv = 1;
+  int64_t seqlen_q = 4;
+  int64_t seqlen_kv = 4;
+  int64_t head_dim_qk = 8;
+  int64_t head_dim_v = 8;
+  // Tables of lengths, with values drawn from the seed.
+  bool packed_q = false;
+  bool packed_kv = false;
+  bool seqlens_q = false;
+  bool seqlens_kv = false;
+  bool leftpad_kv = false;
+  int64_t page_size = 0;  // k and v in pages, in random order, and seqlen_kv rounded up to whole ones; 0 = not
+  // Masks. Tensors name the axes that do not broadcast: "bhqk", "qk", "k", "1" (none); "" = absent.
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  bool causal_top_left = false;
+  int64_t chunk = 0;
+  int64_t keep_first = 0;
+  bool prefix = false;
+  bool document = false;
+  std::string dense;
+  std::string block_map;
+  int64_t block_q = 1;
+  int64_t block_kv = 1;
+  // Scores.
+  std::string bias;
+  bool bias_f32 = true;  // false: in the dtype of q
+  std::string alibi;     // "h" or "bh"
+  double scale = 0;      // 0 = the default of the library
+  double softcap = 0;
+  bool sink = false;
+  double dropout = 0;
+  double spread = 1;  // standard deviation of q; large ones force the maximum to move
+  double mean = 0;    // of the scores q . k / sqrt(head_dim_qk)
+  bool lse = true;
+  // How it is called.
+  int64_t threads = 1;
+  bool plan = false;  // through a plan and a poisoned workspace
+  bool batch_invariant = false;
+  int64_t max_seqlen = 0;    // that a plan is made for, of queries and keys; 0 = the case's own
+  bool memory_seed = false;  // dropout's seed and offset as tensors
+  bool guard = false;        // tensors end where an unreadable page begins
+  bool masked_nan = false;   // NaN also in keys that lie in the sequence but no query sees
+  uint64_t seed = 0;
+};
+
+std::string to_string(const Case& c);
+// Throws std::invalid_argument naming the field that is unknown.
+Case parse(std::string_view line);
+
+// A small random case that the kernel's dtypes allow; sizes sometimes cross tile borders.
+Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);
+
+// A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
+void limit_work(Random& random, Case& c);
+
+}  // namespace tessella::tests

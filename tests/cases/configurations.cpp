@@ -1,0 +1,152 @@
+#include "cases/configurations.hpp"
+
+#include <iterator>
+#include <sstream>
+#include <vector>
+
+#include "cases/random.hpp"
+
+namespace tessella::tests {
+namespace {
+
+struct HeadDims {
+  int64_t qk, v;
+  bool long_rows = false;  // which take other tiles at this head dim, if there is nothing beside them
+};
+constexpr HeadDims kHeadDims[] = {{64, 64}, {128, 128}, {32, 32},         {96, 96}, {256, 256}, {192, 128},
+                                  {16, 16}, {80, 80},   {128, 128, true}, {64, 64}, {17, 17},   {40, 72},
+                                  {1, 40},  {512, 512}, {5, 3},           {64, 128}};
+
+bool rows_are_whole(const Configuration& config) {
+  const int64_t per_16_bytes = config.dtype == "f32" ? 4 : 8;
+  return config.head_dim_qk % per_16_bytes == 0 && config.head_dim_v % per_16_bytes == 0;
+}
+
+void align(const Configuration& config, Random& random, Case& c) {
+  static constexpr const char* kAligned[] = {"bshd", "bshd", "bhsd", "gaps"};
+  static constexpr int64_t kOdd[] = {1, 2, 3, 5, 6, 7};  // no multiples of 16 bytes in any dtype
+  if (config.is_aligned) {
+    c.layout = random.one_of(kAligned);
+    c.shift = 8 * random.below(5);
+  } else if (rows_are_whole(config)) {
+    c.shift = random.one_of(kOdd);
+  }
+}
+
+void mask(const Configuration& config, Random& random, Case& c) {
+  if (!config.element_masks) {
+    c.document = false;
+    c.dense = c.block_map = "";
+    return;
+  }
+  if (c.document || !c.dense.empty() || !c.block_map.empty()) return;
+  switch (random.below(3)) {
+    case 0: c.document = true; break;
+    case 1: c.dense = "bhqk"; break;
+    default:
+      c.block_map = "hqk";
+      c.block_q = random.in(1, 40);
+      c.block_kv = random.in(1, 40);
+  }
+}
+
+void page(const Configuration& config, Random& random, Case& c) {
+  static constexpr int64_t kWhole[] = {8, 16, 48, 64, 128}, kAny[] = {1, 3, 16, 50};
+  c.page_size = 0;
+  if (!config.paged) return;
+  c.packed_kv = false;
+  c.page_size = config.is_aligned ? random.one_of(kWhole) : random.one_of(kAny);
+  if (config.is_aligned) c.leftpad_kv = false;  // as the copy engine wants it
+}
+
+void change_scores(const Configuration& config, Random& random, Case& c) {
+  if (!config.softcap) {
+    c.softcap = 0;
+  } else {
+    if (c.softcap == 0) c.softcap = 30;
+    c.lse = config.lse;
+  }
+  if (!config.alibi) {
+    c.alibi = "";
+  } else if (c.alibi.empty()) {
+    c.alibi = random.chance(0.5) ? "h" : "bh";
+  }
+  if (!config.bias) {
+    c.bias = "";
+    c.bias_f32 = true;
+  } else if (c.bias.empty()) {
+    c.bias = random.chance(0.5) ? "bhqk" : "k";
+    c.bias_f32 = random.chance(0.5);
+  }
+  if (!config.dropout) {
+    c.dropout = 0;
+    c.memory_seed = false;
+  } else if (c.dropout == 0) {
+    c.dropout = 0.6 * random.uniform() + 0.01;
+    c.memory_seed = random.chance(0.3);
+  }
+}
+
+void apply(const Configuration& config, Random& random, Case& c) {
+  c.dtype = config.dtype;
+  c.head_dim_qk = config.head_dim_qk;
+  c.head_dim_v = config.head_dim_v;
+  if (config.long_rows) {
+    c.plan = true;
+    c.max_seqlen = 8192;
+  }
+  c.batch_invariant = config.batch_invariant;
+  align(config, random, c);
+  mask(config, random, c);
+  page(config, random, c);
+  change_scores(config, random, c);
+}
+
+}  // namespace
+
+Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engine) {
+  std::istringstream stream{std::string(dtypes)};
+  const std::vector<std::string> list{std::istream_iterator<std::string>(stream), {}};
+  const auto count = static_cast<int>(list.size());
+  std::vector<HeadDims> head_dims;
+  for (const HeadDims& dims : kHeadDims) {
+    const bool is_whole = dims.qk % 8 == 0 && dims.v % 8 == 0 && dims.qk <= 256;
+    if (is_whole || !for_copy_engine) head_dims.push_back(dims);
+  }
+  const HeadDims dims = head_dims[static_cast<size_t>(idx / count) % head_dims.size()];
+  Random random(static_cast<uint64_t>(idx));
+  Configuration config{.dtype = list[static_cast<size_t>(idx % count)], .head_dim_qk = dims.qk, .head_dim_v = dims.v};
+  config.long_rows = dims.long_rows && for_copy_engine;
+  config.is_aligned = (random.chance(0.75) || for_copy_engine) && rows_are_whole(config);
+  if (config.long_rows) {
+    config.softcap = random.chance(0.5);  // without lse, which would take the tiles of short rows
+    return config;
+  }
+  config.element_masks = random.chance(0.3);
+  config.softcap = random.chance(0.2);
+  config.alibi = random.chance(0.2);
+  config.bias = random.chance(0.25);
+  config.dropout = random.chance(0.25);
+  config.paged = random.chance(0.25);
+  config.lse = random.chance(0.5);
+  config.batch_invariant = random.chance(0.2);
+  return config;
+}
+
+Case smallest_case(const Configuration& config, std::string_view kernel) {
+  Case c;
+  c.kernel = kernel;
+  Random random(0);
+  apply(config, random, c);
+  return c;
+}
+
+Case random_case_of(const Configuration& config, uint64_t seed, std::string_view kernel) {
+  Case c = random_case(seed, kernel, config.dtype);
+  Random random(~seed);
+  apply(config, random, c);
+  limit_work(random, c);
+  return c;
+}
+
+}  // namespace tessella::tests

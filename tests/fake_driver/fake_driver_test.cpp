@@ -1,0 +1,241 @@
+// The host side of the CUDA backend on a driver that only remembers: contexts, loading, launches, and what is said when
+// something is wrong. Each test is a child process, for a process opens the driver once.
+#include "fake_driver.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+#include "cuda/compile/cubin_store.hpp"
+#include "cuda/driver/driver.hpp"
+#include "cuda/driver/gpus.hpp"
+#include "cuda/launch/loaded_kernel.hpp"
+
+namespace {
+
+using namespace tessella::cuda;
+using tessella::core::Device;
+using tessella::core::DeviceType;
+using tessella::core::Error;
+using tessella::core::ErrorCode;
+
+// Runs fn with these variables set, in a child whose failed expectations fail the test.
+template <typename Fn>
+void in_child(std::initializer_list<std::pair<const char*, const char*>> variables, Fn&& fn) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+    try {
+      fn();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+
+template <typename Fn>
+std::string error_of(ErrorCode code, Fn&& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+constexpr const char* kText = R"(#pragma once
+struct Params { int32_t* to; int64_t count; };
+template <int N> __global__ void fill(const Params params) { params.to[threadIdx.x] = N; }
+)";
+Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_text = kText}; }
+
+class FakeDriverTest : public testing::Test {
+ protected:
+  void SetUp() override { ::setenv("TESSELLA_CACHE_DIR", folder_.c_str(), 1); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  const std::string folder_ = testing::TempDir() + "tessella-fake-" + std::to_string(::getpid());
+};
+
+TEST_F(FakeDriverTest, IsOpened) {
+  in_child({}, [] {
+    ASSERT_NE(driver(), nullptr);
+    EXPECT_EQ(driver_problem(), "");
+    EXPECT_EQ(driver_version(), 13000);
+    EXPECT_EQ(device_count(), 2);
+    const DeviceInfo& device = device_info(1);
+    EXPECT_EQ(device.id, 1);
+    EXPECT_EQ(device.name, "Fake GPU");
+    EXPECT_EQ(device.arch, 90);
+    EXPECT_EQ(device.shared_bytes_per_block, 232448);
+    EXPECT_EQ(device.memory_bytes, int64_t{80} << 30);
+    EXPECT_EQ(error_of(ErrorCode::invalid_argument, [] { device_info(2); }),
+              "device_id is 2, expected 0 to 1: this process sees 2 GPUs");
+  });
+}
+
+TEST_F(FakeDriverTest, TooOldIsSaid) {
+  in_child({{"FAKE_CUDA_VERSION", "11040"}}, [] {
+    EXPECT_EQ(driver(), nullptr);
+    EXPECT_EQ(driver_problem(), driver_version_problem(11040));
+    EXPECT_EQ(error_of(ErrorCode::device, [] { required_driver(); }), driver_problem());
+  });
+}
+
+TEST_F(FakeDriverTest, NoGpuIsSaid) {
+  in_child({{"FAKE_CUDA_INIT", "100"}}, [] {
+    EXPECT_EQ(driver(), nullptr);
+    EXPECT_EQ(driver_problem(), "the NVIDIA driver finds no GPU that this process may use (CUDA_VISIBLE_DEVICES?)");
+    EXPECT_EQ(driver_version(), 13000) << "the compiler is chosen by it";
+  });
+  in_child({{"FAKE_CUDA_INIT", "999"}},
+           [] { EXPECT_EQ(driver_problem(), "the NVIDIA driver does not start: cuInit returned error 999"); });
+}
+
+TEST_F(FakeDriverTest, GpuTooOldIsSaid) {
+  in_child({{"FAKE_CUDA_ARCH", "75"}}, [] {
+    EXPECT_EQ(error_of(ErrorCode::unsupported, [] { load(trial(), 0, 0); }),
+              "GPU 0 (Fake GPU) has compute capability 7.5 (sm_75), expected 8.0 (sm_80, Ampere) or newer");
+  });
+}
+
+TEST_F(FakeDriverTest, MemoryExhaustedNamesTheNeed) {
+  in_child({{"FAKE_CUDA_ALLOC", "2"}}, [] {
+    const CurrentDevice current(1);
+    CUdeviceptr data = 0;
+    EXPECT_EQ(error_of(ErrorCode::out_of_memory,
+                       [&] { check_allocation(driver()->cuMemAllocAsync(&data, 4096, nullptr), "forward", 4096); }),
+              "forward: needs 4096 bytes on GPU 1, which has 1000 bytes free of 80000");
+  });
+}
+
+TEST_F(FakeDriverTest, CallersContextIsRespected) {
+  in_child({}, [] {
+    const auto current = [] {
+      CUcontext context = nullptr;
+      driver()->cuCtxGetCurrent(&context);
+      return context;
+    };
+    ASSERT_NE(driver(), nullptr);
+    EXPECT_EQ(current(), nullptr);
+    for (int i = 0; i < 2; ++i) {
+      const CurrentDevice device(1);
+      EXPECT_NE(current(), nullptr);
+      EXPECT_NE(current(), fake_own_context(1));
+    }
+    EXPECT_EQ(current(), nullptr);
+    EXPECT_EQ(fake_driver()->num_retained, 1) << "the primary context, once";
+
+    driver()->cuCtxPushCurrent(fake_own_context(0));
+    {
+      const CurrentDevice same(0);
+      EXPECT_EQ(current(), fake_own_context(0));
+      {
+        const CurrentDevice other(1);
+        EXPECT_NE(current(), fake_own_context(0));
+      }
+      EXPECT_EQ(current(), fake_own_context(0));
+    }
+    EXPECT_EQ(current(), fake_own_context(0));
+    EXPECT_EQ(fake_driver()->num_retained, 1);
+  });
+}
+
+TEST_F(FakeDriverTest, PointersAreAskedFor) {
+  in_child({}, [] {
+    const void* on_gpu = reinterpret_cast<void*>(0x1001);
+    EXPECT_TRUE(driver_is_loaded());
+    EXPECT_FALSE(device_of(on_gpu)) << "nobody has initialised CUDA";
+    ASSERT_NE(driver(), nullptr);
+    EXPECT_EQ(device_of(on_gpu), (Device{DeviceType::cuda, 1}));
+    EXPECT_FALSE(device_of(reinterpret_cast<void*>(0x1000)));
+  });
+}
+
+TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
+  in_child({}, [] {
+    if (nvrtc() == nullptr) return;
+    const auto kernel = load(trial(), 1, 100000);
+    EXPECT_EQ(load(trial(), 1, 100000), kernel);
+    EXPECT_NE(load(trial(), 0, 0), kernel);
+    const FakeDriver& fake = *fake_driver();
+    EXPECT_EQ(fake.num_loaded, 2);
+    EXPECT_EQ(fake.num_function_loads, 2) << "nothing is left to the first launch";
+    EXPECT_EQ(fake.max_shared_bytes[1], 100000);
+    EXPECT_EQ(fake.max_shared_bytes[0], 0);
+
+    const CurrentDevice current(1);
+    const FakeParams params{reinterpret_cast<int32_t*>(0x1001), 5};
+    void* stream = reinterpret_cast<void*>(0x77);
+    kernel->launch({.grid = {3, 2, 1}, .block = 128}, params, stream);
+    EXPECT_EQ(fake.launched_on, 1);
+    EXPECT_EQ(fake.params.to, params.to);
+    EXPECT_EQ(fake.params.count, 5);
+    EXPECT_EQ(fake.config.gridDimX, 3u);
+    EXPECT_EQ(fake.config.gridDimY, 2u);
+    EXPECT_EQ(fake.config.gridDimZ, 1u);
+    EXPECT_EQ(fake.config.blockDimX, 128u);
+    EXPECT_EQ(fake.config.sharedMemBytes, 100000u);
+    EXPECT_EQ(static_cast<void*>(fake.config.hStream), stream);
+    EXPECT_TRUE(fake.attributes.empty());
+
+    kernel->launch({.grid = {4, 1, 1}, .block = 128, .cluster = 2, .is_dependent = true}, params, stream);
+    ASSERT_EQ(fake.attributes.size(), 2u);
+    EXPECT_EQ(fake.attributes[0].id, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+    EXPECT_EQ(fake.attributes[0].value.clusterDim.x, 2u);
+    EXPECT_EQ(fake.attributes[1].value.programmaticStreamSerializationAllowed, 1);
+
+    EXPECT_NE(error_of(ErrorCode::internal, [&] { kernel->launch({}, 1.0, stream); }).find("16 bytes of parameters"),
+              std::string::npos);
+    EXPECT_NE(error_of(ErrorCode::internal, [] { load(trial(), 0, 300000); }).find("has 232448"), std::string::npos);
+  });
+}
+
+TEST_F(FakeDriverTest, ImageThatTheDriverRefusesIsExplained) {
+  in_child({{"FAKE_CUDA_LOAD", "209"}}, [] {
+    if (nvrtc() == nullptr) return;
+    const std::string text = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
+    EXPECT_NE(text.find("does not load a kernel of NVRTC"), std::string::npos) << text;
+    EXPECT_NE(text.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << text;
+  });
+}
+
+TEST_F(FakeDriverTest, TheCompilerIsChosenWithoutInitialisingCuda) {
+  in_child({}, [] {
+    nvrtc();
+    in_child({}, [] { EXPECT_NE(driver(), nullptr); });
+  });
+}
+
+TEST_F(FakeDriverTest, NvrtcIsNoNewerThanTheDriver) {
+  in_child({{"FAKE_CUDA_VERSION", "12080"}}, [] {
+    if (nvrtc() != nullptr) {
+      EXPECT_EQ(nvrtc()->version().major, 12);
+    } else {
+      EXPECT_NE(nvrtc_problem().find("expected version 12:"), std::string::npos) << nvrtc_problem();
+    }
+  });
+}
+
+TEST_F(FakeDriverTest, ForkAfterUseIsExplained) {
+  in_child({}, [] {
+    const CurrentDevice current(0);
+    in_child({}, [] {
+      const std::string text = error_of(ErrorCode::device, [] { CurrentDevice in_forked(0); });
+      EXPECT_NE(text.find("forked after its parent used CUDA"), std::string::npos) << text;
+    });
+  });
+}
+
+}  // namespace

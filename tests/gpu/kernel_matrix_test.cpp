@@ -1,0 +1,280 @@
+// Compiles the forward kernel as calls need it, without a GPU, for Ampere, Ada and Hopper: no row may spill, take more
+// registers than its blocks leave it, or more shared memory than the GPU has.
+//
+// usage: kernel_matrix_test [--full]      --full: every row (20 minutes on two cores); otherwise some of each kind
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/sequence.hpp"
+#include "cuda/compile/cubin_store.hpp"
+#include "cuda/compile/nvrtc.hpp"
+#include "cuda/compile/user_source.hpp"
+#include "cuda/launch/forward_config.hpp"
+
+namespace {
+
+using namespace tessella;
+using namespace tessella::cuda;
+using core::DType;
+using core::Feature;
+using core::Problem;
+using portable::ForwardConfig;
+
+bool g_full = false;
+
+constexpr int kArchs[] = {80, 89, 90};
+constexpr DType kDTypes[] = {DType::bf16, DType::f16, DType::f32};
+
+struct HeadDims {
+  int64_t qk, v;
+};
+constexpr HeadDims kHeadDims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128}, {192, 192},
+                                  {256, 256}, {384, 384}, {512, 512}, {192, 128}, {64, 256}};
+
+struct FeatureSet {
+  const char* name;
+  core::Features features;
+  DType bias_dtype = DType::none;
+  bool batch_invariant = false;
+};
+const FeatureSet kFeatureSets[] = {
+    {"plain", {}},
+    {"softcap", Feature::softcap},
+    {"softcap and lse", Feature::softcap | Feature::lse},
+    {"alibi", Feature::alibi},
+    {"bias", Feature::bias},
+    {"bias in f32", Feature::bias, DType::f32},
+    {"dropout", Feature::dropout},
+    {"score", Feature::score},
+    {"dense mask", Feature::dense_mask},
+    {"keep", Feature::keep},
+    {"pages", Feature::paged_kv},
+    {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
+    {"batch invariant", {}, DType::none, true},
+    {"batch invariant softcap", Feature::softcap, DType::none, true},
+    {"batch invariant alibi", Feature::alibi, DType::none, true},
+    {"batch invariant all", core::all_features(), DType::f32, true},
+    {"all", core::all_features(), DType::f32},
+};
+constexpr size_t kAll = std::size(kFeatureSets) - 1;
+
+struct Row {
+  size_t dtype_idx, dims_idx, set_idx, arch_idx;
+  bool is_aligned;
+};
+
+// The plain kernels of every size; every feature alone at one size in every type, and in bf16 at head dim 128 on
+// Hopper, whose tiles leave few registers; everything at once at every size. Architectures and alignments take turns.
+bool is_representative(const Row& row) {
+  const bool is_at_128 = row.dtype_idx == 0 && row.dims_idx == 3;
+  if (is_at_128 && row.is_aligned && kArchs[row.arch_idx] == 90) return true;
+  const size_t turn = row.dtype_idx + row.dims_idx + row.set_idx;
+  if (row.dtype_idx == 1 && row.dims_idx != 1) return false;  // f16 differs from bf16 by one instruction
+  if (row.set_idx == 0 && row.is_aligned) return turn % 3 == row.arch_idx || kArchs[row.arch_idx] == 90;
+  if (row.is_aligned != (turn % 2 == 0) || turn % 3 != row.arch_idx) return false;
+  return row.set_idx == kAll || row.dims_idx == (row.dtype_idx + 1) % 4;
+}
+
+std::vector<Row> rows() {
+  std::vector<Row> all;
+  for (size_t dtype = 0; dtype < std::size(kDTypes); ++dtype) {
+    for (size_t dims = 0; dims < std::size(kHeadDims); ++dims) {
+      for (size_t set = 0; set < std::size(kFeatureSets); ++set) {
+        for (size_t arch = 0; arch < std::size(kArchs); ++arch) {
+          for (const bool is_aligned : {true, false}) {
+            const Row row{dtype, dims, set, arch, is_aligned};
+            if (g_full || is_representative(row)) all.push_back(row);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+Problem problem(const Row& row) {
+  const FeatureSet& set = kFeatureSets[row.set_idx];
+  Problem p{.dtype = kDTypes[row.dtype_idx],
+            .head_dim_qk = kHeadDims[row.dims_idx].qk,
+            .head_dim_v = kHeadDims[row.dims_idx].v,
+            .features = set.features,
+            .alignment = row.is_aligned ? 16 : 2,
+            .batch_invariant = set.batch_invariant};
+  p.bias_dtype = set.bias_dtype == DType::none ? p.dtype : set.bias_dtype;
+  if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+  if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
+  return p;
+}
+
+// What is wrong with a row's kernel, or "".
+std::string problem_of(const Row& row, CubinStore& store) {
+  const Problem p = problem(row);
+  const int arch = kArchs[row.arch_idx];
+  const ForwardConfig config = forward_config(p, typical_device(arch));
+  const std::string text = user_text(p.score, p.keep);
+  std::string what = std::string(core::name(p.dtype)) + " " + std::to_string(p.head_dim_qk) + "/" +
+                     std::to_string(p.head_dim_v) + " " + kFeatureSets[row.set_idx].name +
+                     (row.is_aligned ? "" : " unaligned") + " sm_" + std::to_string(arch) + ", tiles " +
+                     std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv);
+  try {
+    const auto cubin = store.get(forward_program(config, text), {.arch = arch});
+    const Resources& takes = cubin->resources;
+    what += ": " + std::to_string(takes.registers) + " registers, " + std::to_string(takes.stack_bytes) +
+            " bytes of stack, " + std::to_string(accumulators(config)) + " accumulators";
+    std::cout << what << ", " << static_cast<int>(cubin->milliseconds) << " ms" << std::endl;
+    const bool spills = takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes != 0;
+    const bool fits = takes.registers > 0 && takes.registers * config.num_warps * 32 * config.blocks_per_sm <= 65536 &&
+                      takes.static_shared_bytes + shared_bytes(config) <= typical_device(arch).shared_bytes_per_block;
+    return !spills && fits ? "" : what + "\n" + cubin->log;
+  } catch (const core::Error& error) {
+    return what + ": " + error.what();
+  }
+}
+
+// A test for each part of the rows, so that they compile side by side.
+constexpr int kParts = 8;
+class KernelMatrix : public testing::TestWithParam<int> {};
+
+TEST_P(KernelMatrix, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const std::vector<Row> all = rows();
+  for (size_t i = static_cast<size_t>(GetParam()); i < all.size(); i += kParts)
+    EXPECT_EQ(problem_of(all[i], store), "");
+}
+
+// EXIT instructions of sm_90 code, whatever their predicate, which is in bits 12 to 15.
+int num_exits(const std::string& image) {
+  constexpr size_t kInstructionBytes = 16;
+  int count = 0;
+  uint64_t word = 0;
+  for (size_t at = 0; at + kInstructionBytes <= image.size(); at += kInstructionBytes) {
+    std::memcpy(&word, image.data() + at, sizeof word);
+    count += (word & ~uint64_t{0xF000}) == 0x094D ? 1 : 0;
+  }
+  return count;
+}
+
+// Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
+// has made matrix instructions wait for each other. Kernels have 10 to 13 ends; some had a single one, and there
+// threads of the loading warps that load nothing waited for the one that does, at up to 4 % of the time
+// (docs/forward_sm90.md). Those of a cluster all wait at its end.
+void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& config, const char* name) {
+  const auto cubin =
+      store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});
+  const Resources& takes = cubin->resources;
+  const std::string what = std::to_string(p.head_dim_qk) + "/" + std::to_string(p.head_dim_v) + " " + name +
+                           ", tiles " + std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv) + "\n" +
+                           cubin->log;
+  EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
+  EXPECT_EQ(takes.registers, 65536 / (config.num_warps * 32 + 128) / 8 * 8) << what;
+  EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
+  EXPECT_TRUE(num_exits(cubin->image) > 1 || config.cluster > 1) << what;
+}
+
+TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const FeatureSet sets[] = {{"plain", {}},
+                             {"dense mask", Feature::dense_mask},
+                             {"softcap", Feature::softcap},
+                             {"softcap and lse", Feature::softcap | Feature::lse},
+                             {"alibi", Feature::alibi},
+                             {"bias in f32", Feature::bias, DType::f32},
+                             {"dropout", Feature::dropout},
+                             {"softcap and dropout", Feature::softcap | Feature::dropout},
+                             {"softcap, dropout and lse", Feature::softcap | Feature::dropout | Feature::lse},
+                             {"score", Feature::score},
+                             {"softcap and score", Feature::softcap | Feature::score},
+                             {"alibi and score", Feature::alibi | Feature::score},
+                             {"bias and dropout", Feature::bias | Feature::dropout},
+                             {"keep", Feature::keep},
+                             {"pages", Feature::paged_kv},
+                             {"masks", core::kElementMasks | Feature::keep},
+                             {"mask and softcap", Feature::dense_mask | Feature::softcap},
+                             {"mask, softcap and dropout", Feature::keep | Feature::softcap | Feature::dropout},
+                             {"mask and alibi", Feature::document | Feature::alibi},
+                             {"mask and bias in f32", Feature::dense_mask | Feature::bias, DType::f32},
+                             {"mask and pages", Feature::dense_mask | Feature::paged_kv},
+                             {"mask and dropout", Feature::block_map | Feature::dropout},
+                             {"mask and score", Feature::document | Feature::score},
+                             {"batch invariant", {}, DType::none, true},
+                             {"batch invariant softcap", Feature::softcap, DType::none, true},
+                             {"batch invariant alibi", Feature::alibi, DType::none, true},
+                             {"batch invariant score", Feature::score, DType::none, true},
+                             {"batch invariant mask", Feature::document, DType::none, true},
+                             {"batch invariant mask and bias", Feature::document | Feature::bias, DType::f32, true}};
+  // Rows that see few keys, or many, take tiles of their own in wide heads.
+  constexpr struct {
+    int64_t qk, v, seqlen_kv;
+  } kDims[] = {{64, 64, 4096},   {96, 96, 4096},   {128, 128, 1024}, {128, 128, 8192}, {192, 128, 4096},
+               {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
+  for (size_t set = 0; set < std::size(sets); ++set) {
+    for (size_t dims = 0; dims < std::size(kDims); ++dims) {
+      // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score text: every size. Every other
+      // feature at one, a keep text and what lies beside a score text at 128 too.
+      const auto is_alone = [&](Feature of) { return sets[set].features == of && !sets[set].batch_invariant; };
+      const bool is_score = sets[set].features == Feature::score;
+      const bool has_text = sets[set].features.has(Feature::score) || sets[set].features.has(Feature::keep);
+      const bool has_two_terms = is_alone(Feature::softcap);
+      const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
+                             dims == set % std::size(kDims) || (has_text && dims == 2);
+      if (!g_full && !is_wanted) continue;
+      Problem p{.dtype = dims == 1 && !has_two_terms ? DType::f16 : DType::bf16,
+                .head_dim_qk = kDims[dims].qk,
+                .head_dim_v = kDims[dims].v,
+                .seqlen_q = kDims[dims].seqlen_kv,
+                .seqlen_kv = kDims[dims].seqlen_kv,
+                .features = sets[set].features,
+                .alignment = 16,
+                .batch_invariant = sets[set].batch_invariant};
+      p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
+      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
+      if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
+      expect_lean(store, p, forward_sm90_config(p), sets[set].name);
+      if (!is_score) continue;
+      p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+      expect_lean(store, p, forward_sm90_config(p), "score by places");
+    }
+  }
+  // Pairs of blocks.
+  Problem p{.dtype = DType::bf16, .head_dim_qk = 256, .head_dim_v = 256, .seqlen_q = 4096, .seqlen_kv = 4096};
+  p.alignment = 16;
+  const std::optional<ForwardConfig> pairs = in_pairs(forward_sm90_config(p), p);
+  ASSERT_TRUE(pairs);
+  expect_lean(store, p, *pairs, "in pairs");
+}
+
+// Those are there to be read and compared: they may spill.
+TEST(LadderKernels, Compile) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const Row& row : {Row{0, 3, 0, 2, true}, Row{1, 1, kAll, 0, false}, Row{2, 1, 0, 1, true}}) {
+    const Problem p = problem(row);
+    const int arch = kArchs[row.arch_idx];
+    const ForwardConfig config = ladder_config(p, typical_device(arch));
+    for (const auto& [file, kernel] :
+         {std::pair{"standard.hpp", "standard_scores"}, std::pair{"standard.hpp", "standard_softmax"},
+          std::pair{"standard.hpp", "standard_output"}, std::pair{"flash_1.hpp", "flash_1"}}) {
+      const auto cubin = store.get(ladder_program(file, kernel, config, user_text(p.score, p.keep)), {.arch = arch});
+      EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
+      EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrix, testing::Range(0, kParts));
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) g_full = g_full || std::strcmp(argv[i], "--full") == 0;
+  return RUN_ALL_TESTS();
+}

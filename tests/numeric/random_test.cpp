@@ -1,0 +1,227 @@
+// Small random cases on every kernel that runs here, or one case from its line:
+//
+//   random_test --cases 20000 --seed 1 [--kernel NAME] [--jobs N]
+//   random_test --case "kernel=reference.flash_2 seqlen_q=5 window_right=0"
+//
+// Kernels of the GPU are compiled for some choices of a case: their cases keep to the first --max-configs of a list,
+// which --list-configs prints and --compile-only compiles into the cache.
+//
+// Every failing case is printed as its line. Exit status 0 when all passed, 1 when one failed, 2 on bad input.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cases/call.hpp"
+#include "cases/cases.hpp"
+#include "cases/configurations.hpp"
+
+namespace {
+
+using tessella::tests::Call;
+using tessella::tests::Case;
+using tessella::tests::Outcome;
+using tessella::tests::Verdict;
+
+struct Arguments {
+  int64_t cases = 2000;
+  uint64_t seed = 1;
+  std::string kernel, line;
+  int64_t jobs = 1;
+  int64_t max_configs = tessella::tests::kUsualConfigurations;
+  bool list_configs = false;
+  bool compile_only = false;
+};
+
+struct Kernel {
+  std::string name;
+  std::string dtypes;
+  bool is_on_gpu;
+  tessella::tests::Configuration configuration(int idx) const {
+    return tessella::tests::configuration(idx, dtypes, name == "cuda.forward_sm90");
+  }
+};
+
+std::vector<Kernel> kernels(const std::string& only) {
+  std::vector<Kernel> list;
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
+    if (!only.empty() && only != info.name) continue;
+    if (info.unavailable[0] != '\0') {
+      std::printf("skipped %s: %s\n", info.name, info.unavailable);
+      continue;
+    }
+    list.push_back({info.name, info.dtypes, std::string_view(info.device) == "cuda"});
+  }
+  return list;
+}
+
+// A fault ends the program: the case at hand must not be lost with it.
+thread_local char t_line[4096];
+void on_fault(int signal) {
+  const auto print = [](const char* text) { return write(STDOUT_FILENO, text, std::strlen(text)); };
+  const bool printed = print("FAULT --case \"") >= 0 && print(t_line) >= 0 && print("\"\n") >= 0;
+  _exit(printed ? 128 + signal : 127);
+}
+
+void print_failure(const std::string& text) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  std::printf("FAILED --case \"%s\"\n  %s\n", t_line, text.c_str());
+  std::fflush(stdout);
+}
+
+Outcome run(const Case& c) {
+  std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
+  Outcome outcome{Verdict::failed, ""};
+  try {
+    outcome = run_case(c);
+  } catch (const std::exception& error) {
+    outcome.text = error.what();
+  }
+  if (outcome.verdict == Verdict::failed) print_failure(outcome.text);
+  return outcome;
+}
+
+// work(at) for every at below count, in so many threads.
+void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>& work) {
+  std::atomic<int64_t> next{0};
+  std::vector<std::jthread> threads;
+  for (int64_t job = 0; job < jobs; ++job) {
+    threads.emplace_back([&] {
+      for (int64_t at; (at = next++) < count;) work(at);
+    });
+  }
+}
+
+Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
+  if (!kernel.is_on_gpu) return tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
+  const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
+  return random_case_of(kernel.configuration(idx), seed, kernel.name);
+}
+
+int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
+  std::atomic<int64_t> passed{0}, failed{0}, refused{0};
+  in_threads(arguments.jobs, arguments.cases, [&](int64_t at) {
+    const Kernel& kernel = list[static_cast<size_t>(at) % list.size()];
+    const uint64_t seed = arguments.seed * 1'000'000'007 + static_cast<uint64_t>(at);
+    switch (run(random_case(kernel, seed, arguments.max_configs)).verdict) {
+      case Verdict::passed: ++passed; break;
+      case Verdict::refused: ++refused; break;
+      case Verdict::failed: ++failed; break;
+    }
+  });
+  std::printf("%lld passed, %lld failed, %lld refused by their kernel\n", static_cast<long long>(passed),
+              static_cast<long long>(failed), static_cast<long long>(refused));
+  return failed == 0 && passed > 0 ? 0 : 1;
+}
+
+void make_plan(const Case& c) {
+  std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
+  try {
+    tessella_plan* plan = nullptr;
+    const tessella_status status = Call(c).make_plan(&plan);
+    tessella_plan_free(plan);
+    if (status != TESSELLA_OK && status != TESSELLA_UNSUPPORTED) print_failure(tessella_last_error());
+  } catch (const std::exception& error) {
+    print_failure(error.what());
+  }
+}
+
+// Prints every configuration of the GPU's kernels, or makes a plan for each.
+int run_configs(const Arguments& arguments, const std::vector<Kernel>& list) {
+  std::vector<Case> cases;
+  for (const Kernel& kernel : list) {
+    if (!kernel.is_on_gpu) continue;
+    for (int idx = 0; idx < arguments.max_configs; ++idx) {
+      cases.push_back(smallest_case(kernel.configuration(idx), kernel.name));
+    }
+  }
+  if (arguments.compile_only) {
+    in_threads(arguments.jobs, static_cast<int64_t>(cases.size()),
+               [&](int64_t at) { make_plan(cases[static_cast<size_t>(at)]); });
+  } else {
+    for (const Case& c : cases) std::printf("%s\n", to_string(c).c_str());
+  }
+  return 0;
+}
+
+int run_line(const std::string& line) {
+  const Outcome outcome = run(tessella::tests::parse(line));
+  std::printf("%s %s\n",
+              outcome.verdict == Verdict::passed    ? "1 passed, 0 failed"
+              : outcome.verdict == Verdict::refused ? "refused:"
+                                                    : "0 passed, 1 failed",
+              outcome.text.c_str());
+  return outcome.verdict == Verdict::failed ? 1 : 0;
+}
+
+// False for an option that is unknown or has no value it can use.
+bool read(int argc, char** argv, Arguments& to) {
+  for (int arg = 1; arg < argc; ++arg) {
+    const std::string option = argv[arg];
+    if (option == "--list-configs") {
+      to.list_configs = true;
+      continue;
+    }
+    if (option == "--compile-only") {
+      to.compile_only = true;
+      continue;
+    }
+    if (++arg == argc) return false;
+    const char* value = argv[arg];
+    if (option == "--cases") {
+      to.cases = std::atoll(value);
+    } else if (option == "--seed") {
+      to.seed = std::strtoull(value, nullptr, 10);
+    } else if (option == "--kernel") {
+      to.kernel = value;
+    } else if (option == "--case") {
+      to.line = value;
+    } else if (option == "--jobs") {
+      to.jobs = std::atoll(value);
+    } else if (option == "--max-configs") {
+      to.max_configs = std::atoll(value);
+    } else {
+      return false;
+    }
+  }
+  return to.jobs > 0 && to.max_configs > 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  if (!read(argc, argv, arguments)) {
+    std::fprintf(stderr,
+                 "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
+                 "                   [--list-configs | --compile-only | --case \"LINE\"]\n");
+    return 2;
+  }
+  for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) signal(signal_number, on_fault);
+  try {
+    if (!arguments.line.empty()) return run_line(arguments.line);
+    const std::vector<Kernel> list = kernels(arguments.kernel);
+    if (list.empty()) {
+      std::fprintf(stderr, "random_test: no kernel to run\n");
+      return 2;
+    }
+    const bool only_configs = arguments.list_configs || arguments.compile_only;
+    return only_configs ? run_configs(arguments, list) : run_random(arguments, list);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "random_test: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,72 @@
+// Cases survive the way into a line and back, and the machinery around a call notices what it is there to notice.
+#include "cases/cases.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "cases/call.hpp"
+
+namespace tessella::tests {
+namespace {
+
+TEST(Cases, SurviveTheirLine) {
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    const std::string line = to_string(random_case(seed, "some.kernel", "f32 bf16 f16 f64"));
+    ASSERT_EQ(to_string(parse(line)), line);
+  }
+}
+
+TEST(Cases, DefaultsAreLeftOut) {
+  EXPECT_EQ(to_string(Case{}), "");
+  EXPECT_EQ(to_string(Case{.seqlen_q = 5, .window_right = 0}), "seqlen_q=5 window_right=0");
+}
+
+TEST(Cases, UnknownFieldsAreRefused) {
+  EXPECT_THROW(parse("seqlen=5"), std::invalid_argument);
+  EXPECT_THROW(parse("seqlen_q"), std::invalid_argument);
+  EXPECT_THROW(parse("seqlen_q=many"), std::invalid_argument);
+}
+
+TEST(Cases, RandomOnesReachEveryFeature) {
+  std::string lines;
+  for (uint64_t seed = 0; seed < 3000; ++seed) lines += " " + to_string(random_case(seed, "", "bf16"));
+  for (const char* field :
+       {"out_dtype",   "layout=bhsd", "layout=sliced", "layout=qkv",     "shift",           "batch=0",
+        "seqlen_q=0",  "seqlen_kv=0", "packed_q",      "packed_kv",      "seqlens_q",       "seqlens_kv",
+        "leftpad_kv",  "page_size",   "window_left",   "window_right=0", "causal_top_left", "chunk",
+        "keep_first",  "prefix",      "document",      "dense",          "block_map",       "bias",
+        "bias_f32=0",  "alibi=h",     "alibi=bh",      "scale",          "softcap",         "sink",
+        "dropout",     "spread",      "mean",          "lse=0",          "threads",         "plan",
+        "memory_seed", "guard"}) {
+    EXPECT_NE(lines.find(std::string(" ") + field), std::string::npos) << field;
+  }
+}
+
+Case small() {
+  return {
+      .kernel = "reference.attention", .layout = "sliced", .heads_q = 2, .heads_kv = 2, .seqlen_q = 3, .plan = true};
+}
+
+TEST(Call, NoticesAWrongElementAndAWriteIntoAGap) {
+  Call call(small());
+  ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+  EXPECT_EQ(call.check(), "");
+  auto* out = static_cast<float*>(call.args().out->data);
+  const float right = out[0];
+  out[0] += 1e-3f;
+  EXPECT_NE(call.check().find("out[0, row 0, head 0, 0]"), std::string::npos);
+  out[0] = right;
+  EXPECT_EQ(call.check(), "");
+  out[8] = 0;  // between the heads
+  EXPECT_NE(call.check().find("wrote outside of out"), std::string::npos);
+}
+
+TEST(Call, OutputsStartAsNaN) {
+  Call call(small());
+  EXPECT_NE(call.check().find("nan, expected"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessella::tests

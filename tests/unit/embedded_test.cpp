@@ -1,0 +1,50 @@
+// The kernels that the library carries: every hot program for its targets, without spills, found at once.
+#include <gtest/gtest.h>
+
+#include "cuda/compile/embedded_cubins.hpp"
+#include "cuda/compile/find_cubin.hpp"
+#include "cuda/compile/hot_programs.hpp"
+
+namespace {
+
+using namespace tessella::cuda;
+
+class EmbeddedTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (embedded_cubins().empty()) GTEST_SKIP() << "this build carries no kernels";
+  }
+};
+
+TEST_F(EmbeddedTest, HoldsEveryHotProgramOnce) {
+  size_t count = 0;
+  for (const HotProgram& hot : hot_programs()) {
+    for (const Target& target : hot.targets) {
+      const auto cubin = find_embedded_for(hot.program, target);
+      ASSERT_NE(cubin, nullptr) << hot.program.expression << " " << target.name();
+      EXPECT_EQ(cubin->target, target.name());
+      EXPECT_LT(cubin->milliseconds, 50);
+      ++count;
+    }
+  }
+  EXPECT_EQ(embedded_cubins().size(), count);
+}
+
+TEST_F(EmbeddedTest, NothingSpills) {
+  for (const HotProgram& hot : hot_programs()) {
+    for (const Target& target : hot.targets) {
+      if (target.ptx) continue;
+      const auto cubin = find_embedded_for(hot.program, target);
+      ASSERT_NE(cubin, nullptr);
+      const Resources& takes = cubin->resources;
+      EXPECT_GT(takes.registers, 0) << cubin->log;
+      EXPECT_EQ(takes.stack_bytes + takes.spill_store_bytes + takes.spill_load_bytes, 0)
+          << hot.program.expression << "\n"
+          << cubin->log;
+      // The assembler's notes C7510 to C7519: it has made matrix instructions wait for each other.
+      EXPECT_EQ(cubin->log.find("C751"), std::string::npos) << hot.program.expression << "\n" << cubin->log;
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,309 @@
+// Tiles of the forward kernels by counting: registers, shared memory, and what of it a tile's matrix instructions wait
+// for.
+#include "cuda/launch/forward_config.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+
+#include "portable/forward_sm90.hpp"
+
+namespace {
+
+using namespace tessella;
+using namespace tessella::cuda;
+using core::DType;
+using core::Feature;
+using core::Problem;
+using portable::Element;
+using portable::ForwardConfig;
+using portable::MaskLevel;
+
+Problem problem(DType dtype, int64_t head_dim_qk, int64_t head_dim_v, core::Features features = {}) {
+  return {.dtype = dtype,
+          .head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .features = features,
+          .alignment = 16,
+          .bias_dtype = DType::f32};
+}
+
+ForwardConfig config(const Problem& p, int arch = 90) { return forward_config(p, typical_device(arch)); }
+
+// Every head dim, type, feature and architecture.
+template <typename Fn>
+void for_each_config(Fn&& fn) {
+  const core::Features alone[] = {{},
+                                  Feature::softcap,
+                                  Feature::alibi,
+                                  Feature::bias,
+                                  Feature::dropout,
+                                  Feature::score,
+                                  Feature::keep,
+                                  Feature::document,
+                                  Feature::paged_kv,
+                                  core::all_features()};
+  for (const int arch : {80, 86, 89, 90, 100, 120}) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const int64_t qk : {1, 32, 40, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512}) {
+        for (const int64_t v : {1, 33, 64, 96, 128, 192, 256, 257, 384, 512}) {
+          for (const core::Features features : alone) {
+            for (const int32_t alignment : {16, 2}) {
+              Problem p = problem(dtype, qk, v, features);
+              p.alignment = alignment;
+              fn(p, config(p, arch), arch);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardConfig, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
+  Problem p = problem(DType::bf16, 128, 128, Feature::score);
+  p.score = "return score - fabsf(q_minus_k);";
+  EXPECT_TRUE(forward_sm90_config(p).by_distance);
+  EXPECT_FALSE(config(p).by_distance);
+  p.score = "return score - q_minus_kappa;";
+  EXPECT_FALSE(forward_sm90_config(p).by_distance);
+  EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
+}
+
+TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
+  const ForwardConfig text = config(problem(DType::bf16, 128, 128, Feature::score));
+  ASSERT_TRUE(for_small_text(text, 90));
+  EXPECT_EQ(text.tile_kv, 48);
+  EXPECT_EQ(for_small_text(text, 90)->tile_kv, 64);
+  EXPECT_EQ(for_small_text(text, 90)->tile_q, text.tile_q);
+  EXPECT_FALSE(for_small_text(text, 89)) << "registers hold what a warp has in common";
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score | Feature::bias)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score)), 90));
+}
+
+TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
+  const auto has_two = [](DType dtype, int64_t head_dim, core::Features features) {
+    return config(problem(dtype, head_dim, head_dim, features)).short_series;
+  };
+  EXPECT_TRUE(has_two(DType::bf16, 64, Feature::softcap));
+  EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::lse));
+  EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::alibi)) << "no series";
+  EXPECT_FALSE(has_two(DType::bf16, 64, {}));
+  EXPECT_FALSE(has_two(DType::f16, 64, Feature::softcap)) << "P has more bits";
+  // The other kernel scales queries with it.
+  for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
+    for (const core::Features beside :
+         {core::Features(), core::Features(Feature::lse), core::Features(Feature::dropout)}) {
+      const ForwardConfig c = forward_sm90_config(problem(DType::bf16, head_dim, head_dim, beside | Feature::softcap));
+      EXPECT_EQ(c.short_series, beside != Feature::lse && !(beside == Feature::dropout && head_dim == 256));
+      EXPECT_EQ(c.scales_q, c.short_series);
+    }
+  }
+}
+
+TEST(ForwardConfig, EveryCallFitsEveryGpu) {
+  for_each_config([](const Problem& p, const ForwardConfig& c, int arch) {
+    const std::string what = forward_program(c, "").expression + " sm_" + std::to_string(arch);
+    ASSERT_GE(c.head_dim_qk, p.head_dim_qk) << what;
+    ASSERT_GE(int64_t{c.head_dim_v} * slices_v(p, c), p.head_dim_v) << what;
+    ASSERT_LT(int64_t{c.head_dim_v} * (slices_v(p, c) - 1), p.head_dim_v) << what;
+    ASSERT_LE(shared_bytes(c), typical_device(arch).shared_bytes_per_block) << what;
+    ASSERT_LE(accumulators(c), accumulator_limit(c, arch)) << what;
+    ASSERT_EQ(c.tile_q % (16 * c.num_warps), 0) << what;
+    ASSERT_EQ(c.tile_kv % 16, 0) << what;
+    ASSERT_LE(c.tile_kv, 128) << what;
+  });
+}
+
+TEST(ForwardConfig, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
+  for_each_config([](const Problem& p, const ForwardConfig& c, int) {
+    ASSERT_EQ(c.softcap, p.features.has(Feature::softcap));
+    ASSERT_EQ(c.alibi, p.features.has(Feature::alibi));
+    ASSERT_EQ(c.bias, p.features.has(Feature::bias));
+    ASSERT_EQ(c.bias_is_f32, p.features.has(Feature::bias) && p.dtype != DType::f32);
+    ASSERT_EQ(c.dropout, p.features.has(Feature::dropout));
+    ASSERT_EQ(c.score, p.features.has(Feature::score));
+    ASSERT_EQ(c.keep, p.features.has(Feature::keep));
+    ASSERT_EQ(c.paged, p.features.has(Feature::paged_kv));
+    ASSERT_EQ(c.mask == MaskLevel::bits, p.features.has_any(Feature::keep | Feature::document));
+    const int64_t size = core::size_bytes(p.dtype);
+    ASSERT_EQ(c.vector_loads, p.alignment == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
+  });
+}
+
+// What is read at run time changes nothing: the same kernel for any batch, length, mask that is an interval, layout.
+TEST(ForwardConfig, KnowsNoBatchAndNoLengths) {
+  const core::Features at_run_time = Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first |
+                                     Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
+                                     Feature::packed_q | Feature::packed_kv | Feature::sink | Feature::lse;
+  for (const int64_t head_dim : {64, 128}) {
+    Problem p = problem(DType::bf16, head_dim, head_dim);
+    const ForwardConfig expected = config(p);
+    p.features = at_run_time;
+    p.batch = 7;
+    p.heads_q = 12;
+    p.heads_kv = 3;
+    p.seqlen_q = p.total_q = 1;
+    p.seqlen_kv = p.total_kv = 100000;
+    EXPECT_EQ(config(p), expected);
+  }
+}
+
+// One image serves usual calls on all GPUs before Hopper, and the PTX for later ones is that of Hopper's config.
+TEST(ForwardConfig, HotConfigsAreTheSameOnManyGpus) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const Problem p = problem(DType::bf16, head_dim, head_dim);
+    for (const int arch : {86, 89}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
+    for (const int arch : {100, 103, 120}) EXPECT_EQ(config(p, arch), config(p, 90)) << head_dim << " " << arch;
+  }
+}
+
+TEST(ForwardConfig, WideHeadsAreCutIntoSlices) {
+  const Problem p = problem(DType::bf16, 128, 320);
+  EXPECT_EQ(config(p).head_dim_v, 192);
+  EXPECT_EQ(slices_v(p, config(p)), 2);
+  EXPECT_EQ(slices_v(problem(DType::bf16, 64, 512), config(problem(DType::bf16, 64, 512))), 2);
+  EXPECT_EQ(config(problem(DType::bf16, 64, 256)).head_dim_v, 256);
+}
+
+// Cycles of an SM for a tile of keys and all warps: matrix instructions at Ampere's rate, 1024 multiplications a cycle
+// (fp32: three tf32 ones at a half each), and matrix loads at 128 bytes a cycle. Each warp loads all of k and v.
+struct Cycles {
+  double tensor, shared;
+};
+Cycles cycles(const ForwardConfig& c) {
+  const double products = static_cast<double>(c.tile_kv) * (c.head_dim_qk + c.head_dim_v);
+  const bool is_f32 = c.element == Element::f32;
+  const double kv_bytes = products * portable::size_bytes(c.element);
+  const double q_bytes = static_cast<double>(c.tile_q) * c.head_dim_qk * portable::size_bytes(c.element);
+  return {products * c.tile_q / 1024 * (is_f32 ? 6 : 1), (kv_bytes * c.num_warps + q_bytes) / 128};
+}
+
+TEST(ForwardConfig, MatrixInstructionsOutweighTheirLoads) {
+  for (const int64_t head_dim : {32, 64, 96, 128}) {
+    const Cycles plain = cycles(config(problem(DType::bf16, head_dim, head_dim)));
+    EXPECT_LT(plain.shared, 0.8 * plain.tensor) << head_dim;
+  }
+  for (const int64_t head_dim : {192, 256}) {  // 16 rows a warp: as long
+    const Cycles plain = cycles(config(problem(DType::bf16, head_dim, head_dim)));
+    EXPECT_LT(plain.shared, 1.3 * plain.tensor) << head_dim;
+  }
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const Cycles plain = cycles(config(problem(DType::f32, head_dim, head_dim)));
+    EXPECT_LT(plain.shared, 0.8 * plain.tensor) << head_dim;
+  }
+}
+
+TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
+  for (const int arch : {80, 90}) {
+    for (const int64_t head_dim : {32, 64, 96, 128}) {
+      const ForwardConfig c = config(problem(DType::bf16, head_dim, head_dim), arch);
+      EXPECT_LE(2 * (shared_bytes(c) + 1024), typical_device(arch).shared_bytes_per_sm) << head_dim;
+      EXPECT_EQ(c.blocks_per_sm, 2) << head_dim;
+    }
+  }
+}
+
+TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
+  const auto tile_q = [](int64_t seqlen, int64_t window_left, int64_t window_right, core::Features features = {}) {
+    Problem p = problem(DType::bf16, 128, 128, features);
+    p.seqlen_q = p.seqlen_kv = seqlen;
+    p.window_left = window_left;
+    p.window_right = window_right;
+    return forward_sm90_config(p).tile_q;
+  };
+  EXPECT_EQ(tile_q(7169, -1, -1), 192);
+  EXPECT_EQ(tile_q(7168, -1, -1), 128);
+  EXPECT_EQ(tile_q(1793, -1, 0), 192) << "causal: the longest items begin first";
+  EXPECT_EQ(tile_q(1792, -1, 0), 128);
+  EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
+  EXPECT_EQ(tile_q(16384, 8191, 0), 192);
+  EXPECT_EQ(tile_q(8192, -1, -1, Feature::softcap), 192) << "of two terms";
+  for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
+                                        core::Features(Feature::keep), core::Features(Feature::alibi)}) {
+    EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
+  }
+  Problem p = problem(DType::bf16, 128, 128);
+  p.seqlen_kv = 16384;
+  for (const int64_t few : {1, 128, 1024}) {
+    p.seqlen_q = few;
+    EXPECT_EQ(forward_sm90_config(p).tile_q, 128) << few << " queries";
+  }
+}
+
+// Direct calls plan for lengths rounded up to quarters of a power of two, and compute as a plan for the length does.
+TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
+  for (const int64_t head_dim : {64, 128, 256}) {
+    for (const int64_t window_right : {-1, 0}) {
+      Problem p = problem(DType::bf16, head_dim, head_dim);
+      p.window_right = window_right;
+      for (int64_t power = 64; power < 16384; power *= 2) {
+        for (int quarter = 4; quarter < 8; ++quarter) {
+          p.seqlen_q = p.seqlen_kv = power / 4 * quarter + 1;
+          const ForwardConfig of_least = forward_sm90_config(p);
+          p.seqlen_q = p.seqlen_kv = power / 4 * (quarter + 1);
+          EXPECT_EQ(forward_sm90_config(p), of_least) << head_dim << ", " << p.seqlen_kv;
+        }
+      }
+    }
+  }
+}
+
+// Longer sequences in the batch do not change how a row is computed.
+TEST(ForwardSm90Config, OfBatchInvariantCallsIsThatOfNoLength) {
+  for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
+    Problem p = problem(DType::bf16, head_dim, head_dim);
+    p.window_right = 0;
+    p.batch_invariant = true;
+    p.seqlen_q = p.seqlen_kv = 16384;
+    const ForwardConfig of_long = forward_sm90_config(p);
+    p.seqlen_q = p.seqlen_kv = 100;
+    EXPECT_EQ(forward_sm90_config(p), of_long) << head_dim;
+  }
+}
+
+TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
+  for (const int64_t qk : {1, 8, 40, 64, 72, 96, 128, 160, 192, 200, 256}) {
+    for (const int64_t v : {1, 8, 64, 96, 128, 192, 256}) {
+      for (const core::Features features :
+           {core::Features(), core::Features(Feature::softcap), core::Features(Feature::bias),
+            Feature::bias | Feature::dropout, core::Features(Feature::document),
+            Feature::document | Feature::dense_mask, core::all_features()}) {
+        for (const int64_t seqlen : {1024, 8192}) {
+          Problem p = problem(DType::bf16, qk, v, features);
+          p.seqlen_q = p.seqlen_kv = seqlen;
+          const ForwardConfig c = forward_sm90_config(p);
+          const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
+          SCOPED_TRACE(std::to_string(qk) + "/" + std::to_string(v) + ": " + std::to_string(c.tile_q) + " x " +
+                       std::to_string(c.tile_kv));
+          EXPECT_GE(c.head_dim_qk, qk);
+          EXPECT_GE(c.head_dim_v, v);
+          const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
+          if ((dim == 256 && (c.bias || num_masks(c) > 1)) || (dim <= 96 && c.bias_is_f32)) {
+            EXPECT_EQ(c.tile_kv, 64) << "with 80 keys the assembler spills";
+          }
+          if (c.head_dim_qk <= 96 && c.head_dim_v == 128 && num_masks(c) > 1 && !c.bias) {
+            EXPECT_EQ(c.tile_kv, 112) << "with 128 keys the assembler spills";
+          }
+          EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
+          EXPECT_GE(std::min({layout.k_stages, layout.v_stages, layout.item_slots}), 2);
+          EXPECT_GE(layout.q_slots, 1);
+          // Tiles start where the swizzle does, and barriers fit behind them.
+          EXPECT_EQ((layout.q_bytes | layout.k_at | layout.k_bytes | layout.v_at | layout.v_bytes) % 1024, 0);
+          const int32_t warpgroups = c.tile_q / portable::kWarpgroupRows;
+          EXPECT_EQ(layout.barriers_at % 8, 0);
+          EXPECT_EQ(layout.notes_at % portable::kNoteBytes, 0);
+          EXPECT_LE(portable::kBarrierBytes *
+                        (3 * layout.item_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
+                    layout.bytes - layout.barriers_at);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace

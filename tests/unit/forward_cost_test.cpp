@@ -1,0 +1,108 @@
+// What the GPU's algorithms move, by hand for one head, and in proportion for others.
+#include "cuda/launch/forward_cost.hpp"
+
+#include <gtest/gtest.h>
+
+#include "cuda/launch/forward_config.hpp"
+#include "portable/query_tiles.hpp"
+
+namespace {
+
+using namespace tessella;
+using core::Cost;
+using core::DType;
+using core::Feature;
+using core::Problem;
+
+Problem problem(int64_t seqlen, int64_t heads = 1) {
+  return {.dtype = DType::bf16,
+          .out_dtype = DType::bf16,
+          .batch = 1,
+          .heads_q = heads,
+          .heads_kv = heads,
+          .head_dim_qk = 64,
+          .head_dim_v = 64,
+          .seqlen_q = seqlen,
+          .seqlen_kv = seqlen,
+          .total_q = seqlen,
+          .total_kv = seqlen,
+          .alignment = 16};
+}
+
+constexpr portable::ForwardConfig kConfig{
+    .head_dim_qk = 64, .head_dim_v = 64, .tile_q = 64, .tile_kv = 32, .num_warps = 4};
+
+TEST(ForwardCost, IsWhatTheLoopsMove) {
+  const Problem p = problem(256);  // 4 tiles of queries, 8 of keys
+  const double row = 64 * 2;
+  const Cost forward = cuda::forward_cost(p, kConfig);
+  EXPECT_EQ(forward.score_passes, 1);
+  EXPECT_EQ(forward.bytes_moved, 256 * 2 * row + 4 * 256 * 2 * row);
+  EXPECT_EQ(forward.extra_bytes, 0);
+  const Cost standard = cuda::standard_cost(p, kConfig);
+  EXPECT_EQ(standard.score_passes, 4);
+  EXPECT_EQ(standard.bytes_moved, 8 * 256 * row + 4 * 256 * 2 * row + 5 * 4 * 256 * 256 + 256 * row);
+  EXPECT_EQ(standard.extra_bytes, 256 * 256 * 4);
+  const Cost flash_1 = cuda::flash_1_cost(p, kConfig);
+  const double state = 66 * 4;
+  EXPECT_EQ(flash_1.score_passes, 1);
+  EXPECT_EQ(flash_1.bytes_moved, 256 * 2 * row + 8 * 256 * (row + 2 * state) + 2 * 256 * state + 256 * row);
+  EXPECT_EQ(flash_1.extra_bytes, 256 * state);
+}
+
+TEST(ForwardCost, OnlyStandardNeedsNByN) {
+  const auto growth = [](auto cost) {
+    return cost(problem(8192), kConfig).extra_bytes / cost(problem(4096), kConfig).extra_bytes;
+  };
+  EXPECT_EQ(growth(cuda::standard_cost), 4);
+  EXPECT_EQ(growth(cuda::flash_1_cost), 2);
+}
+
+// Every query is in one tile; of tiles of 192 the first is short.
+TEST(ForwardCost, TilesHoldEveryQueryOnce) {
+  for (const int tile_q : {16, 64, 128, 192}) {
+    for (int64_t len_q = 0; len_q < 1000; ++len_q) {
+      int64_t next = 0;
+      for (int64_t tile = 0; tile < len_q / tile_q + 3; ++tile) {
+        const auto [first, end] = portable::tile_queries(len_q, tile_q, tile);
+        if (first >= end) {
+          ASSERT_GE(first, len_q);
+          continue;
+        }
+        ASSERT_EQ(first, next);
+        ASSERT_EQ(first % (tile_q == 192 ? 64 : tile_q), 0);
+        ASSERT_LE(end - first, tile_q);
+        ASSERT_TRUE(tile == 0 || end == len_q || end - first == tile_q);
+        next = end;
+      }
+      ASSERT_EQ(next, len_q) << "tiles of " << tile_q;
+    }
+  }
+  EXPECT_EQ(portable::tile_queries(512, 192, 0).end, 128);
+}
+
+TEST(ForwardCost, FollowsTheBandAndTheHeads) {
+  Problem p = problem(4096, 3);
+  const Cost all = cuda::forward_cost(p, kConfig);
+  EXPECT_EQ(all.bytes_moved, 3 * cuda::forward_cost(problem(4096), kConfig).bytes_moved);
+  p.features = Feature::window;
+  p.window_right = 0;
+  const double causal = cuda::forward_cost(p, kConfig).bytes_moved / all.bytes_moved;
+  EXPECT_GT(causal, 0.5);
+  EXPECT_LT(causal, 0.53);
+  p.window_left = 127;
+  p.keep_first = 4;
+  p.features |= Feature::keep_first;
+  EXPECT_LT(cuda::forward_cost(p, kConfig).bytes_moved, 0.1 * all.bytes_moved);
+  EXPECT_EQ(cuda::standard_cost(p, kConfig).bytes_moved, cuda::standard_cost(problem(4096, 3), kConfig).bytes_moved);
+}
+
+TEST(ForwardCost, SlicesComputeScoresAgain) {
+  Problem p = problem(256);
+  p.head_dim_v = 512;
+  const portable::ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
+  EXPECT_EQ(cuda::forward_cost(p, config).score_passes, 2);
+  EXPECT_EQ(cuda::standard_cost(p, config).score_passes, 5);
+}
+
+}  // namespace
