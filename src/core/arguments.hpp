@@ -1,0 +1,101 @@
+// Arguments: one call in normal form, what api/ makes of the user's structs and all that kernels look at when they run.
+//
+// A call's arguments begin with its own shape. The rest changes from run to run: pointers, strides, tables, scalars.
+//
+// All memory of a call lies on its device. On a GPU nobody has read the values of its tables: kernels clamp lengths and
+// offsets to the sizes given here, so that no value makes them leave the tensors.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <variant>
+#include <vector>
+
+#include "core/operand.hpp"
+#include "core/shape.hpp"
+
+namespace tessella::core {
+
+struct AttentionArguments : AttentionShape {
+  ByName<Operand> tensors;
+  Table<int32_t> seqlens_q;      // (batch) rows in use
+  Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
+  Table<int32_t> leftpad_kv;     // (batch) first slot in use
+  Table<int32_t> cu_seqlens_q;   // (batch + 1) first row of each sequence in the packed tensor
+  Table<int32_t> cu_seqlens_kv;  // (batch + 1)
+  Table<int32_t> page_table;     // (batch, seqlen_kv / page_size) pages of a sequence, in its order
+  int64_t num_pages = 0;         // of k and of v
+  ScoreOperand bias;             // f32, or the dtype of q
+  Table<float> alibi_slopes;     // (batch, heads_q)
+  Table<float> sink;             // (heads_q), in at(0, head)
+  ScoreOperand dense_mask;       // bool
+  ScoreOperand block_map;        // bool, one entry a tile of block_q x block_kv
+  Table<int32_t> document_q;     // (batch, row); packed: batch stride 0, row of the packed tensor
+  Table<int32_t> document_kv;    // (batch, slot)
+  Table<int32_t> prefix;         // (batch)
+  int64_t block_q = 0;
+  int64_t block_kv = 0;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  int64_t chunk = 0;
+  int64_t keep_first = 0;
+  float scale = 0;
+  float softcap = 0;
+  float dropout = 0;
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+  const int64_t* seed_data = nullptr;  // GPU: where the seed lives; it replaces `seed`
+  const int64_t* offset_data = nullptr;
+  int32_t num_arrays = 0;
+  UserArray arrays[kMaxUserArrays];
+
+  Operand& q() { return tensors[Name::q]; }          // (batch, seqlen_q, heads_q, head_dim_qk)
+  Operand& k() { return tensors[Name::k]; }          // (batch, seqlen_kv, heads_kv, head_dim_qk), or pages
+  Operand& v() { return tensors[Name::v]; }          // (batch, seqlen_kv, heads_kv, head_dim_v), or pages
+  Operand& out() { return tensors[Name::out]; }      // (batch, seqlen_q, heads_q, head_dim_v)
+  Operand& lse() { return tensors[Name::lse]; }      // (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64
+  const Operand& q() const { return tensors[Name::q]; }
+  const Operand& k() const { return tensors[Name::k]; }
+  const Operand& v() const { return tensors[Name::v]; }
+  const Operand& out() const { return tensors[Name::out]; }
+  const Operand& lse() const { return tensors[Name::lse]; }
+
+  // The first two axes of q, out and lse; of k and v.
+  struct Axes {
+    int64_t batch, rows;
+  };
+  Axes axes_q() const { return {features.has(Feature::packed_q) ? 1 : batch, total_q}; }
+  Axes axes_kv() const {
+    if (features.has(Feature::paged_kv)) return {num_pages, page_size};
+    return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
+  }
+  // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
+  std::byte* row_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
+    if (!page_table) return t.row(batch_idx, row_idx, head_idx);
+    return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
+  }
+};
+
+struct MergeArguments : MergeShape {
+  struct State {
+    Operand out;  // (batch, seqlen, heads, head_dim)
+    Operand lse;  // (batch, seqlen, heads, 1), f32, or f64 beside f64
+  };
+  std::vector<State> given;
+  State result;  // its lse: data null: not written
+};
+
+// Of any operation; points to the call's.
+using Arguments = std::variant<const AttentionArguments*, const MergeArguments*>;
+
+inline const AttentionArguments& attention(const Arguments& arguments) {
+  return *std::get<const AttentionArguments*>(arguments);
+}
+inline const MergeArguments& merge(const Arguments& arguments) { return *std::get<const MergeArguments*>(arguments); }
+
+// The call's own shape.
+inline Shape shape(const Arguments& arguments) {
+  return std::visit([](const auto* a) { return Shape(static_cast<std::add_const_t<std::remove_pointer_t<decltype(a)>>&>(*a)); }, arguments);
+}
+
+}  // namespace tessella::core
