@@ -5,13 +5,13 @@
 //       pack     K tiles, V^T tiles                      in 256-key runs
 //       compute  for chunk of keys (K, V: 512 KB of L2)  in items: runs of 32-row strips
 //                  for strip of item                     O, m, l of all strips stay in L2 between chunks
-//                    for unit, block of 32 keys          Pipeline (amx_pipeline-inl.hpp)
+//                    for unit, block of 32 keys          Pipeline (pipeline-inl.hpp)
 //
 // Threads that begin at a pair share its packing and its items, and move on when none is left: what a thread packs it
 // mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing.
 // Strips hold rows of all query heads of a KV head (strip.hpp), so K and V are packed and read once for a group.
 // Chunks and units start at absolute keys and rows of a strip do not meet: results do not depend on threads.
-#include "cpu/forward_amx.hpp"
+#include "cpu/amx/forward_amx.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -29,9 +29,9 @@
 #include "core/sequence.hpp"
 #include "cpu/cpu_features.hpp"
 #include "cpu/forward_items.hpp"
-#include "cpu/forward_vector.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/strip.hpp"
+#include "cpu/vector/forward_vector.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -48,8 +48,8 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16")
 #endif
 
-#include "cpu/amx_pack-inl.hpp"
-#include "cpu/amx_pipeline-inl.hpp"
+#include "cpu/amx/pack-inl.hpp"
+#include "cpu/amx/pipeline-inl.hpp"
 
 namespace tessella::cpu {
 namespace {

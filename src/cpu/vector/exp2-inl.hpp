@@ -2,11 +2,11 @@
 //
 // Minimax of degree 5 with p(0) = 1 (error 8.2e-8), so integers give exact powers of two. 2^-inf is 0, NaN stays
 // NaN, results below 2^-126 may flush to 0. Without AVX-512 x must be below 128.
-#if defined(TESSELLA_CPU_EXP2_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_EXP2_INL_HPP
-#undef TESSELLA_CPU_EXP2_INL_HPP
+#if defined(TESSELLA_CPU_VECTOR_EXP2_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_EXP2_INL_HPP
+#undef TESSELLA_CPU_VECTOR_EXP2_INL_HPP
 #else
-#define TESSELLA_CPU_EXP2_INL_HPP
+#define TESSELLA_CPU_VECTOR_EXP2_INL_HPP
 #endif
 
 #include "hwy/highway.h"
@@ -60,4 +60,4 @@ HWY_INLINE VecF exp2(VecF x) {
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_EXP2_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_EXP2_INL_HPP

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu/amx_tiles-inl.hpp"
+#include "cpu/amx/tiles-inl.hpp"
 #include "cpu/strip.hpp"
 
 namespace tessella::cpu::amx {
