@@ -7,6 +7,7 @@
 #define TESSELLA_CPU_VECTOR_SCORE_INL_HPP
 #endif
 
+#include "cpu/exp2.hpp"
 #include "cpu/strip.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
@@ -18,7 +19,6 @@ namespace tessella::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kMinusInfinity = -__builtin_inff();
 inline constexpr int kChainKeys = 64;  // keys that the score chain treats at a time
 
