@@ -8,10 +8,13 @@
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
 #include "api/info.hpp"
+#include "api/kernel_tables.hpp"
 #include "api/normalize.hpp"
+#include "api/plan_cache.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/validate.hpp"
 #include "cuda/compile/prebuild.hpp"
 #include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
@@ -92,8 +95,10 @@ tessella_status tessella_forward(const tessella_forward_args* args, const tessel
                                  void* stream) {
   return guarded([&] {
     const tessella_attention_options grown = api::grown(options, "forward");
-    const core::Problem problem = api::read_problem(args, grown, "forward", stream);
-    api::run(*api::cached_plan(problem, grown), problem, nullptr, grown.allocator, stream, "forward");
+    const core::AttentionArguments arguments = api::read_forward(args, grown, "forward", stream);
+    const core::Shape shape = static_cast<const core::AttentionShape&>(arguments);
+    api::run(*api::cached_plan(shape, api::forced_kernel(grown.kernel), "forward"), &arguments, nullptr,
+             grown.allocator, stream, "forward");
   });
 }
 
@@ -102,8 +107,10 @@ tessella_status tessella_plan_forward(const tessella_forward_args* args, const t
   return guarded([&] {
     require(plan, "plan_forward", "plan");
     const tessella_attention_options grown = api::grown(options, "plan_forward");
-    const core::Problem problem = api::read_problem(args, grown, "plan_forward", nullptr, api::Memory::none);
-    core::Plan made = api::plan_forward(problem, grown);
+    const core::AttentionShape shape =
+        api::bounds(api::read_forward(args, grown, "plan_forward", nullptr, api::Memory::none), grown);
+    core::validate_sizes(shape, "plan_forward");
+    core::Plan made = api::make_plan(shape, api::forced_kernel(grown.kernel), "plan_forward");
     std::string kernel(made.kernel->name);
     *plan = new tessella_plan{std::move(made), std::move(kernel)};
   });
@@ -117,12 +124,12 @@ tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forw
   return guarded([&] {
     require(plan, "plan_run", "plan");
     const tessella_attention_options grown = api::grown(options, "plan_run");
-    const core::Problem problem = api::read_problem(args, grown, "plan_run", stream);
+    const core::AttentionArguments arguments = api::read_forward(args, grown, "plan_run", stream);
     if (options != nullptr && grown.kernel != nullptr && plan->kernel != grown.kernel) {
       core::invalid(core::message("plan_run: kernel is \"", grown.kernel, "\", and the plan runs ", plan->kernel));
     }
-    api::check_fits(plan->plan, problem);
-    api::run(plan->plan, problem, workspace, grown.allocator, stream, "plan_run");
+    core::check_fits(plan->plan, core::shape(&arguments), "plan_run");
+    api::run(plan->plan, &arguments, workspace, grown.allocator, stream, "plan_run");
   });
 }
 
@@ -136,7 +143,7 @@ tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessel
       core::invalid(
           core::message("plan_initialize: workspace.state has ", workspace->state_bytes, " bytes, expected ", needed));
     }
-    const core::Device device = plan->plan.bounds.device;
+    const core::Device device = core::device(plan->plan.shape);
     if (device.type == core::DeviceType::cpu) {
       std::memset(workspace->state, 0, needed);
     } else {
@@ -165,8 +172,9 @@ tessella_status tessella_check_forward(const tessella_forward_args* args, const 
       core::invalid(core::message("check_forward: num_rows is ", num_rows, ", expected at least 0 (all)"));
     }
     const tessella_attention_options grown = api::grown(options, "check_forward");
-    const core::Problem problem = api::read_problem(args, grown, "check_forward", nullptr, api::Memory::read);
-    const tessella::reference::CheckReport found = api::check_forward(problem, num_rows, seed);
+    const core::AttentionArguments arguments =
+        api::read_forward(args, grown, "check_forward", nullptr, api::Memory::read);
+    const tessella::reference::CheckReport found = api::check_forward(arguments, num_rows, seed);
     tessella_check_report filled = TESSELLA_CHECK_REPORT_INIT;
     filled.rows = found.rows;
     filled.max_error = found.max_error;
@@ -204,7 +212,8 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forwa
     require(reason, "kernel_refusal", "reason");
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
     const tessella_attention_options grown = api::grown(options, "kernel_refusal");
-    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal", nullptr, api::Memory::none)));
+    t_text.set(core::refusal(kernel, static_cast<const core::AttentionShape&>(api::read_forward(
+                                         args, grown, "kernel_refusal", nullptr, api::Memory::none))));
     *reason = t_text.chars;
   });
 }
@@ -214,12 +223,13 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forwa
   return guarded([&] {
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
     const tessella_attention_options grown = api::grown(options, "kernel_cost_of");
-    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of", nullptr, api::Memory::none);
-    if (kernel.cost == nullptr || kernel.device != problem.device.type) {
+    const core::AttentionArguments arguments =
+        api::read_forward(args, grown, "kernel_cost_of", nullptr, api::Memory::none);
+    if (kernel.cost == nullptr || kernel.device != arguments.device.type) {
       core::unsupported(core::message("kernel_cost_of: ", kernel.name,
-                                      " does not count its passes and bytes of a call on ", place(problem.device)));
+                                      " does not count its passes and bytes of a call on ", place(arguments.device)));
     }
-    const core::Cost counted = kernel.cost(problem);
+    const core::Cost counted = kernel.cost(&arguments);
     fill(cost,
          tessella_kernel_cost{sizeof(tessella_kernel_cost), counted.score_passes, counted.bytes_moved,
                               counted.extra_bytes},

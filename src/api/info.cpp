@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "api/forward.hpp"
+#include "api/kernel_tables.hpp"
 #include "core/environment.hpp"
 #include "core/message.hpp"
 #include "core/once.hpp"

@@ -15,11 +15,11 @@
 namespace tessella::api {
 namespace {
 
+using core::AttentionArguments;
 using core::DType;
 using core::Feature;
 using core::invalid;
 using core::message;
-using core::Problem;
 using core::unsupported;
 
 template <typename Struct>
@@ -44,20 +44,6 @@ Struct grow(const Struct* given, const Struct& defaults, const char* function, c
   return grown;
 }
 
-// True if the bytes between the first and the last element of each meet. Both were read before, so extents fit.
-bool overlap(const tessella_tensor& a, const tessella_tensor& b) {
-  const auto end = [](const tessella_tensor& t) {
-    int64_t last = 0;
-    for (int i = 0; i < t.ndim; ++i) {
-      if (t.shape[i] == 0) return static_cast<const char*>(t.data);
-      last += t.shape[i] > 1 ? (t.shape[i] - 1) * t.strides[i] : 0;
-    }
-    return static_cast<const char*>(t.data) + (last + 1) * core::size_bytes(static_cast<DType>(t.dtype));
-  };
-  if (a.data == nullptr || b.data == nullptr) return false;
-  return static_cast<const char*>(a.data) < end(b) && static_cast<const char*>(b.data) < end(a);
-}
-
 class Normalizer {
  public:
   Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function,
@@ -68,7 +54,7 @@ class Normalizer {
         function_(function),
         memory_(memory) {}
 
-  Problem run() {
+  AttentionArguments run() {
     operands();
     lengths();
     device();
@@ -78,7 +64,7 @@ class Normalizer {
     score_parts();
     masks();
     modifications();
-    outputs_are_separate();
+    core::derive_shape(p_);
     return p_;
   }
 
@@ -96,19 +82,18 @@ class Normalizer {
                         " axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"));
       }
     }
-    const AttentionShape q = reader_.attention("q", args_.q, packed_q, p_.q);
-    const AttentionShape k = reader_.attention("k", args_.k, packed_kv, p_.k);
-    const AttentionShape v = reader_.attention("v", args_.v, packed_kv, p_.v);
-    if (!core::is_float(p_.q.dtype)) {
-      invalid(message(function_, ": q.dtype is ", name(p_.q.dtype), ", expected f64, f32, bf16 or f16"));
+    const TensorAxes q = reader_.attention("q", args_.q, packed_q, p_.q());
+    const TensorAxes k = reader_.attention("k", args_.k, packed_kv, p_.k());
+    const TensorAxes v = reader_.attention("v", args_.v, packed_kv, p_.v());
+    if (!core::is_float(p_.q().dtype)) {
+      invalid(message(function_, ": q.dtype is ", name(p_.q().dtype), ", expected f64, f32, bf16 or f16"));
     }
-    for (const auto& [label, operand] : {std::pair{"k", &p_.k}, std::pair{"v", &p_.v}}) {
-      if (operand->dtype != p_.q.dtype) {
-        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ", name(p_.q.dtype),
+    for (const auto& [label, operand] : {std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
+      if (operand->dtype != p_.q().dtype) {
+        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ", name(p_.q().dtype),
                         " = q.dtype"));
       }
     }
-    p_.dtype = p_.q.dtype;
     p_.batch = q.batch;
     p_.seqlen_q = p_.total_q = q.rows;
     p_.seqlen_kv = p_.total_kv = k.rows;
@@ -143,7 +128,7 @@ class Normalizer {
   }
 
   // k: a pool of pages.
-  void pages(const AttentionShape& k) {
+  void pages(const TensorAxes& k) {
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (k.batch < 1 || k.rows < 1 || k.batch > kMost || k.rows > kMost) {
       invalid(
@@ -159,23 +144,7 @@ class Normalizer {
   }
 
   // Empty tensors do not show where they are; one of the tables may.
-  void device() {
-    p_.device = reader_.device();
-    if (!is_on_cpu()) p_.alignment = common_alignment({p_.q, p_.k, p_.v});
-  }
-
-  // Bytes, a power of two up to 16, that divide every address and stride.
-  static int32_t common_alignment(std::initializer_list<core::Operand> operands) {
-    uint64_t bits = 16;
-    for (const core::Operand& t : operands) {
-      const auto size = static_cast<uint64_t>(core::size_bytes(t.dtype));
-      bits |= reinterpret_cast<uintptr_t>(t.data);
-      for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
-        bits |= static_cast<uint64_t>(stride) * size;
-      }
-    }
-    return static_cast<int32_t>(bits & (~bits + 1));
-  }
+  void device() { p_.device = reader_.device(); }
 
   void scalars() {
     for (const auto& [name, value] :
@@ -273,25 +242,24 @@ class Normalizer {
   }
 
   void outputs() {
-    const AttentionShape out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out);
+    const TensorAxes out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out());
     for (const auto& [name, tensor] : {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}}) {
       if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
         invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
       }
     }
-    p_.out_dtype = p_.out.dtype;
     if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > TESSELLA_I64) {
       invalid(message(function_, ": out_dtype is ", options_.out_dtype, ", expected one of tessella_dtype"));
     }
     const auto wanted = static_cast<DType>(options_.out_dtype);
     if (wanted != DType::none) {
       may_be_out("out_dtype", wanted);
-      if (p_.out_dtype != wanted) {
-        invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ", name(wanted),
+      if (p_.out().dtype != wanted) {
+        invalid(message(function_, ": out.dtype is ", name(p_.out().dtype), ", expected ", name(wanted),
                         " = option out_dtype"));
       }
     }
-    may_be_out("out.dtype", p_.out_dtype);
+    may_be_out("out.dtype", p_.out().dtype);
     if (!args_.cu_seqlens_q && out.batch != p_.batch) {
       reader_.mismatch("out", *args_.out, 4, 0, out.batch, p_.batch, "q.shape[0]");
     }
@@ -302,17 +270,18 @@ class Normalizer {
     }
     if (args_.lse != nullptr) {
       p_.features |= Feature::lse;
-      p_.lse = reader_.lse(*args_.lse, args_.q->ndim, args_.cu_seqlens_q != nullptr, p_.batch, p_.heads_q, p_.total_q);
-      if (p_.lse.dtype != DType::f32 && !(p_.lse.dtype == DType::f64 && p_.dtype == DType::f64)) {
-        invalid(message(function_, ": lse.dtype is ", name(p_.lse.dtype), ", expected f32"));
+      p_.lse() =
+          reader_.lse(*args_.lse, args_.q->ndim, args_.cu_seqlens_q != nullptr, p_.batch, p_.heads_q, p_.total_q);
+      if (p_.lse().dtype != DType::f32 && !(p_.lse().dtype == DType::f64 && p_.q().dtype == DType::f64)) {
+        invalid(message(function_, ": lse.dtype is ", name(p_.lse().dtype), ", expected f32"));
       }
     }
   }
 
   void may_be_out(const char* argument, DType dtype) const {
-    if (dtype == p_.dtype || dtype == DType::f32) return;
-    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.dtype), " = q.dtype",
-                    p_.dtype == DType::f32 ? "" : ", or f32"));
+    if (dtype == p_.q().dtype || dtype == DType::f32) return;
+    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.q().dtype), " = q.dtype",
+                    p_.q().dtype == DType::f32 ? "" : ", or f32"));
   }
 
   void score_parts() {
@@ -321,11 +290,10 @@ class Normalizer {
       p_.features |= Feature::bias;
       p_.bias =
           reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
-      if (p_.bias.dtype != DType::f32 && p_.bias.dtype != p_.dtype) {
+      if (p_.bias.dtype != DType::f32 && p_.bias.dtype != p_.q().dtype) {
         invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected ",
-                        p_.dtype == DType::f32 ? "" : "f32 or ", name(p_.dtype), " = q.dtype"));
+                        p_.q().dtype == DType::f32 ? "" : "f32 or ", name(p_.q().dtype), " = q.dtype"));
       }
-      p_.bias_dtype = p_.bias.dtype;
     }
     if (args_.alibi_slopes != nullptr) {
       p_.features |= Feature::alibi;
@@ -387,9 +355,9 @@ class Normalizer {
       if (!body.empty()) p_.features |= feature;
       return body;
     };
-    p_.score = text("score", options_.score, Feature::score);
-    p_.keep = text("keep", options_.keep, Feature::keep);
-    if (p_.score.empty() && options_.score_gradient != nullptr && options_.score_gradient[0] != '\0') {
+    p_.score_mod = text("score", options_.score, Feature::score_mod);
+    p_.mask_mod = text("keep", options_.keep, Feature::mask_mod);
+    if (p_.score_mod.empty() && options_.score_gradient != nullptr && options_.score_gradient[0] != '\0') {
       invalid(message(function_, ": score_gradient is given, expected it beside score"));
     }
     if (args_.num_score_args < 0 || args_.num_score_args > core::kMaxUserArrays) {
@@ -398,7 +366,7 @@ class Normalizer {
     }
     if (args_.num_score_args == 0) return;
     if (args_.score_args == nullptr) invalid(message(function_, ": score_args is NULL, expected tensors"));
-    if (!p_.features.has_any(core::kTextFeatures)) {
+    if (!p_.features.has_any(core::kModFeatures)) {
       invalid(message(function_, ": score_args is given, expected it beside score or keep"));
     }
     p_.num_arrays = args_.num_score_args;
@@ -407,46 +375,12 @@ class Normalizer {
     }
   }
 
-  // q, k and v may interleave with out and are held against it in core::validate(); everything else must lie apart.
-  void outputs_are_separate() const {
-    struct Named {
-      const char* name;
-      const tessella_tensor* tensor;
-    };
-    const Named inputs[] = {{"seqlens_q", args_.seqlens_q},
-                            {"seqlens_kv", args_.seqlens_kv},
-                            {"cu_seqlens_q", args_.cu_seqlens_q},
-                            {"cu_seqlens_kv", args_.cu_seqlens_kv},
-                            {"leftpad_kv", args_.leftpad_kv},
-                            {"page_table", args_.page_table},
-                            {"bias", args_.bias},
-                            {"alibi_slopes", args_.alibi_slopes},
-                            {"sink", args_.sink},
-                            {"dense_mask", args_.dense_mask},
-                            {"block_map", args_.block_map},
-                            {"document_ids_q", args_.document_ids_q},
-                            {"document_ids_kv", args_.document_ids_kv},
-                            {"prefix_lengths", args_.prefix_lengths}};
-    for (const Named& output : {Named{"out", args_.out}, Named{"lse", args_.lse}}) {
-      for (const Named& input : inputs) {
-        if (output.tensor != nullptr && input.tensor != nullptr && overlap(*output.tensor, *input.tensor)) {
-          invalid(message(function_, ": ", output.name, " overlaps ", input.name, ", expected memory of its own"));
-        }
-      }
-      for (int32_t i = 0; i < p_.num_arrays; ++i) {
-        if (output.tensor != nullptr && overlap(*output.tensor, args_.score_args[i])) {
-          invalid(message(function_, ": ", output.name, " overlaps score_args[", i, "], expected memory of its own"));
-        }
-      }
-    }
-  }
-
   const tessella_forward_args& args_;
   const tessella_attention_options& options_;
   TensorReader reader_;
   const char* function_;
   Memory memory_;
-  Problem p_;
+  AttentionArguments p_;
 };
 
 }  // namespace
@@ -461,8 +395,8 @@ tessella_attention_options grown(const tessella_attention_options* options, cons
   return options == nullptr ? defaults : grow(options, defaults, function, "options");
 }
 
-core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
-                        const char* function, Memory memory) {
+core::AttentionArguments normalize(const tessella_forward_args& args, const tessella_attention_options& options,
+                                   const char* function, Memory memory) {
   return Normalizer(args, options, function, memory).run();
 }
 

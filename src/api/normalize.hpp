@@ -1,7 +1,7 @@
 // Makes the normal form of a call out of the C structs: the only code that reads raw arguments.
 #pragma once
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -16,7 +16,7 @@ tessella_attention_options grown(const tessella_attention_options* options, cons
 enum class Memory { written, read, none };
 
 // Shapes, dtypes, strides and devices are checked here, values in core::validate().
-core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
-                        const char* function, Memory memory);
+core::AttentionArguments normalize(const tessella_forward_args& args, const tessella_attention_options& options,
+                                   const char* function, Memory memory);
 
 }  // namespace tessella::api

@@ -105,8 +105,8 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   return view;
 }
 
-AttentionShape TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
-                                       core::Operand& operand) {
+TensorAxes TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
+                                   core::Operand& operand) {
   if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
   const View t = view(name, *tensor, has_memory_);
   if (t.ndim < 2 || t.ndim > (packed ? 3 : 4)) {
@@ -119,7 +119,7 @@ AttentionShape TensorReader::attention(const char* name, const tessella_tensor* 
     invalid(message(function_, ": ", name, ".strides[", last, "] is ", t.strides[last],
                     ", expected 1: head_dim must be contiguous"));
   }
-  AttentionShape shape;
+  TensorAxes shape;
   operand = {.data = t.data, .dtype = t.dtype};
   shape.head_dim = t.shape[last];
   if (t.ndim >= 3) {
@@ -252,7 +252,7 @@ void TensorReader::mismatch(const char* name, const tessella_tensor& tensor, int
                   expected_name, " (layout batch, seqlen, heads, head_dim)"));
 }
 
-std::string TensorReader::swap_hint(const AttentionShape& q, const AttentionShape& k) const {
+std::string TensorReader::swap_hint(const TensorAxes& q, const TensorAxes& k) const {
   const bool would_fit = q.rows >= 1 && k.rows >= 1 && q.rows % k.rows == 0;
   return would_fit ? "; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, head_dim)?" : "";
 }

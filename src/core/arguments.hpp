@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <variant>
 #include <vector>
 
@@ -49,11 +48,11 @@ struct AttentionArguments : AttentionShape {
   int32_t num_arrays = 0;
   UserArray arrays[kMaxUserArrays];
 
-  Operand& q() { return tensors[Name::q]; }          // (batch, seqlen_q, heads_q, head_dim_qk)
-  Operand& k() { return tensors[Name::k]; }          // (batch, seqlen_kv, heads_kv, head_dim_qk), or pages
-  Operand& v() { return tensors[Name::v]; }          // (batch, seqlen_kv, heads_kv, head_dim_v), or pages
-  Operand& out() { return tensors[Name::out]; }      // (batch, seqlen_q, heads_q, head_dim_v)
-  Operand& lse() { return tensors[Name::lse]; }      // (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64
+  Operand& q() { return tensors[Name::q]; }      // (batch, seqlen_q, heads_q, head_dim_qk)
+  Operand& k() { return tensors[Name::k]; }      // (batch, seqlen_kv, heads_kv, head_dim_qk), or pages
+  Operand& v() { return tensors[Name::v]; }      // (batch, seqlen_kv, heads_kv, head_dim_v), or pages
+  Operand& out() { return tensors[Name::out]; }  // (batch, seqlen_q, heads_q, head_dim_v)
+  Operand& lse() { return tensors[Name::lse]; }  // (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64
   const Operand& q() const { return tensors[Name::q]; }
   const Operand& k() const { return tensors[Name::k]; }
   const Operand& v() const { return tensors[Name::v]; }
@@ -76,6 +75,9 @@ struct AttentionArguments : AttentionShape {
   }
 };
 
+// Fills the members of the call's shape that follow from its operands, masks and arrays.
+void derive_shape(AttentionArguments& arguments);
+
 struct MergeArguments : MergeShape {
   struct State {
     Operand out;  // (batch, seqlen, heads, head_dim)
@@ -94,8 +96,6 @@ inline const AttentionArguments& attention(const Arguments& arguments) {
 inline const MergeArguments& merge(const Arguments& arguments) { return *std::get<const MergeArguments*>(arguments); }
 
 // The call's own shape.
-inline Shape shape(const Arguments& arguments) {
-  return std::visit([](const auto* a) { return Shape(static_cast<std::add_const_t<std::remove_pointer_t<decltype(a)>>&>(*a)); }, arguments);
-}
+Shape shape(const Arguments& arguments);
 
 }  // namespace tessella::core

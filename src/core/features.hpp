@@ -26,8 +26,8 @@ enum class Feature : uint32_t {
   sink = 1u << 16,
   dropout = 1u << 17,
   lse = 1u << 18,
-  score = 1u << 19,
-  keep = 1u << 20,
+  score_mod = 1u << 19,
+  mask_mod = 1u << 20,
   paged_kv = 1u << 21,
 };
 
@@ -76,8 +76,8 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::sink, "sink"},
     {Feature::dropout, "dropout"},
     {Feature::lse, "lse"},
-    {Feature::score, "score"},
-    {Feature::keep, "keep"},
+    {Feature::score_mod, "score_mod"},
+    {Feature::mask_mod, "mask_mod"},
 };
 constexpr Features all_features() {
   Features all;
@@ -85,6 +85,9 @@ constexpr Features all_features() {
   return all;
 }
 // Modifications given as text are compiled for a GPU; nothing compiles them on a CPU.
-inline constexpr Features kTextFeatures = Feature::score | Feature::keep;
+inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
+
+// Masks that are not intervals: which elements of the band are seen.
+inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;
 
 }  // namespace tessella::core

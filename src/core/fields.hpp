@@ -51,17 +51,21 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"page_size"}, &S::page_size, Fit::equal);
   for (const Name operand : kNames) {
     const auto of = [operand](auto& shape) -> auto& { return shape.operands[operand]; };
-    f(FieldName{name(operand), "dtype"}, [of](auto& shape) -> auto& { return of(shape).dtype; }, Fit::equal);
-    f(FieldName{name(operand), "alignment"}, [of](auto& shape) -> auto& { return of(shape).alignment; }, Fit::at_least);
+    f(
+        FieldName{name(operand), "dtype"}, [of](auto& shape) -> auto& { return of(shape).dtype; }, Fit::equal);
+    f(
+        FieldName{name(operand), "alignment"}, [of](auto& shape) -> auto& { return of(shape).alignment; },
+        Fit::at_least);
   }
   f(FieldName{"bias", "dtype"}, &S::bias_dtype, Fit::equal);
   for (int idx = 0; idx < kMaxUserArrays; ++idx) {
-    f(FieldName{"mod_args", "dtype", idx},
-      [idx](auto& shape) -> auto& { return shape.array_dtypes[static_cast<size_t>(idx)]; }, Fit::equal);
+    f(
+        FieldName{"mod_args", "dtype", idx},
+        [idx](auto& shape) -> auto& { return shape.array_dtypes[static_cast<size_t>(idx)]; }, Fit::equal);
   }
   f(FieldName{"score_mod"}, &S::score_mod, Fit::equal);
   f(FieldName{"mask_mod"}, &S::mask_mod, Fit::equal);
-  f(FieldName{"most_keys"}, &S::most_keys, Fit::hint);
+  f(FieldName{"window_keys"}, &S::window_keys, Fit::hint);
   f(FieldName{"rows_grow"}, &S::rows_grow, Fit::hint);
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
@@ -79,10 +83,14 @@ void fields(std::type_identity<MergeShape>, F&& f) {
   f(FieldName{"seqlen"}, &S::seqlen, Fit::at_most);
   f(FieldName{"heads"}, &S::heads, Fit::equal);
   f(FieldName{"head_dim"}, &S::head_dim, Fit::equal);
-  f(FieldName{"outs", "dtype"}, [](auto& shape) -> auto& { return shape.states.dtype; }, Fit::equal);
-  f(FieldName{"outs", "alignment"}, [](auto& shape) -> auto& { return shape.states.alignment; }, Fit::at_least);
-  f(FieldName{"out", "dtype"}, [](auto& shape) -> auto& { return shape.out.dtype; }, Fit::equal);
-  f(FieldName{"out", "alignment"}, [](auto& shape) -> auto& { return shape.out.alignment; }, Fit::at_least);
+  f(
+      FieldName{"outs", "dtype"}, [](auto& shape) -> auto& { return shape.states.dtype; }, Fit::equal);
+  f(
+      FieldName{"outs", "alignment"}, [](auto& shape) -> auto& { return shape.states.alignment; }, Fit::at_least);
+  f(
+      FieldName{"out", "dtype"}, [](auto& shape) -> auto& { return shape.out.dtype; }, Fit::equal);
+  f(
+      FieldName{"out", "alignment"}, [](auto& shape) -> auto& { return shape.out.alignment; }, Fit::at_least);
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
   f(FieldName{"features"}, &S::features, Fit::equal);

@@ -17,7 +17,7 @@ struct Refusal {
 
 struct Plan {
   const Kernel* kernel = nullptr;
-  Shape shape;                                // of the largest call that it serves
+  Shape shape;                                 // of the largest call that it serves
   std::shared_ptr<const std::string> sources;  // what score_mod and mask_mod of the shape point into
   int num_threads = 1;
   WorkspaceSize workspace;

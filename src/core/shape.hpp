@@ -24,6 +24,8 @@ struct OperandShape {
   bool operator==(const OperandShape&) const = default;
 };
 
+inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
+
 // Of forward and backward.
 struct AttentionShape {
   Operation operation = Operation::forward;
@@ -34,13 +36,13 @@ struct AttentionShape {
   int64_t heads_kv = 0;
   int64_t head_dim_qk = 0;
   int64_t head_dim_v = 0;
-  int64_t seqlen_q = 0;   // rows of a sequence of q; packed: the longest sequence, on a GPU a bound of it
-  int64_t seqlen_kv = 0;  // slots of a sequence of k; packed: the longest sequence, on a GPU a bound of it
-  int64_t total_q = 0;    // rows of the packed q tensor; otherwise seqlen_q
-  int64_t total_kv = 0;   // rows of the packed k tensor; otherwise seqlen_kv
-  int64_t page_size = 0;  // rows of a page of k and v; 0: they are not paged
-  int64_t most_keys = 0;  // a query sees at most so many keys, by its length, a window with both ends and chunks
-  bool rows_grow = false;  // later queries may see more keys than earlier ones
+  int64_t seqlen_q = 0;            // rows of a sequence of q; packed: the longest sequence, on a GPU a bound of it
+  int64_t seqlen_kv = 0;           // slots of a sequence of k; packed: the longest sequence, on a GPU a bound of it
+  int64_t total_q = 0;             // rows of the packed q tensor; otherwise seqlen_q
+  int64_t total_kv = 0;            // rows of the packed k tensor; otherwise seqlen_kv
+  int64_t page_size = 0;           // rows of a page of k and v; 0: they are not paged
+  int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
+  bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
   Features features;
   DType bias_dtype = DType::none;
   std::array<DType, kMaxUserArrays> array_dtypes{};  // of mod_args
@@ -55,7 +57,8 @@ struct AttentionShape {
   int32_t alignment() const {  // of q, k and v together
     return std::min({operands[Name::q].alignment, operands[Name::k].alignment, operands[Name::v].alignment});
   }
-  int64_t group() const { return heads_q / heads_kv; }  // query heads that share a KV head
+  int64_t group() const { return heads_q / heads_kv; }                    // query heads that share a KV head
+  int64_t most_keys() const { return std::min(seqlen_kv, window_keys); }  // that a query sees
 };
 
 // Of merge: `num_states` states (out, lse) of disjoint sets of keys become one.
@@ -73,6 +76,8 @@ struct MergeShape {
   int32_t num_threads = 0;
   int32_t num_sms = 0;
   bool operator==(const MergeShape&) const = default;
+
+  DType dtype() const { return states.dtype; }
 };
 
 using Shape = std::variant<AttentionShape, MergeShape>;
@@ -85,6 +90,9 @@ inline Device device(const Shape& shape) {
 }
 inline Operation operation(const Shape& shape) {
   return std::visit([](const auto& s) { return s.operation; }, shape);
+}
+inline DType dtype(const Shape& shape) {  // of q, or of the states
+  return std::visit([](const auto& s) { return s.dtype(); }, shape);
 }
 
 }  // namespace tessella::core

@@ -17,12 +17,15 @@ struct VectorRow {
   static std::string unavailable(core::Device) {
     return core::once([] { return vector_unavailable(kSet); });
   }
-  static std::string describe(const core::Problem&, int num_threads) {
+  static std::string describe(const core::Shape&, int num_threads) {
     return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
            std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
   }
-  static void run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_vector(vector_kernel(kSet), problem, plan, workspace);
+  static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+    return vector_workspace(core::attention(shape), num_threads);
+  }
+  static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+    run_vector(vector_kernel(kSet), core::attention(arguments), plan, workspace);
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary) {
     core::Kernel kernel;
@@ -30,9 +33,9 @@ struct VectorRow {
     kernel.summary = summary;
     kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
     kernel.max_head_dim = kMaxHeadDim;
-    kernel.features = core::all_features().without(core::kTextFeatures);
+    kernel.features = core::all_features().without(core::kModFeatures);
     kernel.unavailable = unavailable;
-    kernel.workspace = vector_workspace;
+    kernel.workspace = workspace;
     kernel.threads = threads_for;
     kernel.describe = describe;
     kernel.run = run;

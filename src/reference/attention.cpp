@@ -17,8 +17,8 @@
 namespace tessella::reference {
 namespace {
 
+using core::AttentionArguments;
 using core::DType;
-using core::Problem;
 using core::Sequence;
 
 template <typename Real>
@@ -30,19 +30,19 @@ Real dot(const Real* a, const Real* b, int64_t count) {
 
 // probs_dtype: what P is rounded to before it meets v; none = not rounded.
 template <typename Real>
-RowSoftmax<Real> row(const Problem& p, const Sequence& s, int64_t head, int64_t i, DType probs_dtype, Real* scratch,
-                     Real* out) {
+RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, DType probs_dtype,
+                     Real* scratch, Real* out) {
   Real* scores = scratch;
   Real* q = scores + s.len_kv;
   Real* kv = q + p.head_dim_qk;  // row j of k, then of v
   const int64_t kv_head = head / p.group();
-  load_row(p.q.row(s.batch_idx, s.row_q + i, head), p.dtype, p.head_dim_qk, q);
+  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q);
 
   Real max = sink<Real>(p, head);
   for (int64_t j = 0; j < s.len_kv; ++j) {
     scores[j] = kHidden<Real>;
     if (!core::visible(p, s, head, i, j)) continue;
-    load_row(p.row_of(p.k, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_qk, kv);
+    load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, kv);
     scores[j] = score(p, s, head, i, j, dot(q, kv, p.head_dim_qk));
     max = std::max(max, scores[j]);
   }
@@ -58,7 +58,7 @@ RowSoftmax<Real> row(const Problem& p, const Sequence& s, int64_t head, int64_t 
   for (int64_t j = 0; j < s.len_kv; ++j) {
     if (scores[j] == kHidden<Real>) continue;
     const Real prob = round_to(probs_dtype, softmax.prob(scores[j]) * dropout.at<Real>(s, head, i, j));
-    load_row(p.row_of(p.v, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, kv);
+    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
   }
   return softmax;
@@ -68,15 +68,17 @@ constexpr int64_t kRowsPerItem = 16;
 
 }  // namespace
 
-int64_t row_scratch(const Problem& p) { return p.seqlen_kv + p.head_dim_qk + std::max(p.head_dim_qk, p.head_dim_v); }
+int64_t row_scratch(const core::AttentionShape& p) {
+  return p.seqlen_kv + p.head_dim_qk + std::max(p.head_dim_qk, p.head_dim_v);
+}
 
-RowSoftmax<double> attention_row(const Problem& p, const Sequence& s, int64_t head, int64_t i, double* scratch,
-                                 double* out) {
+RowSoftmax<double> attention_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
+                                 double* scratch, double* out) {
   return row<double>(p, s, head, i, DType::none, scratch, out);
 }
 
-float plain_row(const Problem& p, const Sequence& s, int64_t head, int64_t i, float* scratch, float* out) {
-  return row<float>(p, s, head, i, p.dtype, scratch, out).lse;
+float plain_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, float* scratch, float* out) {
+  return row<float>(p, s, head, i, p.dtype(), scratch, out).lse;
 }
 
 int num_threads(int requested) {
@@ -84,12 +86,14 @@ int num_threads(int requested) {
   return requested > 0 ? std::min(requested, limit) : limit;
 }
 
-core::WorkspaceSize attention_workspace(const Problem& p, int num_threads) {
+core::WorkspaceSize attention_workspace(const core::Shape& shape, int num_threads) {
+  const core::AttentionShape& p = core::attention(shape);
   const int64_t doubles = row_scratch(p) + p.head_dim_v;
   return {.scratch_bytes = num_threads * doubles * static_cast<int64_t>(sizeof(double))};
 }
 
-void attention_run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void*) {
+void attention_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+  const AttentionArguments& p = core::attention(arguments);
   const int64_t blocks = (p.seqlen_q + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t doubles = row_scratch(p) + p.head_dim_v;
   for_each(p.batch * p.heads_q * blocks, plan.num_threads, [&](int64_t item, int worker) {
@@ -100,8 +104,8 @@ void attention_run(const Problem& p, const core::Plan& plan, core::Workspace wor
     double* out = static_cast<double*>(workspace.scratch) + worker * doubles;
     for (int64_t i = begin; i < std::min(end, s.len_q); ++i) {
       const double lse = attention_row(p, s, head, i, out + p.head_dim_v, out).lse;
-      store_row(p.out.row(s.batch_idx, s.row_q + i, head), p.out_dtype, p.head_dim_v, out);
-      if (p.lse.data != nullptr) store_row(p.lse.row(s.batch_idx, s.row_q + i, head), p.lse.dtype, 1, &lse);
+      store_row(p.out().row(s.batch_idx, s.row_q + i, head), p.out_dtype(), p.head_dim_v, out);
+      if (p.lse().data != nullptr) store_row(p.lse().row(s.batch_idx, s.row_q + i, head), p.lse().dtype, 1, &lse);
     }
     std::fill(out, out + p.head_dim_v, 0.0);
     store_unused(p, s, head, std::max(begin, s.len_q), end, out);

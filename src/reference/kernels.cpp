@@ -20,13 +20,14 @@ core::Kernel ladder_kernel() {
           .summary = algorithm.summary,
           .dtypes = kFloats,
           .max_head_dim = kAnyHeadDim,
-          .features = core::all_features().without(core::kTextFeatures),
+          .features = core::all_features().without(core::kModFeatures),
           .automatic = 0,
-          .workspace = [](const core::Problem& p, int threads) { return ladder_workspace(algorithm, p, threads); },
+          .workspace = [](const core::Shape& s,
+                          int threads) { return ladder_workspace(algorithm, core::attention(s), threads); },
           .threads = num_threads,
-          .cost = [](const core::Problem& p) { return ladder_cost(algorithm, p); },
-          .run = [](const core::Problem& p, const core::Plan& plan, core::Workspace workspace,
-                    void*) { ladder_run(algorithm, p, plan.num_threads, workspace.scratch); }};
+          .cost = [](const core::Arguments& a) { return ladder_cost(algorithm, core::attention(a)); },
+          .run = [](const core::Arguments& a, const core::Plan& plan, core::Workspace workspace,
+                    void*) { ladder_run(algorithm, core::attention(a), plan.num_threads, workspace.scratch); }};
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ core::KernelTable reference_kernels() {
                      .summary = "plain loops in double, the oracle",
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
-                     .features = core::all_features().without(core::kTextFeatures),
+                     .features = core::all_features().without(core::kModFeatures),
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = attention_workspace,
                      .threads = num_threads,

@@ -20,17 +20,17 @@
 namespace tessella::reference {
 namespace {
 
+using core::AttentionArguments;
 using core::DType;
-using core::Problem;
 using core::Sequence;
 
-double prob_unit(const Problem& p) {
-  return p.dtype == DType::f64 || p.dtype == DType::f32 ? 0 : unit_roundoff(p.dtype);
+double prob_unit(const AttentionArguments& p) {
+  return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? 0 : unit_roundoff(p.dtype());
 }
 
 // magnitude: of the score and of what exp is given; product: root of the squares of all that its dot product rounded.
-double score_unit(const Problem& p, double magnitude, double product) {
-  const double unit = p.dtype == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
+double score_unit(const AttentionArguments& p, double magnitude, double product) {
+  const double unit = p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
   return unit * (2 + magnitude / 2 + product);
 }
 
@@ -39,7 +39,7 @@ double score_unit(const Problem& p, double magnitude, double product) {
 // of the partial sums add up to about d / 2 of the terms' squares. What split operands lose is each term's own: up to
 // 2^-23 of it by either operand and 2^-22 by the product left out, seldom as much; the weight is fitted. One floor for
 // all kernels: those of the CPU split nothing and get it too.
-double product_size(const Problem& p, const double* q, const double* k) {
+double product_size(const AttentionArguments& p, const double* q, const double* k) {
   double partial = 0;
   double partials = 0;
   double terms = 0;
@@ -49,18 +49,18 @@ double product_size(const Problem& p, const double* q, const double* k) {
     partials += partial * partial;
     terms += term * term;
   }
-  const double of_operands = p.dtype == DType::f32 ? 4 * terms : 0;
+  const double of_operands = p.dtype() == DType::f32 ? 4 * terms : 0;
   const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2) + of_operands);
   return std::abs(static_cast<double>(p.scale)) * size;
 }
 
 }  // namespace
 
-RowNoise row_noise(const Problem& p, const Sequence& s, int64_t head, int64_t i, const RowSoftmax<double>& softmax,
-                   const double* out) {
+RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
+                   const RowSoftmax<double>& softmax, const double* out) {
   const int64_t kv_head = head / p.group();
   std::vector<double> q(static_cast<size_t>(p.head_dim_qk)), k(q.size()), v(static_cast<size_t>(p.head_dim_v));
-  load_row(p.q.row(s.batch_idx, s.row_q + i, head), p.dtype, p.head_dim_qk, q.data());
+  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q.data());
 
   double lse_error = 0;
   double sum_error = 0;  // square of the sum's relative error
@@ -77,7 +77,7 @@ RowNoise row_noise(const Problem& p, const Sequence& s, int64_t head, int64_t i,
     if (score == kHidden<double>) continue;
     const double weight = softmax.prob(score);
     if (weight == 0) continue;
-    load_row(p.row_of(p.k, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_qk, k.data());
+    load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, k.data());
     // What exp is given, s_j - max, is rounded too.
     const double magnitude = std::max(std::abs(score), softmax.max - score);
     const double unit = score_unit(p, magnitude, product_size(p, q.data(), k.data()));
@@ -85,8 +85,9 @@ RowNoise row_noise(const Problem& p, const Sequence& s, int64_t head, int64_t i,
     sum_error += weight * weight * unit * unit;
 
     const double kept = dropout.at<double>(s, head, i, j);
-    const double prob_error = (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype) * (kept / softmax.sum);
-    load_row(p.row_of(p.v, s.batch_idx, s.row_kv + j, kv_head), p.dtype, p.head_dim_v, v.data());
+    const double prob_error =
+        (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype()) * (kept / softmax.sum);
+    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, v.data());
     for (size_t c = 0; c < v.size(); ++c) {
       const double error = prob_error * v[c];
       squares[c] += error * error;
@@ -96,11 +97,11 @@ RowNoise row_noise(const Problem& p, const Sequence& s, int64_t head, int64_t i,
   RowNoise noise{std::vector<double>(v.size())};
   for (size_t c = 0; c < v.size(); ++c) {
     const double value = std::abs(out[c]);
-    noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * value * value) + unit_roundoff(p.out_dtype) * value +
-                   underflow_unit(p.out_dtype);
+    noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * value * value) + unit_roundoff(p.out_dtype()) * value +
+                   underflow_unit(p.out_dtype());
   }
   // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e.
-  const double lse_unit = unit_roundoff(p.lse.dtype == DType::f64 ? DType::f64 : DType::f32);
+  const double lse_unit = unit_roundoff(p.lse().dtype == DType::f64 ? DType::f64 : DType::f32);
   noise.lse = 2 * lse_error + (std::isfinite(softmax.lse) ? 2 * lse_unit * std::abs(softmax.lse) : 0);
   return noise;
 }

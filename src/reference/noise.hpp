@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "core/sequence.hpp"
 #include "reference/attention.hpp"
 
@@ -17,7 +17,7 @@ struct RowNoise {
 };
 
 // Of query i of a head, whose softmax and out attention_row has computed.
-RowNoise row_noise(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i,
+RowNoise row_noise(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out);
 
 }  // namespace tessella::reference

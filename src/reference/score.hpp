@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "core/sequence.hpp"
 #include "portable/dropout.hpp"
 #include "reference/element.hpp"
@@ -19,7 +19,8 @@ inline constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 
 // What softmax sees of a visible key whose product q.k is given.
 template <typename Real>
-Real score(const core::Problem& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j, Real product) {
+Real score(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j,
+           Real product) {
   Real value = static_cast<Real>(p.scale) * product;
   if (p.features.has(core::Feature::softcap)) {
     const Real cap = static_cast<Real>(p.softcap);
@@ -37,14 +38,14 @@ Real score(const core::Problem& p, const core::Sequence& s, int64_t head, int64_
 
 // The logit that joins the softmax's sum and no value; hidden where absent.
 template <typename Real>
-Real sink(const core::Problem& p, int64_t head) {
+Real sink(const core::AttentionArguments& p, int64_t head) {
   return p.features.has(core::Feature::sink) ? static_cast<Real>(p.sink.at(0, head)) : kHidden<Real>;
 }
 
 // 0 or 1 / (1 - p), after the softmax's sum.
 class DropoutFactor {
  public:
-  explicit DropoutFactor(const core::Problem& p)
+  explicit DropoutFactor(const core::AttentionArguments& p)
       : on_(p.features.has(core::Feature::dropout)),
         heads_q_(p.heads_q),
         keep_scale_(1.0 / (1.0 - static_cast<double>(p.dropout))),

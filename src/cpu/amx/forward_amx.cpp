@@ -67,7 +67,7 @@ constexpr int kLiveStrips = 4;  // in the pipeline at once if every strip has on
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Sizes that follow from the problem's bounds.
+// Sizes that follow from the call's bounds.
 struct Layout {
   int qk_steps, v_panels;
   int64_t unit_keys;
@@ -82,7 +82,7 @@ struct Layout {
   int64_t q_elements, o_floats;
   int64_t strip_bytes, worker_bytes;
 
-  Layout(const core::Problem& p, int num_threads) {
+  Layout(const core::AttentionShape& p, int num_threads) {
     qk_steps = static_cast<int>(ceil_div(p.head_dim_qk, kStepDims));
     v_panels = static_cast<int>(ceil_div(p.head_dim_v, kStepDims));
     const int64_t blocks = unit_blocks(v_panels);
@@ -121,7 +121,7 @@ struct alignas(64) Progress {
 };
 
 struct Call {
-  const core::Problem& p;
+  const core::AttentionArguments& p;
   const Layout layout;
   BlockContext block;
   std::byte* packed = nullptr;
@@ -144,7 +144,7 @@ bool is_finite(const uint16_t* row, int64_t count) {
 // Rows of a block of keys: as they lie, or put together where pages part them.
 class BlockRows {
  public:
-  BlockRows(const core::Problem& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
+  BlockRows(const core::AttentionArguments& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
             int num_rows, int64_t dim) {
     const auto row_at = [&](int64_t i) { return elements(p.row_of(t, batch_idx, i, kv_head)); };
     first_ = row_at(row);
@@ -169,12 +169,12 @@ class BlockRows {
 // Packs one block; rows of V that hold NaN or infinity and that no query sees become zero, since 0 * NaN is NaN.
 void pack_block(const Call& call, const core::Sequence& s, int64_t kv_head, int64_t key, uint16_t* k, uint16_t* v,
                 int64_t panel_stride) {
-  const core::Problem& p = call.p;
+  const core::AttentionArguments& p = call.p;
   const int num_keys = static_cast<int>(std::min<int64_t>(kBlockKeys, s.len_kv - key));
   const int64_t row = s.row_kv + key;
-  const BlockRows k_rows(p, p.k, s.batch_idx, row, kv_head, num_keys, p.head_dim_qk);
+  const BlockRows k_rows(p, p.k(), s.batch_idx, row, kv_head, num_keys, p.head_dim_qk);
   pack_k_block(k_rows[0], k_rows.stride(), num_keys, p.head_dim_qk, k);
-  const BlockRows v_rows(p, p.v, s.batch_idx, row, kv_head, num_keys, p.head_dim_v);
+  const BlockRows v_rows(p, p.v(), s.batch_idx, row, kv_head, num_keys, p.head_dim_v);
   uint32_t keys = lanes32(num_keys);
   if (pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride)) return;
   for (int i = 0; i < num_keys; ++i) {
@@ -234,7 +234,7 @@ class Item {
  private:
   template <int kQkSteps, int kVPanels>
   void run_steps() {
-    if (call_.p.lse.data != nullptr) {
+    if (call_.p.lse().data != nullptr) {
       run_pipeline<kQkSteps, kVPanels, true>();
     } else {
       run_pipeline<kQkSteps, kVPanels, false>();
@@ -304,7 +304,7 @@ class Item {
 
   // False if no row of the strip sees a key.
   bool begin_strip(StripWork& work, int i) const {
-    const core::Problem& p = call_.p;
+    const core::AttentionArguments& p = call_.p;
     work.row_begin = row_begin_ + int64_t{i} * kRows;
     work.q = reinterpret_cast<uint16_t*>(reinterpret_cast<std::byte*>(&work) + ceil_div(sizeof(StripWork), 64) * 64);
     work.o = reinterpret_cast<float*>(work.q + call_.layout.q_elements);
@@ -315,7 +315,7 @@ class Item {
     if (work.strip.keys_begin >= work.strip.keys_end && work.strip.keep_end <= 0) return false;
     const uint16_t* rows[kRows];
     for (int r = 0; r < kRows; ++r) {
-      rows[r] = elements(p.q.row(sequence_.batch_idx, sequence_.row_q + work.strip.query[r], work.strip.head[r]));
+      rows[r] = elements(p.q().row(sequence_.batch_idx, sequence_.row_q + work.strip.query[r], work.strip.head[r]));
     }
     pack_q(rows, p.head_dim_qk, work.q);
     return true;
@@ -323,21 +323,21 @@ class Item {
 
   // Divides by the sum, joins the sink, writes out and lse.
   void finish_strip(StripWork& work) const {
-    const core::Problem& p = call_.p;
+    const core::AttentionArguments& p = call_.p;
     SoftmaxState& softmax = work.softmax;
     alignas(64) float factor[kRows];
     std::byte* rows[kRows];
-    const bool wants_lse = p.lse.data != nullptr;
+    const bool wants_lse = p.lse().data != nullptr;
     if (softmax.unset != 0) softmax.unset = softmax.unseen();
     for (int r = 0; r < kRows; ++r) factor[r] = 1 / (softmax.sum[0][r] + softmax.sum[1][r]);
     for (int r = 0; r < work.strip.num_rows; ++r) {
       const int64_t row_q = sequence_.row_q + work.strip.query[r];
-      rows[r] = p.out.row(sequence_.batch_idx, row_q, work.strip.head[r]);
+      rows[r] = p.out().row(sequence_.batch_idx, row_q, work.strip.head[r]);
       if (!wants_lse && !p.sink) continue;
       const float lse = finish_row(softmax, r, p.sink ? p.sink.at(0, work.strip.head[r]) : -INFINITY, factor[r]);
-      if (wants_lse) std::memcpy(p.lse.row(sequence_.batch_idx, row_q, work.strip.head[r]), &lse, sizeof lse);
+      if (wants_lse) std::memcpy(p.lse().row(sequence_.batch_idx, row_q, work.strip.head[r]), &lse, sizeof lse);
     }
-    store_o(work.o, factor, ~softmax.unset, p.head_dim_v, work.strip.num_rows, p.out.dtype, rows);
+    store_o(work.o, factor, ~softmax.unset, p.head_dim_v, work.strip.num_rows, p.out().dtype, rows);
   }
 
   // LSE of row r with its sink (natural units) in the sum; factor becomes 1 / sum.
@@ -364,7 +364,7 @@ class Item {
 
 // Rows [row_begin, row_begin + rows_per_item) of a pair: queries, then rows that are none.
 void run_item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int worker) {
-  const core::Problem& p = call.p;
+  const core::AttentionArguments& p = call.p;
   const core::Sequence s = core::sequence(p, pair / p.heads_kv);
   const int64_t row_end = std::min(row_begin + call.layout.rows_per_item, s.slots_q * p.group());
   const int64_t query_end = std::min(row_end, s.len_q * p.group());
@@ -376,7 +376,7 @@ void run_item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, i
 }
 
 // Rows of a packed tensor past its sequences.
-void fill_rows_of_no_sequence(const core::Problem& p) {
+void fill_rows_of_no_sequence(const core::AttentionArguments& p) {
   if (!p.cu_seqlens_q) return;
   const int64_t group = p.group();
   for (int64_t kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
@@ -404,7 +404,8 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   _mm256_zeroupper();  // as the vector kernels do (forward-inl.hpp); wanted where functions are not inlined
 }
 
-void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace, void*) {
+void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+  const core::AttentionArguments& p = core::attention(arguments);
   Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr, nullptr};
   const Layout& l = call.layout;
   call.block = {l.qk_steps, l.v_panels, p.scale * kLog2E, nullptr, nullptr};
@@ -447,13 +448,13 @@ std::string unavailable(core::Device) {
   return reason.empty() ? vector_unavailable(InstructionSet::avx512) : reason;
 }
 
-core::WorkspaceSize workspace(const core::Problem& p, int num_threads) {
-  const Layout l(p, num_threads);
+core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+  const Layout l(core::attention(shape), num_threads);
   return {.scratch_bytes = l.packed_bytes + l.progress_bytes + num_threads * l.worker_bytes};
 }
 
-std::string describe(const core::Problem& p, int num_threads) {
-  const Layout l(p, num_threads);
+std::string describe(const core::Shape& shape, int num_threads) {
+  const Layout l(core::attention(shape), num_threads);
   return core::message("tiles: strips of ", kRows, " rows, items of ", l.rows_per_item, ", units of ", l.unit_keys,
                        " keys, chunks of ", l.chunk_units * l.unit_keys, "; ", l.wave_pairs,
                        " KV heads packed at a time");
@@ -466,7 +467,7 @@ constinit const core::Kernel kForwardAmx = {
     .summary = "bf16 on AMX tiles, softmax between tile steps",
     .dtypes = core::dtype_bit(core::DType::bf16),
     .max_head_dim = 512,
-    .features = core::all_features().without(core::kTextFeatures),
+    .features = core::all_features().without(core::kModFeatures),
     .unavailable = unavailable,
     .workspace = workspace,
     .threads = threads_for,

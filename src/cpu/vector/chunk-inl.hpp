@@ -34,14 +34,14 @@ HWY_INLINE void prefetch_row(const core::Operand& operand, const T* row, int dim
 
 // K rows [key_begin, key_end) to scratch, followed by zero rows up to a multiple of kScoreKeys.
 template <typename T>
-void load_keys(const core::Problem& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin, int64_t key_end,
-               const VectorScratch& scratch) {
+void load_keys(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
+               int64_t key_end, const VectorScratch& scratch) {
   const int dim = static_cast<int>(p.head_dim_qk);
   const F32 d;
   float* to = scratch.k;
   for (int64_t key = key_begin; key < key_end; ++key, to += scratch.k_stride) {
-    const T* from = reinterpret_cast<const T*>(p.row_of(p.k, s.batch_idx, s.row_kv + key, kv_head));
-    prefetch_row(p.k, from, dim);
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.k(), s.batch_idx, s.row_kv + key, kv_head));
+    prefetch_row(p.k(), from, dim);
     int i = 0;
     for (; i + kLanes <= dim; i += kLanes) hn::Store(load_floats(d, from + i), d, to + i);
     if (i < dim) hn::Store(load_first(from + i, dim - i), d, to + i);
@@ -78,15 +78,15 @@ HWY_INLINE VecI load_value_row(const T* from, int dim, int64_t row, const Vector
 
 // V rows [key_begin, key_end) to panels.
 template <typename T>
-void load_values(const core::Problem& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin, int64_t key_end,
-                 const VectorScratch& scratch) {
+void load_values(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
+                 int64_t key_end, const VectorScratch& scratch) {
   const I32 di;
   const VecI infinity = hn::Set(di, 0x7F800000);
   const int dim = static_cast<int>(p.head_dim_v);
   VecI largest = hn::Zero(di);
   for (int64_t key = key_begin; key < key_end; ++key) {
-    const T* from = reinterpret_cast<const T*>(p.row_of(p.v, s.batch_idx, s.row_kv + key, kv_head));
-    prefetch_row(p.v, from, dim);
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
+    prefetch_row(p.v(), from, dim);
     largest = load_value_row(from, dim, key - key_begin, scratch, largest);
   }
   if (hn::AllTrue(di, hn::Lt(largest, infinity))) return;
@@ -94,7 +94,7 @@ void load_values(const core::Problem& p, const core::Sequence& s, int64_t kv_hea
   // 0 * NaN is NaN: values that no query may see must not meet even a zero probability.
   const T zeros[kMaxHeadDim] = {};
   for (int64_t key = key_begin; key < key_end; ++key) {
-    const T* from = reinterpret_cast<const T*>(p.row_of(p.v, s.batch_idx, s.row_kv + key, kv_head));
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
     bool finite = true;
     for (int i = 0; i < dim; ++i) finite = finite && portable::to_float(from[i]) * 0.0f == 0.0f;
     if (finite || seen_by_any_query(p, s, kv_head, key)) continue;

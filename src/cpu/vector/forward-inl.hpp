@@ -29,7 +29,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows [row_begin, row_begin + num_rows) ready to start: bands, Q^T, empty softmax state.
 template <typename T>
-void begin_strip(const core::Problem& p, const core::Sequence& s, const ForwardItem& item, int64_t row_begin,
+void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t row_begin,
                  int num_rows, const VectorScratch& scratch, StripState& state, float* q, float* o) {
   const int lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
   state.lanes = lanes;
@@ -41,7 +41,7 @@ void begin_strip(const core::Problem& p, const core::Sequence& s, const ForwardI
   for (int r = 0; r < lanes; ++r) {
     state.max[r] = kMinusInfinity;
     state.sum[r] = 0;
-    rows[r] = reinterpret_cast<const T*>(p.q.row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
+    rows[r] = reinterpret_cast<const T*>(p.q().row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
   }
   load_transposed(rows, lanes, static_cast<int>(p.head_dim_qk), 1, q);
   std::memset(o, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.o_stride));
@@ -141,7 +141,7 @@ inline void exponentiate(StripState& state, float* tile, int num_keys) {
 // Keys [key_begin, key_end) of one tile for one strip; chunk_key = their place in the chunk.
 inline void attend_tile(StripState& state, const float* q, float* o, const VectorScratch& scratch, int64_t key_begin,
                         int64_t key_end, int64_t chunk_key) {
-  const core::Problem& p = *state.strip.problem;
+  const core::AttentionArguments& p = *state.strip.arguments;
   const Strip& strip = state.strip;
   const int num_keys = static_cast<int>(key_end - key_begin);
   const int lanes = state.lanes;
@@ -183,26 +183,26 @@ inline void attend_chunk(StripState& state, const float* q, float* o, const Vect
 
 template <typename T>
 void store_strip(const StripState& state, const RowEnds& ends, const float* o, int64_t o_stride) {
-  const core::Problem& p = *state.strip.problem;
+  const core::AttentionArguments& p = *state.strip.arguments;
   const core::Sequence& s = *state.strip.sequence;
   const int dim = static_cast<int>(p.head_dim_v);
   for (int r = 0; r < state.strip.num_rows; ++r, o += o_stride) {
     const int64_t row = s.row_q + state.strip.query[r];
     const int64_t head = state.strip.head[r];
-    T* to = reinterpret_cast<T*>(p.out.row(s.batch_idx, row, head));
+    T* to = reinterpret_cast<T*>(p.out().row(s.batch_idx, row, head));
     if (state.sum[r] == 0) {  // o may be 0 * NaN
       std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
     } else {
       store_row(o, hn::Set(F32(), ends.factor[r]), dim, to);
     }
-    if (p.lse.data != nullptr) std::memcpy(p.lse.row(s.batch_idx, row, head), &ends.lse[r], sizeof(float));
+    if (p.lse().data != nullptr) std::memcpy(p.lse().row(s.batch_idx, row, head), &ends.lse[r], sizeof(float));
   }
 }
 
 inline void end_strip(const StripState& state, const float* o, int64_t o_stride) {
   RowEnds ends;
   end_rows(state, ends);
-  switch (state.strip.problem->out.dtype) {
+  switch (state.strip.arguments->out().dtype) {
     case core::DType::bf16: return store_strip<BFloat16>(state, ends, o, o_stride);
     case core::DType::f16: return store_strip<Float16>(state, ends, o, o_stride);
     default: return store_strip<float>(state, ends, o, o_stride);
@@ -210,7 +210,7 @@ inline void end_strip(const StripState& state, const float* o, int64_t o_stride)
 }
 
 template <typename T>
-void run_rows(const core::Problem& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
+void run_rows(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
               const VectorScratch& scratch) {
   const int num_strips = static_cast<int>((num_rows + kStripRows - 1) / kStripRows);
   const int64_t o_strip = kStripRows * scratch.o_stride;
@@ -235,7 +235,7 @@ void run_rows(const core::Problem& p, const core::Sequence& s, const ForwardItem
   for (int n = 0; n < num_strips; ++n) end_strip(scratch.strips[n], scratch.o + n * o_strip, scratch.o_stride);
 }
 
-inline void run_item(const core::Problem& p, const ForwardItem& item, const VectorScratch& scratch) {
+inline void run_item(const core::AttentionArguments& p, const ForwardItem& item, const VectorScratch& scratch) {
   const int64_t row_end = item.row_begin + item.num_rows;
   if (item.batch_idx < 0) return fill_hidden_rows(p, item, item.row_begin, row_end);
   const core::Sequence s = core::sequence(p, item.batch_idx);
@@ -243,7 +243,7 @@ inline void run_item(const core::Problem& p, const ForwardItem& item, const Vect
   const int64_t attend_end = row_end < rows_in_use ? row_end : rows_in_use;
   const int64_t num_rows = attend_end - item.row_begin;
   if (num_rows > 0) {
-    switch (p.dtype) {
+    switch (p.dtype()) {
       case core::DType::bf16: run_rows<BFloat16>(p, s, item, num_rows, scratch); break;
       case core::DType::f16: run_rows<Float16>(p, s, item, num_rows, scratch); break;
       default: run_rows<float>(p, s, item, num_rows, scratch);

@@ -27,14 +27,14 @@ namespace {
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Keys whose K and V rows fill about 256 KB of scratch.
-int64_t chunk_keys(const core::Problem& p) {
+int64_t chunk_keys(const core::AttentionShape& p) {
   const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
   const int64_t keys = dim <= 64 ? 512 : dim <= 128 ? 256 : dim <= 256 ? 128 : kTileKeys;
   return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
 }
 
 // As many strips as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
-int item_strips(const core::Problem& p) {
+int item_strips(const core::AttentionShape& p) {
   constexpr int64_t kFloats = 288 << 10;
   const int64_t most = std::clamp<int64_t>(kFloats / (kStripRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
   const int64_t strips = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kStripRows) / kStripRows;
@@ -42,7 +42,7 @@ int item_strips(const core::Problem& p) {
 }
 
 // Work too small to wake a second thread for: about 10 microseconds.
-bool runs_alone(const core::Problem& p) {
+bool runs_alone(const core::AttentionShape& p) {
   constexpr double kFlops = 1e6;
   const auto rows = static_cast<double>(p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q);
   return 2.0 * rows * static_cast<double>(p.heads_q * p.seqlen_kv * (p.head_dim_qk + p.head_dim_v)) < kFlops;
@@ -50,7 +50,7 @@ bool runs_alone(const core::Problem& p) {
 
 }  // namespace
 
-VectorScratch::VectorScratch(const core::Problem& p, std::byte* base) {
+VectorScratch::VectorScratch(const core::AttentionShape& p, std::byte* base) {
   const int64_t strips_per_item = item_strips(p);
   chunk_keys = cpu::chunk_keys(p);
   q_stride = kStripRows * p.head_dim_qk;
@@ -69,27 +69,27 @@ VectorScratch::VectorScratch(const core::Problem& p, std::byte* base) {
   take(kTileKeys * kStripRows, tile);
 }
 
-core::WorkspaceSize vector_workspace(const core::Problem& problem, int num_threads) {
-  const int64_t list = round_up(ForwardItems::scratch_bytes(problem, kStripRows), 64);
-  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch(problem, nullptr).bytes};
+core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads) {
+  const int64_t list = round_up(ForwardItems::scratch_bytes(shape, kStripRows), 64);
+  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch(shape, nullptr).bytes};
 }
 
-void run_vector(const VectorKernel& kernel, const core::Problem& problem, const core::Plan& plan,
+void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace) {
-  const int threads = runs_alone(problem) ? 1 : plan.num_threads;
+  const int threads = runs_alone(arguments) ? 1 : plan.num_threads;
   auto* base = static_cast<std::byte*>(workspace.scratch);
-  const ForwardItems items(problem, item_rows(problem, threads, kStripRows, item_strips(problem)), base);
-  base += round_up(ForwardItems::scratch_bytes(problem, kStripRows), 64);
-  const int64_t thread_bytes = VectorScratch(problem, nullptr).bytes;
+  const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips(arguments)), base);
+  base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), 64);
+  const int64_t thread_bytes = VectorScratch(arguments, nullptr).bytes;
   parallel_for(items.size(), threads, [&](int64_t idx, int worker) {
-    kernel.run_item(problem, items[idx], VectorScratch(problem, base + worker * thread_bytes));
+    kernel.run_item(arguments, items[idx], VectorScratch(arguments, base + worker * thread_bytes));
   });
 }
 
 void end_rows(const StripState& state, RowEnds& ends) {
   constexpr double kLn2 = 0.693147180559945309417;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const core::Problem& p = *state.strip.problem;
+  const core::AttentionArguments& p = *state.strip.arguments;
   for (int r = 0; r < state.strip.num_rows; ++r) {
     double top = state.max[r];
     double total = state.sum[r];
@@ -108,16 +108,17 @@ void end_rows(const StripState& state, RowEnds& ends) {
       top = largest;
     }
     ends.factor[r] = static_cast<float>(scale / total);
-    if (p.lse.data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * kLn2);
+    if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * kLn2);
   }
 }
 
-bool seen_by_any_query(const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head, int64_t j) {
-  const int64_t group = problem.group();
+bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
+                       int64_t j) {
+  const int64_t group = arguments.group();
   for (int64_t i = sequence.len_q - 1; i >= 0; --i) {
     if (!sequence.band.visible(i, j)) continue;
     for (int64_t g = 0; g < group; ++g) {
-      if (core::visible(problem, sequence, kv_head * group + g, i, j)) return true;
+      if (core::visible(arguments, sequence, kv_head * group + g, i, j)) return true;
     }
   }
   return false;

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <string>
 
+#include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
-#include "core/problem.hpp"
 #include "cpu/forward_items.hpp"
 #include "cpu/strip.hpp"
 
@@ -43,11 +43,12 @@ struct VectorScratch {
   int64_t o_stride = 0;
   int64_t bytes = 0;
 
-  VectorScratch(const core::Problem& problem, std::byte* base);
+  VectorScratch(const core::AttentionShape& shape, std::byte* base);
 };
 
 struct VectorKernel {
-  void (*run_item)(const core::Problem& problem, const ForwardItem& item, const VectorScratch& scratch) = nullptr;
+  void (*run_item)(const core::AttentionArguments& arguments, const ForwardItem& item,
+                   const VectorScratch& scratch) = nullptr;
   ScoreChain score_chain = nullptr;
   DropoutChain dropout_chain = nullptr;
 };
@@ -60,12 +61,12 @@ const VectorKernel& vector_kernel(InstructionSet set);
 // "" or why this machine or build cannot run it.
 std::string vector_unavailable(InstructionSet set);
 
-core::WorkspaceSize vector_workspace(const core::Problem& problem, int num_threads);
-void run_vector(const VectorKernel& kernel, const core::Problem& problem, const core::Plan& plan,
+core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads);
+void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace);
 
 // How the rows of a strip end: output is factor * o, or 0 where nothing was seen; LSE in natural
-// log, computed only if the problem wants it.
+// log, computed only if the call wants it.
 struct RowEnds {
   float factor[kStripRows];
   float lse[kStripRows];
@@ -73,6 +74,7 @@ struct RowEnds {
 void end_rows(const StripState& state, RowEnds& ends);
 
 // True if some query of the sequence may attend to key j of a KV head.
-bool seen_by_any_query(const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head, int64_t j);
+bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
+                       int64_t j);
 
 }  // namespace tessella::cpu

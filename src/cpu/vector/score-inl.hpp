@@ -65,7 +65,7 @@ inline void apply_band(const Strip& strip, int lanes, float* scores, int64_t key
 // bias[key][row] of up to kChainKeys keys.
 template <typename T>
 void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, float* bias) {
-  const core::Problem& p = *strip.problem;
+  const core::AttentionArguments& p = *strip.arguments;
   const core::ScoreOperand& from = p.bias;
   const T* rows[kMaxStripRows] = {};
   for (int r = 0; r < lanes; ++r) {
@@ -76,7 +76,7 @@ void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, f
 }
 
 inline void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, float* bias) {
-  switch (strip.problem->bias.dtype) {
+  switch (strip.arguments->bias.dtype) {
     case core::DType::bf16: return load_bias<BFloat16>(strip, lanes, key_begin, num_keys, bias);
     case core::DType::f16: return load_bias<Float16>(strip, lanes, key_begin, num_keys, bias);
     default: return load_bias<float>(strip, lanes, key_begin, num_keys, bias);
@@ -97,7 +97,7 @@ HWY_INLINE VecF to_log2(VecF value) {
 
 // scale, softcap, bias, ALiBi, log2(e) on up to kChainKeys keys.
 inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
-  const core::Problem& p = *strip.problem;
+  const core::AttentionArguments& p = *strip.arguments;
   const core::Sequence& s = *strip.sequence;
   const bool has_bias = p.features.has(core::Feature::bias);
   const bool has_alibi = p.features.has(core::Feature::alibi);
@@ -130,7 +130,7 @@ inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t k
 }
 
 inline void apply_documents(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
-  const core::Problem& p = *strip.problem;
+  const core::AttentionArguments& p = *strip.arguments;
   const core::Sequence& s = *strip.sequence;
   const F32 d;
   const I32 di;
@@ -148,7 +148,7 @@ inline void apply_documents(const Strip& strip, int lanes, float* scores, int64_
 }
 
 inline void apply_dense_mask(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
-  const core::ScoreOperand& mask = strip.problem->dense_mask;
+  const core::ScoreOperand& mask = strip.arguments->dense_mask;
   const int64_t slot = strip.sequence->slot_kv + key_begin;
   for (int r = 0; r < lanes; ++r) {
     const std::byte* row = mask.data + mask.index(strip.sequence->batch_idx, strip.head[r], strip.query[r], slot);
@@ -159,7 +159,7 @@ inline void apply_dense_mask(const Strip& strip, int lanes, float* scores, int64
 }
 
 inline void apply_block_map(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
-  const core::Problem& p = *strip.problem;
+  const core::AttentionArguments& p = *strip.arguments;
   const int64_t slot = strip.sequence->slot_kv + key_begin;
   for (int key = 0; key < num_keys;) {
     const int64_t block = (slot + key) / p.block_kv;
@@ -176,7 +176,7 @@ inline void apply_block_map(const Strip& strip, int lanes, float* scores, int64_
 }
 
 inline void score_chain(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
-  const core::Features features = strip.problem->features;
+  const core::Features features = strip.arguments->features;
   for (int key = 0; key < num_keys; key += kChainKeys) {
     const int count = num_keys - key < kChainKeys ? num_keys - key : kChainKeys;
     apply_values(strip, lanes, scores + key * lanes, key_begin + key, count);
@@ -211,7 +211,7 @@ inline void random_words(const portable::Dropout& dropout, const DropoutRows& ro
 }
 
 inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys) {
-  const core::Problem& p = *strip.problem;
+  const core::AttentionArguments& p = *strip.arguments;
   const portable::Dropout dropout = dropout_of(p);
   DropoutRows rows;
   for (int r = 0; r < lanes; ++r) {

@@ -178,7 +178,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   const bool is_short = dim > 192 && (p.seqlen_kv <= 1024 || c.batch_invariant);
   const bool is_light = (!c.softcap || c.scales_q) && !c.alibi && !c.score && num_heavy == 0 && masks == 0 && !c.paged;
   const bool is_long = is_light && c.head_dim_qk == 128 && c.head_dim_v == 128 && !c.batch_invariant &&
-                       std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? 1792 : 7168);
+                       std::min(p.seqlen_q, p.most_keys()) > (core::rows_grow(p) ? 1792 : 7168);
   c.tile_q = is_long || (dim <= 96 && masks <= 1 && !is_mixed) ? 192 : 128;
   const bool is_wide = dim > 96 && c.head_dim_v != 128;
   const bool is_crowded = num_heavy == 2 ||

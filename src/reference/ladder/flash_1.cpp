@@ -15,7 +15,7 @@
 namespace tessella::reference {
 namespace {
 
-int64_t scratch_floats(const core::Problem& p) {
+int64_t scratch_floats(const core::AttentionShape& p) {
   const Tiles tile = tiles(p);
   return p.seqlen_q * (p.head_dim_v + 2) + p.head_dim_qk + tile.kv * (p.head_dim_qk + p.head_dim_v) +
          tile.q * (p.head_dim_qk + tile.kv) + p.head_dim_v;

@@ -10,31 +10,31 @@
 
 namespace tessella::reference {
 
+using core::AttentionArguments;
 using core::Feature;
-using core::Problem;
 using core::Sequence;
 
 void Head::load_q(int64_t i, float* row) const {
-  load_row(p_.q.row(s_.batch_idx, s_.row_q + i, head_), p_.dtype, p_.head_dim_qk, row);
+  load_row(p_.q().row(s_.batch_idx, s_.row_q + i, head_), p_.dtype(), p_.head_dim_qk, row);
   moved(row_bytes_qk());
 }
 
 void Head::load_v(int64_t j, float* row) const {
-  load_row(p_.row_of(p_.v, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_v, row);
+  load_row(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype(), p_.head_dim_v, row);
   moved(row_bytes_v());
 }
 
 void Head::load_k_transposed(int64_t begin, int64_t end, float* row, float* tile) const {
   for (int64_t j = begin; j < end; ++j) {
-    load_row(p_.row_of(p_.k, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_qk, row);
+    load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype(), p_.head_dim_qk, row);
     for (int64_t c = 0; c < p_.head_dim_qk; ++c) tile[c * (end - begin) + j - begin] = row[c];
   }
   moved(static_cast<double>(end - begin) * row_bytes_qk());
 }
 
 void Head::store(int64_t i, const float* out, float lse) const {
-  store_row(p_.out.row(s_.batch_idx, s_.row_q + i, head_), p_.out_dtype, p_.head_dim_v, out);
-  if (p_.lse.data != nullptr) store_row(p_.lse.row(s_.batch_idx, s_.row_q + i, head_), p_.lse.dtype, 1, &lse);
+  store_row(p_.out().row(s_.batch_idx, s_.row_q + i, head_), p_.out_dtype(), p_.head_dim_v, out);
+  if (p_.lse().data != nullptr) store_row(p_.lse().row(s_.batch_idx, s_.row_q + i, head_), p_.lse().dtype, 1, &lse);
   moved(row_bytes_out());
 }
 
@@ -56,7 +56,7 @@ bool Head::meets_band(int64_t row_begin, int64_t row_end, int64_t key_begin, int
 }
 
 float Head::score(int64_t i, int64_t j, const float* q, float* k) const {
-  load_row(p_.row_of(p_.k, s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype, p_.head_dim_qk, k);
+  load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype(), p_.head_dim_qk, k);
   moved(row_bytes_qk());
   touched(1);
   return reference::score(p_, s_, head_, i, j, dot(q, k, p_.head_dim_qk));
@@ -98,14 +98,14 @@ Tiles tiles_for(int64_t head_dim) {
 
 }  // namespace
 
-Tiles tiles(const Problem& p) { return tiles_for(std::max(p.head_dim_qk, p.head_dim_v)); }
+Tiles tiles(const core::AttentionShape& p) { return tiles_for(std::max(p.head_dim_qk, p.head_dim_v)); }
 Tiles tiles(const Head& head) { return tiles_for(std::max(head.head_dim_qk(), head.head_dim_v())); }
 
-core::WorkspaceSize ladder_workspace(const Algorithm& algorithm, const Problem& p, int num_threads) {
+core::WorkspaceSize ladder_workspace(const Algorithm& algorithm, const core::AttentionShape& p, int num_threads) {
   return {.scratch_bytes = num_threads * algorithm.scratch_floats(p) * static_cast<int64_t>(sizeof(float))};
 }
 
-core::Cost ladder_cost(const Algorithm& algorithm, const Problem& p) {
+core::Cost ladder_cost(const Algorithm& algorithm, const AttentionArguments& p) {
   core::Cost cost{.score_passes = algorithm.score_passes};
   const bool same_for_all_heads = !p.features.has_any(Feature::dense_mask | Feature::block_map);
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -120,7 +120,8 @@ core::Cost ladder_cost(const Algorithm& algorithm, const Problem& p) {
   return cost;
 }
 
-void ladder_run(const Algorithm& algorithm, const Problem& p, int num_threads, void* scratch, Traffic* traffic) {
+void ladder_run(const Algorithm& algorithm, const AttentionArguments& p, int num_threads, void* scratch,
+                Traffic* traffic) {
   const int64_t floats = algorithm.scratch_floats(p);
   for_each(p.batch * p.heads_q, num_threads, [&](int64_t item, int worker) {
     const Sequence s = core::sequence(p, item / p.heads_q);

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/arguments.hpp"
 #include "core/kernel.hpp"
-#include "core/problem.hpp"
 #include "core/sequence.hpp"
 #include "reference/score.hpp"
 
@@ -25,22 +25,22 @@ struct Traffic {
 // One head of one sequence.
 class Head {
  public:
-  Head(const core::Problem& problem, const core::Sequence& sequence, int64_t head, Traffic* traffic)
-      : p_(problem),
+  Head(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, Traffic* traffic)
+      : p_(arguments),
         s_(sequence),
         head_(head),
-        kv_head_(head / problem.group()),
-        dropout_(problem),
+        kv_head_(head / arguments.group()),
+        dropout_(arguments),
         traffic_(traffic) {}
 
   int64_t len_q() const { return s_.len_q; }
   int64_t len_kv() const { return s_.len_kv; }
   int64_t head_dim_qk() const { return p_.head_dim_qk; }
   int64_t head_dim_v() const { return p_.head_dim_v; }
-  double row_bytes_qk() const { return static_cast<double>(p_.head_dim_qk * core::size_bytes(p_.dtype)); }
-  double row_bytes_v() const { return static_cast<double>(p_.head_dim_v * core::size_bytes(p_.dtype)); }
+  double row_bytes_qk() const { return static_cast<double>(p_.head_dim_qk * core::size_bytes(p_.dtype())); }
+  double row_bytes_v() const { return static_cast<double>(p_.head_dim_v * core::size_bytes(p_.dtype())); }
   double row_bytes_out() const {
-    return static_cast<double>(p_.head_dim_v * core::size_bytes(p_.out_dtype) + (p_.lse.data != nullptr ? 4 : 0));
+    return static_cast<double>(p_.head_dim_v * core::size_bytes(p_.out_dtype()) + (p_.lse().data != nullptr ? 4 : 0));
   }
 
   void load_q(int64_t i, float* row) const;
@@ -63,7 +63,7 @@ class Head {
   // What dropout multiplies a probability by.
   float dropout(int64_t i, int64_t j) const { return dropout_.at<float>(s_, head_, i, j); }
   void dropout_row(int64_t i, int64_t key_begin, int64_t key_end, float* probs) const;
-  float round_to_input(float prob) const { return round_to(p_.dtype, prob); }
+  float round_to_input(float prob) const { return round_to(p_.dtype(), prob); }
 
   // For what an algorithm keeps in memory itself.
   void moved(double bytes) const {
@@ -74,7 +74,7 @@ class Head {
   }
 
  private:
-  const core::Problem& p_;
+  const core::AttentionArguments& p_;
   const core::Sequence& s_;
   int64_t head_;
   int64_t kv_head_;
@@ -88,16 +88,16 @@ struct Tiles {
   int64_t q;
   int64_t kv;
 };
-Tiles tiles(const core::Problem& problem);
+Tiles tiles(const core::AttentionShape& shape);
 Tiles tiles(const Head& head);
 
 struct Algorithm {
   std::string_view name;
   std::string_view summary;
-  double score_passes;                              // for a call without masks
-  int64_t (*scratch_floats)(const core::Problem&);  // of one thread
-  double (*bytes_moved)(const Head&);               // by one head; counted again by run() in the tests
-  void (*run)(const Head&, float* scratch);         // writes every row of the head
+  double score_passes;                                     // for a call without masks
+  int64_t (*scratch_floats)(const core::AttentionShape&);  // of one thread
+  double (*bytes_moved)(const Head&);                      // by one head; counted again by run() in the tests
+  void (*run)(const Head&, float* scratch);                // writes every row of the head
 };
 
 extern const Algorithm kStandard;
@@ -107,9 +107,9 @@ extern const Algorithm kOnePass;
 extern const Algorithm kFlash1;
 extern const Algorithm kFlash2;
 
-core::WorkspaceSize ladder_workspace(const Algorithm& algorithm, const core::Problem& problem, int num_threads);
-core::Cost ladder_cost(const Algorithm& algorithm, const core::Problem& problem);
-void ladder_run(const Algorithm& algorithm, const core::Problem& problem, int num_threads, void* scratch,
+core::WorkspaceSize ladder_workspace(const Algorithm& algorithm, const core::AttentionShape& shape, int num_threads);
+core::Cost ladder_cost(const Algorithm& algorithm, const core::AttentionArguments& arguments);
+void ladder_run(const Algorithm& algorithm, const core::AttentionArguments& arguments, int num_threads, void* scratch,
                 Traffic* traffic = nullptr);
 
 // Row after row of the softmax's state without a key: the sink is one that has no value.

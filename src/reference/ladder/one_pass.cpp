@@ -14,7 +14,7 @@
 namespace tessella::reference {
 namespace {
 
-int64_t scratch_floats(const core::Problem& p) {
+int64_t scratch_floats(const core::AttentionShape& p) {
   const int64_t floats = 2 * p.head_dim_qk + 3 * p.head_dim_v;  // o' takes two for one
   return floats + floats % 2;                                   // the next thread's doubles are aligned too
 }

@@ -12,7 +12,7 @@
 namespace tessella::reference {
 namespace {
 
-int64_t scratch_floats(const core::Problem& p) { return 2 * p.head_dim_qk + 2 * p.head_dim_v; }
+int64_t scratch_floats(const core::AttentionShape& p) { return 2 * p.head_dim_qk + 2 * p.head_dim_v; }
 
 double bytes_moved(const Head& head) {
   const auto pairs = static_cast<double>(head.visible_pairs());

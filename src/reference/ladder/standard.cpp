@@ -15,7 +15,7 @@
 namespace tessella::reference {
 namespace {
 
-int64_t scratch_floats(const core::Problem& p) {
+int64_t scratch_floats(const core::AttentionShape& p) {
   const Tiles tile = tiles(p);
   // More than any machine has, and what is made of it still fits: bounds of a plan may ask for it.
   constexpr double kMost = 0x1p46;
