@@ -191,7 +191,7 @@ typedef struct tessella_attention_options {
   int32_t num_splits;          /* 0 = automatic */
   int32_t num_sms;             /* GPU: 0 = all */
   int32_t num_threads;         /* CPU: 0 = all that the process may use */
-  int32_t deterministic;       /* 1: the same bits in every run, which forward has always */
+  int32_t deterministic;       /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed */
   int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
   const char* kernel;          /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */

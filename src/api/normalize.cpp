@@ -178,11 +178,13 @@ class Normalizer {
   }
 
   void scalars() {
-    for (const auto& [name, value] :
-         {std::pair{"causal_top_left", options_.causal_top_left}, std::pair{"deterministic", options_.deterministic},
-          std::pair{"batch_invariant", options_.batch_invariant},
-          std::pair{"check_device_values", options_.check_device_values}}) {
+    for (const auto& [name, value] : {std::pair{"causal_top_left", options_.causal_top_left},
+                                      std::pair{"batch_invariant", options_.batch_invariant},
+                                      std::pair{"check_device_values", options_.check_device_values}}) {
       if (value != 0 && value != 1) invalid(message(function_, ": ", name, " is ", value, ", expected 0 or 1"));
+    }
+    if (options_.deterministic < 0 || options_.deterministic > 2) {
+      invalid(message(function_, ": deterministic is ", options_.deterministic, ", expected 0 to 2"));
     }
     p_.scale = std::isnan(options_.scale) ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)))
                                           : options_.scale;
