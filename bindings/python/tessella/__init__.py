@@ -8,6 +8,7 @@
 
 from ._attention import CheckReport, attention, check, refusals
 from ._errors import (
+    Cancelled,
     CompileError,
     DeviceError,
     Error,
@@ -27,6 +28,7 @@ __version__ = version()
 
 __all__ = [
     "CheckReport",
+    "Cancelled",
     "CompileError",
     "DeviceError",
     "Error",

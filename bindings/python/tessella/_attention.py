@@ -84,7 +84,7 @@ def refusals(
         info, reason = d.KernelInfo(struct_size=c.sizeof(d.KernelInfo)), c.c_char_p()
         for kernel_idx in range(library.tessella_kernel_count()):
             require(library.tessella_kernel_describe(kernel_idx, info))
-            call.require(library.tessella_kernel_refusal(kernel_idx, call.args_ref, call.options_ref, reason))
+            call.require(library.tessella_kernel_refusal(kernel_idx, call.tagged(), reason))
             reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
         return reasons
 
@@ -117,12 +117,12 @@ def check(
 
     Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
     """
-    with Call.of("check_forward") as call:
+    with Call.of("check") as call:
         sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))
         require_array("out", out)
         call.fill(q, k, v, layout, None, options)
         call.outputs(q, out, None, False)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
-        call.require(library.tessella_check_forward(call.args_ref, call.options_ref, *sample, report))
+        call.require(library.tessella_check(call.tagged(), *sample, report))
         values = {name: getattr(report, name) for name in CheckReport._fields}
         return CheckReport(**{**values, "passed": bool(report.passed), "worst_index": tuple(report.worst_index)})

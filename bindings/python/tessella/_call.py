@@ -99,6 +99,10 @@ class Call:
         self.read_operands(q, k, v)
         set_options(self, options)
 
+    def tagged(self) -> Any:
+        """The call as plans and questions take it."""
+        return c.byref(d.Call(c.sizeof(d.Call), d.FORWARD, c.addressof(self.args), c.addressof(self.options)))
+
     def read_operands(self, q: Any, k: Any, v: Any) -> None:
         """Views q, k and v."""
         slots, swapped = self.slots, self.is_swapped

@@ -35,6 +35,10 @@ class FileError(Error, OSError):
     """A file could not be read or written."""
 
 
+class Cancelled(Error):
+    """The call's flag was set: it ended before its result was there."""
+
+
 class InternalError(Error, RuntimeError):
     """A defect of the library."""
 
@@ -48,6 +52,7 @@ BY_STATUS: dict[int, type[Error]] = {
     d.COMPILE: CompileError,
     d.IO: FileError,
     d.INTERNAL: InternalError,
+    d.CANCELLED: Cancelled,
 }
 
 

@@ -134,7 +134,7 @@ class Plan:
             call.fill(q, k, v, self._layout, stream, {**kept, **options})
             made = call.outputs(q, out, lse, self._return_lse)
             memory = None if workspace is None else workspace._ref
-            call.require(library.tessella_plan_run(self._handle, call.args_ref, call.options_ref, memory, call.stream))
+            call.require(library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))
             return call.kind.results(made, (out, lse), self._return_lse)
 
 
@@ -143,11 +143,11 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
     """
-    with Call.of("plan_forward") as call:
+    with Call.of("plan_make") as call:
         call.fill(q, k, v, layout, None, options)
         call.describe_outputs(switch("return_lse", return_lse))
         handle = c.c_void_p()
-        call.require(library.tessella_plan_forward(call.args_ref, call.options_ref, handle))
+        call.require(library.tessella_plan_make(call.tagged(), handle))
     kept = {name: value for name, value in options.items() if name not in ARGUMENTS}  # which every run brings anew
     return Plan(handle, layout, return_lse, kept)
 

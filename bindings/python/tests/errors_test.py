@@ -278,7 +278,7 @@ def test_what_is_compared():
         ({"num_rows": 2**63}, tessella.InvalidArgument, f"num_rows is {2**63}, expected {-(2**63)} to {2**63 - 1}"),
         ({"sample_seed": -1}, tessella.InvalidArgument, f"sample_seed is -1, expected 0 to {2**64 - 1}"),
     ]:
-        with pytest.raises(error, match=f"^check_forward: {re.escape(text)}"):
+        with pytest.raises(error, match=f"^check: {re.escape(text)}"):
             tessella.check(Q, K, K, **{"out": out, **changed})
 
 
