@@ -27,8 +27,8 @@ from ._plan import Plan, Workspace, explain, plan
 __version__ = version()
 
 __all__ = [
-    "CheckReport",
     "Cancelled",
+    "CheckReport",
     "CompileError",
     "DeviceError",
     "Error",
