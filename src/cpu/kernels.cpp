@@ -5,9 +5,9 @@
 #include <string>
 
 #include "core/once.hpp"
-#include "cpu/forward_amx.hpp"
-#include "cpu/forward_vector.hpp"
+#include "cpu/amx/forward_amx.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/vector/forward_vector.hpp"
 
 namespace tessella::cpu {
 namespace {

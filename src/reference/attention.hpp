@@ -2,8 +2,8 @@
 // the *plain* computation that scales every tolerance (docs/numerics.md).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "core/kernel.hpp"
 #include "core/problem.hpp"
@@ -11,22 +11,26 @@
 
 namespace tessella::reference {
 
-// How far rounding alone may move a row: see compare.hpp.
-struct RowNoise {
-  std::vector<double> out;  // one per element of the row
-  double lse = 0;
-  std::vector<double> products;  // |scale| times the size of q.k's partial sums, one per key
+// Softmax of one row.
+template <typename Real>
+struct RowSoftmax {
+  const Real* scores;  // of every key of the sequence, in the row's scratch; -inf where hidden
+  Real max;            // of the scores and the sink; 0 where both are -inf
+  Real sum;            // of exp(s_j - max) over the keys and the sink
+  Real lse;
+
+  Real prob(Real score) const { return std::exp(score - max) / sum; }
 };
 
 // Elements of scratch that a row needs: linear in the length.
 int64_t row_scratch(const core::Problem& problem);
 
-// out[0, head_dim_v) of query i of a head; returns the LSE. noise may be null.
-double attention_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i,
-                     double* scratch, double* out, RowNoise* noise = nullptr);
+// out[0, head_dim_v) of query i of a head.
+RowSoftmax<double> attention_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i,
+                                 double* scratch, double* out);
 
 // The same row as standard attention computes it: S and softmax in fp32, P normalised and rounded to the dtype of the
-// inputs, fp32 accumulation. Not yet rounded to the dtype of out.
+// inputs, fp32 accumulation. Not yet rounded to the dtype of out. Returns the LSE.
 float plain_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i, float* scratch,
                 float* out);
 

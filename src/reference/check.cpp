@@ -8,6 +8,7 @@
 #include "portable/dropout.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
+#include "reference/noise.hpp"
 #include "reference/rest.hpp"
 #include "reference/score.hpp"
 
@@ -39,7 +40,9 @@ class Checker {
     std::fill(plain_.begin(), plain_.end(), 0.0F);
     noise_.out.assign(expected_.size(), 0);
     if (i < s.len_q) {
-      lse = attention_row(p_, s, head, i, scratch_.data(), expected_.data(), &noise_);
+      const RowSoftmax<double> softmax = attention_row(p_, s, head, i, scratch_.data(), expected_.data());
+      lse = softmax.lse;
+      noise_ = row_noise(p_, s, head, i, softmax, expected_.data());
       if (p_.dtype != core::DType::f64) {
         plain_lse = plain_row(p_, s, head, i, plain_scratch_.data(), plain_.data());
       }

@@ -5,7 +5,7 @@
 #include "core/once.hpp"
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
-#include "reference/ladder.hpp"
+#include "reference/ladder/ladder.hpp"
 
 namespace tessella::reference {
 namespace {

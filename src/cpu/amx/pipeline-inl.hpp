@@ -14,9 +14,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/amx_pack-inl.hpp"
-#include "cpu/amx_softmax-inl.hpp"
-#include "cpu/amx_tiles-inl.hpp"
+#include "cpu/amx/pack-inl.hpp"
+#include "cpu/amx/softmax-inl.hpp"
+#include "cpu/amx/tiles-inl.hpp"
 #include "cpu/strip.hpp"
 
 namespace tessella::cpu::amx {

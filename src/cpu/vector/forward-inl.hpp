@@ -4,22 +4,22 @@
 // a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on items.
 // Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
 // rescaling is exact and rare.
-#if defined(TESSELLA_CPU_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_FORWARD_INL_HPP
-#undef TESSELLA_CPU_FORWARD_INL_HPP
+#if defined(TESSELLA_CPU_VECTOR_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
+#undef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
 #else
-#define TESSELLA_CPU_FORWARD_INL_HPP
+#define TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
 #endif
 
 #include <cmath>
 #include <cstring>
 
-#include "cpu/chunk-inl.hpp"
-#include "cpu/convert-inl.hpp"
-#include "cpu/exp2-inl.hpp"
-#include "cpu/forward_vector.hpp"
-#include "cpu/score-inl.hpp"
-#include "cpu/tiles-inl.hpp"
+#include "cpu/vector/chunk-inl.hpp"
+#include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "cpu/vector/forward_vector.hpp"
+#include "cpu/vector/score-inl.hpp"
+#include "cpu/vector/tiles-inl.hpp"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -261,4 +261,4 @@ inline void run_item(const core::Problem& p, const ForwardItem& item, const Vect
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_FORWARD_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_FORWARD_INL_HPP

@@ -1,4 +1,4 @@
-#include "reference/vector.hpp"
+#include "reference/ladder/vector.hpp"
 
 namespace tessella::reference {
 namespace {

@@ -1,12 +1,12 @@
-#include "reference/ladder.hpp"
+#include "reference/ladder/ladder.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 #include "reference/element.hpp"
+#include "reference/ladder/vector.hpp"
 #include "reference/rest.hpp"
 #include "reference/threads.hpp"
-#include "reference/vector.hpp"
 
 namespace tessella::reference {
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "reference/ladder.hpp"
+#include "reference/ladder/ladder.hpp"
 
 namespace tessella::reference {
 namespace {

@@ -1,7 +1,7 @@
 // Compiles forward-inl.hpp once per instruction set and hands the kernels out by name; drives items over threads.
 //
 // Highway 1.0.3 knows no plain SSE2: the x86 baseline is one lane wide and only there so that every machine runs.
-#include "cpu/forward_vector.hpp"
+#include "cpu/vector/forward_vector.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@
 #define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/forward_vector.cpp"
+#define HWY_TARGET_INCLUDE "cpu/vector/forward_vector.cpp"
 #include "hwy/foreach_target.h"  // must come before all that includes highway.h
 
-#include "cpu/forward-inl.hpp"
+#include "cpu/vector/forward-inl.hpp"
 #include "hwy/highway.h"
 
 #if HWY_ONCE

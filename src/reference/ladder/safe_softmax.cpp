@@ -1,13 +1,13 @@
-// Attention from online softmax, 2 passes over the keys of a row (Milakov and Gimelshein, arXiv 1805.02867; Ye, sec.
-// 2):
-//   pass 1:  m_j = max(m_{j-1}, x_j),   d'_j = d'_{j-1} e^{m_{j-1} - m_j} + e^{x_j - m_j}
-//   pass 2:  o_j = o_{j-1} + (e^{x_j - m_N} / d'_N) v_j
-// The sum is kept relative to the maximum so far, which fuses the first two passes of safe softmax.
+// Attention from safe softmax, 3 passes over the keys of a row (Ye, "From online softmax to FlashAttention", sec. 1):
+//   pass 1:  m_j = max(m_{j-1}, x_j)
+//   pass 2:  d_j = d_{j-1} + e^{x_j - m_N}
+//   pass 3:  o_j = o_{j-1} + (e^{x_j - m_N} / d_N) v_j
+// Nothing of length N is kept, so x_j = score(q.k_j) is computed anew in every pass.
 
 #include <algorithm>
 #include <cmath>
 
-#include "reference/ladder.hpp"
+#include "reference/ladder/ladder.hpp"
 
 namespace tessella::reference {
 namespace {
@@ -17,7 +17,7 @@ int64_t scratch_floats(const core::Problem& p) { return 2 * p.head_dim_qk + 2 * 
 double bytes_moved(const Head& head) {
   const auto pairs = static_cast<double>(head.visible_pairs());
   return static_cast<double>(head.len_q()) * (head.row_bytes_qk() + head.row_bytes_out()) +
-         pairs * (2 * head.row_bytes_qk() + head.row_bytes_v());
+         pairs * (3 * head.row_bytes_qk() + head.row_bytes_v());
 }
 
 void run(const Head& head, float* scratch) {
@@ -27,15 +27,15 @@ void run(const Head& head, float* scratch) {
   float* o = v + head.head_dim_v();
   for (int64_t i = 0; i < head.len_q(); ++i) {
     head.load_q(i, q);
-    float m = first_maximum(head);
-    float d = first_sum(head);
+    float m = head.sink();
     for (int64_t j = 0; j < head.len_kv(); ++j) {
-      if (!head.visible(i, j)) continue;
-      const float x = head.score(i, j, q, k);
-      if (x == kHidden<float>) continue;  // e^{-inf - -inf} is NaN
-      const float m_new = std::max(m, x);
-      d = d * std::exp(m - m_new) + std::exp(x - m_new);
-      m = m_new;
+      if (head.visible(i, j)) m = std::max(m, head.score(i, j, q, k));
+    }
+    if (m == kHidden<float>) m = 0;  // no key is seen: the sum is 0 whatever the maximum
+
+    float d = std::exp(head.sink() - m);
+    for (int64_t j = 0; j < head.len_kv(); ++j) {
+      if (head.visible(i, j)) d += std::exp(head.score(i, j, q, k) - m);
     }
 
     std::fill(o, o + head.head_dim_v(), 0.0F);
@@ -53,11 +53,7 @@ void run(const Head& head, float* scratch) {
 
 }  // namespace
 
-const Algorithm kOnlineSoftmax = {"reference.online_softmax",
-                                  "two passes over the keys: maximum and sum, output",
-                                  2,
-                                  scratch_floats,
-                                  bytes_moved,
-                                  run};
+const Algorithm kSafeSoftmax = {
+    "reference.safe_softmax", "three passes over the keys: maximum, sum, output", 3, scratch_floats, bytes_moved, run};
 
 }  // namespace tessella::reference

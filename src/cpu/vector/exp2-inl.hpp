@@ -1,14 +1,15 @@
 // 2^x in fp32, relative error below 2e-7: split off floor(x), a polynomial on [0, 1), scale by the integer part.
 //
-// Minimax of degree 5 with p(0) = 1 (error 8.2e-8), so integers give exact powers of two. 2^-inf is 0, NaN stays
-// NaN, results below 2^-126 may flush to 0. Without AVX-512 x must be below 128.
-#if defined(TESSELLA_CPU_EXP2_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_EXP2_INL_HPP
-#undef TESSELLA_CPU_EXP2_INL_HPP
+// The coefficients are in exp2.hpp. 2^-inf is 0, NaN stays NaN, results below 2^-126 may flush to 0. Without AVX-512 x
+// must be below 128.
+#if defined(TESSELLA_CPU_VECTOR_EXP2_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_EXP2_INL_HPP
+#undef TESSELLA_CPU_VECTOR_EXP2_INL_HPP
 #else
-#define TESSELLA_CPU_EXP2_INL_HPP
+#define TESSELLA_CPU_VECTOR_EXP2_INL_HPP
 #endif
 
+#include "cpu/exp2.hpp"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,11 +27,11 @@ inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 
 HWY_INLINE VecF exp2_fraction(VecF x) {
   const F32 d;
-  VecF p = hn::MulAdd(x, hn::Set(d, 0.001867130082f), hn::Set(d, 0.009017030285f));
-  p = hn::MulAdd(p, x, hn::Set(d, 0.05579991315f));
-  p = hn::MulAdd(p, x, hn::Set(d, 0.2401644501f));
-  p = hn::MulAdd(p, x, hn::Set(d, 0.6931513118f));
-  return hn::MulAdd(p, x, hn::Set(d, 1.0f));
+  VecF p = hn::MulAdd(x, hn::Set(d, kExp2[5]), hn::Set(d, kExp2[4]));
+  p = hn::MulAdd(p, x, hn::Set(d, kExp2[3]));
+  p = hn::MulAdd(p, x, hn::Set(d, kExp2[2]));
+  p = hn::MulAdd(p, x, hn::Set(d, kExp2[1]));
+  return hn::MulAdd(p, x, hn::Set(d, kExp2[0]));
 }
 
 HWY_INLINE VecF exp2(VecF x) {
@@ -60,4 +61,4 @@ HWY_INLINE VecF exp2(VecF x) {
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_EXP2_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_EXP2_INL_HPP

@@ -6,14 +6,14 @@
 // Tiles fill the register file: 24 accumulators of 32 registers or 12 of 16, so that the two fused multiply-adds a
 // cycle do not wait for latency. On AVX-512 every load beside them costs, even where two a cycle would do: the nearer a
 // tile is to a square of vectors and broadcasts, the better (docs/cpu.md).
-#if defined(TESSELLA_CPU_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_TILES_INL_HPP
-#undef TESSELLA_CPU_TILES_INL_HPP
+#if defined(TESSELLA_CPU_VECTOR_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_TILES_INL_HPP
+#undef TESSELLA_CPU_VECTOR_TILES_INL_HPP
 #else
-#define TESSELLA_CPU_TILES_INL_HPP
+#define TESSELLA_CPU_VECTOR_TILES_INL_HPP
 #endif
 
-#include "cpu/exp2-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -157,4 +157,4 @@ inline void multiply_values(const float* probs, int lanes, int num_rows, int num
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_TILES_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_TILES_INL_HPP

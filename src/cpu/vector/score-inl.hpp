@@ -1,15 +1,16 @@
 // What happens to a tile of scores [key][row] between the two products besides softmax: the score chain (scale,
 // softcap, bias, ALiBi, masks), the band, dropout. All of it vertical: one lane a row.
-#if defined(TESSELLA_CPU_SCORE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_SCORE_INL_HPP
-#undef TESSELLA_CPU_SCORE_INL_HPP
+#if defined(TESSELLA_CPU_VECTOR_SCORE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_SCORE_INL_HPP
+#undef TESSELLA_CPU_VECTOR_SCORE_INL_HPP
 #else
-#define TESSELLA_CPU_SCORE_INL_HPP
+#define TESSELLA_CPU_VECTOR_SCORE_INL_HPP
 #endif
 
-#include "cpu/convert-inl.hpp"
-#include "cpu/exp2-inl.hpp"
+#include "cpu/exp2.hpp"
 #include "cpu/strip.hpp"
+#include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
 #include "portable/dropout.hpp"
 
@@ -18,7 +19,6 @@ namespace tessella::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kMinusInfinity = -__builtin_inff();
 inline constexpr int kChainKeys = 64;  // keys that the score chain treats at a time
 
@@ -248,4 +248,4 @@ inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t k
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_SCORE_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_SCORE_INL_HPP

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "reference/ladder.hpp"
-#include "reference/vector.hpp"
+#include "reference/ladder/ladder.hpp"
+#include "reference/ladder/vector.hpp"
 
 namespace tessella::reference {
 namespace {

@@ -2,14 +2,14 @@
 //
 // Nothing is read or written past the given number of elements. bf16 and f16 are the bit patterns of
 // portable/float16.hpp.
-#if defined(TESSELLA_CPU_CONVERT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_CONVERT_INL_HPP
-#undef TESSELLA_CPU_CONVERT_INL_HPP
+#if defined(TESSELLA_CPU_VECTOR_CONVERT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_CONVERT_INL_HPP
+#undef TESSELLA_CPU_VECTOR_CONVERT_INL_HPP
 #else
-#define TESSELLA_CPU_CONVERT_INL_HPP
+#define TESSELLA_CPU_VECTOR_CONVERT_INL_HPP
 #endif
 
-#include "cpu/exp2-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
 #include "portable/float16.hpp"
 
@@ -136,4 +136,4 @@ void load_transposed(const T* const* from, int lanes, int columns, int64_t strid
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_CONVERT_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_CONVERT_INL_HPP

@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
-#include "cpu/amx_tiles-inl.hpp"
+#include "cpu/amx/tiles-inl.hpp"
 
 namespace tessella::cpu::amx {
 

@@ -2,19 +2,19 @@
 //
 // K keeps its rows, V is cut into panels of columns as wide as a value tile. Columns up to the padded head dim are
 // zero. V rows that no query may see are zero if they hold infinities or NaN.
-#if defined(TESSELLA_CPU_CHUNK_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_CHUNK_INL_HPP
-#undef TESSELLA_CPU_CHUNK_INL_HPP
+#if defined(TESSELLA_CPU_VECTOR_CHUNK_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
+#undef TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
 #else
-#define TESSELLA_CPU_CHUNK_INL_HPP
+#define TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
 #endif
 
 #include <cstring>
 
-#include "cpu/convert-inl.hpp"
-#include "cpu/exp2-inl.hpp"
-#include "cpu/forward_vector.hpp"
-#include "cpu/tiles-inl.hpp"
+#include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "cpu/vector/forward_vector.hpp"
+#include "cpu/vector/tiles-inl.hpp"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
@@ -106,4 +106,4 @@ void load_values(const core::Problem& p, const core::Sequence& s, int64_t kv_hea
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // TESSELLA_CPU_CHUNK_INL_HPP
+#endif  // TESSELLA_CPU_VECTOR_CHUNK_INL_HPP

@@ -15,7 +15,8 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu/amx_tiles-inl.hpp"
+#include "cpu/amx/tiles-inl.hpp"
+#include "cpu/exp2.hpp"
 #include "cpu/strip.hpp"
 
 namespace tessella::cpu::amx {
@@ -52,14 +53,14 @@ struct alignas(64) SoftmaxState {
   }
 };
 
-// 2^x, relative error 2e-7 (2^0 is exact): minimax of degree 5 on [0, 1) with constant term 1. -inf gives 0.
+// 2^x, relative error 2e-7 (2^0 is exact). -inf gives 0.
 [[gnu::always_inline]] inline __m512 exp2_lanes(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0.001867130082f), _mm512_set1_ps(0.009017030285f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.05579991315f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.2401644501f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.6931513118f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+  __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(kExp2[5]), _mm512_set1_ps(kExp2[4]));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(kExp2[3]));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(kExp2[2]));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(kExp2[1]));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(kExp2[0]));
   return _mm512_scalef_ps(p, x);
 }
 

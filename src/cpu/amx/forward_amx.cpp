@@ -5,13 +5,13 @@
 //       pack     K tiles, V^T tiles                      in 256-key runs
 //       compute  for chunk of keys (K, V: 512 KB of L2)  in items: runs of 32-row strips
 //                  for strip of item                     O, m, l of all strips stay in L2 between chunks
-//                    for unit, block of 32 keys          Pipeline (amx_pipeline-inl.hpp)
+//                    for unit, block of 32 keys          Pipeline (pipeline-inl.hpp)
 //
 // Threads that begin at a pair share its packing and its items, and move on when none is left: what a thread packs it
 // mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing.
 // Strips hold rows of all query heads of a KV head (strip.hpp), so K and V are packed and read once for a group.
 // Chunks and units start at absolute keys and rows of a strip do not meet: results do not depend on threads.
-#include "cpu/forward_amx.hpp"
+#include "cpu/amx/forward_amx.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -28,10 +28,11 @@
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
 #include "cpu/cpu_features.hpp"
+#include "cpu/exp2.hpp"
 #include "cpu/forward_items.hpp"
-#include "cpu/forward_vector.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/strip.hpp"
+#include "cpu/vector/forward_vector.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -48,8 +49,8 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16")
 #endif
 
-#include "cpu/amx_pack-inl.hpp"
-#include "cpu/amx_pipeline-inl.hpp"
+#include "cpu/amx/pack-inl.hpp"
+#include "cpu/amx/pipeline-inl.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -63,7 +64,6 @@ constexpr int64_t kMaxWavePairs = 4096;              // bounds the memory of the
 constexpr int kPackUnits = 2;                        // a work item of packing
 constexpr int kMaxStrips = 16;
 constexpr int kLiveStrips = 4;  // in the pipeline at once if every strip has one block: S, P, P.V, finish
-constexpr float kLog2e = 1.44269504088896340736f;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -344,13 +344,13 @@ class Item {
   static float finish_row(const SoftmaxState& softmax, int r, float sink, float& factor) {
     if (softmax.unset >> r & 1) return sink;
     const float maximum = -softmax.offset[r];                                          // log2 units
-    const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2e);  // fp32 might overflow
+    const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2E);  // fp32 might overflow
     const double top = sink_log2 > maximum ? sink_log2 : maximum;
     const float weight = std::exp2(static_cast<float>(maximum - top));
     const float sink_weight = std::exp2(static_cast<float>(sink_log2 - top));
     factor = weight / ((softmax.sum[0][r] + softmax.sum[1][r]) * weight + sink_weight);
     const float sum = (softmax.exact[0][r] + softmax.exact[1][r]) * weight + sink_weight;
-    return static_cast<float>(top / static_cast<double>(kLog2e) + static_cast<double>(std::log(sum)));
+    return static_cast<float>(top / static_cast<double>(kLog2E) + static_cast<double>(std::log(sum)));
   }
 
   const Call& call_;
@@ -407,7 +407,7 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
 void run(const core::Problem& p, const core::Plan& plan, core::Workspace workspace, void*) {
   Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr, nullptr};
   const Layout& l = call.layout;
-  call.block = {l.qk_steps, l.v_panels, p.scale * kLog2e, nullptr, nullptr};
+  call.block = {l.qk_steps, l.v_panels, p.scale * kLog2E, nullptr, nullptr};
   // The chain also serves scales that would turn the -inf of a hidden key into something else.
   const VectorKernel& vector = vector_kernel(InstructionSet::avx512);
   if (p.features.has_any(kScoreFeatures) || !(p.scale > 0)) call.block.chain = vector.score_chain;
