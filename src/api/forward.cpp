@@ -10,6 +10,7 @@
 #include "api/arena.hpp"
 #include "api/host_copy.hpp"
 #include "api/normalize.hpp"
+#include "core/cancel.hpp"
 #include "core/choose.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
@@ -33,8 +34,8 @@ using core::Problem;
 
 // What a plan depends on, with lengths rounded up.
 struct PlanKey {
-  std::array<int64_t, 20> numbers;
-  std::string kernel, score, keep;
+  std::array<int64_t, 22> numbers;
+  std::string kernel, score_mod, mask_mod;
   bool operator==(const PlanKey&) const = default;
 };
 
@@ -71,6 +72,7 @@ PlanKey key(const Problem& p, std::string_view kernel) {
   return {{static_cast<int64_t>(p.device.type),
            p.device.id,
            static_cast<int64_t>(p.dtype),
+           static_cast<int64_t>(p.k.dtype) << 8 | static_cast<int64_t>(p.v.dtype),
            static_cast<int64_t>(p.out_dtype),
            p.batch,
            p.heads_q,
@@ -83,14 +85,15 @@ PlanKey key(const Problem& p, std::string_view kernel) {
            p.features.bits(),
            p.device.type == core::DeviceType::cpu ? cpu::threads_for(p.num_threads) : 0,
            p.alignment,
-           int64_t{p.num_sms} << 1 | (p.batch_invariant ? 1 : 0),
+           int64_t{p.num_sms} << 3 | static_cast<int64_t>(p.query_class) << 1 | (p.batch_invariant ? 1 : 0),
+           p.scale_block,
            static_cast<int64_t>(p.bias_dtype),
            array_dtypes(p),
            p.page_size,
            rounded_length(core::most_keys(p)) << 1 | (core::rows_grow(p) ? 1 : 0)},
           std::string(kernel),
-          std::string(p.score),
-          std::string(p.keep)};
+          std::string(p.score_mod),
+          std::string(p.mask_mod)};
 }
 
 // The most recently used plans of the process, newest first. A lock that is taken counts as a miss: a child forked
@@ -157,8 +160,8 @@ std::string_view forced_kernel(const tessella_attention_options& options) {
 
 Plan plan_forward(const Problem& problem, const tessella_attention_options& options) {
   const Problem bounds = with_bounds(problem, options.max_seqlen_q, options.max_seqlen_kv);
-  core::validate_sizes(bounds, "plan_forward");
-  return prepared(core::choose(bounds, kernel_tables(), forced_kernel(options), "plan_forward"));
+  core::validate_sizes(bounds, "plan_make");
+  return prepared(core::choose(bounds, kernel_tables(), forced_kernel(options), "plan_make"));
 }
 
 std::shared_ptr<const Plan> cached_plan(const Problem& problem, const tessella_attention_options& options) {
@@ -184,6 +187,8 @@ void check_fits(const Plan& plan, const Problem& problem) {
   };
   same_name("device of q", problem.device, made_for.device);
   same_name("dtype of q", problem.dtype, made_for.dtype);
+  same_name("dtype of k", problem.k.dtype, made_for.k.dtype);
+  same_name("dtype of v", problem.v.dtype, made_for.v.dtype);
   same_name("dtype of out", problem.out_dtype, made_for.out_dtype);
   same("batch", problem.batch, made_for.batch);
   same("heads_q", problem.heads_q, made_for.heads_q);
@@ -202,12 +207,14 @@ void check_fits(const Plan& plan, const Problem& problem) {
   same("num_sms", problem.num_sms, made_for.num_sms);
   if (problem.num_threads != 0) same("num_threads", problem.num_threads, made_for.num_threads);
   same("batch_invariant", problem.batch_invariant, made_for.batch_invariant);
+  same("query_class", static_cast<int32_t>(problem.query_class), static_cast<int32_t>(made_for.query_class));
+  same("scale_block", problem.scale_block, made_for.scale_block);
   same("num_mod_args", problem.num_arrays, made_for.num_arrays);
   for (int32_t i = 0; i < problem.num_arrays; ++i) {
     same_name("dtype in mod_args", problem.arrays[i].dtype, made_for.arrays[i].dtype);
   }
-  for (const auto& [what, got, expected] :
-       {std::tuple{"score_mod", problem.score, made_for.score}, std::tuple{"mask_mod", problem.keep, made_for.keep}}) {
+  for (const auto& [what, got, expected] : {std::tuple{"score_mod", problem.score_mod, made_for.score_mod},
+                                            std::tuple{"mask_mod", problem.mask_mod, made_for.mask_mod}}) {
     if (got != expected) invalid(message("plan_run: ", what, " is another source than what the plan was made for"));
   }
   if (problem.alignment < made_for.alignment) {
@@ -224,11 +231,29 @@ void check_fits(const Plan& plan, const Problem& problem) {
   within("rows of k", problem.total_kv, made_for.total_kv);
 }
 
+namespace {
+
+void run_kernel(const Plan& plan, const Problem& problem, core::Workspace workspace, void* stream,
+                const char* function) {
+  try {
+    plan.kernel->run(problem, plan, workspace, stream);
+  } catch (const core::Cancelled&) {
+    throw core::Error(core::ErrorCode::cancelled,
+                      message(function, ": the call was cancelled; out and lse hold no result"));
+  }
+}
+
+}  // namespace
+
 void run(const Plan& plan, const Problem& problem, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function) {
+  if (core::is_cancelled(problem.cancel)) {
+    throw core::Error(core::ErrorCode::cancelled,
+                      message(function, ": the call was cancelled before it began; nothing was touched"));
+  }
   if (workspace == nullptr) {
     const RunMemory memory(plan.workspace, problem.device, allocator, stream, function);
-    plan.kernel->run(problem, plan, memory.workspace(), stream);
+    run_kernel(plan, problem, memory.workspace(), stream, function);
     return;
   }
   const auto holds = [](const char* what, const void* data, size_t got, int64_t expected) {
@@ -242,17 +267,19 @@ void run(const Plan& plan, const Problem& problem, const tessella_workspace* wor
   };
   holds("state", workspace->state, workspace->state_bytes, plan.workspace.state_bytes);
   holds("scratch", workspace->scratch, workspace->scratch_bytes, plan.workspace.scratch_bytes);
-  plan.kernel->run(problem, plan, {workspace->state, workspace->scratch}, stream);
+  run_kernel(plan, problem, {workspace->state, workspace->scratch}, stream, function);
 }
 
 reference::CheckReport check_forward(const Problem& problem, int64_t num_rows, uint64_t seed) {
-  if (problem.features.has_any(core::kTextFeatures)) {
-    core::unsupported("check_forward: score_mod or mask_mod is given, and the reference does not compile source");
+  Problem on_cpu = problem;
+  on_cpu.device = {};
+  if (const std::string reason = core::refusal(reference::reference_kernels().front(), on_cpu); !reason.empty()) {
+    core::unsupported(message("check: the reference ", reason));
   }
   if (problem.device.type == core::DeviceType::cpu) return reference::check_forward(problem, num_rows, seed);
   cuda::synchronize(problem.device);
   const HostCopy copy(problem, Copied::all, nullptr);
-  core::validate(copy.problem(), "check_forward");
+  core::validate(copy.problem(), "check");
   return reference::check_forward(copy.problem(), num_rows, seed);
 }
 

@@ -42,6 +42,9 @@ class TensorReader {
   template <typename T>
   core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning);
 
+  // (batch, blocks, heads), where each axis may be 1 and leading ones may be absent. Stride 0 on axes of 1.
+  core::Operand scale(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[3]);
+
   core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);
   // (batch, rows), or (rows) where batch is 1; packed (total). axis: what rows counts, for a message.
   core::Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,

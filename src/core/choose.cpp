@@ -34,6 +34,9 @@ std::string explain(const Plan& plan, std::string_view forced) {
 Problem without_pointers(const Problem& problem) {
   Problem bounds = problem;
   bounds.q.data = bounds.k.data = bounds.v.data = bounds.out.data = bounds.lse.data = nullptr;
+  bounds.q_scale.data = bounds.k_scale.data = bounds.v_scale.data = nullptr;
+  bounds.out_scale.data = bounds.amax.data = nullptr;
+  bounds.cancel = nullptr;
   bounds.seqlens_q = bounds.seqlens_kv = bounds.leftpad_kv = bounds.cu_seqlens_q = bounds.cu_seqlens_kv = {};
   bounds.page_table = {};
   bounds.bias = bounds.dense_mask = bounds.block_map = {};
@@ -44,14 +47,14 @@ Problem without_pointers(const Problem& problem) {
   return bounds;
 }
 
-// The plan outlives the caller's texts.
-void keep_texts(Plan& plan) {
+// The plan outlives the caller's source.
+void keep_source(Plan& plan) {
   Problem& p = plan.bounds;
-  if (p.score.empty() && p.keep.empty()) return;
-  plan.texts = std::make_shared<const std::string>(std::string(p.score) + std::string(p.keep));
-  const std::string_view all = *plan.texts;
-  p.keep = all.substr(p.score.size());
-  p.score = all.substr(0, p.score.size());
+  if (p.score_mod.empty() && p.mask_mod.empty()) return;
+  plan.source = std::make_shared<const std::string>(std::string(p.score_mod) + std::string(p.mask_mod));
+  const std::string_view all = *plan.source;
+  p.mask_mod = all.substr(p.score_mod.size());
+  p.score_mod = all.substr(0, p.score_mod.size());
 }
 
 }  // namespace
@@ -64,12 +67,22 @@ std::string refusal(const Kernel& kernel, const Problem& problem) {
     if (std::string reason = kernel.unavailable(problem.device); !reason.empty()) return reason;
   }
   if ((kernel.dtypes & dtype_bit(problem.dtype)) == 0) return message("does not compute ", name(problem.dtype));
+  for (const auto& [argument, dtype] : {std::pair{"k.dtype", problem.k.dtype}, std::pair{"v.dtype", problem.v.dtype}}) {
+    if (dtype != problem.dtype) {
+      return message("does not compute ", argument, " ", name(dtype), " beside q.dtype ", name(problem.dtype));
+    }
+  }
+  if (problem.out_dtype != problem.dtype && problem.out_dtype != DType::f32) {
+    return message("does not write out.dtype ", name(problem.out_dtype), " beside q.dtype ", name(problem.dtype));
+  }
   for (const auto& [argument, head_dim] :
        {std::pair{"head_dim_qk", problem.head_dim_qk}, std::pair{"head_dim_v", problem.head_dim_v}}) {
     if (head_dim > kernel.max_head_dim) {
       return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
     }
   }
+  if (problem.query_class == QueryClass::few && !kernel.serves_few)
+    return "is for many queries, and query_class is few";
   const Features missing = problem.features.without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
   return kernel.refuses == nullptr ? std::string() : kernel.refuses(problem);
@@ -82,7 +95,8 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
     for (const Kernel& kernel : table) {
       if (forced.empty() ? kernel.device != problem.device.type : kernel.name != forced) continue;
       std::string reason;
-      if (forced.empty() && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
+      const bool computes = (kernel.dtypes & dtype_bit(problem.dtype)) != 0;
+      if (forced.empty() && computes && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
         if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
         reason = message("is not chosen for ", name(problem.dtype), " unless named");
       } else {
@@ -94,7 +108,7 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
       }
       plan.kernel = &kernel;
       plan.bounds = without_pointers(problem);
-      keep_texts(plan);
+      keep_source(plan);
       plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(problem.num_threads);
       if (kernel.workspace != nullptr) plan.workspace = kernel.workspace(plan.bounds, plan.num_threads);
       plan.explanation = explain(plan, forced);

@@ -17,8 +17,8 @@ struct Refusal {
 
 struct Plan {
   const Kernel* kernel = nullptr;
-  Problem bounds;                            // sizes and features the plan was made for; its pointers are null
-  std::shared_ptr<const std::string> texts;  // what bounds.score and bounds.keep point into
+  Problem bounds;                             // sizes and features the plan was made for; its pointers are null
+  std::shared_ptr<const std::string> source;  // what bounds.score_mod and bounds.mask_mod point into
   int num_threads = 1;
   WorkspaceSize workspace;
   std::shared_ptr<const void> prepared;  // what kernel->prepare made

@@ -39,9 +39,11 @@ enum class Feature : uint32_t {
   sink = 1u << 16,
   dropout = 1u << 17,
   lse = 1u << 18,
-  score = 1u << 19,
-  keep = 1u << 20,
+  score_mod = 1u << 19,
+  mask_mod = 1u << 20,
   paged_kv = 1u << 21,
+  scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
+  slice = 1u << 23,   // any of first_batch, first_head, first_query, first_key
 };
 
 class Features {
@@ -89,16 +91,23 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::sink, "sink"},
     {Feature::dropout, "dropout"},
     {Feature::lse, "lse"},
-    {Feature::score, "score_mod"},
-    {Feature::keep, "mask_mod"},
+    {Feature::score_mod, "score_mod"},
+    {Feature::mask_mod, "mask_mod"},
+    {Feature::scales, "scales"},
+    {Feature::slice, "slice"},
 };
 constexpr Features all_features() {
   Features all;
   for (const FeatureName& entry : kFeatureNames) all |= entry.feature;
   return all;
 }
-// Modifications given as text are compiled for a GPU; nothing compiles them on a CPU.
-inline constexpr Features kTextFeatures = Feature::score | Feature::keep;
+// Source of the caller is compiled for a GPU; nothing compiles it on a CPU.
+inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
+// Known, and of no kernel yet.
+inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
+
+// With batch_invariant: which kernels may run. The values are those of option query_class.
+enum class QueryClass : int32_t { automatic = 0, few, many };
 
 // (batch, row, head, head_dim), head_dim contiguous.
 struct Operand {
@@ -110,7 +119,7 @@ struct Operand {
 
   // First element of one row of one head; `row` counts rows of the tensor (of the whole packed tensor).
   std::byte* row(int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
-    return data + (batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride) * size_bytes(dtype);
+    return data + bytes_of(dtype, batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride);
   }
 };
 
@@ -139,7 +148,7 @@ struct Table {
   T at(int64_t batch_idx, int64_t idx = 0) const { return data[batch_idx * batch_stride + idx * stride]; }
 };
 
-// An array that the texts of `score` and `keep` read; dense.
+// An array that score_mod and mask_mod read; dense.
 struct UserArray {
   const void* data = nullptr;
   DType dtype = DType::none;  // f32, bf16, f16, i32 or bool
@@ -150,7 +159,7 @@ inline constexpr int kMaxUserArrays = 8;
 struct Problem {
   // The part a plan is made for.
   Device device;
-  DType dtype = DType::none;      // of q, k and v
+  DType dtype = DType::none;      // of q; k and v have their own
   DType out_dtype = DType::none;  // of out
   int64_t batch = 0;
   int64_t heads_q = 0;
@@ -166,10 +175,12 @@ struct Problem {
   int32_t alignment = 1;         // GPU: bytes, 1 to 16, that divide every address and stride of q, k and v
   int32_t num_sms = 0;           // GPU: multiprocessors to use; 0 = all
   bool batch_invariant = false;  // a row must depend on nothing beside it
+  QueryClass query_class = QueryClass::automatic;
   DType bias_dtype = DType::none;
-  std::string_view score;  // text of a modification, "" = absent; not owned
-  std::string_view keep;
+  std::string_view score_mod;  // C++ source, "" = absent; not owned
+  std::string_view mask_mod;
   int32_t num_arrays = 0;
+  int64_t scale_block = 0;  // rows that share an entry of the scales; 0: all
 
   // The part that may change from run to run.
   Operand q;                     // (batch, seqlen_q, heads_q, head_dim_qk)
@@ -177,6 +188,11 @@ struct Problem {
   Operand v;                     // (batch, seqlen_kv, heads_kv, head_dim_v), likewise
   Operand out;                   // (batch, seqlen_q, heads_q, head_dim_v)
   Operand lse;                   // (batch, seqlen_q, heads_q, 1), f32, or f64 where dtype is f64
+  Operand q_scale;               // (batch, ceil(seqlen_q / scale_block), heads_q), f32; axes of 1 have stride 0
+  Operand k_scale;               // (batch or page, ...) as k is
+  Operand v_scale;               // as v is
+  Operand out_scale;             // as q_scale; out is divided by it
+  Operand amax;                  // as q_scale; written
   Table<int32_t> seqlens_q;      // (batch) rows in use
   Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
   Table<int32_t> leftpad_kv;     // (batch) first slot in use
@@ -206,7 +222,12 @@ struct Problem {
   const int64_t* seed_data = nullptr;  // GPU: where the seed lives; it replaces `seed`
   const int64_t* offset_data = nullptr;
   UserArray arrays[kMaxUserArrays];
-  int num_threads = 0;  // 0 = all that the process may use
+  int64_t first_batch = 0;  // where the call's slice begins in the whole
+  int64_t first_head = 0;
+  int64_t first_query = 0;
+  int64_t first_key = 0;
+  int num_threads = 0;              // 0 = all that the process may use
+  const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
 
   int64_t group() const { return heads_q / heads_kv; }  // query heads that share a KV head
 

@@ -81,7 +81,7 @@ inline int64_t most_keys(const Problem& p) {
 
 // Of a call: true if later queries may see more keys than earlier ones, element masks included.
 inline bool rows_grow(const Problem& p) {
-  if (p.features.has_any(kElementMasks | Feature::keep)) return true;
+  if (p.features.has_any(kElementMasks | Feature::mask_mod)) return true;
   const bool ends = p.window_right >= 0 || p.features.has_any(Feature::prefix | Feature::causal_top_left);
   return ends && p.window_left < 0 && p.chunk == 0;
 }

@@ -111,18 +111,17 @@ class Validator {
   };
   static Range range(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
     if (t.data == nullptr || batch == 0 || rows == 0 || heads == 0 || dim == 0) return {nullptr, nullptr};
-    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + dim * size_bytes(t.dtype)};
+    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + bytes_of(t.dtype, dim)};
   }
 
   // Slices of one buffer interleave without touching: equal row strides, and apart within a row.
   static bool apart_within_rows(const Operand& a, int64_t heads_a, int64_t dim_a, const Operand& b, int64_t heads_b,
                                 int64_t dim_b) {
-    const int64_t size = size_bytes(a.dtype);
-    const int64_t row = a.row_stride * size;
-    if (size != size_bytes(b.dtype) || row == 0 || b.row_stride * size != row) return false;
-    if (a.batch_stride * size % row != 0 || b.batch_stride * size % row != 0) return false;
-    const int64_t width_a = ((heads_a - 1) * a.head_stride + dim_a) * size;
-    const int64_t width_b = ((heads_b - 1) * b.head_stride + dim_b) * size;
+    const int64_t row = bytes_of(a.dtype, a.row_stride);
+    if (size_bits(a.dtype) != size_bits(b.dtype) || row == 0 || bytes_of(b.dtype, b.row_stride) != row) return false;
+    if (bytes_of(a.dtype, a.batch_stride) % row != 0 || bytes_of(b.dtype, b.batch_stride) % row != 0) return false;
+    const int64_t width_a = bytes_of(a.dtype, (heads_a - 1) * a.head_stride + dim_a);
+    const int64_t width_b = bytes_of(b.dtype, (heads_b - 1) * b.head_stride + dim_b);
     const int64_t b_after_a = ((b.data - a.data) % row + row) % row;
     return b_after_a >= width_a && b_after_a + width_b <= row;
   }

@@ -11,6 +11,7 @@
 
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
+#include "cases/tagged.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -23,7 +24,7 @@ class GpuDoor : public testing::Test {
     const Call call({});
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
-    if (tessella_plan_forward(&args, &call.options(), &plan) == TESSELLA_OK) tessella_plan_free(plan);
+    if (tessella_plan_make(Tagged(args, call.options()), &plan) == TESSELLA_OK) tessella_plan_free(plan);
     if (std::string(tessella_last_error()).find("no CUDA backend") != std::string::npos) {
       GTEST_SKIP() << tessella_last_error();
     }
@@ -91,7 +92,8 @@ TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);
     const char* reason = "";
-    ASSERT_EQ(tessella_kernel_refusal(idx, &args, &call.options(), &reason), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_kernel_refusal(idx, Tagged(args, call.options()), &reason), TESSELLA_OK)
+        << tessella_last_error();
     if (std::string(info.device) == "cpu") {
       EXPECT_STREQ(reason, "runs on cpu tensors, and q is on cuda:0") << info.name;
     }
@@ -191,14 +193,14 @@ TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-    ASSERT_EQ(tessella_check_forward(&args, &call.options(), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_check(Tagged(args, call.options()), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
     EXPECT_EQ(report.passed, 1) << layout << ": error " << report.max_error;
     EXPECT_EQ(report.rows, 2 * 4 * 9);
 
     *static_cast<float*>(call.args().out->data) += 1;
     GpuTwin spoiled(call.blocks(), false);
     const tessella_forward_args wrong = spoiled.args(call.args(), true);
-    ASSERT_EQ(tessella_check_forward(&wrong, &call.options(), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_check(Tagged(wrong, call.options()), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
     EXPECT_EQ(report.passed, 0) << layout;
   }
 }
@@ -248,7 +250,7 @@ TEST_F(GpuDoor, TextsAndTheirArraysAreChecked) {
   expect_refusal(args, options, "forward: mod_args[1] is on the CPU, expected cuda:0 = the device of q");
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   args.num_mod_args = 0;
-  EXPECT_EQ(tessella_check_forward(&args, &options, 0, 1, &report), TESSELLA_UNSUPPORTED);
+  EXPECT_EQ(tessella_check(Tagged(args, options), 0, 1, &report), TESSELLA_UNSUPPORTED);
 }
 
 TEST_F(GpuDoor, DlpackSaysWhereAPointerIs) {

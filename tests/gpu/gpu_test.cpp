@@ -11,6 +11,7 @@
 
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
+#include "cases/tagged.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -192,20 +193,21 @@ TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
   tessella_plan* plan = nullptr;
-  ASSERT_EQ(tessella_plan_forward(&args, &options, &plan), TESSELLA_OK) << tessella_last_error();
+  ASSERT_EQ(tessella_plan_make(Tagged(args, options), &plan), TESSELLA_OK) << tessella_last_error();
   const std::string explained = tessella_plan_explain(plan);
   EXPECT_NE(explained.find(" device=cuda:0\n"), std::string::npos) << explained;
   EXPECT_EQ(explained.find("threads"), std::string::npos) << explained;
-  EXPECT_EQ(tessella_plan_run(plan, &args, &options, nullptr, twin.stream()), TESSELLA_OK) << tessella_last_error();
+  EXPECT_EQ(tessella_plan_run(plan, Tagged(args, options), nullptr, twin.stream()), TESSELLA_OK)
+      << tessella_last_error();
   options.score_mod = "return 0.25f * score;";
-  EXPECT_EQ(tessella_plan_run(plan, &args, &options, nullptr, twin.stream()), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessella_plan_run(plan, Tagged(args, options), nullptr, twin.stream()), TESSELLA_INVALID_ARGUMENT);
   EXPECT_STREQ(tessella_last_error(), "plan_run: score_mod is another source than what the plan was made for");
   EXPECT_EQ(twin.download(), "");
 
   options.score_mod = "return 0.5f * score;";
   GpuTwin odd_twin(odd.blocks(), false);
   const tessella_forward_args odd_args = odd_twin.args(odd.args(), true);
-  EXPECT_EQ(tessella_plan_run(plan, &odd_args, &options, nullptr, odd_twin.stream()), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessella_plan_run(plan, Tagged(odd_args, options), nullptr, odd_twin.stream()), TESSELLA_INVALID_ARGUMENT);
   EXPECT_STREQ(tessella_last_error(),
                "plan_run: q, k and v are aligned to 2 bytes, expected 16, as the plan was made for");
   tessella_plan_free(plan);
@@ -272,7 +274,7 @@ TEST_P(Gpu, IsCapturedInAGraph) {
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_plan* plan = nullptr;
-    ASSERT_EQ(tessella_plan_forward(&args, &call.options(), &plan), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_plan_make(Tagged(args, call.options()), &plan), TESSELLA_OK) << tessella_last_error();
     tessella_workspace workspace{};
     tessella_plan_workspace(plan, &workspace.state_bytes, &workspace.scratch_bytes);
     const cli::GpuMemory state(twin.gpu(), workspace.state_bytes), scratch(twin.gpu(), workspace.scratch_bytes);
@@ -283,7 +285,7 @@ TEST_P(Gpu, IsCapturedInAGraph) {
     void* executable = nullptr;
     constexpr int kThreadLocal = 1;
     ASSERT_EQ(begin(twin.stream(), kThreadLocal), 0);
-    EXPECT_EQ(tessella_plan_run(plan, &args, &call.options(), &workspace, twin.stream()), TESSELLA_OK)
+    EXPECT_EQ(tessella_plan_run(plan, Tagged(args, call.options()), &workspace, twin.stream()), TESSELLA_OK)
         << tessella_last_error();
     ASSERT_EQ(end(twin.stream(), &graph), 0);
     ASSERT_EQ(make(&executable, graph, 0), 0);

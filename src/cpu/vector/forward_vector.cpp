@@ -81,7 +81,7 @@ void run_vector(const VectorKernel& kernel, const core::Problem& problem, const 
   const ForwardItems items(problem, item_rows(problem, threads, kStripRows, item_strips(problem)), base);
   base += round_up(ForwardItems::scratch_bytes(problem, kStripRows), 64);
   const int64_t thread_bytes = VectorScratch(problem, nullptr).bytes;
-  parallel_for(items.size(), threads, [&](int64_t idx, int worker) {
+  parallel_for(items.size(), threads, problem.cancel, [&](int64_t idx, int worker) {
     kernel.run_item(problem, items[idx], VectorScratch(problem, base + worker * thread_bytes));
   });
 }
