@@ -11,7 +11,10 @@ namespace tessella {
 // Memory of a run, 64-byte aligned; one run at a time may use it. state must have been initialised by its plan.
 using Workspace = tessella_workspace;
 
-class Plan {
+namespace detail {
+
+// What plans of every operation have.
+class PlanOfAny {
  public:
   std::string kernel() const { return tessella_plan_kernel(plan_.get()); }
   // The problem, the kernel, its workspace, and why each better kernel was refused.
@@ -20,13 +23,23 @@ class Plan {
   // Bytes of state and scratch; the pointers are null.
   Workspace workspace_size() const {
     Workspace size{};
-    detail::check(tessella_plan_workspace(plan_.get(), &size.state_bytes, &size.scratch_bytes));
+    check(tessella_plan_workspace(plan_.get(), &size.state_bytes, &size.scratch_bytes));
     return size;
   }
   void initialize(const Workspace& workspace, void* stream = nullptr) const {
-    detail::check(tessella_plan_initialize(plan_.get(), &workspace, stream));
+    check(tessella_plan_initialize(plan_.get(), &workspace, stream));
   }
 
+ protected:
+  explicit PlanOfAny(tessella_plan* plan) : plan_(plan, tessella_plan_free) {}
+
+  std::shared_ptr<tessella_plan> plan_;
+};
+
+}  // namespace detail
+
+class Plan : public detail::PlanOfAny {
+ public:
   // Runs with the options the plan was made from (views in its mask must still be alive).
   void run(const ForwardArgs& args, const Workspace& workspace, void* stream = nullptr) const {
     run(args, options_, &workspace, stream);
@@ -37,22 +50,21 @@ class Plan {
   void run(const ForwardArgs& args, const AttentionOptions& options, const Workspace* workspace,
            void* stream = nullptr) const {
     const detail::ForwardCall call(args, options);
-    detail::check(tessella_plan_run(plan_.get(), &call.args, &call.options, workspace, stream));
+    detail::check(tessella_plan_run(plan_.get(), &call.tagged, workspace, stream));
   }
 
  private:
   friend Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options);
-  Plan(tessella_plan* plan, const AttentionOptions& options) : plan_(plan, tessella_plan_free), options_(options) {}
+  Plan(tessella_plan* plan, const AttentionOptions& options) : PlanOfAny(plan), options_(options) {}
 
-  std::shared_ptr<tessella_plan> plan_;
   AttentionOptions options_;
 };
 
-// For calls like this one; see tessella_plan_forward. Keeps no pointer of args.
+// For calls like this one; see tessella_plan_make. Keeps no pointer of args.
 inline Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options = {}) {
   const detail::ForwardCall call(args, options);
   tessella_plan* plan = nullptr;
-  detail::check(tessella_plan_forward(&call.args, &call.options, &plan));
+  detail::check(tessella_plan_make(&call.tagged, &plan));
   return Plan(plan, options);
 }
 

@@ -3,24 +3,22 @@
 #include <algorithm>
 #include <string>
 
-#include "api/arena.hpp"
 #include "api/host_copy.hpp"
+#include "core/choose.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
 #include "cuda/driver/memory.hpp"
+#include "reference/kernels.hpp"
 
 namespace tessella::api {
 
 using core::AttentionArguments;
 using core::AttentionShape;
-using core::invalid;
-using core::message;
-using core::Plan;
 
-AttentionArguments read_forward(const tessella_forward_args* args, const tessella_attention_options& options,
-                                const char* function, void* stream, Memory memory) {
+AttentionArguments read(const tessella_forward_args* args, const tessella_attention_options& options,
+                        const char* function, void* stream, Memory memory) {
   const AttentionArguments arguments = normalize(grown(args, function), options, function, memory);
   const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
                              (options.check_device_values != 0 || core::environment_check_device_values());
@@ -29,48 +27,26 @@ AttentionArguments read_forward(const tessella_forward_args* args, const tessell
   return arguments;
 }
 
-std::string_view forced_kernel(const char* kernel) {
-  return kernel != nullptr ? std::string_view(kernel) : core::environment_kernel();
-}
-
-AttentionShape bounds(const AttentionShape& shape, const tessella_attention_options& options) {
+AttentionShape bounds(const AttentionShape& shape, const tessella_attention_options& options, const char* function) {
   AttentionShape bounds = shape;
   bounds.seqlen_q = std::max(shape.seqlen_q, options.max_seqlen_q);
   bounds.seqlen_kv = std::max(shape.seqlen_kv, options.max_seqlen_kv);
   bounds.total_q = std::max(shape.total_q, bounds.seqlen_q);
   bounds.total_kv = std::max(shape.total_kv, bounds.seqlen_kv);
+  core::validate_sizes(bounds, function);
   return bounds;
 }
 
-void run(const Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
-         const tessella_allocator* allocator, void* stream, const char* function) {
-  if (workspace == nullptr) {
-    const RunMemory memory(plan.workspace, core::device(plan.shape), allocator, stream, function);
-    plan.kernel->run(arguments, plan, memory.workspace(), stream);
-    return;
-  }
-  const auto holds = [](const char* what, const void* data, size_t got, int64_t expected) {
-    if (expected == 0) return;
-    if (data == nullptr || got < static_cast<size_t>(expected)) {
-      invalid(message("plan_run: workspace.", what, " has ", data == nullptr ? 0 : got, " bytes, expected ", expected));
-    }
-    if (reinterpret_cast<uintptr_t>(data) % 64 != 0) {
-      invalid(message("plan_run: workspace.", what, " is not aligned, expected a multiple of 64 bytes"));
-    }
-  };
-  holds("state", workspace->state, workspace->state_bytes, plan.workspace.state_bytes);
-  holds("scratch", workspace->scratch, workspace->scratch_bytes, plan.workspace.scratch_bytes);
-  plan.kernel->run(arguments, plan, {workspace->state, workspace->scratch}, stream);
-}
-
-reference::CheckReport check_forward(const AttentionArguments& arguments, int64_t num_rows, uint64_t seed) {
-  if (arguments.features.has_any(core::kModFeatures)) {
-    core::unsupported("check_forward: score or keep is given, and the reference does not compile texts");
+reference::CheckReport check(const AttentionArguments& arguments, int64_t num_rows, uint64_t seed) {
+  AttentionShape on_cpu = arguments;
+  on_cpu.device = {};
+  if (const std::string reason = core::refusal(reference::reference_kernels().front(), on_cpu); !reason.empty()) {
+    core::unsupported(core::message("check: the reference ", reason));
   }
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_forward(arguments, num_rows, seed);
   cuda::synchronize(arguments.device);
   const HostCopy copy(arguments, Copied::all, nullptr);
-  core::validate(copy.arguments(), "check_forward");
+  core::validate(copy.arguments(), "check");
   return reference::check_forward(copy.arguments(), num_rows, seed);
 }
 

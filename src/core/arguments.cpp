@@ -7,10 +7,9 @@ namespace {
 
 // Bytes, a power of two up to 16, that divide the address and every stride.
 int32_t alignment(const Operand& t) {
-  const auto size = static_cast<uint64_t>(size_bytes(t.dtype));
   uint64_t bits = 16 | reinterpret_cast<uintptr_t>(t.data);
   for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
-    bits |= static_cast<uint64_t>(stride) * size;
+    bits |= static_cast<uint64_t>(bytes_of(t.dtype, stride));
   }
   return static_cast<int32_t>(bits & (~bits + 1));
 }
@@ -40,6 +39,17 @@ void derive_shape(AttentionArguments& a) {
   a.rows_grow = rows_grow(a);
   a.bias_dtype = a.bias.dtype;
   for (size_t i = 0; i < kMaxUserArrays; ++i) a.array_dtypes[i] = a.arrays[i].dtype;
+}
+
+void derive_shape(MergeArguments& a) {
+  const bool is_cpu = a.device.type == DeviceType::cpu;
+  a.num_states = static_cast<int32_t>(a.given.size());
+  a.states = {a.given.front().out.dtype, is_cpu ? 1 : 16};
+  for (const MergeArguments::State& state : a.given) {
+    if (!is_cpu) a.states.alignment = std::min(a.states.alignment, alignment(state.out));
+  }
+  a.out = {a.result.out.dtype, is_cpu ? 1 : alignment(a.result.out)};
+  if (a.result.lse.dtype != DType::none) a.features |= Feature::lse;
 }
 
 Shape shape(const Arguments& arguments) {

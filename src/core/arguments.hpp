@@ -17,6 +17,11 @@ namespace tessella::core {
 
 struct AttentionArguments : AttentionShape {
   ByName<Operand> tensors;
+  Operand q_scale;               // (batch, ceil(seqlen_q / scale_block), heads_q), f32; axes of 1 have stride 0
+  Operand k_scale;               // (batch or page, ...) as k is
+  Operand v_scale;               // as v is
+  Operand out_scale;             // as q_scale; out is divided by it
+  Operand amax;                  // as q_scale; written
   Table<int32_t> seqlens_q;      // (batch) rows in use
   Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
   Table<int32_t> leftpad_kv;     // (batch) first slot in use
@@ -47,6 +52,11 @@ struct AttentionArguments : AttentionShape {
   const int64_t* offset_data = nullptr;
   int32_t num_arrays = 0;
   UserArray arrays[kMaxUserArrays];
+  int64_t first_batch = 0;  // where the call's slice begins in the whole
+  int64_t first_head = 0;
+  int64_t first_query = 0;
+  int64_t first_key = 0;
+  const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
 
   Operand& q() { return tensors[Name::q]; }      // (batch, seqlen_q, heads_q, head_dim_qk)
   Operand& k() { return tensors[Name::k]; }      // (batch, seqlen_kv, heads_kv, head_dim_qk), or pages
@@ -84,8 +94,11 @@ struct MergeArguments : MergeShape {
     Operand lse;  // (batch, seqlen, heads, 1), f32, or f64 beside f64
   };
   std::vector<State> given;
-  State result;  // its lse: data null: not written
+  State result;                     // its lse of dtype none: not written
+  const int32_t* cancel = nullptr;  // as above
 };
+
+void derive_shape(MergeArguments& arguments);
 
 // Of any operation; points to the call's.
 using Arguments = std::variant<const AttentionArguments*, const MergeArguments*>;
@@ -97,5 +110,9 @@ inline const MergeArguments& merge(const Arguments& arguments) { return *std::ge
 
 // The call's own shape.
 Shape shape(const Arguments& arguments);
+
+inline const int32_t* cancel(const Arguments& arguments) {
+  return std::visit([](const auto* a) { return a->cancel; }, arguments);
+}
 
 }  // namespace tessella::core

@@ -78,11 +78,25 @@ std::string refused_head_dim(const Kernel& kernel, const char* argument, int64_t
   return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
 }
 
-std::string refused_head_dims(const Kernel& kernel, const AttentionShape& shape) {
-  std::string reason = refused_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
-  return reason.empty() ? refused_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
+// What each operation's members say beyond what all have.
+std::string refused_members(const Kernel& kernel, const AttentionShape& shape) {
+  for (const Name operand : {Name::k, Name::v}) {
+    if (const DType dtype = shape.operands[operand].dtype; dtype != shape.dtype()) {
+      return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
+                     name(shape.dtype()));
+    }
+  }
+  if (shape.out_dtype() != shape.dtype() && shape.out_dtype() != DType::f32) {
+    return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
+  }
+  for (const auto& [argument, head_dim] :
+       {std::pair{"head_dim_qk", shape.head_dim_qk}, std::pair{"head_dim_v", shape.head_dim_v}}) {
+    if (std::string reason = refused_head_dim(kernel, argument, head_dim); !reason.empty()) return reason;
+  }
+  if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
+  return "";
 }
-std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
+std::string refused_members(const Kernel& kernel, const MergeShape& shape) {
   return refused_head_dim(kernel, "head_dim", shape.head_dim);
 }
 
@@ -98,13 +112,14 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
       std::visit([](const auto& s) { return std::tuple(s.operation, s.device, s.features); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and these are on ", place(device));
+    return message("runs on ", name(kernel.device), " tensors, and ",
+                   operation == Operation::merge ? "outs are on " : "q is on ", place(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
   }
   if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
-  if (std::string reason = std::visit([&](const auto& s) { return refused_head_dims(kernel, s); }, shape);
+  if (std::string reason = std::visit([&](const auto& s) { return refused_members(kernel, s); }, shape);
       !reason.empty()) {
     return reason;
   }
@@ -121,7 +136,8 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
       std::string reason;
-      if (forced.empty() && (kernel.automatic & dtype) == 0) {
+      const bool computes = (kernel.dtypes & dtype) != 0;
+      if (forced.empty() && computes && (kernel.automatic & dtype) == 0) {
         if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       } else {

@@ -24,7 +24,7 @@ struct Operand {
 
   // First element of one row of one head; `row` counts rows of the tensor (of the whole packed tensor).
   std::byte* row(int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
-    return data + (batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride) * size_bytes(dtype);
+    return data + bytes_of(dtype, batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride);
   }
 };
 
@@ -53,7 +53,7 @@ struct Table {
   T at(int64_t batch_idx, int64_t idx = 0) const { return data[batch_idx * batch_stride + idx * stride]; }
 };
 
-// An array that the texts of `score` and `keep` read; dense.
+// An array that score_mod and mask_mod read; dense.
 struct UserArray {
   const void* data = nullptr;
   DType dtype = DType::none;  // f32, bf16, f16, i32 or bool

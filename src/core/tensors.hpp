@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/arguments.hpp"
+#include "core/fields.hpp"
 
 namespace tessella::core {
 
@@ -32,6 +33,22 @@ void operands(A& a, F&& f) {
   f("lse", a.lse(), batch_q, rows_q, a.heads_q, int64_t{1});
 }
 
+// Factors on q, k, v and out, and amax, which is written: an entry for every block of rows of a head.
+template <typename A, typename F>
+void scales(A& a, F&& f) {
+  const auto scale = [&](const char* name, auto& member, const auto& axes, int64_t heads, bool packed) {
+    const int64_t blocks = a.scale_block == 0 ? 1 : axes.rows / a.scale_block + (axes.rows % a.scale_block != 0);
+    f(name, member, packed && blocks == 1 ? a.batch : axes.batch, blocks, heads, int64_t{1});
+  };
+  const bool packed_q = a.features.has(Feature::packed_q);
+  const bool packed_kv = a.features.has(Feature::packed_kv);
+  scale("q_scale", a.q_scale, a.axes_q(), a.heads_q, packed_q);
+  scale("k_scale", a.k_scale, a.axes_kv(), a.heads_kv, packed_kv);
+  scale("v_scale", a.v_scale, a.axes_kv(), a.heads_kv, packed_kv);
+  scale("out_scale", a.out_scale, a.axes_q(), a.heads_q, packed_q);
+  scale("amax", a.amax, a.axes_q(), a.heads_q, packed_q);
+}
+
 // What scores and masks read.
 template <typename A, typename F>
 void score_tensors(A& a, F&& f) {
@@ -45,6 +62,16 @@ void score_tensors(A& a, F&& f) {
   }
   f("document_ids_q", a.document_q, a.axes_q().batch, a.total_q);
   f("document_ids_kv", a.document_kv, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
+}
+
+// The states that are merged: f(FieldName, Operand, head_dim or 1).
+template <typename A, typename F>
+void merge_inputs(A& a, F&& f) {
+  for (int i = 0; i < a.num_states; ++i) {
+    auto& state = a.given[static_cast<size_t>(i)];
+    f(FieldName{"outs", nullptr, i}, state.out, a.head_dim);
+    f(FieldName{"lses", nullptr, i}, state.lse, int64_t{1});
+  }
 }
 
 }  // namespace tessella::core

@@ -6,6 +6,7 @@
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
 #include "reference/ladder/ladder.hpp"
+#include "reference/merge.hpp"
 
 namespace tessella::reference {
 namespace {
@@ -20,7 +21,7 @@ core::Kernel ladder_kernel() {
           .summary = algorithm.summary,
           .dtypes = kFloats,
           .max_head_dim = kAnyHeadDim,
-          .features = core::all_features().without(core::kModFeatures),
+          .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures),
           .automatic = 0,
           .workspace = [](const core::Shape& s,
                           int threads) { return ladder_workspace(algorithm, core::attention(s), threads); },
@@ -39,11 +40,22 @@ core::KernelTable reference_kernels() {
                      .summary = "plain loops in double, the oracle",
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
-                     .features = core::all_features().without(core::kModFeatures),
+                     .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures),
+                     .serves_few = true,  // no row knows of another
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = attention_workspace,
                      .threads = num_threads,
                      .run = attention_run},
+        core::Kernel{.operation = core::Operation::merge,
+                     .name = "reference.merge",
+                     .summary = "plain loops in double, the oracle",
+                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .max_head_dim = kAnyHeadDim,
+                     .features = core::Feature::lse,
+                     .automatic = core::dtype_bit(core::DType::f64),
+                     .workspace = merge_workspace,
+                     .threads = num_threads,
+                     .run = merge_run},
         ladder_kernel<kStandard>(),
         ladder_kernel<kSafeSoftmax>(),
         ladder_kernel<kOnlineSoftmax>(),

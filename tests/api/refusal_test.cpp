@@ -182,8 +182,10 @@ const Refusal kRefusals[] = {
     {"num_threads", [](SmallCall& c) { c.options.num_threads = -1; }, kInvalid, "num_threads is -1"},
     {"num_splits", [](SmallCall& c) { c.options.num_splits = 4; }, kUnsupported, "num_splits is 4"},
     {"num_sms", [](SmallCall& c) { c.options.num_sms = 4; }, kUnsupported, "option num_sms is for GPUs"},
-    {"score", [](SmallCall& c) { c.options.score = {"return score + 1;"}; }, kUnsupported, "option score is for GPUs"},
-    {"keep", [](SmallCall& c) { c.options.keep = "return q >= k;"; }, kUnsupported, "option keep is for GPUs"},
+    {"score_mod", [](SmallCall& c) { c.options.score_mod = {"return score + 1;"}; }, kUnsupported,
+     "option score_mod is for GPUs"},
+    {"mask_mod", [](SmallCall& c) { c.options.mask_mod = "return q >= k;"; }, kUnsupported,
+     "option mask_mod is for GPUs"},
     {"max_seqlen", [](SmallCall& c) { c.options.max_seqlen_kv = 4; }, kInvalid,
      "max_seqlen_kv is 4, expected 0 or at least 5"},
     {"unknown_kernel", [](SmallCall& c) { c.options.kernel = "cpu.nonsense"; }, kInvalid, "kernel is \"cpu.nonsense\""},
@@ -296,7 +298,7 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
 TEST_P(RefusalTest, IsTheSameForAGpu) {
   if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
   const std::string_view name = GetParam().name;
-  for (const char* other : {"num_sms", "score", "keep"}) {
+  for (const char* other : {"num_sms", "score_mod", "mask_mod"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
   for (const char* value :

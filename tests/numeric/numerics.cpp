@@ -10,6 +10,7 @@
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
 #include "cases/kernels.hpp"
+#include "cases/tagged.hpp"
 
 namespace {
 
@@ -23,7 +24,7 @@ std::string cell(const Case& c, std::string& plain) {
   Call call(c);
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   if (call.run() != TESSELLA_OK) return "–";
-  if (tessella_check_forward(&call.args(), &call.options(), kRows, 1, &report) != TESSELLA_OK) return "–";
+  if (tessella_check(Tagged(call.args(), call.options()), kRows, 1, &report) != TESSELLA_OK) return "–";
   char text[64];
   std::snprintf(text, sizeof text, "%.1e", report.plain_error);
   plain = text;
@@ -51,7 +52,7 @@ int main() {
     print_row(dtype, titles);
     print_row("---", rules);
     std::vector<std::string> plain(lengths.size());
-    for (const auto& kernel : tessella::tests::all_kernels()) {
+    for (const auto& kernel : tessella::tests::kernels_of("forward")) {
       if (!kernel.unavailable.empty() || !kernel.computes(dtype)) continue;
       std::vector<std::string> cells;
       for (size_t at = 0; at < lengths.size(); ++at) {
