@@ -58,6 +58,8 @@ bool overlap(const tessella_tensor& a, const tessella_tensor& b) {
   return static_cast<const char*>(a.data) < end(b) && static_cast<const char*>(b.data) < end(a);
 }
 
+constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
+
 class Normalizer {
  public:
   Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function,
@@ -196,7 +198,6 @@ class Normalizer {
     seed("offset", args_.offset, p_.offset, p_.offset_data);
     p_.num_threads = options_.num_threads;
     p_.cancel = options_.cancel;
-    constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
     p_.window_left = std::min(options_.window_left, kUnbounded);
     p_.window_right = std::min(options_.window_right, kUnbounded);
     if (p_.window_left != -1 || p_.window_right != -1) p_.features |= Feature::window;
@@ -377,10 +378,20 @@ class Normalizer {
                             First{"first_head", options_.first_head, p_.first_head},
                             First{"first_query", options_.first_query, p_.first_query},
                             First{"first_key", options_.first_key, p_.first_key}}) {
-      if (at.given < 0) invalid(message(function_, ": ", at.name, " is ", at.given, ", expected at least 0"));
+      if (at.given < 0 || at.given > kUnbounded) {
+        invalid(message(function_, ": ", at.name, " is ", at.given, ", expected 0 to ", kUnbounded));
+      }
       at.first = at.given;
       if (at.given != 0) p_.features |= Feature::slice;
     }
+    const int64_t whole = options_.whole_heads_q;
+    const int64_t needed = p_.first_head + p_.heads_q;
+    if (whole > kUnbounded || whole < (whole == 0 && p_.first_head == 0 ? 0 : needed)) {
+      invalid(message(function_, ": whole_heads_q is ", whole, ", expected ", needed, " = first_head + the heads of q",
+                      ", to ", kUnbounded, p_.first_head == 0 ? ", or 0" : ""));
+    }
+    p_.whole_heads_q = whole;
+    if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
   void score_parts() {

@@ -43,7 +43,7 @@ enum class Feature : uint32_t {
   mask_mod = 1u << 20,
   paged_kv = 1u << 21,
   scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
-  slice = 1u << 23,   // any of first_batch, first_head, first_query, first_key
+  slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
 };
 
 class Features {
@@ -103,7 +103,7 @@ constexpr Features all_features() {
 }
 // Source of the caller is compiled for a GPU; nothing compiles it on a CPU.
 inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
-// Known, and of no kernel yet.
+// Known to the API, and of no kernel but perhaps the reference yet.
 inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 
 // With batch_invariant: which kernels may run. The values are those of option query_class.
@@ -226,6 +226,7 @@ struct Problem {
   int64_t first_head = 0;
   int64_t first_query = 0;
   int64_t first_key = 0;
+  int64_t whole_heads_q = 0;        // query heads of the whole; 0: heads_q
   int num_threads = 0;              // 0 = all that the process may use
   const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
 
