@@ -21,7 +21,7 @@ from .._fields import ARRAYS
 TENSORS = {
     field: f"{field}_tensor" if field in ("seed", "offset") else field
     for field in ARRAYS
-    if field not in ("q", "k", "v", "out", "lse")
+    if field not in ("q", "k", "v", "out", "lse", "amax")
 }
 
 _TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
@@ -83,7 +83,7 @@ _OF_FIELD = {
 OPTIONS = {
     field: Option(field, "kernel_name" if field == "kernel" else field, _OF_FIELD.get(field) or _OF_TYPE[type_in_c])
     for field, type_in_c, *_ in d.AttentionOptions._fields_
-    if field not in ("struct_size", "allocator")
+    if field not in ("struct_size", "allocator", "cancel")
 }
 
 SCHEMA = ", ".join(
