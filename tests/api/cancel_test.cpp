@@ -32,10 +32,7 @@ class Cancel : public EachKernel {
     input_.assign(static_cast<size_t>(rows() * kDim), 0);
     out_.assign(static_cast<size_t>(rows() * heads() * kDim), -7);
     const auto input = ts::view(input_.data(), dtype(), {1, rows(), heads(), kDim}, {0, kDim, 0, 1});
-    return {.q = input,
-            .k = input,
-            .v = input,
-            .out = ts::view(out_.data(), ts::f32, {1, rows(), heads(), kDim})};
+    return {.q = input, .k = input, .v = input, .out = ts::view(out_.data(), ts::f32, {1, rows(), heads(), kDim})};
   }
 
   static constexpr int64_t kDim = 64;

@@ -68,7 +68,8 @@ struct Named {
   const char* name;
   int64_t bits;
 };
-constexpr Named kQuantized[] = {{ts::f8e4m3fn, "f8e4m3fn", 8}, {ts::f8e5m2, "f8e5m2", 8}, {ts::i8, "i8", 8}, {ts::i4, "i4", 4}};
+constexpr Named kQuantized[] = {
+    {ts::f8e4m3fn, "f8e4m3fn", 8}, {ts::f8e5m2, "f8e5m2", 8}, {ts::i8, "i8", 8}, {ts::i4, "i4", 4}};
 
 TEST(Operands, OfEightAndFourBitsAreRefusedByEveryKernel) {
   for (const Named& dtype : kQuantized) {
@@ -79,7 +80,8 @@ TEST(Operands, OfEightAndFourBitsAreRefusedByEveryKernel) {
       call.args.out = ts::view(call.out.data(), out, {kBatch, kSeqlenQ, kHeadsQ, kDim});
       const std::string text = unsupported(call);
       EXPECT_EQ(text.rfind("forward: no kernel computes this call; ", 0), 0u) << text;
-      EXPECT_NE(text.find(std::string("reference.attention: does not compute ") + dtype.name), std::string::npos) << text;
+      EXPECT_NE(text.find(std::string("reference.attention: does not compute ") + dtype.name), std::string::npos)
+          << text;
       expect_reason(call, std::string("does not compute ") + dtype.name);
     }
   }
@@ -116,8 +118,7 @@ TEST(Operands, OfFourBitsBeginAtWholeBytes) {
   SmallCall call;
   set_dtype(call, ts::i4);
   call.args.q = ts::view(g_bytes, ts::i4, {kBatch, kSeqlenQ, kHeadsQ, 7}, {84, 28, 7, 1});
-  EXPECT_EQ(invalid(call),
-            "forward: q.strides[2] is 7, expected an even one for i4, which has two elements a byte");
+  EXPECT_EQ(invalid(call), "forward: q.strides[2] is 7, expected an even one for i4, which has two elements a byte");
   // Padded rows, and an odd address: a byte is a byte.
   call.args.q = ts::view(g_bytes + 1, ts::i4, {kBatch, kSeqlenQ, kHeadsQ, 7}, {96, 32, 8, 1});
   call.args.k = ts::view(g_bytes, ts::i4, {kBatch, kSeqlenKv, kHeadsKv, 7}, {80, 16, 8, 1});
@@ -242,8 +243,7 @@ TEST(Slices, AreForTheReferenceAlone) {
   }
   SmallCall call;
   call.options.first_head = 2;
-  EXPECT_EQ(invalid(call),
-            "forward: whole_heads_q is 0, expected 6 = first_head + the heads of q, to 1099511627776");
+  EXPECT_EQ(invalid(call), "forward: whole_heads_q is 0, expected 6 = first_head + the heads of q, to 1099511627776");
   call.options.whole_heads_q = 5;
   EXPECT_NE(invalid(call), "");
   call.options.whole_heads_q = 6;
@@ -360,9 +360,10 @@ TEST(Operations, WithoutKernelsAreRefused) {
     EXPECT_EQ(tessella_kernel_cost_of(0, &tagged, &cost), status);
     EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + text);
   };
-  for (const auto& [operation, name] :
-       {std::pair{TESSELLA_BACKWARD, "backward"}, {TESSELLA_APPEND, "append"}, {TESSELLA_QUANTIZE, "quantize"},
-        {TESSELLA_LINEAR, "linear"}}) {
+  for (const auto& [operation, name] : {std::pair{TESSELLA_BACKWARD, "backward"},
+                                        {TESSELLA_APPEND, "append"},
+                                        {TESSELLA_QUANTIZE, "quantize"},
+                                        {TESSELLA_LINEAR, "linear"}}) {
     tagged.operation = operation;
     expect(TESSELLA_UNSUPPORTED, std::string("operation is ") + name + ", and no kernel computes it yet");
   }
