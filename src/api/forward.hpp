@@ -12,8 +12,8 @@
 namespace tessella::api {
 
 // Device tables are read, after what is queued on the stream, only where the options or the environment ask for it.
-core::AttentionArguments read_forward(const tessella_forward_args* args, const tessella_attention_options& options,
-                                      const char* function, void* stream, Memory memory = Memory::written);
+core::AttentionArguments read(const tessella_forward_args* args, const tessella_attention_options& options,
+                              const char* function, void* stream, Memory memory = Memory::written);
 
 // The name the options or the environment force, or "".
 std::string_view forced_kernel(const char* kernel);
@@ -25,6 +25,6 @@ void run(const core::Plan& plan, const core::Arguments& arguments, const tessell
          const tessella_allocator* allocator, void* stream, const char* function);
 
 // Of results on a GPU too, once all its streams are done.
-reference::CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
+reference::CheckReport check(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::api

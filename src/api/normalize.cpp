@@ -44,6 +44,8 @@ Struct grow(const Struct* given, const Struct& defaults, const char* function, c
   return grown;
 }
 
+constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
+
 class Normalizer {
  public:
   Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function,
@@ -61,6 +63,8 @@ class Normalizer {
     scalars();
     bounds();
     outputs();
+    scales();
+    slice();
     score_parts();
     masks();
     modifications();
@@ -85,13 +89,10 @@ class Normalizer {
     const TensorAxes q = reader_.attention("q", args_.q, packed_q, p_.q());
     const TensorAxes k = reader_.attention("k", args_.k, packed_kv, p_.k());
     const TensorAxes v = reader_.attention("v", args_.v, packed_kv, p_.v());
-    if (!core::is_float(p_.q().dtype)) {
-      invalid(message(function_, ": q.dtype is ", name(p_.q().dtype), ", expected f64, f32, bf16 or f16"));
-    }
-    for (const auto& [label, operand] : {std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
-      if (operand->dtype != p_.q().dtype) {
-        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ", name(p_.q().dtype),
-                        " = q.dtype"));
+    for (const auto& [label, operand] : {std::pair{"q", &p_.q()}, std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
+      if (!core::is_float(operand->dtype) && !core::is_quantized(operand->dtype)) {
+        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype),
+                        ", expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"));
       }
     }
     p_.batch = q.batch;
@@ -147,11 +148,13 @@ class Normalizer {
   void device() { p_.device = reader_.device(); }
 
   void scalars() {
-    for (const auto& [name, value] :
-         {std::pair{"causal_top_left", options_.causal_top_left}, std::pair{"deterministic", options_.deterministic},
-          std::pair{"batch_invariant", options_.batch_invariant},
-          std::pair{"check_device_values", options_.check_device_values}}) {
+    for (const auto& [name, value] : {std::pair{"causal_top_left", options_.causal_top_left},
+                                      std::pair{"batch_invariant", options_.batch_invariant},
+                                      std::pair{"check_device_values", options_.check_device_values}}) {
       if (value != 0 && value != 1) invalid(message(function_, ": ", name, " is ", value, ", expected 0 or 1"));
+    }
+    if (options_.deterministic < 0 || options_.deterministic > 2) {
+      invalid(message(function_, ": deterministic is ", options_.deterministic, ", expected 0 to 2"));
     }
     p_.scale = std::isnan(options_.scale) ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)))
                                           : options_.scale;
@@ -164,7 +167,7 @@ class Normalizer {
     seed("seed", args_.seed, p_.seed, p_.seed_data);
     seed("offset", args_.offset, p_.offset, p_.offset_data);
     p_.num_threads = options_.num_threads;
-    constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
+    p_.cancel = options_.cancel;
     p_.window_left = std::min(options_.window_left, kUnbounded);
     p_.window_right = std::min(options_.window_right, kUnbounded);
     if (p_.window_left != -1 || p_.window_right != -1) p_.features |= Feature::window;
@@ -176,10 +179,26 @@ class Normalizer {
     p_.batch_invariant = options_.batch_invariant != 0;
     p_.num_sms = options_.num_sms;
     refuse_on_cpu("num_sms", options_.num_sms != 0);
+    query_class();
+    if (p_.batch_invariant && options_.num_splits > 1) {
+      invalid(message(function_, ": num_splits is ", options_.num_splits,
+                      ", expected 0 or 1 beside batch_invariant, which splits keys at multiples of a constant"));
+    }
     if (options_.num_splits < 0 || options_.num_splits > 1) {
       unsupported(message(function_, ": num_splits is ", options_.num_splits,
                           ", expected 0 or 1: no forward kernel splits keys"));
     }
+  }
+
+  void query_class() {
+    if (options_.query_class < 0 || options_.query_class > 2) {
+      invalid(message(function_, ": query_class is ", options_.query_class, ", expected 0 to 2"));
+    }
+    if (options_.query_class != 0 && !p_.batch_invariant) {
+      invalid(
+          message(function_, ": query_class is ", options_.query_class, ", expected 0 unless batch_invariant is 1"));
+    }
+    p_.query_class = static_cast<core::QueryClass>(options_.query_class);
   }
 
   bool is_on_cpu() const { return p_.device.type == core::DeviceType::cpu; }
@@ -243,12 +262,13 @@ class Normalizer {
 
   void outputs() {
     const TensorAxes out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out());
-    for (const auto& [name, tensor] : {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}}) {
+    for (const auto& [name, tensor] :
+         {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}, std::pair{"amax", args_.amax}}) {
       if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
         invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
       }
     }
-    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > TESSELLA_I64) {
+    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > static_cast<int32_t>(core::kLastDType)) {
       invalid(message(function_, ": out_dtype is ", options_.out_dtype, ", expected one of tessella_dtype"));
     }
     const auto wanted = static_cast<DType>(options_.out_dtype);
@@ -279,9 +299,67 @@ class Normalizer {
   }
 
   void may_be_out(const char* argument, DType dtype) const {
-    if (dtype == p_.q().dtype || dtype == DType::f32) return;
+    const bool is_16_bit = dtype == DType::bf16 || dtype == DType::f16;
+    if (dtype == p_.q().dtype || dtype == DType::f32 || core::is_float8(dtype)) return;
+    if (is_16_bit && core::is_quantized(p_.q().dtype)) return;
     invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.q().dtype), " = q.dtype",
-                    p_.q().dtype == DType::f32 ? "" : ", or f32"));
+                    p_.q().dtype == DType::f32         ? ""
+                    : core::is_quantized(p_.q().dtype) ? ", or bf16, f16 or f32"
+                                                       : ", or f32"));
+  }
+
+  // Blocks of rows of the tensor that is scaled; in a packed one all sequences have them together.
+  void scales() {
+    if (options_.scale_block < 0) {
+      invalid(message(function_, ": scale_block is ", options_.scale_block, ", expected at least 0 (all rows)"));
+    }
+    p_.scale_block = options_.scale_block;
+    bool is_given = false;
+    const auto scale = [&](const char* name, const tessella_tensor* tensor, core::Operand& operand,
+                           core::AttentionArguments::Axes axes, int64_t heads, bool packed) {
+      if (tensor == nullptr) return;
+      is_given = true;
+      const auto [batch, blocks] = p_.scale_axes(axes, packed);
+      operand = reader_.scale(name, *tensor, {batch, blocks, heads});
+    };
+    const bool packed_q = args_.cu_seqlens_q != nullptr;
+    const bool packed_kv = args_.cu_seqlens_kv != nullptr;
+    scale("q_scale", args_.q_scale, p_.tensors[core::Name::q_scale], p_.axes_q(), p_.heads_q, packed_q);
+    scale("k_scale", args_.k_scale, p_.tensors[core::Name::k_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
+    scale("v_scale", args_.v_scale, p_.tensors[core::Name::v_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
+    scale("out_scale", args_.out_scale, p_.tensors[core::Name::out_scale], p_.axes_q(), p_.heads_q, packed_q);
+    scale("amax", args_.amax, p_.tensors[core::Name::amax], p_.axes_q(), p_.heads_q, packed_q);
+    if (is_given) p_.features |= Feature::scales;
+    if (p_.scale_block != 0 && !is_given) {
+      invalid(message(function_, ": scale_block is ", p_.scale_block,
+                      ", expected 0 without q_scale, k_scale, v_scale, ", "out_scale and amax"));
+    }
+  }
+
+  void slice() {
+    struct First {
+      const char* name;
+      int64_t given;
+      int64_t& first;
+    };
+    for (const First& at : {First{"first_batch", options_.first_batch, p_.first_batch},
+                            First{"first_head", options_.first_head, p_.first_head},
+                            First{"first_query", options_.first_query, p_.first_query},
+                            First{"first_key", options_.first_key, p_.first_key}}) {
+      if (at.given < 0 || at.given > kUnbounded) {
+        invalid(message(function_, ": ", at.name, " is ", at.given, ", expected 0 to ", kUnbounded));
+      }
+      at.first = at.given;
+      if (at.given != 0) p_.features |= Feature::slice;
+    }
+    const int64_t whole = options_.whole_heads_q;
+    const int64_t needed = p_.first_head + p_.heads_q;
+    if (whole > kUnbounded || whole < (whole == 0 && p_.first_head == 0 ? 0 : needed)) {
+      invalid(message(function_, ": whole_heads_q is ", whole, ", expected ", needed, " = first_head + the heads of q",
+                      ", to ", kUnbounded, p_.first_head == 0 ? ", or 0" : ""));
+    }
+    p_.whole_heads_q = whole;
+    if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
   void score_parts() {
@@ -290,9 +368,11 @@ class Normalizer {
       p_.features |= Feature::bias;
       p_.bias =
           reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
-      if (p_.bias.dtype != DType::f32 && p_.bias.dtype != p_.q().dtype) {
-        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected ",
-                        p_.q().dtype == DType::f32 ? "" : "f32 or ", name(p_.q().dtype), " = q.dtype"));
+      const bool is_as_q = p_.bias.dtype == p_.q().dtype && core::is_float(p_.q().dtype);
+      if (p_.bias.dtype != DType::f32 && !is_as_q) {
+        const bool is_f32_alone = p_.q().dtype == DType::f32 || !core::is_float(p_.q().dtype);
+        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected f32",
+                        is_f32_alone ? "" : message(" or ", name(p_.q().dtype), " = q.dtype")));
       }
     }
     if (args_.alibi_slopes != nullptr) {
@@ -332,6 +412,10 @@ class Normalizer {
       p_.block_map = reader_.broadcast("block_map", *args_.block_map, tiled, packed_q, packed_kv);
       boolean("block_map", p_.block_map.dtype);
     }
+    for (const auto& [name, tensor] :
+         {std::pair{"key_ranges", args_.key_ranges}, std::pair{"draft_mask", args_.draft_mask}}) {
+      if (tensor != nullptr) unsupported(message(function_, ": ", name, " is given, and no kernel has this mask yet"));
+    }
     if (args_.document_ids_q != nullptr || args_.document_ids_kv != nullptr) {
       if (args_.document_ids_q == nullptr) {
         invalid(message(function_, ": document_ids_q is absent, expected it beside document_ids_kv"));
@@ -347,31 +431,30 @@ class Normalizer {
     }
   }
 
-  // Texts, compiled for a GPU, and the arrays they read.
+  // C++ source, compiled for a GPU, and the arrays that it reads.
   void modifications() {
-    const auto text = [&](const char* name, const char* given, Feature feature) {
+    const auto source = [&](const char* name, const char* given, Feature feature) {
       const std::string_view body = given == nullptr ? "" : given;
       refuse_on_cpu(name, !body.empty());
       if (!body.empty()) p_.features |= feature;
       return body;
     };
-    p_.score_mod = text("score", options_.score, Feature::score_mod);
-    p_.mask_mod = text("keep", options_.keep, Feature::mask_mod);
-    if (p_.score_mod.empty() && options_.score_gradient != nullptr && options_.score_gradient[0] != '\0') {
-      invalid(message(function_, ": score_gradient is given, expected it beside score"));
+    p_.score_mod = source("score_mod", options_.score_mod, Feature::score_mod);
+    p_.mask_mod = source("mask_mod", options_.mask_mod, Feature::mask_mod);
+    if (p_.score_mod.empty() && options_.score_mod_gradient != nullptr && options_.score_mod_gradient[0] != '\0') {
+      invalid(message(function_, ": score_mod_gradient is given, expected it beside score_mod"));
     }
-    if (args_.num_score_args < 0 || args_.num_score_args > core::kMaxUserArrays) {
-      invalid(
-          message(function_, ": num_score_args is ", args_.num_score_args, ", expected 0 to ", core::kMaxUserArrays));
+    if (args_.num_mod_args < 0 || args_.num_mod_args > core::kMaxUserArrays) {
+      invalid(message(function_, ": num_mod_args is ", args_.num_mod_args, ", expected 0 to ", core::kMaxUserArrays));
     }
-    if (args_.num_score_args == 0) return;
-    if (args_.score_args == nullptr) invalid(message(function_, ": score_args is NULL, expected tensors"));
+    if (args_.num_mod_args == 0) return;
+    if (args_.mod_args == nullptr) invalid(message(function_, ": mod_args is NULL, expected tensors"));
     if (!p_.features.has_any(core::kModFeatures)) {
-      invalid(message(function_, ": score_args is given, expected it beside score or keep"));
+      invalid(message(function_, ": mod_args is given, expected it beside score_mod or mask_mod"));
     }
-    p_.num_arrays = args_.num_score_args;
+    p_.num_arrays = args_.num_mod_args;
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
-      p_.arrays[i] = reader_.array(message("score_args[", i, "]").c_str(), args_.score_args[i]);
+      p_.arrays[i] = reader_.array(message("mod_args[", i, "]").c_str(), args_.mod_args[i]);
     }
   }
 
@@ -388,6 +471,11 @@ class Normalizer {
 tessella_forward_args grown(const tessella_forward_args* args, const char* function) {
   const tessella_forward_args defaults = TESSELLA_FORWARD_ARGS_INIT;
   return grow(args, defaults, function, "args");
+}
+
+tessella_call grown(const tessella_call* call, const char* function) {
+  const tessella_call defaults = TESSELLA_CALL_INIT;
+  return grow(call, defaults, function, "call");
 }
 
 tessella_attention_options grown(const tessella_attention_options* options, const char* function) {

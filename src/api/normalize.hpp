@@ -8,6 +8,7 @@ namespace tessella::api {
 
 // Options of the caller's version grown to ours: what an older struct lacks has its default.
 // Throws Error(unsupported) if a newer struct sets a field that this library does not know.
+tessella_call grown(const tessella_call* call, const char* function);
 tessella_forward_args grown(const tessella_forward_args* args, const char* function);
 tessella_attention_options grown(const tessella_attention_options* options, const char* function);
 

@@ -1,4 +1,4 @@
-// Reads tessella_tensor into the operands of a Problem; checks shape, dtype, strides, device and alignment.
+// Reads tessella_tensor into the operands of a call; checks shape, dtype, strides, device and alignment.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,9 @@ class TensorReader {
   // One axis of `size` values of type T: int32_t, int64_t or float.
   template <typename T>
   core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning);
+
+  // (batch, blocks, heads), where each axis may be 1 and leading ones may be absent. Stride 0 on axes of 1.
+  core::Operand scale(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[3]);
 
   core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);
   // (batch, rows), or (rows) where batch is 1; packed (total). axis: what rows counts, for a message.

@@ -1,6 +1,8 @@
 #include "core/choose.hpp"
 
+#include <array>
 #include <sstream>
+#include <tuple>
 #include <type_traits>
 
 #include "core/error.hpp"
@@ -86,6 +88,22 @@ std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
   return refused_head_dim(kernel, "head_dim", shape.head_dim);
 }
 
+// Why not, of what today's kernels all lack: operands of several dtypes, a class of few queries.
+std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
+  for (const Name operand : {Name::k, Name::v}) {
+    if (const DType dtype = shape.operands[operand].dtype; dtype != shape.dtype()) {
+      return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
+                     name(shape.dtype()));
+    }
+  }
+  if (shape.out_dtype() != shape.dtype() && shape.out_dtype() != DType::f32) {
+    return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
+  }
+  if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
+  return "";
+}
+std::string refused_mixture(const Kernel&, const MergeShape&) { return ""; }
+
 // Threads a call asks for.
 int asked_threads(const Shape& shape) {
   return std::visit([](const auto& s) { return s.num_threads; }, shape);
@@ -104,9 +122,12 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
   }
   if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
-  if (std::string reason = std::visit([&](const auto& s) { return refused_head_dims(kernel, s); }, shape);
-      !reason.empty()) {
-    return reason;
+  for (const std::string& reason : std::visit(
+           [&](const auto& s) {
+             return std::array{refused_head_dims(kernel, s), refused_mixture(kernel, s)};
+           },
+           shape)) {
+    if (!reason.empty()) return reason;
   }
   const Features missing = features.without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
@@ -121,7 +142,7 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
       std::string reason;
-      if (forced.empty() && (kernel.automatic & dtype) == 0) {
+      if (forced.empty() && (kernel.dtypes & dtype) != 0 && (kernel.automatic & dtype) == 0) {
         if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       } else {

@@ -29,6 +29,8 @@ enum class Feature : uint32_t {
   score_mod = 1u << 19,
   mask_mod = 1u << 20,
   paged_kv = 1u << 21,
+  scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
+  slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
 };
 
 class Features {
@@ -78,14 +80,19 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::lse, "lse"},
     {Feature::score_mod, "score_mod"},
     {Feature::mask_mod, "mask_mod"},
+    {Feature::scales, "scales"},
+    {Feature::slice, "slice"},
 };
 constexpr Features all_features() {
   Features all;
   for (const FeatureName& entry : kFeatureNames) all |= entry.feature;
   return all;
 }
-// Modifications given as text are compiled for a GPU; nothing compiles them on a CPU.
+// The caller's source is compiled for a GPU; nothing compiles it on a CPU.
 inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
+
+// Known to the API, and of no kernel but perhaps the reference yet.
+inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;

@@ -49,6 +49,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"total_q"}, &S::total_q, Fit::at_most);
   f(FieldName{"total_kv"}, &S::total_kv, Fit::at_most);
   f(FieldName{"page_size"}, &S::page_size, Fit::equal);
+  f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
   for (const Name operand : kNames) {
     const auto of = [operand](auto& shape) -> auto& { return shape.operands[operand]; };
     f(
@@ -70,6 +71,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
   f(FieldName{"batch_invariant"}, &S::batch_invariant, Fit::equal);
+  f(FieldName{"query_class"}, &S::query_class, Fit::equal);
   f(FieldName{"features"}, &S::features, Fit::equal);
 }
 

@@ -33,13 +33,15 @@ struct Cost {
 };
 
 struct Kernel {
+  std::string_view name;  // "cpu.forward_avx512": file name, registry name, profiler name
   Operation operation = Operation::forward;
-  std::string_view name;     // "cpu.forward_avx512": file name, registry name, profiler name
   std::string_view summary;  // one line for `tessella kernels`
   DeviceType device = DeviceType::cpu;
-  uint32_t dtypes = 0;  // bit per DType, see dtype_bit()
+  std::string_view architectures = "any";  // what it is made for: "sm_90a", "avx2"
+  uint32_t dtypes = 0;                     // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
   Features features;         // those it supports
+  bool serves_few = false;   // is of query_class few; every kernel is of query_class many
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).

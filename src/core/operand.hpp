@@ -24,7 +24,7 @@ struct Operand {
 
   // First element of one row of one head; `row` counts rows of the tensor (of the whole packed tensor).
   std::byte* row(int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
-    return data + (batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride) * size_bytes(dtype);
+    return data + bytes_of(dtype, batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride);
   }
 };
 
@@ -53,7 +53,7 @@ struct Table {
   T at(int64_t batch_idx, int64_t idx = 0) const { return data[batch_idx * batch_stride + idx * stride]; }
 };
 
-// An array that the texts of `score` and `keep` read; dense.
+// An array that score_mod and mask_mod read; dense.
 struct UserArray {
   const void* data = nullptr;
   DType dtype = DType::none;  // f32, bf16, f16, i32 or bool
@@ -62,8 +62,9 @@ struct UserArray {
 inline constexpr int kMaxUserArrays = 8;
 
 // The operands of attention and its gradients.
-enum class Name : int32_t { q, k, v, out, lse };
-inline constexpr std::array kNames = {Name::q, Name::k, Name::v, Name::out, Name::lse};
+enum class Name : int32_t { q, k, v, out, lse, q_scale, k_scale, v_scale, out_scale, amax };
+inline constexpr std::array kNames = {Name::q,       Name::k,       Name::v,       Name::out,       Name::lse,
+                                      Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax};
 constexpr const char* name(Name name) {
   switch (name) {
     case Name::q: return "q";
@@ -71,6 +72,11 @@ constexpr const char* name(Name name) {
     case Name::v: return "v";
     case Name::out: return "out";
     case Name::lse: return "lse";
+    case Name::q_scale: return "q_scale";
+    case Name::k_scale: return "k_scale";
+    case Name::v_scale: return "v_scale";
+    case Name::out_scale: return "out_scale";
+    case Name::amax: return "amax";
   }
   return "";
 }

@@ -1,11 +1,11 @@
-// What a call computes. The values are tessella_operation of tessella.h.
+// What a kernel computes; the values are tessella_operation of tessella.h.
 #pragma once
 
 #include <cstdint>
 
 namespace tessella::core {
 
-enum class Operation : int32_t { none = 0, forward, backward, append, merge, quantize, linear };
+enum class Operation : int32_t { forward = 1, backward, append, merge, quantize, linear };
 
 constexpr const char* name(Operation operation) {
   switch (operation) {
@@ -15,9 +15,8 @@ constexpr const char* name(Operation operation) {
     case Operation::merge: return "merge";
     case Operation::quantize: return "quantize";
     case Operation::linear: return "linear";
-    case Operation::none: break;
   }
-  return "none";
+  return "";
 }
 
 }  // namespace tessella::core

@@ -24,6 +24,17 @@ struct OperandShape {
   bool operator==(const OperandShape&) const = default;
 };
 
+// With batch_invariant: which kernels may run. The values are those of option query_class.
+enum class QueryClass : int32_t { automatic = 0, few, many };
+constexpr const char* name(QueryClass query_class) {
+  switch (query_class) {
+    case QueryClass::few: return "few";
+    case QueryClass::many: return "many";
+    case QueryClass::automatic: break;
+  }
+  return "automatic";
+}
+
 inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
 
 // Of forward and backward.
@@ -41,6 +52,7 @@ struct AttentionShape {
   int64_t total_q = 0;             // rows of the packed q tensor; otherwise seqlen_q
   int64_t total_kv = 0;            // rows of the packed k tensor; otherwise seqlen_kv
   int64_t page_size = 0;           // rows of a page of k and v; 0: they are not paged
+  int64_t scale_block = 0;         // rows that share an entry of the scales; 0: all
   int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
   bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
   Features features;
@@ -50,6 +62,7 @@ struct AttentionShape {
   int32_t num_threads = 0;                           // CPU: 0 = all that the process may use
   int32_t num_sms = 0;                               // GPU: multiprocessors to use; 0 = all
   bool batch_invariant = false;                      // a row must depend on nothing beside it
+  QueryClass query_class = QueryClass::automatic;
   bool operator==(const AttentionShape&) const = default;
 
   DType dtype() const { return operands[Name::q].dtype; }

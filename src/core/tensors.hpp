@@ -30,6 +30,12 @@ void operands(A& a, F&& f) {
   f("v", a.v(), batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
   f("out", a.out(), batch_q, rows_q, a.heads_q, a.head_dim_v);
   f("lse", a.lse(), batch_q, rows_q, a.heads_q, int64_t{1});
+  for (const Name name : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax}) {
+    const bool is_of_keys = name == Name::k_scale || name == Name::v_scale;
+    const auto axes = is_of_keys ? a.scale_axes(a.axes_kv(), a.features.has(Feature::packed_kv))
+                                 : a.scale_axes(a.axes_q(), a.features.has(Feature::packed_q));
+    f(core::name(name), a.tensors[name], axes.batch, axes.rows, is_of_keys ? a.heads_kv : a.heads_q, int64_t{1});
+  }
 }
 
 // What scores and masks read.

@@ -113,7 +113,7 @@ class Validator {
   };
   static Range range(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
     if (t.data == nullptr || batch == 0 || rows == 0 || heads == 0 || dim == 0) return {nullptr, nullptr};
-    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + dim * size_bytes(t.dtype)};
+    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + bytes_of(t.dtype, dim)};
   }
 
   static Range range(const void* data, int64_t last, int64_t element_bytes) {
@@ -134,12 +134,11 @@ class Validator {
   // Slices of one buffer interleave without touching: equal row strides, and apart within a row.
   static bool apart_within_rows(const Operand& a, int64_t heads_a, int64_t dim_a, const Operand& b, int64_t heads_b,
                                 int64_t dim_b) {
-    const int64_t size = size_bytes(a.dtype);
-    const int64_t row = a.row_stride * size;
-    if (size != size_bytes(b.dtype) || row == 0 || b.row_stride * size != row) return false;
-    if (a.batch_stride * size % row != 0 || b.batch_stride * size % row != 0) return false;
-    const int64_t width_a = ((heads_a - 1) * a.head_stride + dim_a) * size;
-    const int64_t width_b = ((heads_b - 1) * b.head_stride + dim_b) * size;
+    const int64_t row = bytes_of(a.dtype, a.row_stride);
+    if (size_bits(a.dtype) != size_bits(b.dtype) || row == 0 || bytes_of(b.dtype, b.row_stride) != row) return false;
+    if (bytes_of(a.dtype, a.batch_stride) % row != 0 || bytes_of(b.dtype, b.batch_stride) % row != 0) return false;
+    const int64_t width_a = bytes_of(a.dtype, (heads_a - 1) * a.head_stride + dim_a);
+    const int64_t width_b = bytes_of(b.dtype, (heads_b - 1) * b.head_stride + dim_b);
     const int64_t b_after_a = ((b.data - a.data) % row + row) % row;
     return b_after_a >= width_a && b_after_a + width_b <= row;
   }
@@ -167,16 +166,29 @@ class Validator {
 
   // q, k and v may interleave with out; everything else lies apart.
   void outputs_spare_tables() const {
-    const auto [batch, rows] = p_.axes_q();
-    const std::pair<const char*, Range> outputs[] = {{"out", range(p_.out(), batch, rows, p_.heads_q, p_.head_dim_v)},
-                                                     {"lse", range(p_.lse(), batch, rows, p_.heads_q, 1)}};
-    const auto spared = [&](const auto& input, const Range& memory) {
+    const auto memory = [&](const char* wanted) {
+      Range found{nullptr, nullptr};
+      operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
+        if (std::string_view(name) == wanted) found = range(t, sizes...);
+      });
+      return found;
+    };
+    const std::pair<const char*, Range> outputs[] = {
+        {"out", memory("out")}, {"lse", memory("lse")}, {"amax", memory("amax")}};
+    const auto spared = [&](const auto& input, const Range& read) {
       for (const auto& [output, written] : outputs) {
-        if (written.meets(memory)) {
+        if (written.meets(read)) {
           invalid(message(function_, ": ", output, " overlaps ", input, ", expected memory of its own"));
         }
       }
     };
+    operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
+      const bool is_scale = std::string_view(name).ends_with("_scale");
+      if (is_scale) spared(name, range(t, sizes...));
+      if (std::string_view(name) != "amax" && !is_scale && outputs[2].second.meets(range(t, sizes...))) {
+        invalid(message(function_, ": amax overlaps ", name, ", expected memory of its own"));
+      }
+    });
     const auto spare = [&](const char* name, const auto& member, int64_t outer, int64_t inner) {
       spared(name, range(member, outer, inner));
     };

@@ -27,13 +27,15 @@ struct VectorRow {
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
     run_vector(vector_kernel(kSet), core::attention(arguments), plan, workspace);
   }
-  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary) {
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
+                                       std::string_view architectures) {
     core::Kernel kernel;
     kernel.name = name;
     kernel.summary = summary;
+    kernel.architectures = architectures;
     kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
     kernel.max_head_dim = kMaxHeadDim;
-    kernel.features = core::all_features().without(core::kModFeatures);
+    kernel.features = core::all_features().without(core::kModFeatures | core::kFutureFeatures);
     kernel.unavailable = unavailable;
     kernel.workspace = workspace;
     kernel.threads = threads_for;
@@ -47,12 +49,12 @@ auto all_kernels() {
   const std::array kernels = {
 #if defined(__x86_64__)
     kForwardAmx,
-    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
-    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
-    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
+    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector", "avx512"),
+    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
+    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64", "any"),
 #else
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
 #endif
   };
   return kernels;

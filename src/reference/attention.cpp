@@ -96,7 +96,7 @@ void attention_run(const core::Arguments& arguments, const core::Plan& plan, cor
   const AttentionArguments& p = core::attention(arguments);
   const int64_t blocks = (p.seqlen_q + kRowsPerItem - 1) / kRowsPerItem;
   const int64_t doubles = row_scratch(p) + p.head_dim_v;
-  for_each(p.batch * p.heads_q * blocks, plan.num_threads, [&](int64_t item, int worker) {
+  for_each(p.batch * p.heads_q * blocks, plan.num_threads, p.cancel, [&](int64_t item, int worker) {
     const Sequence s = core::sequence(p, item / (p.heads_q * blocks));
     const int64_t head = item / blocks % p.heads_q;
     const int64_t begin = item % blocks * kRowsPerItem;

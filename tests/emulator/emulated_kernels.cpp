@@ -263,10 +263,10 @@ std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* resul
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts) {
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
   const bool has_text = texts != Texts::none, has_score = has_text && p.features.has(core::Feature::alibi);
-  if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
+  if (has_text && p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::mask_mod;
   if (has_score) {
-    p.features |= core::Feature::score;
-    if (texts == Texts::by_distance) p.score = "q_minus_k";
+    p.features |= core::Feature::score_mod;
+    if (texts == Texts::by_distance) p.score_mod = "q_minus_k";
   }
   if (has_text) p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
   Problem bounds = p;  // as a plan for longer sequences has them

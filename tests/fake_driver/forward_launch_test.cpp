@@ -120,8 +120,8 @@ TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
 TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
   in_child(sizeof(portable::ForwardParams), [] {
     Problem p = problem();
-    p.features = Feature::keep | Feature::seqlens_kv;
-    p.keep = "return (q ^ k) % 3 != 0;";
+    p.features = Feature::mask_mod | Feature::seqlens_kv;
+    p.mask_mod = "return (q ^ k) % 3 != 0;";
     const core::Kernel kernel = cuda::forward_sm80();
     const core::Plan plan = planned(kernel, p);
     kernel.run(p, plan, {}, nullptr);

@@ -70,10 +70,10 @@ TYPED_TEST(Fields, NameEveryMember) {
   std::vector<std::string> owners;
   fields(std::type_identity<TypeParam>(), [&](const FieldName& field, auto, Fit) {
     const bool is_operand = field.member != nullptr && std::string_view(field.owner) != "bias";
-    const std::string owner = field.idx >= 0                             ? "mod_args"
-                              : !is_operand                              ? field.owner
+    const std::string owner = field.idx >= 0                              ? "mod_args"
+                              : !is_operand                               ? field.owner
                               : std::is_same_v<TypeParam, AttentionShape> ? "operands"
-                                                                         : field.owner;
+                                                                          : field.owner;
     if (std::find(owners.begin(), owners.end(), owner) == owners.end()) owners.push_back(owner);
   });
   EXPECT_EQ(owners.size(), count_members<TypeParam>());
@@ -86,7 +86,8 @@ TYPED_TEST(Fields, EveryMemberCounts) {
     TypeParam call = plan;
     change(std::invoke(get, call));
     EXPECT_NE(call, plan) << field;
-    const bool fits = fit == Fit::hint || fit == Fit::at_least || (fit == Fit::if_given && std::invoke(get, call) == std::invoke(get, plan));
+    const bool fits = fit == Fit::hint || fit == Fit::at_least ||
+                      (fit == Fit::if_given && std::invoke(get, call) == std::invoke(get, plan));
     EXPECT_EQ(misfit(plan, call).empty(), fits) << field << ": " << misfit(plan, call);
     if (fit == Fit::at_most) EXPECT_EQ(misfit(call, plan), "") << field;
     if (fit == Fit::at_least) EXPECT_NE(misfit(call, plan), "") << field;

@@ -40,8 +40,8 @@ void for_each_config(Fn&& fn) {
                                   Feature::alibi,
                                   Feature::bias,
                                   Feature::dropout,
-                                  Feature::score,
-                                  Feature::keep,
+                                  Feature::score_mod,
+                                  Feature::mask_mod,
                                   Feature::document,
                                   Feature::paged_kv,
                                   core::all_features()};
@@ -63,26 +63,26 @@ void for_each_config(Fn&& fn) {
 }
 
 TEST(ForwardConfig, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
-  Problem p = problem(DType::bf16, 128, 128, Feature::score);
-  p.score = "return score - fabsf(q_minus_k);";
+  Problem p = problem(DType::bf16, 128, 128, Feature::score_mod);
+  p.score_mod = "return score - fabsf(q_minus_k);";
   EXPECT_TRUE(forward_sm90_config(p).by_distance);
   EXPECT_FALSE(config(p).by_distance);
-  p.score = "return score - q_minus_kappa;";
+  p.score_mod = "return score - q_minus_kappa;";
   EXPECT_FALSE(forward_sm90_config(p).by_distance);
   EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
 }
 
 TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
-  const ForwardConfig text = config(problem(DType::bf16, 128, 128, Feature::score));
+  const ForwardConfig text = config(problem(DType::bf16, 128, 128, Feature::score_mod));
   ASSERT_TRUE(for_small_text(text, 90));
   EXPECT_EQ(text.tile_kv, 48);
   EXPECT_EQ(for_small_text(text, 90)->tile_kv, 64);
   EXPECT_EQ(for_small_text(text, 90)->tile_q, text.tile_q);
   EXPECT_FALSE(for_small_text(text, 89)) << "registers hold what a warp has in common";
   EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score | Feature::bias)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score_mod | Feature::bias)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score_mod)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score_mod)), 90));
 }
 
 TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
@@ -126,10 +126,10 @@ TEST(ForwardConfig, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
     ASSERT_EQ(c.bias, p.features.has(Feature::bias));
     ASSERT_EQ(c.bias_is_f32, p.features.has(Feature::bias) && p.dtype != DType::f32);
     ASSERT_EQ(c.dropout, p.features.has(Feature::dropout));
-    ASSERT_EQ(c.score, p.features.has(Feature::score));
-    ASSERT_EQ(c.keep, p.features.has(Feature::keep));
+    ASSERT_EQ(c.score, p.features.has(Feature::score_mod));
+    ASSERT_EQ(c.keep, p.features.has(Feature::mask_mod));
     ASSERT_EQ(c.paged, p.features.has(Feature::paged_kv));
-    ASSERT_EQ(c.mask == MaskLevel::bits, p.features.has_any(Feature::keep | Feature::document));
+    ASSERT_EQ(c.mask == MaskLevel::bits, p.features.has_any(Feature::mask_mod | Feature::document));
     const int64_t size = core::size_bytes(p.dtype);
     ASSERT_EQ(c.vector_loads, p.alignment == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
   });
@@ -224,7 +224,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);
   EXPECT_EQ(tile_q(8192, -1, -1, Feature::softcap), 192) << "of two terms";
   for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
-                                        core::Features(Feature::keep), core::Features(Feature::alibi)}) {
+                                        core::Features(Feature::mask_mod), core::Features(Feature::alibi)}) {
     EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
   }
   Problem p = problem(DType::bf16, 128, 128);

@@ -42,8 +42,8 @@ TEST(UserText, MentionsAreFoundAndDoubtsCount) {
 std::string problem_of(std::string_view score, std::string_view keep) {
   static CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   core::Problem p{.dtype = core::DType::bf16, .head_dim_qk = 128, .head_dim_v = 128, .alignment = 16};
-  if (!score.empty()) p.features |= Feature::score;
-  if (!keep.empty()) p.features |= Feature::keep;
+  if (!score.empty()) p.features |= Feature::score_mod;
+  if (!keep.empty()) p.features |= Feature::mask_mod;
   const std::string text = user_text(score, keep);
   try {
     for (const int arch : {80, 90}) {
@@ -76,7 +76,7 @@ TEST_F(Modification, Alibi) {
 TEST_F(Modification, AlibiIsSmall) {
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   core::Problem p{.dtype = core::DType::bf16, .head_dim_qk = 128, .head_dim_v = 128, .alignment = 16};
-  p.features |= Feature::score;
+  p.features |= Feature::score_mod;
   const auto longer = for_small_text(forward_config(p, typical_device(90)), 90);
   ASSERT_TRUE(longer);
   for (const char* distance : {"q - k", "q_minus_k", "float(q) - float(k)"}) {

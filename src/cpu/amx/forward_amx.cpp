@@ -24,6 +24,7 @@
 #include <string>
 #include <thread>
 
+#include "core/cancel.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
@@ -398,6 +399,7 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   }
   while (progress.packed.load(std::memory_order_acquire) < pack_items) std::this_thread::yield();
   for (int64_t item; (item = progress.next_item.fetch_add(1, std::memory_order_relaxed)) < items;) {
+    if (core::is_cancelled(call.p.cancel)) throw core::Cancelled();
     // Later rows first: under causal masks they see most.
     run_item(call, pair, slot, (items - 1 - item) * call.layout.rows_per_item, worker);
   }
@@ -422,7 +424,7 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
     const int64_t wave_pairs = std::min(l.wave_pairs, l.pairs - pair_begin);
     for (int64_t slot = 0; slot < wave_pairs; ++slot) new (&call.progress[slot]) Progress;
     const int64_t starts = std::min<int64_t>(plan.num_threads, wave_pairs * call.work_items());
-    parallel_for(starts, plan.num_threads, [&](int64_t start, int worker) {
+    parallel_for(starts, plan.num_threads, p.cancel, [&](int64_t start, int worker) {
       for (int64_t step = 0; step < wave_pairs; ++step) {
         const int64_t slot = (start * wave_pairs / starts + step) % wave_pairs;
         work_on_pair(call, pair_begin + slot, slot, worker);
@@ -465,9 +467,10 @@ std::string describe(const core::Shape& shape, int num_threads) {
 constinit const core::Kernel kForwardAmx = {
     .name = "cpu.forward_amx",
     .summary = "bf16 on AMX tiles, softmax between tile steps",
+    .architectures = "amx",
     .dtypes = core::dtype_bit(core::DType::bf16),
     .max_head_dim = 512,
-    .features = core::all_features().without(core::kModFeatures),
+    .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures),
     .unavailable = unavailable,
     .workspace = workspace,
     .threads = threads_for,

@@ -81,7 +81,7 @@ void run_vector(const VectorKernel& kernel, const core::AttentionArguments& argu
   const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips(arguments)), base);
   base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), 64);
   const int64_t thread_bytes = VectorScratch(arguments, nullptr).bytes;
-  parallel_for(items.size(), threads, [&](int64_t idx, int worker) {
+  parallel_for(items.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
     kernel.run_item(arguments, items[idx], VectorScratch(arguments, base + worker * thread_bytes));
   });
 }

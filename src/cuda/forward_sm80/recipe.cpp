@@ -61,13 +61,13 @@ std::string describe(const Problem& p, int) {
   if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
   return text + message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c),
                         " bytes of shared memory, ",
-                        origin(forward_program(c, user_text(p.score, p.keep)), {.arch = device.arch}));
+                        origin(forward_program(c, user_text(p.score_mod, p.mask_mod)), {.arch = device.arch}));
 }
 
 std::shared_ptr<const void> prepare(const Problem& bounds) {
   const DeviceInfo& device = device_info(bounds.device.id);
   ForwardConfig config = forward_config(bounds, device);
-  const std::string texts = user_text(bounds.score, bounds.keep);
+  const std::string texts = user_text(bounds.score_mod, bounds.mask_mod);
   if (const std::optional<ForwardConfig> longer = for_small_text(config, device.arch)) {
     if (find_or_compile(forward_program(*longer, texts), device.arch)->resources.stack_bytes == 0) config = *longer;
   }
@@ -100,9 +100,10 @@ core::Kernel forward_sm80() {
   kernel.name = "cuda.forward_sm80";
   kernel.summary = "FlashAttention-2 by the matrix instructions of a warp, any GPU from Ampere on";
   kernel.device = core::DeviceType::cuda;
+  kernel.architectures = "sm_80+";
   kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16) | dtype_bit(core::DType::f32);
   kernel.max_head_dim = 512;
-  kernel.features = core::all_features();
+  kernel.features = core::all_features().without(core::kFutureFeatures);
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
   kernel.workspace = workspace;

@@ -92,7 +92,7 @@ std::string refuses(const Problem& p) {
 std::shared_ptr<const void> prepare(const Problem& bounds) {
   const DeviceInfo& device = device_info(bounds.device.id);
   const ForwardConfig config = forward_sm90_config(bounds);
-  const std::string texts = user_text(bounds.score, bounds.keep);
+  const std::string texts = user_text(bounds.score_mod, bounds.mask_mod);
   const int num_sms = bounds.num_sms > 0 ? std::min(bounds.num_sms, device.num_sms) : device.num_sms;
   const auto loaded = [&](const ForwardConfig& c) {
     return load(forward_sm90_program(c, texts), device.id, portable::forward_sm90_layout(c).bytes);
@@ -140,13 +140,14 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
 std::string describe(const Problem& p, int) {
   const ForwardConfig c = forward_sm90_config(p);
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
-  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
-                 " warpgroups that multiply, head dims as "
-                 "compiled ",
-                 c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages,
-                 " stages of k and ", layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory, ",
-                 in_pairs(c, p) ? "an even number of tiles of queries in pairs of blocks, " : "",
-                 origin(forward_sm90_program(c, user_text(p.score, p.keep)), {.arch = kArch, .arch_specific = true}));
+  return message(
+      "tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
+      " warpgroups that multiply, head dims as "
+      "compiled ",
+      c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages, " stages of k and ",
+      layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory, ",
+      in_pairs(c, p) ? "an even number of tiles of queries in pairs of blocks, " : "",
+      origin(forward_sm90_program(c, user_text(p.score_mod, p.mask_mod)), {.arch = kArch, .arch_specific = true}));
 }
 
 }  // namespace
@@ -156,9 +157,10 @@ core::Kernel forward_sm90() {
   kernel.name = "cuda.forward_sm90";
   kernel.summary = "FlashAttention-3 with Hopper's copy engine and warpgroup matrix instructions";
   kernel.device = core::DeviceType::cuda;
+  kernel.architectures = "sm_90a";
   kernel.dtypes = dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
   kernel.max_head_dim = 256;
-  kernel.features = core::all_features();
+  kernel.features = core::all_features().without(core::kFutureFeatures);
   kernel.unavailable = unavailable;
   kernel.refuses = refuses;
   kernel.workspace = workspace;

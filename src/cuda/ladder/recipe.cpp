@@ -80,7 +80,7 @@ struct Row {
     const DeviceInfo& device = device_info(bounds.device.id);
     const ForwardConfig config = ladder_config(bounds, device);
     auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(config, device)});
-    const std::string texts = user_text(bounds.score, bounds.keep);
+    const std::string texts = user_text(bounds.score_mod, bounds.mask_mod);
     for (const char* kernel : Rung::kKernels) {
       const Program program = ladder_program(Rung::kFile, kernel, prepared->config, texts);
       prepared->kernels.push_back(load(program, device.id, shared_bytes(prepared->config)));

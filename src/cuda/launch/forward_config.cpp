@@ -60,17 +60,17 @@ ForwardConfig features_of(const core::Problem& p) {
                  : p.dtype == core::DType::f16 ? Element::f16
                                                : Element::f32,
       .paged = p.features.has(Feature::paged_kv),
-      .mask = p.features.has_any(core::kElementMasks | Feature::keep) ? MaskLevel::bits : MaskLevel::band,
+      .mask = p.features.has_any(core::kElementMasks | Feature::mask_mod) ? MaskLevel::bits : MaskLevel::band,
       .softcap = p.features.has(Feature::softcap),
       .alibi = p.features.has(Feature::alibi),
       .bias = p.features.has(Feature::bias),
       .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == core::DType::f32 && p.dtype != core::DType::f32,
       .dropout = p.features.has(Feature::dropout),
-      .score = p.features.has(Feature::score),
+      .score = p.features.has(Feature::score_mod),
       .documents = p.features.has(Feature::document),
       .dense_mask = p.features.has(Feature::dense_mask),
       .block_map = p.features.has(Feature::block_map),
-      .keep = p.features.has(Feature::keep),
+      .keep = p.features.has(Feature::mask_mod),
       .batch_invariant = p.batch_invariant,
   };
   return c;
@@ -162,7 +162,7 @@ ForwardConfig forward_sm90_config(const core::Problem& p) {
   c.head_dim_v = padded_dim(p.head_dim_v);
   // Masks make scores -inf before a softcap's series, which of two terms wants squares that saturate.
   c.short_series = c.scales_q = has_short_series(c, p);
-  c.by_distance = c.score && may_mention(p.score, "q_minus_k");
+  c.by_distance = c.score && may_mention(p.score_mod, "q_minus_k");
   // Three warpgroups of 160 registers read k and v less often a query, two of 232 hold wider rows, and what several
   // masks, a mask and changed scores, or a softcap and dropout need. Keys of a tile: as many as leave registers for
   // what features do to scores (tests/gpu/kernel_matrix_test.cpp).

@@ -20,9 +20,9 @@ TileMap tile_map(const Problem& p, const portable::ForwardConfig& c, bool masks_
   const auto tiles = [](int64_t rows, int64_t tile) { return std::max<int64_t>((rows + tile - 1) / tile, 1); };
   TileMap map{.tiles_q = tiles(p.seqlen_q, c.tile_q), .kv_tiles = tiles(p.seqlen_kv, c.tile_kv)};
   if (c.mask != portable::MaskLevel::bits) return map;
-  const bool by_batch = masks_differ_by_batch || p.features.has_any(kByBatch) || may_mention(p.keep, "b");
+  const bool by_batch = masks_differ_by_batch || p.features.has_any(kByBatch) || may_mention(p.mask_mod, "b");
   map.batches = by_batch ? p.batch : std::min<int64_t>(p.batch, 1);
-  map.heads = masks_differ_by_head || may_mention(p.keep, "h") ? p.heads_q : 1;
+  map.heads = masks_differ_by_head || may_mention(p.mask_mod, "h") ? p.heads_q : 1;
   return map;
 }
 
