@@ -94,13 +94,10 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
       if (forced.empty() ? kernel.device != problem.device.type : kernel.name != forced) continue;
-      std::string reason;
-      const bool computes = (kernel.dtypes & dtype_bit(problem.dtype)) != 0;
-      if (forced.empty() && computes && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
-        if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      std::string reason = refusal(kernel, problem);
+      if (reason.empty() && forced.empty() && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
         reason = message("is not chosen for ", name(problem.dtype), " unless named");
-      } else {
-        reason = refusal(kernel, problem);
       }
       if (!reason.empty()) {
         plan.refusals.push_back({kernel.name, reason});
