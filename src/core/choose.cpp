@@ -141,12 +141,10 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
     for (const Kernel& kernel : table) {
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
-      std::string reason;
-      if (forced.empty() && (kernel.dtypes & dtype) != 0 && (kernel.automatic & dtype) == 0) {
-        if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      std::string reason = refusal(kernel, shape);
+      if (reason.empty() && forced.empty() && (kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
-      } else {
-        reason = refusal(kernel, shape);
       }
       if (!reason.empty()) {
         plan.refusals.push_back({kernel.name, reason});

@@ -243,7 +243,7 @@ class Attend(CliTest):
             (["--scale-block", "64"], "scale_block is 64, expected 0 without q_scale"),
             (["--k-scale", "2", "--scale-block", "64"], "does not support scales"),
             (["--k-scale", "2,3"], "k_scale has shape (2), expected one that broadcasts to (1, 1, 12)"),
-            (["--out-dtype", "f8e4m3fn"], "out_dtype"),
+            (["--out-dtype", "f8e4m3fn"], "does not write out.dtype f8e4m3fn beside q.dtype f32"),
             (["--check=x"], "--check is 'x'"),
             (["--scale", "nan"], "--scale is nan, expected a finite number"),
             (["--softcap", "1e99"], "--softcap is 1e99, expected a finite number"),

@@ -23,7 +23,9 @@ void expect_to_end(const ForEach& for_each) {
     EXPECT_THROW(for_each(int64_t{100000}, threads, &flag, item), core::Cancelled);
     EXPECT_GE(done, 1);
     EXPECT_LT(done, 100000);
-    if (threads == 1) EXPECT_EQ(done, 11);
+    if (threads == 1) {
+      EXPECT_EQ(done, 11);
+    }
     done = 0;
     flag = 0;
     for_each(int64_t{9}, threads, &flag, item);
