@@ -34,7 +34,7 @@ struct ForwardArgs {
   std::vector<TensorView> score_args = {};           // at most 8 dense arrays that the texts of score and keep read
 };
 
-// The body of float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays); see
+// The body of float score_mod(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays); see
 // tessella.h.
 struct Score {
   std::string text = {};  // "" = absent
@@ -60,7 +60,7 @@ struct AttentionOptions {
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_kv = 0;
   Score score = {};       // GPU
-  std::string keep = {};  // the body of bool keep(int b, int h, int q, int k, const Arrays& arrays); GPU
+  std::string keep = {};  // the body of bool mask_mod(int b, int h, int q, int k, const Arrays& arrays); GPU
   const tessella_allocator* allocator = nullptr;
 };
 
@@ -90,8 +90,8 @@ struct ForwardCall {
     args.seed = pointer(a.seed);
     args.offset = pointer(a.offset);
     for (const TensorView& array : a.score_args) score_args.push_back(array.c_tensor());
-    args.score_args = score_args.data();
-    args.num_score_args = static_cast<int32_t>(score_args.size());
+    args.mod_args = score_args.data();
+    args.num_mod_args = static_cast<int32_t>(score_args.size());
     o.mask.fill(args);
     o.mask.fill(options);
     options.scale = o.scale.value_or(NAN);
@@ -109,9 +109,9 @@ struct ForwardCall {
     options.check_device_values = o.check_device_values ? 1 : 0;
     options.max_seqlen_q = o.max_seqlen_q;
     options.max_seqlen_kv = o.max_seqlen_kv;
-    options.score = text(o.score.text);
-    options.score_gradient = text(o.score.gradient_text);
-    options.keep = text(o.keep);
+    options.score_mod = text(o.score.text);
+    options.score_mod_gradient = text(o.score.gradient_text);
+    options.mask_mod = text(o.keep);
     options.allocator = o.allocator;
   }
   ForwardCall(const ForwardCall&) = delete;

@@ -123,8 +123,7 @@ typedef struct tessella_tensor {
  *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
  *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
  *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
- *   score_args     num_score_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what the texts of score and
- *                  keep read
+ *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -149,8 +148,8 @@ typedef struct tessella_forward_args {
   const tessella_tensor* prefix_lengths;
   const tessella_tensor* seed;
   const tessella_tensor* offset;
-  const tessella_tensor* score_args;
-  int32_t num_score_args;
+  const tessella_tensor* mod_args;
+  int32_t num_mod_args;
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT \
@@ -165,15 +164,15 @@ typedef struct tessella_allocator {
 } tessella_allocator;
 
 /* What is computed. Masks are a conjunction: a key is visible iff every part given says so.
- * scores = scale * q.k -> softcap -> + bias + ALiBi -> score -> masks -> softmax with sink -> dropout -> . v
+ * scores = scale * q.k -> softcap -> + bias + ALiBi -> score_mod -> masks -> softmax with sink -> dropout -> . v
  *
- * score and keep are C++ texts, compiled when the plan is made (GPU only), the bodies of
- *   float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)    the modified score
- *   bool keep(int b, int h, int q, int k, const Arrays& arrays)                                    true = visible
- * Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own coordinates, its
- * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than float(q - k).
- * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of score_args, arrays.count(n) its
- * number of elements. The texts stay within them; nothing else does. */
+ * score_mod and mask_mod are C++ source, compiled when the plan is made (GPU only), the bodies of
+ *   float score_mod(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)   the modified
+ * score bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)                                   true =
+ * visible Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own
+ * coordinates, its first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster
+ * than float(q - k). arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of mod_args,
+ * arrays.count(n) its number of elements. The source stays within them; nothing else does. */
 typedef struct tessella_attention_options {
   size_t struct_size;
   float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
@@ -192,15 +191,15 @@ typedef struct tessella_attention_options {
   int32_t num_splits;          /* 0 = automatic */
   int32_t num_sms;             /* GPU: 0 = all */
   int32_t num_threads;         /* CPU: 0 = all that the process may use */
-  int32_t deterministic;       /* 1: the same bits in every run, which forward has always */
+  int32_t deterministic;       /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed */
   int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
   const char* kernel;          /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
   int64_t max_seqlen_q; /* upper bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes */
   int64_t max_seqlen_kv;
-  const char* score; /* modifications as C++ text; NULL or "" = none */
-  const char* score_gradient;
-  const char* keep;
+  const char* score_mod; /* modifications as C++ source; NULL or "" = none */
+  const char* score_mod_gradient;
+  const char* mask_mod;
   const tessella_allocator* allocator; /* NULL = the library's own */
 } tessella_attention_options;
 

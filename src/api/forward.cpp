@@ -202,13 +202,13 @@ void check_fits(const Plan& plan, const Problem& problem) {
   same("num_sms", problem.num_sms, made_for.num_sms);
   if (problem.num_threads != 0) same("num_threads", problem.num_threads, made_for.num_threads);
   same("batch_invariant", problem.batch_invariant, made_for.batch_invariant);
-  same("num_score_args", problem.num_arrays, made_for.num_arrays);
+  same("num_mod_args", problem.num_arrays, made_for.num_arrays);
   for (int32_t i = 0; i < problem.num_arrays; ++i) {
-    same_name("dtype in score_args", problem.arrays[i].dtype, made_for.arrays[i].dtype);
+    same_name("dtype in mod_args", problem.arrays[i].dtype, made_for.arrays[i].dtype);
   }
   for (const auto& [what, got, expected] :
-       {std::tuple{"score", problem.score, made_for.score}, std::tuple{"keep", problem.keep, made_for.keep}}) {
-    if (got != expected) invalid(message("plan_run: ", what, " is another text than what the plan was made for"));
+       {std::tuple{"score_mod", problem.score, made_for.score}, std::tuple{"mask_mod", problem.keep, made_for.keep}}) {
+    if (got != expected) invalid(message("plan_run: ", what, " is another source than what the plan was made for"));
   }
   if (problem.alignment < made_for.alignment) {
     invalid(message("plan_run: q, k and v are aligned to ", problem.alignment, " bytes, expected ", made_for.alignment,
@@ -247,7 +247,7 @@ void run(const Plan& plan, const Problem& problem, const tessella_workspace* wor
 
 reference::CheckReport check_forward(const Problem& problem, int64_t num_rows, uint64_t seed) {
   if (problem.features.has_any(core::kTextFeatures)) {
-    core::unsupported("check_forward: score or keep is given, and the reference does not compile texts");
+    core::unsupported("check_forward: score_mod or mask_mod is given, and the reference does not compile source");
   }
   if (problem.device.type == core::DeviceType::cpu) return reference::check_forward(problem, num_rows, seed);
   cuda::synchronize(problem.device);

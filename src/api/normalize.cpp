@@ -178,11 +178,13 @@ class Normalizer {
   }
 
   void scalars() {
-    for (const auto& [name, value] :
-         {std::pair{"causal_top_left", options_.causal_top_left}, std::pair{"deterministic", options_.deterministic},
-          std::pair{"batch_invariant", options_.batch_invariant},
-          std::pair{"check_device_values", options_.check_device_values}}) {
+    for (const auto& [name, value] : {std::pair{"causal_top_left", options_.causal_top_left},
+                                      std::pair{"batch_invariant", options_.batch_invariant},
+                                      std::pair{"check_device_values", options_.check_device_values}}) {
       if (value != 0 && value != 1) invalid(message(function_, ": ", name, " is ", value, ", expected 0 or 1"));
+    }
+    if (options_.deterministic < 0 || options_.deterministic > 2) {
+      invalid(message(function_, ": deterministic is ", options_.deterministic, ", expected 0 to 2"));
     }
     p_.scale = std::isnan(options_.scale) ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)))
                                           : options_.scale;
@@ -387,23 +389,22 @@ class Normalizer {
       if (!body.empty()) p_.features |= feature;
       return body;
     };
-    p_.score = text("score", options_.score, Feature::score);
-    p_.keep = text("keep", options_.keep, Feature::keep);
-    if (p_.score.empty() && options_.score_gradient != nullptr && options_.score_gradient[0] != '\0') {
-      invalid(message(function_, ": score_gradient is given, expected it beside score"));
+    p_.score = text("score_mod", options_.score_mod, Feature::score);
+    p_.keep = text("mask_mod", options_.mask_mod, Feature::keep);
+    if (p_.score.empty() && options_.score_mod_gradient != nullptr && options_.score_mod_gradient[0] != '\0') {
+      invalid(message(function_, ": score_mod_gradient is given, expected it beside score_mod"));
     }
-    if (args_.num_score_args < 0 || args_.num_score_args > core::kMaxUserArrays) {
-      invalid(
-          message(function_, ": num_score_args is ", args_.num_score_args, ", expected 0 to ", core::kMaxUserArrays));
+    if (args_.num_mod_args < 0 || args_.num_mod_args > core::kMaxUserArrays) {
+      invalid(message(function_, ": num_mod_args is ", args_.num_mod_args, ", expected 0 to ", core::kMaxUserArrays));
     }
-    if (args_.num_score_args == 0) return;
-    if (args_.score_args == nullptr) invalid(message(function_, ": score_args is NULL, expected tensors"));
+    if (args_.num_mod_args == 0) return;
+    if (args_.mod_args == nullptr) invalid(message(function_, ": mod_args is NULL, expected tensors"));
     if (!p_.features.has_any(core::kTextFeatures)) {
-      invalid(message(function_, ": score_args is given, expected it beside score or keep"));
+      invalid(message(function_, ": mod_args is given, expected it beside score_mod or mask_mod"));
     }
-    p_.num_arrays = args_.num_score_args;
+    p_.num_arrays = args_.num_mod_args;
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
-      p_.arrays[i] = reader_.array(message("score_args[", i, "]").c_str(), args_.score_args[i]);
+      p_.arrays[i] = reader_.array(message("mod_args[", i, "]").c_str(), args_.mod_args[i]);
     }
   }
 
@@ -434,8 +435,8 @@ class Normalizer {
         }
       }
       for (int32_t i = 0; i < p_.num_arrays; ++i) {
-        if (output.tensor != nullptr && overlap(*output.tensor, args_.score_args[i])) {
-          invalid(message(function_, ": ", output.name, " overlaps score_args[", i, "], expected memory of its own"));
+        if (output.tensor != nullptr && overlap(*output.tensor, args_.mod_args[i])) {
+          invalid(message(function_, ": ", output.name, " overlaps mod_args[", i, "], expected memory of its own"));
         }
       }
     }

@@ -89,8 +89,8 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::sink, "sink"},
     {Feature::dropout, "dropout"},
     {Feature::lse, "lse"},
-    {Feature::score, "score"},
-    {Feature::keep, "keep"},
+    {Feature::score, "score_mod"},
+    {Feature::keep, "mask_mod"},
 };
 constexpr Features all_features() {
   Features all;

@@ -68,8 +68,8 @@ const Row kRows[] = {
     {"deterministic", FlagTarget{&Options::deterministic}, "the same bits in every run"},
     {"batch-invariant", FlagTarget{&Options::batch_invariant}, "bits of a row that depend on nothing beside it"},
     {"check-device-values", FlagTarget{&Options::check_device_values}, "check values that live on a GPU"},
-    {"score", &Options::score, "C++ text that modifies scores; GPU"},
-    {"keep", &Options::keep, "C++ text of a mask; GPU"},
+    {"score", &Options::score_mod, "C++ text that modifies scores; GPU"},
+    {"keep", &Options::mask_mod, "C++ text of a mask; GPU"},
 };
 
 std::string flag_of(const Row& row) { return fmt::format("--{}", row.name); }

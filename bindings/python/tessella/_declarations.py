@@ -74,8 +74,8 @@ class ForwardArgs(c.Structure):
         ("prefix_lengths", c.POINTER(Tensor)),
         ("seed", c.POINTER(Tensor)),
         ("offset", c.POINTER(Tensor)),
-        ("score_args", c.POINTER(Tensor)),
-        ("num_score_args", c.c_int32),
+        ("mod_args", c.POINTER(Tensor)),
+        ("num_mod_args", c.c_int32),
     ]
 
 
@@ -116,9 +116,9 @@ class AttentionOptions(c.Structure):
         ("kernel", c.c_char_p),
         ("max_seqlen_q", c.c_int64),
         ("max_seqlen_kv", c.c_int64),
-        ("score", c.c_char_p),
-        ("score_gradient", c.c_char_p),
-        ("keep", c.c_char_p),
+        ("score_mod", c.c_char_p),
+        ("score_mod_gradient", c.c_char_p),
+        ("mask_mod", c.c_char_p),
         ("allocator", c.POINTER(Allocator)),
     ]
 

@@ -28,7 +28,7 @@ class DeviceError(Error, RuntimeError):
 
 
 class CompileError(Error, RuntimeError):
-    """A kernel or a text of `score` or `keep` did not compile; the text is the compiler's log."""
+    """A kernel, `score_mod` or `mask_mod` did not compile; the text is the compiler's log."""
 
 
 class FileError(Error, OSError):

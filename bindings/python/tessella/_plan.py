@@ -10,6 +10,7 @@ from . import _declarations as d
 from ._arrays import Slot, require_array
 from ._call import Call
 from ._errors import Error, name_function
+from ._fields import ARGUMENTS
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import library, require
 from ._scalars import switch
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
 
     from ._options import Options
 
-# What a call brings anew, like q, k and v; a plan keeps every other option.
-_ARGUMENTS = {
-    "bias",
-    "alibi_slopes",
-    "sink",
-    "seqlens_q",
-    "seqlens_kv",
-    "cu_seqlens_q",
-    "cu_seqlens_kv",
-    "leftpad_kv",
-    "page_table",
-    "score_args",
-}
 _ALIGNMENT = 64
 
 
@@ -160,7 +148,7 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
         call.describe_outputs(switch("return_lse", return_lse))
         handle = c.c_void_p()
         call.require(library.tessella_plan_forward(call.args_ref, call.options_ref, handle))
-    kept = {name: value for name, value in options.items() if name not in _ARGUMENTS}
+    kept = {name: value for name, value in options.items() if name not in ARGUMENTS}  # which every run brings anew
     return Plan(handle, layout, return_lse, kept)
 
 
