@@ -57,6 +57,7 @@ struct AttentionOptions {
   uint64_t seed = 0;
   uint64_t offset = 0;
   int64_t first_batch = 0, first_head = 0, first_query = 0, first_key = 0;  // where a slice begins in the whole
+  int64_t whole_heads_q = 0;                                                // of a slice of heads; 0 = heads_q
   ScoreMod score_mod = {};                                                  // GPU
   std::string mask_mod =
       {};                   // C++ source, body of bool mask_mod(int b, int h, int q, int k, const Arrays& arrays); GPU
@@ -123,6 +124,7 @@ struct ForwardCall {
     options.first_head = o.first_head;
     options.first_query = o.first_query;
     options.first_key = o.first_key;
+    options.whole_heads_q = o.whole_heads_q;
     options.score_mod = given(o.score_mod.value);
     options.score_mod_gradient = given(o.score_mod.gradient);
     options.mask_mod = given(o.mask_mod);

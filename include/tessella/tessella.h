@@ -216,9 +216,10 @@ typedef struct tessella_allocator {
  * arrays.count(n) its number of elements. The source stays within them; nothing else does.
  *
  * A call that computes a slice of a whole says with first_* where the slice begins: batch, head, query and key of its
- * first element. Dropout, ALiBi and modifications then count from there, so that the slices together are the whole;
- * masks and all tensors stay the slice's own. ALiBi's distance is |first_query + i + seqlen_kv - seqlen_q - first_key
- * - j|, with the slice's lengths. No kernel of today computes a slice, so that all are 0.
+ * first element; whole_heads_q says how many query heads the whole has, by which dropout counts. Dropout, ALiBi and
+ * modifications then count from there, so that the slices together are the whole; masks and all tensors stay the
+ * slice's own. Where first_query or first_key is not 0, ALiBi's distance is |first_query + i - first_key - j|. Only the
+ * reference and the ladder compute slices yet.
  *
  * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
  * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or
@@ -242,6 +243,7 @@ typedef struct tessella_attention_options {
   int64_t first_head;
   int64_t first_query;
   int64_t first_key;
+  int64_t whole_heads_q; /* 0 = heads_q */
   const char* score_mod; /* modifications as C++ source; NULL or "" = none */
   const char* score_mod_gradient;
   const char* mask_mod;
@@ -263,10 +265,10 @@ typedef struct tessella_attention_options {
                             In host memory. NULL = none */
 } tessella_attention_options;
 
-#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                 \
-  {                                                                                                     \
-    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                      \
+#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                    \
+  {                                                                                                        \
+    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                         \
   }
 
 /* States of attention that become one: (out, lse) of the same queries over disjoint sets of keys, as forward gives

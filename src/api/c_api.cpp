@@ -12,10 +12,10 @@
 #include "api/merge.hpp"
 #include "api/normalize.hpp"
 #include "api/plan_cache.hpp"
-#include "api/run.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/validate.hpp"
 #include "cuda/compile/prebuild.hpp"
 #include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
@@ -101,9 +101,9 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
       core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 6"));
 }
 
-// A plain call of any operation.
+// A plain call: its plan from the cache, its workspace from the allocator.
 template <typename Args, typename Options>
-void call(const Args* args, const Options& options, const char* function, void* stream) {
+void run_call(const Args* args, const Options& options, void* stream, const char* function) {
   const auto arguments = api::read(args, options, function, stream);
   const auto plan = api::cached_plan(core::shape(&arguments), api::forced_kernel(options.kernel), function);
   api::run(*plan, &arguments, nullptr, options.allocator, stream, function);
@@ -124,11 +124,14 @@ extern "C" {
 
 tessella_status tessella_forward(const tessella_forward_args* args, const tessella_attention_options* options,
                                  void* stream) {
-  return guarded([&] { call(args, api::grown(options, "forward"), "forward", stream); });
+  return guarded([&] {
+    const tessella_attention_options grown = api::grown(options, "forward");
+    run_call(args, grown, stream, "forward");
+  });
 }
 
 tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options, void* stream) {
-  return guarded([&] { call(args, api::grown(options, "merge"), "merge", stream); });
+  return guarded([&] { run_call(args, api::grown(options, "merge"), stream, "merge"); });
 }
 
 tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {
@@ -136,8 +139,9 @@ tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** pl
     require(plan, "plan_make", "plan");
     with_structs(call, "plan_make", [&](const auto* args, const auto& options) {
       const auto arguments = api::read(args, options, "plan_make", nullptr, api::Memory::none);
-      core::Plan made =
-          api::make_plan(api::bounds(arguments, options, "plan_make"), api::forced_kernel(options.kernel), "plan_make");
+      const auto shape = api::bounds(arguments, options);
+      core::validate_sizes(shape, "plan_make");
+      core::Plan made = api::make_plan(shape, api::forced_kernel(options.kernel), "plan_make");
       std::string kernel(made.kernel->name);
       *plan = new tessella_plan{std::move(made), std::move(kernel)};
     });
@@ -253,8 +257,7 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
     core::Cost counted;
     with_structs(call, "kernel_cost_of", [&](const auto* args, const auto& options) {
       const auto arguments = api::read(args, options, "kernel_cost_of", nullptr, api::Memory::none);
-      if (kernel.cost == nullptr || kernel.operation != core::operation(core::shape(&arguments)) ||
-          kernel.device != arguments.device.type) {
+      if (kernel.cost == nullptr || kernel.device != arguments.device.type || kernel.operation != arguments.operation) {
         core::unsupported(core::message("kernel_cost_of: ", kernel.name,
                                         " does not count its passes and bytes of a call on ", place(arguments.device)));
       }

@@ -98,9 +98,10 @@ class MergeNormalizer {
   }
 
   core::Operand lse(const char* name, const tessella_tensor& tensor, const tessella_tensor& out) {
-    const core::Operand operand =
-        reader_.lse(name, tensor, out.ndim, {a_.batch, a_.seqlen, a_.heads, 1},
-                    out.ndim == 4 ? "(batch, heads, seqlen)" : out.ndim == 3 ? "(heads, seqlen)" : "(seqlen)");
+    const core::Operand operand = reader_.lse(name, tensor, out.ndim, {a_.batch, a_.seqlen, a_.heads, 1},
+                                              out.ndim == 4   ? "(batch, heads, seqlen)"
+                                              : out.ndim == 3 ? "(heads, seqlen)"
+                                                              : "(seqlen)");
     if (operand.dtype != DType::f32 && !(operand.dtype == DType::f64 && dtype_ == DType::f64)) {
       invalid(message(function_, ": ", name, ".dtype is ", core::name(operand.dtype), ", expected f32",
                       dtype_ == DType::f64 ? " or f64" : ""));
@@ -141,8 +142,8 @@ tessella_merge_options grown(const tessella_merge_options* options, const char* 
   return options == nullptr ? defaults : grow(options, defaults, function, "options");
 }
 
-MergeArguments read(const tessella_merge_args* args, const tessella_merge_options& options, const char* function,
-                    void*, Memory memory) {
+MergeArguments read(const tessella_merge_args* args, const tessella_merge_options& options, const char* function, void*,
+                    Memory memory) {
   const tessella_merge_args defaults = TESSELLA_MERGE_ARGS_INIT;
   const tessella_merge_args given = grow(args, defaults, function, "args");
   const MergeArguments arguments = MergeNormalizer(given, options, function, memory).run();
@@ -150,10 +151,9 @@ MergeArguments read(const tessella_merge_args* args, const tessella_merge_option
   return arguments;
 }
 
-core::MergeShape bounds(const core::MergeShape& shape, const tessella_merge_options& options, const char* function) {
+core::MergeShape bounds(const core::MergeShape& shape, const tessella_merge_options& options) {
   core::MergeShape bounds = shape;
   bounds.seqlen = std::max(shape.seqlen, options.max_seqlen);
-  core::validate_sizes(bounds, function);
   return bounds;
 }
 

@@ -22,6 +22,8 @@ using core::invalid;
 using core::message;
 using core::unsupported;
 
+constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
+
 class Normalizer {
  public:
   Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function,
@@ -144,7 +146,6 @@ class Normalizer {
     seed("offset", args_.offset, p_.offset, p_.offset_data);
     p_.num_threads = options_.num_threads;
     p_.cancel = options_.cancel;
-    constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
     p_.window_left = std::min(options_.window_left, kUnbounded);
     p_.window_right = std::min(options_.window_right, kUnbounded);
     if (p_.window_left != -1 || p_.window_right != -1) p_.features |= Feature::window;
@@ -251,12 +252,12 @@ class Normalizer {
     const auto wanted = static_cast<DType>(options_.out_dtype);
     if (wanted != DType::none) {
       may_be_out("out_dtype", wanted);
-      if (p_.out_dtype() != wanted) {
-        invalid(message(function_, ": out.dtype is ", name(p_.out_dtype()), ", expected ", name(wanted),
+      if (p_.out().dtype != wanted) {
+        invalid(message(function_, ": out.dtype is ", name(p_.out().dtype), ", expected ", name(wanted),
                         " = option out_dtype"));
       }
     }
-    may_be_out("out.dtype", p_.out_dtype());
+    may_be_out("out.dtype", p_.out().dtype);
     if (!args_.cu_seqlens_q && out.batch != p_.batch) {
       reader_.mismatch("out", *args_.out, 4, 0, out.batch, p_.batch, "q.shape[0]");
     }
@@ -269,7 +270,7 @@ class Normalizer {
       p_.features |= Feature::lse;
       p_.lse() = reader_.lse("lse", *args_.lse, args_.q->ndim, {p_.batch, p_.total_q, p_.heads_q, 1},
                              args_.cu_seqlens_q != nullptr ? "(heads_q, total_q)" : "(batch, heads_q, seqlen_q)");
-      if (p_.lse().dtype != DType::f32 && !(p_.lse().dtype == DType::f64 && p_.dtype() == DType::f64)) {
+      if (p_.lse().dtype != DType::f32 && !(p_.lse().dtype == DType::f64 && p_.q().dtype == DType::f64)) {
         invalid(message(function_, ": lse.dtype is ", name(p_.lse().dtype), ", expected f32"));
       }
     }
@@ -277,12 +278,12 @@ class Normalizer {
 
   void may_be_out(const char* argument, DType dtype) const {
     const bool is_16_bit = dtype == DType::bf16 || dtype == DType::f16;
-    if (dtype == p_.dtype() || dtype == DType::f32 || core::is_float8(dtype)) return;
-    if (is_16_bit && core::is_quantized(p_.dtype())) return;
-    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.dtype()), " = q.dtype",
-                    p_.dtype() == DType::f32         ? ""
-                    : core::is_quantized(p_.dtype()) ? ", or bf16, f16 or f32"
-                                                     : ", or f32"));
+    if (dtype == p_.q().dtype || dtype == DType::f32 || core::is_float8(dtype)) return;
+    if (is_16_bit && core::is_quantized(p_.q().dtype)) return;
+    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.q().dtype), " = q.dtype",
+                    p_.q().dtype == DType::f32         ? ""
+                    : core::is_quantized(p_.q().dtype) ? ", or bf16, f16 or f32"
+                                                       : ", or f32"));
   }
 
   // Blocks of rows of the tensor that is scaled; in a packed one all sequences have them together.
@@ -296,18 +297,16 @@ class Normalizer {
                            core::AttentionArguments::Axes axes, int64_t heads, bool packed) {
       if (tensor == nullptr) return;
       is_given = true;
-      const int64_t block = p_.scale_block;
-      const int64_t blocks = block == 0 ? 1 : axes.rows / block + (axes.rows % block != 0);
-      const int64_t batch = packed && blocks == 1 ? p_.batch : axes.batch;
+      const auto [batch, blocks] = p_.scale_axes(axes, packed);
       operand = reader_.scale(name, *tensor, {batch, blocks, heads});
     };
     const bool packed_q = args_.cu_seqlens_q != nullptr;
     const bool packed_kv = args_.cu_seqlens_kv != nullptr;
-    scale("q_scale", args_.q_scale, p_.q_scale, p_.axes_q(), p_.heads_q, packed_q);
-    scale("k_scale", args_.k_scale, p_.k_scale, p_.axes_kv(), p_.heads_kv, packed_kv);
-    scale("v_scale", args_.v_scale, p_.v_scale, p_.axes_kv(), p_.heads_kv, packed_kv);
-    scale("out_scale", args_.out_scale, p_.out_scale, p_.axes_q(), p_.heads_q, packed_q);
-    scale("amax", args_.amax, p_.amax, p_.axes_q(), p_.heads_q, packed_q);
+    scale("q_scale", args_.q_scale, p_.tensors[core::Name::q_scale], p_.axes_q(), p_.heads_q, packed_q);
+    scale("k_scale", args_.k_scale, p_.tensors[core::Name::k_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
+    scale("v_scale", args_.v_scale, p_.tensors[core::Name::v_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
+    scale("out_scale", args_.out_scale, p_.tensors[core::Name::out_scale], p_.axes_q(), p_.heads_q, packed_q);
+    scale("amax", args_.amax, p_.tensors[core::Name::amax], p_.axes_q(), p_.heads_q, packed_q);
     if (is_given) p_.features |= Feature::scales;
     if (p_.scale_block != 0 && !is_given) {
       invalid(message(function_, ": scale_block is ", p_.scale_block,
@@ -325,10 +324,20 @@ class Normalizer {
                             First{"first_head", options_.first_head, p_.first_head},
                             First{"first_query", options_.first_query, p_.first_query},
                             First{"first_key", options_.first_key, p_.first_key}}) {
-      if (at.given < 0) invalid(message(function_, ": ", at.name, " is ", at.given, ", expected at least 0"));
+      if (at.given < 0 || at.given > kUnbounded) {
+        invalid(message(function_, ": ", at.name, " is ", at.given, ", expected 0 to ", kUnbounded));
+      }
       at.first = at.given;
       if (at.given != 0) p_.features |= Feature::slice;
     }
+    const int64_t whole = options_.whole_heads_q;
+    const int64_t needed = p_.first_head + p_.heads_q;
+    if (whole > kUnbounded || whole < (whole == 0 && p_.first_head == 0 ? 0 : needed)) {
+      invalid(message(function_, ": whole_heads_q is ", whole, ", expected ", needed, " = first_head + the heads of q",
+                      ", to ", kUnbounded, p_.first_head == 0 ? ", or 0" : ""));
+    }
+    p_.whole_heads_q = whole;
+    if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
   void score_parts() {
@@ -337,11 +346,11 @@ class Normalizer {
       p_.features |= Feature::bias;
       p_.bias =
           reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
-      const bool is_as_q = p_.bias.dtype == p_.dtype() && core::is_float(p_.dtype());
+      const bool is_as_q = p_.bias.dtype == p_.q().dtype && core::is_float(p_.q().dtype);
       if (p_.bias.dtype != DType::f32 && !is_as_q) {
-        const bool is_f32_alone = p_.dtype() == DType::f32 || !core::is_float(p_.dtype());
+        const bool is_f32_alone = p_.q().dtype == DType::f32 || !core::is_float(p_.q().dtype);
         invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected f32",
-                        is_f32_alone ? "" : message(" or ", name(p_.dtype()), " = q.dtype")));
+                        is_f32_alone ? "" : message(" or ", name(p_.q().dtype), " = q.dtype")));
       }
     }
     if (args_.alibi_slopes != nullptr) {

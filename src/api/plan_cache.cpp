@@ -7,7 +7,6 @@
 
 #include "api/kernel_tables.hpp"
 #include "core/choose.hpp"
-#include "core/environment.hpp"
 #include "core/fields.hpp"
 #include "core/once.hpp"
 #include "cpu/parallel.hpp"
@@ -66,10 +65,6 @@ PlanCache& plan_cache() {
 }
 
 }  // namespace
-
-std::string_view forced_kernel(const char* kernel) {
-  return kernel != nullptr ? std::string_view(kernel) : core::environment_kernel();
-}
 
 Plan make_plan(const Shape& shape, std::string_view forced, const char* function) {
   Plan plan = core::choose(shape, kernel_tables(), forced, function);

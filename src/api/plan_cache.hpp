@@ -9,9 +9,6 @@
 
 namespace tessella::api {
 
-// The name that the options or the environment force, or "".
-std::string_view forced_kernel(const char* kernel);
-
 // The plan of the call's rounded shape (core/fields.hpp): found among the most recently used of the process, or made.
 // Throws as core::choose() does, and what preparing a kernel throws.
 std::shared_ptr<const core::Plan> cached_plan(const core::Shape& shape, std::string_view forced, const char* function);

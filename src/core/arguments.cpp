@@ -7,9 +7,10 @@ namespace {
 
 // Bytes, a power of two up to 16, that divide the address and every stride.
 int32_t alignment(const Operand& t) {
+  const auto size = static_cast<uint64_t>(size_bytes(t.dtype));
   uint64_t bits = 16 | reinterpret_cast<uintptr_t>(t.data);
   for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
-    bits |= static_cast<uint64_t>(bytes_of(t.dtype, stride));
+    bits |= static_cast<uint64_t>(stride) * size;
   }
   return static_cast<int32_t>(bits & (~bits + 1));
 }

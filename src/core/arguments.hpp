@@ -16,12 +16,10 @@
 namespace tessella::core {
 
 struct AttentionArguments : AttentionShape {
+  // q (batch, seqlen_q, heads_q, head_dim_qk); k, v (batch, seqlen_kv, heads_kv, head dim) or (num_pages, page_size,
+  // ...); out (batch, seqlen_q, heads_q, head_dim_v); lse (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64; scales
+  // and amax (batch or page, ceil(rows / scale_block), heads, 1), f32: axes of 1 have stride 0.
   ByName<Operand> tensors;
-  Operand q_scale;               // (batch, ceil(seqlen_q / scale_block), heads_q), f32; axes of 1 have stride 0
-  Operand k_scale;               // (batch or page, ...) as k is
-  Operand v_scale;               // as v is
-  Operand out_scale;             // as q_scale; out is divided by it
-  Operand amax;                  // as q_scale; written
   Table<int32_t> seqlens_q;      // (batch) rows in use
   Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
   Table<int32_t> leftpad_kv;     // (batch) first slot in use
@@ -56,13 +54,14 @@ struct AttentionArguments : AttentionShape {
   int64_t first_head = 0;
   int64_t first_query = 0;
   int64_t first_key = 0;
+  int64_t whole_heads_q = 0;        // query heads of the whole; 0: heads_q
   const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
 
-  Operand& q() { return tensors[Name::q]; }      // (batch, seqlen_q, heads_q, head_dim_qk)
-  Operand& k() { return tensors[Name::k]; }      // (batch, seqlen_kv, heads_kv, head_dim_qk), or pages
-  Operand& v() { return tensors[Name::v]; }      // (batch, seqlen_kv, heads_kv, head_dim_v), or pages
-  Operand& out() { return tensors[Name::out]; }  // (batch, seqlen_q, heads_q, head_dim_v)
-  Operand& lse() { return tensors[Name::lse]; }  // (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64
+  Operand& q() { return tensors[Name::q]; }
+  Operand& k() { return tensors[Name::k]; }
+  Operand& v() { return tensors[Name::v]; }
+  Operand& out() { return tensors[Name::out]; }
+  Operand& lse() { return tensors[Name::lse]; }
   const Operand& q() const { return tensors[Name::q]; }
   const Operand& k() const { return tensors[Name::k]; }
   const Operand& v() const { return tensors[Name::v]; }
@@ -77,6 +76,11 @@ struct AttentionArguments : AttentionShape {
   Axes axes_kv() const {
     if (features.has(Feature::paged_kv)) return {num_pages, page_size};
     return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
+  }
+  // Of scales of a tensor with these axes: one a block of rows, in a packed tensor of all sequences together.
+  Axes scale_axes(Axes axes, bool is_packed) const {
+    const int64_t blocks = scale_block == 0 ? 1 : axes.rows / scale_block + (axes.rows % scale_block != 0);
+    return {is_packed && blocks == 1 ? batch : axes.batch, blocks};
   }
   // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
   std::byte* row_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
@@ -93,9 +97,9 @@ struct MergeArguments : MergeShape {
     Operand out;  // (batch, seqlen, heads, head_dim)
     Operand lse;  // (batch, seqlen, heads, 1), f32, or f64 beside f64
   };
+  const int32_t* cancel = nullptr;
   std::vector<State> given;
-  State result;                     // its lse of dtype none: not written
-  const int32_t* cancel = nullptr;  // as above
+  State result;  // its lse of dtype none: not written
 };
 
 void derive_shape(MergeArguments& arguments);
@@ -110,9 +114,5 @@ inline const MergeArguments& merge(const Arguments& arguments) { return *std::ge
 
 // The call's own shape.
 Shape shape(const Arguments& arguments);
-
-inline const int32_t* cancel(const Arguments& arguments) {
-  return std::visit([](const auto* a) { return a->cancel; }, arguments);
-}
 
 }  // namespace tessella::core

@@ -1,6 +1,8 @@
 #include "core/choose.hpp"
 
+#include <array>
 #include <sstream>
+#include <tuple>
 #include <type_traits>
 
 #include "core/error.hpp"
@@ -78,8 +80,16 @@ std::string refused_head_dim(const Kernel& kernel, const char* argument, int64_t
   return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
 }
 
-// What each operation's members say beyond what all have.
-std::string refused_members(const Kernel& kernel, const AttentionShape& shape) {
+std::string refused_head_dims(const Kernel& kernel, const AttentionShape& shape) {
+  std::string reason = refused_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
+  return reason.empty() ? refused_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
+}
+std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
+  return refused_head_dim(kernel, "head_dim", shape.head_dim);
+}
+
+// Why not, of what today's kernels all lack: operands of several dtypes, a class of few queries.
+std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
   for (const Name operand : {Name::k, Name::v}) {
     if (const DType dtype = shape.operands[operand].dtype; dtype != shape.dtype()) {
       return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
@@ -89,16 +99,10 @@ std::string refused_members(const Kernel& kernel, const AttentionShape& shape) {
   if (shape.out_dtype() != shape.dtype() && shape.out_dtype() != DType::f32) {
     return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
   }
-  for (const auto& [argument, head_dim] :
-       {std::pair{"head_dim_qk", shape.head_dim_qk}, std::pair{"head_dim_v", shape.head_dim_v}}) {
-    if (std::string reason = refused_head_dim(kernel, argument, head_dim); !reason.empty()) return reason;
-  }
   if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
   return "";
 }
-std::string refused_members(const Kernel& kernel, const MergeShape& shape) {
-  return refused_head_dim(kernel, "head_dim", shape.head_dim);
-}
+std::string refused_mixture(const Kernel&, const MergeShape&) { return ""; }
 
 // Threads a call asks for.
 int asked_threads(const Shape& shape) {
@@ -119,9 +123,12 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
   }
   if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
-  if (std::string reason = std::visit([&](const auto& s) { return refused_members(kernel, s); }, shape);
-      !reason.empty()) {
-    return reason;
+  for (const std::string& reason : std::visit(
+           [&](const auto& s) {
+             return std::array{refused_head_dims(kernel, s), refused_mixture(kernel, s)};
+           },
+           shape)) {
+    if (!reason.empty()) return reason;
   }
   const Features missing = features.without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
@@ -135,13 +142,10 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
     for (const Kernel& kernel : table) {
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
-      std::string reason;
-      const bool computes = (kernel.dtypes & dtype) != 0;
-      if (forced.empty() && computes && (kernel.automatic & dtype) == 0) {
-        if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      std::string reason = refusal(kernel, shape);
+      if (reason.empty() && forced.empty() && (kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
-      } else {
-        reason = refusal(kernel, shape);
       }
       if (!reason.empty()) {
         plan.refusals.push_back({kernel.name, reason});

@@ -30,7 +30,7 @@ enum class Feature : uint32_t {
   mask_mod = 1u << 20,
   paged_kv = 1u << 21,
   scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
-  slice = 1u << 23,   // any of first_batch, first_head, first_query, first_key
+  slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
 };
 
 class Features {
@@ -88,9 +88,10 @@ constexpr Features all_features() {
   for (const FeatureName& entry : kFeatureNames) all |= entry.feature;
   return all;
 }
-// Source of the caller is compiled for a GPU; nothing compiles it on a CPU.
+// The caller's source is compiled for a GPU; nothing compiles it on a CPU.
 inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
-// Known, and of no kernel yet.
+
+// Known to the API, and of no kernel but perhaps the reference yet.
 inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 
 // Masks that are not intervals: which elements of the band are seen.

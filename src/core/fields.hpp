@@ -50,6 +50,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"total_q"}, &S::total_q, Fit::at_most);
   f(FieldName{"total_kv"}, &S::total_kv, Fit::at_most);
   f(FieldName{"page_size"}, &S::page_size, Fit::equal);
+  f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
   for (const Name operand : kNames) {
     const auto of = [operand](auto& shape) -> auto& { return shape.operands[operand]; };
     f(
@@ -72,7 +73,6 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
   f(FieldName{"batch_invariant"}, &S::batch_invariant, Fit::equal);
   f(FieldName{"query_class"}, &S::query_class, Fit::equal);
-  f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
 }
 
 template <typename F>

@@ -33,8 +33,8 @@ struct Cost {
 };
 
 struct Kernel {
+  std::string_view name;  // "cpu.forward_avx512": file name, registry name, profiler name
   Operation operation = Operation::forward;
-  std::string_view name;     // "cpu.forward_avx512": file name, registry name, profiler name
   std::string_view summary;  // one line for `tessella kernels`
   DeviceType device = DeviceType::cpu;
   std::string_view architectures = "any";  // what it is made for: "sm_90a", "avx2"

@@ -62,8 +62,9 @@ struct UserArray {
 inline constexpr int kMaxUserArrays = 8;
 
 // The operands of attention and its gradients.
-enum class Name : int32_t { q, k, v, out, lse };
-inline constexpr std::array kNames = {Name::q, Name::k, Name::v, Name::out, Name::lse};
+enum class Name : int32_t { q, k, v, out, lse, q_scale, k_scale, v_scale, out_scale, amax };
+inline constexpr std::array kNames = {Name::q,       Name::k,       Name::v,       Name::out,       Name::lse,
+                                      Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax};
 constexpr const char* name(Name name) {
   switch (name) {
     case Name::q: return "q";
@@ -71,6 +72,11 @@ constexpr const char* name(Name name) {
     case Name::v: return "v";
     case Name::out: return "out";
     case Name::lse: return "lse";
+    case Name::q_scale: return "q_scale";
+    case Name::k_scale: return "k_scale";
+    case Name::v_scale: return "v_scale";
+    case Name::out_scale: return "out_scale";
+    case Name::amax: return "amax";
   }
   return "";
 }

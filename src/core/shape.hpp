@@ -24,8 +24,6 @@ struct OperandShape {
   bool operator==(const OperandShape&) const = default;
 };
 
-inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
-
 // With batch_invariant: which kernels may run. The values are those of option query_class.
 enum class QueryClass : int32_t { automatic = 0, few, many };
 constexpr const char* name(QueryClass query_class) {
@@ -36,6 +34,8 @@ constexpr const char* name(QueryClass query_class) {
   }
   return "automatic";
 }
+
+inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
 
 // Of forward and backward.
 struct AttentionShape {
@@ -52,9 +52,9 @@ struct AttentionShape {
   int64_t total_q = 0;             // rows of the packed q tensor; otherwise seqlen_q
   int64_t total_kv = 0;            // rows of the packed k tensor; otherwise seqlen_kv
   int64_t page_size = 0;           // rows of a page of k and v; 0: they are not paged
+  int64_t scale_block = 0;         // rows that share an entry of the scales; 0: all
   int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
   bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
-  int64_t scale_block = 0;         // rows that have one entry of the scales; 0: all
   Features features;
   DType bias_dtype = DType::none;
   std::array<DType, kMaxUserArrays> array_dtypes{};  // of mod_args

@@ -31,22 +31,12 @@ void operands(A& a, F&& f) {
   f("v", a.v(), batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
   f("out", a.out(), batch_q, rows_q, a.heads_q, a.head_dim_v);
   f("lse", a.lse(), batch_q, rows_q, a.heads_q, int64_t{1});
-}
-
-// Factors on q, k, v and out, and amax, which is written: an entry for every block of rows of a head.
-template <typename A, typename F>
-void scales(A& a, F&& f) {
-  const auto scale = [&](const char* name, auto& member, const auto& axes, int64_t heads, bool packed) {
-    const int64_t blocks = a.scale_block == 0 ? 1 : axes.rows / a.scale_block + (axes.rows % a.scale_block != 0);
-    f(name, member, packed && blocks == 1 ? a.batch : axes.batch, blocks, heads, int64_t{1});
-  };
-  const bool packed_q = a.features.has(Feature::packed_q);
-  const bool packed_kv = a.features.has(Feature::packed_kv);
-  scale("q_scale", a.q_scale, a.axes_q(), a.heads_q, packed_q);
-  scale("k_scale", a.k_scale, a.axes_kv(), a.heads_kv, packed_kv);
-  scale("v_scale", a.v_scale, a.axes_kv(), a.heads_kv, packed_kv);
-  scale("out_scale", a.out_scale, a.axes_q(), a.heads_q, packed_q);
-  scale("amax", a.amax, a.axes_q(), a.heads_q, packed_q);
+  for (const Name name : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax}) {
+    const bool is_of_keys = name == Name::k_scale || name == Name::v_scale;
+    const auto axes = is_of_keys ? a.scale_axes(a.axes_kv(), a.features.has(Feature::packed_kv))
+                                 : a.scale_axes(a.axes_q(), a.features.has(Feature::packed_q));
+    f(core::name(name), a.tensors[name], axes.batch, axes.rows, is_of_keys ? a.heads_kv : a.heads_q, int64_t{1});
+  }
 }
 
 // What scores and masks read.

@@ -150,28 +150,28 @@ class Validator {
 
   // q, k and v may interleave with out; everything else lies apart.
   void outputs_spare_tables() const {
-    const auto [batch, rows] = p_.axes_q();
-    Range amax{nullptr, nullptr};
-    scales(p_, [&](const char* name, const Operand& t, auto... sizes) {
-      if (name == std::string_view("amax")) amax = range(t, sizes...);
-    });
-    const std::pair<const char*, Range> outputs[] = {{"out", range(p_.out(), batch, rows, p_.heads_q, p_.head_dim_v)},
-                                                     {"lse", range(p_.lse(), batch, rows, p_.heads_q, 1)},
-                                                     {"amax", amax}};
-    const auto spared = [&](const auto& input, const Range& memory) {
+    const auto memory = [&](const char* wanted) {
+      Range found{nullptr, nullptr};
+      operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
+        if (std::string_view(name) == wanted) found = range(t, sizes...);
+      });
+      return found;
+    };
+    const std::pair<const char*, Range> outputs[] = {
+        {"out", memory("out")}, {"lse", memory("lse")}, {"amax", memory("amax")}};
+    const auto spared = [&](const auto& input, const Range& read) {
       for (const auto& [output, written] : outputs) {
-        if (written.meets(memory)) {
+        if (written.meets(read)) {
           invalid(message(function_, ": ", output, " overlaps ", input, ", expected memory of its own"));
         }
       }
     };
     operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
-      if (amax.meets(range(t, sizes...))) {
+      const bool is_scale = std::string_view(name).ends_with("_scale");
+      if (is_scale) spared(name, range(t, sizes...));
+      if (std::string_view(name) != "amax" && !is_scale && outputs[2].second.meets(range(t, sizes...))) {
         invalid(message(function_, ": amax overlaps ", name, ", expected memory of its own"));
       }
-    });
-    scales(p_, [&](const char* name, const Operand& t, auto... sizes) {
-      if (name != std::string_view("amax")) spared(name, range(t, sizes...));
     });
     const auto spare = [&](const char* name, const auto& member, int64_t outer, int64_t inner) {
       spared(name, range(member, outer, inner));

@@ -11,6 +11,8 @@
 namespace tessella::reference {
 namespace {
 
+constexpr core::Features kFeatures = core::all_features().without(core::kModFeatures | core::Feature::scales);
+
 constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
 constexpr int64_t kAnyHeadDim = std::numeric_limits<int32_t>::max();
@@ -21,7 +23,7 @@ core::Kernel ladder_kernel() {
           .summary = algorithm.summary,
           .dtypes = kFloats,
           .max_head_dim = kAnyHeadDim,
-          .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures),
+          .features = kFeatures,
           .automatic = 0,
           .workspace = [](const core::Shape& s,
                           int threads) { return ladder_workspace(algorithm, core::attention(s), threads); },
@@ -40,14 +42,14 @@ core::KernelTable reference_kernels() {
                      .summary = "plain loops in double, the oracle",
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
-                     .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures),
+                     .features = kFeatures,
                      .serves_few = true,  // no row knows of another
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = attention_workspace,
                      .threads = num_threads,
                      .run = attention_run},
-        core::Kernel{.operation = core::Operation::merge,
-                     .name = "reference.merge",
+        core::Kernel{.name = "reference.merge",
+                     .operation = core::Operation::merge,
                      .summary = "plain loops in double, the oracle",
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,

@@ -66,9 +66,7 @@ MergeNoise merge_noise(const MergeArguments& a, int64_t b, int64_t s, int64_t h,
   const double unit = unit_roundoff(a.dtype() == DType::f64 ? DType::f64 : DType::f32);
   MergeNoise noise{std::vector<double>(static_cast<size_t>(a.head_dim)), 0};
   double sum_unit = 0;  // relative error of the sum of weights
-  const auto weight_unit = [&](size_t i) {
-    return unit * (6 + (weights[i] > 0 ? -2 * std::log(weights[i]) : 0));
-  };
+  const auto weight_unit = [&](size_t i) { return unit * (6 + (weights[i] > 0 ? -2 * std::log(weights[i]) : 0)); };
   for (size_t i = 0; i < a.given.size(); ++i) {
     if (weights[i] > 0) sum_unit += weights[i] * weight_unit(i);
   }

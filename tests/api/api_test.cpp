@@ -91,7 +91,7 @@ TEST(Api, NullStructsAreRefused) {
   tessella_forward_args args{};
   EXPECT_EQ(tessella_forward(&args, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tessella_last_error()).find("struct_size is 0"), std::string::npos);
-  EXPECT_EQ(tessella_plan_run(nullptr, nullptr, nullptr, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessella_plan_run(nullptr, nullptr, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
   tessella_plan_free(nullptr);
 }
 

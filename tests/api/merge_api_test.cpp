@@ -89,8 +89,7 @@ const Refusal kRefusals[] = {
     {"max_seqlen", [](MergeCall& c) { c.options().max_seqlen = 4; }, kInvalid,
      "merge: max_seqlen is 4, expected 0 or at least 5, the rows of outs"},
     {"kernel_of_another_operation", [](MergeCall& c) { c.options().kernel = "reference.attention"; },
-     TESSELLA_UNSUPPORTED,
-     "merge: no kernel computes this call; reference.attention: computes forward, not merge"},
+     TESSELLA_UNSUPPORTED, "merge: no kernel computes this call; reference.attention: computes forward, not merge"},
     {"unknown_kernel", [](MergeCall& c) { c.options().kernel = "nobody"; }, kInvalid, "merge: kernel is \"nobody\""},
 };
 
@@ -125,9 +124,8 @@ TEST(MergePlans, ExplainAndRun) {
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
   const std::string text = tessella_plan_explain(plan);
-  for (const char* part :
-       {"operation=merge device=cpu", "num_states=3", "batch=2", "seqlen=100", "heads=4", "head_dim=8", "outs.dtype=f32",
-        "features: lse", "kernel: cpu.merge_"}) {
+  for (const char* part : {"operation=merge device=cpu", "num_states=3", "batch=2", "seqlen=100", "heads=4",
+                           "head_dim=8", "outs.dtype=f32", "features: lse", "kernel: cpu.merge_"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();

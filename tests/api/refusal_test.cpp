@@ -86,18 +86,18 @@ const Refusal kRefusals[] = {
      kInvalid, "out.dtype is bf16, expected f32"},
     {"k_dtype",
      [](SmallCall& c) {
-       c.args.k = ts::view(c.k.data(), ts::bf16, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+       c.args.k = ts::view(c.k.data(), ts::i64, {kBatch, kSeqlenKv, 1, kDim});
      },
-     kInvalid, "k.dtype is bf16, expected f32 = q.dtype"},
+     kInvalid, "k.dtype is i64, expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"},
     {"q_dtype",
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::i32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
      },
-     kInvalid, "q.dtype is i32, expected f64, f32, bf16 or f16"},
+     kInvalid, "q.dtype is i32, expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"},
     {"option_out_dtype", [](SmallCall& c) { c.options.out_dtype = ts::bf16; }, kInvalid,
      "out_dtype is bf16, expected f32 = q.dtype"},
-    {"option_out_dtype_unknown", [](SmallCall& c) { c.options.out_dtype = static_cast<ts::DType>(9); }, kInvalid,
-     "out_dtype is 9, expected one of tessella_dtype"},
+    {"option_out_dtype_unknown", [](SmallCall& c) { c.options.out_dtype = static_cast<ts::DType>(13); }, kInvalid,
+     "out_dtype is 13, expected one of tessella_dtype"},
     {"negative_stride",
      [](SmallCall& c) { c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.strides[1] = -32; })); },
      kInvalid, "q.strides[1] is -32, expected at least 0"},

@@ -180,7 +180,8 @@ struct Attention {
   std::vector<double> q, k, v;
   Attention() {
     Random random(5);
-    for (auto [values, size] : {std::pair{&q, kQueries * kHeads}, std::pair{&k, kKeys * kHeadsKv}, {&v, kKeys * kHeadsKv}}) {
+    for (auto [values, size] :
+         {std::pair{&q, kQueries * kHeads}, std::pair{&k, kKeys * kHeadsKv}, {&v, kKeys * kHeadsKv}}) {
       values->resize(static_cast<size_t>(size * kDim));
       for (double& value : *values) value = random.normal();
     }
@@ -189,7 +190,8 @@ struct Attention {
     std::vector<double> out = std::vector<double>(static_cast<size_t>(kQueries * kHeads * kDim));
     std::vector<double> lse = std::vector<double>(static_cast<size_t>(kQueries * kHeads));
     ts::State state() {
-      return {ts::view(out.data(), ts::f64, {kQueries, kHeads, kDim}), ts::view(lse.data(), ts::f64, {kHeads, kQueries})};
+      return {ts::view(out.data(), ts::f64, {kQueries, kHeads, kDim}),
+              ts::view(lse.data(), ts::f64, {kHeads, kQueries})};
     }
   };
   Result over(int64_t begin, int64_t end) {

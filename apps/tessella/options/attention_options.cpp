@@ -85,6 +85,7 @@ const Row kRows[] = {
     {"first-head", &Options::first_head, "the same of heads"},
     {"first-query", &Options::first_query, "the same of queries"},
     {"first-key", &Options::first_key, "the same of keys"},
+    {"whole-heads-q", &Options::whole_heads_q, "query heads of the whole [0 = those of q]"},
     {"check-device-values", FlagTarget{&Options::check_device_values}, "check values that live on a GPU"},
     {"score-mod", &Options::score_mod, "C++ source that modifies scores; GPU"},
     {"score-mod-gradient", &Options::score_mod_gradient, "C++ source of its gradient; GPU"},

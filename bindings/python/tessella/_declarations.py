@@ -131,6 +131,7 @@ class AttentionOptions(c.Structure):
         ("first_head", c.c_int64),
         ("first_query", c.c_int64),
         ("first_key", c.c_int64),
+        ("whole_heads_q", c.c_int64),
         ("score_mod", c.c_char_p),
         ("score_mod_gradient", c.c_char_p),
         ("mask_mod", c.c_char_p),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as c
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from ._scalars import INT32, UINT64, integer, real, switch, text
 MAX_MOD_ARGS = 8
 
 # Fields of tessella_forward_args that hold one array each.
-ARRAYS = [field[0] for field in d.ForwardArgs._fields_[1:] if not field[0].endswith("mod_args")]
+ARRAYS = [name for name, kind, *_ in d.ForwardArgs._fields_ if kind is c.POINTER(d.Tensor) and name != "mod_args"]
 
 
 class Fields(Protocol):

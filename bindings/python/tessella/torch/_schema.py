@@ -17,8 +17,12 @@ from .. import _declarations as d
 from .._arrays import DTYPES, dtype_of
 from .._fields import ARRAYS
 
-# Fields of tessella_forward_args that hold one array -> names of arguments. Seeds may be numbers or in memory.
-TENSORS = {name: f"{name}_tensor" if name in ("seed", "offset") else name for name in ARRAYS[ARRAYS.index("lse") + 1 :]}
+# Fields of tessella_forward_args that hold one array -> names of arguments; a seed and an offset may be numbers too.
+TENSORS = {
+    field: f"{field}_tensor" if field in ("seed", "offset") else field
+    for field in ARRAYS
+    if field not in ("q", "k", "v", "out", "lse", "amax")
+}
 
 _TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
 _ANSWERS = (None, True, False)  # deterministic, by C's number
@@ -79,7 +83,7 @@ _OF_FIELD = {
 OPTIONS = {
     field: Option(field, "kernel_name" if field == "kernel" else field, _OF_FIELD.get(field) or _OF_TYPE[type_in_c])
     for field, type_in_c, *_ in d.AttentionOptions._fields_
-    if field not in ("struct_size", "allocator")
+    if field not in ("struct_size", "allocator", "cancel")
 }
 
 SCHEMA = ", ".join(
