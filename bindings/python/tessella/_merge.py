@@ -39,8 +39,8 @@ def merge(
             float16, all of one dtype. lse: (batch, heads, seqlen), packed (heads, total) or (seqlen), float32; beside
             float64 also float64.
         layout: "bshd", as written here, or "bhsd": outs are (batch, heads, seqlen, head_dim).
-        out: shape of the states', their dtype or float32; for states of float32 also bfloat16 and float16. It may be one
-            of the states' own arrays; else it overlaps none. Made when absent.
+        out: shape of the states', their dtype or float32; for states of float32 also bfloat16 and float16. It may be
+            one of the states' own arrays; else it overlaps none. Made when absent.
         lse: shape and dtypes of the states'; it may be one of them. Made when absent.
         out_dtype: of an out that is made; None = the states'.
         kernel: a name of kernels(); None = automatic.
@@ -78,7 +78,8 @@ def _pairs(states: Any) -> tuple[list[Any], list[Any]]:
     """The outs and the lses."""
     if not isinstance(states, Sequence):
         raise TypeError(f"states is {type(states).__name__}, expected a sequence of pairs (out, lse)")
-    outs, lses = [], []
+    outs: list[Any] = []
+    lses: list[Any] = []
     for idx, state in enumerate(states):
         if not isinstance(state, (tuple, list)) or len(state) != 2:
             raise TypeError(f"states[{idx}] is {type(state).__name__}, expected a pair (out, lse)")

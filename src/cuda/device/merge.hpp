@@ -43,7 +43,8 @@ __device__ __forceinline__ void load_piece(const void* from, int64_t at, float (
       const uint4 four = *reinterpret_cast<const uint4*>(elements);
       const uint32_t words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) values[2 * i] = to_float(words[i] & 0xFFFF), values[2 * i + 1] = to_float(words[i] >> 16);
+      for (int i = 0; i < 4; ++i)
+        values[2 * i] = to_float(words[i] & 0xFFFF), values[2 * i + 1] = to_float(words[i] >> 16);
     }
   }
 }

@@ -1,6 +1,7 @@
 """merge on tensors of torch: the operator tessella::merge and its gradient, elementwise in operations of torch.
 
-With w_i = exp(lse_i - LSE), out = sum_i w_i out_i:  d_out_i = w_i d_out,  d_lse_i = w_i (d_out . (out_i - out) + d_lse).
+With w_i = exp(lse_i - LSE) and out = sum_i w_i out_i:
+    d_out_i = w_i d_out,  d_lse_i = w_i (d_out . (out_i - out) + d_lse)
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def merge(
 def _pairs(states: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     if not isinstance(states, (list, tuple)):
         raise TypeError(f"states is {type(states).__name__}, expected a sequence of pairs (out, lse)")
-    outs, lses = [], []
+    outs: list[torch.Tensor] = []
+    lses: list[torch.Tensor] = []
     for idx, state in enumerate(states):
         if not isinstance(state, (list, tuple)) or len(state) != 2:
             raise TypeError(f"states[{idx}] is {type(state).__name__}, expected a pair (out, lse)")
