@@ -10,7 +10,8 @@
 // or a bulk copy that begins there is a std::logic_error. So is a change to bytes that a product or a bulk copy under
 // way may still read: until every warp has waited for its own of a warpgroup's products, as PTX does not say which rows
 // of A a warp reads. Of a barrier between the fence and the other threads, and of a bulk copy's bytes before they are
-// there, the order of the fibers decides. Stores through pointers, as those of a block's Item, are never fenced.
+// there, the order of the fibers decides. Stores through pointers, as those of a block's Item, are never fenced. Loads
+// are done when their thread arrives at a barrier: a copy over what they read needs no fence.
 #pragma once
 
 #include <cstddef>
