@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 // What kernels call `extern __shared__ char shared[]`, of all blocks of a cluster.
@@ -22,7 +23,13 @@ namespace {
 
 using device::shared;
 constexpr uint32_t kFirstAddress = 1024;
-using Groups = std::deque<std::vector<std::function<void()>>>;  // the last one is open
+char g_async[sizeof shared];  // the same memory as the copy engine and the matrix unit see it
+
+struct Group {
+  std::vector<std::function<void()>> pieces;
+  std::vector<uint32_t> chunks;  // that they read, by their places in `shared`
+};
+using Groups = std::deque<Group>;  // the last one is open
 
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr unsigned kLanes = 32, kWarpgroup = 128;
@@ -34,6 +41,7 @@ struct Fiber {
   unsigned block = 0;                                    // of the cluster
   std::function<bool()> ready;                           // empty: it may run
   Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
+  std::vector<std::pair<size_t, size_t>> stores;         // not fenced: where in `shared`, bytes
   uint64_t path = 0;                                     // hash of the places that as_warpgroup() named
   bool has_ended = false;
 };
@@ -84,7 +92,7 @@ class Cluster {
 
   void run() {
     for (Fiber& fiber : fibers_) {
-      fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+      fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStackBytes;
@@ -152,6 +160,23 @@ class Cluster {
   }
   Index block_idx() const { return {first_block_.x + running_->block, first_block_.y, 0}; }
 
+  // A product or a bulk copy reads the chunk until end_read().
+  void begin_read(size_t chunk) {
+    check_fenced(chunk);
+    ++num_readers_[chunk / kChunk];
+  }
+  void end_read(size_t chunk) { --num_readers_[chunk / kChunk]; }
+  void check_unread(size_t place, size_t bytes) const {
+    for (size_t i = place / kChunk; i <= (place + bytes - 1) / kChunk; ++i) {
+      if (num_readers_[i] == 0) continue;
+      throw std::logic_error(at_place(i * kChunk) + "is written while a product or a bulk copy may still read it");
+    }
+  }
+  void check_fenced(size_t chunk) const {
+    if (std::memcmp(shared + chunk, g_async + chunk, kChunk) == 0) return;
+    throw std::logic_error(at_place(chunk) + "was stored to without fence_async() before a product or a bulk copy");
+  }
+
   Index grid_, first_block_;
   unsigned size_, threads_;
   std::mt19937_64 random_;
@@ -162,6 +187,10 @@ class Cluster {
  private:
   static constexpr int kNamedBarriers = 16;
   static void enter();
+
+  static std::string at_place(size_t place) {
+    return "shared memory at byte " + std::to_string(place % kMaxShared) + " of its block ";
+  }
 
   void meet(NamedBarrier& of, int threads, bool waits) {
     const uint64_t phase = of.phases;
@@ -196,13 +225,14 @@ class Cluster {
   std::vector<Warp> warps_;
   std::vector<NamedBarrier> named_;
   NamedBarrier of_all_;
+  std::vector<uint16_t> num_readers_ = std::vector<uint16_t>(sizeof shared / kChunk);
   ucontext_t scheduler_;
   std::exception_ptr error_;
 };
 
-void run_all(std::vector<std::function<void()>>& pieces) {
-  for (const auto& piece : pieces) piece();
-  pieces.clear();
+void run_all(Group& group) {
+  for (const auto& piece : group.pieces) piece();
+  group.pieces.clear();
 }
 
 Cluster* g_cluster = nullptr;
@@ -225,13 +255,44 @@ uint32_t shared_address(const void* pointer) {
   const auto offset = static_cast<size_t>(static_cast<const char*>(pointer) - shared);
   return static_cast<uint32_t>(offset / kMaxShared * kBlockBytes + kFirstAddress + offset % kMaxShared);
 }
+namespace {
+// In `shared`, of any block.
+size_t place_of(uint32_t address) {
+  return address / kBlockBytes * kMaxShared + (address % kBlockBytes - kFirstAddress);
+}
+}  // namespace
 std::byte* at(uint32_t address, size_t bytes) {
   const size_t block = address / kBlockBytes, place = address % kBlockBytes;
   const bool is_there = place >= kFirstAddress && place + bytes <= kFirstAddress + kMaxShared;
   if (!is_there || !g_cluster->may_use(block)) {
     throw std::out_of_range("shared address " + std::to_string(address));
   }
-  return reinterpret_cast<std::byte*>(shared + block * kMaxShared + (place - kFirstAddress));
+  return reinterpret_cast<std::byte*>(shared + place_of(address));
+}
+void store_bytes(uint32_t address, const void* from, size_t bytes) {
+  std::byte* to = at(address, bytes);
+  const size_t place = place_of(address);
+  const bool changes = std::memcmp(to, from, bytes) != 0;
+  if (changes) g_cluster->check_unread(place, bytes);
+  // Several warpgroups may store the same: what one of them has fenced the others need not.
+  if (!changes && std::memcmp(g_async + place, from, bytes) == 0) return;
+  std::memcpy(to, from, bytes);
+  g_cluster->running_->stores.emplace_back(place, bytes);
+}
+void fence_async() {
+  auto& stores = g_cluster->running_->stores;
+  for (const auto& [place, bytes] : stores) std::memcpy(g_async + place, shared + place, bytes);
+  stores.clear();
+}
+void check_async_write(uint32_t chunk) {
+  g_cluster->check_fenced(place_of(chunk));
+  g_cluster->check_unread(place_of(chunk), kChunk);
+}
+void write_async(uint32_t chunk, const std::byte* from) {
+  std::byte* to = at(chunk, kChunk);
+  check_async_write(chunk);
+  std::memcpy(to, from, kChunk);
+  std::memcpy(g_async + place_of(chunk), from, kChunk);
 }
 
 int num_threads() { return static_cast<int>(g_cluster->threads_); }
@@ -249,6 +310,7 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; x += cluster) {
       std::memset(shared, poison, sizeof shared);
+      std::memset(g_async, poison, sizeof g_async);
       Cluster blocks(grid, {x, y, 0}, cluster, threads, seed + x + uint64_t{y} * grid.x, body);
       g_cluster = &blocks;
       blocks.run();
@@ -258,16 +320,24 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
 
 void wait_until(const std::function<bool()>& ready) { g_cluster->wait_until(ready); }
 void later(std::function<void()> action) { g_cluster->actions_.push_back(std::move(action)); }
-void begin(Work kind, std::function<void()> piece) {
+void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks) {
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
-  groups.back().push_back(std::move(piece));
+  for (const uint32_t chunk : chunks) {
+    at(chunk, kChunk);
+    g_cluster->begin_read(place_of(chunk));
+    groups.back().chunks.push_back(static_cast<uint32_t>(place_of(chunk)));
+  }
+  groups.back().pieces.push_back(std::move(piece));
   if (g_cluster->random_() % 8 != 0) return;
   for (auto& group : groups) run_all(group);  // each adds to what those before it gave
 }
 void commit(Work kind) { g_cluster->running_->groups[static_cast<size_t>(kind)].emplace_back(); }
 void wait_groups(Work kind, size_t num_pending) {
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
-  for (; groups.size() > num_pending + 1; groups.pop_front()) run_all(groups.front());
+  for (; groups.size() > num_pending + 1; groups.pop_front()) {
+    run_all(groups.front());
+    for (const uint32_t chunk : groups.front().chunks) g_cluster->end_read(chunk);
+  }
 }
 void as_warpgroup(uint64_t place) {
   uint64_t& path = g_cluster->running_->path;

@@ -297,7 +297,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     const Item& item = current();
     const bool ends_tensor = item.sequence.row_q + item.queries.end == p.total_q;
     const bool may_send = ends_tensor || item.queries.end - first_of_warp() >= portable::kWarpRows;
-    if (kKeepsQ && !kHoldsQ) meet();  // no warp reads these queries any more
+    // No product reads these queries any more: which of A's rows a warp reads PTX does not say.
+    if (kKeepsQ && !kHoldsQ) meet();
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && may_send) {
       send(item);
     } else {

@@ -1,0 +1,100 @@
+// What goes wrong in forward_sm90 first: a test each for its waits, its fences and what it computes, in seconds. Each
+// names what it catches in mutations.py.
+#include "emulated_config.hpp"
+// builtins.hpp, which it includes, comes first.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "emulated_case.hpp"
+
+namespace tessella::tests {
+
+const std::vector<Sm90>& sm90_kernels() {
+  constexpr ForwardConfig k128 = plain(Element::bf16, 128, 128, 128, 128);
+  static const std::vector<Sm90> all = {sm90<k128>(), sm90<with_alibi(k128)>(), sm90<with_dropout(k128)>(),
+                                        sm90<plain(Element::bf16, 64, 64, 192, 128)>(),
+                                        sm90<with_short_series(plain(Element::bf16, 128, 128, 192, 80))>()};
+  return all;
+}
+const std::vector<Sm80>& sm80_kernels() {
+  static const std::vector<Sm80> none;
+  return none;
+}
+
+namespace {
+
+// A head of 130 queries, two tiles of them with 128 rows, and 300 keys.
+Case small(int64_t head_dim) {
+  Case c = base(head_dim, head_dim);
+  c.batch = c.heads_q = 1;
+  c.seqlen_q = 130;
+  return c;
+}
+
+TEST(EmulatedQuick, Waits) {
+  for (const uint64_t seed : {1, 2, 3}) expect_right(small(128), seed);
+}
+
+// More than a block has slots for.
+TEST(EmulatedQuick, ManyTiles) {
+  Case c = small(128);
+  c.heads_q = 6;
+  c.seqlen_kv = 100;
+  for (const uint64_t seed : {1, 2}) expect_right(c, seed);
+}
+
+TEST(EmulatedQuick, GrowingScores) {
+  for (const double spread : {4.0, 60.0}) {
+    Case c = small(128);
+    c.seqlen_kv = 600;
+    c.spread = spread;
+    expect_right(c);
+  }
+}
+
+TEST(EmulatedQuick, Causal) {
+  Case c = small(128);
+  c.window_right = 0;
+  expect_right(c);
+}
+
+TEST(EmulatedQuick, Alibi) {
+  Case c = small(128);
+  c.alibi = "h";
+  expect_right(c);
+}
+
+// Queries stay in shared memory beside those of the next tile.
+TEST(EmulatedQuick, Dropout) {
+  Case c = small(128);
+  c.dropout = 0.3;
+  for (const uint64_t seed : {1, 2, 3, 4}) expect_right(c, seed);
+}
+
+// NaN in values that nobody sees.
+TEST(EmulatedQuick, UnseenValues) {
+  Case c = small(128);
+  c.masked_nan = true;
+  c.window_left = 40, c.window_right = 0;
+  expect_right(c);
+}
+
+// The sign of a scale is the queries'.
+TEST(EmulatedQuick, NegativeScale) {
+  Case c = small(64);
+  c.scale = -0.1;
+  expect_right(c);
+}
+
+// Products with a panel of ones.
+TEST(EmulatedQuick, SumsByProduct) {
+  Case c = small(128);
+  c.max_seqlen = 8192;
+  c.softcap = 30;
+  c.lse = false;
+  expect_right(c);
+}
+
+}  // namespace
+}  // namespace tessella::tests
