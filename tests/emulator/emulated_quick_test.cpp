@@ -32,8 +32,15 @@ Case small(int64_t head_dim) {
   return c;
 }
 
+// Three tiles of keys and two.
 TEST(EmulatedQuick, Waits) {
-  for (const uint64_t seed : {1, 2, 3}) expect_right(small(128), seed);
+  for (const int64_t seqlen_kv : {300, 200}) {
+    for (const uint64_t seed : {1, 2, 3}) {
+      Case c = small(128);
+      c.seqlen_kv = seqlen_kv;
+      expect_right(c, seed);
+    }
+  }
 }
 
 // More than a block has slots for.
@@ -45,7 +52,7 @@ TEST(EmulatedQuick, ManyTiles) {
 }
 
 TEST(EmulatedQuick, GrowingScores) {
-  for (const double spread : {4.0, 60.0}) {
+  for (const double spread : {4.0, 300.0}) {  // 300: beyond what a maximum of the tiles before can be taken off
     Case c = small(128);
     c.seqlen_kv = 600;
     c.spread = spread;

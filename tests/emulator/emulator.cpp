@@ -101,13 +101,14 @@ class Cluster {
     }
     size_t num_running = fibers_.size();
     while (num_running > 0) {
-      if (!actions_.empty() && random_() % 8 == 0) act();
+      if (!actions_.empty() && random_() % 8 == 0) act(actions_);
       Fiber* next = choose();
       if (next == nullptr) {
-        if (actions_.empty())
+        if (actions_.empty() && late_.empty()) {
           throw Deadlock("block " + std::to_string(first_block_.x) + ": " + std::to_string(num_running) +
                          " threads wait for what never comes");
-        act();
+        }
+        act(actions_.empty() ? late_ : actions_);
         continue;
       }
       running_ = next;
@@ -115,7 +116,8 @@ class Cluster {
       if (error_) std::rethrow_exception(error_);
       if (next->has_ended) --num_running;
     }
-    while (!actions_.empty()) act();
+    while (!actions_.empty()) act(actions_);
+    while (!late_.empty()) act(late_);
     for (size_t i = 0; i < fibers_.size(); ++i) {
       const size_t thread = fibers_[i].thread_idx.x;
       if (fibers_[i].path != fibers_[i - thread % kWarpgroup].path) {
@@ -123,6 +125,8 @@ class Cluster {
       }
     }
   }
+
+  void later(std::function<void()> action) { (random_() % 4 == 0 ? late_ : actions_).push_back(std::move(action)); }
 
   void wait_until(const std::function<bool()>& ready) {
     if (random_() % 4 != 0 && ready()) return;
@@ -181,7 +185,6 @@ class Cluster {
   unsigned size_, threads_;
   std::mt19937_64 random_;
   std::map<uint32_t, Barrier> barriers_;
-  std::deque<std::function<void()>> actions_;
   Fiber* running_ = nullptr;
 
  private:
@@ -211,15 +214,17 @@ class Cluster {
     }
     return nullptr;
   }
-  void act() {
-    const size_t idx = random_() % actions_.size();
-    const std::function<void()> action = std::move(actions_[idx]);
-    actions_.erase(actions_.begin() + static_cast<ptrdiff_t>(idx));
+  using Actions = std::deque<std::function<void()>>;
+  void act(Actions& actions) {
+    const size_t idx = random_() % actions.size();
+    const std::function<void()> action = std::move(actions[idx]);
+    actions.erase(actions.begin() + static_cast<ptrdiff_t>(idx));
     running_ = nullptr;
     action();
   }
 
   const std::function<void()>& body_;
+  Actions actions_, late_;  // late: when no thread can go on without them
   std::vector<Fiber> fibers_;
   size_t warps_per_block_;
   std::vector<Warp> warps_;
@@ -319,7 +324,7 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
 }
 
 void wait_until(const std::function<bool()>& ready) { g_cluster->wait_until(ready); }
-void later(std::function<void()> action) { g_cluster->actions_.push_back(std::move(action)); }
+void later(std::function<void()> action) { g_cluster->later(std::move(action)); }
 void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks) {
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   for (const uint32_t chunk : chunks) {

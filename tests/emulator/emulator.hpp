@@ -79,7 +79,7 @@ void write_async(uint32_t chunk, const std::byte* from);
 // The fiber stops until ready() says true.
 void wait_until(const std::function<bool()>& ready);
 
-// Something that happens on its own, at some time.
+// Something that happens on its own, at some time, at the latest when no thread can go on without it.
 void later(std::function<void()> action);
 
 // Groups of a thread's asynchronous work, done in order: some time after it is begun, at the latest when its group is

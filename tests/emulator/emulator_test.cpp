@@ -288,6 +288,7 @@ TEST(Emulator, ACopyOverWhatAProductReadsIsAnError) {
         device::ptx::copy_box(kPanel, box.map, kBarrier, 0, 0, 0, 0);
       }
       device::ptx::wait_products<0>(products);
+      if (threadIdx.x == 0) device::ptx::wait(kBarrier, 0);
     });
   };
   EXPECT_NO_THROW(run(true));
