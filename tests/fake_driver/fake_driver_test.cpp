@@ -178,7 +178,7 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
     const CurrentDevice current(1);
     const FakeParams params{reinterpret_cast<int32_t*>(0x1001), 5};
     void* stream = reinterpret_cast<void*>(0x77);
-    kernel->launch({.grid = {3, 2, 1}, .block = 128}, params, stream);
+    kernel->launch({.grid = {3, 2, 1}, .threads = 128}, params, stream);
     EXPECT_EQ(fake.launched_on, 1);
     EXPECT_EQ(fake.params.to, params.to);
     EXPECT_EQ(fake.params.count, 5);
@@ -190,7 +190,7 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
     EXPECT_EQ(static_cast<void*>(fake.config.hStream), stream);
     EXPECT_TRUE(fake.attributes.empty());
 
-    kernel->launch({.grid = {4, 1, 1}, .block = 128, .cluster = 2, .is_dependent = true}, params, stream);
+    kernel->launch({.grid = {4, 1, 1}, .threads = 128, .cluster = 2, .is_dependent = true}, params, stream);
     ASSERT_EQ(fake.attributes.size(), 2u);
     EXPECT_EQ(fake.attributes[0].id, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
     EXPECT_EQ(fake.attributes[0].value.clusterDim.x, 2u);

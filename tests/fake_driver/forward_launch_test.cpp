@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -20,9 +21,7 @@
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
-#include "cuda/forward_sm80/recipe.hpp"
-#include "cuda/forward_sm90/recipe.hpp"
-#include "cuda/ladder/recipe.hpp"
+#include "cuda/kernels.hpp"
 #include "cuda/launch/forward_config.hpp"
 #include "fake_driver.hpp"
 #include "portable/forward_sm90.hpp"
@@ -49,6 +48,13 @@ Problem problem() {
           .total_q = 1000,
           .total_kv = 900,
           .alignment = 16};
+}
+
+// Of the table.
+const core::Kernel& named(std::string_view name) {
+  const auto found = std::ranges::find(cuda::cuda_kernels(), name, &core::Kernel::name);
+  if (found == cuda::cuda_kernels().end()) throw std::invalid_argument(std::string(name));
+  return *found;
 }
 
 core::Plan planned(const core::Kernel& kernel, const Problem& p) {
@@ -93,7 +99,7 @@ TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
     Problem p = problem();
     p.features = Feature::window;
     p.window_right = 0;
-    const core::Kernel kernel = cuda::forward_sm80();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
     const core::Plan plan = planned(kernel, p);
     EXPECT_EQ(plan.workspace.scratch_bytes, 0);
     kernel.run(p, plan, {}, reinterpret_cast<void*>(0x77));
@@ -122,7 +128,7 @@ TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
     Problem p = problem();
     p.features = Feature::keep | Feature::seqlens_kv;
     p.keep = "return (q ^ k) % 3 != 0;";
-    const core::Kernel kernel = cuda::forward_sm80();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
     const core::Plan plan = planned(kernel, p);
     kernel.run(p, plan, {}, nullptr);
     const portable::ForwardConfig config = cuda::forward_config(p, cuda::device_info(1));
@@ -139,7 +145,7 @@ TEST_F(ForwardLaunch, EmptyCallsQueueNothing) {
   in_child(sizeof(portable::ForwardParams), [] {
     Problem p = problem();
     p.batch = 0;
-    const core::Kernel kernel = cuda::forward_sm80();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
     kernel.run(p, planned(kernel, p), {}, nullptr);
     p.batch = 2;
     p.seqlen_q = p.total_q = 0;
@@ -154,7 +160,7 @@ constexpr size_t kAnyParams = 0;
 
 TEST_F(ForwardLaunch, HoppersBlocksStay) {
   in_child(kAnyParams, [] {
-    const core::Kernel kernel = cuda::forward_sm90();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
     Problem p = problem();
     p.features = Feature::dense_mask;
     std::vector<uint32_t> scratch(size_t{1} << 20);
@@ -179,7 +185,7 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
 // few, goes without.
 TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
-    const core::Kernel kernel = cuda::forward_sm90();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
     Problem p = problem();
     p.head_dim_qk = p.head_dim_v = 256;
     p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 10 * 128;
@@ -214,7 +220,7 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
 
 TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
   in_child(kAnyParams, [] {
-    const core::Kernel kernel = cuda::forward_sm90();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
     Problem p = problem();
     p.features = Feature::paged_kv;
     p.num_pages = 40;
@@ -239,7 +245,7 @@ TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
 
 TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
   in_child(sizeof(portable::ForwardParams), [] {
-    const core::Kernel kernel = cuda::forward_sm80();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
     Problem p = problem();
     p.batch = 1 << 20;
     p.seqlen_q = p.total_q = 1 << 20;
@@ -251,7 +257,7 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
     p = problem();
     p.num_sms = 10;
     EXPECT_NE(kernel.refuses(p).find("num_sms is 10"), std::string::npos) << kernel.refuses(p);
-    EXPECT_EQ(cuda::forward_sm80().refuses(problem()), "");
+    EXPECT_EQ(kernel.refuses(problem()), "");
   });
 }
 
@@ -260,7 +266,7 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
 TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
     const Problem p = problem();
-    const core::Kernel kernel = cuda::forward_sm90();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
     uint32_t counter = 0;
     int failures = 0;
     ASSERT_NE(cuda::driver(), nullptr);
@@ -290,12 +296,12 @@ TEST_F(ForwardLaunch, TheLadderQueuesItsKernels) {
     const Problem p = problem();
     const portable::ForwardConfig config = cuda::ladder_config(p, cuda::device_info(1));
     const unsigned blocks = tiles(1000, config.tile_q) * 8 * 2;
-    const core::Kernel standard = cuda::ladder_standard();
+    const core::Kernel& standard = named("cuda.standard");
     standard.run(p, planned(standard, p), {}, nullptr);
     ASSERT_EQ(fake_driver()->launches.size(), 3u);
     for (const cuda::CUlaunchConfig& launch : fake_driver()->launches) EXPECT_EQ(launch.gridDimX, blocks);
     EXPECT_EQ(fake_driver()->launches[0].gridDimY, tiles(900, config.tile_kv));
-    const core::Kernel flash_1 = cuda::ladder_flash_1();
+    const core::Kernel& flash_1 = named("cuda.flash_1");
     flash_1.run(p, planned(flash_1, p), {}, nullptr);
     ASSERT_EQ(fake_driver()->launches.size(), 4u);
     EXPECT_EQ(fake_driver()->launches[3].gridDimX, 8u * 2);

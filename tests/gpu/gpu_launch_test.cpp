@@ -45,7 +45,7 @@ Program trial(int factor) {
 constexpr int kBlocks = 4;
 constexpr int kThreads = 64;
 constexpr int kShared = 100 << 10;  // beyond the 48 KB that need no asking
-constexpr Launch kLaunch{.grid = {kBlocks, 1, 1}, .block = kThreads};
+constexpr Blocks kLaunch{.grid = {kBlocks, 1, 1}, .threads = kThreads};
 
 // Functions of the driver that only tests use.
 template <typename... Arguments>
@@ -125,10 +125,10 @@ TEST_F(GpuLaunchTest, FirstLaunchMayBeCaptured) {
 
 TEST_F(GpuLaunchTest, DependentLaunchesRun) {
   const auto kernel = load(trial(1), 0, kShared);
-  Launch launch = kLaunch;
-  launch.is_dependent = device_info(0).arch >= 90;
-  launch.cluster = device_info(0).arch >= 90 ? 2 : 1;
-  for (int i = 0; i < 3; ++i) kernel->launch(launch, params(1), stream_);
+  Blocks blocks = kLaunch;
+  blocks.is_dependent = device_info(0).arch >= 90;
+  blocks.cluster = device_info(0).arch >= 90 ? 2 : 1;
+  for (int i = 0; i < 3; ++i) kernel->launch(blocks, params(1), stream_);
   EXPECT_EQ(result(), expected(3, 3));
 }
 

@@ -83,6 +83,8 @@ std::string too_large(const Problem& p, const portable::ForwardConfig& config) {
 
 int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
 
+bool has_rows(const Problem& p, const TileMap& map) { return forward_blocks(p, map) > 0 && p.total_q > 0; }
+
 portable::ForwardParams forward_params(const Problem& p, const portable::ForwardConfig& config, const TileMap& map,
                                        void* map_data, const Concurrency& at_once) {
   portable::ForwardParams params{};

@@ -34,5 +34,7 @@ std::string too_large(const core::Problem& problem, const portable::ForwardConfi
 inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 // Blocks of forward_sm80's grid along x; may be more than a grid holds.
 int64_t forward_blocks(const core::Problem& problem, const TileMap& map);
+// Whether a call has any to compute: else nothing is queued.
+bool has_rows(const core::Problem& problem, const TileMap& map);
 
 }  // namespace tessella::cuda

@@ -1,0 +1,20 @@
+// The step before a kernel whose masks are no interval: it writes the classes of the call's tiles (device/score/mask.hpp).
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cuda/launch/recipe.hpp"
+#include "cuda/launch/tile_map.hpp"
+#include "portable/forward_config.hpp"
+#include "portable/forward_params.hpp"
+
+namespace tessella::cuda {
+
+// config: of the kernel. params: what the kernel is given, of the call's map.
+Step classify_step(const portable::ForwardConfig& config, const std::string& user_text,
+                   std::function<portable::ForwardParams(const core::Problem& arguments, const TileMap& map,
+                                                         const core::Workspace& workspace, const Concurrency& at_once)>
+                       params);
+
+}  // namespace tessella::cuda
