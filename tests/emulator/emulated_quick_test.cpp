@@ -1,27 +1,10 @@
 // What goes wrong in forward_sm90 first: a test each for its waits, its fences and what it computes, in seconds. Each
 // names what it catches in mutations.py.
-#include "emulated_config.hpp"
-// builtins.hpp, which it includes, comes first.
 #include <gtest/gtest.h>
-
-#include <vector>
 
 #include "emulated_case.hpp"
 
 namespace tessella::tests {
-
-const std::vector<Sm90>& sm90_kernels() {
-  constexpr ForwardConfig k128 = plain(Element::bf16, 128, 128, 128, 128);
-  static const std::vector<Sm90> all = {sm90<k128>(), sm90<with_alibi(k128)>(), sm90<with_dropout(k128)>(),
-                                        sm90<plain(Element::bf16, 64, 64, 192, 128)>(),
-                                        sm90<with_short_series(plain(Element::bf16, 128, 128, 192, 80))>()};
-  return all;
-}
-const std::vector<Sm80>& sm80_kernels() {
-  static const std::vector<Sm80> none;
-  return none;
-}
-
 namespace {
 
 // A head of 130 queries, two tiles of them with 128 rows, and 300 keys.

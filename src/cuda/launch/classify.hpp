@@ -1,4 +1,5 @@
-// The step before a kernel whose masks are no interval: it writes the classes of the call's tiles (device/score/mask.hpp).
+// The step before a kernel whose masks are no interval: it writes the classes of the call's tiles
+// (device/score/mask.hpp).
 #pragma once
 
 #include <functional>

@@ -23,8 +23,7 @@ namespace tessella::cuda {
 class Parameters {
  public:
   template <class T>
-    requires(!std::is_same_v<T, Parameters>)
-  explicit Parameters(const T& value) : bytes_(sizeof value) {
+  requires(!std::is_same_v<T, Parameters>) explicit Parameters(const T& value) : bytes_(sizeof value) {
     static_assert(std::is_trivially_copyable_v<T>, "copied to the GPU as it is");
     static_assert(sizeof(T) <= kMostBytes && alignof(T) <= kAlignment);
     std::memcpy(data_, &value, sizeof value);

@@ -79,9 +79,9 @@ void run(const core::Problem& arguments, const core::Plan& plan, const core::Wor
     const std::optional<Launch> launch = step.launch(plan.bounds, arguments, at_once, workspace);
     if (!launch) continue;
     const auto& [x, y, z] = launch->grid;
-    kernel->launch({.grid = {x, y, z}, .threads = step.threads, .cluster = step.cluster,
-                    .is_dependent = step.is_dependent},
-                   launch->parameters.data(), launch->parameters.bytes(), stream);
+    kernel->launch(
+        {.grid = {x, y, z}, .threads = step.threads, .cluster = step.cluster, .is_dependent = step.is_dependent},
+        launch->parameters.data(), launch->parameters.bytes(), stream);
   }
 }
 
