@@ -13,35 +13,37 @@
 #include "core/sequence.hpp"
 #include "cuda/device/forward_sm80.hpp"
 #include "cuda/device/forward_sm90.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 
 namespace tessella::tests {
 namespace {
 
 using core::Problem;
 using portable::Element;
-using portable::ForwardConfig;
+using portable::ForwardSm80Config;
+using portable::ForwardSm90Config;
 
 constexpr unsigned kBlocks = 3;
 // Few blocks and a small cache: sections of few heads, and a last one of more.
 constexpr cuda::Concurrency kAtOnce = {.blocks = kBlocks, .l2_bytes = 256 << 10};
 
 // A kernel's config and how it runs, for each config that the cases below need.
-template <class Params>
+template <class Config, class Params>
 struct Emulated {
-  ForwardConfig config;
+  Config config;
   std::function<void(const Params&, unsigned num_blocks, uint64_t seed)> run;
   std::function<void(const portable::ForwardParams&, unsigned num_blocks, uint64_t seed)> classify;
 };
-using Sm80 = Emulated<portable::ForwardParams>;
-using Sm90 = Emulated<portable::ForwardSm90Params>;
-template <ForwardConfig C>
+using Sm80 = Emulated<ForwardSm80Config, portable::ForwardParams>;
+using Sm90 = Emulated<ForwardSm90Config, portable::ForwardSm90Params>;
+template <portable::ClassifyConfig C>
 void classify(const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
   emulator::launch({num_blocks, 1, 1}, portable::kClassifyWarps * 32, 0, seed,
                    [&] { device::classify_tiles<C>(params); });
 }
-template <ForwardConfig C>
+template <ForwardSm80Config C>
 Sm80 sm80() {
   return {C,
           [](const portable::ForwardParams& params, unsigned num_blocks, uint64_t seed) {
@@ -49,9 +51,9 @@ Sm80 sm80() {
                              static_cast<size_t>(portable::shared_bytes(C)), seed,
                              [&] { device::forward_sm80<C>(params); });
           },
-          classify<C>};
+          classify<portable::classify_config(C.score, C.tile_q, C.tile_kv)>};
 }
-template <ForwardConfig C>
+template <ForwardSm90Config C>
 Sm90 sm90() {
   return {C,
           [](const portable::ForwardSm90Params& params, unsigned num_blocks, uint64_t seed) {
@@ -60,78 +62,82 @@ Sm90 sm90() {
                 static_cast<size_t>(portable::forward_sm90_layout(C).bytes), seed,
                 [&] { device::forward_sm90<C>(params); }, C.cluster);
           },
-          classify<C>};
+          classify<portable::classify_config(C.score, C.tile_q, C.tile_kv)>};
 }
-constexpr ForwardConfig plain(Element element, int32_t qk, int32_t v, int32_t tile_q, int32_t tile_kv) {
-  return {.element = element,
-          .head_dim_qk = qk,
-          .head_dim_v = v,
-          .tile_q = tile_q,
-          .tile_kv = tile_kv,
-          .num_warps = tile_q / 16};
+constexpr ForwardSm90Config plain(Element element, int32_t qk, int32_t v, int32_t tile_q, int32_t tile_kv) {
+  return {.score = {.element = element}, .head_dim_qk = qk, .head_dim_v = v, .tile_q = tile_q, .tile_kv = tile_kv};
 }
-constexpr ForwardConfig in_pairs(ForwardConfig c) {
+constexpr ForwardSm90Config in_pairs(ForwardSm90Config c) {
   c.cluster = 2;
   return c;
 }
-constexpr ForwardConfig with_softcap(ForwardConfig c) {
-  c.softcap = true;
+template <class Config>
+constexpr Config with_softcap(Config c) {
+  c.score.softcap = true;
+  c.score.series_terms = 3;
   return c;
 }
-constexpr ForwardConfig with_short_series(ForwardConfig c) {
+template <class Config>
+constexpr Config with_short_series(Config c) {
   c = with_softcap(c);
-  c.short_series = true;
-  c.scales_q = c.num_warps >= 8;  // forward_sm90's
+  c.score.series_terms = 2;
+  if constexpr (requires { c.scales_q; }) c.scales_q = true;
   return c;
 }
-constexpr ForwardConfig with_alibi(ForwardConfig c) {
-  c.alibi = true;
+template <class Config>
+constexpr Config with_alibi(Config c) {
+  c.score.alibi = true;
   return c;
 }
-constexpr ForwardConfig with_score(ForwardConfig c, bool by_distance = true) {
-  c.score = true;
+constexpr ForwardSm90Config with_score(ForwardSm90Config c, bool by_distance = true) {
+  c.score.score_mod = true;
   c.by_distance = by_distance;
   return c;
 }
-constexpr ForwardConfig with_dropout(ForwardConfig c) {
-  c.dropout = true;
+constexpr ForwardSm90Config with_dropout(ForwardSm90Config c) {
+  c.score.dropout = true;
   c.tile_kv = 112;
   return c;
 }
-constexpr ForwardConfig with_masks(ForwardConfig c, bool documents, bool dense_mask, bool block_map, bool keep) {
-  c.mask = portable::MaskLevel::bits;
-  c.documents = documents;
-  c.dense_mask = dense_mask;
-  c.block_map = block_map;
-  c.keep = keep;
-  const bool are_several = documents + dense_mask + block_map + keep > 1;
-  if (are_several) c.tile_q = 128, c.num_warps = 8;
+constexpr ForwardSm90Config with_masks(ForwardSm90Config c, bool documents, bool dense_mask, bool block_map,
+                                       bool mask_mod) {
+  c.score.mask = portable::MaskLevel::bits;
+  c.score.documents = documents;
+  c.score.dense_mask = dense_mask;
+  c.score.block_map = block_map;
+  c.score.mask_mod = mask_mod;
+  const bool are_several = documents + dense_mask + block_map + mask_mod > 1;
+  if (are_several) c.tile_q = 128;
   if (!are_several && c.head_dim_v == 64) c.tile_kv = 112;
   return c;
 }
-constexpr ForwardConfig with_pages(ForwardConfig c) {
+template <class Config>
+constexpr Config with_pages(Config c) {
   c.paged = true;
   return c;
 }
-constexpr ForwardConfig batch_invariant(ForwardConfig c) {
-  c.batch_invariant = true;
+template <class Config>
+constexpr Config batch_invariant(Config c) {
+  c.score.batch_invariant = true;
+  c.score.series_terms = 0;
   return c;
 }
-constexpr ForwardConfig with_bias(ForwardConfig c) {
-  c.bias = c.bias_is_f32 = true;
+constexpr ForwardSm90Config with_bias(ForwardSm90Config c) {
+  c.score.bias = c.score.bias_is_f32 = true;
   c.tile_kv = 64;
   return c;
 }
 
 const std::vector<Sm90>& sm90_kernels() {
-  constexpr ForwardConfig k64 = plain(Element::bf16, 64, 64, 192, 128), k128 = plain(Element::bf16, 128, 128, 128, 128);
-  constexpr ForwardConfig k192 = plain(Element::bf16, 192, 128, 128, 128),
-                          k256 = plain(Element::bf16, 256, 256, 128, 64);
-  constexpr ForwardConfig kLong = plain(Element::bf16, 128, 128, 192, 80);
-  constexpr ForwardConfig kMasked = with_masks(plain(Element::bf16, 128, 128, 128, 64), false, true, false, false);
-  constexpr ForwardConfig kDropped = [] {
-    ForwardConfig c = with_short_series(plain(Element::bf16, 64, 64, 128, 64));
-    c.dropout = true;
+  constexpr ForwardSm90Config k64 = plain(Element::bf16, 64, 64, 192, 128),
+                              k128 = plain(Element::bf16, 128, 128, 128, 128);
+  constexpr ForwardSm90Config k192 = plain(Element::bf16, 192, 128, 128, 128),
+                              k256 = plain(Element::bf16, 256, 256, 128, 64);
+  constexpr ForwardSm90Config kLong = plain(Element::bf16, 128, 128, 192, 80);
+  constexpr ForwardSm90Config kMasked = with_masks(plain(Element::bf16, 128, 128, 128, 64), false, true, false, false);
+  constexpr ForwardSm90Config kDropped = [] {
+    ForwardSm90Config c = with_short_series(plain(Element::bf16, 64, 64, 128, 64));
+    c.score.dropout = true;
     return c;
   }();
   static const std::vector<Sm90> all = {sm90<k64>(),
@@ -199,22 +205,25 @@ const std::vector<Sm90>& sm90_kernels() {
   return all;
 }
 
-// As forward_config() has them for Hopper.
+// As forward_sm80_config() has them for Hopper.
 const std::vector<Sm80>& sm80_kernels() {
   constexpr auto config = [](Element element, int32_t qk, int32_t v, int32_t tile_kv) {
-    ForwardConfig c = plain(element, qk, v, 128, tile_kv);
-    c.num_warps = 4;
-    c.blocks_per_sm = 2;
+    return ForwardSm80Config{.score = {.element = element},
+                             .head_dim_qk = qk,
+                             .head_dim_v = v,
+                             .tile_q = 128,
+                             .tile_kv = tile_kv,
+                             .num_warps = 4,
+                             .blocks_per_sm = 2};
+  };
+  constexpr auto with_mask = [](ForwardSm80Config c, bool documents, bool dense_mask, bool block_map) {
+    c.score.mask = portable::MaskLevel::bits;
+    c.score.documents = documents;
+    c.score.dense_mask = dense_mask;
+    c.score.block_map = block_map;
     return c;
   };
-  constexpr auto with_mask = [](ForwardConfig c, bool documents, bool dense_mask, bool block_map) {
-    c.mask = portable::MaskLevel::bits;
-    c.documents = documents;
-    c.dense_mask = dense_mask;
-    c.block_map = block_map;
-    return c;
-  };
-  constexpr ForwardConfig k32 = config(Element::bf16, 32, 32, 128);
+  constexpr ForwardSm80Config k32 = config(Element::bf16, 32, 32, 128);
   static const std::vector<Sm80> all = {
       sm80<k32>(),
       sm80<with_softcap(config(Element::bf16, 32, 32, 96))>(),
@@ -272,9 +281,9 @@ std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts) {
   Problem bounds = p;  // as a plan for longer sequences has them
   bounds.seqlen_q = std::max(p.seqlen_q, c.max_seqlen);
   bounds.seqlen_kv = std::max(p.seqlen_kv, c.max_seqlen);
-  const ForwardConfig alone = cuda::forward_sm90_config(bounds);
+  const ForwardSm90Config alone = cuda::forward_sm90_config(bounds);
   const cuda::TileMap map = cuda::tile_map(p, alone);
-  const ForwardConfig config = map.tiles_q % 2 == 0 ? cuda::in_pairs(alone, p).value_or(alone) : alone;
+  const ForwardSm90Config config = map.tiles_q % 2 == 0 ? cuda::in_pairs(alone, p).value_or(alone) : alone;
   const auto kernel = std::ranges::find(sm90_kernels(), config, &Sm90::config);
   if (kernel == sm90_kernels().end()) return "no kernel of this config is among those of the test";
   const int64_t items = cuda::forward_blocks(p, map);
@@ -318,7 +327,7 @@ std::string run_sm80(const Case& c, uint64_t seed) {
 std::string run_sm80(Call& call, uint64_t seed) {
   Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
   p.alignment = 16;
-  const ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
+  const ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::typical_device(90));
   const auto kernel = std::ranges::find(sm80_kernels(), config, &Sm80::config);
   if (kernel == sm80_kernels().end()) return "no kernel of this config is among those of the test";
   const cuda::TileMap map = cuda::tile_map(p, config);

@@ -12,28 +12,27 @@
 #include "cases/part.hpp"
 #include "cuda/device/ladder/flash_1.hpp"
 #include "cuda/device/ladder/standard.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/ladder/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "emulator.hpp"
 
 namespace tessella::tests {
 namespace {
 
-using portable::ForwardConfig;
+using portable::LadderConfig;
 using portable::LadderParams;
 
-constexpr ForwardConfig config(bool batch_invariant) {
-  return {.element = portable::Element::f32,
+constexpr LadderConfig config(bool batch_invariant) {
+  return {.score = {.element = portable::Element::f32, .batch_invariant = batch_invariant},
           .head_dim_qk = 32,
           .head_dim_v = 32,
           .tile_q = 64,
           .tile_kv = 32,
-          .num_warps = 4,
-          .blocks_per_sm = 2,
-          .batch_invariant = batch_invariant};
+          .num_warps = 4};
 }
 
-template <ForwardConfig C>
+template <LadderConfig C>
 void run_standard(const LadderParams& params, unsigned blocks, unsigned kv_tiles) {
   const auto launch = [](emulator::Index grid, auto kernel) {
     emulator::launch(grid, C.num_warps * 32, static_cast<size_t>(portable::shared_bytes(C)), 1, kernel);
@@ -42,7 +41,7 @@ void run_standard(const LadderParams& params, unsigned blocks, unsigned kv_tiles
   launch({blocks, 1, 1}, [&] { device::standard_softmax<C>(params); });
   launch({blocks, 1, 1}, [&] { device::standard_output<C>(params); });
 }
-template <ForwardConfig C>
+template <LadderConfig C>
 void run_flash_1(const LadderParams& params, unsigned blocks, unsigned) {
   const unsigned heads = blocks / static_cast<unsigned>(params.forward.tiles_q);
   emulator::launch({heads, 1, 1}, C.num_warps * 32, static_cast<size_t>(portable::shared_bytes(C)), 1,
@@ -59,7 +58,7 @@ class EmulatedLadder : public testing::TestWithParam<Rung> {
   static std::string run(Call& call, const Case& c) {
     core::Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
     p.alignment = 16;
-    const ForwardConfig of = cuda::ladder_config(p, cuda::typical_device(90));
+    const LadderConfig of = cuda::ladder_config(p, cuda::typical_device(90));
     if (of != config(c.batch_invariant)) return "no kernel of this config is among those of the test";
     const cuda::TileMap map = cuda::tile_map(p, of);
     std::vector<float> scratch(1 << 22, std::numeric_limits<float>::quiet_NaN());

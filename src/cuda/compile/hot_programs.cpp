@@ -4,11 +4,12 @@
 #include <optional>
 
 #include "cuda/compile/user_source.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
 
 namespace tessella::cuda {
 
-using portable::ForwardConfig;
+using portable::ForwardSm90Config;
 
 std::vector<HotProgram> hot_programs() {
   std::vector<HotProgram> programs;
@@ -25,20 +26,20 @@ std::vector<HotProgram> hot_programs() {
     for (const int64_t head_dim : {64, 128, 256}) {
       core::Problem plain{.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = head_dim, .alignment = 16};
       const auto program = [&](int arch) {
-        return forward_program(forward_config(plain, typical_device(arch)), user_text());
+        return forward_sm80_program(forward_sm80_config(plain, typical_device(arch)), user_text());
       };
       add(program(80), {.arch = 80});
       add(program(90), {.arch = 90});
       add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper
-      const auto add_sm90 = [&](const ForwardConfig& config) {
+      const auto add_sm90 = [&](const ForwardSm90Config& config) {
         add(forward_sm90_program(config, user_text()), {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
       };
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;
-        const ForwardConfig config = forward_sm90_config(plain);
+        const ForwardSm90Config config = forward_sm90_config(plain);
         add_sm90(config);
-        if (const std::optional<ForwardConfig> paired = in_pairs(config, plain)) add_sm90(*paired);
+        if (const std::optional<ForwardSm90Config> paired = in_pairs(config, plain)) add_sm90(*paired);
       }
     }
   }

@@ -10,8 +10,9 @@
 #include "cuda/compile/user_source.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/driver/memory.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/loaded_kernel.hpp"
 #include "cuda/launch/tile_map.hpp"
@@ -21,18 +22,18 @@ namespace {
 
 using core::message;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::ForwardSm80Config;
 using portable::MaskLevel;
 
 // What a plan holds: all that running it needs beside the call's own arguments.
 struct Prepared {
-  ForwardConfig config;
+  ForwardSm80Config config;
   Concurrency at_once;
   std::shared_ptr<const LoadedKernel> forward;
   std::shared_ptr<const LoadedKernel> classify;  // null where every mask is an interval
 };
 
-ForwardConfig config_of(const Problem& p) { return forward_config(p, device_info(p.device.id)); }
+ForwardSm80Config config_of(const Problem& p) { return forward_sm80_config(p, device_info(p.device.id)); }
 
 std::string unavailable(core::Device device) {
   if (std::string problem = device_problem(device.id); !problem.empty()) return problem;
@@ -41,8 +42,8 @@ std::string unavailable(core::Device device) {
 
 std::string refuses(const Problem& p) {
   const DeviceInfo& device = device_info(p.device.id);
-  const ForwardConfig config = forward_config(p, device);
-  if (std::string lacking = lacks(p, config, device); !lacking.empty()) return lacking;
+  const ForwardSm80Config config = forward_sm80_config(p, device);
+  if (std::string lacking = lacks(p, shared_bytes(config), device); !lacking.empty()) return lacking;
   return too_large(p, config);
 }
 
@@ -52,8 +53,8 @@ core::WorkspaceSize workspace(const Problem& bounds, int) {
 
 std::string describe(const Problem& p, int) {
   const DeviceInfo& device = device_info(p.device.id);
-  const ForwardConfig c = forward_config(p, device);
-  const std::optional<ForwardConfig> longer = for_small_text(c, device.arch);
+  const ForwardSm80Config c = forward_sm80_config(p, device);
+  const std::optional<ForwardSm80Config> longer = for_small_text(c, device.arch);
   std::string text =
       message("tiles ", c.tile_q, " x ", c.tile_kv,
               longer ? message(" (", longer->tile_kv, " if the text leaves the registers)") : "", ", ", c.num_warps,
@@ -61,25 +62,27 @@ std::string describe(const Problem& p, int) {
   if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
   return text + message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c),
                         " bytes of shared memory, ",
-                        origin(forward_program(c, user_text(p.score, p.keep)), {.arch = device.arch}));
+                        origin(forward_sm80_program(c, user_text(p.score, p.keep)), {.arch = device.arch}));
 }
 
 std::shared_ptr<const void> prepare(const Problem& bounds) {
   const DeviceInfo& device = device_info(bounds.device.id);
-  ForwardConfig config = forward_config(bounds, device);
+  ForwardSm80Config config = forward_sm80_config(bounds, device);
   const std::string texts = user_text(bounds.score, bounds.keep);
-  if (const std::optional<ForwardConfig> longer = for_small_text(config, device.arch)) {
-    if (find_or_compile(forward_program(*longer, texts), device.arch)->resources.stack_bytes == 0) config = *longer;
+  if (const std::optional<ForwardSm80Config> longer = for_small_text(config, device.arch)) {
+    if (find_or_compile(forward_sm80_program(*longer, texts), device.arch)->resources.stack_bytes == 0)
+      config = *longer;
   }
-  auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(config, device)});
-  prepared->forward = load(forward_program(config, texts), device.id, shared_bytes(config));
-  if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
+  auto prepared =
+      std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(config.blocks_per_sm, device)});
+  prepared->forward = load(forward_sm80_program(config, texts), device.id, shared_bytes(config));
+  if (config.score.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
   return prepared;
 }
 
 void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, void* stream) {
   const auto& prepared = *static_cast<const Prepared*>(plan.prepared.get());
-  const ForwardConfig& config = prepared.config;
+  const ForwardSm80Config& config = prepared.config;
   const TileMap map = tile_map(p, config);
   const portable::ForwardParams params = forward_params(p, config, map, workspace.scratch, prepared.at_once);
   const auto blocks = static_cast<unsigned>(forward_blocks(p, map));

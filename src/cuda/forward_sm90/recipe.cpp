@@ -13,8 +13,9 @@
 #include "cuda/driver/gpus.hpp"
 #include "cuda/driver/memory.hpp"
 #include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward_sm90/config.hpp"
+#include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/loaded_kernel.hpp"
 #include "cuda/launch/tile_map.hpp"
@@ -25,14 +26,14 @@ namespace {
 using core::Feature;
 using core::message;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::ForwardSm90Config;
 using portable::MaskLevel;
 
 constexpr int kArch = 90;
 
 // One kernel of a plan.
 struct Form {
-  ForwardConfig config;
+  ForwardSm90Config config;
   std::shared_ptr<const LoadedKernel> forward;
   int num_blocks = 0;  // at most: each stays on a multiprocessor
 };
@@ -43,7 +44,7 @@ struct Prepared {
 };
 
 // Of a block: those that multiply and those that load.
-unsigned threads(const ForwardConfig& config) { return static_cast<unsigned>(config.num_warps + 4) * 32; }
+unsigned threads(const ForwardSm90Config& config) { return static_cast<unsigned>(num_threads(config)); }
 
 std::string unavailable(core::Device device) {
   if (std::string problem = device_problem(device.id); !problem.empty()) return problem;
@@ -80,9 +81,9 @@ std::string refuses(const Problem& p) {
   if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
     return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
   }
-  const ForwardConfig config = forward_sm90_config(p);
+  const ForwardSm90Config config = forward_sm90_config(p);
   const int num_sms = device_info(p.device.id).num_sms;
-  if (config.mask == MaskLevel::bits && p.num_sms > 0 && p.num_sms < num_sms) {
+  if (config.score.mask == MaskLevel::bits && p.num_sms > 0 && p.num_sms < num_sms) {
     return message("the pass over a mask's tiles leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
                    num_sms);
   }
@@ -91,21 +92,21 @@ std::string refuses(const Problem& p) {
 
 std::shared_ptr<const void> prepare(const Problem& bounds) {
   const DeviceInfo& device = device_info(bounds.device.id);
-  const ForwardConfig config = forward_sm90_config(bounds);
+  const ForwardSm90Config config = forward_sm90_config(bounds);
   const std::string texts = user_text(bounds.score, bounds.keep);
   const int num_sms = bounds.num_sms > 0 ? std::min(bounds.num_sms, device.num_sms) : device.num_sms;
-  const auto loaded = [&](const ForwardConfig& c) {
+  const auto loaded = [&](const ForwardSm90Config& c) {
     return load(forward_sm90_program(c, texts), device.id, portable::forward_sm90_layout(c).bytes);
   };
   auto prepared = std::make_shared<Prepared>();
   prepared->l2_bytes = device.l2_bytes;
   prepared->alone = {config, loaded(config), num_sms};
-  if (const std::optional<ForwardConfig> paired = in_pairs(config, bounds)) {
+  if (const std::optional<ForwardSm90Config> paired = in_pairs(config, bounds)) {
     const std::shared_ptr<const LoadedKernel> forward = loaded(*paired);
     const int pairs = forward->resident_clusters(static_cast<unsigned>(paired->cluster), threads(*paired));
     if (pairs > 0) prepared->in_pairs = {*paired, forward, pairs * paired->cluster};
   }
-  if (config.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
+  if (config.score.mask == MaskLevel::bits) prepared->classify = load(classify_program(config, texts), device.id, 0);
   return prepared;
 }
 
@@ -114,7 +115,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
   const TileMap map = tile_map(p, prepared.alone.config);
   const bool pairs = prepared.in_pairs.forward != nullptr && in_pairs(prepared.alone.config, p) && map.tiles_q % 2 == 0;
   const Form& form = pairs ? prepared.in_pairs : prepared.alone;
-  const ForwardConfig& config = form.config;
+  const ForwardSm90Config& config = form.config;
   const int64_t items = forward_blocks(p, map);
   if (items == 0 || p.total_q == 0) return;
   const CurrentDevice current(p.device.id);
@@ -138,7 +139,7 @@ void run(const Problem& p, const core::Plan& plan, core::Workspace workspace, vo
 }
 
 std::string describe(const Problem& p, int) {
-  const ForwardConfig c = forward_sm90_config(p);
+  const ForwardSm90Config c = forward_sm90_config(p);
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
   return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
                  " warpgroups that multiply, head dims as "

@@ -9,8 +9,8 @@
 #include "cuda/compile/user_source.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
+#include "cuda/ladder/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/loaded_kernel.hpp"
 #include "portable/ladder_params.hpp"
@@ -20,18 +20,19 @@ namespace {
 
 using core::message;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::LadderConfig;
 
 constexpr int64_t kMaxBlocksY = 65535;
 constexpr double kMaxBytes = 0x1p48;
+constexpr int32_t kBlocksPerSm = 2;
 
-ForwardConfig config_of(const Problem& p) { return ladder_config(p, device_info(p.device.id)); }
+LadderConfig config_of(const Problem& p) { return ladder_config(p, device_info(p.device.id)); }
 
 // What a rung differs in.
 struct Standard {
   static constexpr const char* kFile = "standard.hpp";
   static constexpr const char* kKernels[] = {"standard_scores", "standard_softmax", "standard_output"};
-  static double bytes(const Problem& p, const ForwardConfig& c) { return standard_bytes(p, c); }
+  static double bytes(const Problem& p, const LadderConfig& c) { return standard_bytes(p, c); }
   static core::Cost cost(const Problem& p) { return standard_cost(p, config_of(p)); }
   // Of each kernel.
   static std::vector<Launch> launches(const portable::ForwardParams& p, unsigned blocks) {
@@ -43,7 +44,7 @@ struct Standard {
 struct Flash1 {
   static constexpr const char* kFile = "flash_1.hpp";
   static constexpr const char* kKernels[] = {"flash_1"};
-  static double bytes(const Problem& p, const ForwardConfig& c) { return flash_1_bytes(p, c); }
+  static double bytes(const Problem& p, const LadderConfig& c) { return flash_1_bytes(p, c); }
   static core::Cost cost(const Problem& p) { return flash_1_cost(p, config_of(p)); }
   static std::vector<Launch> launches(const portable::ForwardParams& p, unsigned blocks) {
     return {{.grid = {blocks / static_cast<unsigned>(p.tiles_q), static_cast<unsigned>(p.slices_v), 1}}};
@@ -51,7 +52,7 @@ struct Flash1 {
 };
 
 struct Prepared {
-  ForwardConfig config;
+  LadderConfig config;
   Concurrency at_once;
   std::vector<std::shared_ptr<const LoadedKernel>> kernels;
 };
@@ -60,9 +61,9 @@ template <class Rung>
 struct Row {
   static std::string refuses(const Problem& p) {
     const DeviceInfo& device = device_info(p.device.id);
-    const ForwardConfig config = ladder_config(p, device);
+    const LadderConfig config = ladder_config(p, device);
     const TileMap map = tile_map(p, config);
-    if (std::string lacking = lacks(p, config, device); !lacking.empty()) return lacking;
+    if (std::string lacking = lacks(p, shared_bytes(config), device); !lacking.empty()) return lacking;
     if (forward_blocks(p, map) > kMaxBlocks || map.kv_tiles > kMaxBlocksY || Rung::bytes(p, config) > kMaxBytes) {
       return "is there to be compared, and the call is too large for it";
     }
@@ -72,14 +73,15 @@ struct Row {
     return {.scratch_bytes = static_cast<int64_t>(Rung::bytes(bounds, config_of(bounds)))};
   }
   static std::string describe(const Problem& p, int) {
-    const ForwardConfig c = config_of(p);
+    const LadderConfig c = config_of(p);
     return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps, c.num_warps == 1 ? " warp" : " warps",
                    ", compiled when planned");
   }
   static std::shared_ptr<const void> prepare(const Problem& bounds) {
     const DeviceInfo& device = device_info(bounds.device.id);
-    const ForwardConfig config = ladder_config(bounds, device);
-    auto prepared = std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(config, device)});
+    const LadderConfig config = ladder_config(bounds, device);
+    auto prepared =
+        std::make_shared<Prepared>(Prepared{.config = config, .at_once = concurrency(kBlocksPerSm, device)});
     const std::string texts = user_text(bounds.score, bounds.keep);
     for (const char* kernel : Rung::kKernels) {
       const Program program = ladder_program(Rung::kFile, kernel, prepared->config, texts);
