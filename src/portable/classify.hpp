@@ -21,7 +21,8 @@ constexpr void fields(const ClassifyConfig& c, const Visit& visit) {
   visit("tile_kv", c.tile_kv);
 }
 
-// It knows the tiles' sizes and the masks, but no element type and no head dim, so that one program serves many kernels.
+// It knows the tiles' sizes and the masks, but no element type and no head dim, so that one program serves many
+// kernels.
 constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_q, int32_t tile_kv) {
   return {.masks = {.mask = MaskLevel::bits,
                     .documents = score.documents,

@@ -30,7 +30,7 @@ enum Need : uint32_t {
   kBiasF32 = 1u << 3,
   kSeveralMasks = 1u << 4,
   kOneMask = 1u << 5,
-  kAlibiOrMod = 1u << 6,  // ALiBi or a score modification
+  kAlibiOrMod = 1u << 6,   // ALiBi or a score modification
   kFullSoftcap = 1u << 7,  // any softcap but that of two terms
   kFewKeys = 1u << 8,      // or a call whose tiles no length may choose
   kLongRows = 1u << 9,     // in a call that computes nothing beside the softmax but a softcap's two terms
@@ -47,8 +47,7 @@ uint32_t needs(const ForwardSm90Config& c, const Problem& p) {
   // long: fewer items leave more blocks idle at the end.
   constexpr int64_t kFew = 1024, kLong = 7168, kLongWhereRowsGrow = 1792;
   const bool is_light = !has_full_softcap && !has_alibi_or_mod && !has_heavy && masks == 0 && !c.paged;
-  const bool is_long =
-      std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? kLongWhereRowsGrow : kLong);
+  const bool is_long = std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? kLongWhereRowsGrow : kLong);
   uint32_t all = 0;
   const auto add = [&](Need need, bool has) {
     if (has) all |= need;
@@ -76,30 +75,30 @@ struct Row {
   int32_t tile_q, tile_kv;
 };
 constexpr Row kRows[] = {
-    {256, 256, kMixed, 128, 64},                                             // registers
-    {96, 96, kBiasAndDropout | kBiasF32, 192, 64},                           // registers
-    {256, 256, kBiasAndDropout, 128, 64},                                    // registers
-    {64, 64, kBiasOrDropout, 192, 80},                                       // registers
-    {64, 64, kSeveralMasks, 128, 128},                                       // registers
-    {64, 64, kOneMask | kAlibiOrMod, 192, 112},                              // registers
-    {64, 64, 0, 192, 128},                                                   // a bit for each of a lane's keys
-    {96, 96, kBiasOrDropout, 192, 80},                                       // registers
-    {96, 96, kSeveralMasks, 128, 96},                                        // registers
-    {96, 96, 0, 192, 96},                                                    // registers
-    {192, 96, kBiasOrDropout, 128, 80},                                      // registers
-    {192, 96, 0, 128, 112},                                                  // registers
-    {192, 128, kBiasOrDropout, 128, 112},                                    // registers
-    {96, 128, kSeveralMasks, 128, 112},                                      // registers
-    {96, 128, 0, 128, 128},                                                  // a bit for each of a lane's keys
-    {128, 128, kLongRows, 192, 80},                                          // measured; keys: registers
-    {192, 128, 0, 128, 128},                                                 // a bit for each of a lane's keys
-    {192, 192, kBiasOrDropout, 128, 80},                                     // registers
-    {192, 192, 0, 128, 112},                                                 // registers
-    {256, 256, kBiasOrDropout | kSeveralMasks | kFullSoftcap, 128, 64},      // registers
-    {256, 256, kFewKeys, 128, 64},                                           // measured: the last tile is hardly used
-    {256, 96, 0, 128, 80},                                                   // registers
-    {256, 128, 0, 128, 96},                                                  // shared memory
-    {256, 256, 0, 128, 80},                                                  // registers, shared memory
+    {256, 256, kMixed, 128, 64},                                         // registers
+    {96, 96, kBiasAndDropout | kBiasF32, 192, 64},                       // registers
+    {256, 256, kBiasAndDropout, 128, 64},                                // registers
+    {64, 64, kBiasOrDropout, 192, 80},                                   // registers
+    {64, 64, kSeveralMasks, 128, 128},                                   // registers
+    {64, 64, kOneMask | kAlibiOrMod, 192, 112},                          // registers
+    {64, 64, 0, 192, 128},                                               // a bit for each of a lane's keys
+    {96, 96, kBiasOrDropout, 192, 80},                                   // registers
+    {96, 96, kSeveralMasks, 128, 96},                                    // registers
+    {96, 96, 0, 192, 96},                                                // registers
+    {192, 96, kBiasOrDropout, 128, 80},                                  // registers
+    {192, 96, 0, 128, 112},                                              // registers
+    {192, 128, kBiasOrDropout, 128, 112},                                // registers
+    {96, 128, kSeveralMasks, 128, 112},                                  // registers
+    {96, 128, 0, 128, 128},                                              // a bit for each of a lane's keys
+    {128, 128, kLongRows, 192, 80},                                      // measured; keys: registers
+    {192, 128, 0, 128, 128},                                             // a bit for each of a lane's keys
+    {192, 192, kBiasOrDropout, 128, 80},                                 // registers
+    {192, 192, 0, 128, 112},                                             // registers
+    {256, 256, kBiasOrDropout | kSeveralMasks | kFullSoftcap, 128, 64},  // registers
+    {256, 256, kFewKeys, 128, 64},                                       // measured: the last tile is hardly used
+    {256, 96, 0, 128, 80},                                               // registers
+    {256, 128, 0, 128, 96},                                              // shared memory
+    {256, 256, 0, 128, 80},                                              // registers, shared memory
 };
 
 }  // namespace

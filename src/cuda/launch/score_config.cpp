@@ -12,7 +12,9 @@ using portable::ScoreConfig;
 
 ScoreConfig score_config(const core::Problem& p) {
   return {
-      .element = p.dtype == DType::bf16 ? Element::bf16 : p.dtype == DType::f16 ? Element::f16 : Element::f32,
+      .element = p.dtype == DType::bf16  ? Element::bf16
+                 : p.dtype == DType::f16 ? Element::f16
+                                         : Element::f32,
       .mask = p.features.has_any(core::kElementMasks | Feature::keep) ? MaskLevel::bits : MaskLevel::band,
       .documents = p.features.has(Feature::document),
       .dense_mask = p.features.has(Feature::dense_mask),
