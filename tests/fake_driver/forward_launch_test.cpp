@@ -24,6 +24,7 @@
 #include "cuda/kernels.hpp"
 #include "cuda/launch/forward_config.hpp"
 #include "fake_driver.hpp"
+#include "portable/classify.hpp"
 #include "portable/forward_sm90.hpp"
 #include "portable/ladder_params.hpp"
 
@@ -103,7 +104,7 @@ TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
     const core::Plan plan = planned(kernel, p);
     EXPECT_EQ(plan.workspace.scratch_bytes, 0);
     kernel.run(p, plan, {}, reinterpret_cast<void*>(0x77));
-    const portable::ForwardConfig config = cuda::forward_config(p, cuda::device_info(1));
+    const portable::ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::device_info(1));
     ASSERT_EQ(fake_driver()->launches.size(), 1u);
     EXPECT_EQ(fake_driver()->launched_on, 1);
     const cuda::CUlaunchConfig& launch = fake_driver()->launches[0];
@@ -131,7 +132,7 @@ TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
     const core::Kernel& kernel = named("cuda.forward_sm80");
     const core::Plan plan = planned(kernel, p);
     kernel.run(p, plan, {}, nullptr);
-    const portable::ForwardConfig config = cuda::forward_config(p, cuda::device_info(1));
+    const portable::ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::device_info(1));
     const unsigned map = tiles(1000, config.tile_q) * tiles(900, config.tile_kv);
     EXPECT_EQ(plan.workspace.scratch_bytes, 2 * map) << "one for each length";
     ASSERT_EQ(fake_driver()->launches.size(), 2u);
@@ -166,11 +167,11 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
     std::vector<uint32_t> scratch(size_t{1} << 20);
     const core::Plan plan = planned(kernel, p);
     const core::Workspace workspace = {scratch.data(), scratch.data()};
-    const portable::ForwardConfig config = cuda::forward_sm90_config(p);
+    const portable::ForwardSm90Config config = cuda::forward_sm90_config(p);
     kernel.run(p, plan, workspace, nullptr);
     ASSERT_EQ(fake_driver()->launches.size(), 2u) << "of the tile map, and itself";
     EXPECT_EQ(fake_driver()->launches[1].gridDimX, std::min(tiles(1000, config.tile_q) * 8 * 2, kNumSms));
-    EXPECT_EQ(fake_driver()->launches[1].blockDimX, static_cast<unsigned>(config.num_warps + 4) * 32);
+    EXPECT_EQ(fake_driver()->launches[1].blockDimX, static_cast<unsigned>(num_threads(config)));
     fake_driver()->launches.clear();
     p.batch = 0;
     kernel.run(p, plan, workspace, nullptr);
@@ -294,7 +295,7 @@ TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
 TEST_F(ForwardLaunch, TheLadderQueuesItsKernels) {
   in_child(sizeof(portable::LadderParams), [] {
     const Problem p = problem();
-    const portable::ForwardConfig config = cuda::ladder_config(p, cuda::device_info(1));
+    const portable::LadderConfig config = cuda::ladder_config(p, cuda::device_info(1));
     const unsigned blocks = tiles(1000, config.tile_q) * 8 * 2;
     const core::Kernel& standard = named("cuda.standard");
     standard.run(p, planned(standard, p), {}, nullptr);

@@ -15,7 +15,9 @@
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/compile/user_source.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
+#include "cuda/ladder/config.hpp"
 
 namespace {
 
@@ -24,7 +26,9 @@ using namespace tessella::cuda;
 using core::DType;
 using core::Feature;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::ForwardSm80Config;
+using portable::ForwardSm90Config;
+using portable::LadderConfig;
 
 bool g_full = false;
 
@@ -116,14 +120,14 @@ Problem problem(const Row& row) {
 std::string problem_of(const Row& row, CubinStore& store) {
   const Problem p = problem(row);
   const int arch = kArchs[row.arch_idx];
-  const ForwardConfig config = forward_config(p, typical_device(arch));
+  const ForwardSm80Config config = forward_sm80_config(p, typical_device(arch));
   const std::string text = user_text(p.score, p.keep);
   std::string what = std::string(core::name(p.dtype)) + " " + std::to_string(p.head_dim_qk) + "/" +
                      std::to_string(p.head_dim_v) + " " + kFeatureSets[row.set_idx].name +
                      (row.is_aligned ? "" : " unaligned") + " sm_" + std::to_string(arch) + ", tiles " +
                      std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv);
   try {
-    const auto cubin = store.get(forward_program(config, text), {.arch = arch});
+    const auto cubin = store.get(forward_sm80_program(config, text), {.arch = arch});
     const Resources& takes = cubin->resources;
     what += ": " + std::to_string(takes.registers) + " registers, " + std::to_string(takes.stack_bytes) +
             " bytes of stack, " + std::to_string(accumulators(config)) + " accumulators";
@@ -165,7 +169,7 @@ int num_exits(const std::string& image) {
 // has made matrix instructions wait for each other. Kernels have 10 to 13 ends; some had a single one, and there
 // threads of the loading warps that load nothing waited for the one that does, at up to 4 % of the time
 // (docs/forward_sm90.md). Those of a cluster all wait at its end.
-void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& config, const char* name) {
+void expect_lean(CubinStore& store, const Problem& p, const ForwardSm90Config& config, const char* name) {
   const auto cubin =
       store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});
   const Resources& takes = cubin->resources;
@@ -173,7 +177,7 @@ void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& confi
                            ", tiles " + std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv) + "\n" +
                            cubin->log;
   EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
-  EXPECT_EQ(takes.registers, 65536 / (config.num_warps * 32 + 128) / 8 * 8) << what;
+  EXPECT_EQ(takes.registers, 65536 / num_threads(config) / 8 * 8) << what;
   EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
   EXPECT_TRUE(num_exits(cubin->image) > 1 || config.cluster > 1) << what;
 }
@@ -246,7 +250,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
   // Pairs of blocks.
   Problem p{.dtype = DType::bf16, .head_dim_qk = 256, .head_dim_v = 256, .seqlen_q = 4096, .seqlen_kv = 4096};
   p.alignment = 16;
-  const std::optional<ForwardConfig> pairs = in_pairs(forward_sm90_config(p), p);
+  const std::optional<ForwardSm90Config> pairs = in_pairs(forward_sm90_config(p), p);
   ASSERT_TRUE(pairs);
   expect_lean(store, p, *pairs, "in pairs");
 }
@@ -258,7 +262,7 @@ TEST(LadderKernels, Compile) {
   for (const Row& row : {Row{0, 3, 0, 2, true}, Row{1, 1, kAll, 0, false}, Row{2, 1, 0, 1, true}}) {
     const Problem p = problem(row);
     const int arch = kArchs[row.arch_idx];
-    const ForwardConfig config = ladder_config(p, typical_device(arch));
+    const LadderConfig config = ladder_config(p, typical_device(arch));
     for (const auto& [file, kernel] :
          {std::pair{"standard.hpp", "standard_scores"}, std::pair{"standard.hpp", "standard_softmax"},
           std::pair{"standard.hpp", "standard_output"}, std::pair{"flash_1.hpp", "flash_1"}}) {

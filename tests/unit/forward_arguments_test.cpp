@@ -10,7 +10,8 @@
 #include <utility>
 
 #include "core/sequence.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
 
 namespace {
 
@@ -41,7 +42,7 @@ Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 
   return p;
 }
 
-portable::ForwardConfig config(const Problem& p) { return cuda::forward_config(p, cuda::typical_device(90)); }
+portable::ForwardSm80Config config(const Problem& p) { return cuda::forward_sm80_config(p, cuda::typical_device(90)); }
 portable::ForwardParams params(const Problem& p) {
   return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, kAtOnce);
 }
@@ -185,7 +186,7 @@ TEST(ForwardArguments, KernelsGetTheSections) {
 }
 
 bool may_have_zero_rows(const Problem& p) {
-  const portable::ForwardConfig config = cuda::forward_sm90_config(p);
+  const portable::ForwardSm90Config config = cuda::forward_sm90_config(p);
   return cuda::forward_sm90_params(p, config, cuda::tile_map(p, config), nullptr, nullptr, kAtOnce)
              .may_have_zero_rows != 0;
 }

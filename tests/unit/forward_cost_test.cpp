@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
 #include "portable/query_tiles.hpp"
 
 namespace {
@@ -29,7 +29,7 @@ Problem problem(int64_t seqlen, int64_t heads = 1) {
           .alignment = 16};
 }
 
-constexpr portable::ForwardConfig kConfig{
+constexpr portable::ForwardSm80Config kConfig{
     .head_dim_qk = 64, .head_dim_v = 64, .tile_q = 64, .tile_kv = 32, .num_warps = 4};
 
 TEST(ForwardCost, IsWhatTheLoopsMove) {
@@ -100,7 +100,7 @@ TEST(ForwardCost, FollowsTheBandAndTheHeads) {
 TEST(ForwardCost, SlicesComputeScoresAgain) {
   Problem p = problem(256);
   p.head_dim_v = 512;
-  const portable::ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
+  const portable::ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::typical_device(90));
   EXPECT_EQ(cuda::forward_cost(p, config).score_passes, 2);
   EXPECT_EQ(cuda::standard_cost(p, config).score_passes, 5);
 }

@@ -4,7 +4,7 @@
 
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
 
 namespace tessella::cuda {
 

@@ -2,9 +2,9 @@
 
 #include "core/message.hpp"
 #include "cuda/compile/user_source.hpp"
+#include "cuda/forward_sm80/config.hpp"
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/forward_cost.hpp"
 
 namespace tessella::cuda {
@@ -12,9 +12,9 @@ namespace {
 
 using core::message;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::ForwardSm80Config;
 
-std::string description(const Problem& p, const ForwardConfig& c, const std::optional<ForwardConfig>& longer) {
+std::string description(const Problem& p, const ForwardSm80Config& c, const std::optional<ForwardSm80Config>& longer) {
   std::string text =
       message("tiles ", c.tile_q, " x ", c.tile_kv,
               longer ? message(" (", longer->tile_kv, " if the text leaves the registers)") : "", ", ", c.num_warps,
@@ -24,8 +24,8 @@ std::string description(const Problem& p, const ForwardConfig& c, const std::opt
          message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c), " bytes of shared memory");
 }
 
-Step forward_step(const ForwardConfig& config, const std::string& user) {
-  return {.program = forward_program(config, user),
+Step forward_step(const ForwardSm80Config& config, const std::string& user) {
+  return {.program = forward_sm80_program(config, user),
           .threads = static_cast<unsigned>(config.num_warps) * 32,
           .shared_bytes = shared_bytes(config),
           .blocks_per_sm = config.blocks_per_sm,
@@ -42,14 +42,14 @@ Step forward_step(const ForwardConfig& config, const std::string& user) {
 }  // namespace
 
 Recipe forward_sm80_recipe(const Problem& bounds, const DeviceInfo& device) {
-  const auto config = forward_config(bounds, device);
-  if (std::string lacking = lacks(bounds, config, device); !lacking.empty()) return {.refusal = lacking};
+  const auto config = forward_sm80_config(bounds, device);
+  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};
   if (std::string reason = too_large(bounds, config); !reason.empty()) return {.refusal = reason};
   const std::string user = user_text(bounds.score, bounds.keep);
   const auto longer = for_small_text(config, device.arch);
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},
                 .description = description(bounds, config, longer)};
-  if (config.mask == portable::MaskLevel::bits) {
+  if (config.score.mask == portable::MaskLevel::bits) {
     recipe.steps.push_back(classify_step(config, user,
                                          [config](const Problem& arguments, const TileMap& map,
                                                   const core::Workspace& workspace, const Concurrency& at_once) {
@@ -67,7 +67,7 @@ Recipe forward_sm80_recipe(const Problem& bounds, const DeviceInfo& device) {
 }
 
 core::Cost forward_sm80_cost(const Problem& problem, const DeviceInfo& device) {
-  return forward_cost(problem, forward_config(problem, device));
+  return forward_cost(problem, forward_sm80_config(problem, device));
 }
 
 }  // namespace tessella::cuda

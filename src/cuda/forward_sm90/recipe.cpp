@@ -5,9 +5,9 @@
 #include "core/message.hpp"
 #include "cuda/compile/user_source.hpp"
 #include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward_sm90/config.hpp"
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/forward_cost.hpp"
 
 namespace tessella::cuda {
@@ -16,15 +16,15 @@ namespace {
 using core::Feature;
 using core::message;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::ForwardSm90Config;
 using portable::MaskLevel;
 
-core::WorkspaceSize workspace_of(const Problem& bounds, const ForwardConfig& config) {
+core::WorkspaceSize workspace_of(const Problem& bounds, const ForwardSm90Config& config) {
   const TileMap map = largest_tile_map(bounds, config);
   return {.state_bytes = sizeof(uint32_t), .scratch_bytes = map.seen_bytes() + map.bytes()};
 }
 
-std::string refusal(const Problem& p, const ForwardConfig& config, const DeviceInfo& device) {
+std::string refusal(const Problem& p, const ForwardSm90Config& config, const DeviceInfo& device) {
   constexpr int32_t kAlignment = 16;
   if (p.alignment < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
     return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
@@ -41,14 +41,14 @@ std::string refusal(const Problem& p, const ForwardConfig& config, const DeviceI
   if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
     return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
   }
-  if (config.mask == MaskLevel::bits && p.num_sms > 0 && p.num_sms < device.num_sms) {
+  if (config.score.mask == MaskLevel::bits && p.num_sms > 0 && p.num_sms < device.num_sms) {
     return message("the pass over a mask's tiles leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
                    device.num_sms);
   }
   return too_large(p, config);
 }
 
-std::string description(const Problem& p, const ForwardConfig& c) {
+std::string description(const Problem& p, const ForwardSm90Config& c) {
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
   return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
                  " warpgroups that multiply, head dims as "
@@ -60,11 +60,11 @@ std::string description(const Problem& p, const ForwardConfig& c) {
 
 // Whether a call's tiles are taken in pairs. A plan whose calls may be has a kernel for those that are and one for the
 // others.
-bool takes_pairs(const Problem& p, const ForwardConfig& config, const TileMap& map) {
+bool takes_pairs(const Problem& p, const ForwardSm90Config& config, const TileMap& map) {
   return map.tiles_q % 2 == 0 && in_pairs(config, p).has_value();
 }
 
-portable::ForwardSm90Params params_with_maps(const Problem& p, const ForwardConfig& config, const TileMap& map,
+portable::ForwardSm90Params params_with_maps(const Problem& p, const ForwardSm90Config& config, const TileMap& map,
                                              const core::Workspace& workspace, const Concurrency& at_once) {
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
@@ -79,9 +79,9 @@ portable::ForwardSm90Params params_with_maps(const Problem& p, const ForwardConf
 }
 
 // Blocks stay on their multiprocessors, one on each. They multiply with config.num_warps and load with four warps more.
-Step forward_step(const ForwardConfig& config, const std::string& user) {
+Step forward_step(const ForwardSm90Config& config, const std::string& user) {
   return {.program = forward_sm90_program(config, user),
-          .threads = static_cast<unsigned>(config.num_warps + 4) * 32,
+          .threads = static_cast<unsigned>(num_threads(config)),
           .cluster = static_cast<unsigned>(config.cluster),
           .shared_bytes = portable::forward_sm90_layout(config).bytes,
           .launch = [config](const Problem&, const Problem& arguments, const Concurrency& at_once,
@@ -108,7 +108,7 @@ Recipe forward_sm90_recipe(const Problem& bounds, const DeviceInfo& device) {
   if (std::string reason = refusal(bounds, config, device); !reason.empty()) return {.refusal = reason};
   const std::string user = user_text(bounds.score, bounds.keep);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(bounds, config)};
-  if (config.mask == MaskLevel::bits) {
+  if (config.score.mask == MaskLevel::bits) {
     recipe.steps.push_back(classify_step(
         config, user,
         [config](const Problem& arguments, const TileMap& map, const core::Workspace& workspace,

@@ -4,8 +4,8 @@
 
 #include "core/message.hpp"
 #include "cuda/compile/user_source.hpp"
+#include "cuda/ladder/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "portable/ladder_params.hpp"
 
@@ -14,11 +14,12 @@ namespace {
 
 using core::message;
 using core::Problem;
-using portable::ForwardConfig;
+using portable::LadderConfig;
 using Grid = std::array<unsigned, 3>;
 
 constexpr int64_t kMaxBlocksY = 65535;
 constexpr double kMaxBytes = 0x1p48;
+constexpr int32_t kBlocksPerSm = 2;
 
 // One of an algorithm's kernels. grid: of so many tiles of queries, those of all heads.
 struct Kernel {
@@ -26,11 +27,11 @@ struct Kernel {
   Grid (*grid)(const portable::ForwardParams& params, unsigned tiles);
 };
 
-Step step_of(const char* file, const Kernel& kernel, const ForwardConfig& config, const std::string& user) {
+Step step_of(const char* file, const Kernel& kernel, const LadderConfig& config, const std::string& user) {
   return {.program = ladder_program(file, kernel.name, config, user),
           .threads = static_cast<unsigned>(config.num_warps) * 32,
           .shared_bytes = shared_bytes(config),
-          .blocks_per_sm = config.blocks_per_sm,
+          .blocks_per_sm = kBlocksPerSm,
           .launch = [config, grid = kernel.grid](const Problem&, const Problem& arguments, const Concurrency& at_once,
                                                  const core::Workspace& workspace) -> std::optional<Launch> {
             const TileMap map = tile_map(arguments, config);
@@ -44,9 +45,9 @@ Step step_of(const char* file, const Kernel& kernel, const ForwardConfig& config
 
 // bytes: that the algorithm keeps in memory.
 Recipe ladder_recipe(const Problem& bounds, const DeviceInfo& device, const char* file, std::span<const Kernel> kernels,
-                     double (*bytes)(const Problem&, const ForwardConfig&)) {
+                     double (*bytes)(const Problem&, const ForwardTiles&)) {
   const auto c = ladder_config(bounds, device);
-  if (std::string lacking = lacks(bounds, c, device); !lacking.empty()) return {.refusal = lacking};
+  if (std::string lacking = lacks(bounds, shared_bytes(c), device); !lacking.empty()) return {.refusal = lacking};
   const TileMap map = tile_map(bounds, c);
   if (forward_blocks(bounds, map) > kMaxBlocks || map.kv_tiles > kMaxBlocksY || bytes(bounds, c) > kMaxBytes) {
     return {.refusal = "is there to be compared, and the call is too large for it"};

@@ -10,7 +10,7 @@
 #include "cuda/device/ptx/order.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "emulator.hpp"
-#include "portable/forward_config.hpp"
+#include "portable/score_config.hpp"
 
 namespace tessella::device::ptx {
 
