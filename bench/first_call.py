@@ -16,7 +16,7 @@ import tempfile
 CASES = {
     "causal": {"mask": "causal"},
     "softcap": {"mask": "causal", "softcap": 30.0},
-    "the caller's text": {"score": "return score * 0.5f;"},
+    "the caller's text": {"score_mod": "return score * 0.5f;"},
 }
 ONE_CALL = """
 import json, sys, time

@@ -40,17 +40,17 @@ int main(int argc, char** argv) {
     const ts::detail::ForwardCall call(args, options);
     tessella_plan* raw = nullptr;
     size_t state_bytes = 0, scratch_bytes = 0;
-    ts::detail::check(tessella_plan_forward(&call.args, &call.options, &raw));
+    ts::detail::check(tessella_plan_make(&call.tagged, &raw));
     ts::detail::check(tessella_plan_workspace(raw, &state_bytes, &scratch_bytes));
     const auto aligned = [](size_t bytes) { return std::aligned_alloc(64, (bytes / 64 + 1) * 64); };
     const tessella_workspace workspace{aligned(state_bytes), state_bytes, aligned(scratch_bytes), scratch_bytes};
     ts::detail::check(tessella_plan_initialize(raw, &workspace, nullptr));
     time_calls("tessella_forward", [&] { ts::detail::check(tessella_forward(&call.args, &call.options, nullptr)); });
     time_calls("tessella_plan_run",
-               [&] { ts::detail::check(tessella_plan_run(raw, &call.args, &call.options, &workspace, nullptr)); });
-    time_calls("tessella_plan_forward + free", [&] {
+               [&] { ts::detail::check(tessella_plan_run(raw, &call.tagged, &workspace, nullptr)); });
+    time_calls("tessella_plan_make + free", [&] {
       tessella_plan* made = nullptr;
-      ts::detail::check(tessella_plan_forward(&call.args, &call.options, &made));
+      ts::detail::check(tessella_plan_make(&call.tagged, &made));
       tessella_plan_free(made);
     });
     tessella_plan_free(raw);

@@ -40,17 +40,16 @@ int main(int argc, char** argv) {
     const ts::AttentionOptions options{.mask = ts::Mask::causal()};
     const ts::detail::ForwardCall call(args, options);
     tessella_plan* plan = nullptr;
-    ts::detail::check(tessella_plan_forward(&call.args, &call.options, &plan));
+    ts::detail::check(tessella_plan_make(&call.tagged, &plan));
     std::printf("seqlen %lld, heads %lld, head_dim %lld, bf16, %s\n", static_cast<long long>(seqlen),
                 static_cast<long long>(heads), static_cast<long long>(head_dim), tessella_plan_kernel(plan));
     time_calls("tessella_forward", gpu, stream.handle(),
                [&] { ts::detail::check(tessella_forward(&call.args, &call.options, stream.handle())); });
-    time_calls("tessella_plan_run", gpu, stream.handle(), [&] {
-      ts::detail::check(tessella_plan_run(plan, &call.args, &call.options, nullptr, stream.handle()));
-    });
+    time_calls("tessella_plan_run", gpu, stream.handle(),
+               [&] { ts::detail::check(tessella_plan_run(plan, &call.tagged, nullptr, stream.handle())); });
     const char* reason = nullptr;
     time_calls("normalise and validate", gpu, stream.handle(),
-               [&] { ts::detail::check(tessella_kernel_refusal(0, &call.args, &call.options, &reason)); });
+               [&] { ts::detail::check(tessella_kernel_refusal(0, &call.tagged, &reason)); });
     gpu.synchronize(stream.handle());
     tessella_plan_free(plan);
   } catch (const ts::Error& error) {

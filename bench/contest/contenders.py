@@ -83,14 +83,14 @@ class OurRun:
         if cell.window is not None:
             options["mask"] = tessella.window(cell.window, 0)
         elif cell.causal and cell.as_text:
-            options["keep"] = CAUSAL_TEXT
+            options["mask_mod"] = CAUSAL_TEXT
         elif cell.causal:
             options["mask"] = "causal"
         if cell.score == "softcap":
             options["softcap"] = SOFTCAP
         elif cell.score == "alibi" and cell.as_text:
-            options["score"] = ALIBI_TEXT
-            options["score_args"] = [problem.slopes]
+            options["score_mod"] = ALIBI_TEXT
+            options["mod_args"] = [problem.slopes]
         elif cell.score == "alibi":
             options["alibi_slopes"] = problem.slopes
         if cell.lengths:

@@ -5,6 +5,7 @@
 // Shapes, dtypes and meanings of every field: tessella.h. Failures throw tessella::Error; nothing is touched then.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -18,28 +19,34 @@ namespace tessella {
 
 // Every pointer of a call; views that are not set are absent.
 struct ForwardArgs {
-  TensorView q = {};                                 // (batch, seqlen_q, heads_q, head_dim_qk)
-  TensorView k = {};                                 // (batch, seqlen_kv, heads_kv, head_dim_qk)
-  TensorView v = {};                                 // (batch, seqlen_kv, heads_kv, head_dim_v)
-  TensorView out = {};                               // (batch, seqlen_q, heads_q, head_dim_v), dtype of q or f32
-  TensorView lse = {};                               // (batch, heads_q, seqlen_q) f32, natural logarithm
-  TensorView seqlens_q = {}, seqlens_kv = {};        // (batch) i32
-  TensorView cu_seqlens_q = {}, cu_seqlens_kv = {};  // (batch + 1) i32: packed variable length
-  TensorView leftpad_kv = {};                        // (batch) i32
-  TensorView page_table = {};                        // (batch, pages) i32: k and v are pools of pages
-  TensorView bias = {};                              // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)
-  TensorView alibi_slopes = {};                      // (heads_q) or (batch, heads_q) f32
-  TensorView sink = {};                              // (heads_q) f32
-  TensorView seed = {}, offset = {};                 // (1) i64, where they live in memory
-  std::vector<TensorView> score_args = {};           // at most 8 dense arrays that the texts of score and keep read
+  TensorView q = {};                                    // (batch, seqlen_q, heads_q, head_dim_qk)
+  TensorView k = {};                                    // (batch, seqlen_kv, heads_kv, head_dim_qk)
+  TensorView v = {};                                    // (batch, seqlen_kv, heads_kv, head_dim_v)
+  TensorView out = {};                                  // (batch, seqlen_q, heads_q, head_dim_v), dtype of q or f32
+  TensorView lse = {};                                  // (batch, heads_q, seqlen_q) f32, natural logarithm
+  TensorView q_scale = {}, k_scale = {}, v_scale = {};  // (batch or page, ceil(rows / scale_block), heads) f32, factors
+  TensorView out_scale = {};                            // likewise: out is divided by it
+  TensorView amax = {};                                 // likewise, written: the largest |result|
+  TensorView seqlens_q = {}, seqlens_kv = {};           // (batch) i32
+  TensorView cu_seqlens_q = {}, cu_seqlens_kv = {};     // (batch + 1) i32: packed variable length
+  TensorView leftpad_kv = {};                           // (batch) i32
+  TensorView page_table = {};                           // (batch, pages) i32: k and v are pools of pages
+  TensorView bias = {};                                 // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)
+  TensorView alibi_slopes = {};                         // (heads_q) or (batch, heads_q) f32
+  TensorView sink = {};                                 // (heads_q) f32
+  TensorView seed = {}, offset = {};                    // (1) i64, where they live in memory
+  std::vector<TensorView> mod_args = {};                // at most 8 dense arrays that score_mod and mask_mod read
 };
 
-// The body of float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays); see
-// tessella.h.
-struct Score {
-  std::string text = {};  // "" = absent
-  std::string gradient_text = {};
+// C++ source that modifies scores; see tessella.h.
+struct ScoreMod {
+  std::string value = {};  // body of float score_mod(float score, int b, int h, int q, int k, float q_minus_k,
+                           // const Arrays& arrays); "" = absent
+  std::string gradient = {};
 };
+
+enum class Deterministic : int32_t { automatic = 0, required, not_needed };
+enum class QueryClass : int32_t { automatic = 0, few, many };
 
 // What is computed. Views in `mask` must stay alive as long as the options are used.
 struct AttentionOptions {
@@ -49,28 +56,37 @@ struct AttentionOptions {
   float dropout = 0;
   uint64_t seed = 0;
   uint64_t offset = 0;
+  int64_t first_batch = 0, first_head = 0, first_query = 0, first_key = 0;  // where a slice begins in the whole
+  int64_t whole_heads_q = 0;                                                // of a slice of heads; 0 = heads_q
+  ScoreMod score_mod = {};                                                  // GPU
+  std::string mask_mod =
+      {};                   // C++ source, body of bool mask_mod(int b, int h, int q, int k, const Arrays& arrays); GPU
+  int64_t scale_block = 0;  // rows that have one entry of a scale; 0 = all
   DType out_dtype = DType::none;
-  int num_splits = 0;
-  std::string kernel = {};  // a name of `tessella kernels`; "" = automatic
-  int num_sms = 0;          // GPU
-  int num_threads = 0;      // CPU; 0 = all that the process may use
-  bool deterministic = false;
+  Deterministic deterministic = Deterministic::automatic;
   bool batch_invariant = false;  // a row's bits do not depend on batch, lengths or how queries are cut into calls
+  QueryClass query_class = QueryClass::automatic;  // with batch_invariant
+  int num_splits = 0;
+  int num_sms = 0;      // GPU
+  int num_threads = 0;  // CPU; 0 = all that the process may use
   bool check_device_values = false;
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_kv = 0;
-  Score score = {};       // GPU
-  std::string keep = {};  // the body of bool keep(int b, int h, int q, int k, const Arrays& arrays); GPU
+  std::string kernel = {};  // a name of `tessella kernels`; "" = automatic
   const tessella_allocator* allocator = nullptr;
+  const std::atomic<int32_t>* cancel = nullptr;  // once not 0, the call throws Error(cancelled); see tessella.h
 };
 
 namespace detail {
+
+static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
 
 // The C structs of one call; they point into args and options.
 struct ForwardCall {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
-  std::vector<tessella_tensor> score_args;
+  std::vector<tessella_tensor> mod_args;
+  tessella_call tagged = {sizeof(tessella_call), TESSELLA_FORWARD, &args, &options};  // for plans and questions
 
   ForwardCall(const ForwardArgs& a, const AttentionOptions& o) {
     args.q = pointer(a.q);
@@ -78,6 +94,11 @@ struct ForwardCall {
     args.v = pointer(a.v);
     args.out = pointer(a.out);
     args.lse = pointer(a.lse);
+    args.q_scale = pointer(a.q_scale);
+    args.k_scale = pointer(a.k_scale);
+    args.v_scale = pointer(a.v_scale);
+    args.out_scale = pointer(a.out_scale);
+    args.amax = pointer(a.amax);
     args.seqlens_q = pointer(a.seqlens_q);
     args.seqlens_kv = pointer(a.seqlens_kv);
     args.cu_seqlens_q = pointer(a.cu_seqlens_q);
@@ -89,9 +110,9 @@ struct ForwardCall {
     args.sink = pointer(a.sink);
     args.seed = pointer(a.seed);
     args.offset = pointer(a.offset);
-    for (const TensorView& array : a.score_args) score_args.push_back(array.c_tensor());
-    args.score_args = score_args.data();
-    args.num_score_args = static_cast<int32_t>(score_args.size());
+    for (const TensorView& array : a.mod_args) mod_args.push_back(array.c_tensor());
+    args.mod_args = mod_args.data();
+    args.num_mod_args = static_cast<int32_t>(mod_args.size());
     o.mask.fill(args);
     o.mask.fill(options);
     options.scale = o.scale.value_or(NAN);
@@ -99,26 +120,34 @@ struct ForwardCall {
     options.dropout = o.dropout;
     options.seed = o.seed;
     options.offset = o.offset;
+    options.first_batch = o.first_batch;
+    options.first_head = o.first_head;
+    options.first_query = o.first_query;
+    options.first_key = o.first_key;
+    options.whole_heads_q = o.whole_heads_q;
+    options.score_mod = given(o.score_mod.value);
+    options.score_mod_gradient = given(o.score_mod.gradient);
+    options.mask_mod = given(o.mask_mod);
+    options.scale_block = o.scale_block;
     options.out_dtype = static_cast<tessella_dtype>(o.out_dtype);
+    options.deterministic = static_cast<int32_t>(o.deterministic);
+    options.batch_invariant = o.batch_invariant ? 1 : 0;
+    options.query_class = static_cast<int32_t>(o.query_class);
     options.num_splits = o.num_splits;
-    options.kernel = text(o.kernel);
     options.num_sms = o.num_sms;
     options.num_threads = o.num_threads;
-    options.deterministic = o.deterministic ? 1 : 0;
-    options.batch_invariant = o.batch_invariant ? 1 : 0;
     options.check_device_values = o.check_device_values ? 1 : 0;
     options.max_seqlen_q = o.max_seqlen_q;
     options.max_seqlen_kv = o.max_seqlen_kv;
-    options.score = text(o.score.text);
-    options.score_gradient = text(o.score.gradient_text);
-    options.keep = text(o.keep);
+    options.kernel = given(o.kernel);
     options.allocator = o.allocator;
+    options.cancel = reinterpret_cast<const int32_t*>(o.cancel);
   }
   ForwardCall(const ForwardCall&) = delete;
   ForwardCall& operator=(const ForwardCall&) = delete;
 
  private:
-  static const char* text(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+  static const char* given(const std::string& value) { return value.empty() ? nullptr : value.c_str(); }
   static const tessella_tensor* pointer(const TensorView& view) {
     return view.is_present() ? &view.c_tensor() : nullptr;
   }
@@ -137,7 +166,7 @@ inline tessella_check_report check_forward(const ForwardArgs& args, const Attent
                                            uint64_t seed = 0) {
   const detail::ForwardCall call(args, options);
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-  detail::check(tessella_check_forward(&call.args, &call.options, num_rows, seed, &report));
+  detail::check(tessella_check(&call.tagged, num_rows, seed, &report));
   return report;
 }
 

@@ -15,6 +15,7 @@ enum class ErrorCode : int32_t {
   compile = TESSELLA_COMPILE,
   io = TESSELLA_IO,
   internal = TESSELLA_INTERNAL,
+  cancelled = TESSELLA_CANCELLED,
 };
 
 class Error : public std::runtime_error {

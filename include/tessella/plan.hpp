@@ -37,7 +37,7 @@ class Plan {
   void run(const ForwardArgs& args, const AttentionOptions& options, const Workspace* workspace,
            void* stream = nullptr) const {
     const detail::ForwardCall call(args, options);
-    detail::check(tessella_plan_run(plan_.get(), &call.args, &call.options, workspace, stream));
+    detail::check(tessella_plan_run(plan_.get(), &call.tagged, workspace, stream));
   }
 
  private:
@@ -48,11 +48,11 @@ class Plan {
   AttentionOptions options_;
 };
 
-// For calls like this one; see tessella_plan_forward. Keeps no pointer of args.
+// For calls like this one; see tessella_plan_make. Keeps no pointer of args.
 inline Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options = {}) {
   const detail::ForwardCall call(args, options);
   tessella_plan* plan = nullptr;
-  detail::check(tessella_plan_forward(&call.args, &call.options, &plan));
+  detail::check(tessella_plan_make(&call.tagged, &plan));
   return Plan(plan, options);
 }
 

@@ -17,6 +17,11 @@ enum class DType : int32_t {
   boolean = TESSELLA_BOOL,
   i32 = TESSELLA_I32,
   i64 = TESSELLA_I64,
+  u8 = TESSELLA_U8,
+  i8 = TESSELLA_I8,
+  i4 = TESSELLA_I4,
+  f8e4m3fn = TESSELLA_F8E4M3FN,
+  f8e5m2 = TESSELLA_F8E5M2,
 };
 inline constexpr DType f64 = DType::f64;
 inline constexpr DType f32 = DType::f32;
@@ -25,6 +30,31 @@ inline constexpr DType f16 = DType::f16;
 inline constexpr DType boolean = DType::boolean;
 inline constexpr DType i32 = DType::i32;
 inline constexpr DType i64 = DType::i64;
+inline constexpr DType u8 = DType::u8;
+inline constexpr DType i8 = DType::i8;
+inline constexpr DType i4 = DType::i4;
+inline constexpr DType f8e4m3fn = DType::f8e4m3fn;
+inline constexpr DType f8e5m2 = DType::f8e5m2;
+
+// Of an element; 0 for none.
+constexpr int64_t size_bits(DType dtype) {
+  switch (dtype) {
+    case f64:
+    case i64: return 64;
+    case f32:
+    case i32: return 32;
+    case bf16:
+    case f16: return 16;
+    case boolean:
+    case u8:
+    case i8:
+    case f8e4m3fn:
+    case f8e5m2: return 8;
+    case i4: return 4;
+    case DType::none: break;
+  }
+  return 0;
+}
 
 struct Device {
   tessella_device_type type = TESSELLA_DEVICE_DEFAULT;  // found out from the pointer
@@ -101,11 +131,10 @@ PackedQkv view_packed_qkv(Data* data, DType dtype, int64_t batch, int64_t seqlen
   const tessella_tensor q =
       view(data, dtype, {batch, seqlen, heads, head_dim}, {3 * seqlen * plane, 3 * plane, head_dim, 1}, device)
           .c_tensor();
-  const int64_t size = dtype == f64 ? 8 : dtype == f32 ? 4 : 2;
   tessella_tensor k = q;
   tessella_tensor v = q;
-  k.data = static_cast<char*>(q.data) + plane * size;
-  v.data = static_cast<char*>(q.data) + 2 * plane * size;
+  k.data = static_cast<char*>(q.data) + plane * size_bits(dtype) / 8;
+  v.data = static_cast<char*>(q.data) + 2 * plane * size_bits(dtype) / 8;
   return {TensorView(q), TensorView(k), TensorView(v)};
 }
 

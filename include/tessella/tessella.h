@@ -36,7 +36,8 @@ enum {
   TESSELLA_DEVICE = 4,
   TESSELLA_COMPILE = 5,
   TESSELLA_IO = 6,
-  TESSELLA_INTERNAL = 7 /* a defect of the library */
+  TESSELLA_INTERNAL = 7, /* a defect of the library */
+  TESSELLA_CANCELLED = 8 /* the flag of option cancel was set; out and lse hold no result */
 };
 
 typedef int32_t tessella_dtype;
@@ -48,7 +49,23 @@ enum {
   TESSELLA_F16 = 4,
   TESSELLA_BOOL = 5, /* one byte, 0 = false */
   TESSELLA_I32 = 6,
-  TESSELLA_I64 = 7
+  TESSELLA_I64 = 7,
+  TESSELLA_U8 = 8,
+  TESSELLA_I8 = 9,
+  TESSELLA_I4 = 10, /* two a byte, the first in the low bits; strides are even but for the innermost, which is 1 */
+  TESSELLA_F8E4M3FN = 11,
+  TESSELLA_F8E5M2 = 12
+};
+
+/* What a tessella_call asks for. Its args and options are the structs named here. */
+typedef int32_t tessella_operation;
+enum {
+  TESSELLA_FORWARD = 1,  /* tessella_forward_args, tessella_attention_options */
+  TESSELLA_BACKWARD = 2, /* this and those below: `unsupported`, no kernel computes them yet */
+  TESSELLA_APPEND = 3,
+  TESSELLA_MERGE = 4,
+  TESSELLA_QUANTIZE = 5,
+  TESSELLA_LINEAR = 6
 };
 
 typedef int32_t tessella_device_type; /* DLPack's numbers */
@@ -102,11 +119,22 @@ typedef struct tessella_tensor {
  * device. Values of tensors on a GPU (lengths, ids) are not looked at by the call: the kernels clamp them, so that none
  * makes them read or write outside of the tensors. check_device_values has them checked as on the CPU.
  *
- *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16
- *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   dtype of q; heads_kv divides heads_q
- *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; overlaps no input
+ *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16; also f8e4m3fn, f8e5m2, i8 and i4,
+ *                  which no kernel computes yet
+ *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a
+ *                  dtype of q's list of its own, as caches of 8 bits have beside q of 16; every kernel of today refuses
+ *                  another one than that of q
+ *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; overlaps no input. For q of 8 or 4
+ *                  bits also bf16 and f16; f8e4m3fn and f8e5m2 for any q; no kernel writes these yet
  *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q)   f32 (f64 allowed for f64 inputs);
  *                  natural logarithm of the softmax's sum, sink included; -inf for a row that sees no key
+ *   q_scale, k_scale, v_scale   f32, factors on q, k and v: (batch, ceil(rows / scale_block), heads), where each axis
+ *                  may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
+ *                  scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks
+ *                  of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and one block.
+ *                  No kernel applies scales yet
+ *   out_scale      f32, the same rule over out: out holds the result divided by it
+ *   amax           f32, the same rule over out; written: the largest |result| that an entry covers
  *   seqlens_q/kv   (batch) i32   rows and keys in use; out rows past seqlens_q are 0, their lse -inf
  *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]),
  *                  cu[0] = 0; out rows of no sequence are 0, their lse -inf
@@ -122,9 +150,11 @@ typedef struct tessella_tensor {
  *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))  bool
  *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
  *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
+ *   key_ranges     reserved; (batch or 1, heads or 1, seqlen_q, n, 2) i32, sorted ranges [start, end) of visible keys
+ *   draft_mask     reserved; (batch, new, new) bool, what the last keys see of each other
+ *                  Both are `unsupported` where given
  *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
- *   score_args     num_score_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what the texts of score and
- *                  keep read
+ *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -133,6 +163,11 @@ typedef struct tessella_forward_args {
   const tessella_tensor* v;
   const tessella_tensor* out;
   const tessella_tensor* lse;
+  const tessella_tensor* q_scale;
+  const tessella_tensor* k_scale;
+  const tessella_tensor* v_scale;
+  const tessella_tensor* out_scale;
+  const tessella_tensor* amax;
   const tessella_tensor* seqlens_q;
   const tessella_tensor* seqlens_kv;
   const tessella_tensor* cu_seqlens_q;
@@ -147,14 +182,19 @@ typedef struct tessella_forward_args {
   const tessella_tensor* document_ids_q;
   const tessella_tensor* document_ids_kv;
   const tessella_tensor* prefix_lengths;
+  const tessella_tensor* key_ranges;
+  const tessella_tensor* draft_mask;
   const tessella_tensor* seed;
   const tessella_tensor* offset;
-  const tessella_tensor* score_args;
-  int32_t num_score_args;
+  const tessella_tensor* mod_args;
+  int32_t num_mod_args;
 } tessella_forward_args;
 
-#define TESSELLA_FORWARD_ARGS_INIT \
-  { sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define TESSELLA_FORWARD_ARGS_INIT                                                                                     \
+  {                                                                                                                    \
+    sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0                                                                                                           \
+  }
 
 /* Where plain calls take their workspace from; on a GPU they keep 256 bytes a stream of their own beside it. alloc
    returns memory aligned to `alignment`, or NULL. Frozen. */
@@ -165,22 +205,33 @@ typedef struct tessella_allocator {
 } tessella_allocator;
 
 /* What is computed. Masks are a conjunction: a key is visible iff every part given says so.
- * scores = scale * q.k -> softcap -> + bias + ALiBi -> score -> masks -> softmax with sink -> dropout -> . v
+ * scores = scale * q.k -> softcap -> + bias + ALiBi -> score_mod -> masks -> softmax with sink -> dropout -> . v
  *
- * score and keep are C++ texts, compiled when the plan is made (GPU only), the bodies of
- *   float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)    the modified score
- *   bool keep(int b, int h, int q, int k, const Arrays& arrays)                                    true = visible
+ * score_mod and mask_mod are C++ source, compiled when the plan is made (GPU only), the bodies of
+ *   float score_mod(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)   the new score
+ *   bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)                                    true = visible
  * Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own coordinates, its
- * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than float(q - k).
- * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of score_args, arrays.count(n) its
- * number of elements. The texts stay within them; nothing else does. */
+ * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than
+ * float(q - k). arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of mod_args,
+ * arrays.count(n) its number of elements. The source stays within them; nothing else does.
+ *
+ * A call that computes a slice of a whole says with first_* where the slice begins: batch, head, query and key of its
+ * first element; whole_heads_q says how many query heads the whole has, by which dropout counts. Dropout, ALiBi and
+ * modifications then count from there, so that the slices together are the whole; masks and all tensors stay the
+ * slice's own. Where first_query or first_key is not 0, ALiBi's distance is |first_query + i - first_key - j|. Only the
+ * reference and the ladder compute slices yet.
+ *
+ * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
+ * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or
+ * those for many (also the automatic choice). Bits of a row may differ between the classes. Every kernel of today is
+ * for many; reference.attention is for both. Keys are split at multiples of a constant, so num_splits is 0 or 1. */
 typedef struct tessella_attention_options {
   size_t struct_size;
   float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
   float softcap;           /* c * tanh(s / c); 0 = off */
   float dropout;           /* probability of a zero, in [0, 1) */
   int32_t causal_top_left; /* 1: key j is visible iff j <= i */
-  int64_t window_left;     /* keys before and after the query's place i + seqlen_kv - seqlen_q; -1 = no bound */
+  int64_t window_left;     /* keys before and after i + seqlen_kv - seqlen_q; -1 = no bound */
   int64_t window_right;    /* 0 = causal (bottom-right) */
   int64_t chunk;           /* a query sees the keys of its own chunk of this many; 0 = off */
   int64_t keep_first;      /* so many first keys stay visible whatever window_left and chunk say */
@@ -188,27 +239,48 @@ typedef struct tessella_attention_options {
   int64_t block_map_kv;
   uint64_t seed;
   uint64_t offset;
+  int64_t first_batch; /* where the call's slice begins in the whole; 0 */
+  int64_t first_head;
+  int64_t first_query;
+  int64_t first_key;
+  int64_t whole_heads_q; /* 0 = heads_q */
+  const char* score_mod; /* modifications as C++ source; NULL or "" = none */
+  const char* score_mod_gradient;
+  const char* mask_mod;
+  int64_t scale_block;         /* rows that have one entry of q_scale, k_scale, v_scale, out_scale, amax; 0 = all */
   tessella_dtype out_dtype;    /* checked against out where given */
+  int32_t deterministic;       /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed */
+  int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
+  int32_t query_class;         /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
   int32_t num_splits;          /* 0 = automatic */
   int32_t num_sms;             /* GPU: 0 = all */
   int32_t num_threads;         /* CPU: 0 = all that the process may use */
-  int32_t deterministic;       /* 1: the same bits in every run, which forward has always */
-  int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
-  const char* kernel;          /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
   int64_t max_seqlen_q; /* upper bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes */
   int64_t max_seqlen_kv;
-  const char* score; /* modifications as C++ text; NULL or "" = none */
-  const char* score_gradient;
-  const char* keep;
+  const char* kernel; /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
   const tessella_allocator* allocator; /* NULL = the library's own */
+  const int32_t* cancel; /* a flag that another thread sets to nonzero, atomically, to have the call return CANCELLED.
+                            CPU kernels read it between pieces of work; on a GPU it is read before the launch alone.
+                            In host memory. NULL = none */
 } tessella_attention_options;
 
-#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                                \
-  {                                                                                                                    \
-    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0                                                                                         \
+#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                    \
+  {                                                                                                        \
+    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                         \
   }
+
+/* Arguments and options of any operation: what plans and questions take. */
+typedef struct tessella_call {
+  size_t struct_size;
+  tessella_operation operation;
+  const void* args;    /* the operation's args */
+  const void* options; /* the operation's options; NULL = the defaults */
+} tessella_call;
+
+#define TESSELLA_CALL_INIT \
+  { sizeof(tessella_call), 0, 0, 0 }
 
 typedef struct tessella_plan tessella_plan;
 
@@ -228,15 +300,13 @@ typedef struct tessella_workspace {
 TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
 
-/* Chooses and prepares a kernel for calls like this one: same dtypes, batch, heads, head dims, device and features,
- * lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of args; no memory of q, k, v, out
- * and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type. */
-TESSELLA_API tessella_status tessella_plan_forward(const tessella_forward_args* args,
-                                                   const tessella_attention_options* options, tessella_plan** plan);
+/* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
+ * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
+ * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type. */
+TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */
-TESSELLA_API tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forward_args* args,
-                                               const tessella_attention_options* options,
+TESSELLA_API tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_call* call,
                                                const tessella_workspace* workspace, void* stream);
 TESSELLA_API tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessella_workspace* workspace,
                                                       void* stream);
@@ -246,8 +316,8 @@ TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, 
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
-/* Compares sampled rows of args->out with the reference in double, on the CPU. Tensors on a GPU are copied, when all
- * its streams are done; pools of pages whole. out may be read-only. */
+/* Compares sampled rows of a call's output with the reference in double, on the CPU. Tensors on a GPU are copied, when
+ * all its streams are done; pools of pages whole. out may be read-only. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */
@@ -261,29 +331,30 @@ typedef struct tessella_check_report {
 } tessella_check_report;
 #define TESSELLA_CHECK_REPORT_INIT \
   { sizeof(tessella_check_report), 0, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0 }
-TESSELLA_API tessella_status tessella_check_forward(const tessella_forward_args* args,
-                                                    const tessella_attention_options* options, int64_t num_rows,
-                                                    uint64_t seed, tessella_check_report* report);
+TESSELLA_API tessella_status tessella_check(const tessella_call* call, int64_t num_rows, uint64_t seed,
+                                            tessella_check_report* report);
 
-/* The kernels of this library, best first within a device. */
+/* The kernels of this library, best first within an operation and a device. */
 typedef struct tessella_kernel_info {
   size_t struct_size;
   const char* name;
+  const char* operation; /* "forward" */
   const char* summary;
-  const char* dtypes;      /* "bf16 f16 f32" */
-  const char* features;    /* "causal/window chunk ..." */
-  const char* unavailable; /* why this machine cannot run it, or "" */
+  const char* device;        /* "cpu" or "cuda" */
+  const char* architectures; /* what it is made for: "sm_90a", "sm_80+" (that and later), "avx2", "any" */
+  const char* dtypes;        /* "bf16 f16 f32" */
+  const char* automatic;     /* dtypes for which it may be chosen unnamed: "f64"; "" = it runs only when named */
+  const char* features;      /* "causal/window chunk ..." */
   int64_t max_head_dim;
-  const char* automatic; /* dtypes for which it may be chosen unnamed: "f64"; "" = it runs only when named */
-  const char* device;    /* "cpu" or "cuda" */
+  const char* unavailable; /* why this machine cannot run it, or "" */
 } tessella_kernel_info;
 #define TESSELLA_KERNEL_INFO_INIT \
-  { sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_kernel_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 TESSELLA_API int32_t tessella_kernel_count(void);
 TESSELLA_API tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info);
 /* *reason is "" if the kernel would run this call, else why not; it lives until the thread's next call. */
-TESSELLA_API tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forward_args* args,
-                                                     const tessella_attention_options* options, const char** reason);
+TESSELLA_API tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_call* call,
+                                                     const char** reason);
 
 /* What an algorithm of the family does for this call, by its own count of its loops (docs/ladder.md). */
 typedef struct tessella_kernel_cost {
@@ -294,8 +365,7 @@ typedef struct tessella_kernel_cost {
 } tessella_kernel_cost;
 #define TESSELLA_KERNEL_COST_INIT \
   { sizeof(tessella_kernel_cost), 0, 0, 0 }
-TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forward_args* args,
-                                                     const tessella_attention_options* options,
+TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call* call,
                                                      tessella_kernel_cost* cost);
 
 /* Compiles the GPU kernels that are most used into the cache folder ($TESSELLA_CACHE_DIR, else

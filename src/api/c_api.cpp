@@ -8,10 +8,13 @@
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
 #include "api/info.hpp"
+#include "api/kernel_tables.hpp"
 #include "api/normalize.hpp"
+#include "api/plan_cache.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/validate.hpp"
 #include "cuda/compile/prebuild.hpp"
 #include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
@@ -75,6 +78,34 @@ void fill(Struct* out, Struct value, const char* function, const char* argument)
   std::memcpy(out, &value, std::min(size, sizeof(Struct)));
 }
 
+// Calls fn(args, options) with the structs of the call's operation: the one list of operations that can be called.
+template <typename Fn>
+void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
+  const tessella_call given = api::grown(call, function);
+  switch (static_cast<core::Operation>(given.operation)) {
+    case core::Operation::forward:
+      return fn(static_cast<const tessella_forward_args*>(given.args),
+                api::grown(static_cast<const tessella_attention_options*>(given.options), function));
+    case core::Operation::backward:
+    case core::Operation::append:
+    case core::Operation::merge:
+    case core::Operation::quantize:
+    case core::Operation::linear:
+      core::unsupported(core::message(function, ": operation is ", name(static_cast<core::Operation>(given.operation)),
+                                      ", and no kernel computes it yet"));
+  }
+  core::unsupported(
+      core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 6"));
+}
+
+// A plain call: its plan from the cache, its workspace from the allocator.
+template <typename Args, typename Options>
+void run_call(const Args* args, const Options& options, void* stream, const char* function) {
+  const auto arguments = api::read(args, options, function, stream);
+  const auto plan = api::cached_plan(core::shape(&arguments), api::forced_kernel(options.kernel), function);
+  api::run(*plan, &arguments, nullptr, options.allocator, stream, function);
+}
+
 const core::Kernel& kernel_at(int32_t idx, const char* function) {
   int64_t remaining = idx;
   for (const core::KernelTable& table : api::kernel_tables()) {
@@ -92,37 +123,38 @@ tessella_status tessella_forward(const tessella_forward_args* args, const tessel
                                  void* stream) {
   return guarded([&] {
     const tessella_attention_options grown = api::grown(options, "forward");
-    const core::Problem problem = api::read_problem(args, grown, "forward", stream);
-    api::run(*api::cached_plan(problem, grown), problem, nullptr, grown.allocator, stream, "forward");
+    run_call(args, grown, stream, "forward");
   });
 }
 
-tessella_status tessella_plan_forward(const tessella_forward_args* args, const tessella_attention_options* options,
-                                      tessella_plan** plan) {
+tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {
   return guarded([&] {
-    require(plan, "plan_forward", "plan");
-    const tessella_attention_options grown = api::grown(options, "plan_forward");
-    const core::Problem problem = api::read_problem(args, grown, "plan_forward", nullptr, api::Memory::none);
-    core::Plan made = api::plan_forward(problem, grown);
-    std::string kernel(made.kernel->name);
-    *plan = new tessella_plan{std::move(made), std::move(kernel)};
+    require(plan, "plan_make", "plan");
+    with_structs(call, "plan_make", [&](const auto* args, const auto& options) {
+      const auto arguments = api::read(args, options, "plan_make", nullptr, api::Memory::none);
+      const auto shape = api::bounds(arguments, options);
+      core::validate_sizes(shape, "plan_make");
+      core::Plan made = api::make_plan(shape, api::forced_kernel(options.kernel), "plan_make");
+      std::string kernel(made.kernel->name);
+      *plan = new tessella_plan{std::move(made), std::move(kernel)};
+    });
   });
 }
 
 void tessella_plan_free(tessella_plan* plan) { delete plan; }
 
-tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_forward_args* args,
-                                  const tessella_attention_options* options, const tessella_workspace* workspace,
-                                  void* stream) {
+tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_call* call,
+                                  const tessella_workspace* workspace, void* stream) {
   return guarded([&] {
     require(plan, "plan_run", "plan");
-    const tessella_attention_options grown = api::grown(options, "plan_run");
-    const core::Problem problem = api::read_problem(args, grown, "plan_run", stream);
-    if (options != nullptr && grown.kernel != nullptr && plan->kernel != grown.kernel) {
-      core::invalid(core::message("plan_run: kernel is \"", grown.kernel, "\", and the plan runs ", plan->kernel));
-    }
-    api::check_fits(plan->plan, problem);
-    api::run(plan->plan, problem, workspace, grown.allocator, stream, "plan_run");
+    with_structs(call, "plan_run", [&](const auto* args, const auto& options) {
+      const auto arguments = api::read(args, options, "plan_run", stream);
+      if (options.kernel != nullptr && plan->kernel != options.kernel) {
+        core::invalid(core::message("plan_run: kernel is \"", options.kernel, "\", and the plan runs ", plan->kernel));
+      }
+      core::check_fits(plan->plan, core::shape(&arguments), "plan_run");
+      api::run(plan->plan, &arguments, workspace, options.allocator, stream, "plan_run");
+    });
   });
 }
 
@@ -136,7 +168,7 @@ tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessel
       core::invalid(
           core::message("plan_initialize: workspace.state has ", workspace->state_bytes, " bytes, expected ", needed));
     }
-    const core::Device device = plan->plan.bounds.device;
+    const core::Device device = core::device(plan->plan.shape);
     if (device.type == core::DeviceType::cpu) {
       std::memset(workspace->state, 0, needed);
     } else {
@@ -158,15 +190,16 @@ const char* tessella_plan_explain(const tessella_plan* plan) {
   return plan == nullptr ? "" : plan->plan.explanation.c_str();
 }
 
-tessella_status tessella_check_forward(const tessella_forward_args* args, const tessella_attention_options* options,
-                                       int64_t num_rows, uint64_t seed, tessella_check_report* report) {
+tessella_status tessella_check(const tessella_call* call, int64_t num_rows, uint64_t seed,
+                               tessella_check_report* report) {
   return guarded([&] {
     if (num_rows < 0) {
-      core::invalid(core::message("check_forward: num_rows is ", num_rows, ", expected at least 0 (all)"));
+      core::invalid(core::message("check: num_rows is ", num_rows, ", expected at least 0 (all)"));
     }
-    const tessella_attention_options grown = api::grown(options, "check_forward");
-    const core::Problem problem = api::read_problem(args, grown, "check_forward", nullptr, api::Memory::read);
-    const tessella::reference::CheckReport found = api::check_forward(problem, num_rows, seed);
+    tessella::reference::CheckReport found;
+    with_structs(call, "check", [&](const auto* args, const auto& options) {
+      found = api::check(api::read(args, options, "check", nullptr, api::Memory::read), num_rows, seed);
+    });
     tessella_check_report filled = TESSELLA_CHECK_REPORT_INIT;
     filled.rows = found.rows;
     filled.max_error = found.max_error;
@@ -176,7 +209,7 @@ tessella_status tessella_check_forward(const tessella_forward_args* args, const 
     for (int i = 0; i < 4; ++i) filled.worst_index[i] = found.worst_index[i];
     filled.worst_got = found.worst_got;
     filled.worst_expected = found.worst_expected;
-    fill(report, filled, "check_forward", "report");
+    fill(report, filled, "check", "report");
   });
 }
 
@@ -191,35 +224,38 @@ tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_inf
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_describe");
     const api::KernelTexts& texts = api::kernel_texts(kernel);
     fill(info,
-         tessella_kernel_info{sizeof(tessella_kernel_info), texts.name.c_str(), texts.summary.c_str(),
-                              texts.dtypes.c_str(), texts.features.c_str(), texts.unavailable.c_str(),
-                              kernel.max_head_dim, texts.automatic.c_str(), name(kernel.device)},
+         tessella_kernel_info{sizeof(tessella_kernel_info), texts.name.c_str(), name(kernel.operation),
+                              texts.summary.c_str(), name(kernel.device), texts.architectures.c_str(),
+                              texts.dtypes.c_str(), texts.automatic.c_str(), texts.features.c_str(),
+                              kernel.max_head_dim, texts.unavailable.c_str()},
          "kernel_describe", "info");
   });
 }
 
-tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_forward_args* args,
-                                        const tessella_attention_options* options, const char** reason) {
+tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_call* call, const char** reason) {
   return guarded([&] {
     require(reason, "kernel_refusal", "reason");
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
-    const tessella_attention_options grown = api::grown(options, "kernel_refusal");
-    t_text.set(core::refusal(kernel, api::read_problem(args, grown, "kernel_refusal", nullptr, api::Memory::none)));
+    with_structs(call, "kernel_refusal", [&](const auto* args, const auto& options) {
+      const auto arguments = api::read(args, options, "kernel_refusal", nullptr, api::Memory::none);
+      t_text.set(core::refusal(kernel, core::shape(&arguments)));
+    });
     *reason = t_text.chars;
   });
 }
 
-tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_forward_args* args,
-                                        const tessella_attention_options* options, tessella_kernel_cost* cost) {
+tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call* call, tessella_kernel_cost* cost) {
   return guarded([&] {
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
-    const tessella_attention_options grown = api::grown(options, "kernel_cost_of");
-    const core::Problem problem = api::read_problem(args, grown, "kernel_cost_of", nullptr, api::Memory::none);
-    if (kernel.cost == nullptr || kernel.device != problem.device.type) {
-      core::unsupported(core::message("kernel_cost_of: ", kernel.name,
-                                      " does not count its passes and bytes of a call on ", place(problem.device)));
-    }
-    const core::Cost counted = kernel.cost(problem);
+    core::Cost counted;
+    with_structs(call, "kernel_cost_of", [&](const auto* args, const auto& options) {
+      const auto arguments = api::read(args, options, "kernel_cost_of", nullptr, api::Memory::none);
+      if (kernel.cost == nullptr || kernel.device != arguments.device.type || kernel.operation != arguments.operation) {
+        core::unsupported(core::message("kernel_cost_of: ", kernel.name,
+                                        " does not count its passes and bytes of a call on ", place(arguments.device)));
+      }
+      counted = kernel.cost(&arguments);
+    });
     fill(cost,
          tessella_kernel_cost{sizeof(tessella_kernel_cost), counted.score_passes, counted.bytes_moved,
                               counted.extra_bytes},

@@ -50,14 +50,17 @@ struct DLManagedTensorVersioned {
   DLTensor dl_tensor;
 };
 constexpr uint64_t kReadOnlyFlag = 1;
+constexpr uint64_t kPaddedFlag = 4;  // DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
 
 struct DTypePair {
   tessella_dtype dtype;
   DLDataType dlpack;
 };
 constexpr DTypePair kDTypes[] = {
-    {TESSELLA_F64, {2, 64, 1}}, {TESSELLA_F32, {2, 32, 1}}, {TESSELLA_BF16, {4, 16, 1}}, {TESSELLA_F16, {2, 16, 1}},
-    {TESSELLA_BOOL, {6, 8, 1}}, {TESSELLA_I32, {0, 32, 1}}, {TESSELLA_I64, {0, 64, 1}},
+    {TESSELLA_F64, {2, 64, 1}}, {TESSELLA_F32, {2, 32, 1}},      {TESSELLA_BF16, {4, 16, 1}},
+    {TESSELLA_F16, {2, 16, 1}}, {TESSELLA_BOOL, {6, 8, 1}},      {TESSELLA_I32, {0, 32, 1}},
+    {TESSELLA_I64, {0, 64, 1}}, {TESSELLA_U8, {1, 8, 1}},        {TESSELLA_I8, {0, 8, 1}},
+    {TESSELLA_I4, {0, 4, 1}},   {TESSELLA_F8E4M3FN, {10, 8, 1}}, {TESSELLA_F8E5M2, {12, 8, 1}},
 };
 
 // A managed tensor with the memory of its own shape and strides.
@@ -88,6 +91,7 @@ Managed* exported(const tessella_tensor& tensor, const DLDataType& dtype) {
 tessella_tensor from_dlpack(const void* managed, bool versioned) {
   const DLTensor* t;
   tessella_tensor tensor{};
+  bool is_padded = false;
   if (versioned) {
     const auto* m = static_cast<const DLManagedTensorVersioned*>(managed);
     if (m->version.major != 1) {
@@ -96,6 +100,7 @@ tessella_tensor from_dlpack(const void* managed, bool versioned) {
     }
     t = &m->dl_tensor;
     if ((m->flags & kReadOnlyFlag) != 0) tensor.flags = TESSELLA_READ_ONLY;
+    is_padded = (m->flags & kPaddedFlag) != 0;
   } else {
     t = &static_cast<const DLManagedTensor*>(managed)->dl_tensor;
   }
@@ -112,7 +117,11 @@ tessella_tensor from_dlpack(const void* managed, bool versioned) {
   }
   if (tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
     unsupported(message("from_dlpack: dtype has code ", int{t->dtype.code}, ", ", int{t->dtype.bits}, " bits, ",
-                        t->dtype.lanes, " lanes, expected f64, f32, bf16, f16, bool, i32 or i64"));
+                        t->dtype.lanes,
+                        " lanes, expected f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn or f8e5m2"));
+  }
+  if (is_padded && tensor.dtype == TESSELLA_I4) {
+    unsupported("from_dlpack: the i4 elements are padded to a byte each, expected two a byte");
   }
   tensor.data = t->data == nullptr ? nullptr : static_cast<char*>(t->data) + t->byte_offset;
   tensor.ndim = t->ndim;
@@ -134,7 +143,7 @@ void* to_dlpack(const tessella_tensor& tensor, bool versioned) {
     if (pair.dtype != tensor.dtype) continue;
     if (versioned) {
       auto* managed = exported<DLManagedTensorVersioned>(tensor, pair.dlpack);
-      managed->version = {1, 0};
+      managed->version = {1, 1};
       managed->flags = is_read_only ? kReadOnlyFlag : 0;
       return managed;
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/tensors.hpp"
 #include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
@@ -26,46 +27,15 @@ int64_t elements(const Axes& axes) {
 
 }  // namespace
 
-HostCopy::HostCopy(const core::Problem& problem, Copied copied, void* stream)
-    : host_(problem), device_(problem.device), stream_(stream) {
+HostCopy::HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream)
+    : host_(arguments), device_(arguments.device), stream_(stream) {
   host_.device = {};
-  copy_tables();
+  const auto copy_one = [&](const char*, auto& member, auto... sizes) { copy(member, sizes...); };
+  core::length_tables(host_, copy_one);
   if (copied == Copied::tables) return;
-  copy_operands();
-  copy_scores();
+  core::operands(host_, copy_one);
+  core::score_tensors(host_, copy_one);
   copy_seed();
-}
-
-void HostCopy::copy_tables() {
-  core::Problem& p = host_;
-  for (auto* table : {&p.seqlens_q, &p.seqlens_kv, &p.leftpad_kv, &p.prefix}) copy(*table, p.batch, 1);
-  for (auto* table : {&p.cu_seqlens_q, &p.cu_seqlens_kv}) copy(*table, 1, p.batch + 1);
-  if (p.page_table) copy(p.page_table, p.batch, p.seqlen_kv / p.page_size);
-}
-
-void HostCopy::copy_operands() {
-  core::Problem& p = host_;
-  const auto [batch_q, rows_q] = p.axes_q();
-  const auto [batch_kv, rows_kv] = p.axes_kv();
-  copy(p.q, batch_q, rows_q, p.heads_q, p.head_dim_qk);
-  copy(p.k, batch_kv, rows_kv, p.heads_kv, p.head_dim_qk);
-  copy(p.v, batch_kv, rows_kv, p.heads_kv, p.head_dim_v);
-  copy(p.out, batch_q, rows_q, p.heads_q, p.head_dim_v);
-  copy(p.lse, batch_q, rows_q, p.heads_q, 1);
-  copy(p.document_q, batch_q, p.total_q);
-  copy(p.document_kv, p.features.has(core::Feature::packed_kv) ? 1 : p.batch, p.total_kv);
-}
-
-void HostCopy::copy_scores() {
-  core::Problem& p = host_;
-  copy(p.bias, p.seqlen_q, p.seqlen_kv);
-  copy(p.dense_mask, p.seqlen_q, p.seqlen_kv);
-  if (p.block_map.data != nullptr) {
-    const auto tiles = [](int64_t n, int64_t tile) { return n / tile + (n % tile != 0); };
-    copy(p.block_map, tiles(p.seqlen_q, p.block_q), tiles(p.seqlen_kv, p.block_kv));
-  }
-  copy(p.alibi_slopes, p.batch, p.heads_q);
-  copy(p.sink, 1, p.heads_q);
 }
 
 void HostCopy::copy_seed() {

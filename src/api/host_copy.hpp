@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 
 namespace tessella::api {
 
@@ -15,23 +15,20 @@ enum class Copied {
   all,
 };
 
-// Copies what the stream has left behind, and waits for it. The problem made of it is one of the CPU, with the strides
+// Copies what the stream has left behind, and waits for it. The call made of it is one of the CPU, with the strides
 // of the original; gaps between elements hold no values.
 class HostCopy {
  public:
-  HostCopy(const core::Problem& problem, Copied copied, void* stream);
+  HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream);
   HostCopy(const HostCopy&) = delete;
   HostCopy& operator=(const HostCopy&) = delete;
-  const core::Problem& problem() const { return host_; }
+  const core::AttentionArguments& arguments() const { return host_; }
 
  private:
   struct Axis {
     int64_t size = 1;
     int64_t stride = 0;
   };
-  void copy_tables();
-  void copy_operands();
-  void copy_scores();
   void copy_seed();
 
   template <typename T>
@@ -42,7 +39,7 @@ class HostCopy {
   std::byte* copy(const void* data, int64_t element_bytes, std::span<Axis> axes);
   void copy_axes(std::byte* to, const std::byte* from, int64_t element_bytes, std::span<const Axis> axes);
 
-  core::Problem host_;
+  core::AttentionArguments host_;
   core::Device device_;
   void* stream_;
   std::vector<std::unique_ptr<std::byte[]>> blocks_;

@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "api/forward.hpp"
+#include "api/kernel_tables.hpp"
 #include "core/environment.hpp"
 #include "core/message.hpp"
 #include "core/once.hpp"
@@ -14,16 +14,18 @@ namespace tessella::api {
 namespace {
 
 KernelTexts make_texts(const core::Kernel& kernel) {
-  KernelTexts texts{std::string(kernel.name),
-                    std::string(kernel.summary),
-                    "",
-                    "",
-                    kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0}),
-                    ""};
+  KernelTexts texts{.name = std::string(kernel.name),
+                    .summary = std::string(kernel.summary),
+                    .architectures = std::string(kernel.architectures),
+                    .dtypes = {},
+                    .automatic = {},
+                    .features = {},
+                    .unavailable = kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0})};
   const auto append = [](std::string& list, const char* word) {
     list += (list.empty() ? "" : " ") + std::string(word);
   };
-  for (const core::DType dtype : {core::DType::f64, core::DType::f32, core::DType::bf16, core::DType::f16}) {
+  for (int32_t value = 1; value <= static_cast<int32_t>(core::kLastDType); ++value) {
+    const auto dtype = static_cast<core::DType>(value);
     if ((kernel.dtypes & core::dtype_bit(dtype)) == 0) continue;
     append(texts.dtypes, name(dtype));
     if ((kernel.automatic & core::dtype_bit(dtype)) != 0) append(texts.automatic, name(dtype));

@@ -8,7 +8,7 @@
 namespace tessella::api {
 
 struct KernelTexts {
-  std::string name, summary, dtypes, features, unavailable, automatic;
+  std::string name, summary, architectures, dtypes, automatic, features, unavailable;
 };
 // Lives as long as the process.
 const KernelTexts& kernel_texts(const core::Kernel& kernel);

@@ -15,11 +15,11 @@
 namespace tessella::api {
 namespace {
 
+using core::AttentionArguments;
 using core::DType;
 using core::Feature;
 using core::invalid;
 using core::message;
-using core::Problem;
 using core::unsupported;
 
 template <typename Struct>
@@ -44,19 +44,7 @@ Struct grow(const Struct* given, const Struct& defaults, const char* function, c
   return grown;
 }
 
-// True if the bytes between the first and the last element of each meet. Both were read before, so extents fit.
-bool overlap(const tessella_tensor& a, const tessella_tensor& b) {
-  const auto end = [](const tessella_tensor& t) {
-    int64_t last = 0;
-    for (int i = 0; i < t.ndim; ++i) {
-      if (t.shape[i] == 0) return static_cast<const char*>(t.data);
-      last += t.shape[i] > 1 ? (t.shape[i] - 1) * t.strides[i] : 0;
-    }
-    return static_cast<const char*>(t.data) + (last + 1) * core::size_bytes(static_cast<DType>(t.dtype));
-  };
-  if (a.data == nullptr || b.data == nullptr) return false;
-  return static_cast<const char*>(a.data) < end(b) && static_cast<const char*>(b.data) < end(a);
-}
+constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
 
 class Normalizer {
  public:
@@ -68,17 +56,19 @@ class Normalizer {
         function_(function),
         memory_(memory) {}
 
-  Problem run() {
+  AttentionArguments run() {
     operands();
     lengths();
     device();
     scalars();
     bounds();
     outputs();
+    scales();
+    slice();
     score_parts();
     masks();
     modifications();
-    outputs_are_separate();
+    core::derive_shape(p_);
     return p_;
   }
 
@@ -96,19 +86,15 @@ class Normalizer {
                         " axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"));
       }
     }
-    const AttentionShape q = reader_.attention("q", args_.q, packed_q, p_.q);
-    const AttentionShape k = reader_.attention("k", args_.k, packed_kv, p_.k);
-    const AttentionShape v = reader_.attention("v", args_.v, packed_kv, p_.v);
-    if (!core::is_float(p_.q.dtype)) {
-      invalid(message(function_, ": q.dtype is ", name(p_.q.dtype), ", expected f64, f32, bf16 or f16"));
-    }
-    for (const auto& [label, operand] : {std::pair{"k", &p_.k}, std::pair{"v", &p_.v}}) {
-      if (operand->dtype != p_.q.dtype) {
-        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ", name(p_.q.dtype),
-                        " = q.dtype"));
+    const TensorAxes q = reader_.attention("q", args_.q, packed_q, p_.q());
+    const TensorAxes k = reader_.attention("k", args_.k, packed_kv, p_.k());
+    const TensorAxes v = reader_.attention("v", args_.v, packed_kv, p_.v());
+    for (const auto& [label, operand] : {std::pair{"q", &p_.q()}, std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
+      if (!core::is_float(operand->dtype) && !core::is_quantized(operand->dtype)) {
+        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype),
+                        ", expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"));
       }
     }
-    p_.dtype = p_.q.dtype;
     p_.batch = q.batch;
     p_.seqlen_q = p_.total_q = q.rows;
     p_.seqlen_kv = p_.total_kv = k.rows;
@@ -143,7 +129,7 @@ class Normalizer {
   }
 
   // k: a pool of pages.
-  void pages(const AttentionShape& k) {
+  void pages(const TensorAxes& k) {
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (k.batch < 1 || k.rows < 1 || k.batch > kMost || k.rows > kMost) {
       invalid(
@@ -159,30 +145,16 @@ class Normalizer {
   }
 
   // Empty tensors do not show where they are; one of the tables may.
-  void device() {
-    p_.device = reader_.device();
-    if (!is_on_cpu()) p_.alignment = common_alignment({p_.q, p_.k, p_.v});
-  }
-
-  // Bytes, a power of two up to 16, that divide every address and stride.
-  static int32_t common_alignment(std::initializer_list<core::Operand> operands) {
-    uint64_t bits = 16;
-    for (const core::Operand& t : operands) {
-      const auto size = static_cast<uint64_t>(core::size_bytes(t.dtype));
-      bits |= reinterpret_cast<uintptr_t>(t.data);
-      for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
-        bits |= static_cast<uint64_t>(stride) * size;
-      }
-    }
-    return static_cast<int32_t>(bits & (~bits + 1));
-  }
+  void device() { p_.device = reader_.device(); }
 
   void scalars() {
-    for (const auto& [name, value] :
-         {std::pair{"causal_top_left", options_.causal_top_left}, std::pair{"deterministic", options_.deterministic},
-          std::pair{"batch_invariant", options_.batch_invariant},
-          std::pair{"check_device_values", options_.check_device_values}}) {
+    for (const auto& [name, value] : {std::pair{"causal_top_left", options_.causal_top_left},
+                                      std::pair{"batch_invariant", options_.batch_invariant},
+                                      std::pair{"check_device_values", options_.check_device_values}}) {
       if (value != 0 && value != 1) invalid(message(function_, ": ", name, " is ", value, ", expected 0 or 1"));
+    }
+    if (options_.deterministic < 0 || options_.deterministic > 2) {
+      invalid(message(function_, ": deterministic is ", options_.deterministic, ", expected 0 to 2"));
     }
     p_.scale = std::isnan(options_.scale) ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)))
                                           : options_.scale;
@@ -195,7 +167,7 @@ class Normalizer {
     seed("seed", args_.seed, p_.seed, p_.seed_data);
     seed("offset", args_.offset, p_.offset, p_.offset_data);
     p_.num_threads = options_.num_threads;
-    constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
+    p_.cancel = options_.cancel;
     p_.window_left = std::min(options_.window_left, kUnbounded);
     p_.window_right = std::min(options_.window_right, kUnbounded);
     if (p_.window_left != -1 || p_.window_right != -1) p_.features |= Feature::window;
@@ -207,10 +179,26 @@ class Normalizer {
     p_.batch_invariant = options_.batch_invariant != 0;
     p_.num_sms = options_.num_sms;
     refuse_on_cpu("num_sms", options_.num_sms != 0);
+    query_class();
+    if (p_.batch_invariant && options_.num_splits > 1) {
+      invalid(message(function_, ": num_splits is ", options_.num_splits,
+                      ", expected 0 or 1 beside batch_invariant, which splits keys at multiples of a constant"));
+    }
     if (options_.num_splits < 0 || options_.num_splits > 1) {
       unsupported(message(function_, ": num_splits is ", options_.num_splits,
                           ", expected 0 or 1: no forward kernel splits keys"));
     }
+  }
+
+  void query_class() {
+    if (options_.query_class < 0 || options_.query_class > 2) {
+      invalid(message(function_, ": query_class is ", options_.query_class, ", expected 0 to 2"));
+    }
+    if (options_.query_class != 0 && !p_.batch_invariant) {
+      invalid(
+          message(function_, ": query_class is ", options_.query_class, ", expected 0 unless batch_invariant is 1"));
+    }
+    p_.query_class = static_cast<core::QueryClass>(options_.query_class);
   }
 
   bool is_on_cpu() const { return p_.device.type == core::DeviceType::cpu; }
@@ -273,25 +261,25 @@ class Normalizer {
   }
 
   void outputs() {
-    const AttentionShape out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out);
-    for (const auto& [name, tensor] : {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}}) {
+    const TensorAxes out = reader_.attention("out", args_.out, args_.cu_seqlens_q != nullptr, p_.out());
+    for (const auto& [name, tensor] :
+         {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}, std::pair{"amax", args_.amax}}) {
       if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
         invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
       }
     }
-    p_.out_dtype = p_.out.dtype;
-    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > TESSELLA_I64) {
+    if (options_.out_dtype < TESSELLA_DTYPE_DEFAULT || options_.out_dtype > static_cast<int32_t>(core::kLastDType)) {
       invalid(message(function_, ": out_dtype is ", options_.out_dtype, ", expected one of tessella_dtype"));
     }
     const auto wanted = static_cast<DType>(options_.out_dtype);
     if (wanted != DType::none) {
       may_be_out("out_dtype", wanted);
-      if (p_.out_dtype != wanted) {
-        invalid(message(function_, ": out.dtype is ", name(p_.out_dtype), ", expected ", name(wanted),
+      if (p_.out().dtype != wanted) {
+        invalid(message(function_, ": out.dtype is ", name(p_.out().dtype), ", expected ", name(wanted),
                         " = option out_dtype"));
       }
     }
-    may_be_out("out.dtype", p_.out_dtype);
+    may_be_out("out.dtype", p_.out().dtype);
     if (!args_.cu_seqlens_q && out.batch != p_.batch) {
       reader_.mismatch("out", *args_.out, 4, 0, out.batch, p_.batch, "q.shape[0]");
     }
@@ -302,17 +290,76 @@ class Normalizer {
     }
     if (args_.lse != nullptr) {
       p_.features |= Feature::lse;
-      p_.lse = reader_.lse(*args_.lse, args_.q->ndim, args_.cu_seqlens_q != nullptr, p_.batch, p_.heads_q, p_.total_q);
-      if (p_.lse.dtype != DType::f32 && !(p_.lse.dtype == DType::f64 && p_.dtype == DType::f64)) {
-        invalid(message(function_, ": lse.dtype is ", name(p_.lse.dtype), ", expected f32"));
+      p_.lse() =
+          reader_.lse(*args_.lse, args_.q->ndim, args_.cu_seqlens_q != nullptr, p_.batch, p_.heads_q, p_.total_q);
+      if (p_.lse().dtype != DType::f32 && !(p_.lse().dtype == DType::f64 && p_.q().dtype == DType::f64)) {
+        invalid(message(function_, ": lse.dtype is ", name(p_.lse().dtype), ", expected f32"));
       }
     }
   }
 
   void may_be_out(const char* argument, DType dtype) const {
-    if (dtype == p_.dtype || dtype == DType::f32) return;
-    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.dtype), " = q.dtype",
-                    p_.dtype == DType::f32 ? "" : ", or f32"));
+    const bool is_16_bit = dtype == DType::bf16 || dtype == DType::f16;
+    if (dtype == p_.q().dtype || dtype == DType::f32 || core::is_float8(dtype)) return;
+    if (is_16_bit && core::is_quantized(p_.q().dtype)) return;
+    invalid(message(function_, ": ", argument, " is ", name(dtype), ", expected ", name(p_.q().dtype), " = q.dtype",
+                    p_.q().dtype == DType::f32         ? ""
+                    : core::is_quantized(p_.q().dtype) ? ", or bf16, f16 or f32"
+                                                       : ", or f32"));
+  }
+
+  // Blocks of rows of the tensor that is scaled; in a packed one all sequences have them together.
+  void scales() {
+    if (options_.scale_block < 0) {
+      invalid(message(function_, ": scale_block is ", options_.scale_block, ", expected at least 0 (all rows)"));
+    }
+    p_.scale_block = options_.scale_block;
+    bool is_given = false;
+    const auto scale = [&](const char* name, const tessella_tensor* tensor, core::Operand& operand,
+                           core::AttentionArguments::Axes axes, int64_t heads, bool packed) {
+      if (tensor == nullptr) return;
+      is_given = true;
+      const auto [batch, blocks] = p_.scale_axes(axes, packed);
+      operand = reader_.scale(name, *tensor, {batch, blocks, heads});
+    };
+    const bool packed_q = args_.cu_seqlens_q != nullptr;
+    const bool packed_kv = args_.cu_seqlens_kv != nullptr;
+    scale("q_scale", args_.q_scale, p_.tensors[core::Name::q_scale], p_.axes_q(), p_.heads_q, packed_q);
+    scale("k_scale", args_.k_scale, p_.tensors[core::Name::k_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
+    scale("v_scale", args_.v_scale, p_.tensors[core::Name::v_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
+    scale("out_scale", args_.out_scale, p_.tensors[core::Name::out_scale], p_.axes_q(), p_.heads_q, packed_q);
+    scale("amax", args_.amax, p_.tensors[core::Name::amax], p_.axes_q(), p_.heads_q, packed_q);
+    if (is_given) p_.features |= Feature::scales;
+    if (p_.scale_block != 0 && !is_given) {
+      invalid(message(function_, ": scale_block is ", p_.scale_block,
+                      ", expected 0 without q_scale, k_scale, v_scale, ", "out_scale and amax"));
+    }
+  }
+
+  void slice() {
+    struct First {
+      const char* name;
+      int64_t given;
+      int64_t& first;
+    };
+    for (const First& at : {First{"first_batch", options_.first_batch, p_.first_batch},
+                            First{"first_head", options_.first_head, p_.first_head},
+                            First{"first_query", options_.first_query, p_.first_query},
+                            First{"first_key", options_.first_key, p_.first_key}}) {
+      if (at.given < 0 || at.given > kUnbounded) {
+        invalid(message(function_, ": ", at.name, " is ", at.given, ", expected 0 to ", kUnbounded));
+      }
+      at.first = at.given;
+      if (at.given != 0) p_.features |= Feature::slice;
+    }
+    const int64_t whole = options_.whole_heads_q;
+    const int64_t needed = p_.first_head + p_.heads_q;
+    if (whole > kUnbounded || whole < (whole == 0 && p_.first_head == 0 ? 0 : needed)) {
+      invalid(message(function_, ": whole_heads_q is ", whole, ", expected ", needed, " = first_head + the heads of q",
+                      ", to ", kUnbounded, p_.first_head == 0 ? ", or 0" : ""));
+    }
+    p_.whole_heads_q = whole;
+    if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
   void score_parts() {
@@ -321,11 +368,12 @@ class Normalizer {
       p_.features |= Feature::bias;
       p_.bias =
           reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
-      if (p_.bias.dtype != DType::f32 && p_.bias.dtype != p_.dtype) {
-        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected ",
-                        p_.dtype == DType::f32 ? "" : "f32 or ", name(p_.dtype), " = q.dtype"));
+      const bool is_as_q = p_.bias.dtype == p_.q().dtype && core::is_float(p_.q().dtype);
+      if (p_.bias.dtype != DType::f32 && !is_as_q) {
+        const bool is_f32_alone = p_.q().dtype == DType::f32 || !core::is_float(p_.q().dtype);
+        invalid(message(function_, ": bias.dtype is ", name(p_.bias.dtype), ", expected f32",
+                        is_f32_alone ? "" : message(" or ", name(p_.q().dtype), " = q.dtype")));
       }
-      p_.bias_dtype = p_.bias.dtype;
     }
     if (args_.alibi_slopes != nullptr) {
       p_.features |= Feature::alibi;
@@ -364,6 +412,10 @@ class Normalizer {
       p_.block_map = reader_.broadcast("block_map", *args_.block_map, tiled, packed_q, packed_kv);
       boolean("block_map", p_.block_map.dtype);
     }
+    for (const auto& [name, tensor] :
+         {std::pair{"key_ranges", args_.key_ranges}, std::pair{"draft_mask", args_.draft_mask}}) {
+      if (tensor != nullptr) unsupported(message(function_, ": ", name, " is given, and no kernel has this mask yet"));
+    }
     if (args_.document_ids_q != nullptr || args_.document_ids_kv != nullptr) {
       if (args_.document_ids_q == nullptr) {
         invalid(message(function_, ": document_ids_q is absent, expected it beside document_ids_kv"));
@@ -379,65 +431,30 @@ class Normalizer {
     }
   }
 
-  // Texts, compiled for a GPU, and the arrays they read.
+  // C++ source, compiled for a GPU, and the arrays that it reads.
   void modifications() {
-    const auto text = [&](const char* name, const char* given, Feature feature) {
+    const auto source = [&](const char* name, const char* given, Feature feature) {
       const std::string_view body = given == nullptr ? "" : given;
       refuse_on_cpu(name, !body.empty());
       if (!body.empty()) p_.features |= feature;
       return body;
     };
-    p_.score = text("score", options_.score, Feature::score);
-    p_.keep = text("keep", options_.keep, Feature::keep);
-    if (p_.score.empty() && options_.score_gradient != nullptr && options_.score_gradient[0] != '\0') {
-      invalid(message(function_, ": score_gradient is given, expected it beside score"));
+    p_.score_mod = source("score_mod", options_.score_mod, Feature::score_mod);
+    p_.mask_mod = source("mask_mod", options_.mask_mod, Feature::mask_mod);
+    if (p_.score_mod.empty() && options_.score_mod_gradient != nullptr && options_.score_mod_gradient[0] != '\0') {
+      invalid(message(function_, ": score_mod_gradient is given, expected it beside score_mod"));
     }
-    if (args_.num_score_args < 0 || args_.num_score_args > core::kMaxUserArrays) {
-      invalid(
-          message(function_, ": num_score_args is ", args_.num_score_args, ", expected 0 to ", core::kMaxUserArrays));
+    if (args_.num_mod_args < 0 || args_.num_mod_args > core::kMaxUserArrays) {
+      invalid(message(function_, ": num_mod_args is ", args_.num_mod_args, ", expected 0 to ", core::kMaxUserArrays));
     }
-    if (args_.num_score_args == 0) return;
-    if (args_.score_args == nullptr) invalid(message(function_, ": score_args is NULL, expected tensors"));
-    if (!p_.features.has_any(core::kTextFeatures)) {
-      invalid(message(function_, ": score_args is given, expected it beside score or keep"));
+    if (args_.num_mod_args == 0) return;
+    if (args_.mod_args == nullptr) invalid(message(function_, ": mod_args is NULL, expected tensors"));
+    if (!p_.features.has_any(core::kModFeatures)) {
+      invalid(message(function_, ": mod_args is given, expected it beside score_mod or mask_mod"));
     }
-    p_.num_arrays = args_.num_score_args;
+    p_.num_arrays = args_.num_mod_args;
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
-      p_.arrays[i] = reader_.array(message("score_args[", i, "]").c_str(), args_.score_args[i]);
-    }
-  }
-
-  // q, k and v may interleave with out and are held against it in core::validate(); everything else must lie apart.
-  void outputs_are_separate() const {
-    struct Named {
-      const char* name;
-      const tessella_tensor* tensor;
-    };
-    const Named inputs[] = {{"seqlens_q", args_.seqlens_q},
-                            {"seqlens_kv", args_.seqlens_kv},
-                            {"cu_seqlens_q", args_.cu_seqlens_q},
-                            {"cu_seqlens_kv", args_.cu_seqlens_kv},
-                            {"leftpad_kv", args_.leftpad_kv},
-                            {"page_table", args_.page_table},
-                            {"bias", args_.bias},
-                            {"alibi_slopes", args_.alibi_slopes},
-                            {"sink", args_.sink},
-                            {"dense_mask", args_.dense_mask},
-                            {"block_map", args_.block_map},
-                            {"document_ids_q", args_.document_ids_q},
-                            {"document_ids_kv", args_.document_ids_kv},
-                            {"prefix_lengths", args_.prefix_lengths}};
-    for (const Named& output : {Named{"out", args_.out}, Named{"lse", args_.lse}}) {
-      for (const Named& input : inputs) {
-        if (output.tensor != nullptr && input.tensor != nullptr && overlap(*output.tensor, *input.tensor)) {
-          invalid(message(function_, ": ", output.name, " overlaps ", input.name, ", expected memory of its own"));
-        }
-      }
-      for (int32_t i = 0; i < p_.num_arrays; ++i) {
-        if (output.tensor != nullptr && overlap(*output.tensor, args_.score_args[i])) {
-          invalid(message(function_, ": ", output.name, " overlaps score_args[", i, "], expected memory of its own"));
-        }
-      }
+      p_.arrays[i] = reader_.array(message("mod_args[", i, "]").c_str(), args_.mod_args[i]);
     }
   }
 
@@ -446,7 +463,7 @@ class Normalizer {
   TensorReader reader_;
   const char* function_;
   Memory memory_;
-  Problem p_;
+  AttentionArguments p_;
 };
 
 }  // namespace
@@ -456,13 +473,18 @@ tessella_forward_args grown(const tessella_forward_args* args, const char* funct
   return grow(args, defaults, function, "args");
 }
 
+tessella_call grown(const tessella_call* call, const char* function) {
+  const tessella_call defaults = TESSELLA_CALL_INIT;
+  return grow(call, defaults, function, "call");
+}
+
 tessella_attention_options grown(const tessella_attention_options* options, const char* function) {
   const tessella_attention_options defaults = TESSELLA_ATTENTION_OPTIONS_INIT;
   return options == nullptr ? defaults : grow(options, defaults, function, "options");
 }
 
-core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
-                        const char* function, Memory memory) {
+core::AttentionArguments normalize(const tessella_forward_args& args, const tessella_attention_options& options,
+                                   const char* function, Memory memory) {
   return Normalizer(args, options, function, memory).run();
 }
 

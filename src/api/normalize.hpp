@@ -1,13 +1,14 @@
 // Makes the normal form of a call out of the C structs: the only code that reads raw arguments.
 #pragma once
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
 
 // Options of the caller's version grown to ours: what an older struct lacks has its default.
 // Throws Error(unsupported) if a newer struct sets a field that this library does not know.
+tessella_call grown(const tessella_call* call, const char* function);
 tessella_forward_args grown(const tessella_forward_args* args, const char* function);
 tessella_attention_options grown(const tessella_attention_options* options, const char* function);
 
@@ -16,7 +17,7 @@ tessella_attention_options grown(const tessella_attention_options* options, cons
 enum class Memory { written, read, none };
 
 // Shapes, dtypes, strides and devices are checked here, values in core::validate().
-core::Problem normalize(const tessella_forward_args& args, const tessella_attention_options& options,
-                        const char* function, Memory memory);
+core::AttentionArguments normalize(const tessella_forward_args& args, const tessella_attention_options& options,
+                                   const char* function, Memory memory);
 
 }  // namespace tessella::api

@@ -57,9 +57,9 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   if (tensor.ndim < 1 || tensor.ndim > 8) {
     invalid(message(function_, ": ", name, ".ndim is ", tensor.ndim, ", expected 1 to 8"));
   }
-  if (tensor.dtype < TESSELLA_F64 || tensor.dtype > TESSELLA_I64) {
-    invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype,
-                    ", expected one of tessella_dtype: f64, f32, bf16, f16, bool, i32, i64"));
+  if (tensor.dtype < TESSELLA_F64 || tensor.dtype > static_cast<int32_t>(core::kLastDType)) {
+    invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype, ", expected one of tessella_dtype: f64, f32, ",
+                    "bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn, f8e5m2"));
   }
   if (tensor.flags > TESSELLA_READ_ONLY) {
     invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY"));
@@ -70,7 +70,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   view.data = static_cast<std::byte*>(tensor.data);
   view.dtype = static_cast<DType>(tensor.dtype);
   view.ndim = tensor.ndim;
-  const int64_t size = core::size_bytes(view.dtype);
+  const int64_t bits = core::size_bits(view.dtype);
   bool empty = false;
   int64_t step = 1;   // elements of the axes to the right, for a dense tensor
   double extent = 1;  // elements from the first to one past the last; in double, which cannot overflow
@@ -83,12 +83,16 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     if (stride < 0) {
       invalid(message(function_, ": ", name, ".strides[", i, "] is ", tensor.strides[i], ", expected at least 0"));
     }
+    if (length > 1 && stride * bits % 8 != 0 && !(i == view.ndim - 1 && stride == 1)) {
+      invalid(message(function_, ": ", name, ".strides[", i, "] is ", stride, ", expected an even one for ",
+                      core::name(view.dtype), ", which has two elements a byte"));
+    }
     view.shape[i] = length;
     view.strides[i] = length > 1 ? stride : 0;
     empty = empty || length == 0;
     const double steps = static_cast<double>(step) * static_cast<double>(std::max<int64_t>(length, 1));
     if (length > 1) extent += static_cast<double>(stride) * static_cast<double>(length - 1);
-    if (std::max(extent, steps) * static_cast<double>(size) > 0x1p62) {
+    if (std::max(extent, steps) * static_cast<double>(bits) > 0x1p65) {
       invalid(message(function_, ": ", name, " has shape ", shape_text(tensor.shape, view.ndim),
                       ", expected one whose bytes fit in 62 bits"));
     }
@@ -98,6 +102,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
   }
   place(name, tensor, !empty && view.data != nullptr);
+  const int64_t size = core::bytes_of(view.dtype, 1);
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
     invalid(message(function_, ": ", name, ".data is not aligned, expected a multiple of ", size, " bytes for ",
                     core::name(view.dtype)));
@@ -105,8 +110,8 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   return view;
 }
 
-AttentionShape TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
-                                       core::Operand& operand) {
+TensorAxes TensorReader::attention(const char* name, const tessella_tensor* tensor, bool packed,
+                                   core::Operand& operand) {
   if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
   const View t = view(name, *tensor, has_memory_);
   if (t.ndim < 2 || t.ndim > (packed ? 3 : 4)) {
@@ -119,7 +124,7 @@ AttentionShape TensorReader::attention(const char* name, const tessella_tensor* 
     invalid(message(function_, ": ", name, ".strides[", last, "] is ", t.strides[last],
                     ", expected 1: head_dim must be contiguous"));
   }
-  AttentionShape shape;
+  TensorAxes shape;
   operand = {.data = t.data, .dtype = t.dtype};
   shape.head_dim = t.shape[last];
   if (t.ndim >= 3) {
@@ -190,6 +195,25 @@ template core::Table<int32_t> TensorReader::table(const char*, const tessella_te
 template core::Table<int64_t> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*);
 template core::Table<float> TensorReader::table(const char*, const tessella_tensor*, int64_t, const char*);
 
+core::Operand TensorReader::scale(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[3]) {
+  const View t = view(name, tensor);
+  if (t.dtype != DType::f32) {
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected f32"));
+  }
+  bool fits = t.ndim <= 3;
+  int64_t strides[3] = {};
+  for (int i = 0; fits && i < t.ndim; ++i) {
+    const int axis = 3 - t.ndim + i;
+    fits = t.shape[i] == 1 || t.shape[i] == shape[axis];
+    strides[axis] = t.strides[i];
+  }
+  if (!fits) {
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
+                    ", expected one that broadcasts to ", shape_text(shape, 3), " = (batch, blocks, heads)"));
+  }
+  return {t.data, t.dtype, strides[0], strides[1], strides[2]};
+}
+
 core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads) {
   const View t = view("alibi_slopes", tensor);
   if (t.dtype != DType::f32) {
@@ -222,7 +246,9 @@ core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tens
 
 core::UserArray TensorReader::array(const char* name, const tessella_tensor& tensor) {
   const View t = view(name, tensor);
-  if (t.dtype == DType::f64 || t.dtype == DType::i64) {
+  const bool is_read = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16 ||
+                       t.dtype == DType::i32 || t.dtype == DType::boolean;
+  if (!is_read) {
     invalid(
         message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected f32, bf16, f16, i32 or bool"));
   }
@@ -252,7 +278,7 @@ void TensorReader::mismatch(const char* name, const tessella_tensor& tensor, int
                   expected_name, " (layout batch, seqlen, heads, head_dim)"));
 }
 
-std::string TensorReader::swap_hint(const AttentionShape& q, const AttentionShape& k) const {
+std::string TensorReader::swap_hint(const TensorAxes& q, const TensorAxes& k) const {
   const bool would_fit = q.rows >= 1 && k.rows >= 1 && q.rows % k.rows == 0;
   return would_fit ? "; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, head_dim)?" : "";
 }

@@ -1,18 +1,18 @@
-// Reads tessella_tensor into the operands of a Problem; checks shape, dtype, strides, device and alignment.
+// Reads tessella_tensor into the operands of a call; checks shape, dtype, strides, device and alignment.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
 
-// A tensor of attention as (batch, rows, heads, head_dim); packed tensors have batch 1.
-struct AttentionShape {
+// Axes of a tensor of attention: (batch, rows, heads, head_dim); packed tensors have batch 1.
+struct TensorAxes {
   int64_t batch = 1;
   int64_t rows = 0;
   int64_t heads = 1;
@@ -28,7 +28,7 @@ class TensorReader {
   // As far as tensors have been read.
   core::Device device() const { return device_.value_or(core::Device{}); }
 
-  AttentionShape attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand);
+  TensorAxes attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand);
 
   // (batch, heads, rows) with as many axes as q less one; packed (heads, total).
   core::Operand lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch, int64_t heads,
@@ -41,6 +41,9 @@ class TensorReader {
   // One axis of `size` values of type T: int32_t, int64_t or float.
   template <typename T>
   core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning);
+
+  // (batch, blocks, heads), where each axis may be 1 and leading ones may be absent. Stride 0 on axes of 1.
+  core::Operand scale(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[3]);
 
   core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);
   // (batch, rows), or (rows) where batch is 1; packed (total). axis: what rows counts, for a message.
@@ -56,7 +59,7 @@ class TensorReader {
   [[noreturn]] void mismatch(const char* name, const tessella_tensor& tensor, int axes, int axis, int64_t got,
                              int64_t expected, const char* expected_name) const;
   // "; is the memory (batch, heads, seqlen, head_dim)?" where that would fit, else "".
-  std::string swap_hint(const AttentionShape& q, const AttentionShape& k) const;
+  std::string swap_hint(const TensorAxes& q, const TensorAxes& k) const;
 
  private:
   struct View {

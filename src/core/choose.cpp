@@ -1,6 +1,12 @@
 #include "core/choose.hpp"
 
+#include <array>
+#include <sstream>
+#include <tuple>
+#include <type_traits>
+
 #include "core/error.hpp"
+#include "core/fields.hpp"
 #include "core/message.hpp"
 
 namespace tessella::core {
@@ -11,92 +17,144 @@ std::string names(Features features) {
   for (const FeatureName& entry : kFeatureNames) {
     if (features.has(entry.feature)) text += (text.empty() ? "" : " ") + std::string(entry.name);
   }
-  return text;
+  return text.empty() ? "none" : text;
+}
+
+// A member of a shape as users read it.
+template <typename Value>
+std::string shown(const Value& value) {
+  if constexpr (std::is_same_v<Value, Features>) {
+    return names(value);
+  } else if constexpr (std::is_same_v<Value, std::string_view>) {
+    return value.empty() ? "absent" : "given";
+  } else if constexpr (std::is_arithmetic_v<Value>) {
+    return std::to_string(value);
+  } else {
+    return std::string(name(value));
+  }
+}
+
+// What the shape says beyond its defaults, as "batch=2 seqlen_q=4096 ...".
+template <typename S>
+std::string shown_fields(const S& shape) {
+  std::ostringstream text;
+  const S defaults;
+  fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
+    const auto& value = std::invoke(get, shape);
+    const bool is_plain = fit == Fit::hint || fit == Fit::at_least || std::string_view(field.owner) == "features";
+    if (is_plain || (value == std::invoke(get, defaults) && fit != Fit::at_most)) return;
+    text << field << '=' << shown(value) << ' ';
+  });
+  return text.str();
 }
 
 std::string explain(const Plan& plan, std::string_view forced) {
-  const Problem& p = plan.bounds;
-  std::string text =
-      message("batch=", p.batch, " seqlen_q=", p.seqlen_q, " seqlen_kv=", p.seqlen_kv, " heads_q=", p.heads_q,
-              " heads_kv=", p.heads_kv, " head_dim_qk=", p.head_dim_qk, " head_dim_v=", p.head_dim_v,
-              p.page_size == 0 ? std::string() : message(" page_size=", p.page_size), " dtype=", name(p.dtype),
-              " out_dtype=", name(p.out_dtype), " device=", name(p.device), "\n",
-              "features: ", p.features.empty() ? "none" : names(p.features), "\n", "kernel: ", plan.kernel->name, " (",
-              plan.kernel->summary, ")", forced.empty() ? "" : ", named by the caller", "\n");
-  if (p.device.type == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");
-  if (plan.kernel->describe != nullptr) text += plan.kernel->describe(p, plan.num_threads) + "\n";
+  std::string text = std::visit(
+      [](const auto& shape) {
+        return message("operation=", name(shape.operation), " device=", name(shape.device), " ", shown_fields(shape),
+                       "\nfeatures: ", names(shape.features), "\n");
+      },
+      plan.shape);
+  text += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
+                  forced.empty() ? "" : ", named by the caller", "\n");
+  if (plan.kernel->device == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");
+  if (plan.kernel->describe != nullptr) text += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
   text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                   " bytes\n");
   for (const Refusal& refused : plan.refusals) text += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
   return text;
 }
 
-Problem without_pointers(const Problem& problem) {
-  Problem bounds = problem;
-  bounds.q.data = bounds.k.data = bounds.v.data = bounds.out.data = bounds.lse.data = nullptr;
-  bounds.seqlens_q = bounds.seqlens_kv = bounds.leftpad_kv = bounds.cu_seqlens_q = bounds.cu_seqlens_kv = {};
-  bounds.page_table = {};
-  bounds.bias = bounds.dense_mask = bounds.block_map = {};
-  bounds.alibi_slopes = bounds.sink = {};
-  bounds.document_q = bounds.document_kv = bounds.prefix = {};
-  bounds.seed_data = bounds.offset_data = nullptr;
-  for (UserArray& array : bounds.arrays) array.data = nullptr;
-  return bounds;
+// The plan outlives the caller's C++ source.
+void keep_sources(Plan& plan) {
+  auto* shape = std::get_if<AttentionShape>(&plan.shape);
+  if (shape == nullptr || (shape->score_mod.empty() && shape->mask_mod.empty())) return;
+  plan.sources = std::make_shared<const std::string>(std::string(shape->score_mod) + std::string(shape->mask_mod));
+  const std::string_view both = *plan.sources;
+  shape->mask_mod = both.substr(shape->score_mod.size());
+  shape->score_mod = both.substr(0, shape->score_mod.size());
 }
 
-// The plan outlives the caller's texts.
-void keep_texts(Plan& plan) {
-  Problem& p = plan.bounds;
-  if (p.score.empty() && p.keep.empty()) return;
-  plan.texts = std::make_shared<const std::string>(std::string(p.score) + std::string(p.keep));
-  const std::string_view all = *plan.texts;
-  p.keep = all.substr(p.score.size());
-  p.score = all.substr(0, p.score.size());
+std::string refused_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {
+  if (head_dim <= kernel.max_head_dim) return "";
+  return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
+}
+
+std::string refused_head_dims(const Kernel& kernel, const AttentionShape& shape) {
+  std::string reason = refused_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
+  return reason.empty() ? refused_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
+}
+std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
+  return refused_head_dim(kernel, "head_dim", shape.head_dim);
+}
+
+// Why not, of what today's kernels all lack: operands of several dtypes, a class of few queries.
+std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
+  for (const Name operand : {Name::k, Name::v}) {
+    if (const DType dtype = shape.operands[operand].dtype; dtype != shape.dtype()) {
+      return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
+                     name(shape.dtype()));
+    }
+  }
+  if (shape.out_dtype() != shape.dtype() && shape.out_dtype() != DType::f32) {
+    return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
+  }
+  if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
+  return "";
+}
+std::string refused_mixture(const Kernel&, const MergeShape&) { return ""; }
+
+// Threads a call asks for.
+int asked_threads(const Shape& shape) {
+  return std::visit([](const auto& s) { return s.num_threads; }, shape);
 }
 
 }  // namespace
 
-std::string refusal(const Kernel& kernel, const Problem& problem) {
-  if (kernel.device != problem.device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and q is on ", place(problem.device));
+std::string refusal(const Kernel& kernel, const Shape& shape) {
+  const auto [operation, device, features] =
+      std::visit([](const auto& s) { return std::tuple(s.operation, s.device, s.features); }, shape);
+  if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
+  if (kernel.device != device.type) {
+    return message("runs on ", name(kernel.device), " tensors, and these are on ", place(device));
   }
   if (kernel.unavailable != nullptr) {
-    if (std::string reason = kernel.unavailable(problem.device); !reason.empty()) return reason;
+    if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
   }
-  if ((kernel.dtypes & dtype_bit(problem.dtype)) == 0) return message("does not compute ", name(problem.dtype));
-  for (const auto& [argument, head_dim] :
-       {std::pair{"head_dim_qk", problem.head_dim_qk}, std::pair{"head_dim_v", problem.head_dim_v}}) {
-    if (head_dim > kernel.max_head_dim) {
-      return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
-    }
+  if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
+  for (const std::string& reason : std::visit(
+           [&](const auto& s) {
+             return std::array{refused_head_dims(kernel, s), refused_mixture(kernel, s)};
+           },
+           shape)) {
+    if (!reason.empty()) return reason;
   }
-  const Features missing = problem.features.without(kernel.features);
+  const Features missing = features.without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
-  return kernel.refuses == nullptr ? std::string() : kernel.refuses(problem);
+  return kernel.refuses == nullptr ? std::string() : kernel.refuses(shape);
 }
 
-Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::string_view forced,
-            const char* function) {
+Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string_view forced, const char* function) {
   Plan plan;
+  const uint32_t dtype = dtype_bit(core::dtype(shape));
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
-      if (forced.empty() ? kernel.device != problem.device.type : kernel.name != forced) continue;
-      std::string reason;
-      if (forced.empty() && (kernel.automatic & dtype_bit(problem.dtype)) == 0) {
-        if (kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
-        reason = message("is not chosen for ", name(problem.dtype), " unless named");
-      } else {
-        reason = refusal(kernel, problem);
+      const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
+      if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
+      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
+      std::string reason = refusal(kernel, shape);
+      if (reason.empty() && forced.empty() && (kernel.automatic & dtype) == 0) {
+        reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       }
       if (!reason.empty()) {
         plan.refusals.push_back({kernel.name, reason});
         continue;
       }
       plan.kernel = &kernel;
-      plan.bounds = without_pointers(problem);
-      keep_texts(plan);
-      plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(problem.num_threads);
-      if (kernel.workspace != nullptr) plan.workspace = kernel.workspace(plan.bounds, plan.num_threads);
+      plan.shape = shape;
+      keep_sources(plan);
+      plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(asked_threads(shape));
+      if (kernel.workspace != nullptr) plan.workspace = kernel.workspace(plan.shape, plan.num_threads);
       plan.explanation = explain(plan, forced);
       return plan;
     }
@@ -107,6 +165,62 @@ Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::st
   std::string text = message(function, ": no kernel computes this call");
   for (const Refusal& refused : plan.refusals) text += message("; ", refused.kernel, ": ", refused.reason);
   unsupported(text);
+}
+
+namespace {
+
+// Values are made readable only where one does not fit.
+template <typename S>
+void check_fields(const S& plan, const S& call, const char* function) {
+  fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
+    const auto& got = std::invoke(get, call);
+    const auto& made_for = std::invoke(get, plan);
+    const auto mismatch = [&](const auto& expected, const char* bound, const char* why) {
+      invalid(message(function, ": ", field, " is ", shown(got), ", expected ", bound, shown(expected), why));
+    };
+    using Value = std::remove_cvref_t<decltype(got)>;
+    if (fit == Fit::hint) return;
+    if constexpr (std::is_same_v<Value, Features>) {
+      for (const FeatureName& entry : kFeatureNames) {
+        const bool has = got.has(entry.feature);
+        if (has == made_for.has(entry.feature)) continue;
+        invalid(message(function, ": ", entry.name, has ? " is given" : " is absent", ", and the plan was made ",
+                        has ? "without it" : "with it"));
+      }
+    } else if constexpr (std::is_same_v<Value, std::string_view>) {
+      if (got != made_for) invalid(message(function, ": ", field, " is not the source that the plan was made for"));
+    } else if constexpr (std::is_integral_v<Value>) {
+      switch (fit) {
+        case Fit::at_most:
+          if (got > made_for) mismatch(made_for, "at most ", ", the plan's bound");
+          break;
+        case Fit::at_least:
+          if (got < made_for) mismatch(made_for, "at least ", ", as the plan was made for");
+          break;
+        case Fit::if_given:
+          if (got != 0 && got != made_for) mismatch(made_for, "", ", what the plan was made for");
+          break;
+        default:
+          if (got != made_for) mismatch(made_for, "", ", what the plan was made for");
+      }
+    } else {
+      if (got != made_for) mismatch(made_for, "", ", what the plan was made for");
+    }
+  });
+}
+
+}  // namespace
+
+void check_fits(const Plan& plan, const Shape& shape, const char* function) {
+  if (operation(shape) != operation(plan.shape)) {
+    invalid(message(function, ": operation is ", name(operation(shape)), ", expected ", name(operation(plan.shape)),
+                    ", what the plan was made for"));
+  }
+  std::visit(
+      [&](const auto& call) {
+        check_fields(std::get<std::remove_cvref_t<decltype(call)>>(plan.shape), call, function);
+      },
+      shape);
 }
 
 }  // namespace tessella::core

@@ -1,4 +1,4 @@
-// Chooses a kernel for a problem: pure, host only. Says why each better kernel was refused.
+// Chooses a kernel for a shape: pure, host only. Says why each better kernel was refused.
 #pragma once
 
 #include <span>
@@ -10,12 +10,15 @@
 
 namespace tessella::core {
 
-// Why the kernel would not run the problem, or "".
-std::string refusal(const Kernel& kernel, const Problem& problem);
+// Why the kernel would not run calls of this shape, or "".
+std::string refusal(const Kernel& kernel, const Shape& shape);
 
-// Walks the tables, best first, and passes over kernels of other devices. A non-empty `forced` names the kernel that
-// must run.
-// Throws Error(unsupported) with every reason when none is left, Error(invalid_argument) for an unknown name.
-Plan choose(const Problem& problem, std::span<const KernelTable> tables, std::string_view forced, const char* function);
+// Walks the tables, best first, and passes over kernels of other operations and devices. A non-empty `forced` names the
+// kernel that must run. Throws Error(unsupported) with every reason when none is left, Error(invalid_argument) for an
+// unknown name.
+Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string_view forced, const char* function);
+
+// Throws Error(invalid_argument) naming `function` if a call of this shape is not one that the plan was made for.
+void check_fits(const Plan& plan, const Shape& shape, const char* function);
 
 }  // namespace tessella::core

@@ -15,6 +15,7 @@ enum class ErrorCode : int32_t {  // values are tessella_status of tessella.h
   compile = 5,
   io = 6,
   internal = 7,
+  cancelled = 8,
 };
 
 class Error : public std::runtime_error {

@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
+#include "core/features.hpp"
+#include "core/shape.hpp"
 
 namespace tessella::core {
 
@@ -31,31 +33,34 @@ struct Cost {
 };
 
 struct Kernel {
-  std::string_view name;     // "cpu.forward_avx512": file name, registry name, profiler name
+  std::string_view name;  // "cpu.forward_avx512": file name, registry name, profiler name
+  Operation operation = Operation::forward;
   std::string_view summary;  // one line for `tessella kernels`
   DeviceType device = DeviceType::cpu;
-  uint32_t dtypes = 0;  // bit per DType, see dtype_bit()
+  std::string_view architectures = "any";  // what it is made for: "sm_90a", "avx2"
+  uint32_t dtypes = 0;                     // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
   Features features;         // those it supports
+  bool serves_few = false;   // is of query_class few; every kernel is of query_class many
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
   std::string (*unavailable)(Device) = nullptr;
-  // Why this kernel refuses the problem beyond dtypes, head dim and features, or "". May be null.
-  std::string (*refuses)(const Problem&) = nullptr;
-  // For the sizes in the problem and num_threads threads; must not look at pointers. Null: none.
-  WorkspaceSize (*workspace)(const Problem&, int num_threads) = nullptr;
+  // Why this kernel refuses the shape beyond dtypes, head dim and features, or "". May be null.
+  std::string (*refuses)(const Shape&) = nullptr;
+  // For the sizes of a plan's shape and num_threads threads. Null: none.
+  WorkspaceSize (*workspace)(const Shape&, int num_threads) = nullptr;
   // Threads a run uses when the caller asks for `requested` (0 = all). Null: one.
   int (*threads)(int requested) = nullptr;
   // Passes over the scores, bytes moved, extra memory, by the algorithm's own loops. Null: not counted.
-  Cost (*cost)(const Problem&) = nullptr;
+  Cost (*cost)(const Arguments&) = nullptr;
   // One line: tiles, threads. May be null.
-  std::string (*describe)(const Problem&, int num_threads) = nullptr;
-  // Compiles and loads what runs of plans with these bounds need, so that run does nothing that a graph capture
-  // forbids. Its result lives in Plan::prepared. May be null.
-  std::shared_ptr<const void> (*prepare)(const Problem& bounds) = nullptr;
+  std::string (*describe)(const Shape&, int num_threads) = nullptr;
+  // Compiles and loads what runs of plans of this shape need, so that run does nothing that a graph capture forbids.
+  // Its result lives in Plan::prepared. May be null.
+  std::shared_ptr<const void> (*prepare)(const Shape&) = nullptr;
   // stream: of the device; ignored on the CPU.
-  void (*run)(const Problem&, const Plan&, Workspace, void* stream) = nullptr;
+  void (*run)(const Arguments&, const Plan&, Workspace, void* stream) = nullptr;
 };
 
 constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }

@@ -1,4 +1,4 @@
-// Plan: the kernel chosen for a problem, and why every better one was refused. Immutable, shared between threads.
+// Plan: the kernel chosen for a shape, and why every better one was refused. Immutable, shared between threads.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/kernel.hpp"
-#include "core/problem.hpp"
+#include "core/shape.hpp"
 
 namespace tessella::core {
 
@@ -17,8 +17,8 @@ struct Refusal {
 
 struct Plan {
   const Kernel* kernel = nullptr;
-  Problem bounds;                            // sizes and features the plan was made for; its pointers are null
-  std::shared_ptr<const std::string> texts;  // what bounds.score and bounds.keep point into
+  Shape shape;                                 // of the largest call that it serves
+  std::shared_ptr<const std::string> sources;  // what score_mod and mask_mod of the shape point into
   int num_threads = 1;
   WorkspaceSize workspace;
   std::shared_ptr<const void> prepared;  // what kernel->prepare made

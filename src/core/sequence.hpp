@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "portable/band.hpp"
 
 namespace tessella::core {
@@ -19,7 +19,7 @@ struct Sequence {
   portable::Band band;
 };
 
-inline Sequence sequence(const Problem& p, int64_t batch_idx) {
+inline Sequence sequence(const AttentionArguments& p, int64_t batch_idx) {
   Sequence s;
   s.batch_idx = batch_idx;
   s.slots_q = p.seqlen_q;
@@ -50,10 +50,7 @@ inline Sequence sequence(const Problem& p, int64_t batch_idx) {
   return s;
 }
 
-// Masks that are not intervals: which elements of the band are seen.
-inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;
-
-inline bool element_visible(const Problem& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
+inline bool element_visible(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
   const int64_t slot = s.slot_kv + j;
   if (p.features.has(Feature::document) &&
       p.document_q.at(s.batch_idx, s.row_q + i) != p.document_kv.at(s.batch_idx, s.row_kv + j)) {
@@ -67,23 +64,8 @@ inline bool element_visible(const Problem& p, const Sequence& s, int64_t head, i
          p.block_map.data[p.block_map.index(s.batch_idx, head, i / p.block_q, slot / p.block_kv)] != std::byte{0};
 }
 
-inline bool visible(const Problem& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
+inline bool visible(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
   return s.band.visible(i, j) && (p.features.has_any(kElementMasks) ? element_visible(p, s, head, i, j) : true);
-}
-
-// Of a call: a query sees at most so many keys, by its length, a window with both ends and chunks.
-inline int64_t most_keys(const Problem& p) {
-  int64_t most = p.seqlen_kv;
-  if (p.window_left >= 0 && p.window_right >= 0)
-    most = std::min(most, p.window_left + 1 + p.window_right + p.keep_first);
-  return p.chunk > 0 ? std::min(most, p.chunk + p.keep_first) : most;
-}
-
-// Of a call: true if later queries may see more keys than earlier ones, element masks included.
-inline bool rows_grow(const Problem& p) {
-  if (p.features.has_any(kElementMasks | Feature::keep)) return true;
-  const bool ends = p.window_right >= 0 || p.features.has_any(Feature::prefix | Feature::causal_top_left);
-  return ends && p.window_left < 0 && p.chunk == 0;
 }
 
 }  // namespace tessella::core

@@ -8,18 +8,29 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/tensors.hpp"
 
 namespace tessella::core {
 namespace {
 
 class Validator {
  public:
-  Validator(const Problem& problem, const char* function) : p_(problem), function_(function) {}
+  Validator(const AttentionArguments& arguments, const char* function) : p_(arguments), function_(function) {}
 
   void run() const {
     scalars();
     if (p_.device.type == DeviceType::cpu) tables();
     out_is_separate();
+    outputs_spare_tables();
+  }
+
+  void tables() const {
+    lengths();
+    pages();
+    if (!p_.prefix) return;
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      expect_entry(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
+    }
   }
 
  private:
@@ -43,15 +54,6 @@ class Validator {
     expect(p_.num_threads >= 0, "num_threads", p_.num_threads, "at least 0 (all)");
     expect(p_.num_sms >= 0, "num_sms", p_.num_sms, "at least 0 (all)");
     validate_sizes(p_, function_);
-  }
-
-  void tables() const {
-    lengths();
-    pages();
-    if (!p_.prefix) return;
-    for (int64_t b = 0; b < p_.batch; ++b) {
-      expect_entry(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
-    }
   }
 
   void packed(const char* name, const Table<int32_t>& cu, int64_t total, int64_t longest) const {
@@ -111,18 +113,32 @@ class Validator {
   };
   static Range range(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
     if (t.data == nullptr || batch == 0 || rows == 0 || heads == 0 || dim == 0) return {nullptr, nullptr};
-    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + dim * size_bytes(t.dtype)};
+    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + bytes_of(t.dtype, dim)};
+  }
+
+  static Range range(const void* data, int64_t last, int64_t element_bytes) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    return data == nullptr || last < 0 ? Range{nullptr, nullptr} : Range{begin, begin + (last + 1) * element_bytes};
+  }
+  template <typename T>
+  static Range range(const Table<T>& t, int64_t batch, int64_t count) {
+    const bool is_empty = batch == 0 || count == 0;
+    return range(t.data, is_empty ? -1 : (batch - 1) * t.batch_stride + (count - 1) * t.stride, sizeof(T));
+  }
+  Range range(const ScoreOperand& t, int64_t queries, int64_t keys) const {
+    const bool is_empty = p_.batch == 0 || queries == 0 || keys == 0;
+    return range(t.data, is_empty ? -1 : t.index(p_.batch - 1, p_.heads_q - 1, queries - 1, keys - 1),
+                 size_bytes(t.dtype));
   }
 
   // Slices of one buffer interleave without touching: equal row strides, and apart within a row.
   static bool apart_within_rows(const Operand& a, int64_t heads_a, int64_t dim_a, const Operand& b, int64_t heads_b,
                                 int64_t dim_b) {
-    const int64_t size = size_bytes(a.dtype);
-    const int64_t row = a.row_stride * size;
-    if (size != size_bytes(b.dtype) || row == 0 || b.row_stride * size != row) return false;
-    if (a.batch_stride * size % row != 0 || b.batch_stride * size % row != 0) return false;
-    const int64_t width_a = ((heads_a - 1) * a.head_stride + dim_a) * size;
-    const int64_t width_b = ((heads_b - 1) * b.head_stride + dim_b) * size;
+    const int64_t row = bytes_of(a.dtype, a.row_stride);
+    if (size_bits(a.dtype) != size_bits(b.dtype) || row == 0 || bytes_of(b.dtype, b.row_stride) != row) return false;
+    if (bytes_of(a.dtype, a.batch_stride) % row != 0 || bytes_of(b.dtype, b.batch_stride) % row != 0) return false;
+    const int64_t width_a = bytes_of(a.dtype, (heads_a - 1) * a.head_stride + dim_a);
+    const int64_t width_b = bytes_of(b.dtype, (heads_b - 1) * b.head_stride + dim_b);
     const int64_t b_after_a = ((b.data - a.data) % row + row) % row;
     return b_after_a >= width_a && b_after_a + width_b <= row;
   }
@@ -130,22 +146,58 @@ class Validator {
   void out_is_separate() const {
     const auto [batch, rows_q] = p_.axes_q();
     const auto [batch_kv, rows_kv] = p_.axes_kv();
-    not_folded("out", p_.out, batch, rows_q, p_.head_dim_v);
-    if (p_.lse.data != nullptr) not_folded("lse", p_.lse, batch, rows_q, 1);
-    const Range out = range(p_.out, batch, rows_q, p_.heads_q, p_.head_dim_v);
-    const Range lse = range(p_.lse, batch, rows_q, p_.heads_q, 1);
+    not_folded("out", p_.out(), batch, rows_q, p_.head_dim_v);
+    if (p_.lse().data != nullptr) not_folded("lse", p_.lse(), batch, rows_q, 1);
+    const Range out = range(p_.out(), batch, rows_q, p_.heads_q, p_.head_dim_v);
+    const Range lse = range(p_.lse(), batch, rows_q, p_.heads_q, 1);
     if (out.meets(lse)) invalid(message(function_, ": lse overlaps out, expected memory of its own"));
     const auto separate = [&](const char* name, const Operand& t, int64_t t_batch, int64_t rows, int64_t heads,
                               int64_t dim) {
       const Range input = range(t, t_batch, rows, heads, dim);
       if (lse.meets(input)) invalid(message(function_, ": lse overlaps ", name, ", expected memory of its own"));
-      if (out.meets(input) && !apart_within_rows(p_.out, p_.heads_q, p_.head_dim_v, t, heads, dim)) {
+      if (out.meets(input) && !apart_within_rows(p_.out(), p_.heads_q, p_.head_dim_v, t, heads, dim)) {
         invalid(message(function_, ": out overlaps ", name, ", expected memory of its own"));
       }
     };
-    separate("q", p_.q, batch, rows_q, p_.heads_q, p_.head_dim_qk);
-    separate("k", p_.k, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_qk);
-    separate("v", p_.v, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_v);
+    separate("q", p_.q(), batch, rows_q, p_.heads_q, p_.head_dim_qk);
+    separate("k", p_.k(), batch_kv, rows_kv, p_.heads_kv, p_.head_dim_qk);
+    separate("v", p_.v(), batch_kv, rows_kv, p_.heads_kv, p_.head_dim_v);
+  }
+
+  // q, k and v may interleave with out; everything else lies apart.
+  void outputs_spare_tables() const {
+    const auto memory = [&](const char* wanted) {
+      Range found{nullptr, nullptr};
+      operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
+        if (std::string_view(name) == wanted) found = range(t, sizes...);
+      });
+      return found;
+    };
+    const std::pair<const char*, Range> outputs[] = {
+        {"out", memory("out")}, {"lse", memory("lse")}, {"amax", memory("amax")}};
+    const auto spared = [&](const auto& input, const Range& read) {
+      for (const auto& [output, written] : outputs) {
+        if (written.meets(read)) {
+          invalid(message(function_, ": ", output, " overlaps ", input, ", expected memory of its own"));
+        }
+      }
+    };
+    operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
+      const bool is_scale = std::string_view(name).ends_with("_scale");
+      if (is_scale) spared(name, range(t, sizes...));
+      if (std::string_view(name) != "amax" && !is_scale && outputs[2].second.meets(range(t, sizes...))) {
+        invalid(message(function_, ": amax overlaps ", name, ", expected memory of its own"));
+      }
+    });
+    const auto spare = [&](const char* name, const auto& member, int64_t outer, int64_t inner) {
+      spared(name, range(member, outer, inner));
+    };
+    length_tables(p_, spare);
+    score_tensors(p_, spare);
+    for (int32_t i = 0; i < p_.num_arrays; ++i) {
+      const UserArray& array = p_.arrays[i];
+      spared(message("mod_args[", i, "]"), range(array.data, array.count - 1, size_bytes(array.dtype)));
+    }
   }
 
   // No two elements share memory: sorted by stride, each axis steps over all that lies inside it.
@@ -167,13 +219,13 @@ class Validator {
     }
   }
 
-  const Problem& p_;
+  const AttentionArguments& p_;
   const char* function_;
 };
 
 }  // namespace
 
-void validate_sizes(const Problem& p, const char* function) {
+void validate_sizes(const AttentionShape& p, const char* function) {
   constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
   // What is walked through even where no row has an element.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
@@ -195,6 +247,10 @@ void validate_sizes(const Problem& p, const char* function) {
   }
 }
 
-void validate(const Problem& problem, const char* function) { Validator(problem, function).run(); }
+void validate(const AttentionArguments& arguments, const char* function) { Validator(arguments, function).run(); }
+
+void validate_tables(const AttentionArguments& arguments, const char* function) {
+  Validator(arguments, function).tables();
+}
 
 }  // namespace tessella::core

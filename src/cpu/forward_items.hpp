@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 
 namespace tessella::cpu {
 
@@ -21,15 +21,15 @@ struct ForwardItem {
 
 // Rows an item should have: a multiple of strip_rows, at most max_strips strips, few enough that every thread
 // gets several items.
-int64_t item_rows(const core::Problem& problem, int num_threads, int strip_rows, int max_strips);
+int64_t item_rows(const core::AttentionShape& shape, int num_threads, int strip_rows, int max_strips);
 
 class ForwardItems {
  public:
   // Memory for the list; a bound for all item sizes of at least strip_rows.
-  static int64_t scratch_bytes(const core::Problem& problem, int strip_rows);
+  static int64_t scratch_bytes(const core::AttentionShape& shape, int strip_rows);
 
   // scratch: aligned for int64_t; must outlive this.
-  ForwardItems(const core::Problem& problem, int64_t rows_per_item, void* scratch);
+  ForwardItems(const core::AttentionArguments& arguments, int64_t rows_per_item, void* scratch);
 
   int64_t size() const { return num_blocks_ * heads_kv_; }
   ForwardItem operator[](int64_t idx) const;
@@ -43,13 +43,14 @@ class ForwardItems {
   };
   void add_rows(int64_t batch_idx, int64_t row_begin, int64_t row_end, int64_t rows_per_item);
 
-  const core::Problem* problem_;
+  const core::AttentionArguments* arguments_;
   int64_t heads_kv_ = 0;
   int64_t num_blocks_ = 0;
   Block* blocks_ = nullptr;
 };
 
 // Writes output 0 and LSE -inf to rows that see nothing because they are no queries.
-void fill_hidden_rows(const core::Problem& problem, const ForwardItem& item, int64_t row_begin, int64_t row_end);
+void fill_hidden_rows(const core::AttentionArguments& arguments, const ForwardItem& item, int64_t row_begin,
+                      int64_t row_end);
 
 }  // namespace tessella::cpu

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "core/once.hpp"
-#include "cpu/forward_amx.hpp"
-#include "cpu/forward_vector.hpp"
+#include "cpu/amx/forward_amx.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/vector/forward_vector.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -17,22 +17,27 @@ struct VectorRow {
   static std::string unavailable(core::Device) {
     return core::once([] { return vector_unavailable(kSet); });
   }
-  static std::string describe(const core::Problem&, int num_threads) {
+  static std::string describe(const core::Shape&, int num_threads) {
     return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
            std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
   }
-  static void run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_vector(vector_kernel(kSet), problem, plan, workspace);
+  static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+    return vector_workspace(core::attention(shape), num_threads);
   }
-  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary) {
+  static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+    run_vector(vector_kernel(kSet), core::attention(arguments), plan, workspace);
+  }
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
+                                       std::string_view architectures) {
     core::Kernel kernel;
     kernel.name = name;
     kernel.summary = summary;
+    kernel.architectures = architectures;
     kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
     kernel.max_head_dim = kMaxHeadDim;
-    kernel.features = core::all_features().without(core::kTextFeatures);
+    kernel.features = core::all_features().without(core::kModFeatures | core::kFutureFeatures);
     kernel.unavailable = unavailable;
-    kernel.workspace = vector_workspace;
+    kernel.workspace = workspace;
     kernel.threads = threads_for;
     kernel.describe = describe;
     kernel.run = run;
@@ -44,12 +49,12 @@ auto all_kernels() {
   const std::array kernels = {
 #if defined(__x86_64__)
     kForwardAmx,
-    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector"),
-    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector"),
-    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector"),
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64"),
+    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector", "avx512"),
+    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
+    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64", "any"),
 #else
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
 #endif
   };
   return kernels;

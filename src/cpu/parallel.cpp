@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/cancel.hpp"
 #include "core/once.hpp"
 #include "core/thread_limit.hpp"
 
@@ -29,15 +30,21 @@ using core::thread_limit;
 
 using Function = void (*)(void* context, int64_t item, int worker);
 
+void end_if_cancelled(const int32_t* flag) {
+  if (core::is_cancelled(flag)) throw core::Cancelled();
+}
+
 // The work of one call, shared by its workers.
 class Job {
  public:
-  Job(int64_t items, Function fn, void* context) : items_(items), fn_(fn), context_(context) {}
+  Job(int64_t items, const int32_t* cancel, Function fn, void* context)
+      : items_(items), cancel_(cancel), fn_(fn), context_(context) {}
 
   // Never throws: an exception stops the handing out of items and is kept for finish().
   void work(int worker) noexcept {
     try {
       for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
+        end_if_cancelled(cancel_);
         fn_(context_, item, worker);
       }
     } catch (...) {
@@ -53,6 +60,7 @@ class Job {
 
  private:
   const int64_t items_;
+  const int32_t* const cancel_;
   const Function fn_;
   void* const context_;
   std::atomic<int64_t> next_{0};
@@ -122,13 +130,16 @@ int max_threads() {
 
 int threads_for(int requested) { return requested <= 0 ? max_threads() : std::min(requested, max_threads()); }
 
-void parallel_for(int64_t items, int num_threads, Function fn, void* context) {
+void parallel_for(int64_t items, int num_threads, const int32_t* cancel, Function fn, void* context) {
   const int threads = static_cast<int>(std::min<int64_t>(items, std::min(num_threads, thread_limit())));
   if (threads <= 1) {
-    for (int64_t item = 0; item < items; ++item) fn(context, item, 0);
+    for (int64_t item = 0; item < items; ++item) {
+      end_if_cancelled(cancel);
+      fn(context, item, 0);
+    }
     return;
   }
-  Job job(items, fn, context);
+  Job job(items, cancel, fn, context);
 #ifdef TESSELLA_STD_THREADS
   run_on_std_threads(job, threads);
 #else

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "core/sequence.hpp"
 #include "portable/dropout.hpp"
 
@@ -18,7 +18,7 @@ namespace tessella::cpu {
 inline constexpr int kMaxStripRows = 64;
 
 struct Strip {
-  const core::Problem* problem = nullptr;
+  const core::AttentionArguments* arguments = nullptr;
   const core::Sequence* sequence = nullptr;
   int64_t kv_head = 0;
   int num_rows = 0;  // rows in use; lanes past it repeat the last row and are not stored
@@ -34,10 +34,10 @@ struct Strip {
 };
 
 // Rows [row_begin, row_begin + num_rows) of a (sequence, KV head), padded to `lanes` rows.
-inline void fill_strip(Strip& strip, const core::Problem& problem, const core::Sequence& sequence, int64_t kv_head,
-                       int64_t row_begin, int num_rows, int lanes) {
-  const int64_t group = problem.group();
-  strip.problem = &problem;
+inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, const core::Sequence& sequence,
+                       int64_t kv_head, int64_t row_begin, int num_rows, int lanes) {
+  const int64_t group = arguments.group();
+  strip.arguments = &arguments;
   strip.sequence = &sequence;
   strip.kv_head = kv_head;
   strip.num_rows = num_rows;
@@ -54,7 +54,7 @@ inline void fill_strip(Strip& strip, const core::Problem& problem, const core::S
   strip.keys_end = strip.end[lanes - 1];
   strip.full_begin = strip.begin[lanes - 1];
   strip.full_end = strip.end[0];
-  strip.keep_end = static_cast<int32_t>(std::min<int64_t>(problem.keep_first, strip.keys_end));
+  strip.keep_end = static_cast<int32_t>(std::min<int64_t>(arguments.keep_first, strip.keys_end));
 }
 
 // Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees, in log2 units:
@@ -65,8 +65,8 @@ using ScoreChain = void (*)(const Strip& strip, int lanes, float* scores, int64_
 // Multiplies probabilities [num_keys][lanes] by 0 or 1 / (1 - p).
 using DropoutChain = void (*)(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys);
 
-inline portable::Dropout dropout_of(const core::Problem& problem) {
-  return {problem.seed, problem.offset, static_cast<uint32_t>(std::lround(problem.dropout * 65536.0f))};
+inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
+  return {arguments.seed, arguments.offset, static_cast<uint32_t>(std::lround(arguments.dropout * 65536.0f))};
 }
 
 // Everything but q.k, scale and the band: with any of these the score chain runs on every tile of a strip.

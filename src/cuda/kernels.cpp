@@ -21,6 +21,7 @@ constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
 constexpr KernelRow kForwardSm90 = {
     .name = "cuda.forward_sm90",
     .summary = "FlashAttention-3 with Hopper's copy engine and warpgroup matrix instructions",
+    .architectures = "sm_90a",
     .unavailable = forward_sm90_unavailable,
     .dtypes = kHalves,
     .max_head_dim = 256,
@@ -29,12 +30,14 @@ constexpr KernelRow kForwardSm90 = {
 constexpr KernelRow kForwardSm80 = {
     .name = "cuda.forward_sm80",
     .summary = "FlashAttention-2 by the matrix instructions of a warp, any GPU from Ampere on",
+    .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 512,
     .recipe = forward_sm80_recipe,
     .cost = forward_sm80_cost};
 constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .summary = "standard attention: three kernels, an N x N matrix in memory",
+                                 .architectures = "sm_80+",
                                  .dtypes = kFloats,
                                  .max_head_dim = 512,
                                  .automatic = 0,
@@ -42,6 +45,7 @@ constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .cost = standard_cost};
 constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
                                .summary = "FlashAttention-1: K, V outside; O, l, m rescaled in memory",
+                               .architectures = "sm_80+",
                                .dtypes = kFloats,
                                .max_head_dim = 512,
                                .automatic = 0,

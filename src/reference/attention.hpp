@@ -2,38 +2,42 @@
 // the *plain* computation that scales every tolerance (docs/numerics.md).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
-#include <vector>
 
+#include "core/arguments.hpp"
 #include "core/kernel.hpp"
-#include "core/problem.hpp"
 #include "core/sequence.hpp"
 
 namespace tessella::reference {
 
-// How far rounding alone may move a row: see compare.hpp.
-struct RowNoise {
-  std::vector<double> out;  // one per element of the row
-  double lse = 0;
-  std::vector<double> products;  // |scale| times the size of q.k's partial sums, one per key
+// Softmax of one row.
+template <typename Real>
+struct RowSoftmax {
+  const Real* scores;  // of every key of the sequence, in the row's scratch; -inf where hidden
+  Real max;            // of the scores and the sink; 0 where both are -inf
+  Real sum;            // of exp(s_j - max) over the keys and the sink
+  Real lse;
+
+  Real prob(Real score) const { return std::exp(score - max) / sum; }
 };
 
 // Elements of scratch that a row needs: linear in the length.
-int64_t row_scratch(const core::Problem& problem);
+int64_t row_scratch(const core::AttentionShape& shape);
 
-// out[0, head_dim_v) of query i of a head; returns the LSE. noise may be null.
-double attention_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i,
-                     double* scratch, double* out, RowNoise* noise = nullptr);
+// out[0, head_dim_v) of query i of a head.
+RowSoftmax<double> attention_row(const core::AttentionArguments& arguments, const core::Sequence& sequence,
+                                 int64_t head, int64_t i, double* scratch, double* out);
 
 // The same row as standard attention computes it: S and softmax in fp32, P normalised and rounded to the dtype of the
-// inputs, fp32 accumulation. Not yet rounded to the dtype of out.
-float plain_row(const core::Problem& problem, const core::Sequence& sequence, int64_t head, int64_t i, float* scratch,
-                float* out);
+// inputs, fp32 accumulation. Not yet rounded to the dtype of out. Returns the LSE.
+float plain_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
+                float* scratch, float* out);
 
 // Threads of a run that asks for `requested`; 0 = all that the process may use, which is also the most there are.
 int num_threads(int requested);
 
-core::WorkspaceSize attention_workspace(const core::Problem& problem, int num_threads);
-void attention_run(const core::Problem& problem, const core::Plan& plan, core::Workspace workspace, void* stream);
+core::WorkspaceSize attention_workspace(const core::Shape& shape, int num_threads);
+void attention_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 
 }  // namespace tessella::reference

@@ -8,21 +8,22 @@
 #include "portable/dropout.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
+#include "reference/noise.hpp"
 #include "reference/rest.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {
 namespace {
 
-using core::Problem;
+using core::AttentionArguments;
 using core::Sequence;
 
 // tanh amplifies the rounding of its argument differently from kernel to kernel.
-double factor(const Problem& p) { return p.features.has(core::Feature::softcap) ? 3 : 2; }
+double factor(const AttentionArguments& p) { return p.features.has(core::Feature::softcap) ? 3 : 2; }
 
 class Checker {
  public:
-  explicit Checker(const Problem& p)
+  explicit Checker(const AttentionArguments& p)
       : p_(p),
         out_(factor(p)),
         lse_(factor(p)),
@@ -39,21 +40,24 @@ class Checker {
     std::fill(plain_.begin(), plain_.end(), 0.0F);
     noise_.out.assign(expected_.size(), 0);
     if (i < s.len_q) {
-      lse = attention_row(p_, s, head, i, scratch_.data(), expected_.data(), &noise_);
-      if (p_.dtype != core::DType::f64) {
+      const RowSoftmax<double> softmax = attention_row(p_, s, head, i, scratch_.data(), expected_.data());
+      lse = softmax.lse;
+      noise_ = row_noise(p_, s, head, i, softmax, expected_.data());
+      if (p_.dtype() != core::DType::f64) {
         plain_lse = plain_row(p_, s, head, i, plain_scratch_.data(), plain_.data());
       }
     }
-    const std::byte* out = p_.out.row(s.batch_idx, s.row_q + i, head);
+    const std::byte* out = p_.out().row(s.batch_idx, s.row_q + i, head);
     for (int64_t c = 0; c < p_.head_dim_v; ++c) {
       const auto at = static_cast<size_t>(c);
       // Plain computation of doubles is the reference itself.
-      const double plain = p_.dtype == core::DType::f64 ? expected_[at] : round_to(p_.out_dtype, plain_[at]);
-      out_.add({s.batch_idx, i, head, c}, load<double>(out, p_.out_dtype, c), expected_[at], plain, noise_.out[at]);
+      const double plain = p_.dtype() == core::DType::f64 ? expected_[at] : round_to(p_.out_dtype(), plain_[at]);
+      out_.add({s.batch_idx, i, head, c}, load<double>(out, p_.out_dtype(), c), expected_[at], plain, noise_.out[at]);
     }
-    if (p_.lse.data != nullptr) {
-      lse_.add({s.batch_idx, i, head, -1}, load<double>(p_.lse.row(s.batch_idx, s.row_q + i, head), p_.lse.dtype, 0),
-               lse, p_.dtype == core::DType::f64 ? lse : plain_lse, noise_.lse);
+    if (p_.lse().data != nullptr) {
+      lse_.add({s.batch_idx, i, head, -1},
+               load<double>(p_.lse().row(s.batch_idx, s.row_q + i, head), p_.lse().dtype, 0), lse,
+               p_.dtype() == core::DType::f64 ? lse : plain_lse, noise_.lse);
     }
     ++rows_;
   }
@@ -71,7 +75,7 @@ class Checker {
   }
 
  private:
-  const Problem& p_;
+  const AttentionArguments& p_;
   Comparison out_;
   Comparison lse_;
   int64_t rows_ = 0;
@@ -94,7 +98,7 @@ int64_t sampled_row(int64_t sample, int64_t samples, int64_t total, uint64_t see
 
 }  // namespace
 
-CheckReport check_forward(const Problem& p, int64_t num_rows, uint64_t seed) {
+CheckReport check_forward(const AttentionArguments& p, int64_t num_rows, uint64_t seed) {
   const auto sequence = [&](int64_t b) { return b < p.batch ? core::sequence(p, b) : rest(p); };
   int64_t total = 0;
   for (int64_t b = 0; b <= p.batch; ++b) total += sequence(b).slots_q * p.heads_q;

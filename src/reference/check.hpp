@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "reference/compare.hpp"
 
 namespace tessella::reference {
@@ -21,8 +21,8 @@ struct CheckReport {
   double worst_expected = 0;
 };
 
-// problem.out (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread evenly and
+// problem.out() (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread evenly and
 // drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
-CheckReport check_forward(const core::Problem& problem, int64_t num_rows, uint64_t seed);
+CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

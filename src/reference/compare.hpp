@@ -3,7 +3,7 @@
 // NaN and infinities first: they must stand where the reference has them. Then, for each element,
 //   |got - reference| <= factor * max |plain - reference| + noise,
 // where plain is the same row by standard attention in the precision of the inputs, its error the tensor's largest. The
-// noise is the element's own rounding floor (attention.hpp): a small tensor's plain computation may be exact by luck.
+// noise is the element's own rounding floor (noise.hpp): a small tensor's plain computation may be exact by luck.
 #pragma once
 
 #include <array>

@@ -5,10 +5,12 @@
 #include "core/once.hpp"
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
-#include "reference/ladder.hpp"
+#include "reference/ladder/ladder.hpp"
 
 namespace tessella::reference {
 namespace {
+
+constexpr core::Features kFeatures = core::all_features().without(core::kModFeatures | core::Feature::scales);
 
 constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
@@ -20,13 +22,14 @@ core::Kernel ladder_kernel() {
           .summary = algorithm.summary,
           .dtypes = kFloats,
           .max_head_dim = kAnyHeadDim,
-          .features = core::all_features().without(core::kTextFeatures),
+          .features = kFeatures,
           .automatic = 0,
-          .workspace = [](const core::Problem& p, int threads) { return ladder_workspace(algorithm, p, threads); },
+          .workspace = [](const core::Shape& s,
+                          int threads) { return ladder_workspace(algorithm, core::attention(s), threads); },
           .threads = num_threads,
-          .cost = [](const core::Problem& p) { return ladder_cost(algorithm, p); },
-          .run = [](const core::Problem& p, const core::Plan& plan, core::Workspace workspace,
-                    void*) { ladder_run(algorithm, p, plan.num_threads, workspace.scratch); }};
+          .cost = [](const core::Arguments& a) { return ladder_cost(algorithm, core::attention(a)); },
+          .run = [](const core::Arguments& a, const core::Plan& plan, core::Workspace workspace,
+                    void*) { ladder_run(algorithm, core::attention(a), plan.num_threads, workspace.scratch); }};
 }
 
 }  // namespace
@@ -38,7 +41,8 @@ core::KernelTable reference_kernels() {
                      .summary = "plain loops in double, the oracle",
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
-                     .features = core::all_features().without(core::kTextFeatures),
+                     .features = kFeatures,
+                     .serves_few = true,  // no row knows of another
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = attention_workspace,
                      .threads = num_threads,

@@ -1,7 +1,7 @@
 // Rows of a packed q that belong to no sequence: like rows past a sequence's length they get output 0 and LSE -inf.
 #pragma once
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "core/sequence.hpp"
 #include "reference/element.hpp"
 #include "reference/score.hpp"
@@ -9,7 +9,7 @@
 namespace tessella::reference {
 
 // They stand behind the sequences as one more, of no query.
-inline core::Sequence rest(const core::Problem& p) {
+inline core::Sequence rest(const core::AttentionArguments& p) {
   core::Sequence s;
   s.batch_idx = p.batch;
   if (p.cu_seqlens_q) {
@@ -21,12 +21,12 @@ inline core::Sequence rest(const core::Problem& p) {
 
 // Rows [begin, end) of a sequence that are not in use. `zeros` holds a row of out.
 template <typename Real>
-void store_unused(const core::Problem& p, const core::Sequence& s, int64_t head, int64_t begin, int64_t end,
+void store_unused(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t begin, int64_t end,
                   const Real* zeros) {
   const Real lse = kHidden<Real>;
   for (int64_t i = begin; i < end; ++i) {
-    store_row(p.out.row(s.batch_idx, s.row_q + i, head), p.out_dtype, p.head_dim_v, zeros);
-    if (p.lse.data != nullptr) store_row(p.lse.row(s.batch_idx, s.row_q + i, head), p.lse.dtype, 1, &lse);
+    store_row(p.out().row(s.batch_idx, s.row_q + i, head), p.out_dtype(), p.head_dim_v, zeros);
+    if (p.lse().data != nullptr) store_row(p.lse().row(s.batch_idx, s.row_q + i, head), p.lse().dtype, 1, &lse);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "core/sequence.hpp"
 #include "portable/dropout.hpp"
 #include "reference/element.hpp"
@@ -19,7 +19,8 @@ inline constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 
 // What softmax sees of a visible key whose product q.k is given.
 template <typename Real>
-Real score(const core::Problem& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j, Real product) {
+Real score(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j,
+           Real product) {
   Real value = static_cast<Real>(p.scale) * product;
   if (p.features.has(core::Feature::softcap)) {
     const Real cap = static_cast<Real>(p.softcap);
@@ -29,7 +30,9 @@ Real score(const core::Problem& p, const core::Sequence& s, int64_t head, int64_
     value += load<Real>(p.bias.data, p.bias.dtype, p.bias.index(s.batch_idx, head, i, s.slot_kv + j));
   }
   if (p.features.has(core::Feature::alibi)) {
-    const Real distance = static_cast<Real>(std::abs(i + s.len_kv - s.len_q - j));
+    const bool is_sliced = p.first_query != 0 || p.first_key != 0;
+    const int64_t position = is_sliced ? p.first_query + i - p.first_key : i + s.len_kv - s.len_q;
+    const Real distance = static_cast<Real>(std::abs(position - j));
     value -= static_cast<Real>(p.alibi_slopes.at(s.batch_idx, head)) * distance;
   }
   return value;
@@ -37,29 +40,35 @@ Real score(const core::Problem& p, const core::Sequence& s, int64_t head, int64_
 
 // The logit that joins the softmax's sum and no value; hidden where absent.
 template <typename Real>
-Real sink(const core::Problem& p, int64_t head) {
+Real sink(const core::AttentionArguments& p, int64_t head) {
   return p.features.has(core::Feature::sink) ? static_cast<Real>(p.sink.at(0, head)) : kHidden<Real>;
 }
 
 // 0 or 1 / (1 - p), after the softmax's sum.
 class DropoutFactor {
  public:
-  explicit DropoutFactor(const core::Problem& p)
+  explicit DropoutFactor(const core::AttentionArguments& p)
       : on_(p.features.has(core::Feature::dropout)),
-        heads_q_(p.heads_q),
+        heads_q_(static_cast<uint64_t>(p.whole_heads_q != 0 ? p.whole_heads_q : p.heads_q)),
+        first_head_(static_cast<uint64_t>(p.first_batch) * heads_q_ + static_cast<uint64_t>(p.first_head)),
+        first_query_(p.first_query),
+        first_key_(p.first_key),
         keep_scale_(1.0 / (1.0 - static_cast<double>(p.dropout))),
         mask_{p.seed, p.offset, static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536.0))} {}
 
   template <typename Real>
   Real at(const core::Sequence& s, int64_t head, int64_t i, int64_t j) const {
     if (!on_) return 1;
-    const auto head_idx = static_cast<uint64_t>(s.batch_idx * heads_q_ + head);
-    return mask_.keeps(head_idx, i, j) ? static_cast<Real>(keep_scale_) : Real{0};
+    const uint64_t head_idx = first_head_ + static_cast<uint64_t>(s.batch_idx) * heads_q_ + static_cast<uint64_t>(head);
+    return mask_.keeps(head_idx, first_query_ + i, first_key_ + j) ? static_cast<Real>(keep_scale_) : Real{0};
   }
 
  private:
   bool on_;
-  int64_t heads_q_;
+  uint64_t heads_q_;  // of the whole
+  uint64_t first_head_;
+  int64_t first_query_;
+  int64_t first_key_;
   double keep_scale_;
   portable::Dropout mask_;
 };

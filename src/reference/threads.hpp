@@ -9,24 +9,36 @@
 #include <thread>
 #include <vector>
 
+#include "core/cancel.hpp"
+
 namespace tessella::reference {
 
 // fn(item, worker) for item in [0, items), each once; worker < num_threads, never shared by two running calls.
-// fn must not throw.
+// fn must not throw. Once the flag `cancel` is set, no item begins and core::Cancelled is thrown; null = no flag.
 template <typename Fn>
-void for_each(int64_t items, int num_threads, Fn&& fn) {
+void for_each(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
   std::atomic<int64_t> next{0};
+  std::atomic<bool> is_cancelled{false};
   const auto work = [&](int worker) {
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) fn(item, worker);
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      if (core::is_cancelled(cancel)) {
+        is_cancelled = true;
+        return;
+      }
+      fn(item, worker);
+    }
   };
-  std::vector<std::jthread> threads;
-  const int helpers = static_cast<int>(std::min<int64_t>(num_threads, items)) - 1;
-  try {
-    for (int worker = 1; worker <= helpers; ++worker) threads.emplace_back(work, worker);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those that started, and this one, do all items.
+  {
+    std::vector<std::jthread> threads;  // join at the end of this block
+    const int helpers = static_cast<int>(std::min<int64_t>(num_threads, items)) - 1;
+    try {
+      for (int worker = 1; worker <= helpers; ++worker) threads.emplace_back(work, worker);
+    } catch (const std::system_error&) {
+      // No more threads to be had: those that started, and this one, do all items.
+    }
+    work(0);
   }
-  work(0);
+  if (is_cancelled) throw core::Cancelled();
 }
 
 }  // namespace tessella::reference

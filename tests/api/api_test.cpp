@@ -42,10 +42,9 @@ TEST(Api, AValidCallRuns) {
 
 TEST(Api, SwitchesAreZeroOrOne) {
   using Options = tessella_attention_options;
-  for (const auto& [name, field] :
-       {std::pair{"causal_top_left", &Options::causal_top_left}, std::pair{"deterministic", &Options::deterministic},
-        std::pair{"batch_invariant", &Options::batch_invariant},
-        std::pair{"check_device_values", &Options::check_device_values}}) {
+  for (const auto& [name, field] : {std::pair{"causal_top_left", &Options::causal_top_left},
+                                    std::pair{"batch_invariant", &Options::batch_invariant},
+                                    std::pair{"check_device_values", &Options::check_device_values}}) {
     for (const int32_t value : {-1, 0, 1, 2}) {
       SmallCall call;
       ts::detail::ForwardCall c(call.args, call.options);
@@ -56,6 +55,19 @@ TEST(Api, SwitchesAreZeroOrOne) {
       EXPECT_EQ(std::string(tessella_last_error()),
                 "forward: " + std::string(name) + " is " + std::to_string(value) + ", expected 0 or 1");
     }
+  }
+}
+
+TEST(Api, DeterministicIsOneOfThree) {
+  for (const int32_t value : {-1, 0, 1, 2, 3}) {
+    SmallCall call;
+    ts::detail::ForwardCall c(call.args, call.options);
+    c.options.deterministic = value;
+    const bool is_valid = value >= 0 && value <= 2;
+    EXPECT_EQ(tessella_forward(&c.args, &c.options, nullptr), is_valid ? TESSELLA_OK : TESSELLA_INVALID_ARGUMENT);
+    if (is_valid) continue;
+    EXPECT_EQ(std::string(tessella_last_error()),
+              "forward: deterministic is " + std::to_string(value) + ", expected 0 to 2");
   }
 }
 
@@ -79,7 +91,7 @@ TEST(Api, NullStructsAreRefused) {
   tessella_forward_args args{};
   EXPECT_EQ(tessella_forward(&args, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tessella_last_error()).find("struct_size is 0"), std::string::npos);
-  EXPECT_EQ(tessella_plan_run(nullptr, nullptr, nullptr, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessella_plan_run(nullptr, nullptr, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
   tessella_plan_free(nullptr);
 }
 

@@ -99,4 +99,43 @@ TEST_F(DlpackTest, ThereAndBack) {
   managed->deleter(managed);
 }
 
+// DLPack 1.1's codes: int 0, uint 1, float8_e4m3fn 10, float8_e5m2 12.
+TEST_F(DlpackTest, DtypesOfEightAndFourBits) {
+  struct Row {
+    ts::DType dtype;
+    uint8_t code, bits;
+  };
+  for (const Row& row :
+       {Row{ts::u8, 1, 8}, Row{ts::i8, 0, 8}, Row{ts::i4, 0, 4}, Row{ts::f8e4m3fn, 10, 8}, Row{ts::f8e5m2, 12, 8}}) {
+    const auto view = ts::view(memory_.data(), row.dtype, {2, 3, 4});
+    for (const bool versioned : {false, true}) {
+      void* managed = ts::to_dlpack(view, versioned);
+      const DlTensor& tensor =
+          versioned ? static_cast<ManagedVersioned*>(managed)->tensor : static_cast<Managed*>(managed)->tensor;
+      EXPECT_EQ(tensor.code, row.code);
+      EXPECT_EQ(tensor.bits, row.bits);
+      EXPECT_EQ(tensor.lanes, 1);
+      EXPECT_EQ(ts::from_dlpack(managed, versioned).dtype(), row.dtype);
+      if (versioned) {
+        static_cast<ManagedVersioned*>(managed)->deleter(static_cast<ManagedVersioned*>(managed));
+      } else {
+        static_cast<Managed*>(managed)->deleter(static_cast<Managed*>(managed));
+      }
+    }
+  }
+}
+
+TEST_F(DlpackTest, FourBitsPaddedToAByteAreRefused) {
+  tensor_.code = 0;
+  tensor_.bits = 4;
+  const ManagedVersioned padded{1, 1, nullptr, nullptr, 4, tensor_};
+  try {
+    ts::from_dlpack(&padded, true);
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_EQ(error.code(), ts::ErrorCode::unsupported);
+    EXPECT_STREQ(error.what(), "from_dlpack: the i4 elements are padded to a byte each, expected two a byte");
+  }
+}
+
 }  // namespace

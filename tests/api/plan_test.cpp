@@ -114,7 +114,7 @@ TEST(Plan, KernelsDescribeThemselves) {
     ASSERT_EQ(tessella_kernel_describe(i, &info), TESSELLA_OK);
     EXPECT_GT(std::string(info.summary).size(), 0u) << info.name;
     const char* reason = nullptr;
-    ASSERT_EQ(tessella_kernel_refusal(i, &call.args, &call.options, &reason), TESSELLA_OK);
+    ASSERT_EQ(tessella_kernel_refusal(i, &call.tagged, &reason), TESSELLA_OK);
     if (std::string(info.device) != "cpu") {
       EXPECT_STREQ(reason, "runs on cuda tensors, and q is on the CPU");
     } else if (info.unavailable[0] != '\0') {

@@ -86,18 +86,18 @@ const Refusal kRefusals[] = {
      kInvalid, "out.dtype is bf16, expected f32"},
     {"k_dtype",
      [](SmallCall& c) {
-       c.args.k = ts::view(c.k.data(), ts::bf16, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+       c.args.k = ts::view(c.k.data(), ts::i64, {kBatch, kSeqlenKv, 1, kDim});
      },
-     kInvalid, "k.dtype is bf16, expected f32 = q.dtype"},
+     kInvalid, "k.dtype is i64, expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"},
     {"q_dtype",
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::i32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
      },
-     kInvalid, "q.dtype is i32, expected f64, f32, bf16 or f16"},
+     kInvalid, "q.dtype is i32, expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"},
     {"option_out_dtype", [](SmallCall& c) { c.options.out_dtype = ts::bf16; }, kInvalid,
      "out_dtype is bf16, expected f32 = q.dtype"},
-    {"option_out_dtype_unknown", [](SmallCall& c) { c.options.out_dtype = static_cast<ts::DType>(9); }, kInvalid,
-     "out_dtype is 9, expected one of tessella_dtype"},
+    {"option_out_dtype_unknown", [](SmallCall& c) { c.options.out_dtype = static_cast<ts::DType>(13); }, kInvalid,
+     "out_dtype is 13, expected one of tessella_dtype"},
     {"negative_stride",
      [](SmallCall& c) { c.args.q = ts::TensorView(changed(c.args.q, [](tessella_tensor& t) { t.strides[1] = -32; })); },
      kInvalid, "q.strides[1] is -32, expected at least 0"},
@@ -182,8 +182,10 @@ const Refusal kRefusals[] = {
     {"num_threads", [](SmallCall& c) { c.options.num_threads = -1; }, kInvalid, "num_threads is -1"},
     {"num_splits", [](SmallCall& c) { c.options.num_splits = 4; }, kUnsupported, "num_splits is 4"},
     {"num_sms", [](SmallCall& c) { c.options.num_sms = 4; }, kUnsupported, "option num_sms is for GPUs"},
-    {"score", [](SmallCall& c) { c.options.score = {"return score + 1;"}; }, kUnsupported, "option score is for GPUs"},
-    {"keep", [](SmallCall& c) { c.options.keep = "return q >= k;"; }, kUnsupported, "option keep is for GPUs"},
+    {"score_mod", [](SmallCall& c) { c.options.score_mod = {"return score + 1;"}; }, kUnsupported,
+     "option score_mod is for GPUs"},
+    {"mask_mod", [](SmallCall& c) { c.options.mask_mod = "return q >= k;"; }, kUnsupported,
+     "option mask_mod is for GPUs"},
     {"max_seqlen", [](SmallCall& c) { c.options.max_seqlen_kv = 4; }, kInvalid,
      "max_seqlen_kv is 4, expected 0 or at least 5"},
     {"unknown_kernel", [](SmallCall& c) { c.options.kernel = "cpu.nonsense"; }, kInvalid, "kernel is \"cpu.nonsense\""},
@@ -296,7 +298,7 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
 TEST_P(RefusalTest, IsTheSameForAGpu) {
   if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
   const std::string_view name = GetParam().name;
-  for (const char* other : {"num_sms", "score", "keep"}) {
+  for (const char* other : {"num_sms", "score_mod", "mask_mod"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
   for (const char* value :

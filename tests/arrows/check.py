@@ -15,7 +15,9 @@ ARROWS = {
     "src/portable": {"src/portable"},
     "src/core": {"src/core", "src/portable"},
     "src/reference": {"src/reference", "src/core", "src/portable"},
-    "src/cpu": {"src/cpu", "src/core", "src/portable"},
+    "src/cpu": {"src/cpu", "src/cpu/amx", "src/cpu/vector", "src/core", "src/portable"},
+    "src/cpu/amx": {"src/cpu/amx", "src/cpu/vector", "src/cpu", "src/core", "src/portable"},
+    "src/cpu/vector": {"src/cpu/vector", "src/cpu", "src/core", "src/portable"},
     "src/cuda": {"src/cuda", "src/core", "src/portable"},
     "src/cuda/device": {"src/cuda/device", "src/portable"},
     "src/parallel": {"src/parallel", "src/core", "src/portable"},
@@ -30,7 +32,7 @@ TABLES = re.compile(r"src/(reference|cpu|cuda)/(driver/|compile/)?(kernels|atten
 TABLE_USERS = ("src/api",)
 # Headers of other projects stay behind these walls.
 FOREIGN = {
-    "hwy/": ("src/cpu",),
+    "hwy/": ("src/cpu/vector",),
     "oneapi/": ("src/cpu",),
     "tbb/": ("src/cpu",),
     "cuda": ("src/cuda",),
@@ -114,10 +116,12 @@ def self_test():
         root = pathlib.Path(folder)
         files = {
             "include/tessella/tessella.h": "",
-            "src/core/plan.hpp": '#include "cpu/table.hpp"\n',
-            "src/cpu/table.hpp": '#include "core/plan.hpp"\n#include <hwy/highway.h>\n',
+            "src/core/plan.hpp": '#include "cpu/kernels.hpp"\n',
+            "src/cpu/kernels.hpp": '#include "core/plan.hpp"\n#include <tbb/task_arena.h>\n',
+            "src/cpu/amx/rows.hpp": '#include "cpu/strip.hpp"\n#include <hwy/highway.h>\n',
+            "src/cpu/vector/rows.hpp": '#include "cpu/amx/rows.hpp"\n#include <hwy/highway.h>\n',
             "src/cpu/strip.hpp": "\n" * 600,
-            "src/api/door.cpp": '#include "cpu/table.hpp"\n#include "cpu/strip.hpp"\n',
+            "src/api/door.cpp": '#include "cpu/kernels.hpp"\n#include "cpu/strip.hpp"\n',
             "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
             "src/core/string_utils.hpp": "",
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n',
@@ -130,11 +134,13 @@ def self_test():
         errors, notes, _ = check(root)
     expected = ["apps/tessella/main.cpp:2: apps must not include src/core/plan.hpp",
                 "src/api/door.cpp:2: src/api must not include src/cpu/strip.hpp",
-                "src/core/plan.hpp:1: src/core must not include src/cpu/table.hpp",
+                "src/core/plan.hpp:1: src/core must not include src/cpu/kernels.hpp",
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
+                "src/cpu/amx/rows.hpp:2: <hwy/highway.h> belongs behind src/cpu/vector",
+                "src/cpu/vector/rows.hpp:1: src/cpu/vector must not include src/cpu/amx/rows.hpp",
                 "src/cuda/device/tile/tile.hpp:1: the device compiler finds no <cstdint>",
                 "src/cuda/device/tile/tile.hpp:3: src/cuda/device must not include src/core/plan.hpp",
-                "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu",
+                "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu/vector",
                 "src/stray.cpp: lies in no folder of the design"]
     if errors != expected or notes != ["src/cpu/strip.hpp: 600 lines"]:
         print("arrows: the check misses what it must find:", *errors, *notes, sep="\n  ")

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cases/call.hpp"
+#include "cases/tagged.hpp"
 #include "cases/tensor_places.hpp"
 
 namespace tessella::tests {
@@ -52,10 +53,10 @@ tessella_status Call::run_plain() {
 }
 
 tessella_status Call::make_plan(tessella_plan** plan) const {
-  if (!is_on_gpu_) return tessella_plan_forward(&args_, &options_, plan);
+  if (!is_on_gpu_) return tessella_plan_make(Tagged(args_, options_), plan);
   GpuTwin twin(blocks(), wants_exact_memory());
   const tessella_forward_args args = twin.args(args_, shows_device());
-  return tessella_plan_forward(&args, &options_, plan);
+  return tessella_plan_make(Tagged(args, options_), plan);
 }
 
 tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) const {
@@ -80,7 +81,7 @@ tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) con
   }
   void* stream = twin ? twin->stream() : nullptr;
   if (const auto status = tessella_plan_initialize(plan, &workspace, stream); status != TESSELLA_OK) return status;
-  const tessella_status status = tessella_plan_run(plan, &args, &options_, &workspace, stream);
+  const tessella_status status = tessella_plan_run(plan, Tagged(args, options_), &workspace, stream);
   if (twin) text = twin->download();
 
   const auto all = [](const std::byte* begin, size_t count, int value) {
@@ -135,7 +136,7 @@ std::string Call::spoiled() const {
 std::string Call::check(int64_t rows) const {
   if (!spoiled_.empty()) return spoiled_;
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-  if (tessella_check_forward(&args_, &options_, rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
+  if (tessella_check(Tagged(args_, options_), rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed == 0) {
     std::ostringstream text;
     text << (report.worst_index[3] < 0 ? "lse" : "out") << "[" << report.worst_index[0] << ", row "

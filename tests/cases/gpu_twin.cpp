@@ -34,7 +34,7 @@ std::vector<HostBlock> blocks_of(const tessella_forward_args& args) {
     if (args.*member == nullptr) continue;
     add(*(args.*member), member == &tessella_forward_args::out || member == &tessella_forward_args::lse);
   }
-  for (int32_t i = 0; i < args.num_score_args; ++i) add(args.score_args[i], false);
+  for (int32_t i = 0; i < args.num_mod_args; ++i) add(args.mod_args[i], false);
   return blocks;
 }
 
@@ -106,8 +106,8 @@ tessella_forward_args GpuTwin::args(const tessella_forward_args& host, bool show
   for (const cli::TensorMember member : cli::kTensorMembers) {
     if (host.*member != nullptr) args.*member = &tensors_.emplace_back(twin(*(host.*member), shows_device));
   }
-  for (int32_t i = 0; i < host.num_score_args; ++i) score_args_.push_back(twin(host.score_args[i], shows_device));
-  args.score_args = score_args_.data();
+  for (int32_t i = 0; i < host.num_mod_args; ++i) score_args_.push_back(twin(host.mod_args[i], shows_device));
+  args.mod_args = score_args_.data();
   return args;
 }
 

@@ -80,7 +80,7 @@ inline Row reference_row(const core::Problem& p, int64_t i = 0, int64_t head = 0
   Row row;
   row.out.resize(static_cast<size_t>(p.head_dim_v));
   std::vector<double> scratch(static_cast<size_t>(reference::row_scratch(p)));
-  row.lse = reference::attention_row(p, core::sequence(p, batch_idx), head, i, scratch.data(), row.out.data());
+  row.lse = reference::attention_row(p, core::sequence(p, batch_idx), head, i, scratch.data(), row.out.data()).lse;
   return row;
 }
 

@@ -232,6 +232,18 @@ class Attend(CliTest):
             (["--kernel", "nosuch"], "nosuch"),
             (["--dtype", "f8"], "dtype is 'f8', expected one of f64"),
             (["--no-such"], "--no-such"),
+            (["--keep", "return true;"], "--keep"),
+            (["--mask-mod", "return true;"], "option mask_mod is for GPUs"),
+            (["--score-mod", "return score;"], "option score_mod is for GPUs"),
+            (["--deterministic", "yes"], "--deterministic is 'yes', expected automatic, required or not-needed"),
+            (["--query-class", "few"], "query_class is 1, expected 0 unless batch_invariant is 1"),
+            (["--batch-invariant", "--query-class", "few"], "is for many queries, and query_class is few"),
+            (["--first-query", "3"], "does not support slice"),
+            (["--first-head", "3", "--whole-heads-q", "14"], "whole_heads_q is 14, expected 15"),
+            (["--scale-block", "64"], "scale_block is 64, expected 0 without q_scale"),
+            (["--k-scale", "2", "--scale-block", "64"], "does not support scales"),
+            (["--k-scale", "2,3"], "k_scale has shape (2), expected one that broadcasts to (1, 1, 12)"),
+            (["--out-dtype", "f8e4m3fn"], "does not write out.dtype f8e4m3fn beside q.dtype f32"),
             (["--check=x"], "--check is 'x'"),
             (["--scale", "nan"], "--scale is nan, expected a finite number"),
             (["--softcap", "1e99"], "--softcap is 1e99, expected a finite number"),
@@ -296,7 +308,13 @@ class Others(CliTest):
         why = run("kernels", "--why", "--dtype", "f64", "--head-dim", 64, "--seqlen", 100, "--mask", "causal").stdout
         self.assertIn("runs this", why)
         self.assertIn("does not compute f64", why)
-        self.assertEqual(len(json.loads(run("kernels", "--json").stdout)["results"]), why.count("\n") - 1)
+        rows = json.loads(run("kernels", "--json").stdout)["results"]
+        self.assertEqual(len(rows), why.count("\n") - 1)
+        self.assertEqual({row["operation"] for row in rows}, {"forward"})
+        self.assertIn("any", {row["architectures"] for row in rows})
+        quantized = run("kernels", "--why", "--dtype", "f8e4m3fn", "--head-dim", 64).stdout
+        self.assertEqual(quantized.count("runs"), quantized.count("runs on cuda tensors"))
+        self.assertIn("does not compute f8e4m3fn", quantized)
         self.refuses("kernels", "--why", "--heads", "3/2", saying="multiple of KV heads")
         self.refuses("kernels", "--seqlen", 5, "--json", saying="--seqlen is given without --why")
         for arguments in ((), ("--why",)):

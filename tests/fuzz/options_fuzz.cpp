@@ -54,7 +54,7 @@ int64_t element_bytes(int32_t dtype) {
     case TESSELLA_I32: return 4;
     case TESSELLA_BF16:
     case TESSELLA_F16: return 2;
-    default: return 1;
+    default: return 1;  // i4 too: half of its memory is spare
   }
 }
 
@@ -100,7 +100,7 @@ void make_tensor(Bytes& bytes, OwnedTensor& owned, std::initializer_list<int64_t
     stride *= std::clamp<int64_t>(t.shape[axis], 1, 64);
   }
   if (odd & 2) t.strides[odd / 8 % 4] = bytes.number();
-  if ((odd & 0xc4) == 4) t.dtype = bytes.byte() % 10;
+  if ((odd & 0xc4) == 4) t.dtype = bytes.byte() % 15;
   if ((odd & 0xf8) == 0xf8) {
     t.ndim = static_cast<int32_t>(bytes.number());
     t.device_type = bytes.byte() % 4;
@@ -119,7 +119,7 @@ void call(Bytes& bytes) {
   const auto present = bytes.value<uint32_t>();
 
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
-  std::vector<OwnedTensor> owned(20);
+  std::vector<OwnedTensor> owned(32);
   size_t used = 0;
   const auto put = [&](const tessella_tensor*& field, std::initializer_list<int64_t> shape, int32_t type) {
     make_tensor(bytes, owned[used], shape, type);
@@ -166,6 +166,15 @@ void call(Bytes& bytes) {
   }
   maybe(11, args.prefix_lengths, {batch}, TESSELLA_I32);
   maybe(12, args.seed, {1}, TESSELLA_I64);
+  const int64_t scale_block = present >> 17 & 1 ? bytes.number() : 0;
+  const int64_t blocks_q = scale_block > 0 ? (seqlen_q + scale_block - 1) / scale_block : 1;
+  const int64_t blocks_kv = scale_block > 0 ? (seqlen_kv + scale_block - 1) / scale_block : 1;
+  maybe(18, args.q_scale, {batch, blocks_q, heads_q}, TESSELLA_F32);
+  maybe(19, args.k_scale, {batch, blocks_kv, heads_kv}, TESSELLA_F32);
+  maybe(20, args.v_scale, {heads_kv}, TESSELLA_F32);
+  maybe(21, args.out_scale, {1}, TESSELLA_F32);
+  maybe(22, args.amax, {blocks_q, 1}, TESSELLA_F32);
+  if ((present >> 23 & 15) == 15) put(args.key_ranges, {1, 1, seqlen_q, 1, 2}, TESSELLA_I32);
 
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
   if (present >> 13 & 1) {
@@ -173,7 +182,11 @@ void call(Bytes& bytes) {
     options.softcap = bytes.value<float>();
     options.dropout = bytes.byte() / 200.0f;
     options.causal_top_left = bytes.byte() % 3 - 1;
-    options.out_dtype = bytes.byte() % 9 - 1;
+    options.out_dtype = bytes.byte() % 15 - 1;
+    options.deterministic = bytes.byte() % 5 - 1;
+    options.batch_invariant = bytes.byte() % 3;
+    options.query_class = bytes.byte() % 5 - 1;
+    options.first_query = bytes.byte() % 8 == 0 ? bytes.number() : 0;
     options.num_splits = static_cast<int32_t>(bytes.number());
     options.num_sms = static_cast<int32_t>(bytes.number());
     options.max_seqlen_q = bytes.number();
@@ -187,6 +200,9 @@ void call(Bytes& bytes) {
   }
   options.block_map_q = present >> 9 & 1 && block_q < 4 ? 8 : block_q;
   options.block_map_kv = present >> 9 & 1 && block_kv < 4 ? 8 : block_kv;
+  options.scale_block = scale_block;
+  const int32_t flag = bytes.byte() == 0;
+  options.cancel = &flag;
   options.num_threads = bytes.byte() % 3;
   // A name of the table, none, or one that is nobody's; a forced kernel runs or says why not.
   tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
@@ -208,14 +224,17 @@ void call(Bytes& bytes) {
   }
 
   const tessella_status status = tessella_forward(&args, &sized.options, nullptr);
-  if (status < TESSELLA_OK || status >= TESSELLA_INTERNAL || (status != TESSELLA_OK && !*tessella_last_error())) {
+  if (status < TESSELLA_OK || status == TESSELLA_INTERNAL || status > TESSELLA_CANCELLED ||
+      (status != TESSELLA_OK && !*tessella_last_error())) {
     std::fprintf(stderr, "status %d: %s\n", status, tessella_last_error());
     std::abort();
   }
   tessella_plan* plan = nullptr;
-  if (tessella_plan_forward(&args, &sized.options, &plan) == TESSELLA_OK) tessella_plan_free(plan);
+  const int32_t operation = bytes.byte() % 32 == 0 ? bytes.byte() % 9 - 1 : TESSELLA_FORWARD;
+  const tessella_call tagged{sizeof tagged, operation, &args, &sized.options};
+  if (tessella_plan_make(&tagged, &plan) == TESSELLA_OK) tessella_plan_free(plan);
   const char* reason = nullptr;
-  tessella_kernel_refusal(kernel % tessella_kernel_count(), &args, &sized.options, &reason);
+  tessella_kernel_refusal(kernel % tessella_kernel_count(), &tagged, &reason);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
+#include "cases/tagged.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -23,7 +24,7 @@ class GpuDoor : public testing::Test {
     const Call call({});
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
-    if (tessella_plan_forward(&args, &call.options(), &plan) == TESSELLA_OK) tessella_plan_free(plan);
+    if (tessella_plan_make(Tagged(args, call.options()), &plan) == TESSELLA_OK) tessella_plan_free(plan);
     if (std::string(tessella_last_error()).find("no CUDA backend") != std::string::npos) {
       GTEST_SKIP() << tessella_last_error();
     }
@@ -91,7 +92,8 @@ TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);
     const char* reason = "";
-    ASSERT_EQ(tessella_kernel_refusal(idx, &args, &call.options(), &reason), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_kernel_refusal(idx, Tagged(args, call.options()), &reason), TESSELLA_OK)
+        << tessella_last_error();
     if (std::string(info.device) == "cpu") {
       EXPECT_STREQ(reason, "runs on cpu tensors, and q is on cuda:0") << info.name;
     }
@@ -191,14 +193,14 @@ TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-    ASSERT_EQ(tessella_check_forward(&args, &call.options(), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_check(Tagged(args, call.options()), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
     EXPECT_EQ(report.passed, 1) << layout << ": error " << report.max_error;
     EXPECT_EQ(report.rows, 2 * 4 * 9);
 
     *static_cast<float*>(call.args().out->data) += 1;
     GpuTwin spoiled(call.blocks(), false);
     const tessella_forward_args wrong = spoiled.args(call.args(), true);
-    ASSERT_EQ(tessella_check_forward(&wrong, &call.options(), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_check(Tagged(wrong, call.options()), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
     EXPECT_EQ(report.passed, 0) << layout;
   }
 }
@@ -229,26 +231,26 @@ TEST_F(GpuDoor, TextsAndTheirArraysAreChecked) {
   tessella_attention_options options = call.options();
   tessella_tensor arrays[9];
   std::fill_n(arrays, 9, *args.q);
-  args.score_args = arrays;
-  args.num_score_args = 1;
-  expect_refusal(args, options, "forward: score_args is given, expected it beside score or keep");
-  options.score_gradient = "return 1;";
-  args.num_score_args = 0;
-  expect_refusal(args, options, "forward: score_gradient is given, expected it beside score");
-  options.score = "return score;";
-  args.num_score_args = 9;
-  expect_refusal(args, options, "forward: num_score_args is 9, expected 0 to 8");
-  args.num_score_args = 2;
+  args.mod_args = arrays;
+  args.num_mod_args = 1;
+  expect_refusal(args, options, "forward: mod_args is given, expected it beside score_mod or mask_mod");
+  options.score_mod_gradient = "return 1;";
+  args.num_mod_args = 0;
+  expect_refusal(args, options, "forward: score_mod_gradient is given, expected it beside score_mod");
+  options.score_mod = "return score;";
+  args.num_mod_args = 9;
+  expect_refusal(args, options, "forward: num_mod_args is 9, expected 0 to 8");
+  args.num_mod_args = 2;
   arrays[1].strides[1] = 64;
-  expect_refusal(args, options, "forward: score_args[1].strides[1] is 64, expected 8: the array must be dense");
+  expect_refusal(args, options, "forward: mod_args[1].strides[1] is 64, expected 8: the array must be dense");
   arrays[1] = *args.q;
   arrays[1].dtype = TESSELLA_I64;
-  expect_refusal(args, options, "forward: score_args[1].dtype is i64, expected f32, bf16, f16, i32 or bool");
+  expect_refusal(args, options, "forward: mod_args[1].dtype is i64, expected f32, bf16, f16, i32 or bool");
   arrays[1] = *call.args().q;
-  expect_refusal(args, options, "forward: score_args[1] is on the CPU, expected cuda:0 = the device of q");
+  expect_refusal(args, options, "forward: mod_args[1] is on the CPU, expected cuda:0 = the device of q");
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-  args.num_score_args = 0;
-  EXPECT_EQ(tessella_check_forward(&args, &options, 0, 1, &report), TESSELLA_UNSUPPORTED);
+  args.num_mod_args = 0;
+  EXPECT_EQ(tessella_check(Tagged(args, options), 0, 1, &report), TESSELLA_UNSUPPORTED);
 }
 
 TEST_F(GpuDoor, DlpackSaysWhereAPointerIs) {

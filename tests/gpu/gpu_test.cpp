@@ -11,6 +11,7 @@
 
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
+#include "cases/tagged.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -98,10 +99,10 @@ void expect_same_meaning(const Case& c, const Change& change) {
 // The call's ALiBi by this text.
 Change alibi_as(const char* text) {
   return [text](tessella_forward_args& args, tessella_attention_options& options) {
-    args.score_args = args.alibi_slopes;
-    args.num_score_args = 1;
+    args.mod_args = args.alibi_slopes;
+    args.num_mod_args = 1;
     args.alibi_slopes = nullptr;
-    options.score = text;
+    options.score_mod = text;
   };
 }
 
@@ -146,7 +147,7 @@ TEST_P(Gpu, AScoreTextIsOfNaturalUnits) {
   c.softcap = 20;
   expect_same_meaning(c, [](tessella_forward_args&, tessella_attention_options& options) {
     options.softcap = 0;
-    options.score = "return 20.0f * tanhf(score / 20.0f);";
+    options.score_mod = "return 20.0f * tanhf(score / 20.0f);";
   });
 }
 
@@ -155,7 +156,7 @@ TEST_P(Gpu, AKeepTextMayBeAMask) {
   c.causal_top_left = true;
   expect_same_meaning(c, [](tessella_forward_args&, tessella_attention_options& options) {
     options.causal_top_left = 0;
-    options.keep = "return k <= q;";
+    options.mask_mod = "return k <= q;";
   });
   Case documents = base();
   documents.document = true;
@@ -164,9 +165,9 @@ TEST_P(Gpu, AKeepTextMayBeAMask) {
     arrays[0] = *args.document_ids_q;
     arrays[1] = *args.document_ids_kv;
     args.document_ids_q = args.document_ids_kv = nullptr;
-    args.score_args = arrays;
-    args.num_score_args = 2;
-    options.keep =
+    args.mod_args = arrays;
+    args.num_mod_args = 2;
+    options.mask_mod =
         "const int rows_q = arrays.count(0) / 2; const int rows_kv = arrays.count(1) / 2;"  // batch is 2
         "return arrays.i32(0)[b * rows_q + q] == arrays.i32(1)[b * rows_kv + k];";
   });
@@ -175,7 +176,7 @@ TEST_P(Gpu, AKeepTextMayBeAMask) {
 TEST_P(Gpu, ATextThatDoesNotCompileIsAnErrorWithItsLog) {
   Call call(base());
   tessella_attention_options options = call.options();
-  options.score = "return no_such_name;";
+  options.score_mod = "return no_such_name;";
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
   EXPECT_EQ(tessella_forward(&args, &options, twin.stream()), TESSELLA_COMPILE);
@@ -188,24 +189,25 @@ TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
   odd_case.shift = 1;
   Call odd(odd_case);
   tessella_attention_options options = call.options();
-  options.score = "return 0.5f * score;";
+  options.score_mod = "return 0.5f * score;";
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
   tessella_plan* plan = nullptr;
-  ASSERT_EQ(tessella_plan_forward(&args, &options, &plan), TESSELLA_OK) << tessella_last_error();
+  ASSERT_EQ(tessella_plan_make(Tagged(args, options), &plan), TESSELLA_OK) << tessella_last_error();
   const std::string explained = tessella_plan_explain(plan);
   EXPECT_NE(explained.find(" device=cuda:0\n"), std::string::npos) << explained;
   EXPECT_EQ(explained.find("threads"), std::string::npos) << explained;
-  EXPECT_EQ(tessella_plan_run(plan, &args, &options, nullptr, twin.stream()), TESSELLA_OK) << tessella_last_error();
-  options.score = "return 0.25f * score;";
-  EXPECT_EQ(tessella_plan_run(plan, &args, &options, nullptr, twin.stream()), TESSELLA_INVALID_ARGUMENT);
-  EXPECT_STREQ(tessella_last_error(), "plan_run: score is another text than what the plan was made for");
+  EXPECT_EQ(tessella_plan_run(plan, Tagged(args, options), nullptr, twin.stream()), TESSELLA_OK)
+      << tessella_last_error();
+  options.score_mod = "return 0.25f * score;";
+  EXPECT_EQ(tessella_plan_run(plan, Tagged(args, options), nullptr, twin.stream()), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessella_last_error(), "plan_run: score_mod is another source than what the plan was made for");
   EXPECT_EQ(twin.download(), "");
 
-  options.score = "return 0.5f * score;";
+  options.score_mod = "return 0.5f * score;";
   GpuTwin odd_twin(odd.blocks(), false);
   const tessella_forward_args odd_args = odd_twin.args(odd.args(), true);
-  EXPECT_EQ(tessella_plan_run(plan, &odd_args, &options, nullptr, odd_twin.stream()), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessella_plan_run(plan, Tagged(odd_args, options), nullptr, odd_twin.stream()), TESSELLA_INVALID_ARGUMENT);
   EXPECT_STREQ(tessella_last_error(),
                "plan_run: q, k and v are aligned to 2 bytes, expected 16, as the plan was made for");
   tessella_plan_free(plan);
@@ -272,7 +274,7 @@ TEST_P(Gpu, IsCapturedInAGraph) {
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_plan* plan = nullptr;
-    ASSERT_EQ(tessella_plan_forward(&args, &call.options(), &plan), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(tessella_plan_make(Tagged(args, call.options()), &plan), TESSELLA_OK) << tessella_last_error();
     tessella_workspace workspace{};
     tessella_plan_workspace(plan, &workspace.state_bytes, &workspace.scratch_bytes);
     const cli::GpuMemory state(twin.gpu(), workspace.state_bytes), scratch(twin.gpu(), workspace.scratch_bytes);
@@ -283,7 +285,7 @@ TEST_P(Gpu, IsCapturedInAGraph) {
     void* executable = nullptr;
     constexpr int kThreadLocal = 1;
     ASSERT_EQ(begin(twin.stream(), kThreadLocal), 0);
-    EXPECT_EQ(tessella_plan_run(plan, &args, &call.options(), &workspace, twin.stream()), TESSELLA_OK)
+    EXPECT_EQ(tessella_plan_run(plan, Tagged(args, call.options()), &workspace, twin.stream()), TESSELLA_OK)
         << tessella_last_error();
     ASSERT_EQ(end(twin.stream(), &graph), 0);
     ASSERT_EQ(make(&executable, graph, 0), 0);

@@ -55,9 +55,9 @@ const FeatureSet kFeatureSets[] = {
     {"bias", Feature::bias},
     {"bias in f32", Feature::bias, DType::f32},
     {"dropout", Feature::dropout},
-    {"score", Feature::score},
+    {"score", Feature::score_mod},
     {"dense mask", Feature::dense_mask},
-    {"keep", Feature::keep},
+    {"keep", Feature::mask_mod},
     {"pages", Feature::paged_kv},
     {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
     {"batch invariant", {}, DType::none, true},
@@ -111,8 +111,9 @@ Problem problem(const Row& row) {
             .alignment = row.is_aligned ? 16 : 2,
             .batch_invariant = set.batch_invariant};
   p.bias_dtype = set.bias_dtype == DType::none ? p.dtype : set.bias_dtype;
-  if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
-  if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
+  if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+  if (p.features.has(Feature::mask_mod))
+    p.mask_mod = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
   return p;
 }
 
@@ -171,7 +172,7 @@ int num_exits(const std::string& image) {
 // (docs/forward_sm90.md). Those of a cluster all wait at its end.
 void expect_lean(CubinStore& store, const Problem& p, const ForwardSm90Config& config, const char* name) {
   const auto cubin =
-      store.get(forward_sm90_program(config, user_text(p.score, p.keep)), {.arch = 90, .arch_specific = true});
+      store.get(forward_sm90_program(config, user_text(p.score_mod, p.mask_mod)), {.arch = 90, .arch_specific = true});
   const Resources& takes = cubin->resources;
   const std::string what = std::to_string(p.head_dim_qk) + "/" + std::to_string(p.head_dim_v) + " " + name +
                            ", tiles " + std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv) + "\n" +
@@ -194,24 +195,24 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"dropout", Feature::dropout},
                              {"softcap and dropout", Feature::softcap | Feature::dropout},
                              {"softcap, dropout and lse", Feature::softcap | Feature::dropout | Feature::lse},
-                             {"score", Feature::score},
-                             {"softcap and score", Feature::softcap | Feature::score},
-                             {"alibi and score", Feature::alibi | Feature::score},
+                             {"score", Feature::score_mod},
+                             {"softcap and score", Feature::softcap | Feature::score_mod},
+                             {"alibi and score", Feature::alibi | Feature::score_mod},
                              {"bias and dropout", Feature::bias | Feature::dropout},
-                             {"keep", Feature::keep},
+                             {"keep", Feature::mask_mod},
                              {"pages", Feature::paged_kv},
-                             {"masks", core::kElementMasks | Feature::keep},
+                             {"masks", core::kElementMasks | Feature::mask_mod},
                              {"mask and softcap", Feature::dense_mask | Feature::softcap},
-                             {"mask, softcap and dropout", Feature::keep | Feature::softcap | Feature::dropout},
+                             {"mask, softcap and dropout", Feature::mask_mod | Feature::softcap | Feature::dropout},
                              {"mask and alibi", Feature::document | Feature::alibi},
                              {"mask and bias in f32", Feature::dense_mask | Feature::bias, DType::f32},
                              {"mask and pages", Feature::dense_mask | Feature::paged_kv},
                              {"mask and dropout", Feature::block_map | Feature::dropout},
-                             {"mask and score", Feature::document | Feature::score},
+                             {"mask and score", Feature::document | Feature::score_mod},
                              {"batch invariant", {}, DType::none, true},
                              {"batch invariant softcap", Feature::softcap, DType::none, true},
                              {"batch invariant alibi", Feature::alibi, DType::none, true},
-                             {"batch invariant score", Feature::score, DType::none, true},
+                             {"batch invariant score", Feature::score_mod, DType::none, true},
                              {"batch invariant mask", Feature::document, DType::none, true},
                              {"batch invariant mask and bias", Feature::document | Feature::bias, DType::f32, true}};
   // Rows that see few keys, or many, take tiles of their own in wide heads.
@@ -224,8 +225,8 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score text: every size. Every other
       // feature at one, a keep text and what lies beside a score text at 128 too.
       const auto is_alone = [&](Feature of) { return sets[set].features == of && !sets[set].batch_invariant; };
-      const bool is_score = sets[set].features == Feature::score;
-      const bool has_text = sets[set].features.has(Feature::score) || sets[set].features.has(Feature::keep);
+      const bool is_score = sets[set].features == Feature::score_mod;
+      const bool has_text = sets[set].features.has(Feature::score_mod) || sets[set].features.has(Feature::mask_mod);
       const bool has_two_terms = is_alone(Feature::softcap);
       const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
                              dims == set % std::size(kDims) || (has_text && dims == 2);
@@ -239,11 +240,12 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                 .alignment = 16,
                 .batch_invariant = sets[set].batch_invariant};
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
-      if (p.features.has(Feature::score)) p.score = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
-      if (p.features.has(Feature::keep)) p.keep = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
+      if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
+      if (p.features.has(Feature::mask_mod))
+        p.mask_mod = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
       expect_lean(store, p, forward_sm90_config(p), sets[set].name);
       if (!is_score) continue;
-      p.score = "return score - arrays.f32(0)[h] * fabsf(q - k);";
+      p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
       expect_lean(store, p, forward_sm90_config(p), "score by places");
     }
   }
@@ -266,7 +268,8 @@ TEST(LadderKernels, Compile) {
     for (const auto& [file, kernel] :
          {std::pair{"standard.hpp", "standard_scores"}, std::pair{"standard.hpp", "standard_softmax"},
           std::pair{"standard.hpp", "standard_output"}, std::pair{"flash_1.hpp", "flash_1"}}) {
-      const auto cubin = store.get(ladder_program(file, kernel, config, user_text(p.score, p.keep)), {.arch = arch});
+      const auto cubin =
+          store.get(ladder_program(file, kernel, config, user_text(p.score_mod, p.mask_mod)), {.arch = arch});
       EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
       EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
     }

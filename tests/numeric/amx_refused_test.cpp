@@ -11,6 +11,7 @@
 
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
+#include "cases/tagged.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -38,7 +39,7 @@ int choose_and_run() {
              .threads = 2,
              .seed = 1});
   tessella_plan* plan = nullptr;
-  if (tessella_plan_forward(&call.args(), &call.options(), &plan) != TESSELLA_OK) return kFailed;
+  if (tessella_plan_make(Tagged(call.args(), call.options()), &plan) != TESSELLA_OK) return kFailed;
   const bool amx = std::strcmp(tessella_plan_kernel(plan), "cpu.forward_amx") == 0;
   const bool says_why = std::strstr(tessella_plan_explain(plan), "arch_prctl") != nullptr;
   tessella_plan_free(plan);

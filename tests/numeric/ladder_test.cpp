@@ -1,5 +1,5 @@
 // The ladder's counts: what cost() says by formula is what a run moves, and who needs memory of N x N.
-#include "reference/ladder.hpp"
+#include "reference/ladder/ladder.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,6 +10,7 @@
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
 #include "cases/kernels.hpp"
+#include "cases/tagged.hpp"
 
 namespace {
 
@@ -23,7 +24,7 @@ std::string cell(const Case& c, std::string& plain) {
   Call call(c);
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   if (call.run() != TESSELLA_OK) return "–";
-  if (tessella_check_forward(&call.args(), &call.options(), kRows, 1, &report) != TESSELLA_OK) return "–";
+  if (tessella_check(Tagged(call.args(), call.options()), kRows, 1, &report) != TESSELLA_OK) return "–";
   char text[64];
   std::snprintf(text, sizeof text, "%.1e", report.plain_error);
   plain = text;

@@ -67,23 +67,24 @@ int main(void) {
   options.allocator = NULL;
 
   /* A plan, its workspace, its texts. */
+  const tessella_call call = {sizeof call, TESSELLA_FORWARD, &args, &options};
   tessella_plan* plan = NULL;
   size_t state_bytes = 1, scratch_bytes = 1;
-  EXPECT(tessella_plan_forward(&args, &options, &plan) == TESSELLA_OK);
+  EXPECT(tessella_plan_make(&call, &plan) == TESSELLA_OK);
   EXPECT(tessella_plan_workspace(plan, &state_bytes, &scratch_bytes) == TESSELLA_OK);
   EXPECT(strlen(tessella_plan_kernel(plan)) > 0 && strstr(tessella_plan_explain(plan), tessella_plan_kernel(plan)));
   tessella_workspace workspace = {aligned_alloc(64, state_bytes + 64 - state_bytes % 64), state_bytes,
                                   aligned_alloc(64, scratch_bytes + 64 - scratch_bytes % 64), scratch_bytes};
   EXPECT(tessella_plan_initialize(plan, &workspace, NULL) == TESSELLA_OK);
   memset(out, 0xff, sizeof out);
-  EXPECT(tessella_plan_run(plan, &args, &options, &workspace, NULL) == TESSELLA_OK);
+  EXPECT(tessella_plan_run(plan, &call, &workspace, NULL) == TESSELLA_OK);
   EXPECT(fabsf(out[0] - mean_of_v(1, 0)) < 1e-3f);
   free(workspace.state);
   free(workspace.scratch);
   tessella_plan_free(plan);
 
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-  EXPECT(tessella_check_forward(&args, &options, 3, 0, &report) == TESSELLA_OK);
+  EXPECT(tessella_check(&call, 3, 0, &report) == TESSELLA_OK);
   EXPECT(report.passed == 1 && report.rows == 3);
 
   /* Failures come as codes and texts; nothing is thrown into C. */
@@ -96,6 +97,7 @@ int main(void) {
   tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
   EXPECT(tessella_kernel_count() > 0);
   EXPECT(tessella_kernel_describe(0, &info) == TESSELLA_OK && strlen(info.name) > 0);
+  EXPECT(strcmp(info.operation, "forward") == 0 && strlen(info.architectures) > 0);
   EXPECT(tessella_kernel_describe(-1, &info) == TESSELLA_INVALID_ARGUMENT);
   return num_failures != 0;
 }

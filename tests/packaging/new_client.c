@@ -14,6 +14,11 @@ typedef struct newer_options {
   int64_t invented_too;
 } newer_options;
 
+typedef struct newer_call {
+  tessella_call known;
+  int64_t invented;
+} newer_call;
+
 typedef struct newer_args {
   tessella_forward_args known;
   const tessella_tensor* invented;
@@ -50,5 +55,22 @@ int main(void) {
   args.invented = (const tessella_tensor*)(uintptr_t)1; /* never followed */
   EXPECT(tessella_forward(&args.known, &options.known, NULL) == TESSELLA_UNSUPPORTED);
   EXPECT(strstr(tessella_last_error(), "args") && names_byte(offsetof(newer_args, invented)));
+  args.invented = NULL;
+
+  newer_call call = {TESSELLA_CALL_INIT, 0};
+  call.known.struct_size = sizeof call;
+  call.known.operation = TESSELLA_FORWARD;
+  call.known.args = &args.known;
+  call.known.options = &options.known;
+  tessella_plan* plan = NULL;
+  EXPECT(tessella_plan_make(&call.known, &plan) == TESSELLA_OK);
+  tessella_plan_free(plan);
+  call.invented = 1;
+  EXPECT(tessella_plan_make(&call.known, &plan) == TESSELLA_UNSUPPORTED);
+  EXPECT(strstr(tessella_last_error(), "call") && names_byte(offsetof(newer_call, invented)));
+  call.invented = 0;
+  call.known.operation = 1000; /* of a newer release */
+  EXPECT(tessella_plan_make(&call.known, &plan) == TESSELLA_UNSUPPORTED);
+  EXPECT(strstr(tessella_last_error(), "operation is 1000") != NULL);
   return num_failures != 0;
 }

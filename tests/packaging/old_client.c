@@ -37,6 +37,20 @@ int main(void) {
   EXPECT(tessella_forward(&args, &memory.options, NULL) == TESSELLA_OK);
   EXPECT(out[0] == 3 && out[kDim] == 3); /* both rows see both keys */
 
+  /* A call without options has the defaults. */
+  struct {
+    tessella_call call;
+    unsigned char not_ours[64];
+  } shorter;
+  memset(&shorter, 0xab, sizeof shorter);
+  shorter.call.struct_size = sizeof shorter.call;
+  shorter.call.operation = TESSELLA_FORWARD;
+  shorter.call.args = &args;
+  tessella_plan* plan = NULL;
+  EXPECT(tessella_plan_make(&shorter.call, &plan) == TESSELLA_OK);
+  EXPECT(strstr(tessella_plan_explain(plan), "features: none") != NULL);
+  tessella_plan_free(plan);
+
   struct {
     tessella_kernel_info info;
     unsigned char not_ours[64];
@@ -44,7 +58,8 @@ int main(void) {
   memset(&described, 0xab, sizeof described);
   described.info.struct_size = sizeof described.info;
   EXPECT(tessella_kernel_describe(0, &described.info) == TESSELLA_OK);
-  EXPECT(described.info.struct_size == sizeof described.info && strlen(described.info.name) > 0);
+  EXPECT(described.info.struct_size == sizeof described.info && strlen(described.info.name) > 0 &&
+         strcmp(described.info.operation, "forward") == 0);
   for (size_t i = 0; i < sizeof described.not_ours; ++i) EXPECT(described.not_ours[i] == 0xab);
   EXPECT(tessella_version() > 0);
   return num_failures != 0;

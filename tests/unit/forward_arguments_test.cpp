@@ -171,7 +171,7 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
   Problem p = problem_of_heads(2048, 64, 16);
   p.window_left = 10;
   EXPECT_EQ(sections(p), Pair(4, 256)) << "a window does not grow";
-  p.features |= Feature::keep;
+  p.features |= Feature::mask_mod;
   EXPECT_EQ(sections(p), Pair(32, 128)) << "a text may";
   p = problem_of_heads(2048, 64, 16);
   p.window_right = -1;
@@ -225,8 +225,8 @@ TEST(ForwardArguments, ZeroRowsAreLookedForWhereTablesOrMasksMakeThem) {
     EXPECT_TRUE(may_have_zero_rows(p)) << static_cast<uint32_t>(feature);
   }
   Problem p = problem();
-  p.features |= Feature::keep;
-  p.keep = "return q < k;";
+  p.features |= Feature::mask_mod;
+  p.mask_mod = "return q < k;";
   EXPECT_TRUE(may_have_zero_rows(p));
 }
 
@@ -267,32 +267,32 @@ const Sharing kSharing[] = {
      2, 1, 2, 1},
     {"lengths",
      [](Problem& p) {
-       p.features |= Feature::keep | Feature::seqlens_kv;
-       p.keep = "return (q ^ k) & 1;";
+       p.features |= Feature::mask_mod | Feature::seqlens_kv;
+       p.mask_mod = "return (q ^ k) & 1;";
      },
      2, 1, 2, 1},
     {"a prefix",
      [](Problem& p) {
-       p.features |= Feature::keep | Feature::prefix;
-       p.keep = "return (q ^ k) & 1;";
+       p.features |= Feature::mask_mod | Feature::prefix;
+       p.mask_mod = "return (q ^ k) & 1;";
      },
      2, 1, 2, 1},
     {"keep of positions",
      [](Problem& p) {
-       p.features |= Feature::keep;
-       p.keep = "return (q / 16 + k / 16) % 2 == 0 || arrays.boolean(0)[k];";
+       p.features |= Feature::mask_mod;
+       p.mask_mod = "return (q / 16 + k / 16) % 2 == 0 || arrays.boolean(0)[k];";
      },
      1, 1, 1, 1},
     {"keep by batch",
      [](Problem& p) {
-       p.features |= Feature::keep;
-       p.keep = "return arrays.i32(0)[b] > k;";
+       p.features |= Feature::mask_mod;
+       p.mask_mod = "return arrays.i32(0)[b] > k;";
      },
      2, 1, 2, 1},
     {"keep by head",
      [](Problem& p) {
-       p.features |= Feature::keep;
-       p.keep = "return q - k < 16 << h;";
+       p.features |= Feature::mask_mod;
+       p.mask_mod = "return q - k < 16 << h;";
      },
      1, 8, 1, 8},
 };

@@ -44,8 +44,8 @@ void for_each_config(Fn&& fn) {
                                   Feature::alibi,
                                   Feature::bias,
                                   Feature::dropout,
-                                  Feature::score,
-                                  Feature::keep,
+                                  Feature::score_mod,
+                                  Feature::mask_mod,
                                   Feature::document,
                                   Feature::paged_kv,
                                   core::all_features()};
@@ -124,9 +124,9 @@ TEST(ForwardSm80Config, ATextAloneMayHaveLongerTiles) {
   EXPECT_EQ(for_small_text(text, 90)->tile_q, text.tile_q);
   EXPECT_FALSE(for_small_text(text, 89)) << "registers hold what a warp has in common";
   EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score | Feature::bias)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score_mod | Feature::bias)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score_mod)), 90));
+  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score_mod)), 90));
 }
 
 TEST(ForwardSm80Config, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
@@ -269,7 +269,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);
   EXPECT_EQ(tile_q(8192, -1, -1, Feature::softcap), 192) << "of two terms";
   for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
-                                        core::Features(Feature::keep), core::Features(Feature::alibi)}) {
+                                        core::Features(Feature::mask_mod), core::Features(Feature::alibi)}) {
     EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
   }
   Problem p = problem(DType::bf16, 128, 128);

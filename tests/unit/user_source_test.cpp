@@ -43,8 +43,8 @@ TEST(UserText, MentionsAreFoundAndDoubtsCount) {
 std::string problem_of(std::string_view score, std::string_view keep) {
   static CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   core::Problem p{.dtype = core::DType::bf16, .head_dim_qk = 128, .head_dim_v = 128, .alignment = 16};
-  if (!score.empty()) p.features |= Feature::score;
-  if (!keep.empty()) p.features |= Feature::keep;
+  if (!score.empty()) p.features |= Feature::score_mod;
+  if (!keep.empty()) p.features |= Feature::mask_mod;
   const std::string text = user_text(score, keep);
   try {
     for (const int arch : {80, 90}) {

@@ -96,7 +96,7 @@ Json describe_check(const tessella_check_report& report) {
 tessella_check_report run_check(const Settings& settings, const Call& call) {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   const int64_t rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
-  check(tessella_check_forward(&call.args, &call.options, rows, 0, &report));
+  check(tessella_check(Tagged(call), rows, 0, &report));
   return report;
 }
 
@@ -185,7 +185,7 @@ int attend(Settings settings) {
 
   const PlanHandle plan = make_plan(call);
   const double seconds =
-      seconds_at(placement, [&] { check(tessella_plan_run(plan.get(), &call.args, &call.options, nullptr, nullptr)); });
+      seconds_at(placement, [&] { check(tessella_plan_run(plan.get(), Tagged(call), nullptr, nullptr)); });
   fetch(placement, call, &tessella_forward_args::out, out);
   if (lse) fetch(placement, call, &tessella_forward_args::lse, *lse);
   std::optional<tessella_check_report> report;

@@ -45,7 +45,7 @@ RandomCase scaled(RandomCase problem, double units) {
 double extra_bytes(const Call& call, const std::string& kernel) {
   tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
   const KernelEntry entry = kernel_named("kernel", kernel);
-  const tessella_status status = tessella_kernel_cost_of(entry.idx, &call.args, &call.options, &cost);
+  const tessella_status status = tessella_kernel_cost_of(entry.idx, Tagged(call), &cost);
   if (status == TESSELLA_UNSUPPORTED) return 0;  // counts none: linear memory
   check(status);
   return cost.extra_bytes;
@@ -58,7 +58,7 @@ Call make_call(const RandomCase& problem, const std::string& kernel, const Atten
 }
 
 void run_plan(const PlanHandle& plan, const Call& call) {
-  check(tessella_plan_run(plan.get(), &call.args, &call.options, nullptr, nullptr));
+  check(tessella_plan_run(plan.get(), Tagged(call), nullptr, nullptr));
 }
 
 // Masks whose values belong to sequences, heads or rows.
@@ -97,7 +97,7 @@ BenchResult measure_on_gpu(const RandomCase& problem, const std::string& kernel,
   result.timing = measure_at(
       options.placement(), [&] { run_plan(plan, call); }, budget);
   result.seconds_per_head = result.timing.median / static_cast<double>(problem.batch * problem.heads_q);
-  check(tessella_check_forward(&call.args, &call.options, check_rows, 1, &result.check));
+  check(tessella_check(Tagged(call), check_rows, 1, &result.check));
   return result;
 }
 
@@ -144,7 +144,7 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
     result.timing = measure([&] { run_plan(plan, call); }, budget);
   }
   result.seconds_per_head = result.timing.median / static_cast<double>(sized.batch * sized.heads_q);
-  check(tessella_check_forward(&call.args, &call.options, check_rows, 1, &result.check));
+  check(tessella_check(Tagged(call), check_rows, 1, &result.check));
   return result;
 }
 

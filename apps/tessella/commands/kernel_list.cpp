@@ -18,7 +18,7 @@ std::vector<KernelEntry> list_kernels() {
 
 std::string refusal(const KernelEntry& kernel, const Call& call) {
   const char* reason = "";
-  check(tessella_kernel_refusal(kernel.idx, &call.args, &call.options, &reason));
+  check(tessella_kernel_refusal(kernel.idx, Tagged(call), &reason));
   return reason;
 }
 

@@ -78,6 +78,8 @@ int print_matrix(const Settings& settings) {
   Table table;
   table.columns = {
       {"kernel", "kernel", {}, true},
+      {"operation", "operation", {}, true},
+      {"architectures", "for", {}, true},
       {"summary", settings.markdown ? "what it is" : "", {}, true},
       {"dtypes", "dtypes", {}, true},
       {"max_head_dim", "head_dim up to", head_dim_text},
@@ -88,6 +90,8 @@ int print_matrix(const Settings& settings) {
   for (const KernelEntry& kernel : kernels) {
     const tessella_kernel_info& info = kernel.info;
     table.rows.push_back({{"kernel", info.name},
+                          {"operation", info.operation},
+                          {"architectures", info.architectures},
                           {"summary", info.summary},
                           {"dtypes", info.dtypes},
                           {"max_head_dim", info.max_head_dim},

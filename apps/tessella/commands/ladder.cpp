@@ -52,7 +52,7 @@ RandomCase problem_of(const Settings& settings) {
 // Null where the kernel does not count its passes and bytes.
 void add_cost(const KernelEntry& kernel, const Call& call, Json& row) {
   tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
-  const tessella_status status = tessella_kernel_cost_of(kernel.idx, &call.args, &call.options, &cost);
+  const tessella_status status = tessella_kernel_cost_of(kernel.idx, Tagged(call), &cost);
   if (status == TESSELLA_UNSUPPORTED) return;
   check(status);
   row["score_passes"] = cost.score_passes;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tessella/tessella.h"
+#include "tessella/tensor.hpp"
 
 namespace tessella::cli {
 
@@ -16,6 +16,10 @@ inline constexpr TensorMember kTensorMembers[] = {
     &tessella_forward_args::v,
     &tessella_forward_args::out,
     &tessella_forward_args::lse,
+    &tessella_forward_args::q_scale,
+    &tessella_forward_args::k_scale,
+    &tessella_forward_args::v_scale,
+    &tessella_forward_args::out_scale,
     &tessella_forward_args::seqlens_q,
     &tessella_forward_args::seqlens_kv,
     &tessella_forward_args::cu_seqlens_q,
@@ -41,9 +45,7 @@ inline size_t extent_bytes(const tessella_tensor& t) {
     if (t.shape[axis] == 0) return 0;
     last += (t.shape[axis] - 1) * t.strides[axis];
   }
-  const bool is_8 = t.dtype == TESSELLA_F64 || t.dtype == TESSELLA_I64;
-  const bool is_4 = t.dtype == TESSELLA_F32 || t.dtype == TESSELLA_I32;
-  return static_cast<size_t>(last + 1) * (is_8 ? 8 : is_4 ? 4 : t.dtype == TESSELLA_BOOL ? 1 : 2);
+  return static_cast<size_t>((last + 1) * size_bits(static_cast<DType>(t.dtype)) + 7) / 8;
 }
 
 }  // namespace tessella::cli

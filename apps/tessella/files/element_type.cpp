@@ -12,10 +12,17 @@ namespace tessella::cli {
 namespace {
 
 constexpr ElementType kElementTypes[] = {
-    {TESSELLA_F64, 8, "f64", "<f8", "F64"},    {TESSELLA_F32, 4, "f32", "<f4", "F32"},
-    {TESSELLA_BF16, 2, "bf16", "|V2", "BF16"}, {TESSELLA_F16, 2, "f16", "<f2", "F16"},
-    {TESSELLA_BOOL, 1, "bool", "|b1", "BOOL"}, {TESSELLA_I32, 4, "i32", "<i4", "I32"},
+    {TESSELLA_F64, 8, "f64", "<f8", "F64"},
+    {TESSELLA_F32, 4, "f32", "<f4", "F32"},
+    {TESSELLA_BF16, 2, "bf16", "|V2", "BF16"},
+    {TESSELLA_F16, 2, "f16", "<f2", "F16"},
+    {TESSELLA_BOOL, 1, "bool", "|b1", "BOOL"},
+    {TESSELLA_I32, 4, "i32", "<i4", "I32"},
     {TESSELLA_I64, 8, "i64", "<i8", "I64"},
+    {TESSELLA_U8, 1, "u8", "|u1", "U8"},
+    {TESSELLA_I8, 1, "i8", "|i1", "I8"},
+    {TESSELLA_F8E4M3FN, 1, "f8e4m3fn", "|V1", "F8_E4M3"},
+    {TESSELLA_F8E5M2, 1, "f8e5m2", "|V1", "F8_E5M2"},
 };
 
 template <typename Predicate>
@@ -75,7 +82,7 @@ const ElementType* find_element_type_by_name(std::string_view name) {
   return find_where([&](const ElementType& type) { return type.name == name; });
 }
 const ElementType* find_element_type_by_numpy(std::string_view descr) {
-  return find_where([&](const ElementType& type) { return type.dtype != TESSELLA_BF16 && type.numpy == descr; });
+  return find_where([&](const ElementType& type) { return type.numpy[1] != 'V' && type.numpy == descr; });
 }
 const ElementType* find_element_type_by_safetensors(std::string_view name) {
   return find_where([&](const ElementType& type) { return type.safetensors == name; });
@@ -102,6 +109,8 @@ double load_element(const void* data, tessella_dtype dtype, int64_t idx) {
     case TESSELLA_BOOL: return load<uint8_t>(data, idx) != 0;
     case TESSELLA_I32: return load<int32_t>(data, idx);
     case TESSELLA_I64: return static_cast<double>(load<int64_t>(data, idx));
+    case TESSELLA_U8: return load<uint8_t>(data, idx);
+    case TESSELLA_I8: return load<int8_t>(data, idx);
     default: throw InputError(fmt::format("cannot read elements of dtype {}", dtype));
   }
 }

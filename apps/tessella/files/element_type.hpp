@@ -13,7 +13,7 @@ struct ElementType {
   tessella_dtype dtype;
   int64_t bytes;
   const char* name;         // on the command line and in tables
-  const char* numpy;        // .npy's descr; bf16 is raw to numpy
+  const char* numpy;        // .npy's descr; bf16 and f8 are raw to numpy
   const char* safetensors;  // the header's dtype
 };
 

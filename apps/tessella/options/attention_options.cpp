@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -22,6 +23,11 @@ struct TensorTarget {
   Call::Member member;
   tessella_dtype dtype;  // of numbers on the command line, and what a file is converted to; DEFAULT: as it is
 };
+// One of some words, which stand for 0, 1, 2 of the option.
+struct WordTarget {
+  int32_t Options::*member;
+  std::array<const char*, 3> words;
+};
 struct FlagTarget {
   int32_t Options::*member;
 };
@@ -29,7 +35,7 @@ struct DtypeTarget {
   tessella_dtype Options::*member;
 };
 using Target = std::variant<float Options::*, int64_t Options::*, uint64_t Options::*, int32_t Options::*,
-                            const char * Options::*, FlagTarget, DtypeTarget, TensorTarget>;
+                            const char * Options::*, WordTarget, FlagTarget, DtypeTarget, TensorTarget>;
 
 struct Row {
   const char* name;
@@ -49,6 +55,11 @@ const Row kRows[] = {
     {"bias", TensorTarget{&Args::bias, TESSELLA_DTYPE_DEFAULT}, "added to the scaled scores; FILE[:NAME]"},
     {"alibi-slopes", TensorTarget{&Args::alibi_slopes, TESSELLA_F32}, kNumbersOrFile},
     {"sink", TensorTarget{&Args::sink, TESSELLA_F32}, "logit per head that joins the sum and no value"},
+    {"q-scale", TensorTarget{&Args::q_scale, TESSELLA_F32}, "factors on q: (batch, blocks of rows, heads)"},
+    {"k-scale", TensorTarget{&Args::k_scale, TESSELLA_F32}, "the same on k"},
+    {"v-scale", TensorTarget{&Args::v_scale, TESSELLA_F32}, "the same on v"},
+    {"out-scale", TensorTarget{&Args::out_scale, TESSELLA_F32}, "out is divided by it"},
+    {"scale-block", &Options::scale_block, "rows that have one entry of a scale [0 = all]"},
     {"seqlens-q", TensorTarget{&Args::seqlens_q, TESSELLA_I32}, "rows in use per sequence"},
     {"seqlens-kv", TensorTarget{&Args::seqlens_kv, TESSELLA_I32}, "keys in use per sequence"},
     {"leftpad-kv", TensorTarget{&Args::leftpad_kv, TESSELLA_I32}, "keys of padding in front, per sequence"},
@@ -65,11 +76,20 @@ const Row kRows[] = {
     {"num-sms", &Options::num_sms, "GPU; 0 = all"},
     {"max-seqlen-q", &Options::max_seqlen_q, "bound of a plan; 0 = the tensors' sizes"},
     {"max-seqlen-kv", &Options::max_seqlen_kv, "bound of a plan; 0 = the tensors' sizes"},
-    {"deterministic", FlagTarget{&Options::deterministic}, "the same bits in every run"},
+    {"deterministic", WordTarget{&Options::deterministic, {"automatic", "required", "not-needed"}},
+     "the same bits in every run: automatic, required or not-needed"},
     {"batch-invariant", FlagTarget{&Options::batch_invariant}, "bits of a row that depend on nothing beside it"},
+    {"query-class", WordTarget{&Options::query_class, {"automatic", "few", "many"}},
+     "beside --batch-invariant: automatic, few or many"},
+    {"first-batch", &Options::first_batch, "where a slice begins in the whole"},
+    {"first-head", &Options::first_head, "the same of heads"},
+    {"first-query", &Options::first_query, "the same of queries"},
+    {"first-key", &Options::first_key, "the same of keys"},
+    {"whole-heads-q", &Options::whole_heads_q, "query heads of the whole [0 = those of q]"},
     {"check-device-values", FlagTarget{&Options::check_device_values}, "check values that live on a GPU"},
-    {"score", &Options::score, "C++ text that modifies scores; GPU"},
-    {"keep", &Options::keep, "C++ text of a mask; GPU"},
+    {"score-mod", &Options::score_mod, "C++ source that modifies scores; GPU"},
+    {"score-mod-gradient", &Options::score_mod_gradient, "C++ source of its gradient; GPU"},
+    {"mask-mod", &Options::mask_mod, "C++ source of a mask; GPU"},
 };
 
 std::string flag_of(const Row& row) { return fmt::format("--{}", row.name); }
@@ -91,6 +111,14 @@ struct Apply {
         static_cast<int32_t>(parse_integer_between(what, text, 0, std::numeric_limits<int32_t>::max()));
   }
   void operator()(const char* Options::*member) const { call.options.*member = call.texts.emplace_back(text).c_str(); }
+  void operator()(const WordTarget& target) const {
+    const auto word = std::ranges::find(target.words, text);
+    if (word == target.words.end()) {
+      throw InputError(fmt::format("{} is '{}', expected {}, {} or {}", what, text, target.words[0], target.words[1],
+                                   target.words[2]));
+    }
+    call.options.*target.member = static_cast<int32_t>(word - target.words.begin());
+  }
   void operator()(FlagTarget target) const { call.options.*target.member = 1; }
   void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(text).dtype; }
   void operator()(TensorTarget target) const { call.set(target.member, read_values(what, text, target.dtype)); }

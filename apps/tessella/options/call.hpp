@@ -46,9 +46,19 @@ inline void check(tessella_status status) {
   if (status != TESSELLA_OK) throw Error(static_cast<ErrorCode>(status), tessella_last_error());
 }
 
+// A call as plans and questions take it; lives as long as the expression that makes it.
+class Tagged {
+ public:
+  explicit Tagged(const Call& call) : call_{sizeof(tessella_call), TESSELLA_FORWARD, &call.args, &call.options} {}
+  operator const tessella_call*() const { return &call_; }
+
+ private:
+  tessella_call call_;
+};
+
 inline PlanHandle make_plan(const Call& call) {
   tessella_plan* plan = nullptr;
-  check(tessella_plan_forward(&call.args, &call.options, &plan));
+  check(tessella_plan_make(Tagged(call), &plan));
   return PlanHandle(plan);
 }
 

@@ -8,6 +8,7 @@
 
 from ._attention import CheckReport, attention, check, refusals
 from ._errors import (
+    Cancelled,
     CompileError,
     DeviceError,
     Error,
@@ -20,12 +21,13 @@ from ._errors import (
 from ._kernels import Kernel, build_kernels, info, kernels
 from ._library import version
 from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
-from ._options import Options, Score
+from ._options import Options
 from ._plan import Plan, Workspace, explain, plan
 
 __version__ = version()
 
 __all__ = [
+    "Cancelled",
     "CheckReport",
     "CompileError",
     "DeviceError",
@@ -38,7 +40,6 @@ __all__ = [
     "Options",
     "OutOfMemory",
     "Plan",
-    "Score",
     "Unsupported",
     "Workspace",
     "attention",

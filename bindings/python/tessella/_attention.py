@@ -31,7 +31,7 @@ def attention(
 ) -> Any:
     """Exact attention, out = softmax(scale * q . k^T, masked) . v, in linear memory.
 
-    scores = scale * q.k -> softcap -> + bias + ALiBi -> score -> masks -> softmax with sink -> dropout -> . v
+    scores = scale * q.k -> softcap -> + bias + ALiBi -> score_mod -> masks -> softmax with sink -> dropout -> . v
 
     Arrays are NumPy's (bf16 by ml_dtypes), torch's, cupy's, jax's or any that speak DLPack or the array interface; none
     is copied. All lie on one device, CPU or CUDA. head_dim is contiguous; other strides are free, 0 repeats an axis.
@@ -52,8 +52,9 @@ def attention(
             an object with __cuda_stream__; None = torch's or cupy's current stream. Ignored on the CPU.
         options: mask ("causal", "causal_top_left" or parts joined with &), scale, softcap, dropout, seed, offset, bias,
             alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, page_table,
-            max_seqlen_q, max_seqlen_kv, score, keep, score_args, out_dtype, kernel, num_splits, num_sms, num_threads,
-            deterministic, batch_invariant, check_device_values: tessella.Options says what each is.
+            max_seqlen_q, max_seqlen_kv, score_mod, score_mod_gradient, mask_mod, mod_args, out_dtype, kernel,
+            num_splits, num_sms, num_threads, deterministic, batch_invariant, check_device_values: tessella.Options says
+            what each is.
 
     Returns:
         out, of the kind, device and dtype of q (or out_dtype); a query that sees no key gets 0. With return_lse also
@@ -83,7 +84,7 @@ def refusals(
         info, reason = d.KernelInfo(struct_size=c.sizeof(d.KernelInfo)), c.c_char_p()
         for kernel_idx in range(library.tessella_kernel_count()):
             require(library.tessella_kernel_describe(kernel_idx, info))
-            call.require(library.tessella_kernel_refusal(kernel_idx, call.args_ref, call.options_ref, reason))
+            call.require(library.tessella_kernel_refusal(kernel_idx, call.tagged(), reason))
             reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
         return reasons
 
@@ -116,12 +117,12 @@ def check(
 
     Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
     """
-    with Call.of("check_forward") as call:
+    with Call.of("check") as call:
         sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))
         require_array("out", out)
         call.fill(q, k, v, layout, None, options)
         call.outputs(q, out, None, False)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
-        call.require(library.tessella_check_forward(call.args_ref, call.options_ref, *sample, report))
+        call.require(library.tessella_check(call.tagged(), *sample, report))
         values = {name: getattr(report, name) for name in CheckReport._fields}
         return CheckReport(**{**values, "passed": bool(report.passed), "worst_index": tuple(report.worst_index)})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from . import _declarations as d
 from ._arrays import Slot, require_array
 from ._errors import InvalidArgument, name_function
-from ._fields import ARRAYS, MAX_SCORE_ARGS, set_options
+from ._fields import ARRAYS, MAX_MOD_ARGS, set_options
 from ._kinds import Kind, dlpack_stream, kind_of, stream_handle
 from ._library import failure
 
@@ -72,9 +72,9 @@ class Call:
         self.function = ""
         self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
         self.slots: dict[str, Any] = {name: self.slot_type(name, d.Tensor(), self.capsules) for name in ARRAYS}
-        self.score_tensors = (d.Tensor * MAX_SCORE_ARGS)()
-        self.score_slots = [
-            self.slot_type(f"score_args[{i}]", tensor, self.capsules) for i, tensor in enumerate(self.score_tensors)
+        self.mod_tensors = (d.Tensor * MAX_MOD_ARGS)()
+        self.mod_slots = [
+            self.slot_type(f"mod_args[{i}]", tensor, self.capsules) for i, tensor in enumerate(self.mod_tensors)
         ]
         self.args = d.ForwardArgs(struct_size=c.sizeof(d.ForwardArgs))
         for name in ("q", "k", "v", "out"):
@@ -98,6 +98,10 @@ class Call:
             self.dlpack_stream = dlpack_stream(self.stream)
         self.read_operands(q, k, v)
         set_options(self, options)
+
+    def tagged(self) -> Any:
+        """The call as plans and questions take it."""
+        return c.byref(d.Call(c.sizeof(d.Call), d.FORWARD, c.addressof(self.args), c.addressof(self.options)))
 
     def read_operands(self, q: Any, k: Any, v: Any) -> None:
         """Views q, k and v."""
@@ -151,11 +155,11 @@ class Call:
         setattr(self.options, name, value.encode() if isinstance(value, str) else value)
         self.changed.append(name)
 
-    def set_score_args(self, arrays: Sequence[Any]) -> None:
-        """Sets the arrays that the texts of score and keep read."""
-        for slot, array in zip(self.score_slots, arrays):
+    def set_mod_args(self, arrays: Sequence[Any]) -> None:
+        """Sets the arrays that score_mod and mask_mod read."""
+        for slot, array in zip(self.mod_slots, arrays):
             slot.read(array, False, self.dlpack_stream)
-        self.args.score_args, self.args.num_score_args = self.score_tensors, len(arrays)
+        self.args.mod_args, self.args.num_mod_args = self.mod_tensors, len(arrays)
 
     def require(self, status: int) -> None:
         """Raises unless the status is OK; a sentence that counts swapped axes says so."""
@@ -168,8 +172,8 @@ class Call:
         for name in self.given:
             setattr(self.args, name, None)
         self.given.clear()
-        if self.args.num_score_args:
-            self.args.score_args, self.args.num_score_args = None, 0
+        if self.args.num_mod_args:
+            self.args.mod_args, self.args.num_mod_args = None, 0
         for name in self.changed:
             setattr(self.options, name, _DEFAULTS[name])
         self.changed.clear()

@@ -13,6 +13,7 @@ DEVICE = 4
 COMPILE = 5
 IO = 6
 INTERNAL = 7
+CANCELLED = 8
 
 # Dtypes.
 DTYPE_DEFAULT = 0
@@ -23,6 +24,19 @@ F16 = 4
 BOOL = 5
 I32 = 6
 I64 = 7
+U8 = 8
+I8 = 9
+I4 = 10
+F8E4M3FN = 11
+F8E5M2 = 12
+
+# Operations.
+FORWARD = 1
+BACKWARD = 2
+APPEND = 3
+MERGE = 4
+QUANTIZE = 5
+LINEAR = 6
 
 # Device types, DLPack's numbers.
 DEVICE_DEFAULT = 0
@@ -58,6 +72,11 @@ class ForwardArgs(c.Structure):
         ("v", c.POINTER(Tensor)),
         ("out", c.POINTER(Tensor)),
         ("lse", c.POINTER(Tensor)),
+        ("q_scale", c.POINTER(Tensor)),
+        ("k_scale", c.POINTER(Tensor)),
+        ("v_scale", c.POINTER(Tensor)),
+        ("out_scale", c.POINTER(Tensor)),
+        ("amax", c.POINTER(Tensor)),
         ("seqlens_q", c.POINTER(Tensor)),
         ("seqlens_kv", c.POINTER(Tensor)),
         ("cu_seqlens_q", c.POINTER(Tensor)),
@@ -72,10 +91,12 @@ class ForwardArgs(c.Structure):
         ("document_ids_q", c.POINTER(Tensor)),
         ("document_ids_kv", c.POINTER(Tensor)),
         ("prefix_lengths", c.POINTER(Tensor)),
+        ("key_ranges", c.POINTER(Tensor)),
+        ("draft_mask", c.POINTER(Tensor)),
         ("seed", c.POINTER(Tensor)),
         ("offset", c.POINTER(Tensor)),
-        ("score_args", c.POINTER(Tensor)),
-        ("num_score_args", c.c_int32),
+        ("mod_args", c.POINTER(Tensor)),
+        ("num_mod_args", c.c_int32),
     ]
 
 
@@ -106,20 +127,39 @@ class AttentionOptions(c.Structure):
         ("block_map_kv", c.c_int64),
         ("seed", c.c_uint64),
         ("offset", c.c_uint64),
+        ("first_batch", c.c_int64),
+        ("first_head", c.c_int64),
+        ("first_query", c.c_int64),
+        ("first_key", c.c_int64),
+        ("whole_heads_q", c.c_int64),
+        ("score_mod", c.c_char_p),
+        ("score_mod_gradient", c.c_char_p),
+        ("mask_mod", c.c_char_p),
+        ("scale_block", c.c_int64),
         ("out_dtype", c.c_int32),
+        ("deterministic", c.c_int32),
+        ("batch_invariant", c.c_int32),
+        ("query_class", c.c_int32),
         ("num_splits", c.c_int32),
         ("num_sms", c.c_int32),
         ("num_threads", c.c_int32),
-        ("deterministic", c.c_int32),
-        ("batch_invariant", c.c_int32),
         ("check_device_values", c.c_int32),
-        ("kernel", c.c_char_p),
         ("max_seqlen_q", c.c_int64),
         ("max_seqlen_kv", c.c_int64),
-        ("score", c.c_char_p),
-        ("score_gradient", c.c_char_p),
-        ("keep", c.c_char_p),
+        ("kernel", c.c_char_p),
         ("allocator", c.POINTER(Allocator)),
+        ("cancel", c.POINTER(c.c_int32)),
+    ]
+
+
+class Call(c.Structure):
+    """tessella_call: arguments and options of any operation."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("operation", c.c_int32),
+        ("args", c.c_void_p),
+        ("options", c.c_void_p),
     ]
 
 
@@ -156,13 +196,15 @@ class KernelInfo(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
         ("name", c.c_char_p),
+        ("operation", c.c_char_p),
         ("summary", c.c_char_p),
-        ("dtypes", c.c_char_p),
-        ("features", c.c_char_p),
-        ("unavailable", c.c_char_p),
-        ("max_head_dim", c.c_int64),
-        ("automatic", c.c_char_p),
         ("device", c.c_char_p),
+        ("architectures", c.c_char_p),
+        ("dtypes", c.c_char_p),
+        ("automatic", c.c_char_p),
+        ("features", c.c_char_p),
+        ("max_head_dim", c.c_int64),
+        ("unavailable", c.c_char_p),
     ]
 
 
@@ -180,23 +222,24 @@ class KernelCost(c.Structure):
 Plan = c.c_void_p  # tessella_plan*, opaque
 Progress = c.CFUNCTYPE(None, c.c_int32, c.c_int32, c.c_char_p, c.c_void_p)
 
-_args, _options, _workspace = c.POINTER(ForwardArgs), c.POINTER(AttentionOptions), c.POINTER(Workspace)
+_args, _options = c.POINTER(ForwardArgs), c.POINTER(AttentionOptions)
+_call, _workspace = c.POINTER(Call), c.POINTER(Workspace)
 
 # Name -> result, arguments. tessella_status is an int32.
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_forward": (c.c_int32, [_args, _options, c.c_void_p]),
-    "tessella_plan_forward": (c.c_int32, [_args, _options, c.POINTER(Plan)]),
+    "tessella_plan_make": (c.c_int32, [_call, c.POINTER(Plan)]),
     "tessella_plan_free": (None, [Plan]),
-    "tessella_plan_run": (c.c_int32, [Plan, _args, _options, _workspace, c.c_void_p]),
+    "tessella_plan_run": (c.c_int32, [Plan, _call, _workspace, c.c_void_p]),
     "tessella_plan_initialize": (c.c_int32, [Plan, _workspace, c.c_void_p]),
     "tessella_plan_workspace": (c.c_int32, [Plan, c.POINTER(c.c_size_t), c.POINTER(c.c_size_t)]),
     "tessella_plan_kernel": (c.c_char_p, [Plan]),
     "tessella_plan_explain": (c.c_char_p, [Plan]),
-    "tessella_check_forward": (c.c_int32, [_args, _options, c.c_int64, c.c_uint64, c.POINTER(CheckReport)]),
+    "tessella_check": (c.c_int32, [_call, c.c_int64, c.c_uint64, c.POINTER(CheckReport)]),
     "tessella_kernel_count": (c.c_int32, []),
     "tessella_kernel_describe": (c.c_int32, [c.c_int32, c.POINTER(KernelInfo)]),
-    "tessella_kernel_refusal": (c.c_int32, [c.c_int32, _args, _options, c.POINTER(c.c_char_p)]),
-    "tessella_kernel_cost_of": (c.c_int32, [c.c_int32, _args, _options, c.POINTER(KernelCost)]),
+    "tessella_kernel_refusal": (c.c_int32, [c.c_int32, _call, c.POINTER(c.c_char_p)]),
+    "tessella_kernel_cost_of": (c.c_int32, [c.c_int32, _call, c.POINTER(KernelCost)]),
     "tessella_kernels_build": (c.c_int32, [c.c_char_p, c.c_char_p, Progress, c.c_void_p]),
     "tessella_from_dlpack": (c.c_int32, [c.c_void_p, c.c_int32, c.POINTER(Tensor)]),
     "tessella_to_dlpack": (c.c_int32, [c.POINTER(Tensor), c.c_int32, c.POINTER(c.c_void_p)]),

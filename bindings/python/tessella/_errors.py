@@ -28,11 +28,15 @@ class DeviceError(Error, RuntimeError):
 
 
 class CompileError(Error, RuntimeError):
-    """A kernel or a text of `score` or `keep` did not compile; the text is the compiler's log."""
+    """A kernel, `score_mod` or `mask_mod` did not compile; the text is the compiler's log."""
 
 
 class FileError(Error, OSError):
     """A file could not be read or written."""
+
+
+class Cancelled(Error):
+    """The call's flag was set: it ended before its result was there."""
 
 
 class InternalError(Error, RuntimeError):
@@ -48,6 +52,7 @@ BY_STATUS: dict[int, type[Error]] = {
     d.COMPILE: CompileError,
     d.IO: FileError,
     d.INTERNAL: InternalError,
+    d.CANCELLED: Cancelled,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as c
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,13 +12,12 @@ from . import _declarations as d
 from ._arrays import dtype_of
 from ._errors import InvalidArgument
 from ._mask import mask_of
-from ._options import Score
 from ._scalars import INT32, UINT64, integer, real, switch, text
 
-MAX_SCORE_ARGS = 8
+MAX_MOD_ARGS = 8
 
 # Fields of tessella_forward_args that hold one array each.
-ARRAYS = [field[0] for field in d.ForwardArgs._fields_[1:] if not field[0].endswith("score_args")]
+ARRAYS = [name for name, kind, *_ in d.ForwardArgs._fields_ if kind is c.POINTER(d.Tensor) and name != "mod_args"]
 
 
 class Fields(Protocol):
@@ -29,8 +29,8 @@ class Fields(Protocol):
     def set_array(self, name: str, array: Any) -> None:
         """Sets a field of tessella_forward_args."""
 
-    def set_score_args(self, arrays: Sequence[Any]) -> None:
-        """Sets the arrays that the texts of score and keep read."""
+    def set_mod_args(self, arrays: Sequence[Any]) -> None:
+        """Sets the arrays that score_mod and mask_mod read."""
 
 
 def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
@@ -71,6 +71,15 @@ def _set_switch(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, int(switch(name, value)))
 
 
+def _set_deterministic(fields: Fields, name: str, value: Any) -> None:
+    if isinstance(value, str) and value == "auto":
+        fields.set_option(name, 0)
+    elif isinstance(value, (bool, numpy.bool_)):
+        fields.set_option(name, 1 if value else 2)
+    else:
+        raise TypeError(f"{name} is {value!r}, expected True, False or 'auto'")
+
+
 def _set_text(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, text(name, value))
 
@@ -83,18 +92,12 @@ def _set_seed(fields: Fields, name: str, value: Any) -> None:
         fields.set_option(name, integer(name, value, UINT64))
 
 
-def _set_score(fields: Fields, name: str, value: Any) -> None:
-    score = value if isinstance(value, Score) else Score(value)
-    _set_text(fields, "score", score.text)
-    _set_text(fields, "score_gradient", score.gradient_text)
-
-
-def _set_score_args(fields: Fields, name: str, value: Any) -> None:
+def _set_mod_args(fields: Fields, name: str, value: Any) -> None:
     if not isinstance(value, Sequence):
-        raise TypeError(f"score_args is {type(value).__name__}, expected a sequence of arrays")
-    if len(value) > MAX_SCORE_ARGS:
-        raise InvalidArgument(f"score_args has {len(value)} arrays, expected at most {MAX_SCORE_ARGS}")
-    fields.set_score_args(value)
+        raise TypeError(f"mod_args is {type(value).__name__}, expected a sequence of arrays")
+    if len(value) > MAX_MOD_ARGS:
+        raise InvalidArgument(f"mod_args has {len(value)} arrays, expected at most {MAX_MOD_ARGS}")
+    fields.set_mod_args(value)
 
 
 def _set_dtype(fields: Fields, name: str, value: Any) -> None:
@@ -119,15 +122,19 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "page_table": _set_array,
     "max_seqlen_q": _set_int64,
     "max_seqlen_kv": _set_int64,
-    "score": _set_score,
-    "keep": _set_text,
-    "score_args": _set_score_args,
+    "score_mod": _set_text,
+    "score_mod_gradient": _set_text,
+    "mask_mod": _set_text,
+    "mod_args": _set_mod_args,
     "out_dtype": _set_dtype,
     "kernel": _set_text,
     "num_splits": _set_int32,
     "num_sms": _set_int32,
     "num_threads": _set_int32,
-    "deterministic": _set_switch,
+    "deterministic": _set_deterministic,
     "batch_invariant": _set_switch,
     "check_device_values": _set_switch,
 }
+
+# Options that are arguments of a call, like q, k and v, where all others say what is computed.
+ARGUMENTS = frozenset(name for name, setter in _SETTERS.items() if setter in (_set_array, _set_mod_args))

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ._mask import Mask
-
-
-class Score(NamedTuple):
-    """A modification of the scores as C++ text, compiled for the GPU.
-
-    text is the body of `float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)`;
-    q_minus_k is q - k as a float, which is faster than a conversion.
-    """
-
-    text: str
-    gradient_text: str = ""
 
 
 class Options(TypedDict, total=False):
@@ -41,15 +30,21 @@ class Options(TypedDict, total=False):
         without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
         heads_kv, page_size, head_dim).
     max_seqlen_q, max_seqlen_kv: bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes.
-    score: GPU, C++ text that modifies scores, or Score(text, gradient_text).
-    keep: GPU, C++ text, the body of `bool keep(int b, int h, int q, int k, const Arrays& arrays)`; true = visible.
-    score_args: at most 8 dense arrays that the texts read; float32, bfloat16, float16, int32 or bool.
+    score_mod: GPU, modifies scores; C++ source, the body of `float score_mod(float score, int b, int h, int q, int k,
+        float q_minus_k, const Arrays& arrays)`. q_minus_k is q - k as a float, which is faster than a conversion.
+    score_mod_gradient: its gradient, for a backward; C++ source that returns the gradient of the score given to
+        score_mod, the body of `float score_mod_gradient(float score, float d_score, int b, int h, int q, int k,
+        float q_minus_k, const Arrays& arrays)`.
+    mask_mod: GPU, C++ source, the body of `bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)`; true =
+        visible.
+    mod_args: at most 8 dense arrays that score_mod and mask_mod read; float32, bfloat16, float16, int32 or bool.
     out_dtype: dtype of q, or float32.
     kernel: a name of kernels(), which runs or fails with its reason; None = automatic.
     num_splits: 0 = automatic.
     num_sms: GPU, 0 = all.
     num_threads: CPU, 0 = all that the process may use.
-    deterministic: the same bits from run to run; the forward always gives them.
+    deterministic: the same bits from run to run: True = required, False = not needed, None or "auto" = the library's
+        choice. The forward always gives them.
     batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
     check_device_values: GPU, waits for the stream and checks lengths there as on the CPU.
     """
@@ -71,14 +66,15 @@ class Options(TypedDict, total=False):
     page_table: Any
     max_seqlen_q: int
     max_seqlen_kv: int
-    score: Score | str | None
-    keep: str | None
-    score_args: Sequence[Any]
+    score_mod: str | None
+    score_mod_gradient: str | None
+    mask_mod: str | None
+    mod_args: Sequence[Any]
     out_dtype: Any
     kernel: str | None
     num_splits: int
     num_sms: int
     num_threads: int
-    deterministic: bool
+    deterministic: bool | Literal["auto"] | None
     batch_invariant: bool
     check_device_values: bool

@@ -10,6 +10,7 @@ from . import _declarations as d
 from ._arrays import Slot, require_array
 from ._call import Call
 from ._errors import Error, name_function
+from ._fields import ARGUMENTS
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import library, require
 from ._scalars import switch
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
 
     from ._options import Options
 
-# What a call brings anew, like q, k and v; a plan keeps every other option.
-_ARGUMENTS = {
-    "bias",
-    "alibi_slopes",
-    "sink",
-    "seqlens_q",
-    "seqlens_kv",
-    "cu_seqlens_q",
-    "cu_seqlens_kv",
-    "leftpad_kv",
-    "page_table",
-    "score_args",
-}
 _ALIGNMENT = 64
 
 
@@ -146,7 +134,7 @@ class Plan:
             call.fill(q, k, v, self._layout, stream, {**kept, **options})
             made = call.outputs(q, out, lse, self._return_lse)
             memory = None if workspace is None else workspace._ref
-            call.require(library.tessella_plan_run(self._handle, call.args_ref, call.options_ref, memory, call.stream))
+            call.require(library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))
             return call.kind.results(made, (out, lse), self._return_lse)
 
 
@@ -155,12 +143,12 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
     """
-    with Call.of("plan_forward") as call:
+    with Call.of("plan_make") as call:
         call.fill(q, k, v, layout, None, options)
         call.describe_outputs(switch("return_lse", return_lse))
         handle = c.c_void_p()
-        call.require(library.tessella_plan_forward(call.args_ref, call.options_ref, handle))
-    kept = {name: value for name, value in options.items() if name not in _ARGUMENTS}
+        call.require(library.tessella_plan_make(call.tagged(), handle))
+    kept = {name: value for name, value in options.items() if name not in ARGUMENTS}  # which every run brings anew
     return Plan(handle, layout, return_lse, kept)
 
 

@@ -21,11 +21,13 @@ SCALARS = {
     "tessella_status": c.c_int32,
     "tessella_dtype": c.c_int32,
     "tessella_device_type": c.c_int32,
+    "tessella_operation": c.c_int32,
     "void": None,
     "tessella_plan*": d.Plan,
     "tessella_plan**": c.POINTER(d.Plan),
     "char**": c.POINTER(c.c_char_p),
     "void**": c.POINTER(c.c_void_p),
+    "int32_t*": c.POINTER(c.c_int32),
     "size_t*": c.POINTER(c.c_size_t),
     "tessella_progress": d.Progress,
 }

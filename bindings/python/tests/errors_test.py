@@ -94,8 +94,9 @@ INVALID = [
     ({"kernel": "cpu\0"}, "forward: kernel has a zero byte, where C would cut it off"),
     ({"out": np.ones((2, 3, 4, 8), np.float64)}, "forward: out.dtype is f64, expected f32 = q.dtype"),
     ({"out": Q}, "forward: out overlaps q, expected memory of its own"),
-    ({"score_args": [Q] * 9}, "forward: score_args has 9 arrays, expected at most 8"),
-    ({"score_args": [Q]}, "forward: score_args is given, expected it beside score or keep"),
+    ({"mod_args": [Q] * 9}, "forward: mod_args has 9 arrays, expected at most 8"),
+    ({"mod_args": [Q]}, "forward: mod_args is given, expected it beside score_mod or mask_mod"),
+    ({"score_mod_gradient": "return 1;"}, "forward: score_mod_gradient is given, expected it beside score_mod"),
     ({"q": np.ones((1,) * 9, F32)}, "forward: q has 9 axes, expected at most 8"),
 ]
 
@@ -121,9 +122,8 @@ UNSUPPORTED = [
     ),
     ({"num_splits": 3}, "forward: num_splits is 3, expected 0 or 1: no forward kernel splits keys"),
     ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
-    ({"score": "return 2 * score;"}, "forward: option score is for GPUs, and q is on the CPU"),
-    ({"score": tessella.Score("return 2 * score;")}, "forward: option score is for GPUs, and q is on the CPU"),
-    ({"keep": "return q > k;", "score_args": [Q]}, "forward: option keep is for GPUs, and q is on the CPU"),
+    ({"score_mod": "return 2 * score;"}, "forward: option score_mod is for GPUs, and q is on the CPU"),
+    ({"mask_mod": "return q > k;", "mod_args": [Q]}, "forward: option mask_mod is for GPUs, and q is on the CPU"),
 ]
 
 
@@ -145,12 +145,14 @@ WRONG_TYPES = [
     ({"scale": np.bytes_(b"1")}, "forward: scale is "),
     ({"num_threads": np.ones(2)}, "forward: num_threads is array([1., 1.]), expected an integer"),
     ({"seed": 1.0}, "forward: seed is 1.0, expected an integer"),
-    ({"score_args": 3}, "forward: score_args is int, expected a sequence of arrays"),
+    ({"mod_args": 3}, "forward: mod_args is int, expected a sequence of arrays"),
     ({"return_lse": "no"}, "forward: return_lse is 'no', expected True or False"),
     ({"num_threads": 1.0}, "forward: num_threads is 1.0, expected an integer"),
-    ({"deterministic": 1}, "forward: deterministic is 1, expected True or False"),
+    ({"deterministic": 1}, "forward: deterministic is 1, expected True, False or 'auto'"),
+    ({"deterministic": "yes"}, "forward: deterministic is 'yes', expected True, False or 'auto'"),
+    ({"batch_invariant": 1}, "forward: batch_invariant is 1, expected True or False"),
     ({"kernel": b"cpu"}, "forward: kernel is b'cpu', expected a text"),
-    ({"score": 3}, "forward: score is 3, expected a text"),
+    ({"score_mod": 3}, "forward: score_mod is 3, expected a text"),
 ]
 
 
@@ -276,7 +278,7 @@ def test_what_is_compared():
         ({"num_rows": 2**63}, tessella.InvalidArgument, f"num_rows is {2**63}, expected {-(2**63)} to {2**63 - 1}"),
         ({"sample_seed": -1}, tessella.InvalidArgument, f"sample_seed is -1, expected 0 to {2**64 - 1}"),
     ]:
-        with pytest.raises(error, match=f"^check_forward: {re.escape(text)}"):
+        with pytest.raises(error, match=f"^check: {re.escape(text)}"):
             tessella.check(Q, K, K, **{"out": out, **changed})
 
 

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tessella
+from tessella import _attention
 
 DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
 BATCH, SEQLEN_Q, SEQLEN_KV, HEADS_Q, HEADS_KV, DIM_QK, DIM_V = 2, 21, 37, 4, 2, 24, 16
@@ -73,9 +74,11 @@ CASES = {
     "max_seqlen": ({"max_seqlen_q": 100, "max_seqlen_kv": 100}, {}),
     "num_splits": ({"num_splits": 1}, {}),
     "deterministic": ({"deterministic": True}, {}),
+    "deterministic, not needed": ({"deterministic": False}, {}),
+    "deterministic by choice": ({"deterministic": "auto"}, {}),
     "batch_invariant": ({"batch_invariant": True}, {}),
     "check_device_values": ({"check_device_values": False}, {}),
-    "absent": ({"bias": None, "mask": None, "scale": None, "kernel": None, "seqlens_q": None, "score": None}, {}),
+    "absent": ({"bias": None, "mask": None, "scale": None, "kernel": None, "seqlens_q": None, "score_mod": None}, {}),
 }
 
 
@@ -120,8 +123,26 @@ def test_the_library_checks_it(name):
     assert not report.passed and report.worst_index == (1, 2, 3, 4)
 
 
+def test_deterministic_is_one_of_three(monkeypatch):
+    seen = []
+    forward = _attention.library.tessella_forward
+
+    class Library:
+        @staticmethod
+        def tessella_forward(args, options, stream):
+            seen.append(options._obj.deterministic)
+            return forward(args, options, stream)
+
+    monkeypatch.setattr(_attention, "library", Library)
+    inputs = operands(np.float32)
+    for value in (True, False, "auto", None, np.True_):
+        tessella.attention(*inputs, deterministic=value)
+    tessella.attention(*inputs)
+    assert seen == [1, 2, 0, 0, 1, 0]
+
+
 def test_every_option_has_a_case():
-    needs_a_gpu = {"score", "keep", "score_args", "num_sms"}
+    needs_a_gpu = {"score_mod", "score_mod_gradient", "mask_mod", "mod_args", "num_sms"}
     used = {name for options, _ in CASES.values() for name in options}
     others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv", "page_table"}  # below
     assert used | others | needs_a_gpu == set(tessella.Options.__annotations__)

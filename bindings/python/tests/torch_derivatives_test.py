@@ -113,5 +113,8 @@ def test_transforms_that_need_no_derivative_of_it(qkv):
         dual = torch.autograd.forward_ad.make_dual(q, q)
         with pytest.raises(tessella.Unsupported, match="^forward: a tensor has a tangent"):
             tessella.torch.attention(dual, k, v)
-    with pytest.raises(tessella.Unsupported, match="^forward: vmap goes over an array beside q, k and v"):
-        torch.func.vmap(lambda bias: tessella.torch.attention(q, k, v, bias=bias))(torch.randn(3, 13, device=q.device))
+    biases = torch.randn(3, 13, device=q.device)
+    batched = torch.func.vmap(lambda bias: tessella.torch.attention(q, k, v, bias=bias))(biases)
+    assert close(batched, [tessella.torch.attention(q, k, v, bias=bias) for bias in biases])
+    with pytest.raises(tessella.Unsupported, match="^forward: vmap goes over an array of mod_args, expected"):
+        torch.func.vmap(lambda bias: tessella.torch.attention(q, k, v, score_mod="return 1;", mod_args=[bias]))(biases)

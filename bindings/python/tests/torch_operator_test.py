@@ -1,18 +1,19 @@
 """tessella.torch.attention as torch sees it: compiled, exported, checked, seeded, and refused where it must be."""
 
+import ctypes as c
 import math
 import re
 
 import numpy as np
 import pytest
 import tessella
-from tessella import _declarations as d
 
 torch = pytest.importorskip("torch")
 
 import tessella.torch  # noqa: E402
 from tensors import close  # noqa: E402
-from tessella import _fields  # noqa: E402
+from tessella import _call  # noqa: E402
+from tessella import _declarations as d  # noqa: E402
 
 IS_OLD = torch.__version__.startswith("2.4.")
 
@@ -45,7 +46,8 @@ def test_one_graph_for_all_lengths(qkv):
     graphs = []
 
     def call(q, k, v, longest):
-        return tessella.torch.attention(q, k, v, mask="causal", max_seqlen_q=longest, max_seqlen_kv=longest)
+        mask = tessella.window(longest - 2, 0)
+        return tessella.torch.attention(q, k, v, mask=mask, max_seqlen_q=longest, max_seqlen_kv=longest)
 
     def backend(graph, _):
         graphs.append(graph)
@@ -123,9 +125,10 @@ def test_opcheck(operator, qkv):
     function = getattr(torch.ops.tessella, operator).default
     torch.library.opcheck(function, (q, k, v))
     bias = torch.ones(13, device=q.device)
-    torch.library.opcheck(function, (q, k, v, "window_right=0&bias&softcap=3.0", [bias], 9, 13))
+    named = {"bias": bias, "window_right": 0, "softcap": 3.0, "max_seqlen_q": 9, "max_seqlen_kv": 13}
+    torch.library.opcheck(function, (q, k, v), named)
     swapped = tuple(tensor.transpose(1, 2) for tensor in qkv)
-    torch.library.opcheck(function, (*swapped, f"layout=bhsd&out_dtype={d.F32}"))
+    torch.library.opcheck(function, swapped, {"layout": "bhsd", "out_dtype": torch.float32, "deterministic": True})
 
 
 def test_opcheck_of_given_outputs(qkv):
@@ -134,28 +137,75 @@ def test_opcheck_of_given_outputs(qkv):
         torch.library.opcheck(torch.ops.tessella.attention_out.default, (*outputs, *qkv))
 
 
-def test_every_field_passes_through(qkv, monkeypatch):
-    """Each field of the C options arrives as it was set; none of them is cut or renamed on the way."""
-    from tessella.torch import _attention, _tensor
+SOURCE = "layout=bhsd&x;%26 'a' \"b\" \\n\n\r\u00e9"
+FIELDS = {name: kind for name, kind in d.AttentionOptions._fields_ if name not in ("struct_size", "allocator")}
 
-    texts = {float: 0.5, int: 2**31 - 1, str.encode: "layout=bhsd&x;%26 'a' \"b\" \\n\n\r\u00e9"}
+
+def test_every_field_passes_through(qkv, monkeypatch):
+    """Each field of the C structs arrives as it was set; none of them is cut or renamed on the way."""
+    from tessella.torch import _attention, _schema, _tensor
+
+    values = {c.c_float: 0.5, c.c_int32: 2**31 - 1, c.c_int64: 2**63 - 1, c.c_uint64: 2**64 - 1, c.c_char_p: SOURCE}
+    expected = {name: values[kind] for name, kind in FIELDS.items()}
+    expected.update(dict.fromkeys(("causal_top_left", "batch_invariant", "check_device_values"), 1))
+    expected.update(deterministic=2, out_dtype=d.BF16)
     given = _attention._Arguments()
-    expected = {}
-    for name, kind in _tensor._KINDS.items():
-        if name in ("struct_size", "allocator", "max_seqlen_q", "max_seqlen_kv"):
-            continue
-        given.set_option(name, texts[kind])
-        expected[name] = kind(texts[kind])
-    given.set_option("seed", 2**64 - 1)
-    expected["seed"] = 2**64 - 1
-    for name in _fields.ARRAYS:
+    for name, value in expected.items():
+        given.set_option(name, value)
+    arrays = [name for name, _ in d.ForwardArgs._fields_][6:-2]  # after lse, before mod_args
+    for name in arrays:
         given.set_array(name, qkv[0])
-    call, arrays = _tensor.TensorCall(), []
-    monkeypatch.setattr(call, "set_array", lambda name, array: arrays.append(name))
-    call.fill_tensors(*qkv, "&".join(given.options), given.arrays, 5, 6)
-    expected.update(max_seqlen_q=5, max_seqlen_kv=6)
+    given.set_mod_args([qkv[1], qkv[2]])
+    seen, mod_args = [], []
+    call = _tensor.TensorCall()
+
+    def kernel(q, k, v, **named):
+        monkeypatch.setattr(call, "set_array", lambda name, array: seen.append(name))
+        monkeypatch.setattr(call, "set_mod_args", mod_args.extend)
+        call.fill_tensors(q, k, v, named)
+        return q.clone()
+
+    with torch.library._scoped_library("tessella_test", "FRAGMENT") as library:
+        library.define(f"fields({_schema.SCHEMA}) -> Tensor")
+        library.impl("fields", kernel, "CompositeExplicitAutograd")
+        torch.ops.tessella_test.fields(*qkv, **given.named)
     got = {name: getattr(call.options, name) for name in expected}
-    assert got == expected and arrays == _fields.ARRAYS and not call.is_swapped
+    assert got == {name: value.encode() if isinstance(value, str) else value for name, value in expected.items()}
+    assert seen == arrays and len(mod_args) == 2
+
+
+def test_defaults_are_those_of_c(qkv):
+    from tessella.torch import _tensor
+
+    schema = torch.ops.tessella.attention.default._schema
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    call = _tensor.TensorCall()
+    call.fill_tensors(*qkv, {name: value for name, value in defaults.items() if name not in ("q", "k", "v")})
+    got, expected = ({name: getattr(struct, name) for name in FIELDS} for struct in (call.options, _call.INITIAL))
+    if qkv[0].device.type == "cpu":
+        assert got.pop("num_threads") == torch.get_num_threads() and expected.pop("num_threads") == 0
+    assert math.isnan(got.pop("scale")) and math.isnan(expected.pop("scale"))
+    assert got == expected
+
+
+def test_a_graph_prints_what_is_called(qkv):
+    class Called(torch.nn.Module):
+        def forward(self, q, k, v, sink):
+            return tessella.torch.attention(q, k, v, mask="causal", softcap=30.0, sink=sink, deterministic=True)
+
+    sink = torch.zeros(4, device=qkv[0].device)
+    graph = torch.export.export(Called(), (*qkv, sink)).graph
+    node = next(node for node in graph.nodes if "tessella" in str(node.target))
+    shown = {name: str(value) for name, value in node.kwargs.items()}
+    assert shown == {"sink": "sink", "softcap": "30.0", "window_right": "0", "deterministic": "True"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_any_source_in_a_compiled_function(backend, qkv):
+    """Code that torch generates holds it whole: the library's message says it back."""
+    compiled = torch.compile(lambda q: tessella.torch.attention(q, *qkv[1:], kernel=SOURCE), backend=backend)
+    with pytest.raises(Exception, match=re.escape(SOURCE)):
+        compiled(qkv[0])
 
 
 def test_calls_in_turn(qkv):
@@ -307,7 +357,7 @@ def test_workspace_comes_from_torchs_allocator(monkeypatch):
     assert allocator.alloc(2000, 64, None, None) is None  # which C reports as out of memory
     allocator.free(4096, 100, 7, allocator.user)
     assert asked == [(100, 3, 7), (100, 0, 0), (2000, 0, 0), 4096]
-    options = _tensor._ready("window_right=0", 0, 0, 3, 0).struct
+    options = _tensor._ready(3, 0, window_right=0).struct
     assert options.allocator.contents.user == 3 and options.num_threads == 0
 
 
@@ -363,7 +413,11 @@ WRONG = [
     ({"kernel": "a\0"}, tessella.InvalidArgument, "kernel has a zero byte, where C would cut it off"),
     ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, which is none "),
     ({"k": torch.ones((1,) * 9)}, tessella.InvalidArgument, "k has 9 axes, expected at most 8"),
-    ({"bias": torch.eye(13).to_sparse()}, tessella.InvalidArgument, "bias cannot be viewed: "),
+    (
+        {"score_mod": "return score;", "mod_args": [torch.eye(13).to_sparse()]},
+        tessella.InvalidArgument,
+        "mod_args[0] cannot be viewed: ",
+    ),
     (
         {"k": torch.ones(2, 13, 4, 16, device="meta")},
         tessella.InvalidArgument,

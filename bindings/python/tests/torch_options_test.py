@@ -70,23 +70,23 @@ def test_pages(page_size, device):
     comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), seqlens_kv=lengths)
 
 
-def test_score_and_keep_as_texts(device):
+def test_score_mod_and_mask_mod(device):
     arrays, inputs = operands(np.float32, device)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)
-    texts = {
-        "score": "return score + arrays.f32(0)[h] * (k - q);",
-        "keep": "return k <= q + 16;",
-        "score_args": [slopes],
+    modifications = {
+        "score_mod": "return score + arrays.f32(0)[h] * (k - q);",
+        "mask_mod": "return k <= q + 16;",
+        "mod_args": [slopes],
     }
     if device == "cpu":
         with pytest.raises(
-            tessella.Unsupported, match="^forward: option (score|keep) is for GPUs, and q is on the CPU$"
+            tessella.Unsupported, match="^forward: option (score_mod|mask_mod) is for GPUs, and q is on the CPU$"
         ):
-            tessella.torch.attention(*inputs, **texts)
+            tessella.torch.attention(*inputs, **modifications)
         return
     i, j = np.arange(options_test.SEQLEN_Q)[:, None], np.arange(options_test.SEQLEN_KV)[None, :]
     bias = (slopes.cpu().numpy()[:, None, None] * (j - i)).astype(np.float32)
-    out = tessella.torch.attention(*inputs, **texts)
+    out = tessella.torch.attention(*inputs, **modifications)
     comparison.assert_matches(tensors.array(out), *arrays, bias=bias, window=(-1, 16 - 37 + 21))
 
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
-#include "cuda/forward_sm80/config.hpp"
 
 namespace tessella::cuda {
 
@@ -24,7 +24,11 @@ std::vector<HotProgram> hot_programs() {
   // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
   for (const core::DType dtype : {core::DType::bf16, core::DType::f16}) {
     for (const int64_t head_dim : {64, 128, 256}) {
-      core::Problem plain{.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = head_dim, .alignment = 16};
+      core::AttentionShape plain{
+          .batch = 1, .heads_q = 1, .heads_kv = 1, .head_dim_qk = head_dim, .head_dim_v = head_dim};
+      for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v, core::Name::out}) {
+        plain.operands[name] = {dtype, 16};
+      }
       add("cuda.forward_sm80", forward_sm80_recipe(plain, ampere), {.arch = 80});
       add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 90});
       // For what comes after Hopper.

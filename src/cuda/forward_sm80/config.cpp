@@ -94,13 +94,13 @@ int accumulator_limit(const ForwardSm80Config& c, int arch) {
   return c.head_dim_qk > c.head_dim_v ? std::min(limit, 176) : limit;
 }
 
-ForwardSm80Config forward_sm80_config(const core::Problem& p, const DeviceInfo& device) {
-  const int64_t size = core::size_bytes(p.dtype);
+ForwardSm80Config forward_sm80_config(const core::AttentionShape& p, const DeviceInfo& device) {
+  const int64_t size = core::size_bytes(p.dtype());
   ForwardSm80Config c{
       .score = score_config(p),
       .head_dim_qk = padded(p.head_dim_qk),
       .blocks_per_sm = 2,
-      .vector_loads = p.alignment >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0,
+      .vector_loads = p.alignment() >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0,
       .paged = p.features.has(core::Feature::paged_kv),
   };
   const int32_t longest = longest_tile(c, std::max(p.head_dim_qk, p.head_dim_v), device.arch);

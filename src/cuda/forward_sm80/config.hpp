@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/launch/forward_tiles.hpp"
@@ -13,7 +13,7 @@
 
 namespace tessella::cuda {
 
-portable::ForwardSm80Config forward_sm80_config(const core::Problem& problem, const DeviceInfo& device);
+portable::ForwardSm80Config forward_sm80_config(const core::AttentionShape& shape, const DeviceInfo& device);
 // The same with more keys a tile, for a score modification that leaves the registers, which only compiling it tells.
 // None where the call has no score modification or more beside it.
 std::optional<portable::ForwardSm80Config> for_small_text(const portable::ForwardSm80Config& config, int arch);

@@ -10,11 +10,12 @@
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionArguments;
 using core::message;
-using core::Problem;
 using portable::ForwardSm80Config;
 
-std::string description(const Problem& p, const ForwardSm80Config& c, const std::optional<ForwardSm80Config>& longer) {
+std::string description(const core::AttentionShape& p, const ForwardSm80Config& c,
+                        const std::optional<ForwardSm80Config>& longer) {
   std::string text =
       message("tiles ", c.tile_q, " x ", c.tile_kv,
               longer ? message(" (", longer->tile_kv, " if the text leaves the registers)") : "", ", ", c.num_warps,
@@ -29,8 +30,9 @@ Step forward_step(const ForwardSm80Config& config, const std::string& user) {
           .threads = static_cast<unsigned>(config.num_warps) * 32,
           .shared_bytes = shared_bytes(config),
           .blocks_per_sm = config.blocks_per_sm,
-          .launch = [config](const Problem&, const Problem& arguments, const Concurrency& at_once,
+          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                              const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
             if (!has_rows(arguments, map)) return std::nullopt;
             const portable::ForwardParams params = forward_params(arguments, config, map, workspace.scratch, at_once);
@@ -41,17 +43,18 @@ Step forward_step(const ForwardSm80Config& config, const std::string& user) {
 
 }  // namespace
 
-Recipe forward_sm80_recipe(const Problem& bounds, const DeviceInfo& device) {
+Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm80_config(bounds, device);
   if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};
   if (std::string reason = too_large(bounds, config); !reason.empty()) return {.refusal = reason};
-  const std::string user = user_text(bounds.score, bounds.keep);
+  const std::string user = user_text(bounds.score_mod, bounds.mask_mod);
   const auto longer = for_small_text(config, device.arch);
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},
                 .description = description(bounds, config, longer)};
   if (config.score.mask == portable::MaskLevel::bits) {
     recipe.steps.push_back(classify_step(config, user,
-                                         [config](const Problem& arguments, const TileMap& map,
+                                         [config](const AttentionArguments& arguments, const TileMap& map,
                                                   const core::Workspace& workspace, const Concurrency& at_once) {
                                            return forward_params(arguments, config, map, workspace.scratch, at_once);
                                          }));
@@ -66,8 +69,9 @@ Recipe forward_sm80_recipe(const Problem& bounds, const DeviceInfo& device) {
   return recipe;
 }
 
-core::Cost forward_sm80_cost(const Problem& problem, const DeviceInfo& device) {
-  return forward_cost(problem, forward_sm80_config(problem, device));
+core::Cost forward_sm80_cost(const core::Arguments& call, const DeviceInfo& device) {
+  const AttentionArguments& arguments = core::attention(call);
+  return forward_cost(arguments, forward_sm80_config(arguments, device));
 }
 
 }  // namespace tessella::cuda

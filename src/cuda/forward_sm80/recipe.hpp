@@ -5,7 +5,7 @@
 
 namespace tessella::cuda {
 
-Recipe forward_sm80_recipe(const core::Problem& bounds, const DeviceInfo& device);
-core::Cost forward_sm80_cost(const core::Problem& problem, const DeviceInfo& device);
+Recipe forward_sm80_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost forward_sm80_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
 }  // namespace tessella::cuda

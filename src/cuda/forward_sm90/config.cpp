@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/sequence.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/compile/user_source.hpp"
 #include "cuda/launch/score_config.hpp"
@@ -10,8 +9,8 @@
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionShape;
 using core::Feature;
-using core::Problem;
 using portable::ForwardSm90Config;
 
 // As compiled.
@@ -36,7 +35,7 @@ enum Need : uint32_t {
   kLongRows = 1u << 9,     // in a call that computes nothing beside the softmax but a softcap's two terms
 };
 
-uint32_t needs(const ForwardSm90Config& c, const Problem& p) {
+uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
   const portable::ScoreConfig& score = c.score;
   const int masks = num_masks(score);
   const bool has_heavy = score.bias || score.dropout;
@@ -47,7 +46,7 @@ uint32_t needs(const ForwardSm90Config& c, const Problem& p) {
   // long: fewer items leave more blocks idle at the end.
   constexpr int64_t kFew = 1024, kLong = 7168, kLongWhereRowsGrow = 1792;
   const bool is_light = !has_full_softcap && !has_alibi_or_mod && !has_heavy && masks == 0 && !c.paged;
-  const bool is_long = std::min(p.seqlen_q, core::most_keys(p)) > (core::rows_grow(p) ? kLongWhereRowsGrow : kLong);
+  const bool is_long = std::min(p.seqlen_q, p.most_keys()) > (p.rows_grow ? kLongWhereRowsGrow : kLong);
   uint32_t all = 0;
   const auto add = [&](Need need, bool has) {
     if (has) all |= need;
@@ -103,12 +102,12 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-ForwardSm90Config forward_sm90_config(const Problem& p) {
+ForwardSm90Config forward_sm90_config(const AttentionShape& p) {
   ForwardSm90Config c{.score = score_config(p),
                       .head_dim_qk = padded(p.head_dim_qk),
                       .head_dim_v = padded(p.head_dim_v),
                       .paged = p.features.has(Feature::paged_kv),
-                      .by_distance = p.features.has(Feature::score) && may_mention(p.score, "q_minus_k")};
+                      .by_distance = p.features.has(Feature::score_mod) && may_mention(p.score_mod, "q_minus_k")};
   c.score.series_terms = series_terms(c.score, p, c.head_dim_v);
   // Masks make scores -inf before a softcap's series, which of two terms wants squares that saturate.
   c.scales_q = c.score.series_terms == 2;
@@ -121,7 +120,7 @@ ForwardSm90Config forward_sm90_config(const Problem& p) {
   return c;
 }
 
-std::optional<ForwardSm90Config> in_pairs(const ForwardSm90Config& config, const Problem& p) {
+std::optional<ForwardSm90Config> in_pairs(const ForwardSm90Config& config, const AttentionShape& p) {
   const int64_t tiles = (p.seqlen_q + config.tile_q - 1) / config.tile_q;
   const bool all_see_the_same = p.features.without(Feature::sink | Feature::lse).empty();
   // Found by measuring (docs/forward_sm90.md). Tiles of 64 keys are those of rows of few, which each warpgroup may

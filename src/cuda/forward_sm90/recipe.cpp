@@ -13,23 +13,23 @@
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionArguments;
 using core::Feature;
 using core::message;
-using core::Problem;
 using portable::ForwardSm90Config;
 using portable::MaskLevel;
 
-core::WorkspaceSize workspace_of(const Problem& bounds, const ForwardSm90Config& config) {
+core::WorkspaceSize workspace_of(const core::AttentionShape& bounds, const ForwardSm90Config& config) {
   const TileMap map = largest_tile_map(bounds, config);
   return {.state_bytes = sizeof(uint32_t), .scratch_bytes = map.seen_bytes() + map.bytes()};
 }
 
-std::string refusal(const Problem& p, const ForwardSm90Config& config, const DeviceInfo& device) {
+std::string refusal(const core::AttentionShape& p, const ForwardSm90Config& config, const DeviceInfo& device) {
   constexpr int32_t kAlignment = 16;
-  if (p.alignment < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
+  if (p.alignment() < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
     return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
-                   " bytes; q, k and v are aligned to ", p.alignment, " bytes, head dims are ", p.head_dim_qk, " and ",
-                   p.head_dim_v);
+                   " bytes; q, k and v are aligned to ", p.alignment(), " bytes, head dims are ", p.head_dim_qk,
+                   " and ", p.head_dim_v);
   }
   if (p.page_size % portable::kSwizzleRows != 0) {
     return message("the copy engine reads pages of a multiple of ", portable::kSwizzleRows, " rows; these have ",
@@ -48,7 +48,7 @@ std::string refusal(const Problem& p, const ForwardSm90Config& config, const Dev
   return too_large(p, config);
 }
 
-std::string description(const Problem& p, const ForwardSm90Config& c) {
+std::string description(const core::AttentionShape& p, const ForwardSm90Config& c) {
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
   return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
                  " warpgroups that multiply, head dims as "
@@ -60,20 +60,21 @@ std::string description(const Problem& p, const ForwardSm90Config& c) {
 
 // Whether a call's tiles are taken in pairs. A plan whose calls may be has a kernel for those that are and one for the
 // others.
-bool takes_pairs(const Problem& p, const ForwardSm90Config& config, const TileMap& map) {
+bool takes_pairs(const core::AttentionShape& p, const ForwardSm90Config& config, const TileMap& map) {
   return map.tiles_q % 2 == 0 && in_pairs(config, p).has_value();
 }
 
-portable::ForwardSm90Params params_with_maps(const Problem& p, const ForwardSm90Config& config, const TileMap& map,
-                                             const core::Workspace& workspace, const Concurrency& at_once) {
+portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm90Config& config,
+                                             const TileMap& map, const core::Workspace& workspace,
+                                             const Concurrency& at_once) {
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
   portable::ForwardSm90Params params = forward_sm90_params(p, config, map, workspace.state, workspace.scratch, at_once);
-  params.q = tensor_map(p.q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows);
-  params.k = tensor_map(p.k, {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, params.box_kv);
-  params.v = tensor_map(p.v, {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, params.box_kv);
-  if (params.forward.out_vector_store != 0 && p.out.dtype == p.dtype) {
-    params.out = tensor_map(p.out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
+  params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows);
+  params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, params.box_kv);
+  params.v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, params.box_kv);
+  if (params.forward.out_vector_store != 0 && p.out().dtype == p.dtype()) {
+    params.out = tensor_map(p.out(), {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
   }
   return params;
 }
@@ -84,8 +85,9 @@ Step forward_step(const ForwardSm90Config& config, const std::string& user) {
           .threads = static_cast<unsigned>(num_threads(config)),
           .cluster = static_cast<unsigned>(config.cluster),
           .shared_bytes = portable::forward_sm90_layout(config).bytes,
-          .launch = [config](const Problem&, const Problem& arguments, const Concurrency& at_once,
+          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                              const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
             if (!has_rows(arguments, map) || takes_pairs(arguments, config, map) != (config.cluster > 1)) {
               return std::nullopt;
@@ -103,15 +105,16 @@ std::string forward_sm90_unavailable(const DeviceInfo& device) {
   return message("runs on Hopper (sm_90), and GPU ", device.id, " (", device.name, ") is sm_", device.arch);
 }
 
-Recipe forward_sm90_recipe(const Problem& bounds, const DeviceInfo& device) {
+Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm90_config(bounds);
   if (std::string reason = refusal(bounds, config, device); !reason.empty()) return {.refusal = reason};
-  const std::string user = user_text(bounds.score, bounds.keep);
+  const std::string user = user_text(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(bounds, config)};
   if (config.score.mask == MaskLevel::bits) {
     recipe.steps.push_back(classify_step(
         config, user,
-        [config](const Problem& arguments, const TileMap& map, const core::Workspace& workspace,
+        [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
                  const Concurrency& at_once) {
           return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
         }));
@@ -121,10 +124,11 @@ Recipe forward_sm90_recipe(const Problem& bounds, const DeviceInfo& device) {
   return recipe;
 }
 
-core::Cost forward_sm90_cost(const Problem& problem, const DeviceInfo&) {
-  const auto config = forward_sm90_config(problem);
-  core::Cost cost = forward_cost(problem, config);
-  cost.extra_bytes = static_cast<double>(workspace_of(problem, config).scratch_bytes);
+core::Cost forward_sm90_cost(const core::Arguments& call, const DeviceInfo&) {
+  const AttentionArguments& arguments = core::attention(call);
+  const auto config = forward_sm90_config(arguments);
+  core::Cost cost = forward_cost(arguments, config);
+  cost.extra_bytes = static_cast<double>(workspace_of(arguments, config).scratch_bytes);
   return cost;
 }
 

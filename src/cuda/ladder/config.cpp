@@ -8,7 +8,7 @@
 
 namespace tessella::cuda {
 
-portable::LadderConfig ladder_config(const core::Problem& p, const DeviceInfo& device) {
+portable::LadderConfig ladder_config(const core::AttentionShape& p, const DeviceInfo& device) {
   const portable::ForwardSm80Config c = forward_sm80_config(p, device);
   portable::LadderConfig config{.score = c.score,
                                 .head_dim_qk = c.head_dim_qk,

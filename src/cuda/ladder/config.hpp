@@ -4,14 +4,14 @@
 
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "portable/ladder_params.hpp"
 
 namespace tessella::cuda {
 
-portable::LadderConfig ladder_config(const core::Problem& problem, const DeviceInfo& device);
+portable::LadderConfig ladder_config(const core::AttentionShape& shape, const DeviceInfo& device);
 
 // One of the kernels in device/ladder/.
 Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,

@@ -12,8 +12,8 @@
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionArguments;
 using core::message;
-using core::Problem;
 using portable::LadderConfig;
 using Grid = std::array<unsigned, 3>;
 
@@ -32,8 +32,10 @@ Step step_of(const char* file, const Kernel& kernel, const LadderConfig& config,
           .threads = static_cast<unsigned>(config.num_warps) * 32,
           .shared_bytes = shared_bytes(config),
           .blocks_per_sm = kBlocksPerSm,
-          .launch = [config, grid = kernel.grid](const Problem&, const Problem& arguments, const Concurrency& at_once,
+          .launch = [config, grid = kernel.grid](const core::Shape&, const core::Arguments& call,
+                                                 const Concurrency& at_once,
                                                  const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
             if (!has_rows(arguments, map)) return std::nullopt;
             const portable::LadderParams params{forward_params(arguments, config, map, nullptr, at_once),
@@ -44,25 +46,27 @@ Step step_of(const char* file, const Kernel& kernel, const LadderConfig& config,
 }
 
 // bytes: that the algorithm keeps in memory.
-Recipe ladder_recipe(const Problem& bounds, const DeviceInfo& device, const char* file, std::span<const Kernel> kernels,
-                     double (*bytes)(const Problem&, const ForwardTiles&)) {
+Recipe ladder_recipe(const core::AttentionShape& bounds, const DeviceInfo& device, const char* file,
+                     std::span<const Kernel> kernels,
+                     double (*bytes)(const core::AttentionShape&, const ForwardTiles&)) {
   const auto c = ladder_config(bounds, device);
   if (std::string lacking = lacks(bounds, shared_bytes(c), device); !lacking.empty()) return {.refusal = lacking};
-  const TileMap map = tile_map(bounds, c);
+  const TileMap map = largest_tile_map(bounds, c);
   if (forward_blocks(bounds, map) > kMaxBlocks || map.kv_tiles > kMaxBlocksY || bytes(bounds, c) > kMaxBytes) {
     return {.refusal = "is there to be compared, and the call is too large for it"};
   }
   Recipe recipe{.workspace = {.scratch_bytes = static_cast<int64_t>(bytes(bounds, c))},
                 .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
                                        c.num_warps == 1 ? " warp" : " warps")};
-  const std::string user = user_text(bounds.score, bounds.keep);
+  const std::string user = user_text(bounds.score_mod, bounds.mask_mod);
   for (const Kernel& kernel : kernels) recipe.steps.push_back(step_of(file, kernel, c, user));
   return recipe;
 }
 
 }  // namespace
 
-Recipe standard_recipe(const Problem& bounds, const DeviceInfo& device) {
+Recipe standard_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const core::AttentionShape& bounds = core::attention(shape);
   static constexpr Kernel kKernels[] = {{"standard_scores",
                                          [](const portable::ForwardParams& p, unsigned tiles) {
                                            return Grid{tiles, static_cast<unsigned>(p.kv_tiles), 1};
@@ -77,12 +81,14 @@ Recipe standard_recipe(const Problem& bounds, const DeviceInfo& device) {
   return ladder_recipe(bounds, device, "standard.hpp", kKernels, standard_bytes);
 }
 
-core::Cost standard_cost(const Problem& problem, const DeviceInfo& device) {
-  return standard_cost(problem, ladder_config(problem, device));
+core::Cost standard_cost(const core::Arguments& call, const DeviceInfo& device) {
+  const AttentionArguments& arguments = core::attention(call);
+  return standard_cost(arguments, ladder_config(arguments, device));
 }
 
 // A block for each head and slice of v.
-Recipe flash_1_recipe(const Problem& bounds, const DeviceInfo& device) {
+Recipe flash_1_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const core::AttentionShape& bounds = core::attention(shape);
   static constexpr Kernel kKernels[] = {
       {"flash_1", [](const portable::ForwardParams& p, unsigned tiles) {
          return Grid{tiles / static_cast<unsigned>(p.tiles_q), static_cast<unsigned>(p.slices_v), 1};
@@ -90,8 +96,9 @@ Recipe flash_1_recipe(const Problem& bounds, const DeviceInfo& device) {
   return ladder_recipe(bounds, device, "flash_1.hpp", kKernels, flash_1_bytes);
 }
 
-core::Cost flash_1_cost(const Problem& problem, const DeviceInfo& device) {
-  return flash_1_cost(problem, ladder_config(problem, device));
+core::Cost flash_1_cost(const core::Arguments& call, const DeviceInfo& device) {
+  const AttentionArguments& arguments = core::attention(call);
+  return flash_1_cost(arguments, ladder_config(arguments, device));
 }
 
 }  // namespace tessella::cuda

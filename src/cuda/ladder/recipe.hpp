@@ -6,10 +6,10 @@
 
 namespace tessella::cuda {
 
-Recipe standard_recipe(const core::Problem& bounds, const DeviceInfo& device);
-core::Cost standard_cost(const core::Problem& problem, const DeviceInfo& device);
+Recipe standard_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost standard_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
-Recipe flash_1_recipe(const core::Problem& bounds, const DeviceInfo& device);
-core::Cost flash_1_cost(const core::Problem& problem, const DeviceInfo& device);
+Recipe flash_1_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost flash_1_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
 }  // namespace tessella::cuda

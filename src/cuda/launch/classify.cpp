@@ -19,14 +19,15 @@ Program classify_program(const ForwardTiles& tiles, const std::string& user_text
 }  // namespace
 
 Step classify_step(const ForwardTiles& tiles, const std::string& user_text,
-                   std::function<portable::ForwardParams(const core::Problem&, const TileMap&, const core::Workspace&,
-                                                         const Concurrency&)>
+                   std::function<portable::ForwardParams(const core::AttentionArguments&, const TileMap&,
+                                                         const core::Workspace&, const Concurrency&)>
                        params) {
   return {.program = classify_program(tiles, user_text),
           .threads = portable::kClassifyWarps * 32,
-          .launch = [tiles, params = std::move(params)](const core::Problem&, const core::Problem& arguments,
-                                                         const Concurrency& at_once,
-                                                         const core::Workspace& workspace) -> std::optional<Launch> {
+          .launch = [tiles, params = std::move(params)](const core::Shape&, const core::Arguments& call,
+                                                        const Concurrency& at_once,
+                                                        const core::Workspace& workspace) -> std::optional<Launch> {
+            const core::AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, tiles);
             if (map.bytes() == 0 || !has_rows(arguments, map)) return std::nullopt;
             return Launch{{map.classify_blocks(), 1, 1}, Parameters(params(arguments, map, workspace, at_once))};

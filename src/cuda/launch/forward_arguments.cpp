@@ -11,9 +11,9 @@
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionArguments;
 using core::DType;
 using core::Feature;
-using core::Problem;
 using portable::divisor;
 
 portable::OperandParams operand(const core::Operand& t) {
@@ -43,7 +43,7 @@ int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 // Whether some row of out may need no product: a row without a query, a query without a key. What lies in tables and
 // masks is not known here; of the rest, a query whose own position is a key sees that one.
-bool may_have_zero_rows(const Problem& p, const portable::ScoreConfig& score) {
+bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig& score) {
   constexpr core::Features kLengths =
       Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;
   const bool keys_are_unknown = p.features.has_any(kLengths) || score.mask == portable::MaskLevel::bits;
@@ -57,7 +57,7 @@ Concurrency concurrency(int32_t blocks_per_sm, const DeviceInfo& device) {
   return {.blocks = int64_t{device.num_sms} * blocks_per_sm, .l2_bytes = device.l2_bytes};
 }
 
-std::string lacks(const Problem& p, int32_t shared_bytes, const DeviceInfo& device) {
+std::string lacks(const core::AttentionShape& p, int32_t shared_bytes, const DeviceInfo& device) {
   if (shared_bytes > device.shared_bytes_per_block) {
     return core::message("needs ", shared_bytes, " bytes of shared memory, and the GPU has ",
                          device.shared_bytes_per_block);
@@ -68,7 +68,7 @@ std::string lacks(const Problem& p, int32_t shared_bytes, const DeviceInfo& devi
   return "";
 }
 
-std::string too_large(const Problem& p, const ForwardTiles& tiles) {
+std::string too_large(const core::AttentionShape& p, const ForwardTiles& tiles) {
   const TileMap map = largest_tile_map(p, tiles);
   for (const auto& [what, count] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
                                     std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {
@@ -80,18 +80,18 @@ std::string too_large(const Problem& p, const ForwardTiles& tiles) {
   return "";
 }
 
-int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
+int64_t forward_blocks(const core::AttentionShape& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
 
-bool has_rows(const Problem& p, const TileMap& map) { return forward_blocks(p, map) > 0 && p.total_q > 0; }
+bool has_rows(const core::AttentionShape& p, const TileMap& map) { return forward_blocks(p, map) > 0 && p.total_q > 0; }
 
-portable::ForwardParams forward_params(const Problem& p, const ForwardTiles& tiles, const TileMap& map,
+portable::ForwardParams forward_params(const AttentionArguments& p, const ForwardTiles& tiles, const TileMap& map,
                                        void* map_data, const Concurrency& at_once) {
   portable::ForwardParams params{};
-  params.q = operand(p.q);
-  params.k = operand(p.k);
-  params.v = operand(p.v);
-  params.out = operand(p.out);
-  params.lse = operand(p.lse);
+  params.q = operand(p.q());
+  params.k = operand(p.k());
+  params.v = operand(p.v());
+  params.out = operand(p.out());
+  params.lse = operand(p.lse());
   params.seqlens_q = of_sequences(p.seqlens_q);
   params.seqlens_kv = of_sequences(p.seqlens_kv);
   params.leftpad_kv = of_sequences(p.leftpad_kv);
@@ -151,12 +151,12 @@ portable::ForwardParams forward_params(const Problem& p, const ForwardTiles& til
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
-  params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
-  params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
+  params.out_is_f32 = p.out_dtype() == DType::f32 ? 1 : 0;
+  params.out_vector_store = rows_are_aligned(p.out(), p.head_dim_v) ? 1 : 0;
   return params;
 }
 
-portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable::ForwardSm90Config& config,
+portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, const portable::ForwardSm90Config& config,
                                                 const TileMap& map, void* counter, void* scratch,
                                                 const Concurrency& at_once) {
   portable::ForwardSm90Params params{};

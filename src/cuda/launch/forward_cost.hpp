@@ -7,12 +7,12 @@
 
 namespace tessella::cuda {
 
-core::Cost forward_cost(const core::Problem& problem, const ForwardTiles& tiles);
-core::Cost standard_cost(const core::Problem& problem, const ForwardTiles& tiles);
-core::Cost flash_1_cost(const core::Problem& problem, const ForwardTiles& tiles);
+core::Cost forward_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
+core::Cost standard_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
+core::Cost flash_1_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
 // Memory that the ladder's kernels keep.
-double standard_bytes(const core::Problem& problem, const ForwardTiles& tiles);
-double flash_1_bytes(const core::Problem& problem, const ForwardTiles& tiles);
+double standard_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
+double flash_1_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
 
 }  // namespace tessella::cuda

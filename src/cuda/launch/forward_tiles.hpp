@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/shape.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {
@@ -18,8 +18,8 @@ struct ForwardTiles {
 };
 
 // Blocks that share v's columns.
-inline int32_t slices_v(const core::Problem& problem, const ForwardTiles& tiles) {
-  return static_cast<int32_t>((problem.head_dim_v + tiles.head_dim_v - 1) / tiles.head_dim_v);
+inline int32_t slices_v(const core::AttentionShape& shape, const ForwardTiles& tiles) {
+  return static_cast<int32_t>((shape.head_dim_v + tiles.head_dim_v - 1) / tiles.head_dim_v);
 }
 
 }  // namespace tessella::cuda

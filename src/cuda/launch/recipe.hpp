@@ -2,6 +2,7 @@
 // are kernels in the order in which a run queues them. launch/run.hpp compiles, loads and queues any of them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -61,7 +62,7 @@ struct Step {
 
   // bounds: of the plan. arguments: of the run. at_once: this step's blocks that the GPU holds. Nothing leaves the step
   // out of the run. A run calls it each time: it must not allocate.
-  std::function<std::optional<Launch>(const core::Problem& bounds, const core::Problem& arguments,
+  std::function<std::optional<Launch>(const core::Shape& bounds, const core::Arguments& arguments,
                                       const Concurrency& at_once, const core::Workspace& workspace)>
       launch;
 
@@ -78,8 +79,9 @@ struct Recipe {
 
 // On a GPU with nothing else to do, for a call that may ask for fewer multiprocessors. Of a cluster's blocks only the
 // driver knows.
-inline Concurrency concurrency(const Step& step, const core::Problem& bounds, const DeviceInfo& device) {
-  const int num_sms = bounds.num_sms > 0 && bounds.num_sms < device.num_sms ? bounds.num_sms : device.num_sms;
+inline Concurrency concurrency(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
+  const int asked = std::visit([](const auto& shape) { return shape.num_sms; }, bounds);
+  const int num_sms = asked > 0 ? std::min(asked, device.num_sms) : device.num_sms;
   return {.blocks = int64_t{num_sms} * step.blocks_per_sm, .l2_bytes = device.l2_bytes};
 }
 

@@ -29,7 +29,7 @@ const Step& without_spills(const Step& step, int arch) {
   return without_spills(*step.if_spilled, arch);
 }
 
-PreparedStep prepare_step(const Step& step, const core::Problem& bounds, const DeviceInfo& device) {
+PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
   PreparedStep prepared = {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
   if (step.cluster > 1) {
     const int clusters = std::max(prepared.kernel->resident_clusters(step.cluster, step.threads), 1);
@@ -65,7 +65,7 @@ std::string describe(const Recipe& recipe, const DeviceInfo& device) {
   return core::message(recipe.description, ", ", origin(recipe.steps, device.arch));
 }
 
-std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Problem& bounds, const DeviceInfo& device) {
+std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device) {
   auto prepared = std::make_shared<Prepared>();
   for (const Step& step : recipe.steps) {
     prepared->steps.push_back(prepare_step(without_spills(step, device.arch), bounds, device));
@@ -73,10 +73,10 @@ std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Problem& b
   return prepared;
 }
 
-void run(const core::Problem& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream) {
-  const CurrentDevice current(arguments.device.id);
+void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream) {
+  const CurrentDevice current(core::device(plan.shape).id);
   for (const auto& [step, kernel, at_once] : static_cast<const Prepared*>(plan.prepared.get())->steps) {
-    const std::optional<Launch> launch = step.launch(plan.bounds, arguments, at_once, workspace);
+    const std::optional<Launch> launch = step.launch(plan.shape, arguments, at_once, workspace);
     if (!launch) continue;
     const auto& [x, y, z] = launch->grid;
     kernel->launch(

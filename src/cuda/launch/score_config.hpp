@@ -3,15 +3,15 @@
 
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/shape.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {
 
 // All but series_terms, which depend on the kernel's head dims.
-portable::ScoreConfig score_config(const core::Problem& problem);
+portable::ScoreConfig score_config(const core::AttentionShape& shape);
 
 // Terms of the series that serves a softcap's small scores, or 0. head_dim_v: as compiled.
-int32_t series_terms(const portable::ScoreConfig& config, const core::Problem& problem, int32_t head_dim_v);
+int32_t series_terms(const portable::ScoreConfig& config, const core::AttentionShape& shape, int32_t head_dim_v);
 
 }  // namespace tessella::cuda

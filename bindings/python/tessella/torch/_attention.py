@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
 from .._scalars import switch
 from . import _operator
+from ._schema import OPTIONS, TENSORS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,40 +27,25 @@ _attention_out = torch.ops.tessella.attention_out.default
 
 
 class _Arguments:
-    """The operator's options and arrays, as set_options writes them."""
+    """The operator's arguments beside q, k and v, as set_options writes them."""
 
     def __init__(self) -> None:
-        self.options: list[str] = []
-        self.arrays: list[torch.Tensor] = []
-        self.max_seqlen_q = self.max_seqlen_kv = 0
+        self.named: dict[str, Any] = {}
 
     def set_option(self, name: str, value: Any) -> None:
-        if name.startswith("max_seqlen"):
-            setattr(self, name, value)
-        else:
-            self.options.append(f"{name}={_escaped(value) if isinstance(value, str) else _settled(value)}")
+        option = OPTIONS[name]
+        self.named[option.name] = option.type.of_field(value)
 
     def set_array(self, name: str, array: Any) -> None:
         if not isinstance(array, torch.Tensor):
             raise InvalidArgument(_no_tensor({name: array}))
-        self.options.append(name)
-        self.arrays.append(array)
+        self.named[TENSORS[name]] = array
 
-    def set_score_args(self, arrays: Sequence[Any]) -> None:
+    def set_mod_args(self, arrays: Sequence[Any]) -> None:
         for array in arrays:
-            self.set_array("score_args", array)
-
-
-def _settled(value: Any) -> Any:
-    """The number; of one that is a symbol while torch traces, what it stands for."""
-    return operator.index(value) if isinstance(value, int) else float(value)
-
-
-def _escaped(text: str) -> str:
-    """Without what separates options, and without what code that torch generates could not hold between quotes."""
-    for character in "%&'\"\\\n\r":
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text
+            if not isinstance(array, torch.Tensor):
+                raise InvalidArgument(_no_tensor({"mod_args": array}))
+        self.named["mod_args"] = list(arrays)
 
 
 def _no_tensor(arrays: dict[str, Any]) -> str:
@@ -105,19 +90,19 @@ def attention(
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise InvalidArgument("forward: " + _no_tensor({"q": q, "k": k, "v": v}))
-    others = _others(q, layout, options) if options or layout != "bshd" else ()
-    if len(others) > 1 and others[1] and not torch.compiler.is_compiling():
-        _refuse_batched(others[1])
+    named = _named(q, layout, options) if options or layout != "bshd" else {}
+    if "mod_args" in named and not torch.compiler.is_compiling():
+        _refuse_batched(named["mod_args"])
     if return_lse is not True and return_lse is not False:
         return_lse = switch("forward: return_lse", return_lse)
     if out is None and lse is None:
-        return _attention_lse(q, k, v, *others) if return_lse else _attention(q, k, v, *others)
+        return _attention_lse(q, k, v, **named) if return_lse else _attention(q, k, v, **named)
     _require_outputs({"out": out, "lse": lse})
     if out is None:
-        out = _operator.new_out(q, k, v, *others)
+        out = _operator.new_out(q, k, v, **named)
     if lse is None and return_lse:
-        lse = _operator.new_lse(q, k, v, *others)
-    _attention_out(out, lse, q, k, v, *others)
+        lse = _operator.new_lse(q, k, v, **named)
+    _attention_out(out, lse, q, k, v, **named)
     return (out, lse) if return_lse else out
 
 
@@ -134,14 +119,11 @@ _functorch: Any = torch._C._functorch
 
 
 def _refuse_batched(arrays: Sequence[Any]) -> None:
-    """torch.func.vmap sees q, k and v; into a list of tensors it does not look."""
+    """torch.func.vmap sees tensors; into a list of them it does not look."""
     for array in arrays:
         while _functorch.is_functorch_wrapped_tensor(array):
             if _functorch.is_batchedtensor(array):
-                raise Unsupported(
-                    "forward: vmap goes over an array beside q, k and v (a seed that dropout draws is one), "
-                    "expected it over those alone"
-                )
+                raise Unsupported("forward: vmap goes over an array of mod_args, expected it over other tensors")
             array = _functorch.get_unwrapped(array)
 
 
@@ -149,7 +131,7 @@ def _refuse_batched(arrays: Sequence[Any]) -> None:
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
-def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
+def _named(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The operator's arguments after q, k and v."""
     if torch.compiler.is_compiling():  # Dynamo knows no sets of types
         return _translate(q, layout, options)
@@ -164,19 +146,16 @@ def _others(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[A
 
 
 @functools.lru_cache(maxsize=256, typed=True)  # typed: 1 is no True
-def _remembered(layout: str, **options: Any) -> tuple[Any, ...]:
+def _remembered(layout: str, **options: Any) -> dict[str, Any]:
     return _translate(None, layout, options)
 
 
-def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
+def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """q: None where no seed is drawn."""
     given = _Arguments()
     if is_swapped(layout):
-        given.set_option("layout", layout)
+        given.named["layout"] = layout
     set_options(given, options)
     if q is not None and options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
-    others = ("&".join(given.options), given.arrays or None, given.max_seqlen_q, given.max_seqlen_kv)
-    if "max_seqlen_q" in options or "max_seqlen_kv" in options:
-        return others
-    return others[:2] if given.arrays else others[:1]
+    return given.named

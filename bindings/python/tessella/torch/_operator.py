@@ -1,43 +1,43 @@
 """The operators tessella::attention, attention_lse and attention_out: schemas, kernels and shapes.
 
-What a call says beside q, k and v travels as one text, since each argument of a schema costs every call some 0.1 us,
-given or not, and a list of texts 1 us. options is "window_right=0&softcap=30.0&bias", like the query of an URL:
-"layout=bhsd" or a field of the C structs by name, its text escaped as there, and one without a value names what the
-next tensor of arrays is. Lengths, which may be symbols while a graph is traced, are arguments.
+torch hands a kernel those keywords alone that differ from the schema's defaults; below, `named` is a dict of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from .. import _declarations as d
-from .._call import lse_shape, out_shape
+from .._call import is_swapped, lse_shape, out_shape
 from .._errors import InvalidArgument, Unsupported
 from .._library import library
-from ._tensor import TensorCall, said
-
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, str options='', Tensor[]? arrays=None, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0"
-)
+from ._schema import SCHEMA
+from ._tensor import TensorCall
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """out"""
-    out: torch.Tensor = _run(None, None, False, q, k, v, *others)[0]
+    out: torch.Tensor = _run(None, None, False, q, k, v, named)[0]
     return out
 
 
-def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse"""
-    return _run(None, None, True, q, k, v, *others)
+    return _run(None, None, True, q, k, v, named)
 
 
-def attention_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
+def attention_out(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    **named: Any,
+) -> None:
     """Writes out, and lse where it is given."""
-    _run(out, lse, False, *inputs)
+    _run(out, lse, False, q, k, v, named)
     for tensor in (out,) if lse is None else (out, lse):  # whoever saved it for a backward hears of it
         torch.autograd.graph.increment_version(tensor)
 
@@ -49,12 +49,10 @@ def _run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    options: str = "",
-    arrays: Sequence[torch.Tensor] | None = None,
-    *lengths: int,
+    named: dict[str, Any],
 ) -> tuple[Any, Any]:
     with TensorCall.of("forward") as call:
-        call.fill_tensors(q, k, v, options, arrays, *lengths)
+        call.fill_tensors(q, k, v, named)
         outputs = call.outputs(q, out, lse, return_lse)
         call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return outputs
@@ -69,18 +67,19 @@ _DIRECT = {int(key) for key in (_torch_c.DispatchKey.CPU, _torch_c.DispatchKey.C
 def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The operator where derivatives are taken: refuses them, and calls the kernel if nothing else is to be asked."""
 
-    def checked(keys: Any, *arguments: Any) -> Any:
+    def checked(keys: Any, *operands: Any, **named: Any) -> Any:
         if torch.is_grad_enabled() or _forward_ad._current_level >= 0:
-            _refuse_derivatives(arguments)
+            _refuse_derivatives(operands)
+            _refuse_derivatives(named.values())
         keys &= _below_autograd
         if int(keys.highestPriorityTypeId()) in _DIRECT:
-            return kernel(*arguments)
-        return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *arguments)
+            return kernel(*operands, **named)
+        return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *operands, **named)
 
     return checked
 
 
-def _refuse_derivatives(arguments: Sequence[Any]) -> None:
+def _refuse_derivatives(arguments: Iterable[Any]) -> None:
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             _refuse_derivatives(argument)
@@ -96,44 +95,44 @@ def _refuse_derivatives(arguments: Sequence[Any]) -> None:
                 )
 
 
-def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = "", *_: Any) -> torch.Tensor:
+def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """Memory for out; arguments are the operator's."""
-    dtype = torch.float32 if said(options).values.get("out_dtype") == d.F32 else q.dtype
+    dtype = torch.float32 if named.get("out_dtype") is torch.float32 else q.dtype
     return q.new_empty(out_shape(q.shape, v.shape), dtype=dtype)
 
 
-def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: str = "", *_: Any) -> torch.Tensor:
+def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """Memory for lse; arguments are the operator's."""
-    return q.new_empty(lse_shape(q.shape, said(options).is_swapped), dtype=torch.float32)
+    return q.new_empty(lse_shape(q.shape, is_swapped(named.get("layout", "bshd"))), dtype=torch.float32)
 
 
-def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
-    _require_device(q, k, v, *((others[1] if len(others) > 1 else None) or ()))
-    return new_out(q, k, v, *others)
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
+    _require_device(q, k, v, *named.values(), *(named.get("mod_args") or ()))
+    return new_out(q, k, v, **named)
 
 
-def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _fake(q, k, v, *others), new_lse(q, k, v, *others)
+def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake(q, k, v, **named), new_lse(q, k, v, **named)
 
 
-def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *inputs: Any) -> None:
-    _require_device(inputs[0], *((out,) if lse is None else (out, lse)))
-    _fake(*inputs)
+def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *operands: torch.Tensor, **named: Any) -> None:
+    _require_device(operands[0], out, lse)
+    _fake(*operands, **named)
 
 
-def _require_device(q: torch.Tensor, *tensors: torch.Tensor) -> None:
+def _require_device(q: torch.Tensor, *arguments: Any) -> None:
     """A tensor on the device meta beside others brings the whole call here."""
-    for tensor in tensors:
-        if tensor.device != q.device:
-            raise InvalidArgument(f"forward: a tensor is on {tensor.device}, expected {q.device} = the device of q")
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.device != q.device:
+            raise InvalidArgument(f"forward: a tensor is on {argument.device}, expected {q.device} = the device of q")
 
 
 _torch_library: Any = torch.library  # whose functions have no types
 _definitions = _torch_library.Library("tessella", "DEF")
 for _kernel, _shapes, _schema in (
-    (attention, _fake, f"({_INPUTS}) -> Tensor"),
-    (attention_lse, _fake_lse, f"({_INPUTS}) -> (Tensor, Tensor)"),
-    (attention_out, _fake_out, f"(Tensor(a!) out, Tensor(b!)? lse, {_INPUTS}) -> ()"),
+    (attention, _fake, f"({SCHEMA}) -> Tensor"),
+    (attention_lse, _fake_lse, f"({SCHEMA}) -> (Tensor, Tensor)"),
+    (attention_out, _fake_out, f"(Tensor(a!) out, Tensor(b!)? lse, {SCHEMA}) -> ()"),
 ):
     _definitions.define(_kernel.__name__ + _schema)
     for _device in ("CPU", "CUDA"):

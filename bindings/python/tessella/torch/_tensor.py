@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import unquote
+from collections.abc import Mapping
+from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
-from .._call import INITIAL, Call, lse_shape, out_shape
+from .._call import INITIAL, Call, is_swapped, lse_shape, out_shape
 from .._errors import InvalidArgument
+from ._schema import OPTIONS, TENSORS
 
-# What makes the value of an option of its text.
-_MAKERS: dict[Any, Callable[[str], Any]] = {c.c_float: float, c.c_char_p: str.encode}
-_KINDS = {name: _MAKERS.get(kind, int) for name, kind, *_ in d.AttentionOptions._fields_}
+# Arguments of the operators by name: fields of tessella_forward_args and of tessella_attention_options.
+_ARRAYS = {name: field for field, name in TENSORS.items()}
+_OPTIONS = {option.name: option for option in OPTIONS.values()}
+
 _codes: dict[Any, int] = {}  # torch.dtype -> dtype of Tessella, as they are met
-
-
-class Said(NamedTuple):
-    """What the options of an operator say."""
-
-    is_swapped: bool
-    values: dict[str, Any]  # fields of tessella_attention_options
-    arrays: list[str]  # fields of tessella_forward_args
-
-
-@functools.lru_cache(maxsize=256)
-def said(options: str) -> Said:
-    """Reads the text; the operators say how it is written."""
-    texts = options.split("&") if options else []
-    found = Said("layout=bhsd" in texts, {}, [])
-    for text in texts:
-        name, is_value, value = text.partition("=")
-        if not is_value:
-            found.arrays.append(name)
-        elif name != "layout":
-            found.values[name] = _KINDS[name](unquote(value))
-    return found
 
 
 class TensorSlot(Slot):
@@ -118,19 +97,17 @@ def _allocator(device_idx: int) -> d.Allocator:
 class _Ready:
     """A tessella_attention_options that is filled once and then read by every call, from any thread."""
 
-    def __init__(self, options: str, max_seqlen_q: int, max_seqlen_kv: int, device_idx: int, num_threads: int) -> None:
-        self.said = said(options)
+    def __init__(self, device_idx: int, threads_of_torch: int, *, layout: str = "bshd", **options: Any) -> None:
+        self.is_swapped = is_swapped(layout)
         self.struct = d.AttentionOptions.from_buffer_copy(INITIAL)
         self.ref = c.byref(self.struct)
-        values: dict[str, Any] = {
-            "num_threads": num_threads,
-            "max_seqlen_q": max_seqlen_q,
-            "max_seqlen_kv": max_seqlen_kv,
-        }
+        self.struct.num_threads = threads_of_torch
         if device_idx >= 0:
-            values["allocator"] = c.pointer(_allocator(device_idx))
-        for name, value in {**values, **self.said.values}.items():
-            setattr(self.struct, name, value)
+            self.struct.allocator = c.pointer(_allocator(device_idx))
+        for name, value in options.items():
+            if value is not None:
+                option = _OPTIONS[name]
+                setattr(self.struct, option.field, option.type.to_field(value))
 
 
 _ready = functools.lru_cache(maxsize=256)(_Ready)
@@ -142,28 +119,28 @@ class TensorCall(Call):
     slot_type = TensorSlot
     free = []
 
-    def fill_tensors(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        options: str = "",
-        arrays: Sequence[torch.Tensor] | None = None,
-        max_seqlen_q: int = 0,
-        max_seqlen_kv: int = 0,
-    ) -> None:
+    def fill_tensors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
         """Reads the inputs of an operator."""
+        arrays = {name: array for name, array in named.items() if name in _ARRAYS or name == "mod_args"}
+        scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
         device_idx = q.get_device()
         if device_idx >= 0:
             self.stream = _current_stream(device_idx)
-            ready = _ready(options, max_seqlen_q, max_seqlen_kv, device_idx, 0)
+            ready = _ready(device_idx, 0, **scalars)
         else:
-            ready = _ready(options, max_seqlen_q, max_seqlen_kv, device_idx, torch.get_num_threads())
+            ready = _ready(device_idx, torch.get_num_threads(), **scalars)
         self.options, self.options_ref = ready.struct, ready.ref
-        self.is_swapped = ready.said.is_swapped
+        self.is_swapped = ready.is_swapped
         self.read_operands(q, k, v)
-        if ready.said.arrays or arrays:
-            self._read_arrays(ready.said.arrays, arrays or ())
+        for name, array in arrays.items():
+            if array is None:
+                continue
+            if name == "mod_args":
+                array = [one.resolve_neg() for one in array]  # of all other tensors torch does that itself
+                self.capsules.extend(array)
+                self.set_mod_args(array)
+            else:
+                self.set_array(_ARRAYS[name], array)
 
     def outputs(self, q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
         """Views the outputs and makes those that are absent."""
@@ -180,17 +157,3 @@ class TensorCall(Call):
         elif lse is not None:
             self.set_array("lse", lse)
         return out, lse
-
-    def _read_arrays(self, names: Sequence[str], arrays: Sequence[torch.Tensor]) -> None:
-        if len(names) != len(arrays):
-            raise InvalidArgument(f"options name {len(names)} arrays, expected the {len(arrays)} that are given")
-        score_args = []
-        for name, array in zip(names, arrays):
-            array = array.resolve_neg()  # of q, k and v torch does that itself
-            self.capsules.append(array)
-            if name == "score_args":
-                score_args.append(array)
-            else:
-                self.set_array(name, array)
-        if score_args:
-            self.set_score_args(score_args)

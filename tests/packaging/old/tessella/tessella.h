@@ -15,6 +15,8 @@ extern "C" {
 
 typedef int32_t tessella_status;
 enum { TESSELLA_OK = 0, TESSELLA_INVALID_ARGUMENT = 1, TESSELLA_UNSUPPORTED = 2 };
+typedef int32_t tessella_operation;
+enum { TESSELLA_FORWARD = 1 };
 typedef int32_t tessella_dtype;
 enum { TESSELLA_DTYPE_DEFAULT = 0, TESSELLA_F64 = 1, TESSELLA_F32 = 2 };
 typedef int32_t tessella_device_type;
@@ -47,13 +49,25 @@ typedef struct tessella_attention_options {
   int64_t window_left;
 } tessella_attention_options;
 
+typedef struct tessella_call {
+  size_t struct_size;
+  tessella_operation operation;
+  const void* args;
+} tessella_call;
+
 typedef struct tessella_kernel_info {
   size_t struct_size;
   const char* name;
+  const char* operation;
 } tessella_kernel_info;
+
+typedef struct tessella_plan tessella_plan;
 
 TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
+TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
+TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
+TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 TESSELLA_API tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info);
 TESSELLA_API int32_t tessella_version(void);
 TESSELLA_API const char* tessella_last_error(void);

@@ -1,0 +1,83 @@
+#include "api/plan_cache.hpp"
+
+#include <list>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "api/kernel_tables.hpp"
+#include "core/choose.hpp"
+#include "core/fields.hpp"
+#include "core/once.hpp"
+#include "cpu/parallel.hpp"
+
+namespace tessella::api {
+namespace {
+
+using core::Plan;
+using core::Shape;
+
+// num_threads counts as resolved: inside a small oneTBB arena all threads are few.
+Shape cache_key(const Shape& shape) {
+  return std::visit(
+      [](const auto& exact) {
+        auto key = core::rounded(exact);
+        key.num_threads = key.device.type == core::DeviceType::cpu ? cpu::threads_for(key.num_threads) : 0;
+        return Shape(key);
+      },
+      shape);
+}
+
+// The most recently used plans, newest first. A lock that is taken counts as a miss: a child forked while another
+// thread held it would wait forever.
+class PlanCache {
+ public:
+  std::shared_ptr<const Plan> find(const Shape& key, std::string_view kernel) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return nullptr;
+    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+      if (entry->plan->shape == key && entry->kernel == kernel) {
+        entries_.splice(entries_.begin(), entries_, entry);
+        return entry->plan;
+      }
+    }
+    return nullptr;
+  }
+  void insert(std::shared_ptr<const Plan> plan, std::string kernel) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return;
+    entries_.push_front({std::move(plan), std::move(kernel)});
+    if (entries_.size() > kCapacity) entries_.pop_back();
+  }
+
+ private:
+  static constexpr size_t kCapacity = 64;
+  struct Entry {
+    std::shared_ptr<const Plan> plan;  // of the very shape that is looked for
+    std::string kernel;                // the name that was forced
+  };
+  std::mutex mutex_;
+  std::list<Entry> entries_;
+};
+
+PlanCache& plan_cache() {
+  return *core::once([] { return new PlanCache; });
+}
+
+}  // namespace
+
+Plan make_plan(const Shape& shape, std::string_view forced, const char* function) {
+  Plan plan = core::choose(shape, kernel_tables(), forced, function);
+  if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan.shape);
+  return plan;
+}
+
+std::shared_ptr<const Plan> cached_plan(const Shape& shape, std::string_view forced, const char* function) {
+  const Shape key = cache_key(shape);
+  if (std::shared_ptr<const Plan> plan = plan_cache().find(key, forced)) return plan;
+  auto plan = std::make_shared<const Plan>(make_plan(key, forced, function));
+  plan_cache().insert(plan, std::string(forced));
+  return plan;
+}
+
+}  // namespace tessella::api

@@ -1,0 +1,52 @@
+#include "core/arguments.hpp"
+
+#include <algorithm>
+
+namespace tessella::core {
+namespace {
+
+// Bytes, a power of two up to 16, that divide the address and every stride.
+int32_t alignment(const Operand& t) {
+  const auto size = static_cast<uint64_t>(size_bytes(t.dtype));
+  uint64_t bits = 16 | reinterpret_cast<uintptr_t>(t.data);
+  for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
+    bits |= static_cast<uint64_t>(stride) * size;
+  }
+  return static_cast<int32_t>(bits & (~bits + 1));
+}
+
+int64_t window_keys(const AttentionArguments& a) {
+  int64_t most = kAnyKeys;
+  if (a.window_left >= 0 && a.window_right >= 0) {
+    most = std::min(most, a.window_left + 1 + a.window_right + a.keep_first);
+  }
+  return a.chunk > 0 ? std::min(most, a.chunk + a.keep_first) : most;
+}
+
+bool rows_grow(const AttentionArguments& a) {
+  if (a.features.has_any(kElementMasks | Feature::mask_mod)) return true;
+  const bool ends = a.window_right >= 0 || a.features.has_any(Feature::prefix | Feature::causal_top_left);
+  return ends && a.window_left < 0 && a.chunk == 0;
+}
+
+}  // namespace
+
+void derive_shape(AttentionArguments& a) {
+  for (const Name name : kNames) {
+    const Operand& t = a.tensors[name];
+    a.operands[name] = {t.dtype, a.device.type == DeviceType::cpu || t.dtype == DType::none ? 1 : alignment(t)};
+  }
+  a.window_keys = window_keys(a);
+  a.rows_grow = rows_grow(a);
+  a.bias_dtype = a.bias.dtype;
+  for (size_t i = 0; i < kMaxUserArrays; ++i) a.array_dtypes[i] = a.arrays[i].dtype;
+}
+
+Shape shape(const Arguments& arguments) {
+  if (const auto* const* attention = std::get_if<const AttentionArguments*>(&arguments)) {
+    return static_cast<const AttentionShape&>(**attention);
+  }
+  return static_cast<const MergeShape&>(merge(arguments));
+}
+
+}  // namespace tessella::core

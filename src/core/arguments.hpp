@@ -1,0 +1,116 @@
+// Arguments: one call in normal form, what api/ makes of the user's structs and all that kernels look at when they run.
+//
+// A call's arguments begin with its own shape. The rest changes from run to run: pointers, strides, tables, scalars.
+//
+// All memory of a call lies on its device. On a GPU nobody has read the values of its tables: kernels clamp lengths and
+// offsets to the sizes given here, so that no value makes them leave the tensors.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "core/operand.hpp"
+#include "core/shape.hpp"
+
+namespace tessella::core {
+
+struct AttentionArguments : AttentionShape {
+  // q (batch, seqlen_q, heads_q, head_dim_qk); k, v (batch, seqlen_kv, heads_kv, head dim) or (num_pages, page_size,
+  // ...); out (batch, seqlen_q, heads_q, head_dim_v); lse (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64; scales
+  // and amax (batch or page, ceil(rows / scale_block), heads, 1), f32: axes of 1 have stride 0.
+  ByName<Operand> tensors;
+  Table<int32_t> seqlens_q;      // (batch) rows in use
+  Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
+  Table<int32_t> leftpad_kv;     // (batch) first slot in use
+  Table<int32_t> cu_seqlens_q;   // (batch + 1) first row of each sequence in the packed tensor
+  Table<int32_t> cu_seqlens_kv;  // (batch + 1)
+  Table<int32_t> page_table;     // (batch, seqlen_kv / page_size) pages of a sequence, in its order
+  int64_t num_pages = 0;         // of k and of v
+  ScoreOperand bias;             // f32, or the dtype of q
+  Table<float> alibi_slopes;     // (batch, heads_q)
+  Table<float> sink;             // (heads_q), in at(0, head)
+  ScoreOperand dense_mask;       // bool
+  ScoreOperand block_map;        // bool, one entry a tile of block_q x block_kv
+  Table<int32_t> document_q;     // (batch, row); packed: batch stride 0, row of the packed tensor
+  Table<int32_t> document_kv;    // (batch, slot)
+  Table<int32_t> prefix;         // (batch)
+  int64_t block_q = 0;
+  int64_t block_kv = 0;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  int64_t chunk = 0;
+  int64_t keep_first = 0;
+  float scale = 0;
+  float softcap = 0;
+  float dropout = 0;
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+  const int64_t* seed_data = nullptr;  // GPU: where the seed lives; it replaces `seed`
+  const int64_t* offset_data = nullptr;
+  int32_t num_arrays = 0;
+  UserArray arrays[kMaxUserArrays];
+  int64_t first_batch = 0;  // where the call's slice begins in the whole
+  int64_t first_head = 0;
+  int64_t first_query = 0;
+  int64_t first_key = 0;
+  int64_t whole_heads_q = 0;        // query heads of the whole; 0: heads_q
+  const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
+
+  Operand& q() { return tensors[Name::q]; }
+  Operand& k() { return tensors[Name::k]; }
+  Operand& v() { return tensors[Name::v]; }
+  Operand& out() { return tensors[Name::out]; }
+  Operand& lse() { return tensors[Name::lse]; }
+  const Operand& q() const { return tensors[Name::q]; }
+  const Operand& k() const { return tensors[Name::k]; }
+  const Operand& v() const { return tensors[Name::v]; }
+  const Operand& out() const { return tensors[Name::out]; }
+  const Operand& lse() const { return tensors[Name::lse]; }
+
+  // The first two axes of q, out and lse; of k and v.
+  struct Axes {
+    int64_t batch, rows;
+  };
+  Axes axes_q() const { return {features.has(Feature::packed_q) ? 1 : batch, total_q}; }
+  Axes axes_kv() const {
+    if (features.has(Feature::paged_kv)) return {num_pages, page_size};
+    return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
+  }
+  // Of scales of a tensor with these axes: one a block of rows, in a packed tensor of all sequences together.
+  Axes scale_axes(Axes axes, bool is_packed) const {
+    const int64_t blocks = scale_block == 0 ? 1 : axes.rows / scale_block + (axes.rows % scale_block != 0);
+    return {is_packed && blocks == 1 ? batch : axes.batch, blocks};
+  }
+  // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
+  std::byte* row_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
+    if (!page_table) return t.row(batch_idx, row_idx, head_idx);
+    return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
+  }
+};
+
+// Fills the members of the call's shape that follow from its operands, masks and arrays.
+void derive_shape(AttentionArguments& arguments);
+
+struct MergeArguments : MergeShape {
+  struct State {
+    Operand out;  // (batch, seqlen, heads, head_dim)
+    Operand lse;  // (batch, seqlen, heads, 1), f32, or f64 beside f64
+  };
+  const int32_t* cancel = nullptr;
+  std::vector<State> given;
+  State result;  // its lse: data null: not written
+};
+
+// Of any operation; points to the call's.
+using Arguments = std::variant<const AttentionArguments*, const MergeArguments*>;
+
+inline const AttentionArguments& attention(const Arguments& arguments) {
+  return *std::get<const AttentionArguments*>(arguments);
+}
+inline const MergeArguments& merge(const Arguments& arguments) { return *std::get<const MergeArguments*>(arguments); }
+
+// The call's own shape.
+Shape shape(const Arguments& arguments);
+
+}  // namespace tessella::core

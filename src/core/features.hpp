@@ -1,0 +1,100 @@
+// What a call uses beyond its required tensors and scale, one bit each.
+#pragma once
+
+#include <cstdint>
+
+namespace tessella::core {
+
+// A kernel lists those it supports.
+enum class Feature : uint32_t {
+  window = 1u << 0,  // window_left or window_right, so causal too
+  causal_top_left = 1u << 1,
+  chunk = 1u << 2,
+  keep_first = 1u << 3,
+  prefix = 1u << 4,
+  document = 1u << 5,
+  dense_mask = 1u << 6,
+  block_map = 1u << 7,
+  seqlens_q = 1u << 8,
+  seqlens_kv = 1u << 9,
+  leftpad_kv = 1u << 10,
+  packed_q = 1u << 11,
+  packed_kv = 1u << 12,
+  bias = 1u << 13,
+  alibi = 1u << 14,
+  softcap = 1u << 15,
+  sink = 1u << 16,
+  dropout = 1u << 17,
+  lse = 1u << 18,
+  score_mod = 1u << 19,
+  mask_mod = 1u << 20,
+  paged_kv = 1u << 21,
+  scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
+  slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
+};
+
+class Features {
+ public:
+  constexpr Features() = default;
+  constexpr Features(Feature feature) : bits_(static_cast<uint32_t>(feature)) {}
+  constexpr bool has(Features other) const { return (bits_ & other.bits_) == other.bits_; }
+  constexpr bool has_any(Features other) const { return (bits_ & other.bits_) != 0; }
+  constexpr Features operator|(Features other) const { return Features(bits_ | other.bits_); }
+  constexpr Features without(Features other) const { return Features(bits_ & ~other.bits_); }
+  constexpr Features& operator|=(Features other) { return *this = *this | other; }
+  constexpr bool empty() const { return bits_ == 0; }
+  constexpr uint32_t bits() const { return bits_; }
+  bool operator==(const Features&) const = default;
+
+ private:
+  explicit constexpr Features(uint32_t bits) : bits_(bits) {}
+  uint32_t bits_ = 0;
+};
+constexpr Features operator|(Feature a, Feature b) { return Features(a) | Features(b); }
+
+// Every feature with the name users know it by, in the order of the support matrix.
+struct FeatureName {
+  Feature feature;
+  const char* name;
+};
+inline constexpr FeatureName kFeatureNames[] = {
+    {Feature::window, "causal/window"},
+    {Feature::causal_top_left, "causal_top_left"},
+    {Feature::chunk, "chunk"},
+    {Feature::keep_first, "keep_first"},
+    {Feature::prefix, "prefix"},
+    {Feature::document, "document"},
+    {Feature::dense_mask, "dense"},
+    {Feature::block_map, "block_map"},
+    {Feature::seqlens_q, "seqlens_q"},
+    {Feature::seqlens_kv, "seqlens_kv"},
+    {Feature::leftpad_kv, "leftpad_kv"},
+    {Feature::packed_q, "cu_seqlens_q"},
+    {Feature::packed_kv, "cu_seqlens_kv"},
+    {Feature::paged_kv, "page_table"},
+    {Feature::bias, "bias"},
+    {Feature::alibi, "alibi_slopes"},
+    {Feature::softcap, "softcap"},
+    {Feature::sink, "sink"},
+    {Feature::dropout, "dropout"},
+    {Feature::lse, "lse"},
+    {Feature::score_mod, "score_mod"},
+    {Feature::mask_mod, "mask_mod"},
+    {Feature::scales, "scales"},
+    {Feature::slice, "slice"},
+};
+constexpr Features all_features() {
+  Features all;
+  for (const FeatureName& entry : kFeatureNames) all |= entry.feature;
+  return all;
+}
+// The caller's source is compiled for a GPU; nothing compiles it on a CPU.
+inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
+
+// Known to the API, and of no kernel but perhaps the reference yet.
+inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
+
+// Masks that are not intervals: which elements of the band are seen.
+inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;
+
+}  // namespace tessella::core

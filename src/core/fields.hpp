@@ -1,0 +1,121 @@
+// The one list of a shape's members: what the plan cache, the check that a call fits a plan, and explain() walk.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <type_traits>
+
+#include "core/shape.hpp"
+
+namespace tessella::core {
+
+// How a member of a call's shape must stand to that of the plan.
+enum class Fit {
+  equal,
+  at_most,   // lengths: plans of the cache are made for rounded ones
+  at_least,  // alignments
+  if_given,  // equal, where the call says anything
+  hint,      // decides tiles, not what can be computed: plans of the cache are made for rounded ones
+};
+
+// "heads_q", "q.dtype", "mod_args[2].dtype". Put together only to be shown.
+struct FieldName {
+  const char* owner;
+  const char* member = nullptr;
+  int idx = -1;
+};
+inline std::ostream& operator<<(std::ostream& stream, const FieldName& name) {
+  stream << name.owner;
+  if (name.idx >= 0) stream << '[' << name.idx << ']';
+  return name.member == nullptr ? stream : stream << '.' << name.member;
+}
+
+// Calls f(FieldName, get, Fit) for every member; std::invoke(get, shape) is the member of a shape.
+template <typename F>
+void fields(std::type_identity<AttentionShape>, F&& f) {
+  using S = AttentionShape;
+  f(FieldName{"operation"}, &S::operation, Fit::equal);
+  f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"batch"}, &S::batch, Fit::equal);
+  f(FieldName{"seqlen_q"}, &S::seqlen_q, Fit::at_most);
+  f(FieldName{"seqlen_kv"}, &S::seqlen_kv, Fit::at_most);
+  f(FieldName{"heads_q"}, &S::heads_q, Fit::equal);
+  f(FieldName{"heads_kv"}, &S::heads_kv, Fit::equal);
+  f(FieldName{"head_dim_qk"}, &S::head_dim_qk, Fit::equal);
+  f(FieldName{"head_dim_v"}, &S::head_dim_v, Fit::equal);
+  f(FieldName{"total_q"}, &S::total_q, Fit::at_most);
+  f(FieldName{"total_kv"}, &S::total_kv, Fit::at_most);
+  f(FieldName{"page_size"}, &S::page_size, Fit::equal);
+  f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
+  for (const Name operand : kNames) {
+    const auto of = [operand](auto& shape) -> auto& { return shape.operands[operand]; };
+    f(
+        FieldName{name(operand), "dtype"}, [of](auto& shape) -> auto& { return of(shape).dtype; }, Fit::equal);
+    f(
+        FieldName{name(operand), "alignment"}, [of](auto& shape) -> auto& { return of(shape).alignment; },
+        Fit::at_least);
+  }
+  f(FieldName{"bias", "dtype"}, &S::bias_dtype, Fit::equal);
+  for (int idx = 0; idx < kMaxUserArrays; ++idx) {
+    f(
+        FieldName{"mod_args", "dtype", idx},
+        [idx](auto& shape) -> auto& { return shape.array_dtypes[static_cast<size_t>(idx)]; }, Fit::equal);
+  }
+  f(FieldName{"score_mod"}, &S::score_mod, Fit::equal);
+  f(FieldName{"mask_mod"}, &S::mask_mod, Fit::equal);
+  f(FieldName{"window_keys"}, &S::window_keys, Fit::hint);
+  f(FieldName{"rows_grow"}, &S::rows_grow, Fit::hint);
+  f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
+  f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
+  f(FieldName{"batch_invariant"}, &S::batch_invariant, Fit::equal);
+  f(FieldName{"query_class"}, &S::query_class, Fit::equal);
+  f(FieldName{"features"}, &S::features, Fit::equal);
+}
+
+template <typename F>
+void fields(std::type_identity<MergeShape>, F&& f) {
+  using S = MergeShape;
+  f(FieldName{"operation"}, &S::operation, Fit::equal);
+  f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"num_states"}, &S::num_states, Fit::equal);
+  f(FieldName{"batch"}, &S::batch, Fit::equal);
+  f(FieldName{"seqlen"}, &S::seqlen, Fit::at_most);
+  f(FieldName{"heads"}, &S::heads, Fit::equal);
+  f(FieldName{"head_dim"}, &S::head_dim, Fit::equal);
+  f(
+      FieldName{"outs", "dtype"}, [](auto& shape) -> auto& { return shape.states.dtype; }, Fit::equal);
+  f(
+      FieldName{"outs", "alignment"}, [](auto& shape) -> auto& { return shape.states.alignment; }, Fit::at_least);
+  f(
+      FieldName{"out", "dtype"}, [](auto& shape) -> auto& { return shape.out.dtype; }, Fit::equal);
+  f(
+      FieldName{"out", "alignment"}, [](auto& shape) -> auto& { return shape.out.alignment; }, Fit::at_least);
+  f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
+  f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
+  f(FieldName{"features"}, &S::features, Fit::equal);
+}
+
+// A length to a quarter of a power of two: a sequence that grows meets few plans, and no workspace is over a quarter
+// too large.
+constexpr int64_t rounded_length(int64_t length) {
+  const auto at_least = static_cast<uint64_t>(std::max<int64_t>(length, 64));
+  const uint64_t step = std::bit_floor(at_least) / 4;
+  return static_cast<int64_t>((at_least + step - 1) / step * step);
+}
+
+// The shape that a plan of the cache is made for.
+template <typename S>
+S rounded(S shape) {
+  fields(std::type_identity<S>(), [&](const FieldName&, auto get, Fit fit) {
+    auto& value = std::invoke(get, shape);
+    if constexpr (std::is_same_v<decltype(value), int64_t&>) {
+      if (fit == Fit::at_most || fit == Fit::hint) value = rounded_length(value);
+    }
+  });
+  return shape;
+}
+
+}  // namespace tessella::core

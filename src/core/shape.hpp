@@ -1,0 +1,111 @@
+// Shape: everything that the plan of an operation may depend on, and nothing that changes from run to run.
+//
+// A call has a shape of its own, with its own sizes; a plan has the shape of the largest call that it serves
+// (core/fields.hpp says which members may differ). Shapes hold no pointer to a tensor.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <variant>
+
+#include "core/device.hpp"
+#include "core/dtype.hpp"
+#include "core/features.hpp"
+#include "core/operand.hpp"
+#include "core/operation.hpp"
+
+namespace tessella::core {
+
+struct OperandShape {
+  DType dtype = DType::none;  // none: absent
+  int32_t alignment = 1;      // GPU: bytes, a power of two up to 16, that divide its address and its strides
+  bool operator==(const OperandShape&) const = default;
+};
+
+// With batch_invariant: which kernels may run. The values are those of option query_class.
+enum class QueryClass : int32_t { automatic = 0, few, many };
+constexpr const char* name(QueryClass query_class) {
+  switch (query_class) {
+    case QueryClass::few: return "few";
+    case QueryClass::many: return "many";
+    case QueryClass::automatic: break;
+  }
+  return "automatic";
+}
+
+inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
+
+// Of forward and backward.
+struct AttentionShape {
+  Operation operation = Operation::forward;
+  Device device;
+  ByName<OperandShape> operands;
+  int64_t batch = 0;
+  int64_t heads_q = 0;
+  int64_t heads_kv = 0;
+  int64_t head_dim_qk = 0;
+  int64_t head_dim_v = 0;
+  int64_t seqlen_q = 0;            // rows of a sequence of q; packed: the longest sequence, on a GPU a bound of it
+  int64_t seqlen_kv = 0;           // slots of a sequence of k; packed: the longest sequence, on a GPU a bound of it
+  int64_t total_q = 0;             // rows of the packed q tensor; otherwise seqlen_q
+  int64_t total_kv = 0;            // rows of the packed k tensor; otherwise seqlen_kv
+  int64_t page_size = 0;           // rows of a page of k and v; 0: they are not paged
+  int64_t scale_block = 0;         // rows that share an entry of the scales; 0: all
+  int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
+  bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
+  Features features;
+  DType bias_dtype = DType::none;
+  std::array<DType, kMaxUserArrays> array_dtypes{};  // of mod_args
+  std::string_view score_mod, mask_mod;              // C++ source, "" = absent; not owned
+  int32_t num_threads = 0;                           // CPU: 0 = all that the process may use
+  int32_t num_sms = 0;                               // GPU: multiprocessors to use; 0 = all
+  bool batch_invariant = false;                      // a row must depend on nothing beside it
+  QueryClass query_class = QueryClass::automatic;
+  bool operator==(const AttentionShape&) const = default;
+
+  DType dtype() const { return operands[Name::q].dtype; }
+  DType out_dtype() const { return operands[Name::out].dtype; }
+  int32_t alignment() const {  // of q, k and v together
+    return std::min({operands[Name::q].alignment, operands[Name::k].alignment, operands[Name::v].alignment});
+  }
+  int64_t group() const { return heads_q / heads_kv; }                    // query heads that share a KV head
+  int64_t most_keys() const { return std::min(seqlen_kv, window_keys); }  // that a query sees
+};
+
+// Of merge: `num_states` states (out, lse) of disjoint sets of keys become one.
+struct MergeShape {
+  Operation operation = Operation::merge;
+  Device device;
+  int32_t num_states = 0;
+  OperandShape states;  // outs of the states
+  OperandShape out;
+  int64_t batch = 0;  // packed tensors: 1
+  int64_t seqlen = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  Features features;  // lse: it is written
+  int32_t num_threads = 0;
+  int32_t num_sms = 0;
+  bool operator==(const MergeShape&) const = default;
+
+  DType dtype() const { return states.dtype; }
+};
+
+using Shape = std::variant<AttentionShape, MergeShape>;
+
+inline const AttentionShape& attention(const Shape& shape) { return std::get<AttentionShape>(shape); }
+inline const MergeShape& merge(const Shape& shape) { return std::get<MergeShape>(shape); }
+
+inline Device device(const Shape& shape) {
+  return std::visit([](const auto& s) { return s.device; }, shape);
+}
+inline Operation operation(const Shape& shape) {
+  return std::visit([](const auto& s) { return s.operation; }, shape);
+}
+inline DType dtype(const Shape& shape) {  // of q, or of the states
+  return std::visit([](const auto& s) { return s.dtype(); }, shape);
+}
+
+}  // namespace tessella::core

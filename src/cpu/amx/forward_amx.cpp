@@ -1,0 +1,483 @@
+// Attention forward on AMX: S^T = K Q^T and O^T = V^T P^T in bf16 tiles, softmax between the tile steps in AVX-512.
+//
+//   for each wave of (batch, KV head) pairs whose packed K and V fit kPackedBytes
+//     for each pair, every thread from a start of its own
+//       pack     K tiles, V^T tiles                      in 256-key runs
+//       compute  for chunk of keys (K, V: 512 KB of L2)  in items: runs of 32-row strips
+//                  for strip of item                     O, m, l of all strips stay in L2 between chunks
+//                    for unit, block of 32 keys          Pipeline (pipeline-inl.hpp)
+//
+// Threads that begin at a pair share its packing and its items, and move on when none is left: what a thread packs it
+// mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing.
+// Strips hold rows of all query heads of a KV head (strip.hpp), so K and V are packed and read once for a group.
+// Chunks and units start at absolute keys and rows of a strip do not meet: results do not depend on threads.
+#include "cpu/amx/forward_amx.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "core/cancel.hpp"
+#include "core/message.hpp"
+#include "core/plan.hpp"
+#include "core/sequence.hpp"
+#include "cpu/cpu_features.hpp"
+#include "cpu/exp2.hpp"
+#include "cpu/forward_items.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/strip.hpp"
+#include "cpu/vector/forward_vector.hpp"
+
+#if defined(__x86_64__) && defined(__linux__)
+
+#include <immintrin.h>
+
+// Code from here on may use AMX and AVX-512; headers above stay at the baseline, so that no inline function of theirs
+// is emitted with instructions other machines lack.
+#if defined(__clang__)
+#pragma clang attribute push(                                                                                          \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16")
+#endif
+
+#include "cpu/amx/pack-inl.hpp"
+#include "cpu/amx/pipeline-inl.hpp"
+
+namespace tessella::cpu {
+namespace {
+
+using namespace amx;
+
+constexpr int64_t kPackedBytes = int64_t{32} << 20;  // of K and V packed at a time, or one KV head if that is more
+constexpr int64_t kChunkBytes = int64_t{512} << 10;  // of K and V tiles: a quarter of L2, beside the strips' O and Q
+constexpr int64_t kStripBytes = int64_t{512} << 10;  // of strips that go through a chunk together
+constexpr int64_t kMaxWavePairs = 4096;              // bounds the memory of their progress
+constexpr int kPackUnits = 2;                        // a work item of packing
+constexpr int kMaxStrips = 16;
+constexpr int kLiveStrips = 4;  // in the pipeline at once if every strip has one block: S, P, P.V, finish
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Sizes that follow from the call's bounds.
+struct Layout {
+  int qk_steps, v_panels;
+  int64_t unit_keys;
+  int64_t k_unit, v_unit;  // elements of a packed unit
+  int64_t units;           // of the longest sequence
+  int64_t pair_elements;
+  int64_t pairs, wave_pairs;
+  int64_t packed_bytes, progress_bytes;
+  int64_t chunk_units;
+  int64_t rows_per_item;
+  int64_t num_strips;  // states of a worker
+  int64_t q_elements, o_floats;
+  int64_t strip_bytes, worker_bytes;
+
+  Layout(const core::AttentionShape& p, int num_threads) {
+    qk_steps = static_cast<int>(ceil_div(p.head_dim_qk, kStepDims));
+    v_panels = static_cast<int>(ceil_div(p.head_dim_v, kStepDims));
+    const int64_t blocks = unit_blocks(v_panels);
+    unit_keys = blocks * kBlockKeys;
+    k_unit = blocks * qk_steps * kPairElements;
+    v_unit = blocks * v_panels * kPairElements;
+    units = ceil_div(p.seqlen_kv, unit_keys);
+    pair_elements = units * (k_unit + v_unit);
+    pairs = p.batch * p.heads_kv;
+    // One thread takes a pair at a time: what it has packed is still in L2. Bytes never grow as sizes shrink, so a
+    // plan for longer sequences serves shorter ones.
+    const int64_t pair_bytes = 2 * pair_elements;
+    packed_bytes = num_threads == 1 ? pair_bytes : std::max(pair_bytes, std::min(pairs * pair_bytes, kPackedBytes));
+    wave_pairs = std::clamp<int64_t>(pair_bytes == 0 ? pairs : packed_bytes / pair_bytes, 1, kMaxWavePairs);
+    progress_bytes = 64 * std::clamp<int64_t>(pairs, 1, kMaxWavePairs);
+    chunk_units = std::max<int64_t>(1, kChunkBytes / (2 * (k_unit + v_unit)));
+    q_elements = qk_steps * kPairElements;
+    o_floats = v_panels * 4 * kTileFloats;
+    strip_bytes = ceil_div(sizeof(StripWork), 64) * 64 + 2 * q_elements + 4 * o_floats;
+    const int max_strips = static_cast<int>(std::clamp<int64_t>(kStripBytes / strip_bytes, kLiveStrips, kMaxStrips));
+    rows_per_item = item_rows(p, num_threads, kRows, max_strips);
+    num_strips = kLiveStrips;
+    if (units > chunk_units) {
+      num_strips = std::clamp<int64_t>(ceil_div(p.seqlen_q * p.group(), kRows), kLiveStrips, max_strips);
+    }
+    worker_bytes =
+        4 * (2 * kBlockFloats + 4 * kTileFloats) + 2 * (2 * blocks * kPairElements) + num_strips * strip_bytes;
+  }
+};
+
+// How far the threads are with one pair.
+struct alignas(64) Progress {
+  std::atomic<int64_t> next_pack{0};
+  std::atomic<int64_t> packed{0};
+  std::atomic<int64_t> next_item{0};
+};
+
+struct Call {
+  const core::AttentionArguments& p;
+  const Layout layout;
+  BlockContext block;
+  std::byte* packed = nullptr;
+  Progress* progress = nullptr;  // one a pair of the wave
+  std::byte* workers = nullptr;
+
+  int64_t pack_items() const { return ceil_div(layout.units, kPackUnits); }
+  int64_t work_items() const { return ceil_div(p.seqlen_q * p.group(), layout.rows_per_item); }
+
+  uint16_t* k_tiles(int64_t slot) const { return reinterpret_cast<uint16_t*>(packed) + slot * layout.pair_elements; }
+  uint16_t* v_tiles(int64_t slot) const { return k_tiles(slot) + layout.units * layout.k_unit; }
+};
+
+const uint16_t* elements(const std::byte* address) { return reinterpret_cast<const uint16_t*>(address); }
+
+bool is_finite(const uint16_t* row, int64_t count) {
+  return std::none_of(row, row + count, [](uint16_t x) { return (x & 0x7F80) == 0x7F80; });
+}
+
+// Rows of a block of keys: as they lie, or put together where pages part them.
+class BlockRows {
+ public:
+  BlockRows(const core::AttentionArguments& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
+            int num_rows, int64_t dim) {
+    const auto row_at = [&](int64_t i) { return elements(p.row_of(t, batch_idx, i, kv_head)); };
+    first_ = row_at(row);
+    stride_ = t.row_stride;
+    if (!p.page_table || row / p.page_size == (row + num_rows - 1) / p.page_size) return;
+    for (int i = 0; i < num_rows; ++i) std::copy_n(row_at(row + i), dim, together_ + i * dim);
+    first_ = together_;
+    stride_ = dim;
+  }
+  BlockRows(const BlockRows&) = delete;
+  BlockRows& operator=(const BlockRows&) = delete;
+
+  const uint16_t* operator[](int i) const { return first_ + i * stride_; }
+  int64_t stride() const { return stride_; }
+
+ private:
+  const uint16_t* first_;
+  int64_t stride_;
+  uint16_t together_[kBlockKeys * kMaxHeadDim];
+};
+
+// Packs one block; rows of V that hold NaN or infinity and that no query sees become zero, since 0 * NaN is NaN.
+void pack_block(const Call& call, const core::Sequence& s, int64_t kv_head, int64_t key, uint16_t* k, uint16_t* v,
+                int64_t panel_stride) {
+  const core::AttentionArguments& p = call.p;
+  const int num_keys = static_cast<int>(std::min<int64_t>(kBlockKeys, s.len_kv - key));
+  const int64_t row = s.row_kv + key;
+  const BlockRows k_rows(p, p.k(), s.batch_idx, row, kv_head, num_keys, p.head_dim_qk);
+  pack_k_block(k_rows[0], k_rows.stride(), num_keys, p.head_dim_qk, k);
+  const BlockRows v_rows(p, p.v(), s.batch_idx, row, kv_head, num_keys, p.head_dim_v);
+  uint32_t keys = lanes32(num_keys);
+  if (pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride)) return;
+  for (int i = 0; i < num_keys; ++i) {
+    if (!is_finite(v_rows[i], p.head_dim_v) && !seen_by_any_query(p, s, kv_head, key + i)) keys &= ~(uint32_t{1} << i);
+  }
+  pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride);
+}
+
+// Units [unit_begin, unit_end) of a pair, as far as some query sees them.
+void pack_units(const Call& call, int64_t pair, int64_t slot, int64_t unit_begin, int64_t unit_end) {
+  const Layout& layout = call.layout;
+  const int64_t kv_head = pair % call.p.heads_kv;
+  const core::Sequence s = core::sequence(call.p, pair / call.p.heads_kv);
+  if (s.len_q <= 0) return;
+  const int64_t seen_begin = s.band.begin(0);
+  const int64_t seen_end = s.band.end(s.len_q - 1);
+  const int64_t blocks = layout.unit_keys / kBlockKeys;
+  for (int64_t unit = unit_begin; unit < unit_end; ++unit) {
+    uint16_t* k = call.k_tiles(slot) + unit * layout.k_unit;
+    uint16_t* v = call.v_tiles(slot) + unit * layout.v_unit;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t key = unit * layout.unit_keys + block * kBlockKeys;
+      if (key >= seen_end) return;
+      if (key + kBlockKeys <= seen_begin && key >= call.p.keep_first) continue;
+      pack_block(call, s, kv_head, key, k + block * layout.qk_steps * kPairElements, v + block * kPairElements,
+                 blocks * kPairElements);
+    }
+  }
+}
+
+// One item: rows of a pair, its worker's memory, and the pipeline that its strips go through.
+class Item {
+ public:
+  Item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int64_t row_end, int worker)
+      : call_(call),
+        sequence_(core::sequence(call.p, pair / call.p.heads_kv)),
+        kv_head_(pair % call.p.heads_kv),
+        slot_(slot),
+        row_begin_(row_begin),
+        row_end_(row_end) {
+    std::byte* memory = call.workers + worker * call.layout.worker_bytes;
+    memory_.scores = reinterpret_cast<float*>(memory);
+    memory_.dump = memory_.scores + 2 * kBlockFloats;
+    memory_.probs = reinterpret_cast<uint16_t*>(memory_.dump + 4 * kTileFloats);
+    strips_ = reinterpret_cast<std::byte*>(memory_.probs + 2 * (call.layout.unit_keys / kBlockKeys) * kPairElements);
+  }
+
+  void run() {
+    const Layout& l = call_.layout;
+    if (l.qk_steps == 2 && l.v_panels == 2) return run_steps<2, 2>();
+    if (l.qk_steps == 3 && l.v_panels == 3) return run_steps<3, 3>();
+    if (l.qk_steps == 4 && l.v_panels == 4) return run_steps<4, 4>();
+    if (l.qk_steps == 8 && l.v_panels == 8) return run_steps<8, 8>();
+    run_steps<0, 0>();
+  }
+
+ private:
+  template <int kQkSteps, int kVPanels>
+  void run_steps() {
+    if (call_.p.lse().data != nullptr) {
+      run_pipeline<kQkSteps, kVPanels, true>();
+    } else {
+      run_pipeline<kQkSteps, kVPanels, false>();
+    }
+  }
+
+  template <int kQkSteps, int kVPanels, bool kLse>
+  void run_pipeline() {
+    const TileScope tiles;
+    Pipeline<kQkSteps, kVPanels, kLse> pipeline(
+        call_.block, memory_, [](void* item, StripWork& strip) { static_cast<Item*>(item)->finish_strip(strip); },
+        this);
+    const Layout& l = call_.layout;
+    const int num_strips = static_cast<int>(ceil_div(row_end_ - row_begin_, kRows));
+    const int64_t first_query = row_begin_ / call_.p.group();
+    const int64_t last_query = (row_end_ - 1) / call_.p.group();
+    const int64_t chunk_keys = l.chunk_units * l.unit_keys;
+    const int64_t chunk_begin = call_.p.keep_first > 0 ? 0 : sequence_.band.begin(first_query) / chunk_keys;
+    const int64_t chunk_end = std::max(ceil_div(sequence_.band.end(last_query), chunk_keys), chunk_begin + 1);
+    for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
+      for (int i = 0; i < num_strips; ++i) {
+        StripWork& work = strip_work(i);
+        if (chunk == chunk_begin) {
+          if (!begin_strip(work, i)) {
+            pipeline.drain();  // so that no strip in it shares this one's memory
+            finish_strip(work);
+            continue;
+          }
+        }
+        push_units(pipeline, work, chunk * l.chunk_units, (chunk + 1) * l.chunk_units);
+      }
+    }
+    pipeline.drain();
+  }
+
+  // Units [unit_begin, unit_end) as far as rows of the strip see them.
+  template <typename SomePipeline>
+  void push_units(SomePipeline& pipeline, StripWork& work, int64_t unit_begin, int64_t unit_end) {
+    const Layout& l = call_.layout;
+    const Strip& strip = work.strip;
+    const int64_t blocks = l.unit_keys / kBlockKeys;
+    // Blocks [0, keep) and [begin, end).
+    const int64_t keep = ceil_div(strip.keep_end, kBlockKeys);
+    const int64_t begin = std::max<int64_t>(keep, strip.keys_begin / kBlockKeys);
+    const int64_t end = std::max(begin, ceil_div(strip.keys_end, kBlockKeys));
+    const int64_t last = (begin < end ? end : keep) - 1;
+    const auto push = [&](int64_t unit, int64_t from, int64_t to) {
+      from = std::max<int64_t>(from - unit * blocks, 0);
+      to = std::min<int64_t>(to - unit * blocks, blocks);
+      if (from >= to) return;
+      pipeline.push(work, call_.k_tiles(slot_) + unit * l.k_unit, call_.v_tiles(slot_) + unit * l.v_unit,
+                    unit * l.unit_keys, static_cast<int>(from), static_cast<int>(to), unit * blocks + to == last + 1);
+    };
+    for (int64_t unit = unit_begin; unit < std::min(unit_end, last / blocks + 1); ++unit) {
+      if (begin == keep) {
+        push(unit, 0, end);
+      } else {
+        push(unit, 0, keep);
+        push(unit, begin, end);
+      }
+    }
+  }
+
+  StripWork& strip_work(int i) const {
+    return *reinterpret_cast<StripWork*>(strips_ + i % call_.layout.num_strips * call_.layout.strip_bytes);
+  }
+
+  // False if no row of the strip sees a key.
+  bool begin_strip(StripWork& work, int i) const {
+    const core::AttentionArguments& p = call_.p;
+    work.row_begin = row_begin_ + int64_t{i} * kRows;
+    work.q = reinterpret_cast<uint16_t*>(reinterpret_cast<std::byte*>(&work) + ceil_div(sizeof(StripWork), 64) * 64);
+    work.o = reinterpret_cast<float*>(work.q + call_.layout.q_elements);
+    work.o_live = false;
+    work.softmax.reset();
+    const int num_rows = static_cast<int>(std::min<int64_t>(kRows, row_end_ - work.row_begin));
+    fill_strip(work.strip, p, sequence_, kv_head_, work.row_begin, num_rows, kRows);
+    if (work.strip.keys_begin >= work.strip.keys_end && work.strip.keep_end <= 0) return false;
+    const uint16_t* rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      rows[r] = elements(p.q().row(sequence_.batch_idx, sequence_.row_q + work.strip.query[r], work.strip.head[r]));
+    }
+    pack_q(rows, p.head_dim_qk, work.q);
+    return true;
+  }
+
+  // Divides by the sum, joins the sink, writes out and lse.
+  void finish_strip(StripWork& work) const {
+    const core::AttentionArguments& p = call_.p;
+    SoftmaxState& softmax = work.softmax;
+    alignas(64) float factor[kRows];
+    std::byte* rows[kRows];
+    const bool wants_lse = p.lse().data != nullptr;
+    if (softmax.unset != 0) softmax.unset = softmax.unseen();
+    for (int r = 0; r < kRows; ++r) factor[r] = 1 / (softmax.sum[0][r] + softmax.sum[1][r]);
+    for (int r = 0; r < work.strip.num_rows; ++r) {
+      const int64_t row_q = sequence_.row_q + work.strip.query[r];
+      rows[r] = p.out().row(sequence_.batch_idx, row_q, work.strip.head[r]);
+      if (!wants_lse && !p.sink) continue;
+      const float lse = finish_row(softmax, r, p.sink ? p.sink.at(0, work.strip.head[r]) : -INFINITY, factor[r]);
+      if (wants_lse) std::memcpy(p.lse().row(sequence_.batch_idx, row_q, work.strip.head[r]), &lse, sizeof lse);
+    }
+    store_o(work.o, factor, ~softmax.unset, p.head_dim_v, work.strip.num_rows, p.out().dtype, rows);
+  }
+
+  // LSE of row r with its sink (natural units) in the sum; factor becomes 1 / sum.
+  static float finish_row(const SoftmaxState& softmax, int r, float sink, float& factor) {
+    if (softmax.unset >> r & 1) return sink;
+    const float maximum = -softmax.offset[r];                                          // log2 units
+    const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2E);  // fp32 might overflow
+    const double top = sink_log2 > maximum ? sink_log2 : maximum;
+    const float weight = std::exp2(static_cast<float>(maximum - top));
+    const float sink_weight = std::exp2(static_cast<float>(sink_log2 - top));
+    factor = weight / ((softmax.sum[0][r] + softmax.sum[1][r]) * weight + sink_weight);
+    const float sum = (softmax.exact[0][r] + softmax.exact[1][r]) * weight + sink_weight;
+    return static_cast<float>(top / static_cast<double>(kLog2E) + static_cast<double>(std::log(sum)));
+  }
+
+  const Call& call_;
+  const core::Sequence sequence_;
+  const int64_t kv_head_;
+  const int64_t slot_;  // of the pair in the packed wave
+  const int64_t row_begin_, row_end_;
+  PipelineMemory memory_;
+  std::byte* strips_;
+};
+
+// Rows [row_begin, row_begin + rows_per_item) of a pair: queries, then rows that are none.
+void run_item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int worker) {
+  const core::AttentionArguments& p = call.p;
+  const core::Sequence s = core::sequence(p, pair / p.heads_kv);
+  const int64_t row_end = std::min(row_begin + call.layout.rows_per_item, s.slots_q * p.group());
+  const int64_t query_end = std::min(row_end, s.len_q * p.group());
+  if (row_begin < query_end) Item(call, pair, slot, row_begin, query_end, worker).run();
+  const int64_t hidden_begin = std::max(row_begin, query_end);
+  if (hidden_begin >= row_end) return;
+  const ForwardItem item{s.batch_idx, pair % p.heads_kv, row_begin, row_end - row_begin};
+  fill_hidden_rows(p, item, hidden_begin, row_end);
+}
+
+// Rows of a packed tensor past its sequences.
+void fill_rows_of_no_sequence(const core::AttentionArguments& p) {
+  if (!p.cu_seqlens_q) return;
+  const int64_t group = p.group();
+  for (int64_t kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+    const ForwardItem item{-1, kv_head, 0, 0};
+    fill_hidden_rows(p, item, p.cu_seqlens_q.at(0, p.batch) * group, p.total_q * group);
+  }
+}
+
+// Packs what nobody packs yet, waits for the rest, computes what nobody computes yet.
+void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
+  Progress& progress = call.progress[slot];
+  const int64_t pack_items = call.pack_items();
+  const int64_t items = call.work_items();
+  if (progress.next_item.load(std::memory_order_relaxed) >= items) return;
+  for (int64_t item; (item = progress.next_pack.fetch_add(1, std::memory_order_relaxed)) < pack_items;) {
+    const int64_t unit = item * kPackUnits;
+    pack_units(call, pair, slot, unit, std::min(unit + kPackUnits, call.layout.units));
+    progress.packed.fetch_add(1, std::memory_order_release);
+  }
+  while (progress.packed.load(std::memory_order_acquire) < pack_items) std::this_thread::yield();
+  for (int64_t item; (item = progress.next_item.fetch_add(1, std::memory_order_relaxed)) < items;) {
+    if (core::is_cancelled(call.p.cancel)) throw core::Cancelled();
+    // Later rows first: under causal masks they see most.
+    run_item(call, pair, slot, (items - 1 - item) * call.layout.rows_per_item, worker);
+  }
+  _mm256_zeroupper();  // as the vector kernels do (forward-inl.hpp); wanted where functions are not inlined
+}
+
+void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+  const core::AttentionArguments& p = core::attention(arguments);
+  Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr, nullptr};
+  const Layout& l = call.layout;
+  call.block = {l.qk_steps, l.v_panels, p.scale * kLog2E, nullptr, nullptr};
+  // The chain also serves scales that would turn the -inf of a hidden key into something else.
+  const VectorKernel& vector = vector_kernel(InstructionSet::avx512);
+  if (p.features.has_any(kScoreFeatures) || !(p.scale > 0)) call.block.chain = vector.score_chain;
+  if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
+  call.packed = static_cast<std::byte*>(workspace.scratch);
+  call.progress = reinterpret_cast<Progress*>(call.packed + l.packed_bytes);
+  call.workers = call.packed + l.packed_bytes + l.progress_bytes;
+
+  fill_rows_of_no_sequence(p);
+  for (int64_t pair_begin = 0; pair_begin < l.pairs; pair_begin += l.wave_pairs) {
+    const int64_t wave_pairs = std::min(l.wave_pairs, l.pairs - pair_begin);
+    for (int64_t slot = 0; slot < wave_pairs; ++slot) new (&call.progress[slot]) Progress;
+    const int64_t starts = std::min<int64_t>(plan.num_threads, wave_pairs * call.work_items());
+    parallel_for(starts, plan.num_threads, p.cancel, [&](int64_t start, int worker) {
+      for (int64_t step = 0; step < wave_pairs; ++step) {
+        const int64_t slot = (start * wave_pairs / starts + step) % wave_pairs;
+        work_on_pair(call, pair_begin + slot, slot, worker);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessella::cpu
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace tessella::cpu {
+namespace {
+
+std::string unavailable(core::Device) {
+  const std::string& reason = amx_bf16_unavailable();
+  return reason.empty() ? vector_unavailable(InstructionSet::avx512) : reason;
+}
+
+core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+  const Layout l(core::attention(shape), num_threads);
+  return {.scratch_bytes = l.packed_bytes + l.progress_bytes + num_threads * l.worker_bytes};
+}
+
+std::string describe(const core::Shape& shape, int num_threads) {
+  const Layout l(core::attention(shape), num_threads);
+  return core::message("tiles: strips of ", kRows, " rows, items of ", l.rows_per_item, ", units of ", l.unit_keys,
+                       " keys, chunks of ", l.chunk_units * l.unit_keys, "; ", l.wave_pairs,
+                       " KV heads packed at a time");
+}
+
+}  // namespace
+
+constinit const core::Kernel kForwardAmx = {
+    .name = "cpu.forward_amx",
+    .summary = "bf16 on AMX tiles, softmax between tile steps",
+    .architectures = "amx",
+    .dtypes = core::dtype_bit(core::DType::bf16),
+    .max_head_dim = 512,
+    .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures),
+    .unavailable = unavailable,
+    .workspace = workspace,
+    .threads = threads_for,
+    .describe = describe,
+    .run = run,
+};
+
+}  // namespace tessella::cpu
+
+#endif

@@ -1,0 +1,109 @@
+// A chunk of K and V rows converted to fp32 scratch for the register tiles.
+//
+// K keeps its rows, V is cut into panels of columns as wide as a value tile. Columns up to the padded head dim are
+// zero. V rows that no query may see are zero if they hold infinities or NaN.
+#if defined(TESSELLA_CPU_VECTOR_CHUNK_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
+#undef TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
+#endif
+
+#include <cstring>
+
+#include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "cpu/vector/forward_vector.hpp"
+#include "cpu/vector/tiles-inl.hpp"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows of K and V lie far apart and each is short, so the hardware's prefetchers come late.
+template <typename T>
+HWY_INLINE void prefetch_row(const core::Operand& operand, const T* row, int dim) {
+  constexpr int64_t kRowsAhead = 6;
+  constexpr int kLine = 64 / sizeof(T);
+  const T* ahead = row + kRowsAhead * operand.row_stride;
+  for (int i = 0; i < dim; i += kLine) hwy::Prefetch(ahead + i);
+}
+
+// K rows [key_begin, key_end) to scratch, followed by zero rows up to a multiple of kScoreKeys.
+template <typename T>
+void load_keys(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
+               int64_t key_end, const VectorScratch& scratch) {
+  const int dim = static_cast<int>(p.head_dim_qk);
+  const F32 d;
+  float* to = scratch.k;
+  for (int64_t key = key_begin; key < key_end; ++key, to += scratch.k_stride) {
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.k(), s.batch_idx, s.row_kv + key, kv_head));
+    prefetch_row(p.k(), from, dim);
+    int i = 0;
+    for (; i + kLanes <= dim; i += kLanes) hn::Store(load_floats(d, from + i), d, to + i);
+    if (i < dim) hn::Store(load_first(from + i, dim - i), d, to + i);
+  }
+  const int64_t zero_rows = (key_begin - key_end) & (kScoreKeys - 1);
+  std::memset(to, 0, sizeof(float) * static_cast<size_t>(zero_rows * scratch.k_stride));
+}
+
+// One V row to panels: column c of the panel W wide that starts at column C goes to [C * chunk_keys + row * W + c - C].
+// Returns the larger of `largest` and the row's magnitudes as integers; infinities and NaN are the largest.
+template <typename T>
+HWY_INLINE VecI load_value_row(const T* from, int dim, int64_t row, const VectorScratch& scratch, VecI largest) {
+  constexpr int kWidth = kValueVectors * kLanes;
+  const F32 d;
+  const I32 di;
+  const VecI magnitude = hn::Set(di, 0x7FFFFFFF);
+  const int stride = static_cast<int>(scratch.o_stride);
+  for (int panel = 0; panel < stride; panel += kWidth) {
+    const int width = stride - panel < kWidth ? stride - panel : kWidth;
+    float* to = scratch.v + panel * scratch.chunk_keys + row * width;
+    for (int i = panel; i < panel + width; i += kLanes) {
+      VecF value = hn::Zero(d);
+      if (i + kLanes <= dim) {
+        value = load_floats(d, from + i);
+      } else if (i < dim) {
+        value = load_first(from + i, dim - i);
+      }
+      largest = hn::Max(largest, hn::And(hn::BitCast(di, value), magnitude));
+      hn::Store(value, d, to + (i - panel));
+    }
+  }
+  return largest;
+}
+
+// V rows [key_begin, key_end) to panels.
+template <typename T>
+void load_values(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
+                 int64_t key_end, const VectorScratch& scratch) {
+  const I32 di;
+  const VecI infinity = hn::Set(di, 0x7F800000);
+  const int dim = static_cast<int>(p.head_dim_v);
+  VecI largest = hn::Zero(di);
+  for (int64_t key = key_begin; key < key_end; ++key) {
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
+    prefetch_row(p.v(), from, dim);
+    largest = load_value_row(from, dim, key - key_begin, scratch, largest);
+  }
+  if (hn::AllTrue(di, hn::Lt(largest, infinity))) return;
+
+  // 0 * NaN is NaN: values that no query may see must not meet even a zero probability.
+  const T zeros[kMaxHeadDim] = {};
+  for (int64_t key = key_begin; key < key_end; ++key) {
+    const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
+    bool finite = true;
+    for (int i = 0; i < dim; ++i) finite = finite && portable::to_float(from[i]) * 0.0f == 0.0f;
+    if (finite || seen_by_any_query(p, s, kv_head, key)) continue;
+    load_value_row(zeros, dim, key - key_begin, scratch, largest);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_CHUNK_INL_HPP

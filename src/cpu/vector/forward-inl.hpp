@@ -1,0 +1,264 @@
+// Forward attention of one work item in fp32 vectors: FlashAttention-2 order, keys outside, strips of rows inside.
+//
+// Keys are taken in chunks that stay in the level-2 cache and are converted once for all strips of the item; within
+// a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on items.
+// Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
+// rescaling is exact and rare.
+#if defined(TESSELLA_CPU_VECTOR_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
+#undef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
+#endif
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/vector/chunk-inl.hpp"
+#include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "cpu/vector/forward_vector.hpp"
+#include "cpu/vector/score-inl.hpp"
+#include "cpu/vector/tiles-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows [row_begin, row_begin + num_rows) ready to start: bands, Q^T, empty softmax state.
+template <typename T>
+void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t row_begin,
+                 int num_rows, const VectorScratch& scratch, StripState& state, float* q, float* o) {
+  const int lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
+  state.lanes = lanes;
+  // Inputs are multiplied unscaled: products of 16-bit numbers are then exact. A scale <= 0 would turn maxima around.
+  state.needs_chain = p.features.has_any(kScoreFeatures) || !(p.scale > 0);
+  state.scale_log2 = state.needs_chain ? 1.0f : p.scale * kLog2E;
+  fill_strip(state.strip, p, s, item.kv_head, row_begin, num_rows, lanes);
+  const T* rows[kStripRows] = {};
+  for (int r = 0; r < lanes; ++r) {
+    state.max[r] = kMinusInfinity;
+    state.sum[r] = 0;
+    rows[r] = reinterpret_cast<const T*>(p.q().row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
+  }
+  load_transposed(rows, lanes, static_cast<int>(p.head_dim_qk), 1, q);
+  std::memset(o, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.o_stride));
+}
+
+// max[row] = largest of num_keys scores.
+inline void find_max(const float* scores, int lanes, int num_keys, float* max) {
+  const F32 d;
+  for (int row = 0; row < lanes; row += kLanes) {
+    VecF largest = hn::Set(d, kMinusInfinity);
+    for (int key = 0; key < num_keys; ++key) largest = hn::Max(hn::Load(d, scores + key * lanes + row), largest);
+    hn::Store(largest, d, max + row);
+  }
+}
+
+// Maxima may lose NaN, so a tile without a maximum is hidden only if it holds none: masked scores are -inf by now.
+inline bool has_nan(const float* scores, int lanes, int num_keys) {
+  const F32 d;
+  MaskF found = hn::IsNaN(hn::Zero(d));
+  for (int i = 0; i < num_keys * lanes; i += kLanes) found = hn::Or(found, hn::IsNaN(hn::Load(d, scores + i)));
+  return !hn::AllFalse(d, found);
+}
+
+// Raises the maximum of rows whose scores exceed it by more than 8 and rescales their sums. False if no row of the
+// strip has a maximum above -inf in this tile.
+inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_t o_stride) {
+  const F32 d;
+  const VecF scale_log2 = hn::Set(d, state.scale_log2);
+  bool any_raised = false;
+  bool any_visible = false;
+  for (int row = 0; row < state.lanes; row += kLanes) {
+    const VecF found = hn::Mul(hn::Load(d, tile_max + row), scale_log2);
+    const VecF limit = hn::Add(hn::Load(d, state.max + row), hn::Set(d, 8.0f));
+    any_raised |= !hn::AllFalse(d, hn::Gt(found, limit));
+    any_visible |= !hn::AllTrue(d, hn::Eq(found, hn::Set(d, kMinusInfinity)));
+  }
+  if (!any_raised) return any_visible;
+  alignas(64) float factor[kStripRows];
+  for (int row = 0; row < state.lanes; row += kLanes) {
+    const VecF found = hn::Mul(hn::Load(d, tile_max + row), scale_log2);
+    const VecF before = hn::Load(d, state.max + row);
+    const MaskF raised = hn::Gt(found, hn::Add(before, hn::Set(d, 8.0f)));
+    const VecF after = hn::IfThenElse(raised, hn::Ceil(found), before);
+    const VecF scale = hn::IfThenElse(raised, exp2(hn::Sub(before, after)), hn::Set(d, 1.0f));
+    hn::Store(after, d, state.max + row);
+    hn::Store(scale, d, factor + row);
+    hn::Store(hn::Mul(hn::Load(d, state.sum + row), scale), d, state.sum + row);
+  }
+  for (int row = 0; row < state.strip.num_rows; ++row) {
+    if (factor[row] == 1.0f) continue;
+    const VecF scale = hn::Set(d, factor[row]);
+    float* to = o + row * o_stride;
+    for (int64_t i = 0; i < o_stride; i += kLanes) hn::Store(hn::Mul(hn::Load(d, to + i), scale), d, to + i);
+  }
+  return any_visible;
+}
+
+// tile = 2^(tile * scale - max); adds it to the sums. The sum of a tile is formed apart to keep roundings short.
+inline void exponentiate(StripState& state, float* tile, int num_keys) {
+  const F32 d;
+  const int lanes = state.lanes;
+  for (int row = 0; row < lanes; row += kLanes) {
+    VecF scale = hn::Set(d, state.scale_log2);
+    const VecF max = hn::Load(d, state.max + row);
+    const VecF base = hn::IfThenElse(hn::Eq(max, hn::Set(d, kMinusInfinity)), hn::Zero(d), max);
+    VecF even = hn::Zero(d);
+    VecF odd = hn::Zero(d);
+    float* score = tile + row;
+    // Below, the product is not rounded, and the maximum is: by more than the exponent of a float where it passes 2^31.
+    // Such rows round their scores as well.
+    const MaskF is_usual = hn::Lt(hn::Abs(base), hn::Set(d, 0x1p24f));
+    if (!hn::AllTrue(d, is_usual)) {
+      const VecF factor = hn::IfThenElse(is_usual, hn::Set(d, 1.0f), scale);
+      for (int i = 0; i < num_keys; ++i) {
+        hn::Store(hn::Mul(hn::Load(d, score + i * lanes), factor), d, score + i * lanes);
+      }
+      scale = hn::IfThenElse(is_usual, scale, hn::Set(d, 1.0f));
+    }
+    int key = 0;
+    for (; key + 2 <= num_keys; key += 2, score += 2 * lanes) {
+      const VecF first = exp2(hn::MulSub(hn::Load(d, score), scale, base));
+      const VecF second = exp2(hn::MulSub(hn::Load(d, score + lanes), scale, base));
+      hn::Store(first, d, score);
+      hn::Store(second, d, score + lanes);
+      even = hn::Add(even, first);
+      odd = hn::Add(odd, second);
+    }
+    if (key < num_keys) {
+      const VecF last = exp2(hn::MulSub(hn::Load(d, score), scale, base));
+      hn::Store(last, d, score);
+      even = hn::Add(even, last);
+    }
+    hn::Store(hn::Add(hn::Load(d, state.sum + row), hn::Add(even, odd)), d, state.sum + row);
+  }
+}
+
+// Keys [key_begin, key_end) of one tile for one strip; chunk_key = their place in the chunk.
+inline void attend_tile(StripState& state, const float* q, float* o, const VectorScratch& scratch, int64_t key_begin,
+                        int64_t key_end, int64_t chunk_key) {
+  const core::AttentionArguments& p = *state.strip.arguments;
+  const Strip& strip = state.strip;
+  const int num_keys = static_cast<int>(key_end - key_begin);
+  const int lanes = state.lanes;
+  alignas(64) float tile_max[kStripRows];
+  for (int row = 0; row < lanes; ++row) tile_max[row] = kMinusInfinity;
+  multiply_scores(scratch.k + chunk_key * scratch.k_stride, scratch.k_stride, q, lanes, static_cast<int>(p.head_dim_qk),
+                  num_keys, scratch.tile, tile_max);
+  if (state.needs_chain) {
+    score_chain(strip, lanes, scratch.tile, key_begin, num_keys);
+    find_max(scratch.tile, lanes, num_keys, tile_max);
+  } else if (key_begin < strip.full_begin || key_end > strip.full_end) {
+    apply_band(strip, lanes, scratch.tile, key_begin, num_keys);
+    find_max(scratch.tile, lanes, num_keys, tile_max);
+  } else if (num_keys % kScoreKeys != 0) {
+    find_max(scratch.tile, lanes, num_keys, tile_max);  // the products' own includes rows of zeros
+  }
+  if (!raise_max(state, tile_max, o, scratch.o_stride) && !has_nan(scratch.tile, lanes, num_keys)) return;
+  exponentiate(state, scratch.tile, num_keys);
+  if (p.features.has(core::Feature::dropout)) dropout_chain(strip, lanes, scratch.tile, key_begin, num_keys);
+  multiply_values(scratch.tile, lanes, strip.num_rows, num_keys, scratch.v, scratch.chunk_keys,
+                  static_cast<int>(chunk_key), o, scratch.o_stride);
+}
+
+// Tiles of chunk [chunk_begin, chunk_end) that some row of the strip sees.
+inline void attend_chunk(StripState& state, const float* q, float* o, const VectorScratch& scratch, int64_t chunk_begin,
+                         int64_t chunk_end) {
+  const Strip& strip = state.strip;
+  const int64_t stop = chunk_end < strip.keys_end ? chunk_end : strip.keys_end;
+  for (int64_t begin = chunk_begin; begin < stop; begin += kTileKeys) {
+    const int64_t end = stop < begin + kTileKeys ? stop : begin + kTileKeys;
+    int64_t first = begin;
+    if (begin >= strip.keep_end && strip.keys_begin > begin) {
+      first = strip.keys_begin / kScoreKeys * kScoreKeys;  // hidden keys before it would add exact zeros
+      if (first >= end) continue;
+    }
+    attend_tile(state, q, o, scratch, first, end, first - chunk_begin);
+  }
+}
+
+template <typename T>
+void store_strip(const StripState& state, const RowEnds& ends, const float* o, int64_t o_stride) {
+  const core::AttentionArguments& p = *state.strip.arguments;
+  const core::Sequence& s = *state.strip.sequence;
+  const int dim = static_cast<int>(p.head_dim_v);
+  for (int r = 0; r < state.strip.num_rows; ++r, o += o_stride) {
+    const int64_t row = s.row_q + state.strip.query[r];
+    const int64_t head = state.strip.head[r];
+    T* to = reinterpret_cast<T*>(p.out().row(s.batch_idx, row, head));
+    if (state.sum[r] == 0) {  // o may be 0 * NaN
+      std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
+    } else {
+      store_row(o, hn::Set(F32(), ends.factor[r]), dim, to);
+    }
+    if (p.lse().data != nullptr) std::memcpy(p.lse().row(s.batch_idx, row, head), &ends.lse[r], sizeof(float));
+  }
+}
+
+inline void end_strip(const StripState& state, const float* o, int64_t o_stride) {
+  RowEnds ends;
+  end_rows(state, ends);
+  switch (state.strip.arguments->out().dtype) {
+    case core::DType::bf16: return store_strip<BFloat16>(state, ends, o, o_stride);
+    case core::DType::f16: return store_strip<Float16>(state, ends, o, o_stride);
+    default: return store_strip<float>(state, ends, o, o_stride);
+  }
+}
+
+template <typename T>
+void run_rows(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
+              const VectorScratch& scratch) {
+  const int num_strips = static_cast<int>((num_rows + kStripRows - 1) / kStripRows);
+  const int64_t o_strip = kStripRows * scratch.o_stride;
+  for (int n = 0; n < num_strips; ++n) {
+    const int64_t rest = num_rows - n * kStripRows;
+    begin_strip<T>(p, s, item, item.row_begin + n * kStripRows, rest < kStripRows ? static_cast<int>(rest) : kStripRows,
+                   scratch, scratch.strips[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_strip);
+  }
+  const int64_t keys_begin = scratch.strips[0].strip.keys_begin / kTileKeys * kTileKeys;
+  const int64_t keys_end = scratch.strips[num_strips - 1].strip.keys_end;
+  const int64_t keep_end = scratch.strips[num_strips - 1].strip.keep_end;
+  for (int64_t begin = keep_end > 0 ? 0 : keys_begin; begin < keys_end;) {
+    if (begin >= keep_end && begin < keys_begin) begin = keys_begin;
+    const int64_t end = keys_end < begin + scratch.chunk_keys ? keys_end : begin + scratch.chunk_keys;
+    load_keys<T>(p, s, item.kv_head, begin, end, scratch);
+    load_values<T>(p, s, item.kv_head, begin, end, scratch);
+    for (int n = 0; n < num_strips; ++n) {
+      attend_chunk(scratch.strips[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_strip, scratch, begin, end);
+    }
+    begin = end;
+  }
+  for (int n = 0; n < num_strips; ++n) end_strip(scratch.strips[n], scratch.o + n * o_strip, scratch.o_stride);
+}
+
+inline void run_item(const core::AttentionArguments& p, const ForwardItem& item, const VectorScratch& scratch) {
+  const int64_t row_end = item.row_begin + item.num_rows;
+  if (item.batch_idx < 0) return fill_hidden_rows(p, item, item.row_begin, row_end);
+  const core::Sequence s = core::sequence(p, item.batch_idx);
+  const int64_t rows_in_use = s.len_q * p.group();
+  const int64_t attend_end = row_end < rows_in_use ? row_end : rows_in_use;
+  const int64_t num_rows = attend_end - item.row_begin;
+  if (num_rows > 0) {
+    switch (p.dtype()) {
+      case core::DType::bf16: run_rows<BFloat16>(p, s, item, num_rows, scratch); break;
+      case core::DType::f16: run_rows<Float16>(p, s, item, num_rows, scratch); break;
+      default: run_rows<float>(p, s, item, num_rows, scratch);
+    }
+  }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  // Compilers do so themselves, but not behind a call that took vectors. With upper halves left in use, whatever runs
+  // next without AVX takes many times as long.
+  _mm256_zeroupper();
+#endif
+  fill_hidden_rows(p, item, num_rows > 0 ? attend_end : item.row_begin, row_end);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_FORWARD_INL_HPP

@@ -1,0 +1,178 @@
+// Compiles forward-inl.hpp once per instruction set and hands the kernels out by name; drives items over threads.
+//
+// Highway 1.0.3 knows no plain SSE2: the x86 baseline is one lane wide and only there so that every machine runs.
+#include "cpu/vector/forward_vector.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/vector/forward_vector.cpp"
+#include "hwy/foreach_target.h"  // must come before all that includes highway.h
+
+#include "cpu/vector/forward-inl.hpp"
+#include "hwy/highway.h"
+
+#if HWY_ONCE
+
+#include "cpu/parallel.hpp"
+
+namespace tessella::cpu {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Keys whose K and V rows fill about 256 KB of scratch.
+int64_t chunk_keys(const core::AttentionShape& p) {
+  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
+  const int64_t keys = dim <= 64 ? 512 : dim <= 128 ? 256 : dim <= 256 ? 128 : kTileKeys;
+  return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
+}
+
+// As many strips as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
+int item_strips(const core::AttentionShape& p) {
+  constexpr int64_t kFloats = 288 << 10;
+  const int64_t most = std::clamp<int64_t>(kFloats / (kStripRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
+  const int64_t strips = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kStripRows) / kStripRows;
+  return static_cast<int>(std::min(strips, most));
+}
+
+// Work too small to wake a second thread for: about 10 microseconds.
+bool runs_alone(const core::AttentionShape& p) {
+  constexpr double kFlops = 1e6;
+  const auto rows = static_cast<double>(p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q);
+  return 2.0 * rows * static_cast<double>(p.heads_q * p.seqlen_kv * (p.head_dim_qk + p.head_dim_v)) < kFlops;
+}
+
+}  // namespace
+
+VectorScratch::VectorScratch(const core::AttentionShape& p, std::byte* base) {
+  const int64_t strips_per_item = item_strips(p);
+  chunk_keys = cpu::chunk_keys(p);
+  q_stride = kStripRows * p.head_dim_qk;
+  k_stride = round_up(p.head_dim_qk, 16);
+  o_stride = round_up(p.head_dim_v, 16);
+  const auto take = [&](int64_t count, auto*& pointer) {
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    pointer = base == nullptr ? nullptr : reinterpret_cast<Pointer>(base + bytes);  // null: only sizes are asked for
+    bytes += round_up(count * static_cast<int64_t>(sizeof(*pointer)), 64);
+  };
+  take(strips_per_item, strips);
+  take(strips_per_item * q_stride, q);
+  take(strips_per_item * kStripRows * o_stride, o);
+  take(chunk_keys * k_stride, k);
+  take(chunk_keys * o_stride, v);
+  take(kTileKeys * kStripRows, tile);
+}
+
+core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads) {
+  const int64_t list = round_up(ForwardItems::scratch_bytes(shape, kStripRows), 64);
+  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch(shape, nullptr).bytes};
+}
+
+void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
+                core::Workspace workspace) {
+  const int threads = runs_alone(arguments) ? 1 : plan.num_threads;
+  auto* base = static_cast<std::byte*>(workspace.scratch);
+  const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips(arguments)), base);
+  base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), 64);
+  const int64_t thread_bytes = VectorScratch(arguments, nullptr).bytes;
+  parallel_for(items.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
+    kernel.run_item(arguments, items[idx], VectorScratch(arguments, base + worker * thread_bytes));
+  });
+}
+
+void end_rows(const StripState& state, RowEnds& ends) {
+  constexpr double kLn2 = 0.693147180559945309417;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const core::AttentionArguments& p = *state.strip.arguments;
+  for (int r = 0; r < state.strip.num_rows; ++r) {
+    double top = state.max[r];
+    double total = state.sum[r];
+    double scale = 1;
+    const double sink = p.sink ? p.sink.at(0, state.strip.head[r]) / kLn2 : -kInfinity;
+    if (total == 0) {
+      ends.factor[r] = 0;
+      ends.lse[r] = static_cast<float>(sink * kLn2);
+      continue;
+    }
+    if (top == -kInfinity) top = 0;  // a row of NaN
+    if (sink != -kInfinity) {        // the larger of sink and maximum keeps both powers finite
+      const double largest = std::max(top, sink);
+      scale = std::exp2(top - largest);
+      total = total * scale + std::exp2(sink - largest);
+      top = largest;
+    }
+    ends.factor[r] = static_cast<float>(scale / total);
+    if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * kLn2);
+  }
+}
+
+bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
+                       int64_t j) {
+  const int64_t group = arguments.group();
+  for (int64_t i = sequence.len_q - 1; i >= 0; --i) {
+    if (!sequence.band.visible(i, j)) continue;
+    for (int64_t g = 0; g < group; ++g) {
+      if (core::visible(arguments, sequence, kv_head * group + g, i, j)) return true;
+    }
+  }
+  return false;
+}
+
+const VectorKernel& vector_kernel(InstructionSet set) {
+#define TESSELLA_VECTOR_KERNEL(target) \
+  { &target::run_item, &target::score_chain, &target::dropout_chain }
+  static constexpr VectorKernel kBaseline = {&HWY_STATIC_DISPATCH(run_item), &HWY_STATIC_DISPATCH(score_chain),
+                                             &HWY_STATIC_DISPATCH(dropout_chain)};
+  static constexpr VectorKernel kNone;
+  switch (set) {
+    case InstructionSet::avx512: {
+#if HWY_TARGETS & HWY_AVX3
+      static constexpr VectorKernel kAvx512 = TESSELLA_VECTOR_KERNEL(N_AVX3);
+      return kAvx512;
+#else
+      return kNone;
+#endif
+    }
+    case InstructionSet::avx2: {
+#if HWY_TARGETS & HWY_AVX2
+      static constexpr VectorKernel kAvx2 = TESSELLA_VECTOR_KERNEL(N_AVX2);
+      return kAvx2;
+#else
+      return kNone;
+#endif
+    }
+    case InstructionSet::sse4: {
+#if HWY_TARGETS & HWY_SSE4
+      static constexpr VectorKernel kSse4 = TESSELLA_VECTOR_KERNEL(N_SSE4);
+      return kSse4;
+#else
+      return kNone;
+#endif
+    }
+    case InstructionSet::baseline: return kBaseline;
+  }
+  return kNone;
+#undef TESSELLA_VECTOR_KERNEL
+}
+
+std::string vector_unavailable(InstructionSet set) {
+  if (vector_kernel(set).run_item == nullptr) return "not in this build";
+  const auto supported = static_cast<uint64_t>(hwy::SupportedTargets());
+  switch (set) {
+    case InstructionSet::avx512: return supported & HWY_AVX3 ? "" : "the CPU lacks AVX-512 F, BW, CD, DQ or VL";
+    case InstructionSet::avx2: return supported & HWY_AVX2 ? "" : "the CPU lacks AVX2, FMA, BMI2 or F16C";
+    case InstructionSet::sse4: return supported & HWY_SSE4 ? "" : "the CPU lacks SSE4.2, AES or PCLMUL";
+    case InstructionSet::baseline: break;
+  }
+  return "";
+}
+
+}  // namespace tessella::cpu
+
+#endif  // HWY_ONCE

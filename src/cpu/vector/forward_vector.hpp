@@ -1,0 +1,80 @@
+// The portable vector forward kernels: one algorithm compiled for several instruction sets by Highway.
+//
+// Also lends its score and dropout chains to other kernels of the same instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/arguments.hpp"
+#include "core/kernel.hpp"
+#include "core/plan.hpp"
+#include "cpu/forward_items.hpp"
+#include "cpu/strip.hpp"
+
+namespace tessella::cpu {
+
+inline constexpr int kMaxHeadDim = 512;
+inline constexpr int kStripRows = 48;  // a multiple of three vectors of every instruction set
+inline constexpr int kTileKeys = 64;
+
+// A strip and its softmax state in log2 units.
+struct StripState {
+  Strip strip;
+  alignas(64) float max[kStripRows];  // an integer, or -inf while a row has seen nothing
+  alignas(64) float sum[kStripRows];
+  int lanes = 0;  // rows rounded up to whole vectors: the row stride of the strip's tiles
+  bool needs_chain = false;
+  float scale_log2 = 1;  // of the scores that softmax sees
+};
+
+// Scratch of one thread. Sizes in floats; head dims padded to 16.
+struct VectorScratch {
+  StripState* strips = nullptr;  // [item strips]
+  float* q = nullptr;            // [item strips][head_dim_qk][kStripRows]
+  float* o = nullptr;            // [item strips][kStripRows][head_dim_v]
+  float* k = nullptr;            // [chunk keys][head_dim_qk]
+  float* v = nullptr;            // panels of columns, [chunk keys][panel width] each
+  float* tile = nullptr;         // [kTileKeys][kStripRows] scores, then probabilities
+  int64_t chunk_keys = 0;
+  int64_t q_stride = 0;  // of one strip in q
+  int64_t k_stride = 0;
+  int64_t o_stride = 0;
+  int64_t bytes = 0;
+
+  VectorScratch(const core::AttentionShape& shape, std::byte* base);
+};
+
+struct VectorKernel {
+  void (*run_item)(const core::AttentionArguments& arguments, const ForwardItem& item,
+                   const VectorScratch& scratch) = nullptr;
+  ScoreChain score_chain = nullptr;
+  DropoutChain dropout_chain = nullptr;
+};
+
+enum class InstructionSet { avx512, avx2, sse4, baseline };
+
+// Functions are null where the build does not have the instruction set. Says nothing about this machine.
+const VectorKernel& vector_kernel(InstructionSet set);
+
+// "" or why this machine or build cannot run it.
+std::string vector_unavailable(InstructionSet set);
+
+core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads);
+void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
+                core::Workspace workspace);
+
+// How the rows of a strip end: output is factor * o, or 0 where nothing was seen; LSE in natural
+// log, computed only if the call wants it.
+struct RowEnds {
+  float factor[kStripRows];
+  float lse[kStripRows];
+};
+void end_rows(const StripState& state, RowEnds& ends);
+
+// True if some query of the sequence may attend to key j of a KV head.
+bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
+                       int64_t j);
+
+}  // namespace tessella::cpu

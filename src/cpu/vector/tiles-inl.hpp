@@ -1,0 +1,160 @@
+// The two register-tiled products of attention on fp32 scratch.
+//
+//   score_tile  S^T[key][row] = sum_d K[key][d] * Q^T[d][row]     lanes are rows, K is broadcast
+//   value_tile  O[row][c]    += sum_key P^T[key][row] * V[key][c]  lanes are columns, P is broadcast
+//
+// Tiles fill the register file: 24 accumulators of 32 registers or 12 of 16, so that the two fused multiply-adds a
+// cycle do not wait for latency. On AVX-512 every load beside them costs, even where two a cycle would do: the nearer a
+// tile is to a square of vectors and broadcasts, the better (docs/cpu.md).
+#if defined(TESSELLA_CPU_VECTOR_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_TILES_INL_HPP
+#undef TESSELLA_CPU_VECTOR_TILES_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_TILES_INL_HPP
+#endif
+
+#include "cpu/vector/exp2-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON;
+inline constexpr int kScoreKeys = kManyRegisters ? 8 : 4;             // keys of a score tile
+inline constexpr int kScoreVectors = 3;                               // vectors of rows of a score tile
+inline constexpr int kValueVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;  // vectors of columns of a value tile
+inline constexpr int kAccumulators = kManyRegisters ? 24 : 12;
+
+// Rows of a value tile that is kVectors wide.
+template <int kVectors>
+inline constexpr int kValueRows = kVectors == 1 ? 12 : kAccumulators / kVectors;
+
+// Also raises max[row] to the largest score; of scores with NaN among them max[row] may be any, or NaN.
+template <int kVectors>
+HWY_INLINE void score_tile(const float* HWY_RESTRICT k, int64_t k_stride, const float* HWY_RESTRICT q, int lanes,
+                           int dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
+  const F32 d;
+  VecF sum[kScoreKeys][kVectors];
+  HWY_UNROLL(8)
+  for (int key = 0; key < kScoreKeys; ++key) {
+    HWY_UNROLL(3)
+    for (int v = 0; v < kVectors; ++v) sum[key][v] = hn::Zero(d);
+  }
+  HWY_UNROLL(1)
+  for (int64_t i = 0; i < dim; ++i) {
+    VecF row[kVectors];
+    HWY_UNROLL(3)
+    for (int v = 0; v < kVectors; ++v) row[v] = hn::Load(d, q + i * lanes + v * kLanes);
+    HWY_UNROLL(8)
+    for (int key = 0; key < kScoreKeys; ++key) {
+      const VecF value = hn::Set(d, k[key * k_stride + i]);
+      HWY_UNROLL(3)
+      for (int v = 0; v < kVectors; ++v) sum[key][v] = hn::MulAdd(value, row[v], sum[key][v]);
+    }
+  }
+  HWY_UNROLL(3)
+  for (int v = 0; v < kVectors; ++v) {
+    VecF largest = hn::Load(d, max + v * kLanes);
+    HWY_UNROLL(8)
+    for (int key = 0; key < kScoreKeys; ++key) {
+      hn::Store(sum[key][v], d, scores + key * lanes + v * kLanes);
+      largest = hn::Max(largest, sum[key][v]);
+    }
+    hn::Store(largest, d, max + v * kLanes);
+  }
+}
+
+// scores[key][row] of num_keys keys (rounded up to kScoreKeys) and `lanes` rows; max as in score_tile.
+inline void multiply_scores(const float* k, int64_t k_stride, const float* q, int lanes, int dim, int num_keys,
+                            float* scores, float* max) {
+  for (int key = 0; key < num_keys; key += kScoreKeys) {
+    const float* k_rows = k + key * k_stride;
+    float* tile = scores + key * lanes;
+    int row = 0;
+    for (; row + kScoreVectors * kLanes <= lanes; row += kScoreVectors * kLanes) {
+      score_tile<kScoreVectors>(k_rows, k_stride, q + row, lanes, dim, tile + row, max + row);
+    }
+    if (row + 2 * kLanes <= lanes) {
+      score_tile<2>(k_rows, k_stride, q + row, lanes, dim, tile + row, max + row);
+      row += 2 * kLanes;
+    }
+    if (row < lanes) score_tile<1>(k_rows, k_stride, q + row, lanes, dim, tile + row, max + row);
+  }
+}
+
+// The tile is summed from zero and then added to o: shorter chains of roundings at no cost.
+template <int kRows, int kVectors>
+HWY_INLINE void value_tile(const float* HWY_RESTRICT probs, int lanes, int num_keys, const float* HWY_RESTRICT v,
+                           float* HWY_RESTRICT o, int64_t o_stride) {
+  const F32 d;
+  VecF sum[kRows][kVectors];
+  HWY_UNROLL(12)
+  for (int row = 0; row < kRows; ++row) {
+    HWY_UNROLL(4)
+    for (int c = 0; c < kVectors; ++c) sum[row][c] = hn::Zero(d);
+  }
+  HWY_UNROLL(1)
+  for (int64_t key = 0; key < num_keys; ++key) {
+    VecF value[kVectors];
+    HWY_UNROLL(4)
+    for (int c = 0; c < kVectors; ++c) value[c] = hn::Load(d, v + (key * kVectors + c) * kLanes);
+    HWY_UNROLL(12)
+    for (int row = 0; row < kRows; ++row) {
+      const VecF prob = hn::Set(d, probs[key * lanes + row]);
+      HWY_UNROLL(4)
+      for (int c = 0; c < kVectors; ++c) sum[row][c] = hn::MulAdd(prob, value[c], sum[row][c]);
+    }
+  }
+  HWY_UNROLL(12)
+  for (int row = 0; row < kRows; ++row) {
+    HWY_UNROLL(4)
+    for (int c = 0; c < kVectors; ++c) {
+      float* to = o + row * o_stride + c * kLanes;
+      hn::Store(hn::Add(hn::Load(d, to), sum[row][c]), d, to);
+    }
+  }
+}
+
+// One panel of columns, kVectors vectors wide, for all rows of a strip.
+template <int kVectors>
+HWY_INLINE void multiply_panel(const float* probs, int lanes, int num_rows, int num_keys, const float* v, float* o,
+                               int64_t o_stride) {
+  constexpr int kRows = kValueRows<kVectors>;
+  int row = 0;
+  for (; row + kRows <= num_rows; row += kRows) {
+    value_tile<kRows, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+  }
+  for (; row + kRows / 3 <= num_rows; row += kRows / 3) {
+    value_tile<kRows / 3, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+  }
+  for (; row < num_rows; ++row) {
+    value_tile<1, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+  }
+}
+
+// v: panels of kValueVectors vectors (the last may be narrower) of panel_keys keys each, see load_values.
+inline void multiply_values(const float* probs, int lanes, int num_rows, int num_keys, const float* v,
+                            int64_t panel_keys, int key_offset, float* o, int64_t o_stride) {
+  constexpr int kWidth = kValueVectors * kLanes;
+  int64_t column = 0;
+  for (; column + kWidth <= o_stride; column += kWidth) {
+    const float* panel = v + column * panel_keys + key_offset * kWidth;
+    multiply_panel<kValueVectors>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+  }
+  const int64_t width = o_stride - column;
+  const float* panel = v + column * panel_keys + key_offset * width;
+  switch (width / kLanes) {
+    case 1: return multiply_panel<1>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    case 2: return multiply_panel<2>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    case 3: return multiply_panel<3>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    default: return;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_TILES_INL_HPP

@@ -1,0 +1,109 @@
+// A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the
+// sum divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp, for
+// the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a relative one of P_j, so a
+// key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing. GPUs split fp32 operands
+// into terms of which 22 bits remain (docs/numerics.md), an error beside those of the sums. These errors are
+// independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|, which would hide real
+// defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes it some 3.5 of
+// them. The sum that divides errs by the same, and with it all of o: dropout may leave o few keys of the sum's many.
+// Then the output is rounded once. The weights are fitted: with smaller ones a handful of 100,000 random cases failed,
+// small tensors whose plain computation was exact by luck.
+
+#include "reference/noise.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "reference/element.hpp"
+#include "reference/score.hpp"
+
+namespace tessella::reference {
+namespace {
+
+using core::AttentionArguments;
+using core::DType;
+using core::Sequence;
+
+double prob_unit(const AttentionArguments& p) {
+  return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? 0 : unit_roundoff(p.dtype());
+}
+
+// magnitude: of the score and of what exp is given; product: root of the squares of all that its dot product rounded.
+double score_unit(const AttentionArguments& p, double magnitude, double product) {
+  const double unit = p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
+  return unit * (2 + magnitude / 2 + product);
+}
+
+// |scale| times the size of the partial sums of q.k.
+// Every partial sum is rounded, whatever softcap hides of it or cancels in it. Of d terms in random order the squares
+// of the partial sums add up to about d / 2 of the terms' squares. What split operands lose is each term's own: up to
+// 2^-23 of it by either operand and 2^-22 by the product left out, seldom as much; the weight is fitted. One floor for
+// all kernels: those of the CPU split nothing and get it too.
+double product_size(const AttentionArguments& p, const double* q, const double* k) {
+  double partial = 0;
+  double partials = 0;
+  double terms = 0;
+  for (int64_t c = 0; c < p.head_dim_qk; ++c) {
+    const double term = q[c] * k[c];
+    partial += term;
+    partials += partial * partial;
+    terms += term * term;
+  }
+  const double of_operands = p.dtype() == DType::f32 ? 4 * terms : 0;
+  const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2) + of_operands);
+  return std::abs(static_cast<double>(p.scale)) * size;
+}
+
+}  // namespace
+
+RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
+                   const RowSoftmax<double>& softmax, const double* out) {
+  const int64_t kv_head = head / p.group();
+  std::vector<double> q(static_cast<size_t>(p.head_dim_qk)), k(q.size()), v(static_cast<size_t>(p.head_dim_v));
+  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q.data());
+
+  double lse_error = 0;
+  double sum_error = 0;  // square of the sum's relative error
+  if (p.features.has(core::Feature::sink)) {
+    const double logit = sink<double>(p, head);
+    lse_error = softmax.prob(logit) * score_unit(p, std::max(std::abs(logit), softmax.max - logit), 0);
+    sum_error = lse_error * lse_error;
+  }
+
+  std::vector<double> squares(v.size());  // of the errors of out, summed over keys
+  const DropoutFactor dropout(p);
+  for (int64_t j = 0; j < s.len_kv; ++j) {
+    const double score = softmax.scores[j];
+    if (score == kHidden<double>) continue;
+    const double weight = softmax.prob(score);
+    if (weight == 0) continue;
+    load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, k.data());
+    // What exp is given, s_j - max, is rounded too.
+    const double magnitude = std::max(std::abs(score), softmax.max - score);
+    const double unit = score_unit(p, magnitude, product_size(p, q.data(), k.data()));
+    lse_error += weight * unit;
+    sum_error += weight * weight * unit * unit;
+
+    const double kept = dropout.at<double>(s, head, i, j);
+    const double prob_error =
+        (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype()) * (kept / softmax.sum);
+    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, v.data());
+    for (size_t c = 0; c < v.size(); ++c) {
+      const double error = prob_error * v[c];
+      squares[c] += error * error;
+    }
+  }
+
+  RowNoise noise{std::vector<double>(v.size())};
+  for (size_t c = 0; c < v.size(); ++c) {
+    const double value = std::abs(out[c]);
+    noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * value * value) + unit_roundoff(p.out_dtype()) * value +
+                   underflow_unit(p.out_dtype());
+  }
+  // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e.
+  const double lse_unit = unit_roundoff(p.lse().dtype == DType::f64 ? DType::f64 : DType::f32);
+  noise.lse = 2 * lse_error + (std::isfinite(softmax.lse) ? 2 * lse_unit * std::abs(softmax.lse) : 0);
+  return noise;
+}
+
+}  // namespace tessella::reference

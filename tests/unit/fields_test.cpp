@@ -1,0 +1,137 @@
+// core/fields.hpp: every member of a shape counts, in the way that its Fit says.
+#include "core/fields.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/choose.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::core {
+namespace {
+
+// How many members an aggregate has: how many values of any type its braces take.
+struct Any {
+  template <typename T>
+  operator T() const;  // NOLINT(google-explicit-constructor)
+};
+template <typename S, typename... Values>
+constexpr size_t count_members() {
+  if constexpr (requires { S{Values()..., Any()}; }) {
+    return count_members<S, Values..., Any>();
+  } else {
+    return sizeof...(Values);
+  }
+}
+
+// Of a member that is no list of others.
+template <typename Value>
+void change(Value& value) {
+  if constexpr (std::is_same_v<Value, Features>) {
+    value |= Feature::sink;
+  } else if constexpr (std::is_same_v<Value, std::string_view>) {
+    value = "return score;";
+  } else if constexpr (std::is_same_v<Value, Device>) {
+    value.id = 1;
+  } else if constexpr (std::is_same_v<Value, Operation>) {
+    value = Operation::backward;
+  } else if constexpr (std::is_same_v<Value, DType>) {
+    value = DType::f16;
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    value = !value;
+  } else {
+    value += 1;
+  }
+}
+
+// "" or what check_fits() says.
+template <typename S>
+std::string misfit(const S& plan_shape, const S& call) {
+  Plan plan;
+  plan.shape = plan_shape;
+  try {
+    check_fits(plan, call, "plan_run");
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+template <typename S>
+class Fields : public testing::Test {};
+using Shapes = testing::Types<AttentionShape, MergeShape>;
+TYPED_TEST_SUITE(Fields, Shapes);
+
+// One entry of the list a member; the operands and arrays of a list are one member of the shape.
+TYPED_TEST(Fields, NameEveryMember) {
+  std::vector<std::string> owners;
+  fields(std::type_identity<TypeParam>(), [&](const FieldName& field, auto, Fit) {
+    const bool is_operand = field.member != nullptr && std::string_view(field.owner) != "bias";
+    const std::string owner = field.idx >= 0                              ? "mod_args"
+                              : !is_operand                               ? field.owner
+                              : std::is_same_v<TypeParam, AttentionShape> ? "operands"
+                                                                          : field.owner;
+    if (std::find(owners.begin(), owners.end(), owner) == owners.end()) owners.push_back(owner);
+  });
+  EXPECT_EQ(owners.size(), count_members<TypeParam>());
+}
+
+// A change of any member makes another key, and a call that does not fit unless the Fit allows it.
+TYPED_TEST(Fields, EveryMemberCounts) {
+  const TypeParam plan;
+  fields(std::type_identity<TypeParam>(), [&](const FieldName& field, auto get, Fit fit) {
+    TypeParam call = plan;
+    change(std::invoke(get, call));
+    EXPECT_NE(call, plan) << field;
+    const bool fits = fit == Fit::hint || fit == Fit::at_least ||
+                      (fit == Fit::if_given && std::invoke(get, call) == std::invoke(get, plan));
+    EXPECT_EQ(misfit(plan, call).empty(), fits) << field << ": " << misfit(plan, call);
+    if (fit == Fit::at_most) EXPECT_EQ(misfit(call, plan), "") << field;
+    if (fit == Fit::at_least) EXPECT_NE(misfit(call, plan), "") << field;
+  });
+}
+
+TEST(Fields, MessagesNameTheMember) {
+  AttentionShape plan;
+  plan.seqlen_q = 128;
+  plan.operands[Name::k] = {DType::bf16, 16};
+  AttentionShape call = plan;
+  call.seqlen_q = 129;
+  EXPECT_EQ(misfit(plan, call), "plan_run: seqlen_q is 129, expected at most 128, the plan's bound");
+  call = plan;
+  call.operands[Name::k].dtype = DType::f16;
+  EXPECT_EQ(misfit(plan, call), "plan_run: k.dtype is f16, expected bf16, what the plan was made for");
+  call = plan;
+  call.operands[Name::k].alignment = 8;
+  EXPECT_EQ(misfit(plan, call), "plan_run: k.alignment is 8, expected at least 16, as the plan was made for");
+  call = plan;
+  call.score_mod = "return score;";
+  EXPECT_EQ(misfit(plan, call), "plan_run: score_mod is not the source that the plan was made for");
+  call = plan;
+  call.features |= Feature::sink;
+  EXPECT_EQ(misfit(plan, call), "plan_run: sink is given, and the plan was made without it");
+}
+
+// Lengths go up to quarters of a power of two, windows with them; all else stays.
+TEST(Fields, Rounded) {
+  AttentionShape shape;
+  shape.batch = 3;
+  shape.seqlen_q = 1;
+  shape.seqlen_kv = 65;
+  shape.total_kv = 1025;
+  shape.window_keys = 1793;
+  const AttentionShape key = rounded(shape);
+  EXPECT_EQ(key.batch, 3);
+  EXPECT_EQ(key.seqlen_q, 64);
+  EXPECT_EQ(key.seqlen_kv, 80);
+  EXPECT_EQ(key.total_kv, 1280);
+  EXPECT_EQ(key.window_keys, 2048);
+  EXPECT_EQ(rounded(key), key);
+  EXPECT_EQ(rounded(AttentionShape()).window_keys, kAnyKeys);
+}
+
+}  // namespace
+}  // namespace tessella::core
