@@ -19,6 +19,7 @@ struct KernelInfo {
   std::string device;
   int64_t max_head_dim = 0;
   bool is_on_gpu() const { return device == "cuda"; }
+  bool is_reference() const { return name.starts_with("reference."); }
   // Hopper's kernel leaves rows that its copy engine does not read to the one behind it.
   bool takes_every_row() const { return name != "cuda.forward_sm90"; }
   bool computes(const std::string& dtype) const {  // whole words: "bf16" is no "f16"
@@ -34,6 +35,13 @@ inline std::vector<KernelInfo> all_kernels() {
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
     kernels.push_back({info.name, info.dtypes, info.unavailable, info.device, info.max_head_dim});
   }
+  return kernels;
+}
+
+// Those that have approximations of their own, which the reference's have not.
+inline std::vector<KernelInfo> fast_kernels() {
+  std::vector<KernelInfo> kernels = all_kernels();
+  std::erase_if(kernels, [](const KernelInfo& kernel) { return kernel.is_reference(); });
   return kernels;
 }
 

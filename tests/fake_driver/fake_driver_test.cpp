@@ -1,17 +1,15 @@
 // The host side of the CUDA backend on a driver that only remembers: contexts, loading, launches, and what is said when
-// something is wrong. Each test is a child process, for a process opens the driver once.
+// something is wrong. Each test is a child process.
 #include "fake_driver.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
-#include <initializer_list>
 #include <string>
-#include <utility>
 
+#include "child.hpp"
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/driver/driver.hpp"
@@ -25,24 +23,8 @@ using tessella::core::Device;
 using tessella::core::DeviceType;
 using tessella::core::Error;
 using tessella::core::ErrorCode;
-
-// Runs fn with these variables set, in a child whose failed expectations fail the test.
-template <typename Fn>
-void in_child(std::initializer_list<std::pair<const char*, const char*>> variables, Fn&& fn) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
-    try {
-      fn();
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << error.what();
-    }
-    ::_exit(testing::Test::HasFailure() ? 1 : 0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
-}
+using tessella::tests::in_child;
+using tessella::tests::skip_without_nvrtc;
 
 template <typename Fn>
 std::string error_of(ErrorCode code, Fn&& fn) {
@@ -165,7 +147,7 @@ TEST_F(FakeDriverTest, PointersAreAskedFor) {
 
 TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
   in_child({}, [] {
-    if (nvrtc() == nullptr) return;
+    skip_without_nvrtc();
     const auto kernel = load(trial(), 1, 100000);
     EXPECT_EQ(load(trial(), 1, 100000), kernel);
     EXPECT_NE(load(trial(), 0, 0), kernel);
@@ -204,7 +186,7 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
 
 TEST_F(FakeDriverTest, ImageThatTheDriverRefusesIsExplained) {
   in_child({{"FAKE_CUDA_LOAD", "209"}}, [] {
-    if (nvrtc() == nullptr) return;
+    skip_without_nvrtc();
     const std::string text = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
     EXPECT_NE(text.find("does not load a kernel of NVRTC"), std::string::npos) << text;
     EXPECT_NE(text.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << text;

@@ -1,13 +1,8 @@
 // What the forward kernels queue, on a driver that only remembers: grids, blocks, shared memory, the pass over tiles
-// before the kernel where masks are no interval; and that running a plan costs the host next to nothing. Each test is a
-// child process, for a process opens the driver once.
+// before the kernel where masks are no interval. Each test is a child process.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <numeric>
 #include <stdexcept>
@@ -16,9 +11,10 @@
 #include <tuple>
 #include <vector>
 
+#include "cases/problems.hpp"
+#include "child.hpp"
 #include "core/error.hpp"
 #include "core/plan.hpp"
-#include "cuda/compile/nvrtc.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/kernels.hpp"
@@ -31,24 +27,19 @@
 namespace {
 
 using namespace tessella;
-using core::DType;
 using core::Feature;
 using core::Problem;
 
 Problem problem() {
-  return {.device = {core::DeviceType::cuda, 1},
-          .dtype = DType::bf16,
-          .out_dtype = DType::bf16,
-          .batch = 2,
-          .heads_q = 8,
-          .heads_kv = 2,
-          .head_dim_qk = 64,
-          .head_dim_v = 64,
-          .seqlen_q = 1000,
-          .seqlen_kv = 900,
-          .total_q = 1000,
-          .total_kv = 900,
-          .alignment = 16};
+  Problem p = tests::gpu_problem({.batch = 2,
+                                  .heads_q = 8,
+                                  .heads_kv = 2,
+                                  .seqlen_q = 1000,
+                                  .seqlen_kv = 900,
+                                  .head_dim_qk = 64,
+                                  .head_dim_v = 64});
+  p.device.id = 1;
+  return p;
 }
 
 // Of the table.
@@ -74,24 +65,11 @@ class ForwardLaunch : public testing::Test {
   // fn in a child where kernels take parameters of this size.
   template <typename Fn>
   void in_child(size_t params_bytes, Fn&& fn) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::setenv("FAKE_CUDA_PARAMS", std::to_string(params_bytes).c_str(), 1);
-      ::setenv("TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE, 1);
-      try {
-        if (cuda::nvrtc() != nullptr) {
-          fn();
-        } else {
-          std::cout << "nothing compiles here: " << cuda::nvrtc_problem() << std::endl;
-        }
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << error.what();
-      }
-      ::_exit(testing::Test::HasFailure() ? 1 : 0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+    tests::in_child({{"FAKE_CUDA_PARAMS", std::to_string(params_bytes)}, {"TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE}},
+                    [&] {
+                      tests::skip_without_nvrtc();
+                      fn();
+                    });
   }
 };
 
@@ -114,13 +92,6 @@ TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
     EXPECT_EQ(launch.sharedMemBytes, static_cast<unsigned>(shared_bytes(config)));
     EXPECT_EQ(launch.hStream, reinterpret_cast<cuda::CUstream>(0x77));
     EXPECT_NE(kernel.describe(p, 1).find("16-byte loads"), std::string::npos) << kernel.describe(p, 1);
-
-    const auto start = std::chrono::steady_clock::now();
-    constexpr int kRuns = 10000;
-    for (int i = 0; i < kRuns; ++i) kernel.run(p, plan, {}, nullptr);
-    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
-    std::cout << "a run takes the host " << time.count() / kRuns << " us beside the driver" << std::endl;
-    EXPECT_LT(time.count() / kRuns, 20) << "usually less than one";
   });
 }
 

@@ -1,9 +1,8 @@
-// Loading and launching on a GPU: results, stream capture, contexts, whose memory a pointer is, and what a launch
-// costs. Skipped where there is no GPU.
+// Loading and launching on a GPU: results, stream capture, contexts, whose memory a pointer is. Skipped where there is
+// no GPU.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -208,27 +207,6 @@ TEST_F(GpuLaunchTest, MemoryExhaustedNamesTheNeed) {
     EXPECT_NE(std::string(error.what()).find("needs 1125899906842624 bytes on GPU 0"), std::string::npos)
         << error.what();
   }
-}
-
-// A measurement: printed, and far from its bound.
-TEST_F(GpuLaunchTest, LaunchCostsMicroseconds) {
-  const auto kernel = load(trial(1), 0, kShared);
-  const auto microseconds = [](auto&& fn) {
-    constexpr int kTimes = 500;  // less than a stream queues before a launch waits
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kTimes; ++i) fn();
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / kTimes;
-  };
-  microseconds([&] { kernel->launch(kLaunch, params(0), stream_); });
-  check(cu().cuStreamSynchronize(stream_), "cuStreamSynchronize");
-  const double launch = microseconds([&] { kernel->launch(kLaunch, params(0), stream_); });
-  check(cu().cuStreamSynchronize(stream_), "cuStreamSynchronize");
-  const double current = microseconds([] { CurrentDevice guard(0); });
-  const double pointer = microseconds([&] { device_of(reinterpret_cast<void*>(data_)); });
-  const double lookup = microseconds([] { load(trial(1), 0, kShared); });
-  std::printf("launch %.2f us, CurrentDevice %.3f us, device_of %.3f us, load of a loaded kernel %.2f us\n", launch,
-              current, pointer, lookup);
-  EXPECT_LT(launch, 50);
 }
 
 }  // namespace

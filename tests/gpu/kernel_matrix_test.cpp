@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/problems.hpp"
 #include "core/error.hpp"
 #include "core/sequence.hpp"
 #include "cuda/compile/cubin_store.hpp"
@@ -104,12 +105,11 @@ std::vector<Row> rows() {
 
 Problem problem(const Row& row) {
   const FeatureSet& set = kFeatureSets[row.set_idx];
-  Problem p{.dtype = kDTypes[row.dtype_idx],
-            .head_dim_qk = kHeadDims[row.dims_idx].qk,
-            .head_dim_v = kHeadDims[row.dims_idx].v,
-            .features = set.features,
-            .alignment = row.is_aligned ? 16 : 2,
-            .batch_invariant = set.batch_invariant};
+  const HeadDims& dims = kHeadDims[row.dims_idx];
+  Problem p = tests::gpu_problem({.head_dim_qk = dims.qk, .head_dim_v = dims.v}, kDTypes[row.dtype_idx]);
+  p.features = set.features;
+  if (!row.is_aligned) p.alignment = 2;
+  p.batch_invariant = set.batch_invariant;
   p.bias_dtype = set.bias_dtype == DType::none ? p.dtype : set.bias_dtype;
   if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
   if (p.features.has(Feature::mask_mod))
@@ -154,22 +154,8 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
     EXPECT_EQ(problem_of(all[i], store), "");
 }
 
-// EXIT instructions of sm_90 code, whatever their predicate, which is in bits 12 to 15.
-int num_exits(const std::string& image) {
-  constexpr size_t kInstructionBytes = 16;
-  int count = 0;
-  uint64_t word = 0;
-  for (size_t at = 0; at + kInstructionBytes <= image.size(); at += kInstructionBytes) {
-    std::memcpy(&word, image.data() + at, sizeof word);
-    count += (word & ~uint64_t{0xF000}) == 0x094D ? 1 : 0;
-  }
-  return count;
-}
-
 // Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
-// has made matrix instructions wait for each other. Kernels have 10 to 13 ends; some had a single one, and there
-// threads of the loading warps that load nothing waited for the one that does, at up to 4 % of the time
-// (docs/forward_sm90.md). Those of a cluster all wait at its end.
+// has made matrix instructions wait for each other.
 void expect_lean(CubinStore& store, const Problem& p, const ForwardSm90Config& config, const char* name) {
   const auto cubin =
       store.get(forward_sm90_program(config, user_text(p.score_mod, p.mask_mod)), {.arch = 90, .arch_specific = true});
@@ -180,7 +166,11 @@ void expect_lean(CubinStore& store, const Problem& p, const ForwardSm90Config& c
   EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
   EXPECT_EQ(takes.registers, 65536 / num_threads(config) / 8 * 8) << what;
   EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
-  EXPECT_TRUE(num_exits(cubin->image) > 1 || config.cluster > 1) << what;
+}
+
+Problem sm90_problem(int64_t head_dim_qk, int64_t head_dim_v, int64_t seqlen, DType dtype) {
+  return tests::gpu_problem(
+      {.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v}, dtype);
 }
 
 TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
@@ -231,14 +221,10 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
                              dims == set % std::size(kDims) || (has_text && dims == 2);
       if (!g_full && !is_wanted) continue;
-      Problem p{.dtype = dims == 1 && !has_two_terms ? DType::f16 : DType::bf16,
-                .head_dim_qk = kDims[dims].qk,
-                .head_dim_v = kDims[dims].v,
-                .seqlen_q = kDims[dims].seqlen_kv,
-                .seqlen_kv = kDims[dims].seqlen_kv,
-                .features = sets[set].features,
-                .alignment = 16,
-                .batch_invariant = sets[set].batch_invariant};
+      Problem p = sm90_problem(kDims[dims].qk, kDims[dims].v, kDims[dims].seqlen_kv,
+                               dims == 1 && !has_two_terms ? DType::f16 : DType::bf16);
+      p.features = sets[set].features;
+      p.batch_invariant = sets[set].batch_invariant;
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
       if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
       if (p.features.has(Feature::mask_mod))
@@ -250,8 +236,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
     }
   }
   // Pairs of blocks.
-  Problem p{.dtype = DType::bf16, .head_dim_qk = 256, .head_dim_v = 256, .seqlen_q = 4096, .seqlen_kv = 4096};
-  p.alignment = 16;
+  const Problem p = sm90_problem(256, 256, 4096, DType::bf16);
   const std::optional<ForwardSm90Config> pairs = in_pairs(forward_sm90_config(p), p);
   ASSERT_TRUE(pairs);
   expect_lean(store, p, *pairs, "in pairs");

@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "cases/problems.hpp"
 #include "core/sequence.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm90/config.hpp"
@@ -23,21 +24,13 @@ using cuda::TileMap;
 constexpr cuda::Concurrency kAtOnce = {.blocks = 132, .l2_bytes = int64_t{64} << 20};
 
 Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 2000) {
-  Problem p{.device = {core::DeviceType::cuda, 0},
-            .dtype = core::DType::bf16,
-            .out_dtype = core::DType::bf16,
-            .batch = batch,
-            .heads_q = 8,
-            .heads_kv = 2,
-            .head_dim_qk = 128,
-            .head_dim_v = 128,
-            .seqlen_q = seqlen_q,
-            .seqlen_kv = seqlen_kv,
-            .total_q = seqlen_q,
-            .total_kv = seqlen_kv,
-            .alignment = 16};
-  p.q = p.out = {nullptr, core::DType::bf16, seqlen_q * 1024, 1024, 128};
-  p.k = p.v = {nullptr, core::DType::bf16, seqlen_kv * 256, 256, 128};
+  Problem p = tests::gpu_problem({.batch = batch,
+                                  .heads_q = 8,
+                                  .heads_kv = 2,
+                                  .seqlen_q = seqlen_q,
+                                  .seqlen_kv = seqlen_kv,
+                                  .head_dim_qk = 128,
+                                  .head_dim_v = 128});
   p.scale = 0.125f;
   return p;
 }

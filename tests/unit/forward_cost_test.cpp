@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cases/problems.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "portable/query_tiles.hpp"
 
@@ -10,23 +11,16 @@ namespace {
 
 using namespace tessella;
 using core::Cost;
-using core::DType;
 using core::Feature;
 using core::Problem;
 
 Problem problem(int64_t seqlen, int64_t heads = 1) {
-  return {.dtype = DType::bf16,
-          .out_dtype = DType::bf16,
-          .batch = 1,
-          .heads_q = heads,
-          .heads_kv = heads,
-          .head_dim_qk = 64,
-          .head_dim_v = 64,
-          .seqlen_q = seqlen,
-          .seqlen_kv = seqlen,
-          .total_q = seqlen,
-          .total_kv = seqlen,
-          .alignment = 16};
+  return tests::gpu_problem({.heads_q = heads,
+                             .heads_kv = heads,
+                             .seqlen_q = seqlen,
+                             .seqlen_kv = seqlen,
+                             .head_dim_qk = 64,
+                             .head_dim_v = 64});
 }
 
 constexpr portable::ForwardSm80Config kConfig{

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "cases/problems.hpp"
+
 namespace tessella::tests {
 namespace {
 
@@ -10,14 +12,7 @@ using core::Feature;
 using core::Problem;
 using core::Sequence;
 
-Problem dense() {
-  Problem p;
-  p.batch = 2;
-  p.heads_q = p.heads_kv = 1;
-  p.seqlen_q = p.total_q = 5;
-  p.seqlen_kv = p.total_kv = 7;
-  return p;
-}
+Problem dense() { return dense_problem({.batch = 2, .seqlen_q = 5, .seqlen_kv = 7}, core::DType::f32); }
 
 TEST(Sequence, DenseTakesAll) {
   const Sequence s = core::sequence(dense(), 1);
