@@ -25,8 +25,8 @@ void run_instance(void (*kernel)(Params), const cuda::Step& step, const cuda::La
   if (launch.parameters.bytes() != sizeof(Params)) throw std::logic_error("takes other parameters");
   const auto& params = *static_cast<const Params*>(launch.parameters.data());
   const auto& [x, y, z] = launch.grid;
-  emulator::launch({x, y, z}, step.threads, static_cast<size_t>(step.shared_bytes), seed, [&] { kernel(params); },
-                   step.cluster);
+  emulator::launch(
+      {x, y, z}, step.threads, static_cast<size_t>(step.shared_bytes), seed, [&] { kernel(params); }, step.cluster);
 }
 
 }  // namespace tessella::tests
