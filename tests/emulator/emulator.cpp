@@ -162,7 +162,7 @@ class Cluster {
                        fibers_.begin() + static_cast<ptrdiff_t>((block + 1) * threads_),
                        [](const Fiber& fiber) { return fiber.has_ended; });
   }
-  Index block_idx() const { return {first_block_.x + running_->block, first_block_.y, 0}; }
+  Index block_idx() const { return {first_block_.x + running_->block, first_block_.y, first_block_.z}; }
 
   // A product or a bulk copy reads the chunk until end_read().
   void begin_read(size_t chunk) {
@@ -312,11 +312,12 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
   if (shared_bytes > kMaxShared) throw std::out_of_range("shared memory");
   if (cluster > kMaxCluster || grid.x % cluster != 0) throw std::invalid_argument("cluster");
   const int poison = seed % 2 == 1 ? 0xFF : 0x3C;  // NaN or hundredths; as an index it leads nowhere
-  for (unsigned y = 0; y < grid.y; ++y) {
+  for (unsigned row = 0; row < grid.y * grid.z; ++row) {
     for (unsigned x = 0; x < grid.x; x += cluster) {
       std::memset(shared, poison, sizeof shared);
       std::memset(g_async, poison, sizeof g_async);
-      Cluster blocks(grid, {x, y, 0}, cluster, threads, seed + x + uint64_t{y} * grid.x, body);
+      const Index first_block = {x, row % grid.y, row / grid.y};
+      Cluster blocks(grid, first_block, cluster, threads, seed + x + uint64_t{row} * grid.x, body);
       g_cluster = &blocks;
       blocks.run();
     }

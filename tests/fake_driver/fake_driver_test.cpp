@@ -10,11 +10,15 @@
 #include <string>
 
 #include "child.hpp"
+#include "core/choose.hpp"
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/launch/loaded_kernel.hpp"
+#include "cuda/launch/run.hpp"
+#include "portable/forward_params.hpp"
+#include "toy/toy_recipe.hpp"
 
 namespace {
 
@@ -181,6 +185,55 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
     EXPECT_NE(error_of(ErrorCode::internal, [&] { kernel->launch({}, 1.0, stream); }).find("16 bytes of parameters"),
               std::string::npos);
     EXPECT_NE(error_of(ErrorCode::internal, [] { load(trial(), 0, 300000); }).find("has 232448"), std::string::npos);
+  });
+}
+
+constexpr KernelRow kToy = {.name = "cuda.toy",
+                            .summary = "attention to at most one key",
+                            .dtypes = dtype_bit(tessella::core::DType::f32),
+                            .max_head_dim = 64,
+                            .recipe = tessella::tests::toy_recipe};
+
+// Chosen, prepared and run as any kernel of the table.
+TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
+  in_child({{"FAKE_CUDA_PARAMS", std::to_string(sizeof(tessella::portable::ForwardParams)).c_str()}}, [] {
+    if (nvrtc() == nullptr) return;
+    using tessella::core::choose;
+    const tessella::core::Kernel table[] = {kernel<kToy>()};
+    const tessella::core::KernelTable tables[] = {table};
+    tessella::core::Problem p{.device = {DeviceType::cuda, 1},
+                              .dtype = tessella::core::DType::f32,
+                              .out_dtype = tessella::core::DType::f32,
+                              .batch = 2,
+                              .heads_q = 3,
+                              .heads_kv = 3,
+                              .head_dim_qk = 40,
+                              .head_dim_v = 40,
+                              .seqlen_q = 5,
+                              .seqlen_kv = 2};
+    const std::string refused = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
+    EXPECT_NE(refused.find("cuda.toy: sees one key"), std::string::npos) << refused;
+    p.seqlen_kv = 1;
+    tessella::core::Plan plan = choose(p, tables, "", "toy");
+    EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
+    plan.prepared = plan.kernel->prepare(plan.bounds);
+    FakeDriver& fake = *fake_driver();
+    plan.kernel->run(p, plan, {}, nullptr);
+    ASSERT_EQ(fake.launches.size(), 2u);
+    EXPECT_EQ(fake.launched_on, 1);
+    EXPECT_EQ(fake.launches[0].numAttrs, 0u);
+    for (const CUlaunchConfig& launch : fake.launches) {
+      EXPECT_EQ(launch.gridDimX, 5u);
+      EXPECT_EQ(launch.gridDimY, 3u);
+      EXPECT_EQ(launch.gridDimZ, 2u);
+      EXPECT_EQ(launch.blockDimX, 32u);
+    }
+    ASSERT_EQ(fake.attributes.size(), 1u);
+    EXPECT_EQ(fake.attributes[0].id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+    p.seqlen_kv = 0;
+    plan.kernel->run(p, plan, {}, nullptr);
+    EXPECT_EQ(fake.launches.size(), 3u) << "the second step has nothing to add";
+    EXPECT_TRUE(fake.attributes.empty());
   });
 }
 
