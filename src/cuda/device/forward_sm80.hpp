@@ -1,11 +1,11 @@
 // FlashAttention-2's forward (arXiv 2307.08691, algorithm 1) with the matrix instructions of one warp: any NVIDIA GPU
 // from Ampere on, bf16, f16 and fp32.
 //
-//   for each tile of queries:                                     one thread block; a warp owns 16 or 32 of its rows
+//   for each tile of queries:                                          a thread block; a warp owns 16 or 32 rows
 //     o = 0, max = -inf, sum = 0
 //     for each tile of keys it sees:
-//       s = q k^T -> scale, softcap, bias, ALiBi, score_mod -> masks registers
-//       p = 2^(s - max), max and sum kept, o rescaled             registers
+//       s = q k^T -> scale, softcap, bias, ALiBi, score_mod -> masks   registers
+//       p = 2^(s - max), max and sum kept, o rescaled                  registers
 //       o += p v
 //     out = o / sum, lse = max + ln(sum)
 //
@@ -38,11 +38,12 @@ struct ForwardSm80 : BlockSm80<C> {
       typename Block::Score;
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts, the
-  // softcap and, of narrow rows, dropout need the registers; fp32 hides its loads behind its many instructions.
-  static constexpr int kAhead = kMBlocks == 1                                                                      ? 4
-                                : C.score.score_mod || C.score.softcap || (C.score.dropout && C.head_dim_qk == 64) ? 0
-                                                                                                                   : 1;
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them.
+  // Modifications, the softcap and, of narrow rows, dropout need the registers; fp32 hides its loads behind its many
+  // instructions.
+  static constexpr bool kLacksRegisters =
+      C.score.score_mod || C.score.softcap || (C.score.dropout && C.head_dim_qk == 64);
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : kLacksRegisters ? 0 : 1;
 
   // For registers, as BlockSm80's.
   static constexpr bool kLimitsShared =  // of the warp, read each time
