@@ -51,8 +51,7 @@ int main(int argc, char** argv) {
         [&] { ts::detail::check(tessella_forward(&call.args, &call.options, stream.handle())); }, kCallLimitNs);
     time_calls(
         "tessella_plan_run", gpu, stream.handle(),
-        [&] { ts::detail::check(tessella_plan_run(plan, &call.tagged, nullptr, stream.handle())); },
-        kPlannedLimitNs);
+        [&] { ts::detail::check(tessella_plan_run(plan, &call.tagged, nullptr, stream.handle())); }, kPlannedLimitNs);
     const char* reason = nullptr;
     time_calls("normalise and validate", gpu, stream.handle(),
                [&] { ts::detail::check(tessella_kernel_refusal(0, &call.tagged, &reason)); });

@@ -9,13 +9,13 @@
 #include "core/sequence.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
 #include "emulated_step.hpp"
 
 namespace tessella::tests {
 namespace {
 
-using core::Problem;
+using core::AttentionArguments;
 
 // Few multiprocessors and a small cache: sections of few heads, and a last one of more.
 cuda::DeviceInfo small_gpu() {
@@ -26,7 +26,8 @@ cuda::DeviceInfo small_gpu() {
 }
 
 // On so small a GPU the driver finds two clusters' blocks.
-cuda::Concurrency concurrency_of(const cuda::Step& step, const Problem& bounds, const cuda::DeviceInfo& device) {
+cuda::Concurrency concurrency_of(const cuda::Step& step, const AttentionArguments& bounds,
+                                 const cuda::DeviceInfo& device) {
   cuda::Concurrency at_once = cuda::concurrency(step, bounds, device);
   if (step.cluster > 1) at_once.blocks = 2 * int64_t{step.cluster};
   return at_once;
@@ -36,7 +37,7 @@ cuda::Concurrency concurrency_of(const cuda::Step& step, const Problem& bounds, 
 struct TextArrays {
   std::vector<int32_t> len_q, len_kv;
 
-  explicit TextArrays(Problem& p) {
+  explicit TextArrays(AttentionArguments& p) {
     for (int64_t batch_idx = 0; batch_idx < p.batch; ++batch_idx) {
       const core::Sequence sequence = core::sequence(p, batch_idx);
       len_q.push_back(static_cast<int32_t>(sequence.len_q));
@@ -49,11 +50,11 @@ struct TextArrays {
   }
 };
 
-void use_texts(Problem& p, Texts texts) {
-  if (p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::keep;
+void use_texts(AttentionArguments& p, Texts texts) {
+  if (p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::mask_mod;
   if (p.features.has(core::Feature::alibi)) {
-    p.features |= core::Feature::score;
-    if (texts == Texts::by_distance) p.score = "q_minus_k";
+    p.features |= core::Feature::score_mod;
+    if (texts == Texts::by_distance) p.score_mod = "q_minus_k";
   }
   p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
 }
@@ -79,14 +80,15 @@ class WorkspaceMemory {
 }  // namespace
 
 std::string run_recipe(Call& call, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed, Texts texts) {
-  Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
-  p.alignment = 16;
+  AttentionArguments p = api::read(&call.args(), call.options(), "emulated", nullptr);
+  for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
   std::optional<TextArrays> arrays;
   if (texts != Texts::none) {
     arrays.emplace(p);
     use_texts(p, texts);
+    core::derive_mask_shape(p);
   }
-  Problem bounds = p;
+  core::AttentionShape bounds = p;
   bounds.seqlen_q = std::max(p.seqlen_q, max_seqlen);
   bounds.seqlen_kv = std::max(p.seqlen_kv, max_seqlen);
   const cuda::DeviceInfo device = small_gpu();
@@ -95,7 +97,7 @@ std::string run_recipe(Call& call, MakeRecipe recipe_of, int64_t max_seqlen, uin
   const WorkspaceMemory memory(recipe.workspace);
   try {
     for (const cuda::Step& step : recipe.steps) {
-      const auto launch = step.launch(bounds, p, concurrency_of(step, bounds, device), memory.workspace());
+      const auto launch = step.launch(bounds, &p, concurrency_of(step, bounds, device), memory.workspace());
       if (launch) run_step(step, *launch, seed);
     }
     finish(call);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string>
 
+#include "cases/arguments.hpp"
 #include "child.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
@@ -197,28 +198,22 @@ constexpr KernelRow kToy = {.name = "cuda.toy",
 // Chosen, prepared and run as any kernel of the table.
 TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
   in_child({{"FAKE_CUDA_PARAMS", std::to_string(sizeof(tessella::portable::ForwardParams)).c_str()}}, [] {
-    if (nvrtc() == nullptr) return;
+    skip_without_nvrtc();
     using tessella::core::choose;
     const tessella::core::Kernel table[] = {kernel<kToy>()};
     const tessella::core::KernelTable tables[] = {table};
-    tessella::core::Problem p{.device = {DeviceType::cuda, 1},
-                              .dtype = tessella::core::DType::f32,
-                              .out_dtype = tessella::core::DType::f32,
-                              .batch = 2,
-                              .heads_q = 3,
-                              .heads_kv = 3,
-                              .head_dim_qk = 40,
-                              .head_dim_v = 40,
-                              .seqlen_q = 5,
-                              .seqlen_kv = 2};
+    tessella::core::AttentionArguments p = tessella::tests::gpu_arguments(
+        {.batch = 2, .heads_q = 3, .heads_kv = 3, .seqlen_q = 5, .seqlen_kv = 2, .head_dim_qk = 40, .head_dim_v = 40},
+        tessella::core::DType::f32);
+    p.device.id = 1;
     const std::string refused = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
     EXPECT_NE(refused.find("cuda.toy: sees one key"), std::string::npos) << refused;
     p.seqlen_kv = 1;
     tessella::core::Plan plan = choose(p, tables, "", "toy");
     EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
-    plan.prepared = plan.kernel->prepare(plan.bounds);
+    plan.prepared = plan.kernel->prepare(plan.shape);
     FakeDriver& fake = *fake_driver();
-    plan.kernel->run(p, plan, {}, nullptr);
+    plan.kernel->run(&p, plan, {}, nullptr);
     ASSERT_EQ(fake.launches.size(), 2u);
     EXPECT_EQ(fake.launched_on, 1);
     EXPECT_EQ(fake.launches[0].numAttrs, 0u);
@@ -231,7 +226,7 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
     ASSERT_EQ(fake.attributes.size(), 1u);
     EXPECT_EQ(fake.attributes[0].id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
     p.seqlen_kv = 0;
-    plan.kernel->run(p, plan, {}, nullptr);
+    plan.kernel->run(&p, plan, {}, nullptr);
     EXPECT_EQ(fake.launches.size(), 3u) << "the second step has nothing to add";
     EXPECT_TRUE(fake.attributes.empty());
   });

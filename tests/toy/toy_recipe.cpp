@@ -18,10 +18,11 @@ cuda::Step step(const char* kernel, bool is_dependent, int64_t least_keys) {
                       .user_text = source},
           .threads = kThreads,
           .is_dependent = is_dependent,
-          .launch = [least_keys](const core::Problem&, const core::Problem& arguments, const cuda::Concurrency&,
+          .launch = [least_keys](const core::Shape&, const core::Arguments& call, const cuda::Concurrency&,
                                  const core::Workspace&) -> std::optional<cuda::Launch> {
+            const core::AttentionArguments& arguments = core::attention(call);
             if (arguments.seqlen_kv < least_keys) return std::nullopt;
-            const core::Operand &v = arguments.v, &out = arguments.out;
+            const core::Operand &v = arguments.v(), &out = arguments.out();
             portable::ForwardParams params{};
             params.v = {v.data, v.batch_stride, v.row_stride, v.head_stride};
             params.out = {out.data, out.batch_stride, out.row_stride, out.head_stride};
@@ -34,8 +35,8 @@ cuda::Step step(const char* kernel, bool is_dependent, int64_t least_keys) {
 
 }  // namespace
 
-cuda::Recipe toy_recipe(const core::Problem& bounds, const cuda::DeviceInfo&) {
-  if (bounds.seqlen_kv > 1) return {.refusal = "sees one key"};
+cuda::Recipe toy_recipe(const core::Shape& bounds, const cuda::DeviceInfo&) {
+  if (core::attention(bounds).seqlen_kv > 1) return {.refusal = "sees one key"};
   return {.description = "two steps", .steps = {step("clear", false, 0), step("add", true, 1)}};
 }
 

@@ -6,6 +6,6 @@
 
 namespace tessella::tests {
 
-cuda::Recipe toy_recipe(const core::Problem& bounds, const cuda::DeviceInfo& device);
+cuda::Recipe toy_recipe(const core::Shape& bounds, const cuda::DeviceInfo& device);
 
 }  // namespace tessella::tests

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/arguments.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm90/config.hpp"
@@ -17,24 +18,26 @@ namespace {
 
 using namespace tessella;
 using namespace tessella::cuda;
+using core::AttentionArguments;
+using core::AttentionShape;
 using core::DType;
 using core::Feature;
-using core::Problem;
 using portable::Element;
 using portable::ForwardSm80Config;
 using portable::ForwardSm90Config;
 using portable::MaskLevel;
 
-Problem problem(DType dtype, int64_t head_dim_qk, int64_t head_dim_v, core::Features features = {}) {
-  return {.dtype = dtype,
-          .head_dim_qk = head_dim_qk,
-          .head_dim_v = head_dim_v,
-          .features = features,
-          .alignment = 16,
-          .bias_dtype = DType::f32};
+AttentionArguments problem(DType dtype, int64_t head_dim_qk, int64_t head_dim_v, core::Features features = {}) {
+  AttentionArguments p = tests::gpu_arguments({.head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v}, dtype);
+  p.seqlen_q = p.seqlen_kv = p.total_q = p.total_kv = 0;
+  p.features = features;
+  p.bias_dtype = DType::f32;
+  return p;
 }
 
-ForwardSm80Config config(const Problem& p, int arch = 90) { return forward_sm80_config(p, typical_device(arch)); }
+ForwardSm80Config config(const AttentionShape& p, int arch = 90) {
+  return forward_sm80_config(p, typical_device(arch));
+}
 
 // Every head dim, type, feature and architecture.
 template <typename Fn>
@@ -55,8 +58,8 @@ void for_each_config(Fn&& fn) {
         for (const int64_t v : {1, 33, 64, 96, 128, 192, 256, 257, 384, 512}) {
           for (const core::Features features : alone) {
             for (const int32_t alignment : {16, 2}) {
-              Problem p = problem(dtype, qk, v, features);
-              p.alignment = alignment;
+              AttentionArguments p = problem(dtype, qk, v, features);
+              tests::set_alignment(p, alignment);
               fn(p, config(p, arch), arch);
             }
           }
@@ -108,16 +111,16 @@ TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
 }
 
 TEST(ForwardSm80Config, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
-  Problem p = problem(DType::bf16, 128, 128, Feature::score);
-  p.score = "return score - fabsf(q_minus_k);";
+  AttentionArguments p = problem(DType::bf16, 128, 128, Feature::score_mod);
+  p.score_mod = "return score - fabsf(q_minus_k);";
   EXPECT_TRUE(forward_sm90_config(p).by_distance);
-  p.score = "return score - q_minus_kappa;";
+  p.score_mod = "return score - q_minus_kappa;";
   EXPECT_FALSE(forward_sm90_config(p).by_distance);
   EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
 }
 
 TEST(ForwardSm80Config, ATextAloneMayHaveLongerTiles) {
-  const ForwardSm80Config text = config(problem(DType::bf16, 128, 128, Feature::score));
+  const ForwardSm80Config text = config(problem(DType::bf16, 128, 128, Feature::score_mod));
   ASSERT_TRUE(for_small_text(text, 90));
   EXPECT_EQ(text.tile_kv, 48);
   EXPECT_EQ(for_small_text(text, 90)->tile_kv, 64);
@@ -151,7 +154,7 @@ TEST(ForwardSm80Config, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
 }
 
 TEST(ForwardSm80Config, EveryCallFitsEveryGpu) {
-  for_each_config([](const Problem& p, const ForwardSm80Config& c, int arch) {
+  for_each_config([](const AttentionArguments& p, const ForwardSm80Config& c, int arch) {
     const std::string what = forward_sm80_program(c, "").expression + " sm_" + std::to_string(arch);
     ASSERT_GE(c.head_dim_qk, p.head_dim_qk) << what;
     ASSERT_GE(int64_t{c.head_dim_v} * slices_v(p, c), p.head_dim_v) << what;
@@ -165,18 +168,18 @@ TEST(ForwardSm80Config, EveryCallFitsEveryGpu) {
 }
 
 TEST(ForwardSm80Config, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
-  for_each_config([](const Problem& p, const ForwardSm80Config& c, int) {
+  for_each_config([](const AttentionArguments& p, const ForwardSm80Config& c, int) {
     ASSERT_EQ(c.score.softcap, p.features.has(Feature::softcap));
     ASSERT_EQ(c.score.alibi, p.features.has(Feature::alibi));
     ASSERT_EQ(c.score.bias, p.features.has(Feature::bias));
-    ASSERT_EQ(c.score.bias_is_f32, p.features.has(Feature::bias) && p.dtype != DType::f32);
+    ASSERT_EQ(c.score.bias_is_f32, p.features.has(Feature::bias) && p.dtype() != DType::f32);
     ASSERT_EQ(c.score.dropout, p.features.has(Feature::dropout));
-    ASSERT_EQ(c.score.score_mod, p.features.has(Feature::score));
-    ASSERT_EQ(c.score.mask_mod, p.features.has(Feature::keep));
+    ASSERT_EQ(c.score.score_mod, p.features.has(Feature::score_mod));
+    ASSERT_EQ(c.score.mask_mod, p.features.has(Feature::mask_mod));
     ASSERT_EQ(c.paged, p.features.has(Feature::paged_kv));
-    ASSERT_EQ(c.score.mask == MaskLevel::bits, p.features.has_any(Feature::keep | Feature::document));
-    const int64_t size = core::size_bytes(p.dtype);
-    ASSERT_EQ(c.vector_loads, p.alignment == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
+    ASSERT_EQ(c.score.mask == MaskLevel::bits, p.features.has_any(Feature::mask_mod | Feature::document));
+    const int64_t size = core::size_bytes(p.dtype());
+    ASSERT_EQ(c.vector_loads, p.alignment() == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
   });
 }
 
@@ -186,7 +189,7 @@ TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
                                      Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
                                      Feature::packed_q | Feature::packed_kv | Feature::sink | Feature::lse;
   for (const int64_t head_dim : {64, 128}) {
-    Problem p = problem(DType::bf16, head_dim, head_dim);
+    AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     const ForwardSm80Config expected = config(p);
     p.features = at_run_time;
     p.batch = 7;
@@ -201,14 +204,14 @@ TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
 // One image serves usual calls on all GPUs before Hopper, and the PTX for later ones is that of Hopper's config.
 TEST(ForwardSm80Config, HotConfigsAreTheSameOnManyGpus) {
   for (const int64_t head_dim : {64, 128, 256}) {
-    const Problem p = problem(DType::bf16, head_dim, head_dim);
+    const AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     for (const int arch : {86, 89}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
     for (const int arch : {100, 103, 120}) EXPECT_EQ(config(p, arch), config(p, 90)) << head_dim << " " << arch;
   }
 }
 
 TEST(ForwardSm80Config, WideHeadsAreCutIntoSlices) {
-  const Problem p = problem(DType::bf16, 128, 320);
+  const AttentionArguments p = problem(DType::bf16, 128, 320);
   EXPECT_EQ(config(p).head_dim_v, 192);
   EXPECT_EQ(slices_v(p, config(p)), 2);
   EXPECT_EQ(slices_v(problem(DType::bf16, 64, 512), config(problem(DType::bf16, 64, 512))), 2);
@@ -255,10 +258,11 @@ TEST(ForwardSm80Config, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
 
 TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   const auto tile_q = [](int64_t seqlen, int64_t window_left, int64_t window_right, core::Features features = {}) {
-    Problem p = problem(DType::bf16, 128, 128, features);
+    AttentionArguments p = problem(DType::bf16, 128, 128, features);
     p.seqlen_q = p.seqlen_kv = seqlen;
     p.window_left = window_left;
     p.window_right = window_right;
+    core::derive_mask_shape(p);
     return forward_sm90_config(p).tile_q;
   };
   EXPECT_EQ(tile_q(7169, -1, -1), 192);
@@ -272,7 +276,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
                                         core::Features(Feature::mask_mod), core::Features(Feature::alibi)}) {
     EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
   }
-  Problem p = problem(DType::bf16, 128, 128);
+  AttentionArguments p = problem(DType::bf16, 128, 128);
   p.seqlen_kv = 16384;
   for (const int64_t few : {1, 128, 1024}) {
     p.seqlen_q = few;
@@ -284,8 +288,9 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
 TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
   for (const int64_t head_dim : {64, 128, 256}) {
     for (const int64_t window_right : {-1, 0}) {
-      Problem p = problem(DType::bf16, head_dim, head_dim);
+      AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
       p.window_right = window_right;
+      core::derive_mask_shape(p);
       for (int64_t power = 64; power < 16384; power *= 2) {
         for (int quarter = 4; quarter < 8; ++quarter) {
           p.seqlen_q = p.seqlen_kv = power / 4 * quarter + 1;
@@ -301,8 +306,9 @@ TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
 // Longer sequences in the batch do not change how a row is computed.
 TEST(ForwardSm90Config, OfBatchInvariantCallsIsThatOfNoLength) {
   for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
-    Problem p = problem(DType::bf16, head_dim, head_dim);
+    AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     p.window_right = 0;
+    core::derive_mask_shape(p);
     p.batch_invariant = true;
     p.seqlen_q = p.seqlen_kv = 16384;
     const ForwardSm90Config of_long = forward_sm90_config(p);
@@ -319,7 +325,7 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
             Feature::bias | Feature::dropout, core::Features(Feature::document),
             Feature::document | Feature::dense_mask, core::all_features()}) {
         for (const int64_t seqlen : {1024, 8192}) {
-          Problem p = problem(DType::bf16, qk, v, features);
+          AttentionArguments p = problem(DType::bf16, qk, v, features);
           p.seqlen_q = p.seqlen_kv = seqlen;
           const ForwardSm90Config c = forward_sm90_config(p);
           const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "cases/problems.hpp"
+#include "cases/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -23,7 +23,7 @@ constexpr double kScale = 0.088;
 
 SoftcapParams params(double scale, double softcap, core::DType dtype = core::DType::bf16,
                      const Series& series = kLong) {
-  core::Problem p = tests::gpu_problem({}, dtype);
+  core::AttentionArguments p = tests::gpu_arguments({}, dtype);
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
   return softcap_params(p, {.softcap = true, .series_terms = series.terms}, series.scales_q);

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cases/problems.hpp"
+#include "cases/arguments.hpp"
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
@@ -43,7 +43,7 @@ TEST(UserText, MentionsAreFoundAndDoubtsCount) {
 // What compiling a bf16 call with these texts says, "" if it compiles without spills for the oldest GPUs and Hopper.
 std::string problem_of(std::string_view score, std::string_view keep) {
   static CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
-  core::Problem p = tests::gpu_problem({.head_dim_qk = 128, .head_dim_v = 128});
+  core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
   if (!score.empty()) p.features |= Feature::score_mod;
   if (!keep.empty()) p.features |= Feature::mask_mod;
   const std::string text = user_text(score, keep);
@@ -77,8 +77,8 @@ TEST_F(Modification, Alibi) {
 // With the longer tiles of small texts.
 TEST_F(Modification, AlibiIsSmall) {
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
-  core::Problem p = tests::gpu_problem({.head_dim_qk = 128, .head_dim_v = 128});
-  p.features |= Feature::score;
+  core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
+  p.features |= Feature::score_mod;
   const auto longer = for_small_text(forward_sm80_config(p, typical_device(90)), 90);
   ASSERT_TRUE(longer);
   for (const char* distance : {"q - k", "q_minus_k", "float(q) - float(k)"}) {
