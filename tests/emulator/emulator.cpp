@@ -135,9 +135,15 @@ class Cluster {
     swapcontext(&self.context, &scheduler_);
   }
 
+  // Where the asynchronous work of the running thread may not be done yet; its warp may come to be the late one.
+  void wait_for_work() {
+    if (random_() % 256 == 0) late_warp_ = warp_of(*running_);
+    wait_until([] { return true; });
+  }
+
   const Given* exchange(const Given& mine) {
     const unsigned thread = running_->thread_idx.x;
-    Warp& warp = warps_[running_->block * warps_per_block_ + thread / kLanes];
+    Warp& warp = warps_[warp_of(*running_)];
     const uint64_t mine_is = warp.exchanges;
     warp.given[mine_is % 2][thread % kLanes] = mine;
     if (++warp.num_given == kLanes) {
@@ -204,16 +210,25 @@ class Cluster {
     if (waits) wait_until([&of, phase] { return of.phases != phase; });
   }
 
+  // Mostly one warp is far behind the others: it goes on only when they cannot.
   Fiber* choose() {
+    if (random_() % 8192 == 0) late_warp_ = random_() % warps_.size();
+    Fiber* next = choose_but(late_warp_);
+    if (next != nullptr || late_warp_ == kNoWarp) return next;
+    late_warp_ = kNoWarp;
+    return choose_but(kNoWarp);
+  }
+  Fiber* choose_but(size_t late_warp) {
     const size_t first = random_() % fibers_.size();
     for (size_t i = 0; i < fibers_.size(); ++i) {
       Fiber& fiber = fibers_[(first + i) % fibers_.size()];
-      if (fiber.has_ended || (fiber.ready && !fiber.ready())) continue;
+      if (warp_of(fiber) == late_warp || fiber.has_ended || (fiber.ready && !fiber.ready())) continue;
       fiber.ready = nullptr;
       return &fiber;
     }
     return nullptr;
   }
+  size_t warp_of(const Fiber& fiber) const { return fiber.block * warps_per_block_ + fiber.thread_idx.x / kLanes; }
   using Actions = std::deque<std::function<void()>>;
   void act(Actions& actions) {
     const size_t idx = random_() % actions.size();
@@ -228,6 +243,8 @@ class Cluster {
   std::vector<Fiber> fibers_;
   size_t warps_per_block_;
   std::vector<Warp> warps_;
+  static constexpr size_t kNoWarp = SIZE_MAX;
+  size_t late_warp_ = kNoWarp;
   std::vector<NamedBarrier> named_;
   NamedBarrier of_all_;
   std::vector<uint16_t> num_readers_ = std::vector<uint16_t>(sizeof shared / kChunk);
@@ -339,6 +356,7 @@ void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks)
 }
 void commit(Work kind) { g_cluster->running_->groups[static_cast<size_t>(kind)].emplace_back(); }
 void wait_groups(Work kind, size_t num_pending) {
+  g_cluster->wait_for_work();
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   for (; groups.size() > num_pending + 1; groups.pop_front()) {
     run_all(groups.front());

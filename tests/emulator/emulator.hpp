@@ -1,9 +1,10 @@
 // Runs device code on the CPU: every thread of a block is a fiber, and what only a GPU has (barriers, warp votes, the
 // copy engine, matrix instructions) is done by the headers beside this one, which stand in for src/cuda/device/ptx.
 //
-// Fibers take turns in an order that a seed decides, copies land and matrix instructions read their operands as early
-// or as late as the seed likes. A missing wait shows as a wrong result, a wait for something that never comes as a
-// Deadlock, a register of an operand written before its product is there as a std::logic_error.
+// Fibers take turns in an order that a seed decides, in which one warp or another is far behind, copies land and matrix
+// instructions read their operands as early or as late as the seed likes. A missing wait shows as a wrong result, a
+// wait for something that never comes as a Deadlock, a register of an operand written before its product is there as a
+// std::logic_error.
 //
 // Shared memory is there twice, for PTX's two proxies: as threads have it, and as the copy engine and the matrix unit
 // see it. A thread's stores reach the other one when that thread calls fence_async(); where the two differ, a product

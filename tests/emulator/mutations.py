@@ -58,7 +58,7 @@ MUTATIONS = [
         "forward_sm90.hpp",
         "wait_for_turn(); begin_scores(s[0]); Scores::find_diagonals(tile); v.wait_full();",
         "begin_scores(s[0]); Scores::find_diagonals(tile); v.wait_full();",
-        "Waits",
+        "ManyTiles",
     ),
     Mutation(
         "box_wait",

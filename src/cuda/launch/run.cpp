@@ -32,6 +32,7 @@ const Step& without_spills(const Step& step, int arch) {
 PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
   PreparedStep prepared = {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
   if (step.cluster > 1) {
+    // At least one: that none fits is then the driver's error when it is launched.
     const int clusters = std::max(prepared.kernel->resident_clusters(step.cluster, step.threads), 1);
     prepared.at_once.blocks = int64_t{clusters} * step.cluster;
   }
