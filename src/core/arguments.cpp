@@ -36,10 +36,14 @@ void derive_shape(AttentionArguments& a) {
     const Operand& t = a.tensors[name];
     a.operands[name] = {t.dtype, a.device.type == DeviceType::cpu || t.dtype == DType::none ? 1 : alignment(t)};
   }
-  a.window_keys = window_keys(a);
-  a.rows_grow = rows_grow(a);
+  derive_mask_shape(a);
   a.bias_dtype = a.bias.dtype;
   for (size_t i = 0; i < kMaxUserArrays; ++i) a.array_dtypes[i] = a.arrays[i].dtype;
+}
+
+void derive_mask_shape(AttentionArguments& a) {
+  a.window_keys = window_keys(a);
+  a.rows_grow = rows_grow(a);
 }
 
 void derive_shape(MergeArguments& a) {

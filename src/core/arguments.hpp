@@ -91,6 +91,8 @@ struct AttentionArguments : AttentionShape {
 
 // Fills the members of the call's shape that follow from its operands, masks and arrays.
 void derive_shape(AttentionArguments& arguments);
+// Those that follow from masks alone: window_keys and rows_grow.
+void derive_mask_shape(AttentionArguments& arguments);
 
 struct MergeArguments : MergeShape {
   struct State {

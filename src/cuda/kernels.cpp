@@ -1,3 +1,4 @@
+// The table of GPU kernels, best first.
 #include "cuda/kernels.hpp"
 
 #include <array>
@@ -6,11 +7,67 @@
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
+#include "cuda/launch/run.hpp"
+#include "cuda/merge/recipe.hpp"
 
 namespace tessella::cuda {
+namespace {
+
+using core::DType;
+using core::dtype_bit;
+
+constexpr uint32_t kHalves = dtype_bit(DType::bf16) | dtype_bit(DType::f16);
+constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
+
+constexpr KernelRow kForwardSm90 = {
+    .name = "cuda.forward_sm90",
+    .summary = "FlashAttention-3 with Hopper's copy engine and warpgroup matrix instructions",
+    .architectures = "sm_90a",
+    .unavailable = forward_sm90_unavailable,
+    .dtypes = kHalves,
+    .max_head_dim = 256,
+    .recipe = forward_sm90_recipe,
+    .cost = forward_sm90_cost};
+constexpr KernelRow kForwardSm80 = {
+    .name = "cuda.forward_sm80",
+    .summary = "FlashAttention-2 by the matrix instructions of a warp, any GPU from Ampere on",
+    .architectures = "sm_80+",
+    .dtypes = kFloats,
+    .max_head_dim = 512,
+    .recipe = forward_sm80_recipe,
+    .cost = forward_sm80_cost};
+constexpr KernelRow kMerge = {.name = "cuda.merge",
+                              .operation = core::Operation::merge,
+                              .summary = "fp32, a few threads a row, any GPU from Ampere on",
+                              .architectures = "sm_80+",
+                              .dtypes = kFloats,
+                              .max_head_dim = 1 << 20,
+                              .features = core::Feature::lse,
+                              .recipe = merge_recipe};
+constexpr KernelRow kStandard = {.name = "cuda.standard",
+                                 .summary = "standard attention: three kernels, an N x N matrix in memory",
+                                 .architectures = "sm_80+",
+                                 .dtypes = kFloats,
+                                 .max_head_dim = 512,
+                                 .automatic = 0,
+                                 .recipe = standard_recipe,
+                                 .cost = standard_cost};
+constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
+                               .summary = "FlashAttention-1: K, V outside; O, l, m rescaled in memory",
+                               .architectures = "sm_80+",
+                               .dtypes = kFloats,
+                               .max_head_dim = 512,
+                               .automatic = 0,
+                               .recipe = flash_1_recipe,
+                               .cost = flash_1_cost};
+
+}  // namespace
 
 core::KernelTable cuda_kernels() {
-  return core::once([] { return std::array{forward_sm90(), forward_sm80(), ladder_standard(), ladder_flash_1()}; });
+  return core::once([] {
+    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(), kernel<kMerge>(), kernel<kStandard>(),
+                      kernel<kFlash1>()};
+  });
 }
 
 }  // namespace tessella::cuda

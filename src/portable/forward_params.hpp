@@ -31,7 +31,7 @@ struct TableParams {
   int64_t stride;
 };
 
-// The caller's arrays for `score` and `keep`.
+// The caller's arrays for `score_mod` and `mask_mod`.
 inline constexpr int32_t kMaxArrays = 8;
 struct ArrayParams {
   const void* data;
@@ -45,7 +45,7 @@ struct SoftcapParams {
   float scale;      // |scale of the call| / (cap q_factor)
   float series[3];  // cap log2(e) tanh(scale s) in powers s, s^3, s^5
   float square;     // of s, up to which the series serves; -1: nowhere
-  float q_factor;   // with ForwardConfig::scales_q what q is multiplied by, a power of two; else 1
+  float q_factor;   // with ForwardSm90Config::scales_q what q is multiplied by, a power of two; else 1
 };
 
 inline constexpr int32_t kSeenWords = 4;

@@ -16,7 +16,17 @@ struct MergeConfig {
   Element out = Element::bf16;
   bool vectors = false;    // rows are moved in pieces of 16 bytes of a state
   bool continues = false;  // takes the state that the step before left, in fp32
+  bool operator==(const MergeConfig&) const = default;
 };
+
+template <class Visit>
+constexpr void fields(const MergeConfig& c, const Visit& visit) {
+  visit("element", c.element);
+  visit("out", c.out);
+  visit("vectors", c.vectors);
+  visit("continues", c.continues);
+}
+
 // Elements of a row that a thread moves at once.
 constexpr int32_t piece(const MergeConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
 

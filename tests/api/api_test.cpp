@@ -20,7 +20,7 @@ using namespace tessella::tests;
 constexpr auto kUnsupported = ts::ErrorCode::unsupported;
 
 TEST(Api, WithoutAGpuCudaTensorsAreRefusedWithTheReason) {
-  if (gpu_problem().empty()) GTEST_SKIP() << "there is a GPU here";
+  if (gpu_arguments().empty()) GTEST_SKIP() << "there is a GPU here";
   SmallCall call;
   call.args.q = ts::TensorView(changed(call.args.q, [](tessella_tensor& t) { t.device_type = TESSELLA_CUDA; }));
   try {

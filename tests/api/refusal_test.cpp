@@ -296,7 +296,7 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
 
 // The same call with tensors that are said to be on a GPU: it is refused before any of them is touched.
 TEST_P(RefusalTest, IsTheSameForAGpu) {
-  if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
+  if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
   const std::string_view name = GetParam().name;
   for (const char* other : {"num_sms", "score_mod", "mask_mod"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";

@@ -13,7 +13,7 @@
 namespace tessella::tests {
 
 // Why this process has no GPU, or "".
-inline std::string gpu_problem() {
+inline std::string gpu_arguments() {
   try {
     cli::Gpu::open(0);
     return "";

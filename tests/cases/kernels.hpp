@@ -20,6 +20,7 @@ struct KernelInfo {
   std::string device;
   int64_t max_head_dim = 0;
   bool is_on_gpu() const { return device == "cuda"; }
+  bool is_reference() const { return name.starts_with("reference."); }
   // Hopper's kernel leaves rows that its copy engine does not read to the one behind it.
   bool takes_every_row() const { return name != "cuda.forward_sm90"; }
   bool computes(const std::string& dtype) const {  // whole words: "bf16" is no "f16"
@@ -37,6 +38,13 @@ inline std::vector<KernelInfo> kernels_of(const std::string& operation) {
     if (info.operation != operation) continue;
     kernels.push_back({info.name, info.operation, info.dtypes, info.unavailable, info.device, info.max_head_dim});
   }
+  return kernels;
+}
+
+// Those that have approximations of their own, which the reference's have not.
+inline std::vector<KernelInfo> fast_kernels() {
+  std::vector<KernelInfo> kernels = kernels_of("forward");
+  std::erase_if(kernels, [](const KernelInfo& kernel) { return kernel.is_reference(); });
   return kernels;
 }
 

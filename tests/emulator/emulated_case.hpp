@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "emulated_kernels.hpp"
+#include "emulated_run.hpp"
 
 namespace tessella::tests {
 

@@ -1,78 +1,23 @@
 // The ladder's kernels on the CPU (emulator.hpp): against the reference, and that a row depends on nothing beside it.
-#include "builtins.hpp"
-// builtins.hpp comes first: device code is written in its words.
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "api/forward.hpp"
-#include "cases/call.hpp"
 #include "cases/part.hpp"
-#include "cuda/device/ladder/flash_1.hpp"
-#include "cuda/device/ladder/standard.hpp"
-#include "cuda/launch/forward_arguments.hpp"
-#include "cuda/launch/forward_config.hpp"
-#include "emulator.hpp"
+#include "cuda/ladder/recipe.hpp"
+#include "emulated_run.hpp"
 
 namespace tessella::tests {
 namespace {
 
-using portable::ForwardConfig;
-using portable::LadderParams;
-
-constexpr ForwardConfig config(bool batch_invariant) {
-  return {.element = portable::Element::f32,
-          .head_dim_qk = 32,
-          .head_dim_v = 32,
-          .tile_q = 64,
-          .tile_kv = 32,
-          .num_warps = 4,
-          .blocks_per_sm = 2,
-          .batch_invariant = batch_invariant};
-}
-
-template <ForwardConfig C>
-void run_standard(const LadderParams& params, unsigned blocks, unsigned kv_tiles) {
-  const auto launch = [](emulator::Index grid, auto kernel) {
-    emulator::launch(grid, C.num_warps * 32, static_cast<size_t>(portable::shared_bytes(C)), 1, kernel);
-  };
-  launch({blocks, kv_tiles, 1}, [&] { device::standard_scores<C>(params); });
-  launch({blocks, 1, 1}, [&] { device::standard_softmax<C>(params); });
-  launch({blocks, 1, 1}, [&] { device::standard_output<C>(params); });
-}
-template <ForwardConfig C>
-void run_flash_1(const LadderParams& params, unsigned blocks, unsigned) {
-  const unsigned heads = blocks / static_cast<unsigned>(params.forward.tiles_q);
-  emulator::launch({heads, 1, 1}, C.num_warps * 32, static_cast<size_t>(portable::shared_bytes(C)), 1,
-                   [&] { device::flash_1<C>(params); });
-}
-
-using Launch = void (*)(const LadderParams& params, unsigned blocks, unsigned kv_tiles);
 struct Rung {
   const char* name;
-  Launch plain, batch_invariant;
+  MakeRecipe recipe;
 };
 class EmulatedLadder : public testing::TestWithParam<Rung> {
  protected:
-  static std::string run(Call& call, const Case& c) {
-    core::Problem p = api::read_problem(&call.args(), call.options(), "emulated", nullptr);
-    p.alignment = 16;
-    const ForwardConfig of = cuda::ladder_config(p, cuda::typical_device(90));
-    if (of != config(c.batch_invariant)) return "no kernel of this config is among those of the test";
-    const cuda::TileMap map = cuda::tile_map(p, of);
-    std::vector<float> scratch(1 << 22, std::numeric_limits<float>::quiet_NaN());
-    const LadderParams params{cuda::forward_params(p, of, map, nullptr, {.blocks = 3, .l2_bytes = 256 << 10}),
-                              scratch.data()};
-    const Launch launch = c.batch_invariant ? GetParam().batch_invariant : GetParam().plain;
-    try {
-      launch(params, static_cast<unsigned>(cuda::forward_blocks(p, map)), static_cast<unsigned>(map.kv_tiles));
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
-  }
+  static std::string run(Call& call, const Case&) { return run_recipe(call, GetParam().recipe, 0, 1); }
 };
 
 TEST_P(EmulatedLadder, IsRight) {
@@ -99,8 +44,8 @@ TEST_P(EmulatedLadder, BatchInvariant) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rungs, EmulatedLadder,
-                         testing::Values(Rung{"standard", run_standard<config(false)>, run_standard<config(true)>},
-                                         Rung{"flash_1", run_flash_1<config(false)>, run_flash_1<config(true)>}),
+                         testing::Values(Rung{"standard", cuda::standard_recipe},
+                                         Rung{"flash_1", cuda::flash_1_recipe}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 // What kernels call `extern __shared__ char shared[]`, of all blocks of a cluster.
@@ -22,7 +23,13 @@ namespace {
 
 using device::shared;
 constexpr uint32_t kFirstAddress = 1024;
-using Groups = std::deque<std::vector<std::function<void()>>>;  // the last one is open
+char g_async[sizeof shared];  // the same memory as the copy engine and the matrix unit see it
+
+struct Group {
+  std::vector<std::function<void()>> pieces;
+  std::vector<uint32_t> chunks;  // that they read, by their places in `shared`
+};
+using Groups = std::deque<Group>;  // the last one is open
 
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr unsigned kLanes = 32, kWarpgroup = 128;
@@ -34,6 +41,7 @@ struct Fiber {
   unsigned block = 0;                                    // of the cluster
   std::function<bool()> ready;                           // empty: it may run
   Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
+  std::vector<std::pair<size_t, size_t>> stores;         // not fenced: where in `shared`, bytes
   uint64_t path = 0;                                     // hash of the places that as_warpgroup() named
   bool has_ended = false;
 };
@@ -84,7 +92,7 @@ class Cluster {
 
   void run() {
     for (Fiber& fiber : fibers_) {
-      fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+      fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStackBytes;
@@ -93,13 +101,14 @@ class Cluster {
     }
     size_t num_running = fibers_.size();
     while (num_running > 0) {
-      if (!actions_.empty() && random_() % 8 == 0) act();
+      if (!actions_.empty() && random_() % 8 == 0) act(actions_);
       Fiber* next = choose();
       if (next == nullptr) {
-        if (actions_.empty())
+        if (actions_.empty() && late_.empty()) {
           throw Deadlock("block " + std::to_string(first_block_.x) + ": " + std::to_string(num_running) +
                          " threads wait for what never comes");
-        act();
+        }
+        act(actions_.empty() ? late_ : actions_);
         continue;
       }
       running_ = next;
@@ -107,7 +116,8 @@ class Cluster {
       if (error_) std::rethrow_exception(error_);
       if (next->has_ended) --num_running;
     }
-    while (!actions_.empty()) act();
+    while (!actions_.empty()) act(actions_);
+    while (!late_.empty()) act(late_);
     for (size_t i = 0; i < fibers_.size(); ++i) {
       const size_t thread = fibers_[i].thread_idx.x;
       if (fibers_[i].path != fibers_[i - thread % kWarpgroup].path) {
@@ -116,6 +126,8 @@ class Cluster {
     }
   }
 
+  void later(std::function<void()> action) { (random_() % 4 == 0 ? late_ : actions_).push_back(std::move(action)); }
+
   void wait_until(const std::function<bool()>& ready) {
     if (random_() % 4 != 0 && ready()) return;
     Fiber& self = *running_;
@@ -123,9 +135,15 @@ class Cluster {
     swapcontext(&self.context, &scheduler_);
   }
 
+  // Where the asynchronous work of the running thread may not be done yet; its warp may come to be the late one.
+  void wait_for_work() {
+    if (random_() % 256 == 0) late_warp_ = warp_of(*running_);
+    wait_until([] { return true; });
+  }
+
   const Given* exchange(const Given& mine) {
     const unsigned thread = running_->thread_idx.x;
-    Warp& warp = warps_[running_->block * warps_per_block_ + thread / kLanes];
+    Warp& warp = warps_[warp_of(*running_)];
     const uint64_t mine_is = warp.exchanges;
     warp.given[mine_is % 2][thread % kLanes] = mine;
     if (++warp.num_given == kLanes) {
@@ -150,18 +168,38 @@ class Cluster {
                        fibers_.begin() + static_cast<ptrdiff_t>((block + 1) * threads_),
                        [](const Fiber& fiber) { return fiber.has_ended; });
   }
-  Index block_idx() const { return {first_block_.x + running_->block, first_block_.y, 0}; }
+  Index block_idx() const { return {first_block_.x + running_->block, first_block_.y, first_block_.z}; }
+
+  // A product or a bulk copy reads the chunk until end_read().
+  void begin_read(size_t chunk) {
+    check_fenced(chunk);
+    ++num_readers_[chunk / kChunk];
+  }
+  void end_read(size_t chunk) { --num_readers_[chunk / kChunk]; }
+  void check_unread(size_t place, size_t bytes) const {
+    for (size_t i = place / kChunk; i <= (place + bytes - 1) / kChunk; ++i) {
+      if (num_readers_[i] == 0) continue;
+      throw std::logic_error(at_place(i * kChunk) + "is written while a product or a bulk copy may still read it");
+    }
+  }
+  void check_fenced(size_t chunk) const {
+    if (std::memcmp(shared + chunk, g_async + chunk, kChunk) == 0) return;
+    throw std::logic_error(at_place(chunk) + "was stored to without fence_async() before a product or a bulk copy");
+  }
 
   Index grid_, first_block_;
   unsigned size_, threads_;
   std::mt19937_64 random_;
   std::map<uint32_t, Barrier> barriers_;
-  std::deque<std::function<void()>> actions_;
   Fiber* running_ = nullptr;
 
  private:
   static constexpr int kNamedBarriers = 16;
   static void enter();
+
+  static std::string at_place(size_t place) {
+    return "shared memory at byte " + std::to_string(place % kMaxShared) + " of its block ";
+  }
 
   void meet(NamedBarrier& of, int threads, bool waits) {
     const uint64_t phase = of.phases;
@@ -172,37 +210,51 @@ class Cluster {
     if (waits) wait_until([&of, phase] { return of.phases != phase; });
   }
 
+  // Mostly one warp is far behind the others: it goes on only when they cannot.
   Fiber* choose() {
+    if (random_() % 8192 == 0) late_warp_ = random_() % warps_.size();
+    Fiber* next = choose_but(late_warp_);
+    if (next != nullptr || late_warp_ == kNoWarp) return next;
+    late_warp_ = kNoWarp;
+    return choose_but(kNoWarp);
+  }
+  Fiber* choose_but(size_t late_warp) {
     const size_t first = random_() % fibers_.size();
     for (size_t i = 0; i < fibers_.size(); ++i) {
       Fiber& fiber = fibers_[(first + i) % fibers_.size()];
-      if (fiber.has_ended || (fiber.ready && !fiber.ready())) continue;
+      if (warp_of(fiber) == late_warp || fiber.has_ended || (fiber.ready && !fiber.ready())) continue;
       fiber.ready = nullptr;
       return &fiber;
     }
     return nullptr;
   }
-  void act() {
-    const size_t idx = random_() % actions_.size();
-    const std::function<void()> action = std::move(actions_[idx]);
-    actions_.erase(actions_.begin() + static_cast<ptrdiff_t>(idx));
+  size_t warp_of(const Fiber& fiber) const { return fiber.block * warps_per_block_ + fiber.thread_idx.x / kLanes; }
+  using Actions = std::deque<std::function<void()>>;
+  void act(Actions& actions) {
+    const size_t idx = random_() % actions.size();
+    const std::function<void()> action = std::move(actions[idx]);
+    actions.erase(actions.begin() + static_cast<ptrdiff_t>(idx));
     running_ = nullptr;
     action();
   }
 
   const std::function<void()>& body_;
+  Actions actions_, late_;  // late: when no thread can go on without them
   std::vector<Fiber> fibers_;
   size_t warps_per_block_;
   std::vector<Warp> warps_;
+  static constexpr size_t kNoWarp = SIZE_MAX;
+  size_t late_warp_ = kNoWarp;
   std::vector<NamedBarrier> named_;
   NamedBarrier of_all_;
+  std::vector<uint16_t> num_readers_ = std::vector<uint16_t>(sizeof shared / kChunk);
   ucontext_t scheduler_;
   std::exception_ptr error_;
 };
 
-void run_all(std::vector<std::function<void()>>& pieces) {
-  for (const auto& piece : pieces) piece();
-  pieces.clear();
+void run_all(Group& group) {
+  for (const auto& piece : group.pieces) piece();
+  group.pieces.clear();
 }
 
 Cluster* g_cluster = nullptr;
@@ -225,13 +277,44 @@ uint32_t shared_address(const void* pointer) {
   const auto offset = static_cast<size_t>(static_cast<const char*>(pointer) - shared);
   return static_cast<uint32_t>(offset / kMaxShared * kBlockBytes + kFirstAddress + offset % kMaxShared);
 }
+namespace {
+// In `shared`, of any block.
+size_t place_of(uint32_t address) {
+  return address / kBlockBytes * kMaxShared + (address % kBlockBytes - kFirstAddress);
+}
+}  // namespace
 std::byte* at(uint32_t address, size_t bytes) {
   const size_t block = address / kBlockBytes, place = address % kBlockBytes;
   const bool is_there = place >= kFirstAddress && place + bytes <= kFirstAddress + kMaxShared;
   if (!is_there || !g_cluster->may_use(block)) {
     throw std::out_of_range("shared address " + std::to_string(address));
   }
-  return reinterpret_cast<std::byte*>(shared + block * kMaxShared + (place - kFirstAddress));
+  return reinterpret_cast<std::byte*>(shared + place_of(address));
+}
+void store_bytes(uint32_t address, const void* from, size_t bytes) {
+  std::byte* to = at(address, bytes);
+  const size_t place = place_of(address);
+  const bool changes = std::memcmp(to, from, bytes) != 0;
+  if (changes) g_cluster->check_unread(place, bytes);
+  // Several warpgroups may store the same: what one of them has fenced the others need not.
+  if (!changes && std::memcmp(g_async + place, from, bytes) == 0) return;
+  std::memcpy(to, from, bytes);
+  g_cluster->running_->stores.emplace_back(place, bytes);
+}
+void fence_async() {
+  auto& stores = g_cluster->running_->stores;
+  for (const auto& [place, bytes] : stores) std::memcpy(g_async + place, shared + place, bytes);
+  stores.clear();
+}
+void check_async_write(uint32_t chunk) {
+  g_cluster->check_fenced(place_of(chunk));
+  g_cluster->check_unread(place_of(chunk), kChunk);
+}
+void write_async(uint32_t chunk, const std::byte* from) {
+  std::byte* to = at(chunk, kChunk);
+  check_async_write(chunk);
+  std::memcpy(to, from, kChunk);
+  std::memcpy(g_async + place_of(chunk), from, kChunk);
 }
 
 int num_threads() { return static_cast<int>(g_cluster->threads_); }
@@ -246,10 +329,12 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
   if (shared_bytes > kMaxShared) throw std::out_of_range("shared memory");
   if (cluster > kMaxCluster || grid.x % cluster != 0) throw std::invalid_argument("cluster");
   const int poison = seed % 2 == 1 ? 0xFF : 0x3C;  // NaN or hundredths; as an index it leads nowhere
-  for (unsigned y = 0; y < grid.y; ++y) {
+  for (unsigned row = 0; row < grid.y * grid.z; ++row) {
     for (unsigned x = 0; x < grid.x; x += cluster) {
       std::memset(shared, poison, sizeof shared);
-      Cluster blocks(grid, {x, y, 0}, cluster, threads, seed + x + uint64_t{y} * grid.x, body);
+      std::memset(g_async, poison, sizeof g_async);
+      const Index first_block = {x, row % grid.y, row / grid.y};
+      Cluster blocks(grid, first_block, cluster, threads, seed + x + uint64_t{row} * grid.x, body);
       g_cluster = &blocks;
       blocks.run();
     }
@@ -257,17 +342,26 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
 }
 
 void wait_until(const std::function<bool()>& ready) { g_cluster->wait_until(ready); }
-void later(std::function<void()> action) { g_cluster->actions_.push_back(std::move(action)); }
-void begin(Work kind, std::function<void()> piece) {
+void later(std::function<void()> action) { g_cluster->later(std::move(action)); }
+void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks) {
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
-  groups.back().push_back(std::move(piece));
+  for (const uint32_t chunk : chunks) {
+    at(chunk, kChunk);
+    g_cluster->begin_read(place_of(chunk));
+    groups.back().chunks.push_back(static_cast<uint32_t>(place_of(chunk)));
+  }
+  groups.back().pieces.push_back(std::move(piece));
   if (g_cluster->random_() % 8 != 0) return;
   for (auto& group : groups) run_all(group);  // each adds to what those before it gave
 }
 void commit(Work kind) { g_cluster->running_->groups[static_cast<size_t>(kind)].emplace_back(); }
 void wait_groups(Work kind, size_t num_pending) {
+  g_cluster->wait_for_work();
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
-  for (; groups.size() > num_pending + 1; groups.pop_front()) run_all(groups.front());
+  for (; groups.size() > num_pending + 1; groups.pop_front()) {
+    run_all(groups.front());
+    for (const uint32_t chunk : groups.front().chunks) g_cluster->end_read(chunk);
+  }
 }
 void as_warpgroup(uint64_t place) {
   uint64_t& path = g_cluster->running_->path;

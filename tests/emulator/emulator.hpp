@@ -1,9 +1,18 @@
 // Runs device code on the CPU: every thread of a block is a fiber, and what only a GPU has (barriers, warp votes, the
 // copy engine, matrix instructions) is done by the headers beside this one, which stand in for src/cuda/device/ptx.
 //
-// Fibers take turns in an order that a seed decides, copies land and matrix instructions read their operands as early
-// or as late as the seed likes. A missing wait shows as a wrong result, a wait for something that never comes as a
-// Deadlock, a register of an operand written before its product is there as a std::logic_error.
+// Fibers take turns in an order that a seed decides, in which one warp or another is far behind, copies land and matrix
+// instructions read their operands as early or as late as the seed likes. A missing wait shows as a wrong result, a
+// wait for something that never comes as a Deadlock, a register of an operand written before its product is there as a
+// std::logic_error.
+//
+// Shared memory is there twice, for PTX's two proxies: as threads have it, and as the copy engine and the matrix unit
+// see it. A thread's stores reach the other one when that thread calls fence_async(); where the two differ, a product
+// or a bulk copy that begins there is a std::logic_error. So is a change to bytes that a product or a bulk copy under
+// way may still read: until every warp has waited for its own of a warpgroup's products, as PTX does not say which rows
+// of A a warp reads. Of a barrier between the fence and the other threads, and of a bulk copy's bytes before they are
+// there, the order of the fibers decides. Stores through pointers, as those of a block's Item, are never fenced. Loads
+// are done when their thread arrives at a barrier: a copy over what they read needs no fence.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +20,7 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <vector>
 
 namespace tessella::emulator {
 
@@ -54,21 +64,29 @@ T load(uint32_t address) {
   std::memcpy(&value, at(address, sizeof value), sizeof value);
   return value;
 }
+void store_bytes(uint32_t address, const void* from, size_t bytes);
 template <typename T>
 void store(uint32_t address, const T& value) {
-  std::memcpy(at(address, sizeof value), &value, sizeof value);
+  store_bytes(address, &value, sizeof value);
 }
+void fence_async();
+
+// What the copy engine writes: chunks of kChunk bytes, in any block of the cluster. Checked when the copy begins and
+// when it lands.
+inline constexpr uint32_t kChunk = 16;
+void check_async_write(uint32_t chunk);
+void write_async(uint32_t chunk, const std::byte* from);
 
 // The fiber stops until ready() says true.
 void wait_until(const std::function<bool()>& ready);
 
-// Something that happens on its own, at some time.
+// Something that happens on its own, at some time, at the latest when no thread can go on without it.
 void later(std::function<void()> action);
 
 // Groups of a thread's asynchronous work, done in order: some time after it is begun, at the latest when its group is
-// waited for.
+// waited for. chunks: addresses of what it reads of shared memory as the copy engine and the matrix unit see it.
 enum class Work { copies, products, boxes };
-void begin(Work kind, std::function<void()> piece);
+void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks = {});
 void commit(Work kind);
 void wait_groups(Work kind, size_t num_pending);
 

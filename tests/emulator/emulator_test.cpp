@@ -1,14 +1,16 @@
 // The emulator shows what is wrong with a kernel: a wait for nothing, a missing wait, an arrival too many, a register
-// written too early. And what of the device code no call of a test reaches.
+// or shared memory written too early, a missing fence. And what of the device code no call of a test reaches.
 #include "builtins.hpp"
 // builtins.hpp comes first: device code is written in its words.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/ptx/tensor_copy.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/operand.hpp"
@@ -165,6 +167,147 @@ TEST(Emulator, AnOperandWrittenTooEarlyIsAnError) {
   };
   EXPECT_NO_THROW(run(0));
   EXPECT_THROW(run(1), std::logic_error);
+}
+
+using Mma = device::ptx::WarpgroupMma<portable::Element::bf16, 64>;
+
+// Of the 64 x 64 panel at kPanel, which is also what the copies below write and read.
+constexpr uint32_t kPanel = 2048;
+void multiply_panel(float (&products)[8][4]) {
+  const uint64_t operand = device::Operand(kPanel).at(0);
+  device::ptx::fence_registers();
+  Mma::with_shared(products, operand, operand, false);
+  device::ptx::commit_products();
+}
+
+// Eight rows of 64 elements in global memory, a box.
+struct Box {
+  std::vector<uint16_t> elements = std::vector<uint16_t>(8 * 64);
+  portable::TensorMap map{};
+  Box() {
+    const Tensor tensor = {elements.data(), {64, 8, 1, 1}, 64, 512, 512, 8};
+    std::memcpy(&map, &tensor, sizeof tensor);
+  }
+};
+
+enum class Fence { none, of_another, own };
+
+// Thread 5 stores, all meet, and the matrix unit or the copy engine goes over it.
+void store_and_meet(Fence fence) {
+  if (threadIdx.x == 5) device::ptx::store_word(kPanel + 4, 7);
+  if (fence == Fence::own ? threadIdx.x == 5 : fence == Fence::of_another && threadIdx.x != 5) {
+    device::ptx::fence_async();
+  }
+  __syncthreads();
+}
+
+TEST(Emulator, AProductOfWhatIsNotFencedIsAnError) {
+  const auto run = [](Fence fence) {
+    launch({1, 1, 1}, 128, 16384, 1, [&] {
+      store_and_meet(fence);
+      float products[8][4];
+      multiply_panel(products);
+      device::ptx::wait_products<0>(products);
+    });
+  };
+  EXPECT_NO_THROW(run(Fence::own));
+  EXPECT_THROW(run(Fence::none), std::logic_error);
+  EXPECT_THROW(run(Fence::of_another), std::logic_error);
+}
+
+TEST(Emulator, ACopyOverWhatIsNotFencedIsAnError) {
+  const auto run = [](bool stores, Fence fence) {
+    Box box;
+    launch({1, 1, 1}, 32, 16384, 1, [&] {
+      store_and_meet(fence);
+      if (threadIdx.x != 0) return;
+      if (stores) {
+        device::ptx::store_box(box.map, kPanel, 0, 0, 0, 0);
+        device::ptx::commit_boxes();
+        device::ptx::wait_boxes();
+      } else {
+        init_barrier(kBarrier, 1);
+        device::ptx::arrive_expecting(kBarrier, 1024);
+        device::ptx::copy_box(kPanel, box.map, kBarrier, 0, 0, 0, 0);
+        device::ptx::wait(kBarrier, 0);
+        EXPECT_EQ(device::ptx::load_word(kPanel + 4), 0u);
+      }
+    });
+    EXPECT_EQ(box.elements[2], stores ? 7 : 0);
+  };
+  for (const bool stores : {true, false}) {
+    EXPECT_NO_THROW(run(stores, Fence::own));
+    EXPECT_THROW(run(stores, Fence::none), std::logic_error);
+    EXPECT_THROW(run(stores, Fence::of_another), std::logic_error);
+  }
+}
+
+// Stores of the same bytes are none, and one warpgroup's fence serves what all of them store.
+TEST(Emulator, WhatSeveralStoreOneMayFence) {
+  EXPECT_NO_THROW(launch({1, 1, 1}, 128, 16384, 1, [] {
+    device::ptx::store_word(kPanel, 7);
+    if (threadIdx.x == 5) device::ptx::fence_async();
+    __syncthreads();
+    float products[8][4];
+    multiply_panel(products);
+    device::ptx::store_word(kPanel, 7);
+    device::ptx::wait_products<0>(products);
+  }));
+}
+
+// Also where the storing warp has its products and another one does not.
+TEST(Emulator, AChangeOfWhatAProductReadsIsAnError) {
+  const auto run = [](bool waits, bool meets) {
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      launch({1, 1, 1}, 128, 16384, seed, [&] {
+        float products[8][4];
+        multiply_panel(products);
+        if (waits) device::ptx::wait_products<0>(products);
+        if (meets) device::ptx::named_wait(1, 128);
+        if (threadIdx.x == 0) device::ptx::store_word(kPanel, 7);
+        device::ptx::wait_products<0>(products);
+      });
+    }
+  };
+  EXPECT_NO_THROW(run(true, true));
+  EXPECT_THROW(run(false, true), std::logic_error);
+  EXPECT_THROW(run(true, false), std::logic_error);
+}
+
+TEST(Emulator, ACopyOverWhatAProductReadsIsAnError) {
+  const auto run = [](bool waits) {
+    Box box;
+    launch({1, 1, 1}, 128, 16384, 1, [&] {
+      float products[8][4];
+      multiply_panel(products);
+      if (waits) device::ptx::wait_products<0>(products);
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        init_barrier(kBarrier, 1);
+        device::ptx::arrive_expecting(kBarrier, 1024);
+        device::ptx::copy_box(kPanel, box.map, kBarrier, 0, 0, 0, 0);
+      }
+      device::ptx::wait_products<0>(products);
+      if (threadIdx.x == 0) device::ptx::wait(kBarrier, 0);
+    });
+  };
+  EXPECT_NO_THROW(run(true));
+  EXPECT_THROW(run(false), std::logic_error);
+}
+
+TEST(Emulator, AChangeOfWhatACopyReadsIsAnError) {
+  const auto run = [](bool waits) {
+    Box box;
+    launch({1, 1, 1}, 1, 16384, 1, [&] {
+      device::ptx::store_box(box.map, kPanel, 0, 0, 0, 0);
+      device::ptx::commit_boxes();
+      if (waits) device::ptx::wait_boxes();
+      device::ptx::store_word(kPanel, 7);
+      device::ptx::wait_boxes();
+    });
+  };
+  EXPECT_NO_THROW(run(true));
+  EXPECT_THROW(run(false), std::logic_error);
 }
 
 TEST(Emulator, AddressesAreChecked) {

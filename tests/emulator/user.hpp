@@ -1,17 +1,17 @@
-// The caller's texts: the score text is ALiBi, the keep text a causal mask. Arrays: slopes by head, and
-// the sequences' lengths of q and of k, beyond which the score text is not to be asked.
+// The caller's modifications: of scores by ALiBi, of the mask by a causal one. Arrays: slopes by head, and the
+// sequences' lengths of q and of k, beyond which score_mod is not to be asked.
 #pragma once
 
 #include "cuda/device/score/arrays.hpp"
 
 namespace tessella::device::user {
 
-inline float score(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays) {
+inline float score_mod(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays) {
   const int32_t len_q = arrays.i32(1)[b], len_kv = arrays.i32(2)[b];
   const bool is_within = q >= 0 && q < len_q && k >= 0 && k < len_kv;
   if (!is_within || static_cast<float>(q - k) != q_minus_k) return NAN;
   return score - arrays.f32(0)[h] * fabsf(q_minus_k + static_cast<float>(len_kv - len_q));
 }
-inline bool keep(int, int, int q, int k, const Arrays&) { return k <= q; }
+inline bool mask_mod(int, int, int q, int k, const Arrays&) { return k <= q; }
 
 }  // namespace tessella::device::user

@@ -1,22 +1,25 @@
 // The host side of the CUDA backend on a driver that only remembers: contexts, loading, launches, and what is said when
-// something is wrong. Each test is a child process, for a process opens the driver once.
+// something is wrong. Each test is a child process.
 #include "fake_driver.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
-#include <initializer_list>
 #include <string>
-#include <utility>
 
+#include "cases/arguments.hpp"
+#include "child.hpp"
+#include "core/choose.hpp"
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/launch/loaded_kernel.hpp"
+#include "cuda/launch/run.hpp"
+#include "portable/forward_params.hpp"
+#include "toy/toy_recipe.hpp"
 
 namespace {
 
@@ -25,24 +28,8 @@ using tessella::core::Device;
 using tessella::core::DeviceType;
 using tessella::core::Error;
 using tessella::core::ErrorCode;
-
-// Runs fn with these variables set, in a child whose failed expectations fail the test.
-template <typename Fn>
-void in_child(std::initializer_list<std::pair<const char*, const char*>> variables, Fn&& fn) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
-    try {
-      fn();
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << error.what();
-    }
-    ::_exit(testing::Test::HasFailure() ? 1 : 0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
-}
+using tessella::tests::in_child;
+using tessella::tests::skip_without_nvrtc;
 
 template <typename Fn>
 std::string error_of(ErrorCode code, Fn&& fn) {
@@ -165,7 +152,7 @@ TEST_F(FakeDriverTest, PointersAreAskedFor) {
 
 TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
   in_child({}, [] {
-    if (nvrtc() == nullptr) return;
+    skip_without_nvrtc();
     const auto kernel = load(trial(), 1, 100000);
     EXPECT_EQ(load(trial(), 1, 100000), kernel);
     EXPECT_NE(load(trial(), 0, 0), kernel);
@@ -178,7 +165,7 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
     const CurrentDevice current(1);
     const FakeParams params{reinterpret_cast<int32_t*>(0x1001), 5};
     void* stream = reinterpret_cast<void*>(0x77);
-    kernel->launch({.grid = {3, 2, 1}, .block = 128}, params, stream);
+    kernel->launch({.grid = {3, 2, 1}, .threads = 128}, params, stream);
     EXPECT_EQ(fake.launched_on, 1);
     EXPECT_EQ(fake.params.to, params.to);
     EXPECT_EQ(fake.params.count, 5);
@@ -190,7 +177,7 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
     EXPECT_EQ(static_cast<void*>(fake.config.hStream), stream);
     EXPECT_TRUE(fake.attributes.empty());
 
-    kernel->launch({.grid = {4, 1, 1}, .block = 128, .cluster = 2, .is_dependent = true}, params, stream);
+    kernel->launch({.grid = {4, 1, 1}, .threads = 128, .cluster = 2, .is_dependent = true}, params, stream);
     ASSERT_EQ(fake.attributes.size(), 2u);
     EXPECT_EQ(fake.attributes[0].id, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
     EXPECT_EQ(fake.attributes[0].value.clusterDim.x, 2u);
@@ -202,9 +189,52 @@ TEST_F(FakeDriverTest, KernelIsLoadedOnceAndLaunched) {
   });
 }
 
+constexpr KernelRow kToy = {.name = "cuda.toy",
+                            .summary = "attention to at most one key",
+                            .dtypes = dtype_bit(tessella::core::DType::f32),
+                            .max_head_dim = 64,
+                            .recipe = tessella::tests::toy_recipe};
+
+// Chosen, prepared and run as any kernel of the table.
+TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
+  in_child({{"FAKE_CUDA_PARAMS", std::to_string(sizeof(tessella::portable::ForwardParams)).c_str()}}, [] {
+    skip_without_nvrtc();
+    using tessella::core::choose;
+    const tessella::core::Kernel table[] = {kernel<kToy>()};
+    const tessella::core::KernelTable tables[] = {table};
+    tessella::core::AttentionArguments p = tessella::tests::gpu_arguments(
+        {.batch = 2, .heads_q = 3, .heads_kv = 3, .seqlen_q = 5, .seqlen_kv = 2, .head_dim_qk = 40, .head_dim_v = 40},
+        tessella::core::DType::f32);
+    p.device.id = 1;
+    const std::string refused = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
+    EXPECT_NE(refused.find("cuda.toy: sees one key"), std::string::npos) << refused;
+    p.seqlen_kv = 1;
+    tessella::core::Plan plan = choose(p, tables, "", "toy");
+    EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
+    plan.prepared = plan.kernel->prepare(plan.shape);
+    FakeDriver& fake = *fake_driver();
+    plan.kernel->run(&p, plan, {}, nullptr);
+    ASSERT_EQ(fake.launches.size(), 2u);
+    EXPECT_EQ(fake.launched_on, 1);
+    EXPECT_EQ(fake.launches[0].numAttrs, 0u);
+    for (const CUlaunchConfig& launch : fake.launches) {
+      EXPECT_EQ(launch.gridDimX, 5u);
+      EXPECT_EQ(launch.gridDimY, 3u);
+      EXPECT_EQ(launch.gridDimZ, 2u);
+      EXPECT_EQ(launch.blockDimX, 32u);
+    }
+    ASSERT_EQ(fake.attributes.size(), 1u);
+    EXPECT_EQ(fake.attributes[0].id, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+    p.seqlen_kv = 0;
+    plan.kernel->run(&p, plan, {}, nullptr);
+    EXPECT_EQ(fake.launches.size(), 3u) << "the second step has nothing to add";
+    EXPECT_TRUE(fake.attributes.empty());
+  });
+}
+
 TEST_F(FakeDriverTest, ImageThatTheDriverRefusesIsExplained) {
   in_child({{"FAKE_CUDA_LOAD", "209"}}, [] {
-    if (nvrtc() == nullptr) return;
+    skip_without_nvrtc();
     const std::string text = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
     EXPECT_NE(text.find("does not load a kernel of NVRTC"), std::string::npos) << text;
     EXPECT_NE(text.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << text;

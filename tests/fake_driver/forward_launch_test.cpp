@@ -1,60 +1,59 @@
 // What the forward kernels queue, on a driver that only remembers: grids, blocks, shared memory, the pass over tiles
-// before the kernel where masks are no interval; and that running a plan costs the host next to nothing. Each test is a
-// child process, for a process opens the driver once.
+// before the kernel where masks are no interval. Each test is a child process.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
+#include "cases/arguments.hpp"
+#include "child.hpp"
 #include "core/error.hpp"
 #include "core/plan.hpp"
-#include "cuda/compile/nvrtc.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
-#include "cuda/forward_sm80/recipe.hpp"
-#include "cuda/forward_sm90/recipe.hpp"
-#include "cuda/ladder/recipe.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
+#include "cuda/kernels.hpp"
 #include "fake_driver.hpp"
+#include "portable/classify.hpp"
 #include "portable/forward_sm90.hpp"
 #include "portable/ladder_params.hpp"
 
 namespace {
 
 using namespace tessella;
-using core::DType;
+using core::AttentionArguments;
 using core::Feature;
-using core::Problem;
 
-Problem problem() {
-  return {.device = {core::DeviceType::cuda, 1},
-          .dtype = DType::bf16,
-          .out_dtype = DType::bf16,
-          .batch = 2,
-          .heads_q = 8,
-          .heads_kv = 2,
-          .head_dim_qk = 64,
-          .head_dim_v = 64,
-          .seqlen_q = 1000,
-          .seqlen_kv = 900,
-          .total_q = 1000,
-          .total_kv = 900,
-          .alignment = 16};
+AttentionArguments problem() {
+  AttentionArguments p = tests::gpu_arguments({.batch = 2,
+                                               .heads_q = 8,
+                                               .heads_kv = 2,
+                                               .seqlen_q = 1000,
+                                               .seqlen_kv = 900,
+                                               .head_dim_qk = 64,
+                                               .head_dim_v = 64});
+  p.device.id = 1;
+  return p;
 }
 
-core::Plan planned(const core::Kernel& kernel, const Problem& p) {
+// Of the table.
+const core::Kernel& named(std::string_view name) {
+  const auto found = std::ranges::find(cuda::cuda_kernels(), name, &core::Kernel::name);
+  if (found == cuda::cuda_kernels().end()) throw std::invalid_argument(std::string(name));
+  return *found;
+}
+
+core::Plan planned(const core::Kernel& kernel, const AttentionArguments& p) {
   EXPECT_EQ(kernel.unavailable(p.device), "");
   EXPECT_EQ(kernel.refuses(p), "");
-  core::Plan plan{.kernel = &kernel, .bounds = p};
+  core::Plan plan{.kernel = &kernel, .shape = p};
   plan.workspace = kernel.workspace(p, 1);
   plan.prepared = kernel.prepare(p);
   return plan;
@@ -67,37 +66,24 @@ class ForwardLaunch : public testing::Test {
   // fn in a child where kernels take parameters of this size.
   template <typename Fn>
   void in_child(size_t params_bytes, Fn&& fn) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::setenv("FAKE_CUDA_PARAMS", std::to_string(params_bytes).c_str(), 1);
-      ::setenv("TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE, 1);
-      try {
-        if (cuda::nvrtc() != nullptr) {
-          fn();
-        } else {
-          std::cout << "nothing compiles here: " << cuda::nvrtc_problem() << std::endl;
-        }
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << error.what();
-      }
-      ::_exit(testing::Test::HasFailure() ? 1 : 0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+    tests::in_child({{"FAKE_CUDA_PARAMS", std::to_string(params_bytes)}, {"TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE}},
+                    [&] {
+                      tests::skip_without_nvrtc();
+                      fn();
+                    });
   }
 };
 
 TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
   in_child(sizeof(portable::ForwardParams), [] {
-    Problem p = problem();
+    AttentionArguments p = problem();
     p.features = Feature::window;
     p.window_right = 0;
-    const core::Kernel kernel = cuda::forward_sm80();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
     const core::Plan plan = planned(kernel, p);
     EXPECT_EQ(plan.workspace.scratch_bytes, 0);
-    kernel.run(p, plan, {}, reinterpret_cast<void*>(0x77));
-    const portable::ForwardConfig config = cuda::forward_config(p, cuda::device_info(1));
+    kernel.run(&p, plan, {}, reinterpret_cast<void*>(0x77));
+    const portable::ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::device_info(1));
     ASSERT_EQ(fake_driver()->launches.size(), 1u);
     EXPECT_EQ(fake_driver()->launched_on, 1);
     const cuda::CUlaunchConfig& launch = fake_driver()->launches[0];
@@ -107,25 +93,18 @@ TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
     EXPECT_EQ(launch.sharedMemBytes, static_cast<unsigned>(shared_bytes(config)));
     EXPECT_EQ(launch.hStream, reinterpret_cast<cuda::CUstream>(0x77));
     EXPECT_NE(kernel.describe(p, 1).find("16-byte loads"), std::string::npos) << kernel.describe(p, 1);
-
-    const auto start = std::chrono::steady_clock::now();
-    constexpr int kRuns = 10000;
-    for (int i = 0; i < kRuns; ++i) kernel.run(p, plan, {}, nullptr);
-    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
-    std::cout << "a run takes the host " << time.count() / kRuns << " us beside the driver" << std::endl;
-    EXPECT_LT(time.count() / kRuns, 20) << "usually less than one";
   });
 }
 
 TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
   in_child(sizeof(portable::ForwardParams), [] {
-    Problem p = problem();
+    AttentionArguments p = problem();
     p.features = Feature::mask_mod | Feature::seqlens_kv;
     p.mask_mod = "return (q ^ k) % 3 != 0;";
-    const core::Kernel kernel = cuda::forward_sm80();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
     const core::Plan plan = planned(kernel, p);
-    kernel.run(p, plan, {}, nullptr);
-    const portable::ForwardConfig config = cuda::forward_config(p, cuda::device_info(1));
+    kernel.run(&p, plan, {}, nullptr);
+    const portable::ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::device_info(1));
     const unsigned map = tiles(1000, config.tile_q) * tiles(900, config.tile_kv);
     EXPECT_EQ(plan.workspace.scratch_bytes, 2 * map) << "one for each length";
     ASSERT_EQ(fake_driver()->launches.size(), 2u);
@@ -137,13 +116,13 @@ TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
 
 TEST_F(ForwardLaunch, EmptyCallsQueueNothing) {
   in_child(sizeof(portable::ForwardParams), [] {
-    Problem p = problem();
+    AttentionArguments p = problem();
     p.batch = 0;
-    const core::Kernel kernel = cuda::forward_sm80();
-    kernel.run(p, planned(kernel, p), {}, nullptr);
+    const core::Kernel& kernel = named("cuda.forward_sm80");
+    kernel.run(&p, planned(kernel, p), {}, nullptr);
     p.batch = 2;
     p.seqlen_q = p.total_q = 0;
-    kernel.run(p, planned(kernel, p), {}, nullptr);
+    kernel.run(&p, planned(kernel, p), {}, nullptr);
     EXPECT_TRUE(fake_driver()->launches.empty());
   });
 }
@@ -154,23 +133,23 @@ constexpr size_t kAnyParams = 0;
 
 TEST_F(ForwardLaunch, HoppersBlocksStay) {
   in_child(kAnyParams, [] {
-    const core::Kernel kernel = cuda::forward_sm90();
-    Problem p = problem();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
+    AttentionArguments p = problem();
     p.features = Feature::dense_mask;
     std::vector<uint32_t> scratch(size_t{1} << 20);
     const core::Plan plan = planned(kernel, p);
     const core::Workspace workspace = {scratch.data(), scratch.data()};
-    const portable::ForwardConfig config = cuda::forward_sm90_config(p);
-    kernel.run(p, plan, workspace, nullptr);
+    const portable::ForwardSm90Config config = cuda::forward_sm90_config(p);
+    kernel.run(&p, plan, workspace, nullptr);
     ASSERT_EQ(fake_driver()->launches.size(), 2u) << "of the tile map, and itself";
     EXPECT_EQ(fake_driver()->launches[1].gridDimX, std::min(tiles(1000, config.tile_q) * 8 * 2, kNumSms));
-    EXPECT_EQ(fake_driver()->launches[1].blockDimX, static_cast<unsigned>(config.num_warps + 4) * 32);
+    EXPECT_EQ(fake_driver()->launches[1].blockDimX, static_cast<unsigned>(num_threads(config)));
     fake_driver()->launches.clear();
     p.batch = 0;
-    kernel.run(p, plan, workspace, nullptr);
+    kernel.run(&p, plan, workspace, nullptr);
     p.batch = 2;
     p.seqlen_q = p.total_q = 0;
-    kernel.run(p, plan, workspace, nullptr);
+    kernel.run(&p, plan, workspace, nullptr);
     EXPECT_TRUE(fake_driver()->launches.empty());
   });
 }
@@ -179,8 +158,8 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
 // few, goes without.
 TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
-    const core::Kernel kernel = cuda::forward_sm90();
-    Problem p = problem();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
+    AttentionArguments p = problem();
     p.head_dim_qk = p.head_dim_v = 256;
     p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 10 * 128;
     const core::Plan plan = planned(kernel, p);
@@ -190,7 +169,7 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
       p.batch = batch;
       p.seqlen_q = p.total_q = seqlen_q;
       fake_driver()->tensor_maps.clear();
-      kernel.run(p, plan, {&counter, nullptr}, nullptr);
+      kernel.run(&p, plan, {&counter, nullptr}, nullptr);
       EXPECT_EQ(fake_driver()->launches.back().gridDimX, blocks);
       ASSERT_EQ(fake_driver()->attributes.size(), pairs ? 1u : 0u) << seqlen_q;
       if (pairs) {
@@ -203,7 +182,7 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
     for (const core::Features alone :
          {core::Features(Feature::window), core::Features(Feature::softcap), core::Features(Feature::packed_q),
           core::Features(Feature::document), core::Features(Feature::seqlens_q), core::Features(Feature::seqlens_kv)}) {
-      Problem other = p;
+      AttentionArguments other = p;
       other.features = alone;
       EXPECT_FALSE(cuda::in_pairs(cuda::forward_sm90_config(other), other));
     }
@@ -214,8 +193,8 @@ TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
 
 TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
   in_child(kAnyParams, [] {
-    const core::Kernel kernel = cuda::forward_sm90();
-    Problem p = problem();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
+    AttentionArguments p = problem();
     p.features = Feature::paged_kv;
     p.num_pages = 40;
     uint32_t counter = 0;
@@ -223,7 +202,7 @@ TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
       p.page_size = page_size;
       p.seqlen_kv = p.total_kv = 4 * page_size;
       fake_driver()->tensor_maps.clear();
-      kernel.run(p, planned(kernel, p), {&counter, nullptr}, nullptr);
+      kernel.run(&p, planned(kernel, p), {&counter, nullptr}, nullptr);
       const FakeDriver::TensorMap& k = fake_driver()->tensor_maps.at(1);
       EXPECT_EQ(k.sizes[1], static_cast<uint64_t>(page_size));
       EXPECT_EQ(k.sizes[3], 40u);
@@ -239,8 +218,8 @@ TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
 
 TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
   in_child(sizeof(portable::ForwardParams), [] {
-    const core::Kernel kernel = cuda::forward_sm80();
-    Problem p = problem();
+    const core::Kernel& kernel = named("cuda.forward_sm80");
+    AttentionArguments p = problem();
     p.batch = 1 << 20;
     p.seqlen_q = p.total_q = 1 << 20;
     EXPECT_NE(kernel.refuses(p).find("batch * heads_q * seqlen_q makes "), std::string::npos) << kernel.refuses(p);
@@ -251,7 +230,7 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
     p = problem();
     p.num_sms = 10;
     EXPECT_NE(kernel.refuses(p).find("num_sms is 10"), std::string::npos) << kernel.refuses(p);
-    EXPECT_EQ(cuda::forward_sm80().refuses(problem()), "");
+    EXPECT_EQ(kernel.refuses(problem()), "");
   });
 }
 
@@ -259,8 +238,8 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
 // driver, which is asked once whether it is there.
 TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
   in_child(sizeof(portable::ForwardSm90Params), [] {
-    const Problem p = problem();
-    const core::Kernel kernel = cuda::forward_sm90();
+    const AttentionArguments p = problem();
+    const core::Kernel& kernel = named("cuda.forward_sm90");
     uint32_t counter = 0;
     int failures = 0;
     ASSERT_NE(cuda::driver(), nullptr);
@@ -268,9 +247,9 @@ TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
       ASSERT_LT(failures, 1000);
       fake_driver()->calls_until_failure = failures;
       try {
-        core::Plan plan{.kernel = &kernel, .bounds = p};
+        core::Plan plan{.kernel = &kernel, .shape = p};
         plan.prepared = kernel.prepare(p);
-        kernel.run(p, plan, {&counter, nullptr}, nullptr);
+        kernel.run(&p, plan, {&counter, nullptr}, nullptr);
         if (fake_driver()->calls_until_failure >= 0) break;  // no call is left to fail
         ADD_FAILURE() << "nobody heard that call " << failures << " failed";
       } catch (const core::Error& error) {
@@ -287,16 +266,16 @@ TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
 
 TEST_F(ForwardLaunch, TheLadderQueuesItsKernels) {
   in_child(sizeof(portable::LadderParams), [] {
-    const Problem p = problem();
-    const portable::ForwardConfig config = cuda::ladder_config(p, cuda::device_info(1));
+    const AttentionArguments p = problem();
+    const portable::LadderConfig config = cuda::ladder_config(p, cuda::device_info(1));
     const unsigned blocks = tiles(1000, config.tile_q) * 8 * 2;
-    const core::Kernel standard = cuda::ladder_standard();
-    standard.run(p, planned(standard, p), {}, nullptr);
+    const core::Kernel& standard = named("cuda.standard");
+    standard.run(&p, planned(standard, p), {}, nullptr);
     ASSERT_EQ(fake_driver()->launches.size(), 3u);
     for (const cuda::CUlaunchConfig& launch : fake_driver()->launches) EXPECT_EQ(launch.gridDimX, blocks);
     EXPECT_EQ(fake_driver()->launches[0].gridDimY, tiles(900, config.tile_kv));
-    const core::Kernel flash_1 = cuda::ladder_flash_1();
-    flash_1.run(p, planned(flash_1, p), {}, nullptr);
+    const core::Kernel& flash_1 = named("cuda.flash_1");
+    flash_1.run(&p, planned(flash_1, p), {}, nullptr);
     ASSERT_EQ(fake_driver()->launches.size(), 4u);
     EXPECT_EQ(fake_driver()->launches[3].gridDimX, 8u * 2);
     EXPECT_EQ(standard.automatic, 0u);

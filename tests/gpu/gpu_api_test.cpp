@@ -19,7 +19,7 @@ namespace {
 class GpuDoor : public testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
+    if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
     tessella_plan* plan = nullptr;
     const Call call({});
     GpuTwin twin(call.blocks(), false);

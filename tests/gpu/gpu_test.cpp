@@ -398,7 +398,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, GpuRuns, testing::ValuesIn(gpu_kernels()), ker
 INSTANTIATE_TEST_SUITE_P(Kernels, Gpu, testing::ValuesIn(gpu_kernels()), kernel_test_name);
 
 TEST(GpuChoice, IsMadeForCudaTensors) {
-  if (const std::string problem = gpu_problem(); !problem.empty()) GTEST_SKIP() << problem;
+  if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
   if (gpu_kernels().empty()) GTEST_SKIP() << "no kernel of the GPU in this build";
   for (const char* dtype : {"bf16", "f16", "f32"}) {
     const Outcome outcome =

@@ -4,27 +4,29 @@
 // usage: kernel_matrix_test [--full]      --full: every row (20 minutes on two cores); otherwise some of each kind
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iostream>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "cases/arguments.hpp"
 #include "core/error.hpp"
 #include "core/sequence.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/compile/user_source.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm80/recipe.hpp"
+#include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/ladder/recipe.hpp"
 
 namespace {
 
 using namespace tessella;
 using namespace tessella::cuda;
+using core::AttentionArguments;
 using core::DType;
 using core::Feature;
-using core::Problem;
-using portable::ForwardConfig;
 
 bool g_full = false;
 
@@ -98,44 +100,55 @@ std::vector<Row> rows() {
   return all;
 }
 
-Problem problem(const Row& row) {
+AttentionArguments problem(const Row& row) {
   const FeatureSet& set = kFeatureSets[row.set_idx];
-  Problem p{.dtype = kDTypes[row.dtype_idx],
-            .head_dim_qk = kHeadDims[row.dims_idx].qk,
-            .head_dim_v = kHeadDims[row.dims_idx].v,
-            .features = set.features,
-            .alignment = row.is_aligned ? 16 : 2,
-            .batch_invariant = set.batch_invariant};
-  p.bias_dtype = set.bias_dtype == DType::none ? p.dtype : set.bias_dtype;
+  const HeadDims& dims = kHeadDims[row.dims_idx];
+  AttentionArguments p = tests::gpu_arguments({.head_dim_qk = dims.qk, .head_dim_v = dims.v}, kDTypes[row.dtype_idx]);
+  p.features = set.features;
+  if (!row.is_aligned) tests::set_alignment(p, 2);
+  p.batch_invariant = set.batch_invariant;
+  p.bias_dtype = set.bias_dtype == DType::none ? p.dtype() : set.bias_dtype;
   if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
   if (p.features.has(Feature::mask_mod))
     p.mask_mod = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
   return p;
 }
 
-// What is wrong with a row's kernel, or "".
+// What is compiled of a step in the end: nothing takes its place.
+const Step& last(const Step& step) { return step.if_spilled == nullptr ? step : last(*step.if_spilled); }
+
+std::string words(const AttentionArguments& p, const char* features, const Recipe& recipe) {
+  return std::string(core::name(p.dtype())) + " " + std::to_string(p.head_dim_qk) + "/" + std::to_string(p.head_dim_v) +
+         " " + features + ", " + recipe.description;
+}
+
+// What is wrong with a row's kernels, or "".
 std::string problem_of(const Row& row, CubinStore& store) {
-  const Problem p = problem(row);
-  const int arch = kArchs[row.arch_idx];
-  const ForwardConfig config = forward_config(p, typical_device(arch));
-  const std::string text = user_text(p.score_mod, p.mask_mod);
-  std::string what = std::string(core::name(p.dtype)) + " " + std::to_string(p.head_dim_qk) + "/" +
-                     std::to_string(p.head_dim_v) + " " + kFeatureSets[row.set_idx].name +
-                     (row.is_aligned ? "" : " unaligned") + " sm_" + std::to_string(arch) + ", tiles " +
-                     std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv);
-  try {
-    const auto cubin = store.get(forward_program(config, text), {.arch = arch});
-    const Resources& takes = cubin->resources;
-    what += ": " + std::to_string(takes.registers) + " registers, " + std::to_string(takes.stack_bytes) +
-            " bytes of stack, " + std::to_string(accumulators(config)) + " accumulators";
-    std::cout << what << ", " << static_cast<int>(cubin->milliseconds) << " ms" << std::endl;
-    const bool spills = takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes != 0;
-    const bool fits = takes.registers > 0 && takes.registers * config.num_warps * 32 * config.blocks_per_sm <= 65536 &&
-                      takes.static_shared_bytes + shared_bytes(config) <= typical_device(arch).shared_bytes_per_block;
-    return !spills && fits ? "" : what + "\n" + cubin->log;
-  } catch (const core::Error& error) {
-    return what + ": " + error.what();
+  const AttentionArguments p = problem(row);
+  const DeviceInfo device = typical_device(kArchs[row.arch_idx]);
+  const Recipe recipe = forward_sm80_recipe(p, device);
+  const std::string what = words(p, kFeatureSets[row.set_idx].name, recipe) + (row.is_aligned ? "" : ", unaligned") +
+                           ", sm_" + std::to_string(device.arch);
+  if (!recipe.refusal.empty()) return what + recipe.refusal;
+  std::string wrong;
+  for (const Step& first : recipe.steps) {
+    const Step& step = last(first);
+    try {
+      const auto cubin = store.get(step.program, {.arch = device.arch});
+      const Resources& takes = cubin->resources;
+      const std::string said = what + ": " + std::to_string(takes.registers) + " registers, " +
+                               std::to_string(takes.stack_bytes) + " bytes of stack";
+      std::cout << said << ", " << static_cast<int>(cubin->milliseconds) << " ms" << std::endl;
+      const bool spills = takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes != 0;
+      const auto registers = static_cast<unsigned>(takes.registers) * step.threads;
+      const bool fits = takes.registers > 0 && registers * static_cast<unsigned>(step.blocks_per_sm) <= 65536 &&
+                        takes.static_shared_bytes + step.shared_bytes <= device.shared_bytes_per_block;
+      if (spills || !fits) wrong += said + "\n" + cubin->log;
+    } catch (const core::Error& error) {
+      wrong += what + ": " + error.what();
+    }
   }
+  return wrong;
 }
 
 // A test for each part of the rows, so that they compile side by side.
@@ -150,33 +163,21 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
     EXPECT_EQ(problem_of(all[i], store), "");
 }
 
-// EXIT instructions of sm_90 code, whatever their predicate, which is in bits 12 to 15.
-int num_exits(const std::string& image) {
-  constexpr size_t kInstructionBytes = 16;
-  int count = 0;
-  uint64_t word = 0;
-  for (size_t at = 0; at + kInstructionBytes <= image.size(); at += kInstructionBytes) {
-    std::memcpy(&word, image.data() + at, sizeof word);
-    count += (word & ~uint64_t{0xF000}) == 0x094D ? 1 : 0;
-  }
-  return count;
-}
-
 // Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
-// has made matrix instructions wait for each other. Kernels have 10 to 13 ends; some had a single one, and there
-// threads of the loading warps that load nothing waited for the one that does, at up to 4 % of the time
-// (docs/forward_sm90.md). Those of a cluster all wait at its end.
-void expect_lean(CubinStore& store, const Problem& p, const ForwardConfig& config, const char* name) {
-  const auto cubin =
-      store.get(forward_sm90_program(config, user_text(p.score_mod, p.mask_mod)), {.arch = 90, .arch_specific = true});
-  const Resources& takes = cubin->resources;
-  const std::string what = std::to_string(p.head_dim_qk) + "/" + std::to_string(p.head_dim_v) + " " + name +
-                           ", tiles " + std::to_string(config.tile_q) + " x " + std::to_string(config.tile_kv) + "\n" +
-                           cubin->log;
-  EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
-  EXPECT_EQ(takes.registers, 65536 / (config.num_warps * 32 + 128) / 8 * 8) << what;
-  EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
-  EXPECT_TRUE(num_exits(cubin->image) > 1 || config.cluster > 1) << what;
+// has made matrix instructions wait for each other.
+void expect_lean(CubinStore& store, const AttentionArguments& p, const char* name) {
+  const Recipe recipe = forward_sm90_recipe(p, typical_device(90));
+  EXPECT_EQ(recipe.refusal, "");
+  for (const Step& step : recipe.steps) {
+    const bool is_forward = step.program.arch_specific;
+    const auto cubin = store.get(step.program, {.arch = 90, .arch_specific = is_forward});
+    const Resources& takes = cubin->resources;
+    const std::string what = words(p, name, recipe) + "\n" + cubin->log;
+    EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
+    if (!is_forward) continue;
+    EXPECT_EQ(takes.registers, 65536 / static_cast<int>(step.threads) / 8 * 8) << what;
+    EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
+  }
 }
 
 TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
@@ -227,30 +228,25 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
                              dims == set % std::size(kDims) || (has_text && dims == 2);
       if (!g_full && !is_wanted) continue;
-      Problem p{.dtype = dims == 1 && !has_two_terms ? DType::f16 : DType::bf16,
-                .head_dim_qk = kDims[dims].qk,
-                .head_dim_v = kDims[dims].v,
-                .seqlen_q = kDims[dims].seqlen_kv,
-                .seqlen_kv = kDims[dims].seqlen_kv,
-                .features = sets[set].features,
-                .alignment = 16,
-                .batch_invariant = sets[set].batch_invariant};
-      p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype : sets[set].bias_dtype;
+      AttentionArguments p = sm90_problem(kDims[dims].qk, kDims[dims].v, kDims[dims].seqlen_kv,
+                                          dims == 1 && !has_two_terms ? DType::f16 : DType::bf16);
+      p.features = sets[set].features;
+      p.batch_invariant = sets[set].batch_invariant;
+      p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype() : sets[set].bias_dtype;
       if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
       if (p.features.has(Feature::mask_mod))
         p.mask_mod = "return arrays.i32(1)[b * 512 + q] == arrays.i32(1)[b * 512 + k];";
-      expect_lean(store, p, forward_sm90_config(p), sets[set].name);
+      expect_lean(store, p, sets[set].name);
       if (!is_score) continue;
       p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
-      expect_lean(store, p, forward_sm90_config(p), "score by places");
+      expect_lean(store, p, "score by places");
     }
   }
   // Pairs of blocks.
-  Problem p{.dtype = DType::bf16, .head_dim_qk = 256, .head_dim_v = 256, .seqlen_q = 4096, .seqlen_kv = 4096};
-  p.alignment = 16;
-  const std::optional<ForwardConfig> pairs = in_pairs(forward_sm90_config(p), p);
-  ASSERT_TRUE(pairs);
-  expect_lean(store, p, *pairs, "in pairs");
+  const AttentionArguments p = sm90_problem(256, 256, 4096, DType::bf16);
+  const Recipe recipe = forward_sm90_recipe(p, typical_device(90));
+  ASSERT_TRUE(std::ranges::any_of(recipe.steps, [](const Step& step) { return step.cluster > 1; }));
+  expect_lean(store, p, "in pairs");
 }
 
 // Those are there to be read and compared: they may spill.
@@ -258,16 +254,15 @@ TEST(LadderKernels, Compile) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   for (const Row& row : {Row{0, 3, 0, 2, true}, Row{1, 1, kAll, 0, false}, Row{2, 1, 0, 1, true}}) {
-    const Problem p = problem(row);
+    const AttentionArguments p = problem(row);
     const int arch = kArchs[row.arch_idx];
-    const ForwardConfig config = ladder_config(p, typical_device(arch));
-    for (const auto& [file, kernel] :
-         {std::pair{"standard.hpp", "standard_scores"}, std::pair{"standard.hpp", "standard_softmax"},
-          std::pair{"standard.hpp", "standard_output"}, std::pair{"flash_1.hpp", "flash_1"}}) {
-      const auto cubin =
-          store.get(ladder_program(file, kernel, config, user_text(p.score_mod, p.mask_mod)), {.arch = arch});
-      EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
-      EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
+    for (const Recipe& recipe : {standard_recipe(p, typical_device(arch)), flash_1_recipe(p, typical_device(arch))}) {
+      ASSERT_EQ(recipe.refusal, "");
+      for (const Step& step : recipe.steps) {
+        const auto cubin = store.get(step.program, {.arch = arch});
+        EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
+        EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
+      }
     }
   }
 }

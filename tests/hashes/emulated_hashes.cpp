@@ -7,7 +7,7 @@
 
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
-#include "emulated_kernels.hpp"
+#include "emulated_run.hpp"
 #include "hashes/hash.hpp"
 
 namespace {

@@ -100,7 +100,8 @@ TEST_P(Forward, EachFeature) {
 
 // Scores far below the softcap, about it and far above; rows of few keys may have no score above zero,
 // of many some that are beyond the series of GPUs, behind others that are not.
-TEST_P(Forward, Softcaps) {
+class Softcaps : public Forward {};
+TEST_P(Softcaps, WithLse) {
   for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
     for (const double spread : {0.3, 1.0, 2.7, 6.0, 30.0}) {
       for (const int64_t seqlen_kv : {1, 5, 20, 150, 600}) {
@@ -117,7 +118,7 @@ TEST_P(Forward, Softcaps) {
 }
 
 // bf16 has a series of its own where no lse is asked for; GPUs have forms of it for head dims and long rows.
-TEST_P(Forward, SoftcapsWithoutLse) {
+TEST_P(Softcaps, WithoutLse) {
   struct Size {
     int64_t head_dim, max_seqlen;
   };
@@ -373,6 +374,7 @@ TEST_P(Forward, BeyondTwoToThe31Elements) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Forward, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, Softcaps, testing::ValuesIn(fast_kernels()), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, PairsOfFeatures, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 
 TEST(ForwardChoice, AutomaticRunsEveryDtype) {

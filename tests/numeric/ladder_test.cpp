@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cases/problems.hpp"
+#include "cases/arguments.hpp"
 #include "reference/check.hpp"
 
 namespace tessella::tests {
@@ -14,7 +14,7 @@ using reference::Algorithm;
 const Algorithm* const kLadder[] = {&reference::kStandard, &reference::kSafeSoftmax, &reference::kOnlineSoftmax,
                                     &reference::kOnePass,  &reference::kFlash1,      &reference::kFlash2};
 
-reference::Traffic counted(const Algorithm& algorithm, const core::Problem& p) {
+reference::Traffic counted(const Algorithm& algorithm, const core::AttentionArguments& p) {
   std::vector<std::byte> scratch(static_cast<size_t>(reference::ladder_workspace(algorithm, p, 1).scratch_bytes));
   reference::Traffic traffic;
   reference::ladder_run(algorithm, p, 1, scratch.data(), &traffic);
@@ -25,18 +25,18 @@ class Ladder : public testing::TestWithParam<const Algorithm*> {};
 
 TEST_P(Ladder, CostIsWhatARunMoves) {
   for (const bool causal : {false, true}) {
-    OwnedProblem own({.batch = 2,
-                      .heads_q = 2,
-                      .heads_kv = 1,
-                      .seqlen_q = 150,
-                      .seqlen_kv = 171,
-                      .head_dim_qk = 32,
-                      .head_dim_v = 40});
+    OwnedArguments own({.batch = 2,
+                        .heads_q = 2,
+                        .heads_kv = 1,
+                        .seqlen_q = 150,
+                        .seqlen_kv = 171,
+                        .head_dim_qk = 32,
+                        .head_dim_v = 40});
     if (causal) own.set_causal();
-    const reference::Traffic traffic = counted(*GetParam(), own.problem);
-    const core::Cost cost = reference::ladder_cost(*GetParam(), own.problem);
+    const reference::Traffic traffic = counted(*GetParam(), own.arguments);
+    const core::Cost cost = reference::ladder_cost(*GetParam(), own.arguments);
     EXPECT_DOUBLE_EQ(traffic.bytes, cost.bytes_moved);
-    EXPECT_TRUE(reference::check_forward(own.problem, 0, 0).passed);
+    EXPECT_TRUE(reference::check_forward(own.arguments, 0, 0).passed);
     if (causal) continue;  // tiles and matrices hold masked scores too
     EXPECT_DOUBLE_EQ(traffic.scores, cost.score_passes * 2 * 2 * 150 * 171);
   }
@@ -44,8 +44,8 @@ TEST_P(Ladder, CostIsWhatARunMoves) {
 
 TEST_P(Ladder, OnlyStandardNeedsNByN) {
   const auto extra = [](int64_t seqlen) {
-    const OwnedProblem own({.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = 64, .head_dim_v = 64});
-    return reference::ladder_cost(*GetParam(), own.problem).extra_bytes;
+    const OwnedArguments own({.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = 64, .head_dim_v = 64});
+    return reference::ladder_cost(*GetParam(), own.arguments).extra_bytes;
   };
   const double growth = extra(2048) / extra(1024);
   if (GetParam() == &reference::kStandard) {
@@ -62,9 +62,9 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, Ladder, testing::ValuesIn(kLadder), [](cons
 
 // What the papers promise: flash-1 and flash-2 move less than standard attention once N is well above the tile.
 TEST(LadderOrder, FlashMovesLessThanStandard) {
-  const OwnedProblem own({.seqlen_q = 1024, .seqlen_kv = 1024, .head_dim_qk = 64, .head_dim_v = 64});
+  const OwnedArguments own({.seqlen_q = 1024, .seqlen_kv = 1024, .head_dim_qk = 64, .head_dim_v = 64});
   const auto bytes = [&](const Algorithm& algorithm) {
-    return reference::ladder_cost(algorithm, own.problem).bytes_moved;
+    return reference::ladder_cost(algorithm, own.arguments).bytes_moved;
   };
   EXPECT_LT(bytes(reference::kFlash2), bytes(reference::kFlash1));
   EXPECT_LT(bytes(reference::kFlash2), bytes(reference::kStandard) / 2);

@@ -16,6 +16,7 @@ namespace {
 
 using tessella::tests::Call;
 using tessella::tests::Case;
+using tessella::tests::Tagged;
 
 constexpr int64_t kRows = 64;  // sampled of each output
 constexpr int64_t kLongestLadder = 2048;

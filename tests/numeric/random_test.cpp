@@ -6,7 +6,8 @@
 // Kernels of the GPU are compiled for some choices of a case: their cases keep to the first --max-configs of a list,
 // which --list-configs prints and --compile-only compiles into the cache.
 //
-// Every failing case is printed as its line. Exit status 0 when all passed, 1 when one failed, 2 on bad input.
+// Every failing case is printed as its line. Exit status 0 when all passed and every kernel had one, 1 when one failed
+// or was refused, as none of these cases should be, 2 on bad input.
 
 #include <signal.h>
 #include <unistd.h>
@@ -112,19 +113,29 @@ Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
 }
 
 int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
-  std::atomic<int64_t> passed{0}, failed{0}, refused{0};
+  std::vector<std::atomic<int64_t>> passed(list.size());
+  std::atomic<int64_t> failed{0}, refused{0};
   in_threads(arguments.jobs, arguments.cases, [&](int64_t at) {
-    const Kernel& kernel = list[static_cast<size_t>(at) % list.size()];
+    const size_t idx = static_cast<size_t>(at) % list.size();
     const uint64_t seed = arguments.seed * 1'000'000'007 + static_cast<uint64_t>(at);
-    switch (run(random_case(kernel, seed, arguments.max_configs)).verdict) {
-      case Verdict::passed: ++passed; break;
-      case Verdict::refused: ++refused; break;
+    const Outcome outcome = run(random_case(list[idx], seed, arguments.max_configs));
+    switch (outcome.verdict) {
+      case Verdict::passed: ++passed[idx]; break;
       case Verdict::failed: ++failed; break;
+      case Verdict::refused: ++refused; print_failure("refused, which none of these cases should be: " + outcome.text);
     }
   });
-  std::printf("%lld passed, %lld failed, %lld refused by their kernel\n", static_cast<long long>(passed),
+  int64_t all_passed = 0;
+  bool is_right = failed == 0 && refused == 0;
+  for (size_t idx = 0; idx < list.size(); ++idx) {
+    all_passed += passed[idx];
+    if (passed[idx] > 0) continue;
+    std::printf("FAILED %s: none of its cases passed, expected all\n", list[idx].name.c_str());
+    is_right = false;
+  }
+  std::printf("%lld passed, %lld failed, %lld refused by their kernel\n", static_cast<long long>(all_passed),
               static_cast<long long>(failed), static_cast<long long>(refused));
-  return failed == 0 && passed > 0 ? 0 : 1;
+  return is_right ? 0 : 1;
 }
 
 void make_plan(const Case& c) {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cases/problems.hpp"
+#include "cases/arguments.hpp"
 #include "reference/check.hpp"
 
 namespace tessella::tests {
@@ -97,27 +97,29 @@ TEST(Compare, NamesTheWorstElement) {
 // The check as a whole: right output passes, one wrong element does not.
 class CheckForward : public testing::Test {
  protected:
-  OwnedProblem own_{
+  OwnedArguments own_{
       {.batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 5, .seqlen_kv = 9, .head_dim_qk = 8, .head_dim_v = 6}};
   void SetUp() override { put_right_output(); }
   void put_right_output() {
-    const core::Problem& p = own_.problem;
+    const core::AttentionArguments& p = own_.arguments;
     for (int64_t b = 0; b < p.batch; ++b) {
       for (int64_t head = 0; head < p.heads_q; ++head) {
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
           const Row row = reference_row(p, i, head, b);
-          auto* out = reinterpret_cast<float*>(p.out.row(b, i, head));
+          auto* out = reinterpret_cast<float*>(p.out().row(b, i, head));
           for (size_t c = 0; c < row.out.size(); ++c) out[c] = static_cast<float>(row.out[c]);
-          *reinterpret_cast<float*>(p.lse.row(b, i, head)) = static_cast<float>(row.lse);
+          *reinterpret_cast<float*>(p.lse().row(b, i, head)) = static_cast<float>(row.lse);
         }
       }
     }
   }
   float& out(int64_t b, int64_t i, int64_t head, int64_t c) {
-    return reinterpret_cast<float*>(own_.problem.out.row(b, i, head))[c];
+    return reinterpret_cast<float*>(own_.arguments.out().row(b, i, head))[c];
   }
-  float& lse(int64_t b, int64_t i, int64_t head) { return *reinterpret_cast<float*>(own_.problem.lse.row(b, i, head)); }
-  reference::CheckReport check(int64_t rows = 0) { return reference::check_forward(own_.problem, rows, 1); }
+  float& lse(int64_t b, int64_t i, int64_t head) {
+    return *reinterpret_cast<float*>(own_.arguments.lse().row(b, i, head));
+  }
+  reference::CheckReport check(int64_t rows = 0) { return reference::check_forward(own_.arguments, rows, 1); }
 };
 
 TEST_F(CheckForward, RightOutputPasses) {
@@ -174,8 +176,8 @@ TEST_F(CheckForward, PaddingByBiasWidensNothing) {
 
 TEST_F(CheckForward, RowsPastTheLengthMustBeZero) {
   const int32_t used[] = {5, 4};
-  own_.problem.features |= core::Feature::seqlens_q;
-  own_.problem.seqlens_q = {used, 1};
+  own_.arguments.features |= core::Feature::seqlens_q;
+  own_.arguments.seqlens_q = {used, 1};
   EXPECT_FALSE(check().passed);  // row 4 of the second sequence still holds an output
   for (int64_t head = 0; head < 4; ++head) {
     for (int64_t c = 0; c < 6; ++c) out(1, 4, head, c) = 0;

@@ -9,46 +9,42 @@
 #include <random>
 #include <utility>
 
+#include "cases/arguments.hpp"
 #include "core/sequence.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
 
 namespace {
 
 using namespace tessella;
+using core::AttentionArguments;
 using core::Feature;
-using core::Problem;
 using cuda::TileMap;
 
 constexpr cuda::Concurrency kAtOnce = {.blocks = 132, .l2_bytes = int64_t{64} << 20};
 
-Problem problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 2000) {
-  Problem p{.device = {core::DeviceType::cuda, 0},
-            .dtype = core::DType::bf16,
-            .out_dtype = core::DType::bf16,
-            .batch = batch,
-            .heads_q = 8,
-            .heads_kv = 2,
-            .head_dim_qk = 128,
-            .head_dim_v = 128,
-            .seqlen_q = seqlen_q,
-            .seqlen_kv = seqlen_kv,
-            .total_q = seqlen_q,
-            .total_kv = seqlen_kv,
-            .alignment = 16};
-  p.q = p.out = {nullptr, core::DType::bf16, seqlen_q * 1024, 1024, 128};
-  p.k = p.v = {nullptr, core::DType::bf16, seqlen_kv * 256, 256, 128};
+AttentionArguments problem(int64_t batch = 2, int64_t seqlen_q = 1000, int64_t seqlen_kv = 2000) {
+  AttentionArguments p = tests::gpu_arguments({.batch = batch,
+                                               .heads_q = 8,
+                                               .heads_kv = 2,
+                                               .seqlen_q = seqlen_q,
+                                               .seqlen_kv = seqlen_kv,
+                                               .head_dim_qk = 128,
+                                               .head_dim_v = 128});
   p.scale = 0.125f;
   return p;
 }
 
-portable::ForwardConfig config(const Problem& p) { return cuda::forward_config(p, cuda::typical_device(90)); }
-portable::ForwardParams params(const Problem& p) {
+portable::ForwardSm80Config config(const AttentionArguments& p) {
+  return cuda::forward_sm80_config(p, cuda::typical_device(90));
+}
+portable::ForwardParams params(const AttentionArguments& p) {
   return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, kAtOnce);
 }
 int64_t tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
 
 TEST(ForwardArguments, SizesAndStridesAreTheProblems) {
-  const Problem p = problem();
+  const AttentionArguments p = problem();
   const portable::ForwardParams got = params(p);
   EXPECT_EQ(got.q.batch_stride, 1000 * 1024);
   EXPECT_EQ(got.k.row_stride, 256);
@@ -71,7 +67,7 @@ TEST(ForwardArguments, SizesAndStridesAreTheProblems) {
 }
 
 TEST(ForwardArguments, PackedQueriesHaveBlocksForTheRowsBehindThem) {
-  Problem p = problem(3, 500);
+  AttentionArguments p = problem(3, 500);
   const int32_t offsets[4] = {};
   p.total_q = 1200;
   p.features |= Feature::packed_q;
@@ -87,7 +83,7 @@ TEST(ForwardArguments, PackedQueriesHaveBlocksForTheRowsBehindThem) {
 
 // The kernel reads entry i of a table at i * stride.
 TEST(ForwardArguments, TablesOfSequencesStepByTheirBatchStride) {
-  Problem p = problem();
+  AttentionArguments p = problem();
   const int32_t lengths[4] = {};
   p.features |= Feature::seqlens_kv | Feature::prefix;
   p.seqlens_kv = {static_cast<const int32_t*>(lengths), 2, 0};
@@ -98,7 +94,7 @@ TEST(ForwardArguments, TablesOfSequencesStepByTheirBatchStride) {
 }
 
 TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {
-  Problem p = problem();
+  AttentionArguments p = problem();
   p.keep_first = int64_t{1} << 40;
   p.window_left = int64_t{1} << 40;
   p.chunk = int64_t{1} << 33;
@@ -108,7 +104,7 @@ TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {
 }
 
 TEST(ForwardArguments, DropoutIsCountedIn65536ths) {
-  Problem p = problem();
+  AttentionArguments p = problem();
   p.dropout = 0.25f;
   EXPECT_EQ(params(p).dropout_threshold, 16384u);
   EXPECT_FLOAT_EQ(params(p).keep_scale, 4.0f / 3);
@@ -116,17 +112,17 @@ TEST(ForwardArguments, DropoutIsCountedIn65536ths) {
 
 TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
   alignas(16) std::array<std::byte, 32> memory{};
-  Problem p = problem();
-  p.out.data = memory.data();
+  AttentionArguments p = problem();
+  p.out().data = memory.data();
   EXPECT_EQ(params(p).out_vector_store, 1);
-  p.out.data = memory.data() + 2;
+  p.out().data = memory.data() + 2;
   EXPECT_EQ(params(p).out_vector_store, 0);
-  p.out.data = memory.data();
-  p.out.row_stride = 1025;
+  p.out().data = memory.data();
+  p.out().row_stride = 1025;
   EXPECT_EQ(params(p).out_vector_store, 0);
-  p.out.row_stride = 1028;  // 16 bytes in f32, 8 in bf16
+  p.out().row_stride = 1028;  // 16 bytes in f32, 8 in bf16
   EXPECT_EQ(params(p).out_vector_store, 0);
-  p.out.dtype = p.out_dtype = core::DType::f32;
+  p.out().dtype = p.operands[core::Name::out].dtype = core::DType::f32;
   EXPECT_EQ(params(p).out_vector_store, 1);
   EXPECT_EQ(params(p).out_is_f32, 1);
   p.head_dim_v = 127;
@@ -134,15 +130,15 @@ TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
 }
 
 // Four sequences of 1,024 queries, in 8 tiles.
-Problem problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
-  Problem p = problem(4, 1024, seqlen_kv);
+AttentionArguments problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t heads_kv) {
+  AttentionArguments p = problem(4, 1024, seqlen_kv);
   p.heads_q = heads_q;
   p.heads_kv = heads_kv;
   p.window_right = 0;
   return p;
 }
 using Pair = std::pair<int64_t, int64_t>;
-Pair sections(const Problem& p, int64_t tiles_q = 8) {
+Pair sections(const AttentionArguments& p, int64_t tiles_q = 8) {
   const cuda::Sections found = cuda::sections(p, tiles_q, kAtOnce);
   EXPECT_EQ(found.first_of_last % found.heads, 0) << "which work_tile() counts on";
   return {found.heads, found.first_of_last};
@@ -158,7 +154,7 @@ TEST(ForwardArguments, SectionsOfGrowingMasksHaveATileForEachBlock) {
   EXPECT_EQ(sections(problem_of_heads(2048, 5, 5)), Pair(16, 0)) << "20 heads";
   EXPECT_EQ(sections(problem_of_heads(1 << 20, 8, 2), 8192), Pair(4, 28)) << "at least one group";
   EXPECT_EQ(sections(problem_of_heads(0, 8, 2)), Pair(32, 0));
-  Problem p = problem_of_heads(2048, 64, 64);
+  AttentionArguments p = problem_of_heads(2048, 64, 64);
   p.features |= Feature::packed_q;
   EXPECT_EQ(sections(p), Pair(16, 288)) << "rows of no sequence are as one more";
   p = problem_of_heads(2048, 64, 64);
@@ -167,7 +163,7 @@ TEST(ForwardArguments, SectionsOfGrowingMasksHaveATileForEachBlock) {
 }
 
 TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
-  Problem p = problem_of_heads(2048, 64, 16);
+  AttentionArguments p = problem_of_heads(2048, 64, 16);
   p.window_left = 10;
   EXPECT_EQ(sections(p), Pair(4, 256)) << "a window does not grow";
   p.features |= Feature::mask_mod;
@@ -178,14 +174,14 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
 }
 
 TEST(ForwardArguments, KernelsGetTheSections) {
-  const Problem p = problem_of_heads(2048, 64, 64);
+  const AttentionArguments p = problem_of_heads(2048, 64, 64);
   const portable::ForwardParams got = params(p);
   EXPECT_EQ(Pair(got.heads_per_section.value, got.first_of_last_section), sections(p, got.tiles_q));
   EXPECT_GT(got.first_of_last_section, 0);
 }
 
-bool may_have_zero_rows(const Problem& p) {
-  const portable::ForwardConfig config = cuda::forward_sm90_config(p);
+bool may_have_zero_rows(const AttentionArguments& p) {
+  const portable::ForwardSm90Config config = cuda::forward_sm90_config(p);
   return cuda::forward_sm90_params(p, config, cuda::tile_map(p, config), nullptr, nullptr, kAtOnce)
              .may_have_zero_rows != 0;
 }
@@ -195,7 +191,7 @@ TEST(ForwardArguments, ZeroRowsAreRuledOutWhereEveryQuerySeesAKey) {
   const auto draw = [&](int least, int most) { return std::uniform_int_distribution(least, most)(random); };
   int ruled_out = 0;
   for (int i = 0; i < 5000; ++i) {
-    Problem p = problem(1, draw(0, 6), draw(0, 6));
+    AttentionArguments p = problem(1, draw(0, 6), draw(0, 6));
     if (draw(0, 1) == 0) p.window_left = draw(-1, 5);
     if (draw(0, 1) == 0) p.window_right = draw(-1, 5);
     if (draw(0, 3) == 0) p.chunk = draw(1, 6);
@@ -217,13 +213,13 @@ TEST(ForwardArguments, ZeroRowsAreLookedForWhereTablesOrMasksMakeThem) {
   const int32_t table[4] = {};
   for (const Feature feature : {Feature::packed_q, Feature::packed_kv, Feature::seqlens_q, Feature::seqlens_kv,
                                 Feature::leftpad_kv, Feature::document, Feature::dense_mask, Feature::block_map}) {
-    Problem p = problem();
+    AttentionArguments p = problem();
     p.features |= feature;
     if (feature == Feature::packed_q) p.cu_seqlens_q = {static_cast<const int32_t*>(table), 0, 1};
     if (feature == Feature::packed_kv) p.cu_seqlens_kv = {static_cast<const int32_t*>(table), 0, 1};
     EXPECT_TRUE(may_have_zero_rows(p)) << static_cast<uint32_t>(feature);
   }
-  Problem p = problem();
+  AttentionArguments p = problem();
   p.features |= Feature::mask_mod;
   p.mask_mod = "return q < k;";
   EXPECT_TRUE(may_have_zero_rows(p));
@@ -231,65 +227,65 @@ TEST(ForwardArguments, ZeroRowsAreLookedForWhereTablesOrMasksMakeThem) {
 
 struct Sharing {
   const char* name;
-  void (*change)(Problem&);
+  void (*change)(AttentionArguments&);
   int64_t batches, heads;                  // with maps of their own
   int64_t largest_batches, largest_heads;  // that a plan provides for
 };
 
 // 2 sequences, 8 heads.
 const Sharing kSharing[] = {
-    {"dense of all", [](Problem& p) { p.features |= Feature::dense_mask; }, 1, 1, 2, 8},
+    {"dense of all", [](AttentionArguments& p) { p.features |= Feature::dense_mask; }, 1, 1, 2, 8},
     {"dense by batch",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::dense_mask;
        p.dense_mask.batch_stride = 5;
      },
      2, 1, 2, 8},
     {"dense by head",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::dense_mask;
        p.dense_mask.head_stride = 5;
      },
      1, 8, 2, 8},
     {"block map by both",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::block_map;
        p.block_map.head_stride = p.block_map.batch_stride = 5;
      },
      2, 8, 2, 8},
-    {"documents of one sequence", [](Problem& p) { p.features |= Feature::document; }, 1, 1, 2, 1},
+    {"documents of one sequence", [](AttentionArguments& p) { p.features |= Feature::document; }, 1, 1, 2, 1},
     {"documents by batch",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::document;
        p.document_kv.batch_stride = 9;
      },
      2, 1, 2, 1},
     {"lengths",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::mask_mod | Feature::seqlens_kv;
        p.mask_mod = "return (q ^ k) & 1;";
      },
      2, 1, 2, 1},
     {"a prefix",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::mask_mod | Feature::prefix;
        p.mask_mod = "return (q ^ k) & 1;";
      },
      2, 1, 2, 1},
     {"keep of positions",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::mask_mod;
        p.mask_mod = "return (q / 16 + k / 16) % 2 == 0 || arrays.boolean(0)[k];";
      },
      1, 1, 1, 1},
     {"keep by batch",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::mask_mod;
        p.mask_mod = "return arrays.i32(0)[b] > k;";
      },
      2, 1, 2, 1},
     {"keep by head",
-     [](Problem& p) {
+     [](AttentionArguments& p) {
        p.features |= Feature::mask_mod;
        p.mask_mod = "return q - k < 16 << h;";
      },
@@ -298,7 +294,7 @@ const Sharing kSharing[] = {
 
 TEST(TileMap, IsSharedWhereMasksAre) {
   for (const Sharing& sharing : kSharing) {
-    Problem p = problem();
+    AttentionArguments p = problem();
     sharing.change(p);
     const TileMap map = cuda::tile_map(p, config(p));
     EXPECT_EQ(map.batches, sharing.batches) << sharing.name;
@@ -314,14 +310,14 @@ TEST(TileMap, IsSharedWhereMasksAre) {
 }
 
 TEST(TileMap, IsAbsentWhereMasksAreIntervals) {
-  Problem p = problem();
+  AttentionArguments p = problem();
   p.features = Feature::window | Feature::prefix | Feature::seqlens_kv | Feature::keep_first;
   EXPECT_EQ(cuda::tile_map(p, config(p)).bytes(), 0);
   EXPECT_EQ(cuda::largest_tile_map(p, config(p)).bytes(), 0);
 }
 
 TEST(TileMap, HasNoBytesWithoutABatch) {
-  Problem p = problem(0);
+  AttentionArguments p = problem(0);
   p.features = Feature::document;
   EXPECT_EQ(cuda::tile_map(p, config(p)).bytes(), 0);
 }

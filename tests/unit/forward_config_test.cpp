@@ -1,36 +1,43 @@
 // Tiles of the forward kernels by counting: registers, shared memory, and what of it a tile's matrix instructions wait
 // for.
-#include "cuda/launch/forward_config.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
-#include "portable/forward_sm90.hpp"
+#include "cases/arguments.hpp"
+#include "cuda/compile/expression.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm90/config.hpp"
+#include "portable/classify.hpp"
+#include "portable/ladder_params.hpp"
 
 namespace {
 
 using namespace tessella;
 using namespace tessella::cuda;
+using core::AttentionArguments;
+using core::AttentionShape;
 using core::DType;
 using core::Feature;
-using core::Problem;
 using portable::Element;
-using portable::ForwardConfig;
+using portable::ForwardSm80Config;
+using portable::ForwardSm90Config;
 using portable::MaskLevel;
 
-Problem problem(DType dtype, int64_t head_dim_qk, int64_t head_dim_v, core::Features features = {}) {
-  return {.dtype = dtype,
-          .head_dim_qk = head_dim_qk,
-          .head_dim_v = head_dim_v,
-          .features = features,
-          .alignment = 16,
-          .bias_dtype = DType::f32};
+AttentionArguments problem(DType dtype, int64_t head_dim_qk, int64_t head_dim_v, core::Features features = {}) {
+  AttentionArguments p = tests::gpu_arguments({.head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v}, dtype);
+  p.seqlen_q = p.seqlen_kv = p.total_q = p.total_kv = 0;
+  p.features = features;
+  p.bias_dtype = DType::f32;
+  return p;
 }
 
-ForwardConfig config(const Problem& p, int arch = 90) { return forward_config(p, typical_device(arch)); }
+ForwardSm80Config config(const AttentionShape& p, int arch = 90) {
+  return forward_sm80_config(p, typical_device(arch));
+}
 
 // Every head dim, type, feature and architecture.
 template <typename Fn>
@@ -51,8 +58,8 @@ void for_each_config(Fn&& fn) {
         for (const int64_t v : {1, 33, 64, 96, 128, 192, 256, 257, 384, 512}) {
           for (const core::Features features : alone) {
             for (const int32_t alignment : {16, 2}) {
-              Problem p = problem(dtype, qk, v, features);
-              p.alignment = alignment;
+              AttentionArguments p = problem(dtype, qk, v, features);
+              tests::set_alignment(p, alignment);
               fn(p, config(p, arch), arch);
             }
           }
@@ -62,18 +69,58 @@ void for_each_config(Fn&& fn) {
   }
 }
 
-TEST(ForwardConfig, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
-  Problem p = problem(DType::bf16, 128, 128, Feature::score_mod);
+// fields() names every member once, in order: addresses ascend, and no byte is left but the last ones' padding.
+template <class Config>
+void expect_all_fields() {
+  Config c;
+  std::vector<std::string> names;
+  const char* last = nullptr;
+  fields(c, [&](const char* name, const auto& value) {
+    const char* at = reinterpret_cast<const char*>(&value);
+    EXPECT_GT(at, last) << name;
+    EXPECT_EQ(std::ranges::count(names, name), 0) << name;
+    names.push_back(name);
+    last = at;
+  });
+  EXPECT_EQ(static_cast<int>(names.size()), num_members<Config>());
+}
+TEST(Configs, FieldsNameEveryMember) {
+  expect_all_fields<portable::ScoreConfig>();
+  expect_all_fields<portable::ClassifyConfig>();
+  expect_all_fields<ForwardSm80Config>();
+  expect_all_fields<ForwardSm90Config>();
+  expect_all_fields<portable::LadderConfig>();
+  EXPECT_EQ(num_members<portable::ScoreConfig>(), 14);
+  struct Three {
+    int first;
+    portable::ScoreConfig second;
+    bool third;
+  };
+  EXPECT_EQ(num_members<Three>(), 3);
+}
+
+TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
+  portable::ClassifyConfig c{.masks = {.mask = MaskLevel::bits, .mask_mod = true}, .tile_q = 128, .tile_kv = 64};
+  c.masks.element = Element::f16;
+  EXPECT_EQ(expression("classify_tiles", "ClassifyConfig", c),
+            "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.element = "
+            "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
+            ".dense_mask = false, .block_map = false, .mask_mod = true, .softcap = false, .series_terms = 0, "
+            ".alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
+            ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
+}
+
+TEST(ForwardSm80Config, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
+  AttentionArguments p = problem(DType::bf16, 128, 128, Feature::score_mod);
   p.score_mod = "return score - fabsf(q_minus_k);";
   EXPECT_TRUE(forward_sm90_config(p).by_distance);
-  EXPECT_FALSE(config(p).by_distance);
   p.score_mod = "return score - q_minus_kappa;";
   EXPECT_FALSE(forward_sm90_config(p).by_distance);
   EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
 }
 
-TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
-  const ForwardConfig text = config(problem(DType::bf16, 128, 128, Feature::score_mod));
+TEST(ForwardSm80Config, ATextAloneMayHaveLongerTiles) {
+  const ForwardSm80Config text = config(problem(DType::bf16, 128, 128, Feature::score_mod));
   ASSERT_TRUE(for_small_text(text, 90));
   EXPECT_EQ(text.tile_kv, 48);
   EXPECT_EQ(for_small_text(text, 90)->tile_kv, 64);
@@ -85,9 +132,9 @@ TEST(ForwardConfig, ATextAloneMayHaveLongerTiles) {
   EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score_mod)), 90));
 }
 
-TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
+TEST(ForwardSm80Config, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
   const auto has_two = [](DType dtype, int64_t head_dim, core::Features features) {
-    return config(problem(dtype, head_dim, head_dim, features)).short_series;
+    return config(problem(dtype, head_dim, head_dim, features)).score.series_terms == 2;
   };
   EXPECT_TRUE(has_two(DType::bf16, 64, Feature::softcap));
   EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::lse));
@@ -98,16 +145,17 @@ TEST(ForwardConfig, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
   for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
     for (const core::Features beside :
          {core::Features(), core::Features(Feature::lse), core::Features(Feature::dropout)}) {
-      const ForwardConfig c = forward_sm90_config(problem(DType::bf16, head_dim, head_dim, beside | Feature::softcap));
-      EXPECT_EQ(c.short_series, beside != Feature::lse && !(beside == Feature::dropout && head_dim == 256));
-      EXPECT_EQ(c.scales_q, c.short_series);
+      const ForwardSm90Config c =
+          forward_sm90_config(problem(DType::bf16, head_dim, head_dim, beside | Feature::softcap));
+      EXPECT_EQ(c.score.series_terms == 2, beside != Feature::lse && !(beside == Feature::dropout && head_dim == 256));
+      EXPECT_EQ(c.scales_q, c.score.series_terms == 2);
     }
   }
 }
 
-TEST(ForwardConfig, EveryCallFitsEveryGpu) {
-  for_each_config([](const Problem& p, const ForwardConfig& c, int arch) {
-    const std::string what = forward_program(c, "").expression + " sm_" + std::to_string(arch);
+TEST(ForwardSm80Config, EveryCallFitsEveryGpu) {
+  for_each_config([](const AttentionArguments& p, const ForwardSm80Config& c, int arch) {
+    const std::string what = forward_sm80_program(c, "").expression + " sm_" + std::to_string(arch);
     ASSERT_GE(c.head_dim_qk, p.head_dim_qk) << what;
     ASSERT_GE(int64_t{c.head_dim_v} * slices_v(p, c), p.head_dim_v) << what;
     ASSERT_LT(int64_t{c.head_dim_v} * (slices_v(p, c) - 1), p.head_dim_v) << what;
@@ -119,30 +167,30 @@ TEST(ForwardConfig, EveryCallFitsEveryGpu) {
   });
 }
 
-TEST(ForwardConfig, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
-  for_each_config([](const Problem& p, const ForwardConfig& c, int) {
-    ASSERT_EQ(c.softcap, p.features.has(Feature::softcap));
-    ASSERT_EQ(c.alibi, p.features.has(Feature::alibi));
-    ASSERT_EQ(c.bias, p.features.has(Feature::bias));
-    ASSERT_EQ(c.bias_is_f32, p.features.has(Feature::bias) && p.dtype != DType::f32);
-    ASSERT_EQ(c.dropout, p.features.has(Feature::dropout));
-    ASSERT_EQ(c.score, p.features.has(Feature::score_mod));
-    ASSERT_EQ(c.keep, p.features.has(Feature::mask_mod));
+TEST(ForwardSm80Config, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
+  for_each_config([](const AttentionArguments& p, const ForwardSm80Config& c, int) {
+    ASSERT_EQ(c.score.softcap, p.features.has(Feature::softcap));
+    ASSERT_EQ(c.score.alibi, p.features.has(Feature::alibi));
+    ASSERT_EQ(c.score.bias, p.features.has(Feature::bias));
+    ASSERT_EQ(c.score.bias_is_f32, p.features.has(Feature::bias) && p.dtype() != DType::f32);
+    ASSERT_EQ(c.score.dropout, p.features.has(Feature::dropout));
+    ASSERT_EQ(c.score.score_mod, p.features.has(Feature::score_mod));
+    ASSERT_EQ(c.score.mask_mod, p.features.has(Feature::mask_mod));
     ASSERT_EQ(c.paged, p.features.has(Feature::paged_kv));
-    ASSERT_EQ(c.mask == MaskLevel::bits, p.features.has_any(Feature::mask_mod | Feature::document));
-    const int64_t size = core::size_bytes(p.dtype);
-    ASSERT_EQ(c.vector_loads, p.alignment == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
+    ASSERT_EQ(c.score.mask == MaskLevel::bits, p.features.has_any(Feature::mask_mod | Feature::document));
+    const int64_t size = core::size_bytes(p.dtype());
+    ASSERT_EQ(c.vector_loads, p.alignment() == 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0);
   });
 }
 
 // What is read at run time changes nothing: the same kernel for any batch, length, mask that is an interval, layout.
-TEST(ForwardConfig, KnowsNoBatchAndNoLengths) {
+TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
   const core::Features at_run_time = Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first |
                                      Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
                                      Feature::packed_q | Feature::packed_kv | Feature::sink | Feature::lse;
   for (const int64_t head_dim : {64, 128}) {
-    Problem p = problem(DType::bf16, head_dim, head_dim);
-    const ForwardConfig expected = config(p);
+    AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
+    const ForwardSm80Config expected = config(p);
     p.features = at_run_time;
     p.batch = 7;
     p.heads_q = 12;
@@ -154,16 +202,16 @@ TEST(ForwardConfig, KnowsNoBatchAndNoLengths) {
 }
 
 // One image serves usual calls on all GPUs before Hopper, and the PTX for later ones is that of Hopper's config.
-TEST(ForwardConfig, HotConfigsAreTheSameOnManyGpus) {
+TEST(ForwardSm80Config, HotConfigsAreTheSameOnManyGpus) {
   for (const int64_t head_dim : {64, 128, 256}) {
-    const Problem p = problem(DType::bf16, head_dim, head_dim);
+    const AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     for (const int arch : {86, 89}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
     for (const int arch : {100, 103, 120}) EXPECT_EQ(config(p, arch), config(p, 90)) << head_dim << " " << arch;
   }
 }
 
-TEST(ForwardConfig, WideHeadsAreCutIntoSlices) {
-  const Problem p = problem(DType::bf16, 128, 320);
+TEST(ForwardSm80Config, WideHeadsAreCutIntoSlices) {
+  const AttentionArguments p = problem(DType::bf16, 128, 320);
   EXPECT_EQ(config(p).head_dim_v, 192);
   EXPECT_EQ(slices_v(p, config(p)), 2);
   EXPECT_EQ(slices_v(problem(DType::bf16, 64, 512), config(problem(DType::bf16, 64, 512))), 2);
@@ -175,15 +223,15 @@ TEST(ForwardConfig, WideHeadsAreCutIntoSlices) {
 struct Cycles {
   double tensor, shared;
 };
-Cycles cycles(const ForwardConfig& c) {
+Cycles cycles(const ForwardSm80Config& c) {
   const double products = static_cast<double>(c.tile_kv) * (c.head_dim_qk + c.head_dim_v);
-  const bool is_f32 = c.element == Element::f32;
-  const double kv_bytes = products * portable::size_bytes(c.element);
-  const double q_bytes = static_cast<double>(c.tile_q) * c.head_dim_qk * portable::size_bytes(c.element);
+  const bool is_f32 = c.score.element == Element::f32;
+  const double kv_bytes = products * portable::size_bytes(c.score.element);
+  const double q_bytes = static_cast<double>(c.tile_q) * c.head_dim_qk * portable::size_bytes(c.score.element);
   return {products * c.tile_q / 1024 * (is_f32 ? 6 : 1), (kv_bytes * c.num_warps + q_bytes) / 128};
 }
 
-TEST(ForwardConfig, MatrixInstructionsOutweighTheirLoads) {
+TEST(ForwardSm80Config, MatrixInstructionsOutweighTheirLoads) {
   for (const int64_t head_dim : {32, 64, 96, 128}) {
     const Cycles plain = cycles(config(problem(DType::bf16, head_dim, head_dim)));
     EXPECT_LT(plain.shared, 0.8 * plain.tensor) << head_dim;
@@ -198,10 +246,10 @@ TEST(ForwardConfig, MatrixInstructionsOutweighTheirLoads) {
   }
 }
 
-TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
+TEST(ForwardSm80Config, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
   for (const int arch : {80, 90}) {
     for (const int64_t head_dim : {32, 64, 96, 128}) {
-      const ForwardConfig c = config(problem(DType::bf16, head_dim, head_dim), arch);
+      const ForwardSm80Config c = config(problem(DType::bf16, head_dim, head_dim), arch);
       EXPECT_LE(2 * (shared_bytes(c) + 1024), typical_device(arch).shared_bytes_per_sm) << head_dim;
       EXPECT_EQ(c.blocks_per_sm, 2) << head_dim;
     }
@@ -210,10 +258,11 @@ TEST(ForwardConfig, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
 
 TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   const auto tile_q = [](int64_t seqlen, int64_t window_left, int64_t window_right, core::Features features = {}) {
-    Problem p = problem(DType::bf16, 128, 128, features);
+    AttentionArguments p = problem(DType::bf16, 128, 128, features);
     p.seqlen_q = p.seqlen_kv = seqlen;
     p.window_left = window_left;
     p.window_right = window_right;
+    core::derive_mask_shape(p);
     return forward_sm90_config(p).tile_q;
   };
   EXPECT_EQ(tile_q(7169, -1, -1), 192);
@@ -227,7 +276,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
                                         core::Features(Feature::mask_mod), core::Features(Feature::alibi)}) {
     EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
   }
-  Problem p = problem(DType::bf16, 128, 128);
+  AttentionArguments p = problem(DType::bf16, 128, 128);
   p.seqlen_kv = 16384;
   for (const int64_t few : {1, 128, 1024}) {
     p.seqlen_q = few;
@@ -239,12 +288,13 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
 TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
   for (const int64_t head_dim : {64, 128, 256}) {
     for (const int64_t window_right : {-1, 0}) {
-      Problem p = problem(DType::bf16, head_dim, head_dim);
+      AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
       p.window_right = window_right;
+      core::derive_mask_shape(p);
       for (int64_t power = 64; power < 16384; power *= 2) {
         for (int quarter = 4; quarter < 8; ++quarter) {
           p.seqlen_q = p.seqlen_kv = power / 4 * quarter + 1;
-          const ForwardConfig of_least = forward_sm90_config(p);
+          const ForwardSm90Config of_least = forward_sm90_config(p);
           p.seqlen_q = p.seqlen_kv = power / 4 * (quarter + 1);
           EXPECT_EQ(forward_sm90_config(p), of_least) << head_dim << ", " << p.seqlen_kv;
         }
@@ -256,11 +306,12 @@ TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
 // Longer sequences in the batch do not change how a row is computed.
 TEST(ForwardSm90Config, OfBatchInvariantCallsIsThatOfNoLength) {
   for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
-    Problem p = problem(DType::bf16, head_dim, head_dim);
+    AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     p.window_right = 0;
+    core::derive_mask_shape(p);
     p.batch_invariant = true;
     p.seqlen_q = p.seqlen_kv = 16384;
-    const ForwardConfig of_long = forward_sm90_config(p);
+    const ForwardSm90Config of_long = forward_sm90_config(p);
     p.seqlen_q = p.seqlen_kv = 100;
     EXPECT_EQ(forward_sm90_config(p), of_long) << head_dim;
   }
@@ -274,19 +325,19 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
             Feature::bias | Feature::dropout, core::Features(Feature::document),
             Feature::document | Feature::dense_mask, core::all_features()}) {
         for (const int64_t seqlen : {1024, 8192}) {
-          Problem p = problem(DType::bf16, qk, v, features);
+          AttentionArguments p = problem(DType::bf16, qk, v, features);
           p.seqlen_q = p.seqlen_kv = seqlen;
-          const ForwardConfig c = forward_sm90_config(p);
+          const ForwardSm90Config c = forward_sm90_config(p);
           const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
           SCOPED_TRACE(std::to_string(qk) + "/" + std::to_string(v) + ": " + std::to_string(c.tile_q) + " x " +
                        std::to_string(c.tile_kv));
           EXPECT_GE(c.head_dim_qk, qk);
           EXPECT_GE(c.head_dim_v, v);
           const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
-          if ((dim == 256 && (c.bias || num_masks(c) > 1)) || (dim <= 96 && c.bias_is_f32)) {
+          if ((dim == 256 && (c.score.bias || num_masks(c.score) > 1)) || (dim <= 96 && c.score.bias_is_f32)) {
             EXPECT_EQ(c.tile_kv, 64) << "with 80 keys the assembler spills";
           }
-          if (c.head_dim_qk <= 96 && c.head_dim_v == 128 && num_masks(c) > 1 && !c.bias) {
+          if (c.head_dim_qk <= 96 && c.head_dim_v == 128 && num_masks(c.score) > 1 && !c.score.bias) {
             EXPECT_EQ(c.tile_kv, 112) << "with 128 keys the assembler spills";
           }
           EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);

@@ -3,37 +3,31 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/launch/forward_config.hpp"
+#include "cases/arguments.hpp"
+#include "cuda/forward_sm80/config.hpp"
 #include "portable/query_tiles.hpp"
 
 namespace {
 
 using namespace tessella;
+using core::AttentionArguments;
 using core::Cost;
-using core::DType;
 using core::Feature;
-using core::Problem;
 
-Problem problem(int64_t seqlen, int64_t heads = 1) {
-  return {.dtype = DType::bf16,
-          .out_dtype = DType::bf16,
-          .batch = 1,
-          .heads_q = heads,
-          .heads_kv = heads,
-          .head_dim_qk = 64,
-          .head_dim_v = 64,
-          .seqlen_q = seqlen,
-          .seqlen_kv = seqlen,
-          .total_q = seqlen,
-          .total_kv = seqlen,
-          .alignment = 16};
+AttentionArguments problem(int64_t seqlen, int64_t heads = 1) {
+  return tests::gpu_arguments({.heads_q = heads,
+                               .heads_kv = heads,
+                               .seqlen_q = seqlen,
+                               .seqlen_kv = seqlen,
+                               .head_dim_qk = 64,
+                               .head_dim_v = 64});
 }
 
-constexpr portable::ForwardConfig kConfig{
+constexpr portable::ForwardSm80Config kConfig{
     .head_dim_qk = 64, .head_dim_v = 64, .tile_q = 64, .tile_kv = 32, .num_warps = 4};
 
 TEST(ForwardCost, IsWhatTheLoopsMove) {
-  const Problem p = problem(256);  // 4 tiles of queries, 8 of keys
+  const AttentionArguments p = problem(256);  // 4 tiles of queries, 8 of keys
   const double row = 64 * 2;
   const Cost forward = cuda::forward_cost(p, kConfig);
   EXPECT_EQ(forward.score_passes, 1);
@@ -82,7 +76,7 @@ TEST(ForwardCost, TilesHoldEveryQueryOnce) {
 }
 
 TEST(ForwardCost, FollowsTheBandAndTheHeads) {
-  Problem p = problem(4096, 3);
+  AttentionArguments p = problem(4096, 3);
   const Cost all = cuda::forward_cost(p, kConfig);
   EXPECT_EQ(all.bytes_moved, 3 * cuda::forward_cost(problem(4096), kConfig).bytes_moved);
   p.features = Feature::window;
@@ -98,9 +92,9 @@ TEST(ForwardCost, FollowsTheBandAndTheHeads) {
 }
 
 TEST(ForwardCost, SlicesComputeScoresAgain) {
-  Problem p = problem(256);
+  AttentionArguments p = problem(256);
   p.head_dim_v = 512;
-  const portable::ForwardConfig config = cuda::forward_config(p, cuda::typical_device(90));
+  const portable::ForwardSm80Config config = cuda::forward_sm80_config(p, cuda::typical_device(90));
   EXPECT_EQ(cuda::forward_cost(p, config).score_passes, 2);
   EXPECT_EQ(cuda::standard_cost(p, config).score_passes, 5);
 }

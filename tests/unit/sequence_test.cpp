@@ -3,21 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include "cases/arguments.hpp"
+
 namespace tessella::tests {
 namespace {
 
+using core::AttentionArguments;
 using core::Feature;
-using core::Problem;
 using core::Sequence;
 
-Problem dense() {
-  Problem p;
-  p.batch = 2;
-  p.heads_q = p.heads_kv = 1;
-  p.seqlen_q = p.total_q = 5;
-  p.seqlen_kv = p.total_kv = 7;
-  return p;
-}
+AttentionArguments dense() { return dense_arguments({.batch = 2, .seqlen_q = 5, .seqlen_kv = 7}, core::DType::f32); }
 
 TEST(Sequence, DenseTakesAll) {
   const Sequence s = core::sequence(dense(), 1);
@@ -31,7 +26,7 @@ TEST(Sequence, DenseTakesAll) {
 }
 
 TEST(Sequence, LengthsAndLeftPadding) {
-  Problem p = dense();
+  AttentionArguments p = dense();
   const int32_t used_q[] = {5, 3}, used_kv[] = {7, 6}, leftpad[] = {0, 2};
   p.seqlens_q = {used_q, 1};
   p.seqlens_kv = {used_kv, 1};
@@ -45,7 +40,7 @@ TEST(Sequence, LengthsAndLeftPadding) {
 }
 
 TEST(Sequence, Packed) {
-  Problem p = dense();
+  AttentionArguments p = dense();
   const int32_t cu_q[] = {0, 2, 5}, cu_kv[] = {0, 7, 10}, leftpad[] = {0, 1};
   p.total_q = 5;
   p.total_kv = 10;
@@ -61,7 +56,7 @@ TEST(Sequence, Packed) {
 }
 
 TEST(Sequence, ElementMasksUseRowsAndSlots) {
-  Problem p = dense();
+  AttentionArguments p = dense();
   const int32_t leftpad[] = {1, 0};
   p.leftpad_kv = {leftpad, 1};
   std::byte mask[7] = {};

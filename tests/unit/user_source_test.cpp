@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include "cases/arguments.hpp"
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/launch/classify.hpp"
 
 namespace {
 
@@ -22,8 +24,8 @@ TEST(UserText, IsTheSameForCallsWithoutText) {
 
 TEST(UserText, CountsItsOwnLines) {
   const std::string text = user_text("return score;  // the end", "return k <= q;");
-  EXPECT_NE(text.find("#line 1 \"score\"\nreturn score;  // the end\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("#line 1 \"keep\"\nreturn k <= q;\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("#line 1 \"score_mod\"\nreturn score;  // the end\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("#line 1 \"mask_mod\"\nreturn k <= q;\n"), std::string::npos) << text;
 }
 
 TEST(UserText, MentionsAreFoundAndDoubtsCount) {
@@ -41,15 +43,15 @@ TEST(UserText, MentionsAreFoundAndDoubtsCount) {
 // What compiling a bf16 call with these texts says, "" if it compiles without spills for the oldest GPUs and Hopper.
 std::string problem_of(std::string_view score, std::string_view keep) {
   static CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
-  core::Problem p{.dtype = core::DType::bf16, .head_dim_qk = 128, .head_dim_v = 128, .alignment = 16};
+  core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
   if (!score.empty()) p.features |= Feature::score_mod;
   if (!keep.empty()) p.features |= Feature::mask_mod;
   const std::string text = user_text(score, keep);
   try {
     for (const int arch : {80, 90}) {
-      const portable::ForwardConfig config = forward_config(p, typical_device(arch));
+      const portable::ForwardSm80Config config = forward_sm80_config(p, typical_device(arch));
       if (!keep.empty()) store.get(classify_program(config, text), {.arch = arch});
-      const auto cubin = store.get(forward_program(config, text), {.arch = arch});
+      const auto cubin = store.get(forward_sm80_program(config, text), {.arch = arch});
       if (cubin->resources.stack_bytes != 0) return cubin->log;
       if (cubin->log.find("warning") != std::string::npos) return cubin->log;
     }
@@ -75,13 +77,13 @@ TEST_F(Modification, Alibi) {
 // With the longer tiles of small texts.
 TEST_F(Modification, AlibiIsSmall) {
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
-  core::Problem p{.dtype = core::DType::bf16, .head_dim_qk = 128, .head_dim_v = 128, .alignment = 16};
+  core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
   p.features |= Feature::score_mod;
-  const auto longer = for_small_text(forward_config(p, typical_device(90)), 90);
+  const auto longer = for_small_text(forward_sm80_config(p, typical_device(90)), 90);
   ASSERT_TRUE(longer);
   for (const char* distance : {"q - k", "q_minus_k", "float(q) - float(k)"}) {
     const std::string text = user_text("return score - arrays.f32(0)[h] * fabsf(" + std::string(distance) + ");", "");
-    EXPECT_EQ(store.get(forward_program(*longer, text), {.arch = 90})->resources.stack_bytes, 0) << distance;
+    EXPECT_EQ(store.get(forward_sm80_program(*longer, text), {.arch = 90})->resources.stack_bytes, 0) << distance;
   }
 }
 
@@ -114,9 +116,9 @@ TEST_F(Modification, ANumberMayBeHalfOrBrain) {
 
 TEST_F(Modification, MistakesAreNamedByTextAndLine) {
   const std::string score = problem_of("float twice = 2 * score;\nreturn twicee;", "");
-  EXPECT_NE(score.find("score(2): error: identifier \"twicee\" is undefined"), std::string::npos) << score;
+  EXPECT_NE(score.find("score_mod(2): error: identifier \"twicee\" is undefined"), std::string::npos) << score;
   const std::string keep = problem_of("", "\n\nreturn k <= ;");
-  EXPECT_NE(keep.find("keep(3): error:"), std::string::npos) << keep;
+  EXPECT_NE(keep.find("mask_mod(3): error:"), std::string::npos) << keep;
 }
 
 }  // namespace

@@ -105,8 +105,7 @@ struct MergeCall {
     const tessella_tensor& like = states.front().out.tensor;
     tessella_tensor shape = like;
     swap_layout(settings.files_layout(), shape);
-    const tessella_dtype dtype =
-        settings.out_dtype.empty() ? like.dtype : element_type_named(settings.out_dtype).dtype;
+    const tessella_dtype dtype = settings.out_dtype.empty() ? like.dtype : element_type_named(settings.out_dtype).dtype;
     out = allocate_array("out", dtype, std::span(shape.shape, static_cast<size_t>(shape.ndim)));
     const tessella_tensor& like_lse = states.front().lse.tensor;
     lse = allocate_array("lse", like_lse.dtype, std::span(like_lse.shape, static_cast<size_t>(like_lse.ndim)));
@@ -124,7 +123,8 @@ struct MergeCall {
     args.out = &out_tensor;
     args.lse = &lse_tensor;
     options.kernel = settings.kernel.empty() ? nullptr : settings.kernel.c_str();
-    options.num_threads = static_cast<int32_t>(parse_integer_between("--num-threads", settings.num_threads, 0, INT32_MAX));
+    options.num_threads =
+        static_cast<int32_t>(parse_integer_between("--num-threads", settings.num_threads, 0, INT32_MAX));
     options.num_sms = static_cast<int32_t>(parse_integer_between("--num-sms", settings.num_sms, 0, INT32_MAX));
   }
   MergeCall(const MergeCall&) = delete;
@@ -192,8 +192,8 @@ int merge(const Settings& settings) {
     }
     put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
-    put("out     {} {}  {}{}\n", shape_text(call.out_tensor), dtype_name(call.out.tensor.dtype),
-        summary_text(call.out), settings.out.empty() ? "" : "  -> " + printable(settings.out));
+    put("out     {} {}  {}{}\n", shape_text(call.out_tensor), dtype_name(call.out.tensor.dtype), summary_text(call.out),
+        settings.out.empty() ? "" : "  -> " + printable(settings.out));
     if (report) print_check(*report, "fp32 merge");
   }
   return report && !report->passed ? kCheckFailed : kDone;

@@ -70,8 +70,8 @@ Json describe_check(const tessella_check_report& report) {
 
 void print_check(const tessella_check_report& report, const char* of) {
   put("check   {}: {} rows against the double reference, max error {} (plain {} {}, allowed {})\n",
-      report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error), of, error_text(report.plain_error),
-      error_text(report.tolerance));
+      report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error), of,
+      error_text(report.plain_error), error_text(report.tolerance));
   if (!report.passed) {
     const int64_t* at = report.worst_index;
     put("        worst at batch {}, row {}, head {}, dim {}: got {}, expected {}\n", at[0], at[1], at[2], at[3],

@@ -63,10 +63,11 @@ std::optional<Target> compile_target(int arch, bool arch_specific, const std::ve
   return Target{.arch = nearest, .ptx = nearest / 10 != arch / 10};
 }
 
-const char* origin(const Program& program, const Target& target) {
-  if (find_embedded_for(program, target) != nullptr) return "embedded";
+Cubin::Origin origin(const Program& program, const Target& target) {
+  if (find_embedded_for(program, target) != nullptr) return Cubin::Origin::embedded;
   constexpr CompilerVersion kNewest{.major = std::numeric_limits<int>::max()};
-  return cubin_store().disk().read_any(program_key(program, target), kNewest) ? "cached" : "compiled when planned";
+  const bool is_cached = cubin_store().disk().read_any(program_key(program, target), kNewest).has_value();
+  return is_cached ? Cubin::Origin::disk : Cubin::Origin::compiled;
 }
 
 std::shared_ptr<const Cubin> find_or_compile(const Program& program, int arch) {

@@ -21,8 +21,8 @@ std::optional<Target> compile_target(int arch, bool arch_specific, const std::ve
 // The embedded image that serves a target, if this process's driver loads it; else nullptr.
 std::shared_ptr<const Cubin> find_embedded_for(const Program& program, const Target& target);
 
-// Where the image for a target will come from, in words: "embedded", "cached" or "compiled when planned".
-const char* origin(const Program& program, const Target& target);
+// Where the image for a target will come from.
+Cubin::Origin origin(const Program& program, const Target& target);
 
 // The image of the program for GPUs of this arch (90 for sm_90): embedded, else from the disk cache, else compiled by
 // NVRTC, else embedded PTX. Error(compile) when there is none.

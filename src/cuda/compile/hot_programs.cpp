@@ -1,46 +1,49 @@
 #include "cuda/compile/hot_programs.hpp"
 
 #include <algorithm>
-#include <optional>
 
-#include "cuda/compile/user_source.hpp"
-#include "cuda/launch/forward_config.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm80/recipe.hpp"
+#include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/merge/recipe.hpp"
 
 namespace tessella::cuda {
 
-using portable::ForwardConfig;
-
 std::vector<HotProgram> hot_programs() {
   std::vector<HotProgram> programs;
-  const auto add = [&](Program program, const Target& target, const char* kernel = "cuda.forward_sm80") {
-    const auto same = std::ranges::find(programs, program, &HotProgram::program);
-    if (same == programs.end()) {
-      programs.push_back({kernel, std::move(program), {target}});
-    } else if (std::ranges::find(same->targets, target) == same->targets.end()) {
-      same->targets.push_back(target);
+  const auto add = [&](const char* kernel, const Recipe& recipe, const Target& target) {
+    for (const Step& step : recipe.steps) {
+      const auto same = std::ranges::find(programs, step.program, &HotProgram::program);
+      if (same == programs.end()) {
+        programs.push_back({kernel, step.program, {target}});
+      } else if (std::ranges::find(same->targets, target) == same->targets.end()) {
+        same->targets.push_back(target);
+      }
     }
   };
+  const DeviceInfo ampere = typical_device(80), hopper = typical_device(90);
   // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
   for (const core::DType dtype : {core::DType::bf16, core::DType::f16}) {
     for (const int64_t head_dim : {64, 128, 256}) {
-      core::Problem plain{.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = head_dim, .alignment = 16};
-      const auto program = [&](int arch) {
-        return forward_program(forward_config(plain, typical_device(arch)), user_text());
-      };
-      add(program(80), {.arch = 80});
-      add(program(90), {.arch = 90});
-      add(program(90), {.arch = 80, .ptx = true});  // for what comes after Hopper
-      const auto add_sm90 = [&](const ForwardConfig& config) {
-        add(forward_sm90_program(config, user_text()), {.arch = 90, .arch_specific = true}, "cuda.forward_sm90");
-      };
+      core::AttentionShape plain{
+          .batch = 1, .heads_q = 1, .heads_kv = 1, .head_dim_qk = head_dim, .head_dim_v = head_dim};
+      for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v, core::Name::out}) {
+        plain.operands[name] = {dtype, 16};
+      }
+      add("cuda.forward_sm80", forward_sm80_recipe(plain, ampere), {.arch = 80});
+      add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 90});
+      // For what comes after Hopper.
+      add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 80, .ptx = true});
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;
-        const ForwardConfig config = forward_sm90_config(plain);
-        add_sm90(config);
-        if (const std::optional<ForwardConfig> paired = in_pairs(config, plain)) add_sm90(*paired);
+        add("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90, .arch_specific = true});
       }
     }
+    core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};
+    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 80});
+    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 90});
+    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 80, .ptx = true});
   }
   return programs;
 }

@@ -16,14 +16,15 @@ bool is_of_identifier(char c) {
 
 }  // namespace
 
-std::string user_text(std::string_view score, std::string_view keep) {
+std::string user_text(std::string_view score_mod, std::string_view mask_mod) {
   return "#pragma once\n#include \"cuda/device/score/arrays.hpp\"\nnamespace tessella::device::user {\n" +
          function(
-             "__device__ __forceinline__ float score(float score, int b, int h, int q, int k, float q_minus_k, const "
+             "__device__ __forceinline__ float score_mod(float score, int b, int h, int q, int k, float q_minus_k, "
+             "const "
              "Arrays& arrays)",
-             "score", score, "return score;") +
-         function("__device__ __forceinline__ bool keep(int b, int h, int q, int k, const Arrays& arrays)", "keep",
-                  keep, "return true;") +
+             "score_mod", score_mod, "return score;") +
+         function("__device__ __forceinline__ bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)",
+                  "mask_mod", mask_mod, "return true;") +
          "}  // namespace tessella::device::user\n";
 }
 

@@ -1,4 +1,4 @@
-// The caller's texts for `score` and `keep` as the header "user.hpp" that device code includes.
+// The caller's score and mask modifications as the header "user.hpp" that device code includes.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace tessella::cuda {
 
-// Declares user::score and user::keep, with a body that changes nothing where a text is empty. Compilers' messages name
-// the texts "score" and "keep" and count their own lines.
-std::string user_text(std::string_view score = {}, std::string_view keep = {});
+// Defines user::score_mod and user::mask_mod, with a body that changes nothing where a source is empty. Compilers'
+// messages name the sources "score_mod" and "mask_mod" and count their own lines.
+std::string user_text(std::string_view score_mod = {}, std::string_view mask_mod = {});
 
 // May the text name this identifier? Yes where in doubt: in comments, and where macros or escapes could spell it.
 bool may_mention(std::string_view text, std::string_view identifier);

@@ -1,11 +1,11 @@
 // FlashAttention-2's forward (arXiv 2307.08691, algorithm 1) with the matrix instructions of one warp: any NVIDIA GPU
 // from Ampere on, bf16, f16 and fp32.
 //
-//   for each tile of queries:                                     one thread block; a warp owns 16 or 32 of its rows
+//   for each tile of queries:                                          a thread block; a warp owns 16 or 32 rows
 //     o = 0, max = -inf, sum = 0
 //     for each tile of keys it sees:
-//       s = q k^T -> scale, softcap, bias, ALiBi, text -> masks   registers
-//       p = 2^(s - max), max and sum kept, o rescaled             registers
+//       s = q k^T -> scale, softcap, bias, ALiBi, score_mod -> masks   registers
+//       p = 2^(s - max), max and sum kept, o rescaled                  registers
 //       o += p v
 //     out = o / sum, lse = max + ln(sum)
 //
@@ -17,16 +17,16 @@
 #include "cuda/device/ptx/order.hpp"
 #include "cuda/device/schedule/block_sm80.hpp"
 #include "cuda/device/score/band_mask.hpp"
+#include "cuda/device/score/dropout.hpp"
 #include "cuda/device/score/mask.hpp"
 #include "cuda/device/score/score.hpp"
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/multiply.hpp"
 #include "cuda/device/tile/output.hpp"
-#include "portable/dropout.hpp"
 
 namespace tessella::device {
 
-template <ForwardConfig C>
+template <ForwardSm80Config C>
 struct ForwardSm80 : BlockSm80<C> {
   using Block = BlockSm80<C>;
   using Block::Block;
@@ -34,40 +34,43 @@ struct ForwardSm80 : BlockSm80<C> {
       Block::first_q, Block::query, Block::bounds, Block::warp_tiles, Block::kRowsOfWarp, Block::kMBlocks,
       Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual,
       Block::kIsSmallText;
-  using typename Block::TileQ, typename Block::TileK, typename Block::TileV;
-  using Scores = float[kMBlocks][kBlocks][4];
+  using typename Block::TileQ, typename Block::TileK, typename Block::TileV, typename Block::Scores,
+      typename Block::Score;
 
   // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them. Texts, the
-  // softcap and, of narrow rows, dropout need the registers; fp32 hides its loads behind its many instructions.
-  static constexpr int kAhead = kMBlocks == 1 ? 4 : C.score || C.softcap || (C.dropout && C.head_dim_qk == 64) ? 0 : 1;
+  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them.
+  // Modifications, the softcap and, of narrow rows, dropout need the registers; fp32 hides its loads behind its many
+  // instructions.
+  static constexpr bool kLacksRegisters =
+      C.score.score_mod || C.score.softcap || (C.score.dropout && C.head_dim_qk == 64);
+  static constexpr int kAhead = kMBlocks == 1 ? 4 : kLacksRegisters ? 0 : 1;
 
   // For registers, as BlockSm80's.
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      C.mask == MaskLevel::band && !C.softcap && !kIsSmallText && !kIsUsual;
+      C.score.mask == MaskLevel::band && !C.score.softcap && !kIsSmallText && !kIsUsual;
   static constexpr bool kKeepsSource = kIsUsual && kMBlocks * (kBlocks + kBlocksV) * 4 <= 160;
 
   template <class Meanwhile>
   __device__ __forceinline__ void scores(Scores& s, const Meanwhile& meanwhile) const {
-    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
+    multiply_qk<C.score.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
-  __device__ Score<C> score_of_place() const {
-    return Score<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx);
+  __device__ Score score_of_place() const {
+    return Score(p, place.sequence, place.work.batch_idx, place.work.head_idx);
   }
   // True if the tile's keys and all of the warp's queries are the sequence's.
-  __device__ bool is_within(const Score<C>& score, int32_t tile) const {
+  __device__ bool is_within(const Score& score, int32_t tile) const {
     return score.are_within(first_q() + warp_row, kRowsOfWarp, tile * C.tile_kv, C.tile_kv);
   }
   // Products of a softcap alone become exponents of 2 by its series. False, in all lanes alike, if it does not serve.
-  __device__ __forceinline__ static bool cap_by_series(Scores& s, const Score<C>& score) {
+  __device__ __forceinline__ static bool cap_by_series(Scores& s, const Score& score) {
     const auto exponent = score.exponent(true);
     float square = 0;
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j += 2) {
-        square = Score<C>::square_max_16(s[m], j, square);
+        square = Score::square_max_16(s[m], j, square);
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[m][j + i / 4][i % 4] = exponent(s[m][j + i / 4][i % 4]);
       }
@@ -78,8 +81,8 @@ struct ForwardSm80 : BlockSm80<C> {
 
   // IsWithin: what is_within() says; false serves as well.
   template <bool IsWithin>
-  __device__ __forceinline__ void modify_each(Scores& s, const Score<C>& score, int32_t tile) const {
-    const typename Score<C>::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
+  __device__ __forceinline__ void modify_each(Scores& s, const Score& score, int32_t tile) const {
+    const typename Score::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -87,27 +90,27 @@ struct ForwardSm80 : BlockSm80<C> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int32_t row = m * 16 + i / 2 * 8, column = j * 8 + i % 2;
-          s[m][j][i] = score.template value<IsWithin>(s[m][j][i], corner, row, column,
-                                                      Score<C>::q_minus_k(corner, row - column));
+          s[m][j][i] =
+              score.template value<IsWithin>(s[m][j][i], corner, row, column, Score::q_minus_k(corner, row - column));
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if ((C.bias || (C.score && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.score.bias || (C.score.score_mod && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
-  // Softcap, bias, ALiBi and the caller's text.
-  __device__ __forceinline__ void modify(Scores& s, const Score<C>& score, int32_t tile) const {
-    if constexpr (Score<C>::kHasSeries) {
+  // Softcap, bias, ALiBi and the caller's score modification.
+  __device__ __forceinline__ void modify(Scores& s, const Score& score, int32_t tile) const {
+    if constexpr (Score::kHasSeries) {
 #pragma unroll
       for (int m = 0; m < kMBlocks; ++m) cap(score, s[m]);
     } else if constexpr (kIsSmallText) {
-      const Score<C> of_tile = score_of_place();  // not the loop's: a register less
-      if (!C.batch_invariant && is_within(of_tile, tile)) {
+      const Score of_tile = score_of_place();  // not the loop's: a register less
+      if (!C.score.batch_invariant && is_within(of_tile, tile)) {
         modify_each<true>(s, of_tile, tile);
       } else {
         modify_each<false>(s, of_tile, tile);
       }
-    } else if constexpr (!Score<C>::kIsPlain) {
+    } else if constexpr (!Score::kIsPlain) {
       modify_each<false>(s, score, tile);
     }
   }
@@ -135,8 +138,8 @@ struct ForwardSm80 : BlockSm80<C> {
             is_full ? ~0u : columns_in<C.tile_kv>(bounds(row - first_q()), tile * C.tile_kv, p.keep_first, lane);
         if (row >= place.sequence.len_q) visible[r] = 0;
       }
-      hide_by_elements<C>(p, place.sequence, place.work.batch_idx, place.work.head_idx, query(m, 0) - lane / 4,
-                          tile * C.tile_kv, visible);
+      hide_by_elements<C.score, C.tile_kv>(p, place.sequence, place.work.batch_idx, place.work.head_idx,
+                                           query(m, 0) - lane / 4, tile * C.tile_kv, visible);
       ptx::store_words(s_visible(m), visible[0], visible[1]);
       any |= visible[0] | visible[1];
     }
@@ -162,22 +165,13 @@ struct ForwardSm80 : BlockSm80<C> {
 
   // Zeroes what dropout takes from block columns j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(Scores& s, int32_t tile, int j) const {
-    const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
-                                       p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
-                                       p.dropout_threshold};
-    const uint64_t head_idx = static_cast<uint64_t>(place.work.batch_idx) * p.heads_q.value + place.work.head_idx;
+    const portable::Dropout dropout = dropout_of(p);
+    const uint64_t head_idx = dropout_head(p, place.work);
     int32_t first_row = warp_row;
     ptx::forget(first_row);  // kept from one 16 keys to the next, what follows from it took registers that 128 lacks
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
-      const portable::Random4 random =
-          dropout.bits(head_idx, (first_q() + first_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane / 4, lane % 4);
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
-        float* pair = &s[m][j + word / 2][word % 2 * 2];
-        if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
-        if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
-      }
+      device::drop(s[m], j, dropout, head_idx, (first_q() + first_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane);
     }
   }
 
@@ -204,15 +198,16 @@ struct ForwardSm80 : BlockSm80<C> {
     if (clears) __syncthreads();
   }
 
-  __device__ Output<C, kRowsOfWarp> output() const {
+  __device__ Output<C.score, kRowsOfWarp, C.head_dim_v> output() const {
     return {p, place.work, place.sequence, first_q() + warp_row, lane};
   }
 };
 
-template <ForwardConfig C>
+template <ForwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     forward_sm80(const __grid_constant__ ForwardParams p) {
   using Block = ForwardSm80<C>;
+  using Score = typename Block::Score;
   extern __shared__ __align__(128) char shared[];
   const Block block(p, shared);
   const auto& place = block.place;
@@ -220,18 +215,18 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   int32_t tile = block.find_place(visited);
   if (tile < 0) return;
   __syncthreads();
-  if (C.element == Element::f32 || p.scale < 0) {
+  if (C.score.element == Element::f32 || p.scale < 0) {
     ptx::wait_copies<0>();
     __syncthreads();
-    prepare_q<C.element, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
+    prepare_q<C.score.element, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
   }
 
-  const Score<C> score = block.score_of_place();
+  const Score score = block.score_of_place();
   const float scale_log2 = score.scale_log2();
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
   bool is_large = false;
-  bool has_series = Score<C>::kHasSeries && score.may_use_series(place.least_keys);  // and it has served so far
+  bool has_series = Score::kHasSeries && score.may_use_series(place.least_keys);  // and it has served so far
   if (has_series) {
 #pragma unroll
     for (int m = 0; m < Block::kMBlocks; ++m) rows[m].max[0] = rows[m].max[1] = 0;
@@ -261,7 +256,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         Block::kLimitsShared ? block.warp_tiles().is_full(tile) : tile >= full_begin && tile < full_end;
     bool sees = is_full || block.warp_tiles().sees(tile);
     const bool has_bits = visited.is_partial(tile);
-    if constexpr (C.mask == MaskLevel::bits) {
+    if constexpr (C.score.mask == MaskLevel::bits) {
       if (has_bits) sees = block.find_visible(tile, sees, is_full);
     }
     typename Block::Scores s;
@@ -278,14 +273,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       }
       if (!has_series) block.modify(s, score, tile);
       if (!is_full && !has_bits) block.mask(s, tile);
-      if constexpr (C.mask == MaskLevel::bits) {
+      if constexpr (C.score.mask == MaskLevel::bits) {
         if (has_bits) block.hide_invisible(s);
       }
       if (!has_series) {
         float max[Block::kMBlocks][2];
         find_max(s, max);
-        update_max<C.batch_invariant>(max, rows, scale_log2, kLag, is_large, rescale);
-        if (Score<C>::kHasSeries || is_large) subtract_max(s, rows);
+        update_max<C.score.batch_invariant>(max, rows, scale_log2, kLag, is_large, rescale);
+        if (Score::kHasSeries || is_large) subtract_max(s, rows);
       }
     } else {
       load_v();
@@ -298,20 +293,20 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (next < end) block.load_k(from.k, place.work, place.sequence, from.len_kv, next);
       ptx::commit_copies();
     };
-    if constexpr (C.mask == MaskLevel::bits) {
+    if constexpr (C.score.mask == MaskLevel::bits) {
       if (has_bits) block.clear_unseen_values();
     }
     if (sees) {
-      multiply_pv<C.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
-        exponentiate<Score<C>::kHasSeries>(s, rows, scale_log2, is_large, j, j + 2);
-        if constexpr (Score<C>::kRoundsSums) {
+      multiply_pv<C.score.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
+        exponentiate<Score::kHasSeries>(s, rows, scale_log2, is_large, j, j + 2);
+        if constexpr (Score::kRoundsSums) {
 #pragma unroll
           for (int m = 0; m < Block::kMBlocks; ++m) {
-            round_block<C.element>(s[m][j], rows[m].rounded);
-            round_block<C.element>(s[m][j + 1], rows[m].rounded);
+            round_block<C.score.element>(s[m][j], rows[m].rounded);
+            round_block<C.score.element>(s[m][j + 1], rows[m].rounded);
           }
         }
-        if constexpr (C.dropout) block.drop(s, tile, j);
+        if constexpr (C.score.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();
       });
     } else {

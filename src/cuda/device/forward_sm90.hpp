@@ -28,21 +28,21 @@
 namespace tessella::device {
 
 // A warpgroup that multiplies.
-template <ForwardConfig C>
+template <ForwardSm90Config C>
 struct WarpgroupSm90 : ScoresSm90<C> {
   using Scores = ScoresSm90<C>;
   using Scores::block, Scores::p, Scores::warpgroup, Scores::lane, Scores::part, Scores::items, Scores::probabilities,
       Scores::rows, Scores::full_end, Scores::first_of_warp, Scores::note, Scores::current, Scores::share,
       Scores::score_of, Scores::warp_row, Scores::row, Scores::is_full, Scores::find_visible, Scores::pack,
       Scores::kHasMap, Scores::kBlocks;
-  using typename Scores::Block, typename Scores::Item, typename Scores::Items;
+  using typename Scores::Block, typename Scores::Item, typename Scores::Items, typename Scores::Score;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
   // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax. Those that find diagonals are faster without.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128 && !Scores::kFindsDiagonals;
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
-  static constexpr bool kOverlaps = !C.bias && !C.dropout;
+  static constexpr bool kOverlaps = !C.score.bias && !C.score.dropout;
   static_assert(kOverlaps || !Scores::kInParts);
   static_assert(!Block::kSumsByProduct || (kOverlaps && !Scores::kInParts), "sums are wanted before the softmax");
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
@@ -137,7 +137,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
 
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-    using Mma = ptx::WarpgroupMma<C.element, C.tile_kv>;
+    using Mma = ptx::WarpgroupMma<C.score.element, C.tile_kv>;
     const Operand of_k(block.s_k(k));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     if constexpr (kHoldsQ) {
@@ -160,7 +160,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
 
   __device__ __forceinline__ void begin_output() {
     const Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
-    using Mma = ptx::WarpgroupMma<C.element, kBlocksO * 8>;
+    using Mma = ptx::WarpgroupMma<C.score.element, kBlocksO * 8>;
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < Scores::kSteps; ++step) {
@@ -234,8 +234,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       if (p.lse.data != nullptr && lane % 4 == 0 && at < item.queries.end) {
         static_cast<float*>(p.lse.data)[row_offset(p.lse, item.work, item.sequence, at)] = result.lse;
       }
-      by[0][r] = C.dropout ? result.factor * p.keep_scale : result.factor;
-      if constexpr (Score<C>::kRoundsSums) by[0][r] *= of_rounded(rows, r);
+      by[0][r] = C.score.dropout ? result.factor * p.keep_scale : result.factor;
+      if constexpr (Score::kRoundsSums) by[0][r] *= of_rounded(rows, r);
     }
     rows = {};
   }
@@ -260,7 +260,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     using Panel = Tile<Block::kRows, 64, 2>;
     const uint32_t s_out = block.s_q_of(q, part);
     // The row's place is take_q()'s, and took a register since: a softcap and ALiBi have none left for it.
-    const int own = C.softcap || C.alibi ? ptx::lane_anew() : lane;
+    const int own = C.score.softcap || C.score.alibi ? ptx::lane_anew() : lane;
     const uint32_t s_row = s_out + Panel::offset(warp_row() + own % 16, own / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
@@ -289,7 +289,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
       at[0][r] = row_offset(p.out, item.work, item.sequence, query);
       is_there[0][r] = query < item.queries.end;
     }
-    store_rows<C, kKeepsQ, kBlocksV>(p, o, at, is_there, 0, lane);
+    store_rows<C.score.element, kKeepsQ, kBlocksV>(p, o, at, is_there, 0, lane);
   }
   // Stores the item's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
@@ -297,7 +297,8 @@ struct WarpgroupSm90 : ScoresSm90<C> {
     const Item& item = current();
     const bool ends_tensor = item.sequence.row_q + item.queries.end == p.total_q;
     const bool may_send = ends_tensor || item.queries.end - first_of_warp() >= portable::kWarpRows;
-    if (kKeepsQ && !kHoldsQ) meet();  // no warp reads these queries any more
+    // No product reads these queries any more: which of A's rows a warp reads PTX does not say.
+    if (kKeepsQ && !kHoldsQ) meet();
     if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && may_send) {
       send(item);
     } else {
@@ -428,7 +429,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   }
 };
 
-template <ForwardConfig C>
+template <ForwardSm90Config C>
 __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const __grid_constant__ ForwardSm90Params p) {
   using Block = BlockSm90<C>;
   const Block block(p, ptx::dynamic_shared());

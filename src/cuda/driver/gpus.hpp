@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "cuda/driver/driver_types.hpp"
 
 namespace tessella::cuda {

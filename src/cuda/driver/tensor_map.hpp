@@ -1,7 +1,7 @@
 // Tensor maps: how Hopper's copy engine reads a tensor.
 #pragma once
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {

@@ -1,10 +1,11 @@
-// Row of the kernel table: FlashAttention-2's forward by the matrix instructions of a warp (device/forward_sm80.hpp).
+// FlashAttention-2's forward by the matrix instructions of a warp (device/forward_sm80.hpp).
 #pragma once
 
-#include "core/kernel.hpp"
+#include "cuda/launch/recipe.hpp"
 
 namespace tessella::cuda {
 
-core::Kernel forward_sm80();
+Recipe forward_sm80_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost forward_sm80_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
 }  // namespace tessella::cuda

@@ -1,10 +1,13 @@
-// Row of the kernel table: FlashAttention-3's forward for Hopper (device/forward_sm90.hpp).
+// FlashAttention-3's forward for Hopper (device/forward_sm90.hpp).
 #pragma once
 
-#include "core/kernel.hpp"
+#include "cuda/launch/recipe.hpp"
 
 namespace tessella::cuda {
 
-core::Kernel forward_sm90();
+// Why not on this GPU, or "".
+std::string forward_sm90_unavailable(const DeviceInfo& device);
+Recipe forward_sm90_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost forward_sm90_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
 }  // namespace tessella::cuda

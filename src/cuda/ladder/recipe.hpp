@@ -1,12 +1,15 @@
-// Rows of the kernel table that are there to be compared: algorithms of the family before FlashAttention-2, whose loops
-// cuda.forward_sm80 has. They run only when named.
+// Kernels that are there to be compared: algorithms of the family before FlashAttention-2, whose loops forward_sm80 has
+// (device/ladder/). They run only when named.
 #pragma once
 
-#include "core/kernel.hpp"
+#include "cuda/launch/recipe.hpp"
 
 namespace tessella::cuda {
 
-core::Kernel ladder_standard();
-core::Kernel ladder_flash_1();
+Recipe standard_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost standard_cost(const core::Arguments& arguments, const DeviceInfo& device);
+
+Recipe flash_1_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost flash_1_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
 }  // namespace tessella::cuda

@@ -6,15 +6,14 @@
 #include <numeric>
 
 #include "core/message.hpp"
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/softcap.hpp"
 
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionArguments;
 using core::DType;
 using core::Feature;
-using core::Problem;
 using portable::divisor;
 
 portable::OperandParams operand(const core::Operand& t) {
@@ -44,23 +43,23 @@ int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 // Whether some row of out may need no product: a row without a query, a query without a key. What lies in tables and
 // masks is not known here; of the rest, a query whose own position is a key sees that one.
-bool may_have_zero_rows(const Problem& p, const portable::ForwardConfig& config) {
+bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig& score) {
   constexpr core::Features kLengths =
       Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;
-  const bool keys_are_unknown = p.features.has_any(kLengths) || config.mask == portable::MaskLevel::bits;
+  const bool keys_are_unknown = p.features.has_any(kLengths) || score.mask == portable::MaskLevel::bits;
   const bool stands_elsewhere = p.features.has(Feature::causal_top_left) && p.seqlen_q != p.seqlen_kv;
   return keys_are_unknown || stands_elsewhere || p.seqlen_q > p.seqlen_kv;
 }
 
 }  // namespace
 
-Concurrency concurrency(const portable::ForwardConfig& config, const DeviceInfo& device) {
-  return {.blocks = int64_t{device.num_sms} * config.blocks_per_sm, .l2_bytes = device.l2_bytes};
+Concurrency concurrency(int32_t blocks_per_sm, const DeviceInfo& device) {
+  return {.blocks = int64_t{device.num_sms} * blocks_per_sm, .l2_bytes = device.l2_bytes};
 }
 
-std::string lacks(const Problem& p, const portable::ForwardConfig& config, const DeviceInfo& device) {
-  if (shared_bytes(config) > device.shared_bytes_per_block) {
-    return core::message("needs ", shared_bytes(config), " bytes of shared memory, and the GPU has ",
+std::string lacks(const core::AttentionShape& p, int32_t shared_bytes, const DeviceInfo& device) {
+  if (shared_bytes > device.shared_bytes_per_block) {
+    return core::message("needs ", shared_bytes, " bytes of shared memory, and the GPU has ",
                          device.shared_bytes_per_block);
   }
   if (p.num_sms > 0 && p.num_sms < device.num_sms) {
@@ -69,28 +68,30 @@ std::string lacks(const Problem& p, const portable::ForwardConfig& config, const
   return "";
 }
 
-std::string too_large(const Problem& p, const portable::ForwardConfig& config) {
-  const TileMap map = largest_tile_map(p, config);
-  for (const auto& [what, tiles] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
+std::string too_large(const core::AttentionShape& p, const ForwardTiles& tiles) {
+  const TileMap map = largest_tile_map(p, tiles);
+  for (const auto& [what, count] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
                                     std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {
-    if (tiles > kMaxBlocks) {
-      return core::message(what, " makes ", tiles, " tiles of ", config.tile_q, " x ", config.tile_kv, ", at most ",
+    if (count > kMaxBlocks) {
+      return core::message(what, " makes ", count, " tiles of ", tiles.tile_q, " x ", tiles.tile_kv, ", at most ",
                            kMaxBlocks);
     }
   }
   return "";
 }
 
-int64_t forward_blocks(const Problem& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
+int64_t forward_blocks(const core::AttentionShape& p, const TileMap& map) { return map.tiles_q * all_heads(p); }
 
-portable::ForwardParams forward_params(const Problem& p, const portable::ForwardConfig& config, const TileMap& map,
+bool has_rows(const core::AttentionShape& p, const TileMap& map) { return forward_blocks(p, map) > 0 && p.total_q > 0; }
+
+portable::ForwardParams forward_params(const AttentionArguments& p, const ForwardTiles& tiles, const TileMap& map,
                                        void* map_data, const Concurrency& at_once) {
   portable::ForwardParams params{};
-  params.q = operand(p.q);
-  params.k = operand(p.k);
-  params.v = operand(p.v);
-  params.out = operand(p.out);
-  params.lse = operand(p.lse);
+  params.q = operand(p.q());
+  params.k = operand(p.k());
+  params.v = operand(p.v());
+  params.out = operand(p.out());
+  params.lse = operand(p.lse());
   params.seqlens_q = of_sequences(p.seqlens_q);
   params.seqlens_kv = of_sequences(p.seqlens_kv);
   params.leftpad_kv = of_sequences(p.leftpad_kv);
@@ -132,7 +133,7 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.page_size = divisor(narrow(p.page_size));
   params.num_pages = narrow(p.num_pages);
   params.tiles_q = narrow(map.tiles_q);
-  params.slices_v = slices_v(p, config);
+  params.slices_v = slices_v(p, tiles);
   const Sections of_heads = sections(p, map.tiles_q, at_once);
   params.heads_per_section = divisor(narrow(of_heads.heads));
   params.tiles_per_section = divisor(narrow(of_heads.heads * map.tiles_q));
@@ -146,27 +147,28 @@ portable::ForwardParams forward_params(const Problem& p, const portable::Forward
   params.block_map_kv = divisor(at_most_all(p.block_kv));
   params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
-  if (p.softcap != 0) params.softcap = softcap_params(p, config);
+  if (p.softcap != 0) params.softcap = softcap_params(p, tiles.score, false);
   params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
   params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
-  params.out_is_f32 = p.out_dtype == DType::f32 ? 1 : 0;
-  params.out_vector_store = rows_are_aligned(p.out, p.head_dim_v) ? 1 : 0;
+  params.out_is_f32 = p.out_dtype() == DType::f32 ? 1 : 0;
+  params.out_vector_store = rows_are_aligned(p.out(), p.head_dim_v) ? 1 : 0;
   return params;
 }
 
-portable::ForwardSm90Params forward_sm90_params(const Problem& p, const portable::ForwardConfig& config,
+portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, const portable::ForwardSm90Config& config,
                                                 const TileMap& map, void* counter, void* scratch,
                                                 const Concurrency& at_once) {
   portable::ForwardSm90Params params{};
   params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
+  if (config.scales_q) params.forward.softcap = softcap_params(p, config.score, true);
   params.forward.seen_keys = static_cast<uint32_t*>(scratch);
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
   }
   params.counter = static_cast<uint32_t*>(counter);
   params.num_items = narrow(forward_blocks(p, map));
-  params.may_have_zero_rows = may_have_zero_rows(p, config) ? 1 : 0;
+  params.may_have_zero_rows = may_have_zero_rows(p, config.score) ? 1 : 0;
   params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv / config.cluster, p.page_size));
   return params;
 }

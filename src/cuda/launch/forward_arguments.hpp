@@ -3,36 +3,38 @@
 
 #include <string>
 
-#include "core/problem.hpp"
+#include "core/arguments.hpp"
 #include "cuda/driver/gpus.hpp"
+#include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/sections.hpp"
 #include "cuda/launch/tile_map.hpp"
-#include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {
 
 // Of forward_sm80 and the ladder's kernels.
-Concurrency concurrency(const portable::ForwardConfig& config, const DeviceInfo& device);
+Concurrency concurrency(int32_t blocks_per_sm, const DeviceInfo& device);
 
 // map_data: of map.bytes(), in the GPU's memory.
-portable::ForwardParams forward_params(const core::Problem& problem, const portable::ForwardConfig& config,
+portable::ForwardParams forward_params(const core::AttentionArguments& arguments, const ForwardTiles& tiles,
                                        const TileMap& map, void* map_data, const Concurrency& at_once);
 
 // The same for forward_sm90, but for its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
-portable::ForwardSm90Params forward_sm90_params(const core::Problem& problem, const portable::ForwardConfig& config,
-                                                const TileMap& map, void* counter, void* scratch,
-                                                const Concurrency& at_once);
+portable::ForwardSm90Params forward_sm90_params(const core::AttentionArguments& arguments,
+                                                const portable::ForwardSm90Config& config, const TileMap& map,
+                                                void* counter, void* scratch, const Concurrency& at_once);
 
-// What the GPU lacks for a kernel of this config, or "".
-std::string lacks(const core::Problem& problem, const portable::ForwardConfig& config, const DeviceInfo& device);
+// What the GPU lacks for a kernel whose blocks take this much shared memory, or "".
+std::string lacks(const core::AttentionShape& shape, int32_t shared_bytes, const DeviceInfo& device);
 
 // Why a call makes more tiles than a grid has blocks, or "".
-std::string too_large(const core::Problem& problem, const portable::ForwardConfig& config);
+std::string too_large(const core::AttentionShape& shape, const ForwardTiles& tiles);
 
 inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 // Blocks of forward_sm80's grid along x; may be more than a grid holds.
-int64_t forward_blocks(const core::Problem& problem, const TileMap& map);
+int64_t forward_blocks(const core::AttentionShape& shape, const TileMap& map);
+// Whether a call has any to compute: else nothing is queued.
+bool has_rows(const core::AttentionShape& shape, const TileMap& map);
 
 }  // namespace tessella::cuda

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/launch/forward_config.hpp"
 #include "cuda/launch/tile_map.hpp"
 #include "portable/band.hpp"
 #include "portable/query_tiles.hpp"
@@ -10,13 +9,11 @@
 namespace tessella::cuda {
 namespace {
 
+using core::AttentionArguments;
 using core::Feature;
-using core::Problem;
-using portable::ForwardConfig;
 
 // One head.
 struct Head {
-  const ForwardConfig& config;
   double len_q, len_kv;
   double q_bytes, k_bytes, v_bytes, out_bytes;  // of a row
   double tiles_q, kv_tiles, slices;
@@ -24,8 +21,8 @@ struct Head {
          visits_keys = 0;  // rows and keys of the pairs of tiles that the band leaves, keys once a tile
   double heads;            // like this one
 
-  Head(const Problem& p, const ForwardConfig& c) : config(c) {
-    const auto size = static_cast<double>(core::size_bytes(p.dtype));
+  Head(const AttentionArguments& p, const ForwardTiles& c) {
+    const auto size = static_cast<double>(core::size_bytes(p.dtype()));
     const auto length = [&](Feature packed, int64_t total, int64_t seqlen) {
       return p.features.has(packed) ? total / std::max<int64_t>(p.batch, 1) : seqlen;
     };
@@ -41,7 +38,7 @@ struct Head {
     q_bytes = k_bytes = static_cast<double>(p.head_dim_qk) * size;
     v_bytes = static_cast<double>(p.head_dim_v) * size;
     out_bytes =
-        static_cast<double>(p.head_dim_v * core::size_bytes(p.out_dtype)) + (p.features.has(Feature::lse) ? 4 : 0);
+        static_cast<double>(p.head_dim_v * core::size_bytes(p.out_dtype())) + (p.features.has(Feature::lse) ? 4 : 0);
     slices = slices_v(p, c);
     heads = static_cast<double>(p.batch * p.heads_q);
     const auto tiles = [](int64_t count, int64_t tile) { return (count + tile - 1) / tile; };
@@ -59,15 +56,15 @@ struct Head {
   }
 };
 
-double state_bytes(const ForwardConfig& c) { return (c.head_dim_v + 2) * 4.0; }
-double matrix_heads(const Problem& p) { return static_cast<double>(p.batch * p.heads_q); }
-double matrix_rows(const Problem& p, const ForwardConfig& c) {
-  return static_cast<double>(tile_map(p, c).tiles_q * c.tile_q);
+double state_bytes(const ForwardTiles& c) { return (c.head_dim_v + 2) * 4.0; }
+double matrix_heads(const core::AttentionShape& p) { return static_cast<double>(p.batch * p.heads_q); }
+double matrix_rows(const core::AttentionShape& p, const ForwardTiles& c) {
+  return static_cast<double>(largest_tile_map(p, c).tiles_q * c.tile_q);
 }
 
 }  // namespace
 
-core::Cost forward_cost(const Problem& p, const ForwardConfig& c) {
+core::Cost forward_cost(const AttentionArguments& p, const ForwardTiles& c) {
   const Head h(p, c);
   const double bytes =
       h.slices * (h.len_q * h.q_bytes + h.visits_keys * h.k_bytes) + h.visits_keys * h.v_bytes + h.len_q * h.out_bytes;
@@ -76,7 +73,7 @@ core::Cost forward_cost(const Problem& p, const ForwardConfig& c) {
           .extra_bytes = static_cast<double>(largest_tile_map(p, c).bytes())};
 }
 
-core::Cost standard_cost(const Problem& p, const ForwardConfig& c) {
+core::Cost standard_cost(const AttentionArguments& p, const ForwardTiles& c) {
   const Head h(p, c);
   // S is written, read twice and written as P, which every slice of v reads.
   const double passes = 4 + h.slices;
@@ -85,7 +82,7 @@ core::Cost standard_cost(const Problem& p, const ForwardConfig& c) {
   return {.score_passes = passes - 1, .bytes_moved = h.heads * bytes, .extra_bytes = standard_bytes(p, c)};
 }
 
-core::Cost flash_1_cost(const Problem& p, const ForwardConfig& c) {
+core::Cost flash_1_cost(const AttentionArguments& p, const ForwardTiles& c) {
   const Head h(p, c);
   // Each slice keeps its own state; at the start it is set, at the end it becomes out.
   const double visits = h.visits_rows * (h.q_bytes + 2 * state_bytes(c));
@@ -94,11 +91,11 @@ core::Cost flash_1_cost(const Problem& p, const ForwardConfig& c) {
   return {.score_passes = h.slices, .bytes_moved = h.heads * bytes, .extra_bytes = flash_1_bytes(p, c)};
 }
 
-double standard_bytes(const Problem& p, const ForwardConfig& c) {
-  return matrix_heads(p) * matrix_rows(p, c) * static_cast<double>(tile_map(p, c).kv_tiles * c.tile_kv) * 4;
+double standard_bytes(const core::AttentionShape& p, const ForwardTiles& c) {
+  return matrix_heads(p) * matrix_rows(p, c) * static_cast<double>(largest_tile_map(p, c).kv_tiles * c.tile_kv) * 4;
 }
 
-double flash_1_bytes(const Problem& p, const ForwardConfig& c) {
+double flash_1_bytes(const core::AttentionShape& p, const ForwardTiles& c) {
   return matrix_heads(p) * slices_v(p, c) * matrix_rows(p, c) * state_bytes(c);
 }
 

@@ -3,16 +3,16 @@
 #pragma once
 
 #include "core/kernel.hpp"
-#include "portable/forward_config.hpp"
+#include "cuda/launch/forward_tiles.hpp"
 
 namespace tessella::cuda {
 
-core::Cost forward_cost(const core::Problem& problem, const portable::ForwardConfig& config);
-core::Cost standard_cost(const core::Problem& problem, const portable::ForwardConfig& config);
-core::Cost flash_1_cost(const core::Problem& problem, const portable::ForwardConfig& config);
+core::Cost forward_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
+core::Cost standard_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
+core::Cost flash_1_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
 // Memory that the ladder's kernels keep.
-double standard_bytes(const core::Problem& problem, const portable::ForwardConfig& config);
-double flash_1_bytes(const core::Problem& problem, const portable::ForwardConfig& config);
+double standard_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
+double flash_1_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
 
 }  // namespace tessella::cuda

@@ -33,23 +33,23 @@ struct LaunchConfig {
   CUlaunchAttribute attributes[2] = {};
   CUlaunchConfig config;
 
-  LaunchConfig(const Launch& launch, int dynamic_shared_bytes, void* stream)
-      : config{.gridDimX = launch.grid[0],
-               .gridDimY = launch.grid[1],
-               .gridDimZ = launch.grid[2],
-               .blockDimX = launch.block,
+  LaunchConfig(const Blocks& blocks, int dynamic_shared_bytes, void* stream)
+      : config{.gridDimX = blocks.grid[0],
+               .gridDimY = blocks.grid[1],
+               .gridDimZ = blocks.grid[2],
+               .blockDimX = blocks.threads,
                .blockDimY = 1,
                .blockDimZ = 1,
                .sharedMemBytes = static_cast<unsigned>(dynamic_shared_bytes),
                .hStream = static_cast<CUstream>(stream),
                .attrs = attributes,
                .numAttrs = 0} {
-    if (launch.cluster > 1) {
+    if (blocks.cluster > 1) {
       CUlaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-      attribute.value.clusterDim = {launch.cluster, 1, 1};
+      attribute.value.clusterDim = {blocks.cluster, 1, 1};
     }
-    if (launch.is_dependent) {
+    if (blocks.is_dependent) {
       CUlaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
       attribute.value.programmaticStreamSerializationAllowed = 1;
@@ -93,12 +93,12 @@ LoadedKernel::LoadedKernel(std::shared_ptr<const Cubin> cubin, int device_id, in
   }
 }
 
-void LoadedKernel::launch_bytes(const Launch& launch, const void* params, size_t params_bytes, void* stream) const {
+void LoadedKernel::launch(const Blocks& blocks, const void* params, size_t params_bytes, void* stream) const {
   if (params_bytes_ != 0 && params_bytes_ != params_bytes) {
     throw core::Error(core::ErrorCode::internal,
                       message(cubin_->symbol, " takes ", params_bytes_, " bytes of parameters, given ", params_bytes));
   }
-  const LaunchConfig config(launch, dynamic_shared_bytes_, stream);
+  const LaunchConfig config(blocks, dynamic_shared_bytes_, stream);
   void* parameters[] = {const_cast<void*>(params)};
   // The driver takes a CUkernel where it takes a function, and finds that of the current context.
   const auto function = reinterpret_cast<CUfunction>(kernel_);
@@ -106,14 +106,14 @@ void LoadedKernel::launch_bytes(const Launch& launch, const void* params, size_t
         "cuLaunchKernelEx");
 }
 
-int LoadedKernel::resident_clusters(unsigned cluster, unsigned block_size) const {
+int LoadedKernel::resident_clusters(unsigned cluster, unsigned threads) const {
   const CurrentDevice current(device_id_);
   const Driver& cu = required_driver();
   CUfunction function = nullptr;
   int clusters = 0;
   check(cu.cuKernelGetFunction(&function, kernel_), "cuKernelGetFunction");
-  const Launch launch{.grid = {cluster, 1, 1}, .block = block_size, .cluster = cluster};
-  const LaunchConfig one(launch, dynamic_shared_bytes_, nullptr);
+  const Blocks blocks{.grid = {cluster, 1, 1}, .threads = threads, .cluster = cluster};
+  const LaunchConfig one(blocks, dynamic_shared_bytes_, nullptr);
   check(cu.cuOccupancyMaxActiveClusters(&clusters, function, &one.config), "cuOccupancyMaxActiveClusters");
   return clusters;
 }

@@ -12,9 +12,10 @@
 
 namespace tessella::cuda {
 
-struct Launch {
+// Those of a launch.
+struct Blocks {
   unsigned grid[3] = {1, 1, 1};
-  unsigned block = 1;
+  unsigned threads = 1;       // of each
   unsigned cluster = 1;       // blocks of a cluster, along the grid's first axis
   bool is_dependent = false;  // may start before the kernel before it ends (programmatic stream serialisation)
 };
@@ -25,21 +26,20 @@ class LoadedKernel {
 
   // Queues it. Legal while the stream is captured. The device's context must be current (CurrentDevice).
   // params: the kernel's only parameter, by value.
+  void launch(const Blocks& blocks, const void* params, size_t params_bytes, void* stream) const;
   template <typename Params>
-  void launch(const Launch& launch, const Params& params, void* stream) const {
+  void launch(const Blocks& blocks, const Params& params, void* stream) const {
     static_assert(std::is_trivially_copyable_v<Params>, "copied to the GPU as it is");
-    launch_bytes(launch, &params, sizeof params, stream);
+    launch(blocks, &params, sizeof params, stream);
   }
 
   int device_id() const { return device_id_; }
   const Cubin& cubin() const { return *cubin_; }
 
   // Clusters of blocks that are resident at once, where nothing else runs.
-  int resident_clusters(unsigned cluster, unsigned block_size) const;
+  int resident_clusters(unsigned cluster, unsigned threads) const;
 
  private:
-  void launch_bytes(const Launch& launch, const void* params, size_t params_bytes, void* stream) const;
-
   std::shared_ptr<const Cubin> cubin_;
   int device_id_ = 0;
   int dynamic_shared_bytes_ = 0;

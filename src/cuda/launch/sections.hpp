@@ -1,7 +1,7 @@
 // How many heads run side by side (device/schedule/schedule.hpp).
 #pragma once
 
-#include "core/problem.hpp"
+#include "core/shape.hpp"
 
 namespace tessella::cuda {
 
@@ -19,9 +19,9 @@ struct Sections {
 };
 
 // tiles_q: of a sequence.
-Sections sections(const core::Problem& problem, int64_t tiles_q, const Concurrency& at_once);
+Sections sections(const core::AttentionShape& shape, int64_t tiles_q, const Concurrency& at_once);
 
 // Heads of all sequences; rows of packed tensors that belong to none count as a sequence.
-int64_t all_heads(const core::Problem& problem);
+int64_t all_heads(const core::AttentionShape& shape);
 
 }  // namespace tessella::cuda

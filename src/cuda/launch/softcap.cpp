@@ -48,7 +48,8 @@ bool is_whole(double x) { return std::isnormal(static_cast<float>(x)); }
 
 }  // namespace
 
-portable::SoftcapParams softcap_params(const core::Problem& p, const portable::ForwardConfig& config) {
+portable::SoftcapParams softcap_params(const core::AttentionArguments& p, const portable::ScoreConfig& config,
+                                       bool scales_q) {
   portable::SoftcapParams params{};
   params.cap = std::min(p.softcap, 0x1p126f);  // finite as an exponent of 2; no score comes near it
   params.q_factor = 1;
@@ -59,11 +60,12 @@ portable::SoftcapParams softcap_params(const core::Problem& p, const portable::F
       std::min<double>(std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.cap, kLargest);
   params.scale = static_cast<float>(scale);
 
-  const int terms = config.short_series ? 2 : 3;
+  const int terms = config.series_terms;
+  if (terms == 0) return params;
   // Of a score: as fp32 rounds one of 8. Of two terms, a sixteenth of what P loses when it is rounded to bf16.
-  const double error = config.short_series ? 0x1p-13 : 0x1p-21;
-  const double last = std::min(last_of_series(terms, params.cap, error), largest_exponent(p.dtype) / cap_log2);
-  if (config.scales_q) {
+  const double error = terms == 2 ? 0x1p-13 : 0x1p-21;
+  const double last = std::min(last_of_series(terms, params.cap, error), largest_exponent(p.dtype()) / cap_log2);
+  if (scales_q) {
     // The power of two that makes products at the end of the series a little less than 1, or down to half.
     int exponent = 0;
     std::frexp(1.01 * last / scale, &exponent);

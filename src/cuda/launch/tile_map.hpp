@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-#include "core/problem.hpp"
-#include "portable/forward_config.hpp"
+#include "core/arguments.hpp"
+#include "cuda/launch/forward_tiles.hpp"
+#include "portable/classify.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::cuda {
@@ -28,9 +29,9 @@ struct TileMap {
 };
 
 // Of one call, by the strides of its masks.
-TileMap tile_map(const core::Problem& problem, const portable::ForwardConfig& config);
+TileMap tile_map(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
 // The largest that a call within these bounds needs; looks at no strides.
-TileMap largest_tile_map(const core::Problem& bounds, const portable::ForwardConfig& config);
+TileMap largest_tile_map(const core::AttentionShape& bounds, const ForwardTiles& tiles);
 
 }  // namespace tessella::cuda

@@ -12,7 +12,7 @@
 namespace tessella::device {
 
 // O, l and m of a row. A lane always meets the same elements of O, so that nobody waits for another's.
-template <ForwardConfig C>
+template <LadderConfig C>
 struct RowMemory {
   float* o;   // [head_dim_v]
   float* lm;  // l, m
@@ -27,7 +27,7 @@ struct RowMemory {
 };
 
 // Grid: heads of all sequences, slices of v.
-template <ForwardConfig C>
+template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constant__ LadderParams params) {
   using Head = HeadTiles<C>;
   extern __shared__ __align__(128) char shared[];
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
   Head head(p, shared, {batch_idx, block - batch_idx * p.heads_q.value, 0, static_cast<int32_t>(blockIdx.y)});
   const int32_t tiles_q = (head.sequence.len_q + C.tile_q - 1) / C.tile_q;
   const int32_t tiles_kv = (head.sequence.len_kv + C.tile_kv - 1) / C.tile_kv;
-  const portable::Dropout dropout = head.dropout();
+  const portable::Dropout dropout = dropout_of(p);
   const auto memory = [&](int32_t tile, int m, int r) {
     return RowMemory<C>(params, head.head_idx(), head.work.slice_idx, tile * C.tile_q + head.row(m, r));
   };
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
   };
   for (int32_t tile = 0; tile < p.tiles_q; ++tile) {
     head.work.tile_idx = tile;
-    write_rows_without_query<C>(p, head.work, head.sequence);
+    Head::write_rows_without_query(p, head.work, head.sequence);
   }
   for (int32_t tile = 0; tile < tiles_q; ++tile) {
     for_each_row([&](int m, int r) {
@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
       if (!key_tiles<C.tile_kv>(head.range(first), head.range(last), p.keep_first).sees(tile_kv)) continue;
       __syncthreads();  // all are done with the last q
       head.load_q(tile_q);
-      if constexpr (C.mask == MaskLevel::bits) head.load_v(tile_kv);  // the last tile of queries has cleared values
+      if constexpr (C.score.mask == MaskLevel::bits)
+        head.load_v(tile_kv);  // the last tile of queries has cleared values
       head.wait();
       head.prepare_q();
       head.clear_unseen_values(tile_q, tile_kv);
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
           for (int i = r * 2; i < r * 2 + 2; ++i) {
             s[m][j][i] = ptx::exp2((s[m][j][i] - base) * kLog2e);
             total += s[m][j][i];
-            if constexpr (C.dropout) {
+            if constexpr (C.score.dropout) {
               const bool keeps = dropout.keeps(static_cast<uint64_t>(head.head_idx()), first + head.row(m, r),
                                                tile_kv * C.tile_kv + head.column(j, i));
               s[m][j][i] = keeps ? s[m][j][i] * p.keep_scale : 0.0f;
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
         sum[m][r] = row_sum(total);
       });
       typename Head::Output pv = {};
-      multiply_pv<C.element, typename Head::TileV>(pv, s, head.s_v, head.lane, [](int) {});
+      multiply_pv<C.score.element, typename Head::TileV>(pv, s, head.s_v, head.lane, [](int) {});
 
       for_each_row([&](int m, int r) {
         const RowMemory<C> row = memory(tile_q, m, r);

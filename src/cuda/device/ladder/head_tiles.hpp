@@ -3,25 +3,30 @@
 // of the loops is what the ladder compares.
 #pragma once
 
-#include "cuda/device/forward_sm80.hpp"
+#include "cuda/device/ptx/order.hpp"
+#include "cuda/device/schedule/schedule.hpp"
+#include "cuda/device/schedule/sequence.hpp"
+#include "cuda/device/score/dropout.hpp"
+#include "cuda/device/score/mask.hpp"
+#include "cuda/device/score/score.hpp"
+#include "cuda/device/score/softmax.hpp"
+#include "cuda/device/tile/multiply.hpp"
+#include "cuda/device/tile/tile.hpp"
+#include "cuda/device/tile/warp_tiles.hpp"
 #include "portable/ladder_params.hpp"
 
 namespace tessella::device {
 
+using portable::ForwardParams;
+using portable::LadderConfig;
 using portable::LadderParams;
+using portable::MaskLevel;
 
-template <ForwardConfig C>
-struct HeadTiles {
-  static constexpr int kElementBytes = portable::size_bytes(C.element);
-  static constexpr int kThreads = C.num_warps * 32;
-  static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
-  static constexpr int kMBlocks = kRowsOfWarp / 16;
-  static constexpr int kBlocks = C.tile_kv / 8;
-  static constexpr int kBlocksV = C.head_dim_v / 8;
-  using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
-  using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
-  using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
-  using Scores = float[kMBlocks][kBlocks][4];
+template <LadderConfig C>
+struct HeadTiles : WarpTiles<C> {
+  using Tiles = WarpTiles<C>;
+  using Tiles::kElementBytes, Tiles::kThreads, Tiles::kRowsOfWarp, Tiles::kMBlocks, Tiles::kBlocks, Tiles::kBlocksV;
+  using typename Tiles::TileQ, typename Tiles::TileK, typename Tiles::TileV, typename Tiles::Scores;
   using Output = float[kMBlocks][kBlocksV][4];
 
   const ForwardParams& p;
@@ -82,7 +87,7 @@ struct HeadTiles {
   __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
   // After load_q() and wait(), before scores().
   __device__ void prepare_q() const {
-    device::prepare_q<C.element, TileQ, kThreads>(s_q, thread, p.scale < 0);
+    device::prepare_q<C.score.element, TileQ, kThreads>(s_q, thread, p.scale < 0);
     __syncthreads();
   }
   // The tiles sent for are there, for every thread.
@@ -95,12 +100,12 @@ struct HeadTiles {
   // begin and end: the query's range().
   __device__ bool is_seen(int32_t i, int32_t j, int32_t begin, int32_t end) const {
     if (i >= sequence.len_q || j >= end || (j < begin && j >= p.keep_first)) return false;
-    return C.mask == MaskLevel::band || is_visible<C>(p, sequence, work.batch_idx, work.head_idx, i, j);
+    return C.score.mask == MaskLevel::band || is_visible<C.score>(p, sequence, work.batch_idx, work.head_idx, i, j);
   }
   __device__ KeyRange range(int32_t i) const { return row_keys(sequence, i); }
   // Element masks hide single keys: those that no query of the tile sees become zeros too.
   __device__ void clear_unseen_values(int32_t tile_q, int32_t tile_kv) const {
-    if constexpr (C.mask == MaskLevel::bits) {
+    if constexpr (C.score.mask == MaskLevel::bits) {
       for (int key = thread / 32; key < C.tile_kv; key += C.num_warps) {
         bool seen = false;
         for (int32_t i = tile_q * C.tile_q + lane; i < (tile_q + 1) * C.tile_q; i += 32) {
@@ -125,8 +130,8 @@ struct HeadTiles {
       }
       return;
     }
-    multiply_qk<C.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
-    const Score<C> score(p, sequence, work.batch_idx, work.head_idx);
+    multiply_qk<C.score.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
+    const Score<C.score> score(p, sequence, work.batch_idx, work.head_idx);
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
@@ -134,7 +139,7 @@ struct HeadTiles {
         const int32_t query = tile_q * C.tile_q + row(m, r);
         const auto [begin, end] = range(query);
         const int32_t first_key = tile_kv * C.tile_kv + column(0, 0);
-        const typename Score<C>::Corner corner = score.corner(query, first_key);
+        const typename Score<C.score>::Corner corner = score.corner(query, first_key);
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -147,11 +152,6 @@ struct HeadTiles {
         }
       }
     }
-  }
-
-  __device__ portable::Dropout dropout() const {
-    return {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
-            p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset, p.dropout_threshold};
   }
 
   // The sink is a key without a value; without one, no key has been seen.
@@ -175,10 +175,10 @@ struct HeadTiles {
     for (int n = 0; n < 2; ++n) {
       const int32_t of_out = work.slice_idx * C.head_dim_v + c + n;
       if (of_out >= p.head_dim_v) continue;
-      if constexpr (C.element != Element::f32) {
+      if constexpr (C.score.element != Element::f32) {
         if (!p.out_is_f32) {
           static_cast<uint16_t*>(p.out.data)[at + of_out] =
-              static_cast<uint16_t>(Multiply<C.element>::pack(values[n], 0));
+              static_cast<uint16_t>(Multiply<C.score.element>::pack(values[n], 0));
           continue;
         }
       }

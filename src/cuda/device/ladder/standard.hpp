@@ -10,14 +10,14 @@
 namespace tessella::device {
 
 // First element of row i of a head's matrix.
-template <ForwardConfig C>
+template <LadderConfig C>
 __device__ __forceinline__ float* matrix_row(const LadderParams& params, int64_t head_idx, int64_t i) {
   return params.scratch +
          (head_idx * portable::matrix_rows(C, params.forward) + i) * portable::matrix_columns(C, params.forward);
 }
 
 // A block for each tile of S: grid.x as forward_sm80's, grid.y counts key tiles.
-template <ForwardConfig C>
+template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid_constant__ LadderParams params) {
   extern __shared__ __align__(128) char shared[];
   const HeadTiles<C> head(params.forward, shared, work_tile(params.forward, blockIdx.x, 0));
@@ -43,13 +43,13 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid
 }
 
 // A block for each tile of rows, a warp for each row.
-template <ForwardConfig C>
+template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __grid_constant__ LadderParams params) {
   const ForwardParams& p = params.forward;
   const HeadTiles<C> head(p, nullptr, work_tile(p, blockIdx.x, 0));
   const auto columns = static_cast<int32_t>(portable::matrix_columns(C, p));
   const int32_t first = head.work.tile_idx * C.tile_q;
-  const portable::Dropout dropout = head.dropout();
+  const portable::Dropout dropout = dropout_of(p);
   for (int32_t i = first + head.thread / 32; i < min(first + C.tile_q, head.sequence.len_q); i += C.num_warps) {
     float* row = matrix_row<C>(params, head.head_idx(), i);
     // Maximum and sum at once: each lane's own, then those of all.
@@ -71,11 +71,11 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __gri
     const float base = top == -kInfinity ? 0.0f : top;
     for (int32_t j = head.lane; j < columns; j += 32) {
       float prob = row[j] == -kInfinity ? 0.0f : weight(row[j], base) * factor;
-      if constexpr (C.dropout)
+      if constexpr (C.score.dropout)
         prob = dropout.keeps(static_cast<uint64_t>(head.head_idx()), i, j) ? prob * p.keep_scale : 0.0f;
-      if constexpr (C.element != Element::f32) {
-        const uint16_t rounded = static_cast<uint16_t>(Multiply<C.element>::pack(prob, 0));
-        prob = to_float<C.element>(&rounded, 0);
+      if constexpr (C.score.element != Element::f32) {
+        const uint16_t rounded = static_cast<uint16_t>(Multiply<C.score.element>::pack(prob, 0));
+        prob = to_float<C.score.element>(&rounded, 0);
       }
       row[j] = prob;
     }
@@ -83,12 +83,12 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __gri
 }
 
 // Grid as forward_sm80's.
-template <ForwardConfig C>
+template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid_constant__ LadderParams params) {
   extern __shared__ __align__(128) char shared[];
   const ForwardParams& p = params.forward;
   const HeadTiles<C> head(p, shared, work_tile(p, blockIdx.x, blockIdx.y));
-  write_rows_without_query<C>(p, head.work, head.sequence);
+  HeadTiles<C>::write_rows_without_query(p, head.work, head.sequence);
   const int32_t tile_q = head.work.tile_idx;
   if (tile_q * C.tile_q >= head.sequence.len_q) return;
   typename HeadTiles<C>::Output o = {};
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid
         }
       }
     }
-    multiply_pv<C.element, typename HeadTiles<C>::TileV>(o, probs, head.s_v, head.lane, [](int) {});
+    multiply_pv<C.score.element, typename HeadTiles<C>::TileV>(o, probs, head.s_v, head.lane, [](int) {});
   }
 #pragma unroll
   for (int m = 0; m < HeadTiles<C>::kMBlocks; ++m) {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"
-#include "portable/forward_config.hpp"
+#include "portable/score_config.hpp"
 
 namespace tessella::device::ptx {
 

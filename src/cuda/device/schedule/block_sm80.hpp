@@ -7,34 +7,27 @@
 #include "cuda/device/score/score.hpp"
 #include "cuda/device/tile/keys.hpp"
 #include "cuda/device/tile/tile.hpp"
-#include "cuda/device/tile/zero_rows.hpp"
-#include "portable/forward_config.hpp"
+#include "cuda/device/tile/warp_tiles.hpp"
 #include "portable/forward_params.hpp"
+#include "portable/forward_sm80.hpp"
 
 namespace tessella::device {
 
 using portable::ForwardParams;
+using portable::ForwardSm80Config;
 using portable::MaskLevel;
 
-template <ForwardConfig C>
-struct BlockSm80 {
-  static constexpr int kElementBytes = portable::size_bytes(C.element);
-  static constexpr int kThreads = C.num_warps * 32;
-  static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
-  static constexpr int kMBlocks = kRowsOfWarp / 16;
-  static constexpr int kBlocks = C.tile_kv / 8;
-  static constexpr int kBlocksV = C.head_dim_v / 8;
-  using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
-  using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
-  using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
-  using Visited = VisitedTiles<C.mask == MaskLevel::bits>;
-  static_assert(C.tile_q % (16 * C.num_warps) == 0, "a warp owns whole blocks of 16 rows");
+template <ForwardSm80Config C>
+struct BlockSm80 : WarpTiles<C> {
+  using Tiles = WarpTiles<C>;
+  using Tiles::kElementBytes, Tiles::kThreads, Tiles::kRowsOfWarp, Tiles::kMBlocks, Tiles::kBlocks, Tiles::kBlocksV;
+  using typename Tiles::TileQ, typename Tiles::TileK, typename Tiles::TileV;
+  using Score = device::Score<C.score>;
+  using Visited = VisitedTiles<C.score.mask == MaskLevel::bits>;
   static_assert(C.tile_q <= 128,
                 "tiles begin at their multiples, as portable::tile_queries() has them for the tile map");
   static_assert(kRowsOfWarp <= 32, "a lane a row");
   static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
-  static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
-                "matrix loads take 16 rows or columns");
 
   // What this block works on.
   struct Place {
@@ -78,7 +71,8 @@ struct BlockSm80 {
         place(*reinterpret_cast<const Place*>(shared + kPlaceAt)),
         s_q(ptx::shared_address(shared)),
         thread(static_cast<int>(threadIdx.x)),
-        lane(C.element == Element::f32 ? static_cast<int>(threadIdx.x % 32) : thread % 32),  // fp32: a register less
+        lane(C.score.element == Element::f32 ? static_cast<int>(threadIdx.x % 32)
+                                             : thread % 32),  // fp32: a register less
         warp_row(thread / 32 * kRowsOfWarp) {}
 
   __device__ uint32_t s_k() const { return s_q + TileQ::kBytes; }
@@ -95,7 +89,7 @@ struct BlockSm80 {
   __device__ __forceinline__ int32_t find_place(Visited& visited) const {
     const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
     const BandedSequence<int64_t> sequence = device::sequence(p, work.batch_idx);
-    write_rows_without_query<C>(p, work, sequence);
+    Tiles::write_rows_without_query(p, work, sequence);
     const int32_t first = work.tile_idx * C.tile_q;
     if (first >= sequence.len_q) return -1;
     const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
@@ -134,7 +128,7 @@ struct BlockSm80 {
       if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
       const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
       const uint8_t* tile_map = nullptr;
-      if constexpr (C.mask == MaskLevel::bits) {
+      if constexpr (C.score.mask == MaskLevel::bits) {
         tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
       }
       tile = visited.next(tiles, tile_map, 0);
@@ -151,9 +145,9 @@ struct BlockSm80 {
         to.seen_begin = seen_begin;
         to.seen_end = seen_end;
         to.tiles = tiles;
-        if (Score<C>::kHasSeries) to.least_keys = least_keys;
+        if (Score::kHasSeries) to.least_keys = least_keys;
       }
-      if (C.mask == MaskLevel::band && tiles.all_are_full()) break;
+      if (C.score.mask == MaskLevel::band && tiles.all_are_full()) break;
     }
     return tile;
   }
@@ -187,20 +181,20 @@ struct BlockSm80 {
 
   // Registers are short but in the usual kernels. These are choices with which the assembler spills none
   // (tests/gpu/kernel_matrix_test.cpp).
-  static constexpr bool kIsUsual = Score<C>::kIsPlain && C.mask == MaskLevel::band && C.vector_loads &&
+  static constexpr bool kIsUsual = Score::kIsPlain && C.score.mask == MaskLevel::band && C.vector_loads &&
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
-  static constexpr bool kIsSmallText =  // for_small_text() of cuda/launch/forward_config.hpp
-      C.score && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
-  static constexpr bool kIsHeavy = C.bias || C.dropout;
+  static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_sm80/config.hpp
+      C.score.score_mod && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
+  static constexpr bool kIsHeavy = C.score.bias || C.score.dropout;
   static constexpr bool kIsWideOrOdd = C.head_dim_qk % 64 != 0 || C.head_dim_v > 128;
   static constexpr bool kFewCopies =  // addresses at once
-      C.element == Element::f32 || C.alibi || C.score || C.paged || (kIsHeavy && kIsWideOrOdd) ||
-      (Score<C>::kIsPlain && C.mask == MaskLevel::band && !kIsUsual);
+      C.score.element == Element::f32 || C.score.alibi || C.score.score_mod || C.paged || (kIsHeavy && kIsWideOrOdd) ||
+      (Score::kIsPlain && C.score.mask == MaskLevel::band && !kIsUsual);
   // Copies with a look at each row, at a sequence's ends, in a loop: unrolled, those of wide rows were a third of the
   // loop over keys.
   static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
-      C.mask == MaskLevel::band && (!C.score || kIsSmallText) && (!kIsHeavy || kIsWideOrOdd);
+      C.score.mask == MaskLevel::band && (!C.score.score_mod || kIsSmallText) && (!kIsHeavy || kIsWideOrOdd);
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, bool Paged, class IsThere>
@@ -239,7 +233,7 @@ struct BlockSm80 {
 
   // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
   __device__ int32_t after(Visited& visited, int32_t tile) const {
-    if (C.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != place.tiles.kept)) return tile + 1;
+    if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != place.tiles.kept)) return tile + 1;
     return visited.next(place.tiles, place.tile_map, tile + 1);
   }
   __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }

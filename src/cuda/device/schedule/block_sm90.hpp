@@ -15,13 +15,13 @@
 
 namespace tessella::device {
 
-using portable::ForwardConfig;
 using portable::ForwardParams;
+using portable::ForwardSm90Config;
 using portable::ForwardSm90Params;
 using portable::MaskLevel;
 using QueryRange = portable::QueryRange<int32_t>;
 
-template <ForwardConfig C>
+template <ForwardSm90Config C>
 struct BlockSm90 {
   static constexpr int kRows = portable::kWarpgroupRows;  // of a warpgroup
   static constexpr int kWarpgroups = C.tile_q / kRows;
@@ -42,18 +42,19 @@ struct BlockSm90 {
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
   static constexpr int kLoadedRows = C.tile_kv / C.cluster;      // of a tile of keys: what this block loads, for all
   static_assert(kLoadedRows % portable::kSwizzleRows == 0);
-  static_assert(C.cluster == 1 || !(C.paged || C.mask == MaskLevel::bits || kLeavesOut),
+  static_assert(C.cluster == 1 || !(C.paged || C.score.mask == MaskLevel::bits || kLeavesOut),
                 "its blocks walk the same tiles");
 
   // Where scores change with the distance to a key, an item's key tiles begin with the one at its last query's place,
   // go down from there to the first and then up from the one behind. So the largest scores mostly come first, and
   // maxima hardly grow (softmax_rows.hpp). Tiles are counted in this order; Item::first_key() says which keys they are.
-  static constexpr bool kStartsNear = (C.alibi || C.score) && C.mask == MaskLevel::band && !C.batch_invariant;
+  static constexpr bool kStartsNear =
+      (C.score.alibi || C.score.score_mod) && C.score.mask == MaskLevel::band && !C.score.batch_invariant;
   // Else, where all warpgroups walk all tiles, those that every row sees whole come first, then those behind them, then
   // those before: of a left window's first keys later rows see few, whose maxima would soon be overtaken. Counted in
   // that order too; what a warpgroup alone sees whole of the last ones it masks for nothing.
   static constexpr bool kWholeFirst =
-      !kStartsNear && !kLeavesOut && C.mask == MaskLevel::band && C.cluster == 1 && !C.batch_invariant;
+      !kStartsNear && !kLeavesOut && C.score.mask == MaskLevel::band && C.cluster == 1 && !C.score.batch_invariant;
 
   // What of an item's key tiles a warpgroup computes: [first, end), of which [full_begin, full_end) are seen whole by
   // its rows. Of the `before` and `behind` tiles on either side its rows see nothing.
@@ -127,7 +128,7 @@ struct BlockSm90 {
   static_assert(kLayout.barriers_at + kItemRings * Items::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes +
                     VRing::kBytes ==
                 kLayout.bytes);
-  static constexpr bool kHasMap = C.mask == MaskLevel::bits;
+  static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;
   static constexpr bool kLoadsByWarp = kHasMap || C.paged;  // else by a thread
   using Visited = VisitedTiles<kHasMap>;
 
@@ -177,7 +178,7 @@ struct BlockSm90 {
 
   // Those at the end of each stage of v, by the whole block.
   __device__ __forceinline__ void write_ones() const {
-    static_assert(!kSumsByProduct || C.element == Element::bf16);
+    static_assert(!kSumsByProduct || C.score.element == portable::Element::bf16);
     constexpr uint32_t kOnes = 0x3F803F80;
 #pragma unroll 1
     for (int stage = 0; stage < kLayout.v_stages; ++stage) {

@@ -1,4 +1,4 @@
-// What the caller's texts for `score` and `keep` see of the arrays passed beside them.
+// What the caller's score and mask modifications see of the arrays passed beside them.
 #pragma once
 
 #include "portable/forward_params.hpp"

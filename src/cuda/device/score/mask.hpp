@@ -6,16 +6,19 @@
 #include "cuda/device/score/arrays.hpp"
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/keys.hpp"
-#include "portable/forward_config.hpp"
+#include "portable/classify.hpp"
 #include "portable/query_tiles.hpp"
-#include "user.hpp"  // user::keep: the caller's text
+#include "portable/score_config.hpp"
+#include "user.hpp"  // user::mask_mod: the caller's source
 
 namespace tessella::device {
 
-using portable::ForwardConfig;
+using portable::ClassifyConfig;
+using portable::ScoreConfig;
 
-// Inside the lengths: does query i see key j, as far as documents, dense mask, block map and the caller's text go?
-template <ForwardConfig C>
+// Inside the lengths: does query i see key j, as far as documents, dense mask, block map and the caller's mask
+// modification go?
+template <ScoreConfig C>
 __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
                                            int32_t head_idx, int32_t i, int32_t j) {
   const int64_t slot = s.slot_kv + j;
@@ -35,13 +38,13 @@ __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, con
     visible =
         visible && flag(p.block_map, p.block_map_q.quotient(i), p.block_map_kv.quotient(static_cast<int32_t>(slot)));
   }
-  if constexpr (C.keep) visible = visible && user::keep(batch_idx, head_idx, i, j, Arrays(p));
+  if constexpr (C.mask_mod) visible = visible && user::mask_mod(batch_idx, head_idx, i, j, Arrays(p));
   return visible;
 }
 
 // Takes from `visible`, columns of a tile that rows lane / 4 and lane / 4 + 8 of a warp's 16 see, as columns_below()
 // has them, what the element masks hide.
-template <ForwardConfig C>
+template <ScoreConfig C, int TileKv>
 __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
                                                  int32_t head_idx, int32_t first_q, int32_t first_kv,
                                                  uint32_t (&visible)[2]) {
@@ -55,7 +58,7 @@ __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& 
   for (int r = 0; r < 2; ++r) {
     uint32_t columns = 0;
 #pragma unroll kColumnsAtOnce
-    for (int i = 0; i < C.tile_kv / 4; ++i) {
+    for (int i = 0; i < TileKv / 4; ++i) {
       if (sees(r * 8 + lane / 4, first_kv + i / 2 * 8 + lane % 4 * 2 + i % 2)) columns |= 1u << i;
     }
     if (r == 0) visible[0] &= columns;
@@ -75,14 +78,14 @@ __device__ __forceinline__ uint32_t* seen_keys(const portable::ForwardParams& p,
 }
 
 // By a whole warp: p.seen_keys of the tile of `rows` queries from first_q on and the keys from first_kv on.
-template <ForwardConfig C>
+template <ScoreConfig C, int TileKv>
 __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p, const BandedSequence<int64_t>& s,
                                                 int32_t batch_idx, int32_t head_idx, int32_t first_q, int32_t rows,
                                                 int32_t first_kv, uint32_t* to) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   bool seen[portable::kSeenWords];
 #pragma unroll
-  for (int word = 0; word < portable::kSeenWords; ++word) seen[word] = word * 32 + lane >= C.tile_kv;
+  for (int word = 0; word < portable::kSeenWords; ++word) seen[word] = word * 32 + lane >= TileKv;
   const auto all_are_seen = [&] { return __all_sync(kAllLanes, seen[0] && seen[1] && seen[2] && seen[3]); };
   for (int32_t first = 0; first < rows && !all_are_seen(); first += 32) {
     const KeyRange own = row_keys(s, first_q + min(first + lane, rows - 1));
@@ -105,7 +108,7 @@ __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p
 
 // A warp a tile of C.tile_q x C.tile_kv: writes its class into the tile map, if the band leaves any of it. Warps count
 // key tiles fastest, then query tiles, heads and batches that have a map of their own.
-template <ForwardConfig C>
+template <ClassifyConfig C>
 __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
     classify_tiles(const __grid_constant__ portable::ForwardParams p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   for (int first = 0; first < C.tile_kv; first += 32) {
     const int32_t j = first_kv + min(first + lane, keys - 1);  // a key twice does no harm
 #pragma unroll 8
-    for (int i = 0; i < rows; ++i) visible += is_visible<C>(p, s, batch_idx, head_idx, first_q + i, j) ? 1 : 0;
+    for (int i = 0; i < rows; ++i) visible += is_visible<C.masks>(p, s, batch_idx, head_idx, first_q + i, j) ? 1 : 0;
     pairs += rows;
   }
   const bool sees = __any_sync(kAllLanes, visible > 0);
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   uint8_t* to = tile_classes(p, batch_idx, head_idx, tile_q_idx) + tile_kv_idx;
   if (lane == 0) *to = static_cast<uint8_t>(!sees ? TileClass::hidden : hides ? TileClass::partial : TileClass::full);
   if (p.seen_keys == nullptr || !sees) return;
-  write_seen_keys<C>(p, s, batch_idx, head_idx, first_q, rows, first_kv, seen_keys(p, to));
+  write_seen_keys<C.masks, C.tile_kv>(p, s, batch_idx, head_idx, first_q, rows, first_kv, seen_keys(p, to));
 }
 
 }  // namespace tessella::device

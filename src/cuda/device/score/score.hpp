@@ -1,4 +1,4 @@
-// From q . k to the score that the softmax sees: scale -> softcap -> + bias + ALiBi -> the caller's text.
+// From q . k to the score that the softmax sees: scale -> softcap -> + bias + ALiBi -> the caller's score modification.
 // The order is that of every backend (docs/numerics.md). Parts that a config leaves out cost nothing.
 #pragma once
 
@@ -6,14 +6,14 @@
 #include "cuda/device/schedule/sequence.hpp"
 #include "cuda/device/score/arrays.hpp"
 #include "cuda/device/score/softmax.hpp"
-#include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
-#include "user.hpp"  // user::score and user::keep: the caller's texts
+#include "portable/score_config.hpp"
+#include "user.hpp"  // user::score_mod and user::mask_mod: the caller's source
 
 namespace tessella::device {
 
 using portable::Element;
-using portable::ForwardConfig;
+using portable::ScoreConfig;
 
 template <Element E>
 __device__ __forceinline__ float to_float(const void* data, int64_t idx) {
@@ -26,18 +26,22 @@ __device__ __forceinline__ float to_float(const void* data, int64_t idx) {
   }
 }
 
-template <ForwardConfig C>
+// SaturatesSquares: q was multiplied so that squares of what the series serves are at most 1.
+template <ScoreConfig C, bool SaturatesSquares = false>
 class Score {
  public:
-  static constexpr bool kIsPlain = !C.softcap && !C.alibi && !C.bias && !C.score;
+  static constexpr bool kIsPlain = !C.softcap && !C.alibi && !C.bias && !C.score_mod;
   // Scores stay products of q and k, and scale enters with the exponent of 2. What ALiBi takes off is then rounded for
   // a lane's first query and key, and counted from there.
   static constexpr bool kAreProducts =
-      kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score && C.element != Element::f32 && !C.batch_invariant);
+      kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score_mod && C.element != Element::f32 && !C.batch_invariant);
   // Softcap alone: softmax sees exponents of 2. A series has them out of products, cheaply, where scores are far from
   // the softcap; they are bounded there, so they are taken against zero and nobody looks for a maximum.
   static constexpr int32_t kSomeKeys = 16;
-  static constexpr bool kHasSeries = portable::has_series(C);
+  static constexpr bool kHasSeries = C.series_terms > 0;
+  static_assert(!kHasSeries || (C.softcap && !C.alibi && !C.bias && !C.score_mod && C.element != Element::f32 &&
+                                !C.batch_invariant),
+                "the series takes products, of a warp's rows together");
   // Where element masks may leave a row a single key, out is divided by a sum of rounded probabilities.
   static constexpr bool kRoundsSums = kHasSeries && C.mask == portable::MaskLevel::bits;
 
@@ -63,8 +67,10 @@ class Score {
     return p_.softcap.square >= 0 && (kRoundsSums || keys >= kSomeKeys);
   }
   __device__ bool series_serves(float square) const { return square <= p_.softcap.square; }
-  // With scales_q at most 1, behind what the series serves: of two terms -inf would become inf otherwise.
-  __device__ __forceinline__ static float square_of(float s) { return C.scales_q ? ptx::saturated_square(s) : s * s; }
+  // Saturated at 1, behind what the series serves: of two terms -inf would become inf otherwise.
+  __device__ __forceinline__ static float square_of(float s) {
+    return SaturatesSquares ? ptx::saturated_square(s) : s * s;
+  }
   // The largest square of products in blocks j and j + 1 and of `square`. Zero and positive numbers keep their order as
   // integers; NaN is larger, or 0 where squares saturate: a row that has one is NaN either way.
   template <int Blocks>
@@ -86,7 +92,7 @@ class Score {
     const float c1 = by_series ? p_.softcap.series[1] : 0, c2 = by_series ? p_.softcap.series[2] : 0;
     return [=](float s) {
       const float square = square_of(s);
-      return s * __fmaf_rn(C.short_series ? c1 : __fmaf_rn(square, c2, c1), square, c0);
+      return s * __fmaf_rn(C.series_terms == 2 ? c1 : __fmaf_rn(square, c2, c1), square, c0);
     };
   }
 
@@ -94,15 +100,15 @@ class Score {
   struct Corner {
     int32_t query, key;
     float distance;   // from the query's place to the key, times the slope where scores are products
-    float q_minus_k;  // for a text
+    float q_minus_k;  // for a score modification
   };
   __device__ Corner corner(int32_t query, int32_t key) const {
     const auto distance = static_cast<float>(query + sequence_.len_kv - sequence_.len_q - key);
     return {query, key, kAreProducts ? distance * slope_ : distance, static_cast<float>(query - key)};
   }
 
-  // q - k for a text, so many more than the corner's; below 2^23 exactly. An addition for all scores of a diagonal,
-  // where a conversion is two slow instructions.
+  // q - k for a score modification, so many more than the corner's; below 2^23 exactly. An addition for all scores of a
+  // diagonal, where a conversion is two slow instructions.
   __device__ static float q_minus_k(const Corner& corner, int32_t places) {
     return corner.q_minus_k + static_cast<float>(places);
   }
@@ -113,8 +119,8 @@ class Score {
   }
 
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths unless AreWithin: then a text's q - k is of_diagonal, q_minus_k()'s, one value for
-  // all scores of a diagonal.
+  // Both may lie past the lengths unless AreWithin: then a modification's q - k is of_diagonal, q_minus_k()'s, one
+  // value for all scores of a diagonal.
   template <bool AreWithin = false>
   __device__ __forceinline__ float value(float s, const Corner& corner, int32_t row, int32_t column,
                                          float of_diagonal = 0) const {
@@ -139,9 +145,9 @@ class Score {
       s += to_float<kBias>(p_.bias.data, at);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
-    if constexpr (C.score) {
+    if constexpr (C.score_mod) {
       const float q_minus_k = AreWithin ? of_diagonal : static_cast<float>(query - key);
-      s = user::score(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
+      s = user::score_mod(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
     }
     return s;
   }
@@ -165,8 +171,8 @@ class Score {
 
 // A softcap alone, of products beyond its series. Blocks take turns in two places, so that there is code for these
 // alone: unrolled it was a fifth of the kernel.
-template <ForwardConfig C, int Blocks>
-__device__ __forceinline__ void cap(const Score<C>& score, float (&s)[Blocks][4]) {
+template <class Score, int Blocks>
+__device__ __forceinline__ void cap(const Score& score, float (&s)[Blocks][4]) {
 #pragma unroll 1
   for (int turn = 0; turn < Blocks; turn += 2) {
     float capped[2][4];

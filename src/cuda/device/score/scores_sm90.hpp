@@ -3,31 +3,32 @@
 
 #include "cuda/device/schedule/block_sm90.hpp"
 #include "cuda/device/score/band_mask.hpp"
+#include "cuda/device/score/dropout.hpp"
 #include "cuda/device/score/score.hpp"
 #include "cuda/device/score/softmax_rows.hpp"
 #include "cuda/device/tile/multiply.hpp"
-#include "portable/dropout.hpp"
 
 namespace tessella::device {
 
-template <ForwardConfig C>
+template <ForwardSm90Config C>
 struct ScoresSm90 {
   using Block = BlockSm90<C>;
   using Item = typename Block::Item;
   using Items = typename Block::Items;
+  using Score = device::Score<C.score, C.scales_q>;
   static constexpr bool kHasMap = Block::kHasMap;
   static constexpr int kBlocks = C.tile_kv / 8;
   // o += p v reads its probabilities from registers: with kInParts the first kFirstSteps of its products, of 16 keys
   // each, are waited for alone, and the next tile's probabilities take the place of theirs while the rest is under way.
   // Found by measuring (docs/forward_sm90.md); other tiles and head dims were not tried.
   static constexpr int kSteps = kBlocks / 2, kFirstSteps = kSteps * 3 / 8;
-  static constexpr bool kInParts = portable::holds_queries(C) && C.tile_kv == 128 && !C.softcap;
+  static constexpr bool kInParts = portable::holds_queries(C) && C.tile_kv == 128 && !C.score.softcap;
 
   // Tiles whose exponents are taken against what was there before have code of their own, apart from those that are
   // looked at: fewer instructions a step, more in the kernel. Found by measuring too. (In parts probabilities may be
   // made in one place alone, lest the assembler makes all products wait: note C7513.)
   static constexpr bool kUsualApart =
-      Score<C>::kHasSeries || (Block::kWarpgroups == 3 && !C.bias && !C.dropout && !C.batch_invariant);
+      Score::kHasSeries || (Block::kWarpgroups == 3 && !C.score.bias && !C.score.dropout && !C.score.batch_invariant);
   static_assert(!(kUsualApart && kInParts));
 
   const Block& block;
@@ -42,17 +43,17 @@ struct ScoresSm90 {
   uint32_t visible[2];  // with a tile map: columns of the lane's rows, as columns_below() has them, where it is not
   // ALiBi alone comes with the exponents where the keys of the tile at hand lie on one side of the warp's queries:
   // scores are products there.
-  static constexpr bool kHasSides = C.alibi && Score<C>::kAreProducts;
+  static constexpr bool kHasSides = C.score.alibi && Score::kAreProducts;
   int side;       // 1: keys before the queries, -1: behind them, 0: neither, or a slope too steep for it
   int32_t place;  // of the warp's first query
   float slope;    // what ALiBi takes off an exponent of 2 for each place between query and key
-  // With a text, from begin_item() on: whether all of the warp's queries are the sequence's, the lane's first one, and
-  // the head.
+  // With a score modification, from begin_item() on: whether all of the warp's queries are the sequence's, the lane's
+  // first one, and the head.
   bool has_all_rows;
   int32_t lane_query, head_idx;
-  // A text that asks for q - k finds it while a tile's scores are computed, where a warp has nothing else to do, if
-  // there are registers for all diagonals. [j][c]: (1 - j) * 8 - c more than the corner's.
-  static constexpr bool kFindsDiagonals = C.by_distance && C.tile_kv == 128 && !C.batch_invariant;
+  // A modification that asks for q - k finds it while a tile's scores are computed, where a warp has nothing else to
+  // do, if there are registers for all diagonals. [j][c]: (1 - j) * 8 - c more than the corner's.
+  static constexpr bool kFindsDiagonals = C.by_distance && C.tile_kv == 128 && !C.score.batch_invariant;
   static_assert(!kFindsDiagonals || Block::kWarpgroups == 2, "three warpgroups have no registers for them");
   float diagonals[kFindsDiagonals ? kBlocks + 1 : 1][2];
 
@@ -66,8 +67,8 @@ struct ScoresSm90 {
 
   __device__ const Item& current() const { return block.item(items); }
   __device__ const typename Block::Share& share() const { return current().shares[part]; }
-  __device__ static Score<C> score_of(const ForwardParams& p, const Item& item) {
-    return Score<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx);
+  __device__ static Score score_of(const ForwardParams& p, const Item& item) {
+    return Score(p, item.sequence, item.work.batch_idx, item.work.head_idx);
   }
   // Of the warpgroup's queries, the warp's first.
   __device__ static int warp_row() { return static_cast<int>(threadIdx.x / 32 % 4) * portable::kWarpRows; }
@@ -76,16 +77,16 @@ struct ScoresSm90 {
   // Of the tile of queries.
   __device__ int row(int r) const { return part * Block::kRows + warp_row() + r * 8 + lane / 4; }
   __device__ bool is_full(int32_t tile) const { return tile < full_end; }
-  // The lane's first query and key of the tile; with a text from begin_item() on.
-  __device__ typename Score<C>::Corner corner_of(const Score<C>& score, int32_t tile) const {
-    const int32_t query = C.score ? lane_query : current().queries.first + row(0);
+  // The lane's first query and key of the tile; with a score modification from begin_item() on.
+  __device__ typename Score::Corner corner_of(const Score& score, int32_t tile) const {
+    const int32_t query = C.score.score_mod ? lane_query : current().queries.first + row(0);
     return score.corner(query, current().first_key(tile) + lane % 4 * 2);
   }
 
-  // Of the item; with a text from begin_item() on.
-  __device__ Score<C> score_of_item() const {
+  // Of the item; with a score modification from begin_item() on.
+  __device__ Score score_of_item() const {
     const Item& item = current();
-    return Score<C>(p, item.sequence, item.work.batch_idx, C.score ? head_idx : item.work.head_idx);
+    return Score(p, item.sequence, item.work.batch_idx, C.score.score_mod ? head_idx : item.work.head_idx);
   }
 
   __device__ __forceinline__ void find_diagonals(int32_t tile) {
@@ -95,22 +96,22 @@ struct ScoresSm90 {
       for (int j = 0; j <= kBlocks; ++j) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          diagonals[j][c] = Score<C>::q_minus_k(corner, (1 - j) * 8 - c);
+          diagonals[j][c] = Score::q_minus_k(corner, (1 - j) * 8 - c);
           ptx::compute_here(diagonals[j][c]);
         }
       }
     }
   }
   // Of the score i of block j, in a tile within the lengths.
-  __device__ __forceinline__ float q_minus_k(const typename Score<C>::Corner& corner, int j, int i) const {
+  __device__ __forceinline__ float q_minus_k(const typename Score::Corner& corner, int j, int i) const {
     if constexpr (kFindsDiagonals) return diagonals[j + 1 - i / 2][i % 2];
-    return Score<C>::q_minus_k(corner, (i / 2 - j) * 8 - i % 2);
+    return Score::q_minus_k(corner, (i / 2 - j) * 8 - i % 2);
   }
 
-  // Softcap, bias, ALiBi and the caller's text. AreWithin: as in Score::value(); false serves as well.
+  // Softcap, bias, ALiBi and the caller's score modification. AreWithin: as in Score::value(); false serves as well.
   template <bool AreWithin>
   __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t tile) const {
-    const Score<C> score = score_of_item();
+    const Score score = score_of_item();
     const auto corner = corner_of(score, tile);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
@@ -119,25 +120,14 @@ struct ScoresSm90 {
         s[j][i] = score.template value<AreWithin>(s[j][i], corner, i / 2 * 8, j * 8 + i % 2, q_minus_k(corner, j, i));
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if ((C.bias || C.score) && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.score.bias || C.score.score_mod) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
 
   // Zeroes what dropout takes from the probabilities of blocks j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(float (&probability)[2][4], int32_t tile, int j) const {
-    const portable::Dropout dropout = {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
-                                       p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset,
-                                       p.dropout_threshold};
-    const WorkTile& work = current().work;
-    const portable::Random4 random = dropout.bits(
-        static_cast<uint64_t>(work.batch_idx) * p.heads_q.value + work.head_idx,
-        (current().queries.first + row(0)) / 16, (current().first_key(tile) + j * 8) / 16, lane / 4, lane % 4);
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
-      float* pair = &probability[word / 2][word % 2 * 2];
-      if ((random.word[word] & 0xFFFF) < dropout.threshold) pair[0] = 0;
-      if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
-    }
+    device::drop(probability, 0, dropout_of(p), dropout_head(p, current().work),
+                 (current().queries.first + row(0)) / 16, (current().first_key(tile) + j * 8) / 16, lane);
   }
 
   // Of a row of the tile of queries.
@@ -165,12 +155,12 @@ struct ScoresSm90 {
     find_columns(tile, visible);
     if (!is_partial || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
     const Item& item = current();
-    hide_by_elements<C>(p, item.sequence, item.work.batch_idx, item.work.head_idx, first_of_warp(),
-                        item.first_key(tile), visible);
+    hide_by_elements<C.score, C.tile_kv>(p, item.sequence, item.work.batch_idx, item.work.head_idx, first_of_warp(),
+                                         item.first_key(tile), visible);
   }
 
   __device__ __forceinline__ void begin_item() {
-    if constexpr (Score<C>::kHasSeries) {
+    if constexpr (Score::kHasSeries) {
       rows.is_settled = __all_sync(kAllLanes, score_of(p, current()).may_use_series(current().least_keys));
       if (rows.is_settled) rows.max[0] = rows.max[1] = 0;
     }
@@ -179,7 +169,7 @@ struct ScoresSm90 {
       slope = score_of(p, item).slope_log2();
       place = item.sequence.band.position(first_of_warp());
     }
-    if constexpr (C.score) {
+    if constexpr (C.score.score_mod) {
       const Item& item = current();
       has_all_rows = __all_sync(kAllLanes, first_of_warp() + portable::kWarpRows <= item.sequence.len_q);
       lane_query = first_of_warp() + lane / 4;
@@ -189,13 +179,13 @@ struct ScoresSm90 {
 
   // Features and masks, before softmax. A softcap alone has them in look().
   __device__ __forceinline__ void make_scores(float (&s)[1][kBlocks][4], int32_t tile) {
-    if constexpr (Score<C>::kHasSeries) return;
+    if constexpr (Score::kHasSeries) return;
     if constexpr (kHasSides) {
       find_side(tile);
-    } else if constexpr (!Score<C>::kIsPlain) {
+    } else if constexpr (!Score::kIsPlain) {
       // A tile seen whole has no key behind the sequence's. It goes its own way up to the end, or the assembler moves
       // 11 of its scores to where the other way has them.
-      if (C.score && !C.batch_invariant && has_all_rows && is_full(tile)) {
+      if (C.score.score_mod && !C.score.batch_invariant && has_all_rows && is_full(tile)) {
         modify<true>(s[0], tile);
         ptx::keep_in_place(s[0]);
         return;
@@ -219,7 +209,7 @@ struct ScoresSm90 {
                                           const Rescale& rescale) {
     float sum[2], rounded[2];
     if constexpr (kUsualApart) {
-      constexpr bool kBySeries = Score<C>::kHasSeries;
+      constexpr bool kBySeries = Score::kHasSeries;
       // By votes, so that the compiler knows that all lanes go the same way.
       const bool is_usual =
           __all_sync(kAllLanes, rows.is_settled && (!kBySeries || is_full(tile)) && (!kHasSides || side != 0));
@@ -248,7 +238,7 @@ struct ScoresSm90 {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!Block::kSumsByProduct) rows.sum[r] += sum[r];
-      if (Score<C>::kRoundsSums) rows.rounded[r] += rounded[r];
+      if (Score::kRoundsSums) rows.rounded[r] += rounded[r];
     }
   }
 
@@ -260,17 +250,17 @@ struct ScoresSm90 {
       modify<false>(s[0], tile);
       side = 0;
     }
-    if constexpr (!Score<C>::kHasSeries) {
-      if constexpr (C.batch_invariant) return raise_max_of_each(s, rows, scale_log2, rescale);
+    if constexpr (!Score::kHasSeries) {
+      if constexpr (C.score.batch_invariant) return raise_max_of_each(s, rows, scale_log2, rescale);
       if (begin_max(s, rows, scale_log2)) return;
       raise_max(s, rows, scale_log2, rescale);
     } else {
       // A softcap alone. Scores that its series serves stay products, and need no maximum.
-      const Score<C> score = score_of(p, current());
+      const Score score = score_of(p, current());
       if (rows.is_settled) {
         float square = 0;
 #pragma unroll
-        for (int j = 0; j < kBlocks; j += 2) square = Score<C>::square_max_16(s[0], j, square);
+        for (int j = 0; j < kBlocks; j += 2) square = Score::square_max_16(s[0], j, square);
         rows.is_settled = __all_sync(kAllLanes, score.series_serves(square));
         if (!rows.is_settled) {
           RowState state[1] = {rows};
@@ -317,7 +307,7 @@ struct ScoresSm90 {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* pair = &accumulators[j + i / 2][i % 2 * 2];
-      words[i] = Multiply<C.element>::pack(pair[0], pair[1]);
+      words[i] = Multiply<C.score.element>::pack(pair[0], pair[1]);
     }
   }
 
@@ -326,7 +316,7 @@ struct ScoresSm90 {
   // o += p v before what it reads is written; in all warps of a warpgroup alike.
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlocks][4], int32_t tile, float scale_log2,
                                                bool by_series, bool waits, float (&sum)[2], float (&rounded)[2]) {
-    const Score<C> score = score_of(p, current());
+    const Score score = score_of(p, current());
     float offset[2] = {rows.offset[0], rows.offset[1]};
     float step = 0;  // from a key to the next
     if constexpr (kHasSides) {
@@ -336,7 +326,7 @@ struct ScoresSm90 {
       for (int r = 0; r < 2; ++r) offset[r] = __fmaf_rn(step, places + static_cast<float>(r * 8), offset[r]);
     }
     const auto exponent = [=, of_capped = score.exponent(by_series)](float of, int r, int column) {
-      if constexpr (Score<C>::kHasSeries) return of_capped(of);
+      if constexpr (Score::kHasSeries) return of_capped(of);
       const float against = kHasSides ? __fmaf_rn(step, static_cast<float>(-column), offset[r]) : offset[r];
       return __fmaf_rn(of, scale_log2, -against);
     };
@@ -348,15 +338,15 @@ struct ScoresSm90 {
       if (j == kFirstSteps * 2 && waits) ptx::wait_products<0>();
       float probability[2][4];
       exponentiate_16(s, j, exponent, probability, sum);
-      if constexpr (Score<C>::kRoundsSums) {
-        round_block<C.element>(probability[0], rounded);
-        round_block<C.element>(probability[1], rounded);
+      if constexpr (Score::kRoundsSums) {
+        round_block<C.score.element>(probability[0], rounded);
+        round_block<C.score.element>(probability[1], rounded);
       }
-      if constexpr (Score<C>::kHasSeries) square = Score<C>::square_max_16(s, j, square);
-      if constexpr (C.dropout) drop(probability, tile, j);
+      if constexpr (Score::kHasSeries) square = Score::square_max_16(s, j, square);
+      if constexpr (C.score.dropout) drop(probability, tile, j);
       pack(probability, 0, probabilities[j / 2]);
     }
-    if constexpr (!Score<C>::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
+    if constexpr (!Score::kHasSeries) return !(fmaxf(sum[0], sum[1]) > kLargestSum);
     // Probabilities are not to be made behind the caller's vote, with a square for each kept until then.
     if constexpr (Block::kSumsByProduct) {
       ptx::keep_in_place(probabilities);

@@ -8,7 +8,7 @@
 #include "cuda/device/ptx/math.hpp"
 #include "cuda/device/ptx/mma.hpp"
 #include "cuda/device/ptx/shared.hpp"
-#include "portable/forward_config.hpp"
+#include "portable/score_config.hpp"
 
 namespace tessella::device {
 

@@ -7,27 +7,12 @@
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/multiply.hpp"
 #include "cuda/device/tile/zero_rows.hpp"
-#include "portable/forward_config.hpp"
 #include "portable/forward_params.hpp"
+#include "portable/score_config.hpp"
 
 namespace tessella::device {
 
-using portable::ForwardConfig;
 using portable::ForwardParams;
-
-// Rows that belong to the sequence and to no query: out 0, lse -inf. The block of tile t takes tiles t, t + tiles_q,
-// ...
-template <ForwardConfig C>
-__device__ __forceinline__ void write_rows_without_query(const ForwardParams& p, const WorkTile& work,
-                                                         const Sequence& sequence) {
-  const ZeroRows<C.num_warps* 32> rows = {p,
-                                          work,
-                                          sequence,
-                                          work.slice_idx * C.head_dim_v,
-                                          min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v),
-                                          C.element == Element::f32 || p.out_is_f32};
-  rows.write_without_query(C.tile_q);
-}
 
 // Multiplies row r of block m by by[m][r].
 template <int MBlocks, int BlocksV>
@@ -45,14 +30,14 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
 // Blocks `from` and from + 1 of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on; the
 // row begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the
 // warp call it.
-template <ForwardConfig C, int BlocksV>
+template <Element E, int BlocksV>
 __device__ __forceinline__ void store_quad(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                            int64_t at, int32_t first, int lane, bool is_there) {
   // Of the blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
   const bool odd = lane % 2 != 0;
   uint32_t words[2];
 #pragma unroll
-  for (int j = 0; j < 2; ++j) words[j] = Multiply<C.element>::pack(o[from + j][r * 2], o[from + j][r * 2 + 1]);
+  for (int j = 0; j < 2; ++j) words[j] = Multiply<E>::pack(o[from + j][r * 2], o[from + j][r * 2 + 1]);
   const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
   const int32_t column = first + lane % 2 * 8 + lane % 4 / 2 * 4;
   if (!is_there || column >= p.head_dim_v) return;
@@ -61,10 +46,10 @@ __device__ __forceinline__ void store_quad(const ForwardParams& p, const float (
 }
 
 // The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.
-template <ForwardConfig C, int BlocksV>
+template <Element E, int BlocksV>
 __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                             int64_t at, int32_t first, int lane, bool is_there) {
-  const bool is_f32 = C.element == Element::f32 || p.out_is_f32;
+  const bool is_f32 = E == Element::f32 || p.out_is_f32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int32_t column = first + i * 8 + lane % 4 * 2;
@@ -79,8 +64,8 @@ __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float 
       if (!is_there || column + c >= p.head_dim_v) continue;
       if (is_f32) {
         static_cast<float*>(p.out.data)[at + column + c] = pair[c];
-      } else if constexpr (C.element != Element::f32) {
-        const uint32_t word = Multiply<C.element>::pack(pair[0], pair[1]);
+      } else if constexpr (E != Element::f32) {
+        const uint32_t word = Multiply<E>::pack(pair[0], pair[1]);
         static_cast<uint16_t*>(p.out.data)[at + column + c] = static_cast<uint16_t>(word >> c * 16);
       }
     }
@@ -90,7 +75,7 @@ __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float 
 // Columns of out from `first` on of rows that begin at elements at[m][r], from accumulators' first BlocksV blocks,
 // which are lost. What is rare is in a loop, lest its code is a quarter of the kernel: pairs, and quads if
 // QuadsAreRare.
-template <ForwardConfig C, bool QuadsAreRare, int BlocksV, int MBlocks, int Blocks>
+template <Element E, bool QuadsAreRare, int BlocksV, int MBlocks, int Blocks>
 __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
@@ -102,9 +87,9 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MB
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (!in_quads) {
-          store_pairs<C>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
-        } else if constexpr (C.element != Element::f32) {
-          store_quad<C>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+          store_pairs<E>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+        } else if constexpr (E != Element::f32) {
+          store_quad<E>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
         }
       }
     }
@@ -129,11 +114,11 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MB
   }
 }
 
-// The rows of one warp: RowsOfWarp of a tile.
-template <ForwardConfig C, int RowsOfWarp>
+// The rows of one warp of forward_sm80, and the columns of its slice of v.
+template <ScoreConfig C, int RowsOfWarp, int ColumnsV>
 struct Output {
   static constexpr int kMBlocks = RowsOfWarp / 16;
-  static constexpr int kBlocksV = C.head_dim_v / 8;
+  static constexpr int kBlocksV = ColumnsV / 8;
 
   const ForwardParams& p;
   const WorkTile& work;
@@ -184,7 +169,7 @@ struct Output {
         is_there[m][r] = query(m, r) < sequence.len_q;
       }
     }
-    store_rows<C, false, kBlocksV>(p, o, at, is_there, work.slice_idx * C.head_dim_v, lane);
+    store_rows<C.element, false, kBlocksV>(p, o, at, is_there, work.slice_idx * ColumnsV, lane);
   }
 };
 

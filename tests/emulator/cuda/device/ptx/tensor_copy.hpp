@@ -1,6 +1,8 @@
 // Stands in for src/cuda/device/ptx/tensor_copy.hpp: the copy engine, whose copies land some time later.
 #pragma once
 
+#include <vector>
+
 #include "emulator.hpp"
 #include "portable/forward_sm90.hpp"
 
@@ -17,13 +19,19 @@ static_assert(sizeof(Tensor) <= sizeof(portable::TensorMap));
 
 // The place of a 16-byte chunk in a panel of 128-byte rows.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// Those of a box of 64 columns, row after row.
+inline std::vector<uint32_t> box_chunks(uint32_t address, int64_t rows) {
+  std::vector<uint32_t> chunks;
+  for (uint32_t at = 0; at < static_cast<uint32_t>(rows) * 128; at += kChunk) chunks.push_back(swizzled(address + at));
+  return chunks;
+}
 
 }  // namespace tessella::emulator
 
 namespace tessella::device::ptx {
 
 inline void prefetch(const portable::TensorMap&) {}
-inline void fence_async() {}
+inline void fence_async() { emulator::fence_async(); }
 
 inline void prefetch_box(const portable::TensorMap&, int32_t, int32_t, int32_t, int32_t) {}
 
@@ -32,15 +40,18 @@ inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t col
                       int32_t batch) {
   emulator::Tensor t;
   std::memcpy(&t, &map, sizeof t);
-  emulator::begin(emulator::Work::boxes, [=] {
-    for (int64_t r = 0; r < t.box_rows; ++r) {
-      for (int64_t c = 0; c < 64; ++c) {
-        if (row + r >= t.sizes[1] || column + c >= t.sizes[0]) continue;
-        t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c] =
-            emulator::load<uint16_t>(emulator::swizzled(from + static_cast<uint32_t>(r * 128 + c * 2)));
-      }
-    }
-  });
+  emulator::begin(
+      emulator::Work::boxes,
+      [=] {
+        for (int64_t r = 0; r < t.box_rows; ++r) {
+          for (int64_t c = 0; c < 64; ++c) {
+            if (row + r >= t.sizes[1] || column + c >= t.sizes[0]) continue;
+            t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c] =
+                emulator::load<uint16_t>(emulator::swizzled(from + static_cast<uint32_t>(r * 128 + c * 2)));
+          }
+        }
+      },
+      emulator::box_chunks(from, t.box_rows));
 }
 inline void commit_boxes() { emulator::commit(emulator::Work::boxes); }
 inline void wait_boxes() { emulator::wait_groups(emulator::Work::boxes, 0); }
@@ -49,16 +60,20 @@ inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barri
                      int32_t head, int32_t batch) {
   emulator::Tensor t;
   std::memcpy(&t, &map, sizeof t);
+  const std::vector<uint32_t> chunks = emulator::box_chunks(to, t.box_rows);
+  for (const uint32_t chunk : chunks) emulator::check_async_write(chunk);
   emulator::later([=] {
-    for (int64_t r = 0; r < t.box_rows; ++r) {
-      for (int64_t c = 0; c < 64; ++c) {
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const auto r = static_cast<int64_t>(i / 8), first = static_cast<int64_t>(i % 8 * 8);
+      uint16_t values[8];
+      for (int64_t c = first; c < first + 8; ++c) {
         const bool is_there = row + r >= 0 && row + r < t.sizes[1] && column + c < t.sizes[0] && head >= 0 &&
                               head < t.sizes[2] && batch >= 0 && batch < t.sizes[3];
-        const uint16_t value =
+        values[c - first] =
             is_there ? t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c]
                      : uint16_t{0};
-        emulator::store(emulator::swizzled(to + static_cast<uint32_t>(r * 128 + c * 2)), value);
       }
+      emulator::write_async(chunks[i], reinterpret_cast<const std::byte*>(values));
     }
     emulator::complete_bytes(barrier, static_cast<uint32_t>(t.box_rows * 128));
   });

@@ -3,12 +3,14 @@
 
 #include <array>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "cuda/device/ptx/math.hpp"
 #include "cuda/device/ptx/order.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "emulator.hpp"
-#include "portable/forward_config.hpp"
+#include "portable/score_config.hpp"
 
 namespace tessella::device::ptx {
 
@@ -50,15 +52,28 @@ class Described {
   uint16_t column_major(int k, int column) const {
     return load(k / 8, k % 8, column % 64, static_cast<uint32_t>(column / 64) * leading_);
   }
+  // What the product reads, `size` rows or columns, as chunks: each lane of a warp answers for every 32nd.
+  void add_rows(std::vector<uint32_t>& chunks, int size) const {
+    for (int i = lane(); i < size * 2; i += 32) chunks.push_back(address(i / 16, i / 2 % 8, i % 2 * 8));
+  }
+  void add_columns(std::vector<uint32_t>& chunks, int size) const {
+    for (int i = lane(); i < size * 2; i += 32) {
+      const int k = i % 16, column = i / 16 * 8;
+      chunks.push_back(address(k / 8, k % 8, column % 64, static_cast<uint32_t>(column / 64) * leading_));
+    }
+  }
 
  private:
   static uint32_t bytes(uint64_t description, int from) {
     return static_cast<uint32_t>(description >> from & 0x3FFF) << 4;
   }
-  uint16_t load(int eight_rows, int row, int element, uint32_t panel = 0) const {
+  static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  uint32_t address(int eight_rows, int row, int element, uint32_t panel = 0) const {
     const auto inside = static_cast<uint32_t>(row * 128 + element * 2);
-    return emulator::load<uint16_t>(
-        emulator::swizzled(first_ + panel + static_cast<uint32_t>(eight_rows) * stride_ + inside));
+    return emulator::swizzled(first_ + panel + static_cast<uint32_t>(eight_rows) * stride_ + inside);
+  }
+  uint16_t load(int eight_rows, int row, int element, uint32_t panel = 0) const {
+    return emulator::load<uint16_t>(address(eight_rows, row, element, panel));
   }
 
   uint32_t first_, leading_, stride_;
@@ -87,9 +102,13 @@ struct WarpgroupMma {
     }
   }
 
-  static void with_shared(float (&d)[N / 8][4], uint64_t a, uint64_t b, bool adds) {
+  static void with_shared(float (&d)[N / 8][4], uint64_t a_description, uint64_t b_description, bool adds) {
     const int row = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
-    emulator::begin(emulator::Work::products, [&d, a = Described(a), b = Described(b), adds, row] {
+    const Described a(a_description), b(b_description);
+    std::vector<uint32_t> chunks;
+    a.add_rows(chunks, 64);
+    b.add_rows(chunks, N);
+    const auto piece = [&d, a, b, adds, row] {
       float left[2][16];
       for (int r = 0; r < 2; ++r) {
         for (int k = 0; k < 16; ++k) left[r][k] = to_float<E>(a.row_major(row + r * 8, k));
@@ -97,11 +116,19 @@ struct WarpgroupMma {
       multiply(
           d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return to_float<E>(b.row_major(n, k)); },
           adds);
-    });
+    };
+    emulator::begin(emulator::Work::products, piece, std::move(chunks));
   }
   // a: lives until the product is waited for, as d does.
   template <Contiguous B>
-  static void with_registers(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  static void with_registers(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b_description, bool adds) {
+    const Described b(b_description);
+    std::vector<uint32_t> chunks;
+    if constexpr (B == Contiguous::columns) {
+      b.add_columns(chunks, N);
+    } else {
+      b.add_rows(chunks, N);
+    }
     const emulator::Given* given = emulator::exchange({{a[0], a[1], a[2], a[3]}});
     const unsigned first = threadIdx.x % 32 / 4 * 4;
     std::array<std::array<float, 16>, 2> left;
@@ -111,7 +138,7 @@ struct WarpgroupMma {
         left[r][k] = to_float<E>(static_cast<uint16_t>(k % 2 == 0 ? word : word >> 16));
       }
     }
-    emulator::begin(emulator::Work::products, [&d, &a, b = Described(b), left, adds, own = std::to_array(a)] {
+    const auto piece = [&d, &a, b, left, adds, own = std::to_array(a)] {
       if (std::to_array(a) != own)
         throw std::logic_error("an operand's register was written before its product was there");
       multiply(
@@ -120,7 +147,8 @@ struct WarpgroupMma {
             return to_float<E>(B == Contiguous::columns ? b.column_major(k, n) : b.row_major(n, k));
           },
           adds);
-    });
+    };
+    emulator::begin(emulator::Work::products, piece, std::move(chunks));
   }
 };
 

@@ -1,0 +1,30 @@
+// What a call of forward_sm80 compiles to: a pure function of its sizes, types, alignment and features and of the GPU's
+// shared memory. Never of batch, lengths and windows.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/shape.hpp"
+#include "cuda/compile/program.hpp"
+#include "cuda/driver/gpus.hpp"
+#include "cuda/launch/forward_tiles.hpp"
+#include "portable/forward_sm80.hpp"
+
+namespace tessella::cuda {
+
+portable::ForwardSm80Config forward_sm80_config(const core::AttentionShape& shape, const DeviceInfo& device);
+// The same with more keys a tile, for a score modification that leaves the registers, which only compiling it tells.
+// None where the call has no score modification or more beside it.
+std::optional<portable::ForwardSm80Config> for_small_text(const portable::ForwardSm80Config& config, int arch);
+
+Program forward_sm80_program(const portable::ForwardSm80Config& config, const std::string& user_text);
+
+// Registers a thread spends on the output and on the scores of a tile, and how many it may beside all else it holds.
+int accumulators(const portable::ForwardSm80Config& config);
+int accumulator_limit(const portable::ForwardSm80Config& config, int arch);
+
+// A GPU of this arch as far as the config depends on it.
+DeviceInfo typical_device(int arch);
+
+}  // namespace tessella::cuda

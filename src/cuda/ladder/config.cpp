@@ -1,0 +1,33 @@
+#include "cuda/ladder/config.hpp"
+
+#include <algorithm>
+
+#include "core/message.hpp"
+#include "cuda/compile/expression.hpp"
+#include "cuda/forward_sm80/config.hpp"
+
+namespace tessella::cuda {
+
+portable::LadderConfig ladder_config(const core::AttentionShape& p, const DeviceInfo& device) {
+  const portable::ForwardSm80Config c = forward_sm80_config(p, device);
+  portable::LadderConfig config{.score = c.score,
+                                .head_dim_qk = c.head_dim_qk,
+                                .head_dim_v = c.head_dim_v,
+                                .tile_q = std::min(c.tile_q, c.num_warps * 16),
+                                .tile_kv = std::min(c.tile_kv, 32),
+                                .num_warps = c.num_warps,
+                                .vector_loads = c.vector_loads,
+                                .paged = c.paged};
+  // These kernels use no series, but a softcap's scores are exponents of 2 here too.
+  if (config.score.series_terms != 0) config.score.series_terms = 3;
+  return config;
+}
+
+Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,
+                       const std::string& user_text) {
+  return {.header = core::message("cuda/device/ladder/", file),
+          .expression = expression(kernel, "LadderConfig", config),
+          .user_text = user_text};
+}
+
+}  // namespace tessella::cuda

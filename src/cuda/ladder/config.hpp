@@ -1,0 +1,20 @@
+// What a call of the ladder's kernels compiles to: that of forward_sm80 with smaller tiles, as clarity comes before
+// speed there.
+#pragma once
+
+#include <string>
+
+#include "core/shape.hpp"
+#include "cuda/compile/program.hpp"
+#include "cuda/driver/gpus.hpp"
+#include "portable/ladder_params.hpp"
+
+namespace tessella::cuda {
+
+portable::LadderConfig ladder_config(const core::AttentionShape& shape, const DeviceInfo& device);
+
+// One of the kernels in device/ladder/.
+Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,
+                       const std::string& user_text);
+
+}  // namespace tessella::cuda

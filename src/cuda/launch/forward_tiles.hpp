@@ -1,0 +1,25 @@
+// What host code that serves all forward kernels needs of a kernel's config.
+#pragma once
+
+#include <cstdint>
+
+#include "core/shape.hpp"
+#include "portable/score_config.hpp"
+
+namespace tessella::cuda {
+
+struct ForwardTiles {
+  template <class Config>
+  ForwardTiles(const Config& c)  // NOLINT(google-explicit-constructor): every kernel's config is one
+      : score(c.score), head_dim_v(c.head_dim_v), tile_q(c.tile_q), tile_kv(c.tile_kv) {}
+
+  portable::ScoreConfig score;
+  int32_t head_dim_v, tile_q, tile_kv;
+};
+
+// Blocks that share v's columns.
+inline int32_t slices_v(const core::AttentionShape& shape, const ForwardTiles& tiles) {
+  return static_cast<int32_t>((shape.head_dim_v + tiles.head_dim_v - 1) / tiles.head_dim_v);
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,89 @@
+#include "cuda/launch/run.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/message.hpp"
+#include "cuda/compile/find_cubin.hpp"
+#include "cuda/driver/memory.hpp"
+#include "cuda/launch/loaded_kernel.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+struct PreparedStep {
+  Step step;
+  std::shared_ptr<const LoadedKernel> kernel;
+  Concurrency at_once;
+};
+
+// What a plan holds.
+struct Prepared {
+  std::vector<PreparedStep> steps;
+};
+
+// The step, or what takes its place.
+const Step& without_spills(const Step& step, int arch) {
+  if (step.if_spilled == nullptr || find_or_compile(step.program, arch)->resources.stack_bytes == 0) return step;
+  return without_spills(*step.if_spilled, arch);
+}
+
+PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
+  PreparedStep prepared = {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
+  if (step.cluster > 1) {
+    // At least one: that none fits is then the driver's error when it is launched.
+    const int clusters = std::max(prepared.kernel->resident_clusters(step.cluster, step.threads), 1);
+    prepared.at_once.blocks = int64_t{clusters} * step.cluster;
+  }
+  return prepared;
+}
+
+// Of the kernel that is the slowest to come by.
+const char* origin(const std::vector<Step>& steps, int arch) {
+  Cubin::Origin slowest = Cubin::Origin::embedded;
+  for (const Step& step : steps) {
+    const Target target{.arch = arch, .arch_specific = step.program.arch_specific};
+    slowest = std::max(slowest, origin(step.program, target));
+  }
+  switch (slowest) {
+    case Cubin::Origin::embedded: return "embedded";
+    case Cubin::Origin::disk: return "cached";
+    case Cubin::Origin::compiled: break;
+  }
+  return "compiled when planned";
+}
+
+}  // namespace
+
+std::string unavailable(const KernelRow& row, core::Device device) {
+  if (std::string problem = device_problem(device.id); !problem.empty()) return problem;
+  const DeviceInfo& info = device_info(device.id);
+  return row.unavailable != nullptr ? row.unavailable(info) : device_problem(info);
+}
+
+std::string describe(const Recipe& recipe, const DeviceInfo& device) {
+  return core::message(recipe.description, ", ", origin(recipe.steps, device.arch));
+}
+
+std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device) {
+  auto prepared = std::make_shared<Prepared>();
+  for (const Step& step : recipe.steps) {
+    prepared->steps.push_back(prepare_step(without_spills(step, device.arch), bounds, device));
+  }
+  return prepared;
+}
+
+void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream) {
+  const CurrentDevice current(core::device(plan.shape).id);
+  for (const auto& [step, kernel, at_once] : static_cast<const Prepared*>(plan.prepared.get())->steps) {
+    const std::optional<Launch> launch = step.launch(plan.shape, arguments, at_once, workspace);
+    if (!launch) continue;
+    const auto& [x, y, z] = launch->grid;
+    kernel->launch(
+        {.grid = {x, y, z}, .threads = step.threads, .cluster = step.cluster, .is_dependent = step.is_dependent},
+        launch->parameters.data(), launch->parameters.bytes(), stream);
+  }
+}
+
+}  // namespace tessella::cuda

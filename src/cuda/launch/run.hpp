@@ -1,0 +1,65 @@
+// Rows of the table of GPU kernels, and the one adapter that makes the core's kernels of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/kernel.hpp"
+#include "core/plan.hpp"
+#include "cuda/launch/recipe.hpp"
+
+namespace tessella::cuda {
+
+struct KernelRow {
+  std::string_view name;
+  core::Operation operation = core::Operation::forward;
+  std::string_view summary;
+  std::string_view architectures;  // "sm_90a", "sm_80 and later"
+  // Why such a GPU runs none of its calls, or "". Null: every GPU from Ampere on runs them.
+  std::string (*unavailable)(const DeviceInfo& device) = nullptr;
+  uint32_t dtypes = 0;
+  int64_t max_head_dim = 0;
+  core::Features features = core::all_features().without(core::kFutureFeatures);
+  uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
+  Recipe (*recipe)(const core::Shape& bounds, const DeviceInfo& device) = nullptr;
+  core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
+};
+
+// What a core::Kernel has functions for, of a row.
+std::string unavailable(const KernelRow& row, core::Device device);
+std::string describe(const Recipe& recipe, const DeviceInfo& device);
+std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device);
+void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream);
+
+template <const KernelRow& row>
+Recipe recipe(const core::Shape& bounds) {
+  return row.recipe(bounds, device_info(core::device(bounds).id));
+}
+
+template <const KernelRow& row>
+core::Kernel kernel() {
+  return {
+      .name = row.name,
+      .operation = row.operation,
+      .summary = row.summary,
+      .device = core::DeviceType::cuda,
+      .architectures = row.architectures,
+      .dtypes = row.dtypes,
+      .max_head_dim = row.max_head_dim,
+      .features = row.features,
+      .automatic = row.automatic,
+      .unavailable = [](core::Device device) { return unavailable(row, device); },
+      .refuses = [](const core::Shape& shape) { return recipe<row>(shape).refusal; },
+      .workspace = [](const core::Shape& shape, int) { return recipe<row>(shape).workspace; },
+      .cost = row.cost == nullptr
+                  ? nullptr
+                  : +[](const core::Arguments& a) { return row.cost(a, device_info(core::device(core::shape(a)).id)); },
+      .describe = [](const core::Shape& s, int) { return describe(recipe<row>(s), device_info(core::device(s).id)); },
+      .prepare = [](const core::Shape& s) { return prepare(recipe<row>(s), s, device_info(core::device(s).id)); },
+      .run = [](const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace,
+                void* stream) { run(arguments, plan, workspace, stream); }};
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,41 @@
+#include "cuda/launch/score_config.hpp"
+
+namespace tessella::cuda {
+
+using core::DType;
+using core::Feature;
+using portable::Element;
+using portable::MaskLevel;
+using portable::ScoreConfig;
+
+ScoreConfig score_config(const core::AttentionShape& p) {
+  return {
+      .element = p.dtype() == DType::bf16  ? Element::bf16
+                 : p.dtype() == DType::f16 ? Element::f16
+                                           : Element::f32,
+      .mask = p.features.has_any(core::kElementMasks | Feature::mask_mod) ? MaskLevel::bits : MaskLevel::band,
+      .documents = p.features.has(Feature::document),
+      .dense_mask = p.features.has(Feature::dense_mask),
+      .block_map = p.features.has(Feature::block_map),
+      .mask_mod = p.features.has(Feature::mask_mod),
+      .softcap = p.features.has(Feature::softcap),
+      .alibi = p.features.has(Feature::alibi),
+      .bias = p.features.has(Feature::bias),
+      .bias_is_f32 = p.features.has(Feature::bias) && p.bias_dtype == DType::f32 && p.dtype() != DType::f32,
+      .score_mod = p.features.has(Feature::score_mod),
+      .dropout = p.features.has(Feature::dropout),
+      .batch_invariant = p.batch_invariant,
+  };
+}
+
+int32_t series_terms(const ScoreConfig& c, const core::AttentionShape& p, int32_t head_dim_v) {
+  // Exponents come from products, so nothing else changes scores. The series serves all rows of a warp or none.
+  const bool is_alone = c.softcap && !c.alibi && !c.bias && !c.score_mod;
+  if (!is_alone || c.element == Element::f32 || c.batch_invariant) return 0;
+  // Beside dropout wide rows of v leave forward_sm90 no registers for it.
+  if (c.dropout && head_dim_v > 192) return 0;
+  // Two serve where P in bf16 is all that is wanted.
+  return c.element == Element::bf16 && !p.features.has(Feature::lse) ? 2 : 3;
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,63 @@
+// What a call asks of its scores: masks, score modifications and dropout, as a kernel is compiled for them.
+//
+// Every kernel that computes scores has one beside its own tiles. All of it is integers and enums, a template argument.
+// Lengths, strides, GQA, windows, sink and LSE are no members: kernels read them at run time from ForwardParams. A
+// member is what costs instructions in the inner loop, so that calls without it do not pay.
+#pragma once
+
+#include "portable/integers.hpp"
+
+namespace tessella::portable {
+
+enum class Element : int32_t { bf16, f16, f32 };
+constexpr int32_t size_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
+
+// Which keys a query sees. band: an interval (portable/band.hpp). bits: a predicate beside it, element by element in
+// the tiles that the tile map calls partial.
+enum class MaskLevel : int32_t { band, bits };
+
+struct ScoreConfig {
+  Element element = Element::bf16;  // of q, k and v
+  MaskLevel mask = MaskLevel::band;
+  // What MaskLevel::bits is made of.
+  bool documents = false;
+  bool dense_mask = false;
+  bool block_map = false;
+  bool mask_mod = false;  // the caller's source
+  bool softcap = false;
+  int32_t series_terms = 0;  // 2 or 3 of the series that serves a softcap's small scores (device/score/score.hpp), or 0
+  bool alibi = false;
+  bool bias = false;
+  bool bias_is_f32 = false;  // else in the type of q
+  bool score_mod = false;    // the caller's source
+  bool dropout = false;
+  // The result of a row depends on the row and on its keys alone, not on the rows beside it.
+  bool batch_invariant = false;
+  bool operator==(const ScoreConfig&) const = default;
+};
+
+// visit(name, value) for every member in order, here and for each kernel's config. Host code writes configs by it
+// (cuda/compile/expression.hpp), which does not compile where a member is missing.
+template <class Visit>
+constexpr void fields(const ScoreConfig& c, const Visit& visit) {
+  visit("element", c.element);
+  visit("mask", c.mask);
+  visit("documents", c.documents);
+  visit("dense_mask", c.dense_mask);
+  visit("block_map", c.block_map);
+  visit("mask_mod", c.mask_mod);
+  visit("softcap", c.softcap);
+  visit("series_terms", c.series_terms);
+  visit("alibi", c.alibi);
+  visit("bias", c.bias);
+  visit("bias_is_f32", c.bias_is_f32);
+  visit("score_mod", c.score_mod);
+  visit("dropout", c.dropout);
+  visit("batch_invariant", c.batch_invariant);
+}
+
+constexpr int32_t num_masks(const ScoreConfig& c) {
+  return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.mask_mod ? 1 : 0);
+}
+
+}  // namespace tessella::portable

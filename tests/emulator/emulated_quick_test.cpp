@@ -1,0 +1,90 @@
+// What goes wrong in forward_sm90 first: a test each for its waits, its fences and what it computes, in seconds. Each
+// names what it catches in mutations.py.
+#include <gtest/gtest.h>
+
+#include "emulated_case.hpp"
+
+namespace tessella::tests {
+namespace {
+
+// A head of 130 queries, two tiles of them with 128 rows, and 300 keys.
+Case small(int64_t head_dim) {
+  Case c = base(head_dim, head_dim);
+  c.batch = c.heads_q = 1;
+  c.seqlen_q = 130;
+  return c;
+}
+
+// More tiles of keys than there are stages.
+TEST(EmulatedQuick, Waits) {
+  Case c = small(128);
+  c.seqlen_kv = 900;
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) expect_right(c, seed);
+}
+
+// Of queries: more than a block has slots for, of two tiles of keys each.
+TEST(EmulatedQuick, ManyTiles) {
+  Case c = small(128);
+  c.heads_q = 6;
+  c.seqlen_kv = 200;
+  for (const uint64_t seed : {1, 2}) expect_right(c, seed);
+}
+
+TEST(EmulatedQuick, GrowingScores) {
+  for (const double spread : {4.0, 300.0}) {  // 300: beyond what a maximum of the tiles before can be taken off
+    Case c = small(128);
+    c.seqlen_kv = 600;
+    c.spread = spread;
+    expect_right(c);
+  }
+}
+
+TEST(EmulatedQuick, Causal) {
+  Case c = small(128);
+  c.window_right = 0;
+  expect_right(c);
+}
+
+TEST(EmulatedQuick, Alibi) {
+  Case c = small(128);
+  c.alibi = "h";
+  expect_right(c);
+}
+
+// Queries stay in shared memory, where rows of out take their place. Three whole tiles of keys: no warp waits for the
+// others to clear values in the last one.
+TEST(EmulatedQuick, Dropout) {
+  Case c = small(128);
+  c.dropout = 0.3;
+  c.seqlen_kv = 3 * 112;
+  for (const uint64_t seed : {1, 2, 3, 4}) expect_right(c, seed);
+}
+
+// NaN in values that nobody sees, in the last tile: no turn is waited for between their clearing and their product.
+TEST(EmulatedQuick, UnseenValues) {
+  Case c = small(128);
+  c.masked_nan = true;
+  c.causal_top_left = true;
+  for (const uint64_t seed : {1, 2, 3, 4}) expect_right(c, seed);
+}
+
+// The sign of a scale is the queries', in shared memory and on their way to registers.
+TEST(EmulatedQuick, NegativeScale) {
+  for (const int64_t head_dim : {64, 128}) {
+    Case c = small(head_dim);
+    c.scale = -0.1;
+    for (const uint64_t seed : {1, 2, 3, 4}) expect_right(c, seed);
+  }
+}
+
+// Products with a panel of ones.
+TEST(EmulatedQuick, SumsByProduct) {
+  Case c = small(128);
+  c.max_seqlen = 8192;
+  c.softcap = 30;
+  c.lse = false;
+  expect_right(c);
+}
+
+}  // namespace
+}  // namespace tessella::tests

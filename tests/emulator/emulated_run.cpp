@@ -1,0 +1,129 @@
+#include "emulated_run.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <optional>
+
+#include "api/forward.hpp"
+#include "core/sequence.hpp"
+#include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_sm80/recipe.hpp"
+#include "cuda/forward_sm90/recipe.hpp"
+#include "emulated_step.hpp"
+
+namespace tessella::tests {
+namespace {
+
+using core::AttentionArguments;
+
+// Few multiprocessors and a small cache: sections of few heads, and a last one of more.
+cuda::DeviceInfo small_gpu() {
+  cuda::DeviceInfo device = cuda::typical_device(90);
+  device.num_sms = 3;
+  device.l2_bytes = 256 << 10;
+  return device;
+}
+
+// On so small a GPU the driver finds two clusters' blocks.
+cuda::Concurrency concurrency_of(const cuda::Step& step, const AttentionArguments& bounds,
+                                 const cuda::DeviceInfo& device) {
+  cuda::Concurrency at_once = cuda::concurrency(step, bounds, device);
+  if (step.cluster > 1) at_once.blocks = 2 * int64_t{step.cluster};
+  return at_once;
+}
+
+// What the texts of user.hpp read: slopes by head, and the sequences' lengths.
+struct TextArrays {
+  std::vector<int32_t> len_q, len_kv;
+
+  explicit TextArrays(AttentionArguments& p) {
+    for (int64_t batch_idx = 0; batch_idx < p.batch; ++batch_idx) {
+      const core::Sequence sequence = core::sequence(p, batch_idx);
+      len_q.push_back(static_cast<int32_t>(sequence.len_q));
+      len_kv.push_back(static_cast<int32_t>(sequence.len_kv));
+    }
+    p.num_arrays = 3;
+    p.arrays[0] = {p.alibi_slopes.data, core::DType::f32, p.heads_q};
+    p.arrays[1] = {len_q.data(), core::DType::i32, p.batch};
+    p.arrays[2] = {len_kv.data(), core::DType::i32, p.batch};
+  }
+};
+
+void use_texts(AttentionArguments& p, Texts texts) {
+  if (p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::mask_mod;
+  if (p.features.has(core::Feature::alibi)) {
+    p.features |= core::Feature::score_mod;
+    if (texts == Texts::by_distance) p.score_mod = "q_minus_k";
+  }
+  p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
+}
+
+// Memory as a plan wants it: state zero, scratch full of NaN.
+class WorkspaceMemory {
+ public:
+  explicit WorkspaceMemory(const core::WorkspaceSize& size)
+      : state_(static_cast<size_t>(size.state_bytes), Placement::guarded),
+        scratch_(static_cast<size_t>(size.scratch_bytes + 63) / 64 * 64, Placement::guarded) {
+    std::fill_n(state_.data(), state_.size(), std::byte{0});
+    std::fill_n(scratch_.data(), scratch_.size(), std::byte{0xFF});
+  }
+  core::Workspace workspace() const { return {state_.data(), scratch_.data()}; }
+  bool state_is_zero() const {
+    return std::all_of(state_.data(), state_.data() + state_.size(), [](std::byte b) { return b == std::byte{0}; });
+  }
+
+ private:
+  Memory state_, scratch_;
+};
+
+}  // namespace
+
+std::string run_recipe(Call& call, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed, Texts texts) {
+  AttentionArguments p = api::read(&call.args(), call.options(), "emulated", nullptr);
+  for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
+  std::optional<TextArrays> arrays;
+  if (texts != Texts::none) {
+    arrays.emplace(p);
+    use_texts(p, texts);
+    core::derive_mask_shape(p);
+  }
+  core::AttentionShape bounds = p;
+  bounds.seqlen_q = std::max(p.seqlen_q, max_seqlen);
+  bounds.seqlen_kv = std::max(p.seqlen_kv, max_seqlen);
+  const cuda::DeviceInfo device = small_gpu();
+  const cuda::Recipe recipe = recipe_of(bounds, device);
+  if (!recipe.refusal.empty()) return recipe.refusal;
+  const WorkspaceMemory memory(recipe.workspace);
+  try {
+    for (const cuda::Step& step : recipe.steps) {
+      const auto launch = step.launch(bounds, &p, concurrency_of(step, bounds, device), memory.workspace());
+      if (launch) run_step(step, *launch, seed);
+    }
+    finish(call);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return memory.state_is_zero() ? "" : "the state is not left zero";
+}
+
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts) {
+  return run_recipe(call, cuda::forward_sm90_recipe, c.max_seqlen, seed, texts);
+}
+
+std::string run_sm80(Call& call, uint64_t seed) { return run_recipe(call, cuda::forward_sm80_recipe, 0, seed); }
+
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, Texts texts) {
+  Call call(c);
+  if (const std::string text = run_sm90(call, c, seed, texts); !text.empty()) return text;
+  if (results != nullptr) *results = call.results();
+  return call.check();
+}
+
+std::string run_sm80(const Case& c, uint64_t seed) {
+  Call call(c);
+  const std::string text = run_sm80(call, seed);
+  return text.empty() ? call.check() : text;
+}
+
+}  // namespace tessella::tests

@@ -1,0 +1,33 @@
+// A case's call on the GPU's kernels as the emulator runs them: the recipe's steps one after the other, as
+// cuda/launch/run.hpp queues them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cases/call.hpp"
+#include "cases/cases.hpp"
+#include "cuda/launch/recipe.hpp"
+
+namespace tessella::tests {
+
+using MakeRecipe = cuda::Recipe (*)(const core::AttentionArguments& bounds, const cuda::DeviceInfo& device);
+
+// Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head; by_distance:
+// compiled as one that asks for q_minus_k.
+enum class Texts { none, usual, by_distance };
+
+// Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
+// is wrong.
+std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts = Texts::none);
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);
+std::string run_sm80(Call& call, uint64_t seed);
+
+// The same with results that are checked. `results`, if wanted, every byte of out and lse.
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr,
+                     Texts texts = Texts::none);
+std::string run_sm80(const Case& c, uint64_t seed);
+
+}  // namespace tessella::tests

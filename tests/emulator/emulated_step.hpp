@@ -1,0 +1,18 @@
+// One step of a recipe, by name. A binary of tests exists twice: the collector has no kernel and writes down those that
+// its tests run, and with an instance of each, made from that list, the tests themselves are linked (instances.cmake).
+#pragma once
+
+#include <cstdint>
+
+#include "cases/call.hpp"
+#include "cases/merge_call.hpp"
+#include "cuda/launch/recipe.hpp"
+
+namespace tessella::tests {
+
+void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed);
+// After the last step. The collector computes the call on the CPU, so that tests go on as they will.
+void finish(Call& call);
+void finish(MergeCall& call);
+
+}  // namespace tessella::tests

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Breaks forward_sm90 in one way after the other, in a copy of the tree, and expects a test of the emulator to fail.
+
+tests/emulator/mutations.py [--folder FOLDER] [NAME ...]
+
+Prints what each break was caught by, and "N passed, N failed": passed are those that were caught. --folder: a copy and
+its build that the next run finds again. NAME: of a mutation, else all.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).resolve().parents[2]
+TARGET = "emulated_quick_test"
+SECONDS = 300  # that a broken kernel may take
+
+
+class Mutation(NamedTuple):
+    """A break. found: stands in the file once, whatever the white space between its words. test: that fails."""
+
+    name: str
+    file: str
+    found: str
+    instead: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "part_wait",
+        "scores_sm90.hpp",
+        "if (j == kFirstSteps * 2 && waits) ptx::wait_products<0>();",
+        "",
+        "Waits",
+    ),
+    Mutation(
+        "k_wait",
+        "forward_sm90.hpp",
+        "k.wait_full(); wait_for_turn(); begin_scores(s[0]); Scores::find_diagonals(tile); v.wait_full();",
+        "wait_for_turn(); begin_scores(s[0]); Scores::find_diagonals(tile); v.wait_full();",
+        "Waits",
+    ),
+    Mutation(
+        "v_wait",
+        "forward_sm90.hpp",
+        "v.wait_full(); begin_output(); give_turn();",
+        "begin_output(); give_turn();",
+        "Waits",
+    ),
+    Mutation(
+        "turn_wait",
+        "forward_sm90.hpp",
+        "wait_for_turn(); begin_scores(s[0]); Scores::find_diagonals(tile); v.wait_full();",
+        "begin_scores(s[0]); Scores::find_diagonals(tile); v.wait_full();",
+        "ManyTiles",
+    ),
+    Mutation(
+        "box_wait",
+        "forward_sm90.hpp",
+        "if (lane == 0) ptx::wait_boxes();",
+        "",
+        "ManyTiles",
+    ),
+    Mutation(
+        "rescale",
+        "forward_sm90.hpp",
+        "if (rescales) scale_rows(o, later);",
+        "",
+        "GrowingScores",
+    ),
+    Mutation(
+        "sums",
+        "scores_sm90.hpp",
+        "if (looks || __all_sync(kAllLanes, serves)) break;",
+        "if (looks || __all_sync(kAllLanes, serves || true)) break;",
+        "GrowingScores",
+    ),
+    Mutation(
+        "full_tiles",
+        "forward_sm90.hpp",
+        "share().is_full(tile) ? share().full_end : tile",
+        "share().is_full(tile) ? share().full_end + 1 : tile",
+        "Causal",
+    ),
+    Mutation(
+        "alibi_side",
+        "scores_sm90.hpp",
+        "side = place >= key + C.tile_kv - 1 ?",
+        "side = place >= key + C.tile_kv - 21 ?",
+        "Alibi",
+    ),
+    Mutation(
+        "dropout_keys",
+        "scores_sm90.hpp",
+        "(current().first_key(tile) + j * 8) / 16",
+        "(current().first_key(tile) + j * 8 + 16) / 16",
+        "Dropout",
+    ),
+    Mutation(
+        "unseen_values",
+        "forward_sm90.hpp",
+        "if (!is_full(tile)) clear_unseen_values(tile);",
+        "",
+        "UnseenValues",
+    ),
+    Mutation(
+        "unseen_values_fence",
+        "forward_sm90.hpp",
+        "ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0}); } ptx::fence_async(); meet();",
+        "ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0}); } meet();",
+        "UnseenValues",
+    ),
+    Mutation(
+        "unseen_values_meeting",
+        "forward_sm90.hpp",
+        "ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0}); } ptx::fence_async(); meet();",
+        "ptx::store_chunk(s_v + i * 16, {0, 0, 0, 0}); } ptx::fence_async();",
+        "UnseenValues",
+    ),
+    Mutation(
+        "queries_fence",
+        "forward_sm90.hpp",
+        "product(words.z), product(words.w)}); } ptx::fence_async(); meet();",
+        "product(words.z), product(words.w)}); } meet();",
+        "NegativeScale",
+    ),
+    Mutation(
+        "queries_meeting",
+        "forward_sm90.hpp",
+        "product(words.z), product(words.w)}); } ptx::fence_async(); meet();",
+        "product(words.z), product(words.w)}); } ptx::fence_async();",
+        "NegativeScale",
+    ),
+    Mutation(
+        "ones_fence",
+        "block_sm90.hpp",
+        "ptx::store_chunk(s_ones + at, {kOnes, kOnes, kOnes, kOnes}); } } ptx::fence_async();",
+        "ptx::store_chunk(s_ones + at, {kOnes, kOnes, kOnes, kOnes}); } }",
+        "SumsByProduct",
+    ),
+    Mutation(
+        "out_fence",
+        "forward_sm90.hpp",
+        "ptx::fence_async(); __syncwarp(); if (lane != 0) return;",
+        "__syncwarp(); if (lane != 0) return;",
+        "Waits",
+    ),
+    Mutation(
+        "out_meeting",
+        "forward_sm90.hpp",
+        "if (kKeepsQ && !kHoldsQ) meet();",
+        "",
+        "Dropout",
+    ),
+]
+
+
+def run(*command: str, cwd: Path) -> str:
+    """What a command prints. Raises SystemExit with it if the command fails."""
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stdout}\n{' '.join(command)}: exit status {done.returncode}")
+    return done.stdout
+
+
+def copy_tree(to: Path) -> None:
+    """Copies what git knows of the tree; files that are the same stay as they are."""
+    to.mkdir(parents=True, exist_ok=True)
+    for name in run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=SOURCE).split("\0"):
+        source, copy = SOURCE / name, to / name
+        if not source.is_file() or (copy.is_file() and copy.read_bytes() == source.read_bytes()):
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+        copy.chmod(source.stat().st_mode)
+
+
+def apply(mutation: Mutation, tree: Path) -> tuple[Path, str]:
+    """Changes the file in the tree. Returns its path and what it held. Raises SystemExit if the words are not there."""
+    files = list((tree / "src/cuda/device").rglob(mutation.file))
+    if len(files) != 1:
+        raise SystemExit(f"{mutation.name}: {len(files)} files are named {mutation.file}")
+    held = files[0].read_text()
+    words = re.compile(r"\s+".join(re.escape(word) for word in mutation.found.split()))
+    if len(words.findall(held)) != 1:
+        raise SystemExit(f"{mutation.name}: stands {len(words.findall(held))} times in {files[0]}: {mutation.found}")
+    files[0].write_text(words.sub(lambda _: mutation.instead, held))
+    return files[0], held
+
+
+def build(tree: Path) -> Path:
+    """The test's binary."""
+    folder = tree / "build"
+    if not (folder / "build.ninja").is_file():
+        options = ["-DCMAKE_BUILD_TYPE=Release", "-DTESSELLA_BUILD_TESTS=ON", "-DTESSELLA_EMBED_KERNELS=OFF"]
+        run("cmake", "-S", str(tree), "-B", str(folder), "-G", "Ninja", *options, cwd=tree)
+    run("cmake", "--build", str(folder), "--target", TARGET, cwd=tree)
+    return next(path for path in folder.rglob(TARGET) if path.is_file())
+
+
+def failure(binary: Path, tests: str) -> str:
+    """What the tests say first, "" if they pass."""
+    command = [str(binary), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end in {SECONDS} s"
+    if done.returncode == 0:
+        return ""
+    said = re.search(r'Which is: "(.*)|^  "(.*)', done.stdout, re.MULTILINE)
+    return (said.group(1) or said.group(2)).rstrip('"') if said else f"exit status {done.returncode}"
+
+
+def main() -> int:
+    """Runs the mutations of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    args = parser.parse_args()
+    unknown = set(args.names) - {mutation.name for mutation in MUTATIONS}
+    if unknown:
+        parser.error(f"no mutation is named {' or '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = args.folder.resolve() if args.folder else Path(temporary)
+        copy_tree(tree)
+        if said := failure(build(tree), "*"):
+            raise SystemExit(f"{TARGET} fails before anything is broken: {said}")
+        passed = failed = 0
+        for mutation in MUTATIONS:
+            if args.names and mutation.name not in args.names:
+                continue
+            start = time.monotonic()
+            path, held = apply(mutation, tree)
+            try:
+                said = failure(build(tree), f"*.{mutation.test}")
+            finally:
+                path.write_text(held)
+            passed += said != ""
+            failed += said == ""
+            seconds = round(time.monotonic() - start)
+            print(f"{mutation.name:22} {mutation.test:14} {seconds:4} s  {said or 'NOT CAUGHT'}"[:160], flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

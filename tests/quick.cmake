@@ -1,0 +1,42 @@
+# `ctest -L quick`: a minute on two cores in which every kernel computes. ctest reads this file in each folder behind the
+# lists of tests, TARGET_TESTS, that gtest_discover_tests() makes.
+
+# quick(TARGET [REGEX]): labels its tests, or those whose names behind the target match.
+function(quick target)
+  if(NOT DEFINED ${target}_TESTS) # of another folder, or not built
+    return()
+  endif()
+  set(tests ${${target}_TESTS})
+  list(FILTER tests INCLUDE REGEX "^${target}\\.(${ARGN})")
+  if(NOT tests)
+    message(FATAL_ERROR "tests/quick.cmake: no test of ${target} is ${ARGN}")
+  endif()
+  set_tests_properties(${tests} PROPERTIES LABELS quick)
+endfunction()
+
+# Parts by hand.
+foreach(part band cases compare cubin cubin_store driver_types dropout embedded float16 forward_arguments forward_config
+    forward_cost no_gpu nvrtc sequence softcap)
+  quick(${part}_test)
+endforeach()
+quick(user_source_test UserText) # its others compile device code
+
+# Kernels of the CPU and the reference, and of the GPU where there is one.
+quick(reference_test)
+quick(ladder_test)
+quick(amx_refused_test)
+quick(forward_test "ForwardChoice|Kernels/Forward.(Plain|EachFeature|EmptySizes)/")
+quick(nan_test "Kernels/Nan.InOneVisibleKey/")
+
+# Kernels of the GPU, emulated, and what is queued for them.
+quick(emulator_test)
+quick(schedule_test)
+quick(emulated_forward_test "EmulatedSm90.Half|EmulatedSm80.Masks")
+quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")
+quick(fake_driver_test)
+quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
+
+# The API.
+foreach(part api dlpack plan refusal sharing)
+  quick(${part}_test)
+endforeach()
