@@ -34,7 +34,8 @@ std::string run_merge(MergeCall& call, const MergeCase& c, int64_t max_seqlen = 
   std::fill_n(scratch.data(), scratch.size(), std::byte{0xFF});
   try {
     for (const cuda::Step& step : recipe.steps) {
-      const auto launch = step.launch(bounds, &arguments, cuda::concurrency(step, bounds, device), {nullptr, scratch.data()});
+      const auto launch =
+          step.launch(bounds, &arguments, cuda::concurrency(step, bounds, device), {nullptr, scratch.data()});
       if (launch) run_step(step, *launch, c.seed);
     }
     finish(call);

@@ -18,14 +18,10 @@ using portable::MergeParams;
 using portable::MergeState;
 
 MergeState state(const MergeArguments::State& s) {
-  return {s.out.data,
-          reinterpret_cast<float*>(s.lse.data),
-          s.out.batch_stride,
-          s.out.row_stride,
-          s.out.head_stride,
-          s.lse.batch_stride,
-          s.lse.row_stride,
-          s.lse.head_stride};
+  return {s.out.data,         reinterpret_cast<float*>(s.lse.data),
+          s.out.batch_stride, s.out.row_stride,
+          s.out.head_stride,  s.lse.batch_stride,
+          s.lse.row_stride,   s.lse.head_stride};
 }
 
 // What one step leaves for the next: rows of fp32 and, behind them all, their lses.
@@ -82,9 +78,8 @@ Recipe merge_recipe(const core::Shape& shape, const DeviceInfo&) {
   }
   const size_t steps = recipe.steps.size();
   if (steps > 1) recipe.workspace.scratch_bytes = scratch_bytes(bounds);
-  recipe.description =
-      message(merge_config(bounds, false, true).vectors ? "16-byte" : "scalar", " loads, ", steps,
-              steps == 1 ? " step" : message(" steps of at most ", kMostMergeStates, " states"));
+  recipe.description = message(merge_config(bounds, false, true).vectors ? "16-byte" : "scalar", " loads, ", steps,
+                               steps == 1 ? " step" : message(" steps of at most ", kMostMergeStates, " states"));
   return recipe;
 }
 
