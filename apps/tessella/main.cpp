@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   app.footer("Exit codes: 0 done, 1 a check failed, 2 bad input.  `tessella COMMAND --help` shows examples.");
   cli::Run run;
   cli::add_attend(app, run);
+  cli::add_merge(app, run);
   cli::add_bench(app, run);
   cli::add_ladder(app, run);
   cli::add_kernels(app, run);

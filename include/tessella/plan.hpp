@@ -11,7 +11,10 @@ namespace tessella {
 // Memory of a run, 64-byte aligned; one run at a time may use it. state must have been initialised by its plan.
 using Workspace = tessella_workspace;
 
-class Plan {
+namespace detail {
+
+// What plans of every operation have.
+class PlanOfAny {
  public:
   std::string kernel() const { return tessella_plan_kernel(plan_.get()); }
   // The problem, the kernel, its workspace, and why each better kernel was refused.
@@ -20,13 +23,23 @@ class Plan {
   // Bytes of state and scratch; the pointers are null.
   Workspace workspace_size() const {
     Workspace size{};
-    detail::check(tessella_plan_workspace(plan_.get(), &size.state_bytes, &size.scratch_bytes));
+    check(tessella_plan_workspace(plan_.get(), &size.state_bytes, &size.scratch_bytes));
     return size;
   }
   void initialize(const Workspace& workspace, void* stream = nullptr) const {
-    detail::check(tessella_plan_initialize(plan_.get(), &workspace, stream));
+    check(tessella_plan_initialize(plan_.get(), &workspace, stream));
   }
 
+ protected:
+  explicit PlanOfAny(tessella_plan* plan) : plan_(plan, tessella_plan_free) {}
+
+  std::shared_ptr<tessella_plan> plan_;
+};
+
+}  // namespace detail
+
+class Plan : public detail::PlanOfAny {
+ public:
   // Runs with the options the plan was made from (views in its mask must still be alive).
   void run(const ForwardArgs& args, const Workspace& workspace, void* stream = nullptr) const {
     run(args, options_, &workspace, stream);
@@ -42,9 +55,8 @@ class Plan {
 
  private:
   friend Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options);
-  Plan(tessella_plan* plan, const AttentionOptions& options) : plan_(plan, tessella_plan_free), options_(options) {}
+  Plan(tessella_plan* plan, const AttentionOptions& options) : PlanOfAny(plan), options_(options) {}
 
-  std::shared_ptr<tessella_plan> plan_;
   AttentionOptions options_;
 };
 

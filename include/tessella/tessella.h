@@ -61,9 +61,9 @@ enum {
 typedef int32_t tessella_operation;
 enum {
   TESSELLA_FORWARD = 1,  /* tessella_forward_args, tessella_attention_options */
-  TESSELLA_BACKWARD = 2, /* this and those below: `unsupported`, no kernel computes them yet */
+  TESSELLA_BACKWARD = 2, /* `unsupported`, as append, quantize and linear: no kernel computes it yet */
   TESSELLA_APPEND = 3,
-  TESSELLA_MERGE = 4,
+  TESSELLA_MERGE = 4, /* tessella_merge_args, tessella_merge_options */
   TESSELLA_QUANTIZE = 5,
   TESSELLA_LINEAR = 6
 };
@@ -271,6 +271,46 @@ typedef struct tessella_attention_options {
         TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                         \
   }
 
+/* States of attention that become one: (out, lse) of the same queries over disjoint sets of keys, as forward gives
+ * them.
+ *
+ *   outs           num_states tensors (batch, seqlen, heads, head_dim), packed (total, heads, head_dim), or
+ *                  (seqlen, head_dim)   f64, f32, bf16 or f16, all of one dtype
+ *   lses           num_states tensors (batch, heads, seqlen), (heads, total) or (seqlen), an axis less than their outs
+ *                  f32 (f64 allowed for f64 outs); natural logarithm
+ *   num_states     1 or more
+ *   out            shape of the outs   their dtype, or f32; for outs of f32 also bf16 and f16. It may be one of outs,
+ *                  the very same view; else it overlaps no input
+ *   lse            shape of the lses; NULL = not written   f32 (f64 allowed for f64 outs). It may be one of lses
+ *
+ * A state whose lse is -inf has no key and counts for nothing, whatever its out holds; where all have none, out is 0
+ * and lse -inf. A single state with keys is copied as it is. +inf or NaN in an lse makes out and lse NaN. */
+typedef struct tessella_merge_args {
+  size_t struct_size;
+  const tessella_tensor* outs;
+  const tessella_tensor* lses;
+  const tessella_tensor* out;
+  const tessella_tensor* lse;
+  int32_t num_states;
+} tessella_merge_args;
+
+#define TESSELLA_MERGE_ARGS_INIT \
+  { sizeof(tessella_merge_args), 0, 0, 0, 0, 0 }
+
+/* As the options of attention of the same names. */
+typedef struct tessella_merge_options {
+  size_t struct_size;
+  int32_t num_sms;     /* GPU: 0 = all */
+  int32_t num_threads; /* CPU: 0 = all that the process may use */
+  int64_t max_seqlen;  /* upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size */
+  const char* kernel;
+  const tessella_allocator* allocator;
+  const int32_t* cancel;
+} tessella_merge_options;
+
+#define TESSELLA_MERGE_OPTIONS_INIT \
+  { sizeof(tessella_merge_options), 0, 0, 0, 0, 0, 0 }
+
 /* Arguments and options of any operation: what plans and questions take. */
 typedef struct tessella_call {
   size_t struct_size;
@@ -300,9 +340,16 @@ typedef struct tessella_workspace {
 TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
 
+/* Merges states of attention over disjoint sets of keys (FlashInfer, arXiv 2501.01005, section 2.2; the reduction of
+ * Flash-Decoding): LSE = log sum_i exp(lse_i), out = sum_i exp(lse_i - LSE) out_i, in fp32 and rounded once.
+ * stream: as for forward. */
+TESSELLA_API tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options,
+                                            void* stream);
+
 /* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
- * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type. */
+ * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type.
+ * A plan of merge is made for its number of states, and for a seqlen up to this one (or max_seqlen where larger). */
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */
@@ -317,7 +364,7 @@ TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
 /* Compares sampled rows of a call's output with the reference in double, on the CPU. Tensors on a GPU are copied, when
- * all its streams are done; pools of pages whole. out may be read-only. */
+ * all its streams are done; pools of pages whole. out may be read-only. A merge in place leaves nothing to compare. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */
@@ -338,7 +385,7 @@ TESSELLA_API tessella_status tessella_check(const tessella_call* call, int64_t n
 typedef struct tessella_kernel_info {
   size_t struct_size;
   const char* name;
-  const char* operation; /* "forward" */
+  const char* operation; /* "forward", "merge" */
   const char* summary;
   const char* device;        /* "cpu" or "cuda" */
   const char* architectures; /* what it is made for: "sm_90a", "sm_80+" (that and later), "avx2", "any" */

@@ -9,6 +9,7 @@
 #include "api/forward.hpp"
 #include "api/info.hpp"
 #include "api/kernel_tables.hpp"
+#include "api/merge.hpp"
 #include "api/normalize.hpp"
 #include "api/plan_cache.hpp"
 #include "core/choose.hpp"
@@ -86,9 +87,11 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
     case core::Operation::forward:
       return fn(static_cast<const tessella_forward_args*>(given.args),
                 api::grown(static_cast<const tessella_attention_options*>(given.options), function));
+    case core::Operation::merge:
+      return fn(static_cast<const tessella_merge_args*>(given.args),
+                api::grown(static_cast<const tessella_merge_options*>(given.options), function));
     case core::Operation::backward:
     case core::Operation::append:
-    case core::Operation::merge:
     case core::Operation::quantize:
     case core::Operation::linear:
       core::unsupported(core::message(function, ": operation is ", name(static_cast<core::Operation>(given.operation)),
@@ -125,6 +128,10 @@ tessella_status tessella_forward(const tessella_forward_args* args, const tessel
     const tessella_attention_options grown = api::grown(options, "forward");
     run_call(args, grown, stream, "forward");
   });
+}
+
+tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options, void* stream) {
+  return guarded([&] { run_call(args, api::grown(options, "merge"), stream, "merge"); });
 }
 
 tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {

@@ -1,6 +1,7 @@
 #include "api/host_copy.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/tensors.hpp"
 #include "cuda/driver/memory.hpp"
@@ -27,47 +28,33 @@ int64_t elements(const Axes& axes) {
 
 }  // namespace
 
-HostCopy::HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream)
-    : host_(arguments), device_(arguments.device), stream_(stream) {
-  host_.device = {};
-  const auto copy_one = [&](const char*, auto& member, auto... sizes) { copy(member, sizes...); };
-  core::length_tables(host_, copy_one);
-  if (copied == Copied::tables) return;
-  core::operands(host_, copy_one);
-  core::score_tensors(host_, copy_one);
-  copy_seed();
-}
-
-void HostCopy::copy_seed() {
-  for (const auto& [data, value] : {std::pair{&host_.seed_data, &host_.seed}, {&host_.offset_data, &host_.offset}}) {
-    if (*data != nullptr) cuda::copy_to_host(device_, value, *data, sizeof *value, stream_);
-    *data = nullptr;
-  }
-}
-
 template <typename T>
-void HostCopy::copy(core::Table<T>& table, int64_t batch, int64_t count) {
+void HostMemory::copy(core::Table<T>& table, int64_t batch, int64_t count) {
   if (!table) return;
   Axis axes[] = {{batch, batch == 1 ? 0 : table.batch_stride}, {count, table.stride}};
   table.data = reinterpret_cast<const T*>(copy(table.data, sizeof(T), axes));
 }
 
-void HostCopy::copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
+void HostMemory::copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
   if (operand.data == nullptr) return;
   Axis axes[] = {{batch, operand.batch_stride}, {rows, operand.row_stride}, {heads, operand.head_stride}, {dim, 1}};
   operand.data = copy(operand.data, core::size_bytes(operand.dtype), axes);
 }
 
-void HostCopy::copy(core::ScoreOperand& operand, int64_t queries, int64_t keys) {
+void HostMemory::copy(core::ScoreOperand& operand, int64_t batch, int64_t heads, int64_t queries, int64_t keys) {
   if (operand.data == nullptr) return;
-  Axis axes[] = {{host_.batch, operand.batch_stride},
-                 {host_.heads_q, operand.head_stride},
+  Axis axes[] = {{batch, operand.batch_stride},
+                 {heads, operand.head_stride},
                  {queries, operand.q_stride},
                  {keys, operand.kv_stride}};
   operand.data = copy(operand.data, core::size_bytes(operand.dtype), axes);
 }
 
-std::byte* HostCopy::copy(const void* data, int64_t element_bytes, std::span<Axis> axes) {
+void HostMemory::copy(int64_t& value, const int64_t* data) {
+  cuda::copy_to_host(device_, &value, data, sizeof value, stream_);
+}
+
+std::byte* HostMemory::copy(const void* data, int64_t element_bytes, std::span<Axis> axes) {
   const bool is_empty = std::any_of(axes.begin(), axes.end(), [](const Axis& axis) { return axis.size == 0; });
   const int64_t bytes = is_empty ? 0 : extent(axes) * element_bytes;
   // Left as it comes: pages of a large gap are never touched.
@@ -78,7 +65,7 @@ std::byte* HostCopy::copy(const void* data, int64_t element_bytes, std::span<Axi
   return host;
 }
 
-void HostCopy::copy_axes(std::byte* to, const std::byte* from, int64_t element_bytes, std::span<const Axis> axes) {
+void HostMemory::copy_axes(std::byte* to, const std::byte* from, int64_t element_bytes, std::span<const Axis> axes) {
   if (axes.size() <= 1 || extent(axes) <= kWorthwhile * elements(axes)) {
     cuda::copy_to_host(device_, to, from, static_cast<size_t>(extent(axes) * element_bytes), stream_);
     return;
@@ -87,6 +74,41 @@ void HostCopy::copy_axes(std::byte* to, const std::byte* from, int64_t element_b
   for (int64_t idx = 0; idx < axes[0].size; ++idx) {
     copy_axes(to + idx * step, from + idx * step, element_bytes, axes.subspan(1));
   }
+}
+
+HostCopy::HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream)
+    : host_(arguments), memory_(arguments.device, stream) {
+  host_.device = {};
+  const auto copy_one = [&](const char*, auto& member, auto... sizes) {
+    if constexpr (std::is_same_v<decltype(member), core::ScoreOperand&>) {
+      memory_.copy(member, host_.batch, host_.heads_q, sizes...);
+    } else {
+      memory_.copy(member, sizes...);
+    }
+  };
+  core::length_tables(host_, copy_one);
+  if (copied == Copied::tables) return;
+  core::operands(host_, copy_one);
+  core::score_tensors(host_, copy_one);
+  for (const auto& [data, value] : {std::pair{&host_.seed_data, &host_.seed}, {&host_.offset_data, &host_.offset}}) {
+    int64_t copied_value;
+    if (*data == nullptr) continue;
+    memory_.copy(copied_value, *data);
+    *value = static_cast<uint64_t>(copied_value);
+    *data = nullptr;
+  }
+}
+
+MergeHostCopy::MergeHostCopy(const core::MergeArguments& arguments, void* stream)
+    : host_(arguments), memory_(arguments.device, stream) {
+  host_.device = {};
+  const auto copy_one = [&](core::Operand& operand, int64_t dim) {
+    memory_.copy(operand, host_.batch, host_.seqlen, host_.heads, dim);
+  };
+  core::merge_inputs(host_,
+                     [&](const core::FieldName&, core::Operand& operand, int64_t dim) { copy_one(operand, dim); });
+  copy_one(host_.result.out, host_.head_dim);
+  copy_one(host_.result.lse, 1);
 }
 
 }  // namespace tessella::api

@@ -15,34 +15,53 @@ enum class Copied {
   all,
 };
 
-// Copies what the stream has left behind, and waits for it. The call made of it is one of the CPU, with the strides
-// of the original; gaps between elements hold no values.
-class HostCopy {
+// Tensors on the host, at the strides of the original; gaps between elements hold no values. What the stream has left
+// behind is copied, and waited for.
+class HostMemory {
  public:
-  HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream);
-  HostCopy(const HostCopy&) = delete;
-  HostCopy& operator=(const HostCopy&) = delete;
-  const core::AttentionArguments& arguments() const { return host_; }
+  HostMemory(core::Device device, void* stream) : device_(device), stream_(stream) {}
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  template <typename T>
+  void copy(core::Table<T>& table, int64_t batch, int64_t count);
+  void copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
+  void copy(core::ScoreOperand& operand, int64_t batch, int64_t heads, int64_t queries, int64_t keys);
+  void copy(int64_t& value, const int64_t* data);
 
  private:
   struct Axis {
     int64_t size = 1;
     int64_t stride = 0;
   };
-  void copy_seed();
-
-  template <typename T>
-  void copy(core::Table<T>& table, int64_t batch, int64_t count);
-  void copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
-  void copy(core::ScoreOperand& operand, int64_t queries, int64_t keys);
   // The same bytes on the host, as far as the axes reach.
   std::byte* copy(const void* data, int64_t element_bytes, std::span<Axis> axes);
   void copy_axes(std::byte* to, const std::byte* from, int64_t element_bytes, std::span<const Axis> axes);
 
-  core::AttentionArguments host_;
   core::Device device_;
   void* stream_;
   std::vector<std::unique_ptr<std::byte[]>> blocks_;
+};
+
+// Calls made of the copies are calls of the CPU.
+class HostCopy {
+ public:
+  HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream);
+  const core::AttentionArguments& arguments() const { return host_; }
+
+ private:
+  core::AttentionArguments host_;
+  HostMemory memory_;
+};
+
+class MergeHostCopy {
+ public:
+  MergeHostCopy(const core::MergeArguments& arguments, void* stream);
+  const core::MergeArguments& arguments() const { return host_; }
+
+ private:
+  core::MergeArguments host_;
+  HostMemory memory_;
 };
 
 }  // namespace tessella::api

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <string>
 #include <string_view>
 
+#include "api/grow.hpp"
 #include "api/tensor_reader.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -21,28 +21,6 @@ using core::Feature;
 using core::invalid;
 using core::message;
 using core::unsupported;
-
-template <typename Struct>
-Struct grow(const Struct* given, const Struct& defaults, const char* function, const char* name) {
-  if (given == nullptr) invalid(message(function, ": ", name, " is NULL, expected a pointer"));
-  const size_t size = given->struct_size;
-  if (size < sizeof(size_t) || size > 65536 || size % alignof(Struct) != 0) {
-    invalid(
-        message(function, ": ", name, "->struct_size is ", size, ", expected sizeof of the struct (use its _INIT)"));
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = sizeof(Struct); i < size; ++i) {
-    if (bytes[i] != 0) {
-      unsupported(message(function, ": ", name, " sets a field at byte ", i, " that version ", TESSELLA_VERSION_MAJOR,
-                          ".", TESSELLA_VERSION_MINOR, ".", TESSELLA_VERSION_PATCH,
-                          " of the library does not know (it knows ", sizeof(Struct), " bytes)"));
-    }
-  }
-  Struct grown = defaults;
-  std::memcpy(&grown, given, std::min(size, sizeof(Struct)));
-  grown.struct_size = sizeof(Struct);
-  return grown;
-}
 
 constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
 
@@ -290,8 +268,8 @@ class Normalizer {
     }
     if (args_.lse != nullptr) {
       p_.features |= Feature::lse;
-      p_.lse() =
-          reader_.lse(*args_.lse, args_.q->ndim, args_.cu_seqlens_q != nullptr, p_.batch, p_.heads_q, p_.total_q);
+      p_.lse() = reader_.lse("lse", *args_.lse, args_.q->ndim, {p_.batch, p_.total_q, p_.heads_q, 1},
+                             args_.cu_seqlens_q != nullptr ? "(heads_q, total_q)" : "(batch, heads_q, seqlen_q)");
       if (p_.lse().dtype != DType::f32 && !(p_.lse().dtype == DType::f64 && p_.q().dtype == DType::f64)) {
         invalid(message(function_, ": lse.dtype is ", name(p_.lse().dtype), ", expected f32"));
       }

@@ -141,15 +141,15 @@ TensorAxes TensorReader::attention(const char* name, const tessella_tensor* tens
   return shape;
 }
 
-core::Operand TensorReader::lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch,
-                                int64_t heads, int64_t rows) {
-  const View t = view("lse", tensor, has_memory_);
-  const int64_t full[3] = {batch, heads, rows};
+core::Operand TensorReader::lse(const char* name, const tessella_tensor& tensor, int32_t ndim_q, const TensorAxes& axes,
+                                const char* meaning) {
+  const View t = view(name, tensor, has_memory_);
+  const int64_t full[3] = {axes.batch, axes.heads, axes.rows};
   const int ndim = ndim_q - 1;
   const int64_t* expected = full + 3 - ndim;
   if (t.ndim != ndim || !std::equal(expected, expected + ndim, t.shape)) {
-    invalid(message(function_, ": lse has shape ", shape_text(t.shape, t.ndim), ", expected ",
-                    shape_text(expected, ndim), packed ? " = (heads_q, total_q)" : " = (batch, heads_q, seqlen_q)"));
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
+                    shape_text(expected, ndim), " = ", meaning));
   }
   core::Operand operand{.data = t.data, .dtype = t.dtype};
   operand.row_stride = t.strides[ndim - 1];

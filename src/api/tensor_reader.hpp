@@ -30,9 +30,9 @@ class TensorReader {
 
   TensorAxes attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand);
 
-  // (batch, heads, rows) with as many axes as q less one; packed (heads, total).
-  core::Operand lse(const tessella_tensor& tensor, int32_t ndim_q, bool packed, int64_t batch, int64_t heads,
-                    int64_t rows);
+  // (batch, heads, rows) with as many axes as q, or out, less one. meaning: how users know these axes.
+  core::Operand lse(const char* name, const tessella_tensor& tensor, int32_t ndim_q, const TensorAxes& axes,
+                    const char* meaning);
 
   // Axes aligned at the right; each is 1 or that of `shape`. On packed axes a larger one is fine.
   core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],

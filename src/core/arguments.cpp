@@ -46,6 +46,17 @@ void derive_mask_shape(AttentionArguments& a) {
   a.rows_grow = rows_grow(a);
 }
 
+void derive_shape(MergeArguments& a) {
+  const bool is_cpu = a.device.type == DeviceType::cpu;
+  a.num_states = static_cast<int32_t>(a.given.size());
+  a.states = {a.given.front().out.dtype, is_cpu ? 1 : 16};
+  for (const MergeArguments::State& state : a.given) {
+    if (!is_cpu) a.states.alignment = std::min(a.states.alignment, alignment(state.out));
+  }
+  a.out = {a.result.out.dtype, is_cpu ? 1 : alignment(a.result.out)};
+  if (a.result.lse.dtype != DType::none) a.features |= Feature::lse;
+}
+
 Shape shape(const Arguments& arguments) {
   if (const auto* const* attention = std::get_if<const AttentionArguments*>(&arguments)) {
     return static_cast<const AttentionShape&>(**attention);

@@ -101,8 +101,10 @@ struct MergeArguments : MergeShape {
   };
   const int32_t* cancel = nullptr;
   std::vector<State> given;
-  State result;  // its lse: data null: not written
+  State result;  // its lse of dtype none: not written
 };
+
+void derive_shape(MergeArguments& arguments);
 
 // Of any operation; points to the call's.
 using Arguments = std::variant<const AttentionArguments*, const MergeArguments*>;

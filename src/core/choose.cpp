@@ -116,7 +116,8 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
       std::visit([](const auto& s) { return std::tuple(s.operation, s.device, s.features); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and these are on ", place(device));
+    return message("runs on ", name(kernel.device), " tensors, and ",
+                   operation == Operation::merge ? "outs are on " : "q is on ", place(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;

@@ -39,6 +39,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   using S = AttentionShape;
   f(FieldName{"operation"}, &S::operation, Fit::equal);
   f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"features"}, &S::features, Fit::equal);  // before the operands that they bring
   f(FieldName{"batch"}, &S::batch, Fit::equal);
   f(FieldName{"seqlen_q"}, &S::seqlen_q, Fit::at_most);
   f(FieldName{"seqlen_kv"}, &S::seqlen_kv, Fit::at_most);
@@ -72,7 +73,6 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
   f(FieldName{"batch_invariant"}, &S::batch_invariant, Fit::equal);
   f(FieldName{"query_class"}, &S::query_class, Fit::equal);
-  f(FieldName{"features"}, &S::features, Fit::equal);
 }
 
 template <typename F>
@@ -80,6 +80,7 @@ void fields(std::type_identity<MergeShape>, F&& f) {
   using S = MergeShape;
   f(FieldName{"operation"}, &S::operation, Fit::equal);
   f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"features"}, &S::features, Fit::equal);  // before the operands that they bring
   f(FieldName{"num_states"}, &S::num_states, Fit::equal);
   f(FieldName{"batch"}, &S::batch, Fit::equal);
   f(FieldName{"seqlen"}, &S::seqlen, Fit::at_most);
@@ -95,7 +96,6 @@ void fields(std::type_identity<MergeShape>, F&& f) {
       FieldName{"out", "alignment"}, [](auto& shape) -> auto& { return shape.out.alignment; }, Fit::at_least);
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
-  f(FieldName{"features"}, &S::features, Fit::equal);
 }
 
 // A length to a quarter of a power of two: a sequence that grows meets few plans, and no workspace is over a quarter

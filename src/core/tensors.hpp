@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/arguments.hpp"
+#include "core/fields.hpp"
 
 namespace tessella::core {
 
@@ -51,6 +52,16 @@ void score_tensors(A& a, F&& f) {
   }
   f("document_ids_q", a.document_q, a.axes_q().batch, a.total_q);
   f("document_ids_kv", a.document_kv, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
+}
+
+// The states that are merged: f(FieldName, Operand, head_dim or 1).
+template <typename A, typename F>
+void merge_inputs(A& a, F&& f) {
+  for (int i = 0; i < a.num_states; ++i) {
+    auto& state = a.given[static_cast<size_t>(i)];
+    f(FieldName{"outs", nullptr, i}, state.out, a.head_dim);
+    f(FieldName{"lses", nullptr, i}, state.lse, int64_t{1});
+  }
 }
 
 }  // namespace tessella::core

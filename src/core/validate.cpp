@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/memory_range.hpp"
 #include "core/message.hpp"
 #include "core/tensors.hpp"
 
@@ -105,15 +107,9 @@ class Validator {
     }
   }
 
-  // Bytes [begin, end) between the first and the last element.
-  struct Range {
-    const std::byte* begin;
-    const std::byte* end;
-    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
-  };
+  using Range = MemoryRange;
   static Range range(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
-    if (t.data == nullptr || batch == 0 || rows == 0 || heads == 0 || dim == 0) return {nullptr, nullptr};
-    return {t.data, t.row(batch - 1, rows - 1, heads - 1) + bytes_of(t.dtype, dim)};
+    return memory_range(t, batch, rows, heads, dim);
   }
 
   static Range range(const void* data, int64_t last, int64_t element_bytes) {
@@ -131,23 +127,11 @@ class Validator {
                  size_bytes(t.dtype));
   }
 
-  // Slices of one buffer interleave without touching: equal row strides, and apart within a row.
-  static bool apart_within_rows(const Operand& a, int64_t heads_a, int64_t dim_a, const Operand& b, int64_t heads_b,
-                                int64_t dim_b) {
-    const int64_t row = bytes_of(a.dtype, a.row_stride);
-    if (size_bits(a.dtype) != size_bits(b.dtype) || row == 0 || bytes_of(b.dtype, b.row_stride) != row) return false;
-    if (bytes_of(a.dtype, a.batch_stride) % row != 0 || bytes_of(b.dtype, b.batch_stride) % row != 0) return false;
-    const int64_t width_a = bytes_of(a.dtype, (heads_a - 1) * a.head_stride + dim_a);
-    const int64_t width_b = bytes_of(b.dtype, (heads_b - 1) * b.head_stride + dim_b);
-    const int64_t b_after_a = ((b.data - a.data) % row + row) % row;
-    return b_after_a >= width_a && b_after_a + width_b <= row;
-  }
-
   void out_is_separate() const {
     const auto [batch, rows_q] = p_.axes_q();
     const auto [batch_kv, rows_kv] = p_.axes_kv();
-    not_folded("out", p_.out(), batch, rows_q, p_.head_dim_v);
-    if (p_.lse().data != nullptr) not_folded("lse", p_.lse(), batch, rows_q, 1);
+    validate_not_folded(function_, "out", p_.out(), batch, rows_q, p_.heads_q, p_.head_dim_v);
+    if (p_.lse().data != nullptr) validate_not_folded(function_, "lse", p_.lse(), batch, rows_q, p_.heads_q, 1);
     const Range out = range(p_.out(), batch, rows_q, p_.heads_q, p_.head_dim_v);
     const Range lse = range(p_.lse(), batch, rows_q, p_.heads_q, 1);
     if (out.meets(lse)) invalid(message(function_, ": lse overlaps out, expected memory of its own"));
@@ -200,25 +184,6 @@ class Validator {
     }
   }
 
-  // No two elements share memory: sorted by stride, each axis steps over all that lies inside it.
-  void not_folded(const char* name, const Operand& t, int64_t batch, int64_t rows, int64_t dim) const {
-    struct Axis {
-      int64_t stride, size;
-    };
-    Axis axes[] = {{t.batch_stride, batch}, {t.row_stride, rows}, {t.head_stride, p_.heads_q}};
-    std::sort(std::begin(axes), std::end(axes), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
-    if (batch == 0 || rows == 0) return;
-    int64_t extent = dim;
-    for (const Axis& axis : axes) {
-      if (axis.size == 1) continue;
-      if (axis.stride < extent) {
-        invalid(message(function_, ": ", name, " has an axis of stride ", axis.stride, ", expected at least ", extent,
-                        " so that no two elements share memory"));
-      }
-      extent += axis.stride * (axis.size - 1);
-    }
-  }
-
   const AttentionArguments& p_;
   const char* function_;
 };
@@ -246,6 +211,72 @@ void validate_sizes(const AttentionShape& p, const char* function) {
     unsupported(message(function, ": batch * seqlen * heads * head_dim is ", elements, ", expected at most 2^52"));
   }
 }
+
+namespace {
+
+class MergeValidator {
+ public:
+  MergeValidator(const MergeArguments& arguments, const char* function) : a_(arguments), function_(function) {}
+
+  void run() const {
+    if (a_.num_threads < 0) invalid(message(function_, ": num_threads is ", a_.num_threads, ", expected at least 0"));
+    if (a_.num_sms < 0) invalid(message(function_, ": num_sms is ", a_.num_sms, ", expected at least 0"));
+    validate_sizes(a_, function_);
+    const Operand& out = a_.result.out;
+    const Operand& lse = a_.result.lse;
+    validate_not_folded(function_, "out", out, a_.batch, a_.seqlen, a_.heads, a_.head_dim);
+    if (lse.data != nullptr) validate_not_folded(function_, "lse", lse, a_.batch, a_.seqlen, a_.heads, 1);
+    if (range(lse, 1).meets(range(out, a_.head_dim))) fail("lse", "out", false);
+    merge_inputs(a_, [&](const FieldName& name, const Operand& t, int64_t dim) {
+      const bool is_lse = t.data != nullptr && dim == 1 && name.owner == std::string_view("lses");
+      separate("out", out, a_.head_dim, name, t, dim, !is_lse);
+      separate("lse", lse, 1, name, t, dim, is_lse);
+    });
+  }
+
+ private:
+  MemoryRange range(const Operand& t, int64_t dim) const { return memory_range(t, a_.batch, a_.seqlen, a_.heads, dim); }
+
+  // may_be: the output may be this very view, as every element is read before it is written.
+  void separate(const char* output, const Operand& written, int64_t dim, const FieldName& name, const Operand& t,
+                int64_t t_dim, bool may_be) const {
+    if (!range(written, dim).meets(range(t, t_dim))) return;
+    if (may_be && is_same_view(written, t)) return;
+    if (apart_within_rows(written, a_.heads, dim, t, a_.heads, t_dim)) return;
+    fail(output, name, may_be);
+  }
+
+  bool is_same_view(const Operand& a, const Operand& b) const {
+    return a.data == b.data && a.dtype == b.dtype && (a_.batch == 1 || a.batch_stride == b.batch_stride) &&
+           (a_.seqlen == 1 || a.row_stride == b.row_stride) && (a_.heads == 1 || a.head_stride == b.head_stride);
+  }
+
+  template <typename Name>
+  [[noreturn]] void fail(const char* output, const Name& input, bool may_be) const {
+    invalid(message(function_, ": ", output, " overlaps ", input, ", expected memory of its own",
+                    may_be ? ", or the same view" : ""));
+  }
+
+  const MergeArguments& a_;
+  const char* function_;
+};
+
+}  // namespace
+
+void validate_sizes(const MergeShape& p, const char* function) {
+  constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
+  for (const auto& [name, count] :
+       {std::pair{"batch", p.batch}, std::pair{"seqlen", p.seqlen}, std::pair{"heads", p.heads}}) {
+    if (count > kMaxCount) unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMaxCount));
+  }
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(p.seqlen) * static_cast<double>(p.heads);
+  const double elements = rows * static_cast<double>(p.head_dim);
+  if (elements > 0x1p52) {
+    unsupported(message(function, ": batch * seqlen * heads * head_dim is ", elements, ", expected at most 2^52"));
+  }
+}
+
+void validate(const MergeArguments& arguments, const char* function) { MergeValidator(arguments, function).run(); }
 
 void validate(const AttentionArguments& arguments, const char* function) { Validator(arguments, function).run(); }
 

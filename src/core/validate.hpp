@@ -8,11 +8,13 @@ namespace tessella::core {
 // Tables on a GPU are not read. Throws Error(invalid_argument or unsupported) naming `function`, the argument, what it
 // is and what was expected.
 void validate(const AttentionArguments& arguments, const char* function);
+void validate(const MergeArguments& arguments, const char* function);
 
 // The part that reads tables, which lie on the host here.
 void validate_tables(const AttentionArguments& arguments, const char* function);
 
 // The part that also holds for the bounds of a plan: sizes whose arithmetic fits.
 void validate_sizes(const AttentionShape& shape, const char* function);
+void validate_sizes(const MergeShape& shape, const char* function);
 
 }  // namespace tessella::core

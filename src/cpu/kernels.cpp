@@ -2,6 +2,7 @@
 #include "cpu/kernels.hpp"
 
 #include <array>
+#include <limits>
 #include <string>
 
 #include "core/once.hpp"
@@ -45,6 +46,36 @@ struct VectorRow {
   }
 };
 
+template <InstructionSet kSet>
+struct MergeRow {
+  static std::string describe(const core::Shape&, int num_threads) {
+    return "a row at a time, " + std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+  }
+  static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+    return merge_workspace(core::merge(shape), num_threads);
+  }
+  static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+    run_merge(vector_kernel(kSet).merge_rows, core::merge(arguments), plan, workspace);
+  }
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
+                                       std::string_view architectures) {
+    core::Kernel kernel;
+    kernel.operation = core::Operation::merge;
+    kernel.name = name;
+    kernel.summary = summary;
+    kernel.architectures = architectures;
+    kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+    kernel.max_head_dim = std::numeric_limits<int32_t>::max();
+    kernel.features = core::Feature::lse;
+    kernel.unavailable = VectorRow<kSet>::unavailable;
+    kernel.workspace = workspace;
+    kernel.threads = threads_for;
+    kernel.describe = describe;
+    kernel.run = run;
+    return kernel;
+  }
+};
+
 auto all_kernels() {
   const std::array kernels = {
 #if defined(__x86_64__)
@@ -53,8 +84,13 @@ auto all_kernels() {
     VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
     VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64", "any"),
+    MergeRow<InstructionSet::avx512>::kernel("cpu.merge_avx512", "fp32 on AVX-512", "avx512"),
+    MergeRow<InstructionSet::avx2>::kernel("cpu.merge_avx2", "fp32 on AVX2 and FMA", "avx2"),
+    MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 on SSE4", "sse4"),
+    MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 one element at a time, any x86-64", "any"),
 #else
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
+    MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
 #endif
   };
   return kernels;

@@ -8,6 +8,7 @@
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
 #include "cuda/launch/run.hpp"
+#include "cuda/merge/recipe.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -35,6 +36,14 @@ constexpr KernelRow kForwardSm80 = {
     .max_head_dim = 512,
     .recipe = forward_sm80_recipe,
     .cost = forward_sm80_cost};
+constexpr KernelRow kMerge = {.name = "cuda.merge",
+                              .operation = core::Operation::merge,
+                              .summary = "fp32, a few threads a row, any GPU from Ampere on",
+                              .architectures = "sm_80+",
+                              .dtypes = kFloats,
+                              .max_head_dim = 1 << 20,
+                              .features = core::Feature::lse,
+                              .recipe = merge_recipe};
 constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .summary = "standard attention: three kernels, an N x N matrix in memory",
                                  .architectures = "sm_80+",
@@ -56,7 +65,8 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(), kernel<kStandard>(), kernel<kFlash1>()};
+    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(), kernel<kMerge>(), kernel<kStandard>(),
+                      kernel<kFlash1>()};
   });
 }
 

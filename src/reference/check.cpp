@@ -8,6 +8,7 @@
 #include "portable/dropout.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
+#include "reference/merge.hpp"
 #include "reference/noise.hpp"
 #include "reference/rest.hpp"
 #include "reference/score.hpp"
@@ -20,6 +21,18 @@ using core::Sequence;
 
 // tanh amplifies the rounding of its argument differently from kernel to kernel.
 double factor(const AttentionArguments& p) { return p.features.has(core::Feature::softcap) ? 3 : 2; }
+
+CheckReport report(const Comparison& out, const Comparison& lse, int64_t rows) {
+  const Comparison& worse = out.passed() && !lse.passed() ? lse : out;
+  return {.rows = rows,
+          .max_error = worse.max_error(),
+          .plain_error = worse.plain_error(),
+          .tolerance = worse.tolerance(),
+          .passed = worse.passed(),
+          .worst_index = worse.worst_index(),
+          .worst_got = worse.worst_got(),
+          .worst_expected = worse.worst_expected()};
+}
 
 class Checker {
  public:
@@ -62,17 +75,7 @@ class Checker {
     ++rows_;
   }
 
-  CheckReport report() const {
-    const Comparison& worse = out_.passed() && !lse_.passed() ? lse_ : out_;
-    return {.rows = rows_,
-            .max_error = worse.max_error(),
-            .plain_error = worse.plain_error(),
-            .tolerance = worse.tolerance(),
-            .passed = worse.passed(),
-            .worst_index = worse.worst_index(),
-            .worst_got = worse.worst_got(),
-            .worst_expected = worse.worst_expected()};
-  }
+  CheckReport report() const { return reference::report(out_, lse_, rows_); }
 
  private:
   const AttentionArguments& p_;
@@ -117,6 +120,39 @@ CheckReport check_forward(const AttentionArguments& p, int64_t num_rows, uint64_
     begin += s.slots_q * p.heads_q;
   }
   return checker.report();
+}
+
+CheckReport check_merge(const core::MergeArguments& a, int64_t num_rows, uint64_t seed) {
+  constexpr double kFactor = 2;
+  Comparison out_comparison(kFactor);
+  Comparison lse_comparison(kFactor);
+  const bool is_f64 = a.dtype() == core::DType::f64;
+  std::vector<double> weights(a.given.size()), out(static_cast<size_t>(a.head_dim));
+  std::vector<float> plain_weights(weights.size()), plain_out(out.size());
+  const int64_t total = a.batch * a.seqlen * a.heads;
+  const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    const int64_t idx = sampled_row(sample, samples, total, seed);
+    const int64_t head = idx % a.heads;
+    const int64_t row = idx / a.heads % a.seqlen;
+    const int64_t batch_idx = idx / a.heads / a.seqlen;
+    const double lse = merge_row(a, batch_idx, row, head, weights.data(), out.data());
+    const MergeNoise noise = merge_noise(a, batch_idx, row, head, weights.data(), out.data(), lse);
+    // Plain computation of doubles is the reference itself.
+    const double plain_lse =
+        is_f64 ? lse : plain_merge_row(a, batch_idx, row, head, plain_weights.data(), plain_out.data());
+    const std::byte* got = a.result.out.row(batch_idx, row, head);
+    for (int64_t c = 0; c < a.head_dim; ++c) {
+      const auto at = static_cast<size_t>(c);
+      const double plain = is_f64 ? out[at] : round_to(a.out.dtype, plain_out[at]);
+      out_comparison.add({batch_idx, row, head, c}, load<double>(got, a.out.dtype, c), out[at], plain, noise.out[at]);
+    }
+    if (a.result.lse.data == nullptr) continue;
+    lse_comparison.add({batch_idx, row, head, -1},
+                       load<double>(a.result.lse.row(batch_idx, row, head), a.result.lse.dtype, 0), lse, plain_lse,
+                       noise.lse);
+  }
+  return report(out_comparison, lse_comparison, samples);
 }
 
 }  // namespace tessella::reference

@@ -21,8 +21,11 @@ struct CheckReport {
   double worst_expected = 0;
 };
 
-// problem.out() (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread evenly and
-// drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
+// The out of the arguments (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread
+// evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
 CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
+
+// The same of merge.
+CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

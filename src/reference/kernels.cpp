@@ -6,6 +6,7 @@
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
 #include "reference/ladder/ladder.hpp"
+#include "reference/merge.hpp"
 
 namespace tessella::reference {
 namespace {
@@ -47,6 +48,16 @@ core::KernelTable reference_kernels() {
                      .workspace = attention_workspace,
                      .threads = num_threads,
                      .run = attention_run},
+        core::Kernel{.name = "reference.merge",
+                     .operation = core::Operation::merge,
+                     .summary = "plain loops in double, the oracle",
+                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .max_head_dim = kAnyHeadDim,
+                     .features = core::Feature::lse,
+                     .automatic = core::dtype_bit(core::DType::f64),
+                     .workspace = merge_workspace,
+                     .threads = num_threads,
+                     .run = merge_run},
         ladder_kernel<kStandard>(),
         ladder_kernel<kSafeSoftmax>(),
         ladder_kernel<kOnlineSoftmax>(),

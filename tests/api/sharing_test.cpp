@@ -146,7 +146,7 @@ TEST_P(Sharing, AChildForkedWhileOthersCall) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Sharing, testing::ValuesIn(all_kernels()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, Sharing, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 
 }  // namespace
 }  // namespace tessella::tests

@@ -24,7 +24,7 @@ inline std::string gpu_arguments() {
 
 inline std::vector<KernelInfo> gpu_kernels() {
   std::vector<KernelInfo> kernels;
-  for (const KernelInfo& kernel : all_kernels()) {
+  for (const KernelInfo& kernel : kernels_of("forward")) {
     if (kernel.is_on_gpu()) kernels.push_back(kernel);
   }
   return kernels;

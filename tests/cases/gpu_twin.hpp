@@ -36,7 +36,8 @@ class GpuTwin {
   GpuTwin(const GpuTwin&) = delete;
   GpuTwin& operator=(const GpuTwin&) = delete;
 
-  // The same call over the twins. shows_device: tensors say where they are; otherwise the library finds out.
+  // A tensor, and a call, over the twins. shows_device: tensors say where they are; otherwise the library finds out.
+  tessella_tensor twin(const tessella_tensor& host, bool shows_device) const;
   tessella_forward_args args(const tessella_forward_args& host, bool shows_device);
   // Where the GPU has what lies at an address of a block; nullptr outside of them.
   void* at(const void* host) const;
@@ -53,7 +54,6 @@ class GpuTwin {
   };
   void upload(const Place& place) const;
   std::string spoiled_arena();
-  tessella_tensor twin(const tessella_tensor& host, bool shows_device) const;
 
   const cli::Gpu& gpu_;
   std::vector<Place> places_;

@@ -14,6 +14,7 @@ namespace tessella::tests {
 
 struct KernelInfo {
   std::string name;
+  std::string operation;
   std::string dtypes;
   std::string unavailable;
   std::string device;
@@ -28,19 +29,21 @@ struct KernelInfo {
 };
 inline void PrintTo(const KernelInfo& kernel, std::ostream* stream) { *stream << kernel.name; }
 
-inline std::vector<KernelInfo> all_kernels() {
+// Those that compute the operation, "forward" or "merge".
+inline std::vector<KernelInfo> kernels_of(const std::string& operation) {
   std::vector<KernelInfo> kernels;
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
-    kernels.push_back({info.name, info.dtypes, info.unavailable, info.device, info.max_head_dim});
+    if (info.operation != operation) continue;
+    kernels.push_back({info.name, info.operation, info.dtypes, info.unavailable, info.device, info.max_head_dim});
   }
   return kernels;
 }
 
 // Those that have approximations of their own, which the reference's have not.
 inline std::vector<KernelInfo> fast_kernels() {
-  std::vector<KernelInfo> kernels = all_kernels();
+  std::vector<KernelInfo> kernels = kernels_of("forward");
   std::erase_if(kernels, [](const KernelInfo& kernel) { return kernel.is_reference(); });
   return kernels;
 }

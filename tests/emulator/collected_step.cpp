@@ -21,4 +21,8 @@ void finish(Call& call) {
   if (call.run_plain() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }
 
+void finish(MergeCall& call) {
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
 }  // namespace tessella::tests

@@ -28,5 +28,6 @@ void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed)
 }
 
 void finish(Call&) {}
+void finish(MergeCall&) {}
 
 }  // namespace tessella::tests

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cases/call.hpp"
+#include "cases/merge_call.hpp"
 #include "cuda/launch/recipe.hpp"
 
 namespace tessella::tests {
@@ -12,5 +13,6 @@ namespace tessella::tests {
 void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed);
 // After the last step. The collector computes the call on the CPU, so that tests go on as they will.
 void finish(Call& call);
+void finish(MergeCall& call);
 
 }  // namespace tessella::tests

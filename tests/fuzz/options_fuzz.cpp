@@ -231,7 +231,10 @@ void call(Bytes& bytes) {
   }
   tessella_plan* plan = nullptr;
   const int32_t operation = bytes.byte() % 32 == 0 ? bytes.byte() % 9 - 1 : TESSELLA_FORWARD;
-  const tessella_call tagged{sizeof tagged, operation, &args, &sized.options};
+  const tessella_merge_args no_states = TESSELLA_MERGE_ARGS_INIT;
+  const bool is_merge = operation == TESSELLA_MERGE;
+  const tessella_call tagged{sizeof tagged, operation, is_merge ? static_cast<const void*>(&no_states) : &args,
+                             is_merge ? nullptr : static_cast<const void*>(&sized.options)};
   if (tessella_plan_make(&tagged, &plan) == TESSELLA_OK) tessella_plan_free(plan);
   const char* reason = nullptr;
   tessella_kernel_refusal(kernel % tessella_kernel_count(), &tagged, &reason);

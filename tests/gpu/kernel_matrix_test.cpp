@@ -19,6 +19,7 @@
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
+#include "cuda/merge/recipe.hpp"
 
 namespace {
 
@@ -262,6 +263,29 @@ TEST(LadderKernels, Compile) {
         const auto cubin = store.get(step.program, {.arch = arch});
         EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
         EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
+      }
+    }
+  }
+}
+
+// merge: every pair of dtypes, pieces of 16 bytes and of one element, first and later steps.
+TEST(KernelMatrixMerge, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const DType out : {DType::f32, DType::bf16, DType::f16}) {
+      if (out != dtype && out != DType::f32 && dtype != DType::f32) continue;
+      for (const int32_t alignment : {16, 2}) {
+        core::MergeShape shape{.num_states = 65, .states = {dtype, alignment}, .out = {out, alignment}};
+        shape.head_dim = 128;
+        for (const int arch : {80, 90}) {
+          for (const Step& step : merge_recipe(shape, typical_device(arch)).steps) {
+            const auto cubin = store.get(step.program, {.arch = arch});
+            const Resources& takes = cubin->resources;
+            EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << cubin->log;
+            EXPECT_LE(takes.registers * static_cast<int>(step.threads) * step.blocks_per_sm, 65536) << cubin->log;
+          }
+        }
       }
     }
   }

@@ -373,9 +373,9 @@ TEST_P(Forward, BeyondTwoToThe31Elements) {
   run(c);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Forward, testing::ValuesIn(all_kernels()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, Forward, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, Softcaps, testing::ValuesIn(fast_kernels()), kernel_test_name);
-INSTANTIATE_TEST_SUITE_P(Kernels, PairsOfFeatures, testing::ValuesIn(all_kernels()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, PairsOfFeatures, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 
 TEST(ForwardChoice, AutomaticRunsEveryDtype) {
   for (const char* dtype : {"f32", "bf16", "f16", "f64"}) {

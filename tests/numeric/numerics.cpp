@@ -53,7 +53,7 @@ int main() {
     print_row(dtype, titles);
     print_row("---", rules);
     std::vector<std::string> plain(lengths.size());
-    for (const auto& kernel : tessella::tests::all_kernels()) {
+    for (const auto& kernel : tessella::tests::kernels_of("forward")) {
       if (!kernel.unavailable.empty() || !kernel.computes(dtype)) continue;
       std::vector<std::string> cells;
       for (size_t at = 0; at < lengths.size(); ++at) {

@@ -58,7 +58,7 @@ std::vector<Kernel> kernels(const std::string& only) {
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
-    if (!only.empty() && only != info.name) continue;
+    if (std::string_view(info.operation) != "forward" || (!only.empty() && only != info.name)) continue;
     if (info.unavailable[0] != '\0') {
       std::printf("skipped %s: %s\n", info.name, info.unavailable);
       continue;

@@ -1,8 +1,5 @@
 #include <fmt/format.h>
 
-#include <cmath>
-#include <filesystem>
-#include <limits>
 #include <memory>
 #include <optional>
 
@@ -15,6 +12,7 @@
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/progress.hpp"
+#include "report/results.hpp"
 #include "report/timing.hpp"
 
 namespace tessella::cli {
@@ -40,81 +38,11 @@ struct Settings {
   bool json = false;
 };
 
-struct OutputSummary {
-  double min = std::numeric_limits<double>::infinity();
-  double max = -std::numeric_limits<double>::infinity();
-  double mean = 0;
-  int64_t num_finite = 0;
-  int64_t num_nan = 0;
-  int64_t num_infinite = 0;
-};
-
-OutputSummary summarize(const Array& out) {
-  OutputSummary summary;
-  const int64_t size = num_elements(out.tensor);
-  for (int64_t i = 0; i < size; ++i) {
-    const double value = load_element(out.tensor.data, out.tensor.dtype, i);
-    summary.num_nan += std::isnan(value);
-    summary.num_infinite += std::isinf(value);
-    if (!std::isfinite(value)) continue;
-    ++summary.num_finite;
-    summary.min = std::min(summary.min, value);
-    summary.max = std::max(summary.max, value);
-    summary.mean += value;
-  }
-  if (summary.num_finite > 0) summary.mean /= static_cast<double>(summary.num_finite);
-  return summary;
-}
-
-// "min -1, max 1, mean 0, 3 NaN", of the finite elements; "all NaN".
-std::string summary_text(const OutputSummary& summary) {
-  const int64_t num_all = summary.num_finite + summary.num_nan + summary.num_infinite;
-  if (num_all == 0) return "no elements";
-  if (summary.num_nan == num_all) return "all NaN";
-  if (summary.num_infinite == num_all) return "all infinite";
-  std::string text = "nothing finite";
-  if (summary.num_finite > 0)
-    text = fmt::format("min {:.4g}, max {:.4g}, mean {:.4g}", summary.min, summary.max, summary.mean);
-  if (summary.num_nan > 0) text += fmt::format(", {} NaN", summary.num_nan);
-  if (summary.num_infinite > 0) text += fmt::format(", {} infinite", summary.num_infinite);
-  return text;
-}
-
-Json describe_array(const Array& array) {
-  return {{"shape", std::span(array.tensor.shape, static_cast<size_t>(array.tensor.ndim))},
-          {"dtype", dtype_name(array.tensor.dtype)},
-          {"from", array.source}};
-}
-
-Json describe_check(const tessella_check_report& report) {
-  return {
-      {"rows", report.rows},           {"max_error", report.max_error},          {"plain_error", report.plain_error},
-      {"tolerance", report.tolerance}, {"passed", report.passed == 1},           {"worst_index", report.worst_index},
-      {"worst_got", report.worst_got}, {"worst_expected", report.worst_expected}};
-}
-
 tessella_check_report run_check(const Settings& settings, const Call& call) {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   const int64_t rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
   check(tessella_check(Tagged(call), rows, 0, &report));
   return report;
-}
-
-void print_check(const tessella_check_report& report) {
-  put("check   {}: {} rows against the double reference, max error {} (plain fp32 softmax {}, allowed {})\n",
-      report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error), error_text(report.plain_error),
-      error_text(report.tolerance));
-  if (!report.passed) {
-    const int64_t* at = report.worst_index;
-    put("        worst at batch {}, row {}, head {}, dim {}: got {}, expected {}\n", at[0], at[1], at[2], at[3],
-        report.worst_got, report.worst_expected);
-  }
-}
-
-bool is_same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  return std::filesystem::equivalent(a, b, ignored) ||
-         std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
 }
 
 // A result is not written over what it is computed from.
@@ -192,7 +120,6 @@ int attend(Settings settings) {
   if (!settings.check.empty()) report = run_check(settings, call);
   write_outputs(settings, out, lse);
 
-  const OutputSummary summary = summarize(out);
   const std::string kernel = tessella_plan_kernel(plan.get());
   if (settings.json) {
     Json document = about_run("attend");
@@ -213,9 +140,9 @@ int attend(Settings settings) {
     }
     put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
-    put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(summary),
+    put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(out),
         settings.out.empty() ? "" : "  -> " + printable(settings.out));
-    if (report) print_check(*report);
+    if (report) print_check(*report, "fp32 softmax");
   }
   return report && !report->passed ? kCheckFailed : kDone;
 }

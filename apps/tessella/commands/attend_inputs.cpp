@@ -55,14 +55,6 @@ std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> array
   return {std::move(*found[0]), std::move(*found[1]), std::move(*found[2])};
 }
 
-// Exchanges the axes of seqlen and heads, both ways.
-void swap_layout(Layout layout, tessella_tensor& tensor) {
-  if (layout == Layout::bshd || tensor.ndim < 3) return;
-  const int axis = tensor.ndim - 3;
-  std::swap(tensor.shape[axis], tensor.shape[axis + 1]);
-  std::swap(tensor.strides[axis], tensor.strides[axis + 1]);
-}
-
 void check_operand(const char* name, const Array& array) {
   const tessella_tensor& tensor = array.tensor;
   if (tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
@@ -84,6 +76,13 @@ void check_operand(const char* name, const Array& array) {
 }
 
 }  // namespace
+
+void swap_layout(Layout layout, tessella_tensor& tensor) {
+  if (layout == Layout::bshd || tensor.ndim < 3) return;
+  const int axis = tensor.ndim - 3;
+  std::swap(tensor.shape[axis], tensor.shape[axis + 1]);
+  std::swap(tensor.strides[axis], tensor.strides[axis + 1]);
+}
 
 void read_inputs(const AttendInputs& inputs, Call& call) {
   std::vector<Array> arrays;

@@ -10,6 +10,9 @@ namespace tessella::cli {
 
 enum class Layout { bshd, bhsd };  // of the files; the library's own is bshd
 
+// Exchanges the axes of seqlen and heads, both ways.
+void swap_layout(Layout layout, tessella_tensor& tensor);
+
 struct AttendInputs {
   std::vector<std::string> files;
   std::vector<std::string> names;  // of q, k and v in the files; empty: by name "q", "k", "v", else by position

@@ -13,6 +13,7 @@ inline constexpr int kBadInput = 2;
 using Run = std::function<int()>;  // returns the exit code
 
 void add_attend(CLI::App& app, Run& run);
+void add_merge(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
 void add_ladder(CLI::App& app, Run& run);
 void add_kernels(CLI::App& app, Run& run);

@@ -16,6 +16,12 @@ std::vector<KernelEntry> list_kernels() {
   return kernels;
 }
 
+std::vector<KernelEntry> kernels_of(std::string_view operation) {
+  std::vector<KernelEntry> kernels = list_kernels();
+  std::erase_if(kernels, [&](const KernelEntry& kernel) { return kernel.info.operation != operation; });
+  return kernels;
+}
+
 std::string refusal(const KernelEntry& kernel, const Call& call) {
   const char* reason = "";
   check(tessella_kernel_refusal(kernel.idx, Tagged(call), &reason));
@@ -24,7 +30,7 @@ std::string refusal(const KernelEntry& kernel, const Call& call) {
 
 KernelEntry kernel_named(const std::string& what, const std::string& name) {
   std::string names;
-  for (const KernelEntry& kernel : list_kernels()) {
+  for (const KernelEntry& kernel : kernels_of("forward")) {
     if (name == kernel.info.name) return kernel;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.info.name);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "options/call.hpp"
@@ -14,11 +15,13 @@ struct KernelEntry {
 };
 
 std::vector<KernelEntry> list_kernels();
+// Those that compute the operation, "forward" or "merge".
+std::vector<KernelEntry> kernels_of(std::string_view operation);
 
 // "" if the kernel would run this call.
 std::string refusal(const KernelEntry& kernel, const Call& call);
 
-// The kernel of that name; InputError that lists the names otherwise.
+// The kernel of forward of that name; InputError that lists the names otherwise.
 KernelEntry kernel_named(const std::string& what, const std::string& name);
 
 }  // namespace tessella::cli

@@ -125,7 +125,7 @@ int print_why(const Settings& settings) {
   }
   Table table;
   table.columns = {{"kernel", "kernel", {}, true}, {"answer", "answer", {}, true}};
-  for (const KernelEntry& kernel : list_kernels()) {
+  for (const KernelEntry& kernel : kernels_of("forward")) {
     std::string answer = refusal(kernel, call);
     if (answer.empty()) answer = kernel.info.name == chosen ? "runs this" : "would run if named";
     table.rows.push_back({{"kernel", kernel.info.name}, {"answer", answer}});

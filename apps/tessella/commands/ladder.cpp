@@ -90,7 +90,7 @@ int ladder(Settings settings) {
   bool ran = true;
   {
     Progress progress;
-    for (const KernelEntry& kernel : list_kernels()) {
+    for (const KernelEntry& kernel : kernels_of("forward")) {
       const std::string name = kernel.info.name;
       if (std::string_view(kernel.info.device) != settings.options.placement().kind()) continue;
       progress.show(name);

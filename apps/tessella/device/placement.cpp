@@ -37,19 +37,23 @@ Placement parse_placement(const std::string& text) {
   throw InputError(fmt::format("--device is '{}', expected cpu, cuda or cuda:N", text));
 }
 
+tessella_tensor copied_to_gpu(const Gpu& gpu, const tessella_tensor& tensor, std::deque<GpuMemory>& memories) {
+  const size_t bytes = extent_bytes(tensor);
+  const GpuMemory& memory = memories.emplace_back(gpu, bytes);
+  gpu.copy_to_gpu(memory.data(), tensor.data, bytes, nullptr);
+  tessella_tensor copy = tensor;
+  copy.data = memory.data();
+  copy.device_type = TESSELLA_CUDA;
+  copy.device_id = gpu.id();
+  return copy;
+}
+
 void place(const Placement& placement, Call& call) {
   if (!placement.gpu) return;
   const Gpu& gpu = Gpu::open(*placement.gpu);
   for (const TensorMember member : kTensorMembers) {
     if (call.args.*member == nullptr) continue;
-    tessella_tensor& tensor = call.gpu_tensors.emplace_back(*(call.args.*member));
-    const size_t bytes = extent_bytes(tensor);
-    const GpuMemory& memory = call.gpu_memories.emplace_back(gpu, bytes);
-    gpu.copy_to_gpu(memory.data(), tensor.data, bytes, nullptr);
-    tensor.data = memory.data();
-    tensor.device_type = TESSELLA_CUDA;
-    tensor.device_id = gpu.id();
-    call.args.*member = &tensor;
+    call.args.*member = &call.gpu_tensors.emplace_back(copied_to_gpu(gpu, *(call.args.*member), call.gpu_memories));
   }
   gpu.synchronize(nullptr);
 }

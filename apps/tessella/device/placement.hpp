@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -18,6 +19,9 @@ struct Placement {
 
 // InputError for anything but cpu, cuda and cuda:N.
 Placement parse_placement(const std::string& text);
+
+// A copy of the tensor in a GPU's memory, queued on its default stream.
+tessella_tensor copied_to_gpu(const Gpu& gpu, const tessella_tensor& tensor, std::deque<GpuMemory>& memories);
 
 // Copies the call's tensors to the GPU and points its arguments at them.
 void place(const Placement& placement, Call& call);

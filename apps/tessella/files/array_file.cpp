@@ -131,4 +131,10 @@ void write_array_file(const std::string& path, std::span<const Array> arrays) {
   write_bytes(path, to_safetensors(arrays));
 }
 
+bool is_same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::equivalent(a, b, ignored) ||
+         std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
+}
+
 }  // namespace tessella::cli

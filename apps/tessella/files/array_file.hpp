@@ -18,6 +18,8 @@ Array read_one_array(const std::string& where);
 // Throws what can be known before anything is computed: an unknown extension, more than the one array that "out.npy"
 // takes, a folder that is not there, no permission. Touches nothing.
 void check_writable(const std::string& path, size_t num_arrays);
+// By name or by what the names lead to.
+bool is_same_file(const std::string& a, const std::string& b);
 void write_array_file(const std::string& path, std::span<const Array> arrays);
 
 }  // namespace tessella::cli

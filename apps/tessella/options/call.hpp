@@ -56,10 +56,11 @@ class Tagged {
   tessella_call call_;
 };
 
-inline PlanHandle make_plan(const Call& call) {
+inline PlanHandle make_plan(const tessella_call* call) {
   tessella_plan* plan = nullptr;
-  check(tessella_plan_make(Tagged(call), &plan));
+  check(tessella_plan_make(call, &plan));
   return PlanHandle(plan);
 }
+inline PlanHandle make_plan(const Call& call) { return make_plan(Tagged(call)); }
 
 }  // namespace tessella::cli

@@ -21,6 +21,7 @@ from ._errors import (
 from ._kernels import Kernel, build_kernels, info, kernels
 from ._library import version
 from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
+from ._merge import merge
 from ._options import Options
 from ._plan import Plan, Workspace, explain, plan
 
@@ -55,6 +56,7 @@ __all__ = [
     "info",
     "keep_first",
     "kernels",
+    "merge",
     "plan",
     "prefix",
     "refusals",

@@ -84,6 +84,8 @@ def refusals(
         info, reason = d.KernelInfo(struct_size=c.sizeof(d.KernelInfo)), c.c_char_p()
         for kernel_idx in range(library.tessella_kernel_count()):
             require(library.tessella_kernel_describe(kernel_idx, info))
+            if info.operation != b"forward":
+                continue
             call.require(library.tessella_kernel_refusal(kernel_idx, call.tagged(), reason))
             reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
         return reasons

@@ -152,6 +152,33 @@ class AttentionOptions(c.Structure):
     ]
 
 
+class MergeArgs(c.Structure):
+    """tessella_merge_args: states of attention, and the one that they become."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("outs", c.POINTER(Tensor)),
+        ("lses", c.POINTER(Tensor)),
+        ("out", c.POINTER(Tensor)),
+        ("lse", c.POINTER(Tensor)),
+        ("num_states", c.c_int32),
+    ]
+
+
+class MergeOptions(c.Structure):
+    """tessella_merge_options: how states are merged."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("num_sms", c.c_int32),
+        ("num_threads", c.c_int32),
+        ("max_seqlen", c.c_int64),
+        ("kernel", c.c_char_p),
+        ("allocator", c.POINTER(Allocator)),
+        ("cancel", c.POINTER(c.c_int32)),
+    ]
+
+
 class Call(c.Structure):
     """tessella_call: arguments and options of any operation."""
 
@@ -228,6 +255,7 @@ _call, _workspace = c.POINTER(Call), c.POINTER(Workspace)
 # Name -> result, arguments. tessella_status is an int32.
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_forward": (c.c_int32, [_args, _options, c.c_void_p]),
+    "tessella_merge": (c.c_int32, [c.POINTER(MergeArgs), c.POINTER(MergeOptions), c.c_void_p]),
     "tessella_plan_make": (c.c_int32, [_call, c.POINTER(Plan)]),
     "tessella_plan_free": (None, [Plan]),
     "tessella_plan_run": (c.c_int32, [Plan, _call, _workspace, c.c_void_p]),

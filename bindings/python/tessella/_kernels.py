@@ -15,6 +15,7 @@ class Kernel(NamedTuple):
     """One kernel of the library."""
 
     name: str
+    operation: str  # "forward" or "merge"
     summary: str
     device: str  # "cpu" or "cuda"
     dtypes: tuple[str, ...]
@@ -41,6 +42,7 @@ def _described(kernel_idx: int) -> Kernel:
 
     return Kernel(
         name=sentence("name"),
+        operation=sentence("operation"),
         summary=sentence("summary"),
         device=sentence("device"),
         dtypes=words("dtypes"),

@@ -211,7 +211,7 @@ def test_out_dtype():
 def test_every_kernel_by_name():
     q, k, v = operands(np.float32)
     reasons = tessella.refusals(q, k, v)
-    assert list(reasons) == [kernel.name for kernel in tessella.kernels()]
+    assert list(reasons) == [kernel.name for kernel in tessella.kernels() if kernel.operation == "forward"]
     for name, reason in reasons.items():
         if reason == "":
             comparison.assert_matches(tessella.attention(q, k, v, kernel=name), q, k, v)

@@ -1,4 +1,5 @@
-// Compiles forward-inl.hpp once per instruction set and hands the kernels out by name; drives items over threads.
+// Compiles forward-inl.hpp and merge-inl.hpp once per instruction set and hands the kernels out by name; drives items
+// over threads.
 //
 // Highway 1.0.3 knows no plain SSE2: the x86 baseline is one lane wide and only there so that every machine runs.
 #include "cpu/vector/forward_vector.hpp"
@@ -15,6 +16,7 @@
 #include "hwy/foreach_target.h"  // must come before all that includes highway.h
 
 #include "cpu/vector/forward-inl.hpp"
+#include "cpu/vector/merge-inl.hpp"
 #include "hwy/highway.h"
 
 #if HWY_ONCE
@@ -126,9 +128,9 @@ bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Se
 
 const VectorKernel& vector_kernel(InstructionSet set) {
 #define TESSELLA_VECTOR_KERNEL(target) \
-  { &target::run_item, &target::score_chain, &target::dropout_chain }
+  { &target::run_item, &target::score_chain, &target::dropout_chain, &target::merge_rows }
   static constexpr VectorKernel kBaseline = {&HWY_STATIC_DISPATCH(run_item), &HWY_STATIC_DISPATCH(score_chain),
-                                             &HWY_STATIC_DISPATCH(dropout_chain)};
+                                             &HWY_STATIC_DISPATCH(dropout_chain), &HWY_STATIC_DISPATCH(merge_rows)};
   static constexpr VectorKernel kNone;
   switch (set) {
     case InstructionSet::avx512: {

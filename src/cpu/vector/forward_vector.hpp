@@ -1,6 +1,6 @@
 // The portable vector forward kernels: one algorithm compiled for several instruction sets by Highway.
 //
-// Also lends its score and dropout chains to other kernels of the same instruction set.
+// Also lends its score and dropout chains to other kernels of the same instruction set, and has the rows of merge.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include "core/plan.hpp"
 #include "cpu/forward_items.hpp"
 #include "cpu/strip.hpp"
+#include "cpu/vector/merge_vector.hpp"
 
 namespace tessella::cpu {
 
@@ -51,6 +52,7 @@ struct VectorKernel {
                    const VectorScratch& scratch) = nullptr;
   ScoreChain score_chain = nullptr;
   DropoutChain dropout_chain = nullptr;
+  MergeRows merge_rows = nullptr;
 };
 
 enum class InstructionSet { avx512, avx2, sse4, baseline };

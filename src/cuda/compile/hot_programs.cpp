@@ -5,6 +5,7 @@
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/merge/recipe.hpp"
 
 namespace tessella::cuda {
 
@@ -39,6 +40,10 @@ std::vector<HotProgram> hot_programs() {
         add("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90, .arch_specific = true});
       }
     }
+    core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};
+    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 80});
+    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 90});
+    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 80, .ptx = true});
   }
   return programs;
 }

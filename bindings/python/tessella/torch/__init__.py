@@ -1,4 +1,4 @@
-"""Attention for PyTorch: an operator of torch.library, which torch.compile, torch.export and CUDA graphs see whole.
+"""Attention for PyTorch: operators of torch.library, which torch.compile, torch.export and CUDA graphs see whole.
 
 >>> import torch, tessella.torch
 >>> q = k = v = torch.ones(1, 128, 4, 64)  # (batch, seqlen, heads, head_dim)
@@ -7,6 +7,7 @@ torch.Size([1, 128, 4, 64])
 """
 
 from ._attention import attention
+from ._merge import merge
 from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
 
-__all__ = ["SdpaReport", "attention", "sdpa_report", "use_for_sdpa"]
+__all__ = ["SdpaReport", "attention", "merge", "sdpa_report", "use_for_sdpa"]

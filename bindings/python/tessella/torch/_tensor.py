@@ -65,7 +65,7 @@ class TensorSlot(Slot):
 _cuda: Any = torch.cuda  # whose functions have no types
 
 
-def _current_stream(device_idx: int) -> int:
+def current_stream(device_idx: int) -> int:
     """torch.cuda.current_stream(device_idx).cuda_stream without an object for it; Inductor's code calls this too."""
     stream: int = torch._C._cuda_getCurrentRawStream(device_idx)
     return stream
@@ -88,7 +88,8 @@ _alloc, _free = (field[1](function) for field, function in zip(d.Allocator._fiel
 _allocators: dict[int, d.Allocator] = {}  # of each device, as they are met
 
 
-def _allocator(device_idx: int) -> d.Allocator:
+def allocator(device_idx: int) -> d.Allocator:
+    """torch's caching allocator of a device, for C."""
     if device_idx not in _allocators:
         _allocators[device_idx] = d.Allocator(alloc=_alloc, free=_free, user=device_idx)
     return _allocators[device_idx]
@@ -103,7 +104,7 @@ class _Ready:
         self.ref = c.byref(self.struct)
         self.struct.num_threads = threads_of_torch
         if device_idx >= 0:
-            self.struct.allocator = c.pointer(_allocator(device_idx))
+            self.struct.allocator = c.pointer(allocator(device_idx))
         for name, value in options.items():
             if value is not None:
                 option = _OPTIONS[name]
@@ -125,7 +126,7 @@ class TensorCall(Call):
         scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
         device_idx = q.get_device()
         if device_idx >= 0:
-            self.stream = _current_stream(device_idx)
+            self.stream = current_stream(device_idx)
             ready = _ready(device_idx, 0, **scalars)
         else:
             ready = _ready(device_idx, torch.get_num_threads(), **scalars)

@@ -1,0 +1,142 @@
+"""merge: states of attention over disjoint sets of keys become one."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from typing import Any
+
+from . import _declarations as d
+from ._arrays import Slot, dtype_of, require_array
+from ._call import is_swapped, lse_shape
+from ._errors import Error, InvalidArgument, name_function
+from ._kinds import dlpack_stream, kind_of, stream_handle
+from ._library import failure, library
+from ._scalars import INT32, integer, text
+
+
+def merge(
+    states: Sequence[tuple[Any, Any]],
+    *,
+    layout: str = "bshd",
+    out: Any = None,
+    lse: Any = None,
+    out_dtype: Any = None,
+    kernel: str | None = None,
+    num_sms: int = 0,
+    num_threads: int = 0,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """The state over all keys, of states (out, lse) over disjoint sets of them, as `attention` returns them.
+
+    LSE = log sum_i exp(lse_i), out = sum_i exp(lse_i - LSE) out_i, in fp32 and rounded once (FlashInfer, arXiv
+    2501.01005, section 2.2). A state whose lse is -inf has no key and counts for nothing, whatever its out holds; where
+    all have none, out is 0 and lse -inf. +inf or NaN in an lse makes out and lse NaN.
+
+    Args:
+        states: one or more pairs of arrays of the kinds that `attention` takes, all on one device. out: (batch, seqlen,
+            heads, head_dim), packed (total, heads, head_dim) or (seqlen, head_dim), float64, float32, bfloat16 or
+            float16, all of one dtype. lse: (batch, heads, seqlen), packed (heads, total) or (seqlen), float32; beside
+            float64 also float64.
+        layout: "bshd", as written here, or "bhsd": outs are (batch, heads, seqlen, head_dim).
+        out: shape of the states', their dtype or float32; for states of float32 also bfloat16 and float16. It may be
+            one of the states' own arrays; else it overlaps none. Made when absent.
+        lse: shape and dtypes of the states'; it may be one of them. Made when absent.
+        out_dtype: of an out that is made; None = the states'.
+        kernel: a name of kernels(); None = automatic.
+        num_sms: GPU, 0 = all.
+        num_threads: CPU, 0 = all that the process may use.
+        stream: as for `attention`.
+
+    Returns:
+        (out, lse), of the kind and on the device of the first out.
+
+    Raises:
+        As `attention`.
+    """
+    try:
+        swapped = is_swapped(layout)
+        outs, lses = _pairs(states)
+        kind = kind_of(outs[0])
+        handle = stream_handle(stream, outs[0], kind) if kind.is_on_gpu(outs[0]) else None
+        call = MergeCall(len(outs))
+        call.read(outs, lses, swapped, dlpack_stream(handle))
+        made = call.outputs(kind, outs[0], out, lse, out_dtype)
+        call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
+        status = library.tessella_merge(c.byref(call.args), c.byref(call.options), handle)
+    except (Error, TypeError) as error:
+        name_function(error, "merge")
+        raise
+    if status != d.OK:
+        is_confusing = swapped and status == d.INVALID_ARGUMENT
+        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "")
+    results: tuple[Any, Any] = kind.results(made, (out, lse), True)
+    return results
+
+
+def _pairs(states: Any) -> tuple[list[Any], list[Any]]:
+    """The outs and the lses."""
+    if not isinstance(states, Sequence):
+        raise TypeError(f"states is {type(states).__name__}, expected a sequence of pairs (out, lse)")
+    outs: list[Any] = []
+    lses: list[Any] = []
+    for idx, state in enumerate(states):
+        if not isinstance(state, (tuple, list)) or len(state) != 2:
+            raise TypeError(f"states[{idx}] is {type(state).__name__}, expected a pair (out, lse)")
+        for name, array, arrays in zip(("outs", "lses"), state, (outs, lses)):
+            require_array(f"{name}[{idx}]", array)
+            arrays.append(array)
+    if not outs:
+        raise InvalidArgument("states is empty, expected one or more pairs (out, lse)")
+    return outs, lses
+
+
+class MergeCall:
+    """The structs of one call."""
+
+    def __init__(self, num_states: int, slot_type: type[Slot] = Slot) -> None:
+        self.slot_type = slot_type
+        self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
+        self.out_tensors, self.lse_tensors = (d.Tensor * num_states)(), (d.Tensor * num_states)()
+        self.args = d.MergeArgs(struct_size=c.sizeof(d.MergeArgs), num_states=num_states)
+        self.args.outs, self.args.lses = self.out_tensors, self.lse_tensors
+        self.options = d.MergeOptions(struct_size=c.sizeof(d.MergeOptions))
+        self.results = {name: slot_type(name, d.Tensor(), self.capsules) for name in ("out", "lse")}
+        self.shape: tuple[int, ...] = ()  # of the first out, not swapped
+        self.is_swapped = False
+        self.dlpack_stream: int | None = None
+
+    def read(self, outs: Sequence[Any], lses: Sequence[Any], swapped: bool, stream: int | None) -> None:
+        """Views the states."""
+        self.is_swapped, self.dlpack_stream = swapped, stream
+        for idx, (out, lse) in enumerate(zip(outs, lses)):
+            slot = self.slot_type(f"outs[{idx}]", self.out_tensors[idx], self.capsules)
+            slot.read(out, swapped, stream)
+            self.shape = self.shape if idx else slot.shape
+            self.slot_type(f"lses[{idx}]", self.lse_tensors[idx], self.capsules).read(lse, False, stream)
+
+    def outputs(self, kind: Any, like: Any, out: Any, lse: Any, out_dtype: Any) -> tuple[Any, Any]:
+        """Views the outputs and makes those that are absent."""
+        if out is None:
+            code = self.out_tensors[0].dtype if out_dtype is None else dtype_of("out_dtype", out_dtype)
+            out = kind.empty("out", self.shape, code, like)
+        else:
+            kind_of(out).require_writable("out")
+        if lse is None:
+            lse = kind.empty("lse", lse_shape(self.shape, self.is_swapped), self.lse_tensors[0].dtype, like)
+        else:
+            kind_of(lse).require_writable("lse")
+        self.set_outputs(out, lse)
+        return out, lse
+
+    def set_outputs(self, out: Any, lse: Any) -> None:
+        """Views the outputs."""
+        for name, array, swapped in (("out", out, self.is_swapped), ("lse", lse, False)):
+            slot = self.results[name]
+            slot.read(array, swapped, self.dlpack_stream)
+            setattr(self.args, name, slot.pointer)
+
+    def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
+        """Sets the fields of options."""
+        self.options.kernel = None if kernel is None else text("kernel", kernel).encode()
+        self.options.num_sms, self.options.num_threads = num_sms, num_threads

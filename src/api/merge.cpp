@@ -1,0 +1,166 @@
+#include "api/merge.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "api/grow.hpp"
+#include "api/host_copy.hpp"
+#include "api/tensor_reader.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+#include "core/validate.hpp"
+#include "cuda/driver/memory.hpp"
+
+namespace tessella::api {
+namespace {
+
+using core::DType;
+using core::invalid;
+using core::MergeArguments;
+using core::message;
+
+class MergeNormalizer {
+ public:
+  MergeNormalizer(const tessella_merge_args& args, const tessella_merge_options& options, const char* function,
+                  Memory memory)
+      : args_(args),
+        options_(options),
+        reader_(function, memory != Memory::none),
+        function_(function),
+        memory_(memory) {}
+
+  MergeArguments run() {
+    states();
+    result();
+    a_.device = reader_.device();
+    a_.num_threads = options_.num_threads;
+    a_.num_sms = options_.num_sms;
+    a_.cancel = options_.cancel;
+    if (a_.num_sms != 0 && a_.device.type == core::DeviceType::cpu) {
+      core::unsupported(message(function_, ": option num_sms is for GPUs, and outs are on the CPU"));
+    }
+    if (options_.max_seqlen < 0 || (options_.max_seqlen > 0 && options_.max_seqlen < a_.seqlen)) {
+      invalid(message(function_, ": max_seqlen is ", options_.max_seqlen, ", expected 0 or at least ", a_.seqlen,
+                      ", the rows of outs"));
+    }
+    core::derive_shape(a_);
+    return a_;
+  }
+
+ private:
+  void states() {
+    if (args_.num_states < 1) {
+      invalid(message(function_, ": num_states is ", args_.num_states, ", expected at least 1"));
+    }
+    for (const auto& [name, tensors] : {std::pair{"outs", args_.outs}, std::pair{"lses", args_.lses}}) {
+      if (tensors == nullptr) invalid(message(function_, ": ", name, " is NULL, expected num_states tensors"));
+    }
+    a_.given.resize(static_cast<size_t>(args_.num_states));
+    for (int32_t i = 0; i < args_.num_states; ++i) {
+      MergeArguments::State& state = a_.given[static_cast<size_t>(i)];
+      const std::string out_name = message("outs[", i, "]");
+      const TensorAxes axes = reader_.attention(out_name.c_str(), &args_.outs[i], false, state.out);
+      if (i == 0) {
+        first(axes, state.out.dtype);
+      } else {
+        same_axes(out_name.c_str(), args_.outs[i], axes);
+        if (state.out.dtype != dtype_) {
+          invalid(message(function_, ": ", out_name, ".dtype is ", name(state.out.dtype), ", expected ", name(dtype_),
+                          " = outs[0].dtype"));
+        }
+      }
+      state.lse = lse(message("lses[", i, "]").c_str(), args_.lses[i], args_.outs[i]);
+    }
+  }
+
+  void first(const TensorAxes& axes, DType dtype) {
+    if (!core::is_float(dtype)) {
+      invalid(message(function_, ": outs[0].dtype is ", name(dtype), ", expected f64, f32, bf16 or f16"));
+    }
+    for (const auto& [label, size] : {std::pair{"heads", axes.heads}, std::pair{"head_dim", axes.head_dim}}) {
+      if (size < 1) invalid(message(function_, ": ", label, " of outs[0] is ", size, ", expected at least 1"));
+    }
+    dtype_ = dtype;
+    a_.batch = axes.batch;
+    a_.seqlen = axes.rows;
+    a_.heads = axes.heads;
+    a_.head_dim = axes.head_dim;
+  }
+
+  void same_axes(const char* name, const tessella_tensor& tensor, const TensorAxes& axes) const {
+    const auto same = [&](int axis, int64_t got, int64_t expected, const char* expected_name) {
+      if (got != expected) reader_.mismatch(name, tensor, 4, axis, got, expected, expected_name);
+    };
+    same(0, axes.batch, a_.batch, "the batch of outs[0]");
+    same(1, axes.rows, a_.seqlen, "the rows of outs[0]");
+    same(2, axes.heads, a_.heads, "the heads of outs[0]");
+    same(3, axes.head_dim, a_.head_dim, "the head_dim of outs[0]");
+  }
+
+  core::Operand lse(const char* name, const tessella_tensor& tensor, const tessella_tensor& out) {
+    const core::Operand operand = reader_.lse(name, tensor, out.ndim, {a_.batch, a_.seqlen, a_.heads, 1},
+                                              out.ndim == 4   ? "(batch, heads, seqlen)"
+                                              : out.ndim == 3 ? "(heads, seqlen)"
+                                                              : "(seqlen)");
+    if (operand.dtype != DType::f32 && !(operand.dtype == DType::f64 && dtype_ == DType::f64)) {
+      invalid(message(function_, ": ", name, ".dtype is ", core::name(operand.dtype), ", expected f32",
+                      dtype_ == DType::f64 ? " or f64" : ""));
+    }
+    return operand;
+  }
+
+  void result() {
+    core::Operand& out = a_.result.out;
+    const TensorAxes axes = reader_.attention("out", args_.out, false, out);
+    same_axes("out", *args_.out, axes);
+    const bool narrows = dtype_ == DType::f32 && (out.dtype == DType::bf16 || out.dtype == DType::f16);
+    if (out.dtype != dtype_ && out.dtype != DType::f32 && !narrows) {
+      invalid(message(function_, ": out.dtype is ", name(out.dtype), ", expected ", name(dtype_), " = outs[0].dtype",
+                      dtype_ == DType::f32 ? ", or bf16 or f16" : ", or f32"));
+    }
+    if (args_.lse != nullptr) a_.result.lse = lse("lse", *args_.lse, *args_.out);
+    for (const auto& [label, tensor] : {std::pair{"out", args_.out}, std::pair{"lse", args_.lse}}) {
+      if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
+        invalid(message(function_, ": ", label, " is read-only, expected memory that may be written"));
+      }
+    }
+  }
+
+  const tessella_merge_args& args_;
+  const tessella_merge_options& options_;
+  TensorReader reader_;
+  const char* function_;
+  Memory memory_;
+  DType dtype_ = DType::none;  // of the states
+  MergeArguments a_;
+};
+
+}  // namespace
+
+tessella_merge_options grown(const tessella_merge_options* options, const char* function) {
+  const tessella_merge_options defaults = TESSELLA_MERGE_OPTIONS_INIT;
+  return options == nullptr ? defaults : grow(options, defaults, function, "options");
+}
+
+MergeArguments read(const tessella_merge_args* args, const tessella_merge_options& options, const char* function, void*,
+                    Memory memory) {
+  const tessella_merge_args defaults = TESSELLA_MERGE_ARGS_INIT;
+  const tessella_merge_args given = grow(args, defaults, function, "args");
+  const MergeArguments arguments = MergeNormalizer(given, options, function, memory).run();
+  core::validate(arguments, function);
+  return arguments;
+}
+
+core::MergeShape bounds(const core::MergeShape& shape, const tessella_merge_options& options) {
+  core::MergeShape bounds = shape;
+  bounds.seqlen = std::max(shape.seqlen, options.max_seqlen);
+  return bounds;
+}
+
+reference::CheckReport check(const MergeArguments& arguments, int64_t num_rows, uint64_t seed) {
+  if (arguments.device.type == core::DeviceType::cpu) return reference::check_merge(arguments, num_rows, seed);
+  cuda::synchronize(arguments.device);
+  return reference::check_merge(MergeHostCopy(arguments, nullptr).arguments(), num_rows, seed);
+}
+
+}  // namespace tessella::api

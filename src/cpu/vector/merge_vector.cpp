@@ -1,0 +1,47 @@
+// Drives rows over threads.
+#include "cpu/vector/merge_vector.hpp"
+
+#include <algorithm>
+
+#include "cpu/parallel.hpp"
+
+namespace tessella::cpu {
+namespace {
+
+constexpr int64_t kLine = 64;
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// A piece of work of some 64 KB, so that handing it out costs nothing beside it.
+int64_t item_rows(const core::MergeShape& shape) {
+  const int64_t row_bytes = (shape.num_states + 1) * shape.head_dim * core::size_bytes(shape.dtype());
+  return std::clamp<int64_t>((int64_t{64} << 10) / row_bytes, 1, 4096);
+}
+
+}  // namespace
+
+MergeScratch::MergeScratch(const core::MergeShape& shape, std::byte* base) {
+  const int64_t row_bytes = round_up(shape.num_states * static_cast<int64_t>(sizeof *rows), kLine);
+  bytes = row_bytes + round_up(shape.num_states * static_cast<int64_t>(sizeof *weights), kLine);
+  if (base == nullptr) return;  // only the size is asked for
+  rows = reinterpret_cast<const std::byte**>(base);
+  weights = reinterpret_cast<float*>(base + row_bytes);
+}
+
+core::WorkspaceSize merge_workspace(const core::MergeShape& shape, int num_threads) {
+  return {.state_bytes = 0, .scratch_bytes = num_threads * MergeScratch(shape, nullptr).bytes};
+}
+
+void run_merge(MergeRows merge_rows, const core::MergeArguments& arguments, const core::Plan& plan,
+               core::Workspace workspace) {
+  const int64_t rows = arguments.batch * arguments.seqlen * arguments.heads;
+  const int64_t step = item_rows(arguments);
+  auto* base = static_cast<std::byte*>(workspace.scratch);
+  const int64_t thread_bytes = MergeScratch(arguments, nullptr).bytes;
+  parallel_for((rows + step - 1) / step, plan.num_threads, arguments.cancel, [&](int64_t item, int worker) {
+    merge_rows(arguments, item * step, std::min(rows, (item + 1) * step),
+               MergeScratch(arguments, base + worker * thread_bytes));
+  });
+}
+
+}  // namespace tessella::cpu

@@ -1,0 +1,29 @@
+// Merge on vectors: the same instruction sets as the forward kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/arguments.hpp"
+#include "core/kernel.hpp"
+#include "core/plan.hpp"
+
+namespace tessella::cpu {
+
+// Scratch of one thread, entries for every state.
+struct MergeScratch {
+  const std::byte** rows = nullptr;
+  float* weights = nullptr;  // aligned and padded to 16
+  int64_t bytes = 0;
+
+  MergeScratch(const core::MergeShape& shape, std::byte* base);
+};
+
+using MergeRows = void (*)(const core::MergeArguments& arguments, int64_t begin, int64_t end,
+                           const MergeScratch& scratch);
+
+core::WorkspaceSize merge_workspace(const core::MergeShape& shape, int num_threads);
+void run_merge(MergeRows merge_rows, const core::MergeArguments& arguments, const core::Plan& plan,
+               core::Workspace workspace);
+
+}  // namespace tessella::cpu

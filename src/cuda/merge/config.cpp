@@ -1,0 +1,35 @@
+#include "cuda/merge/config.hpp"
+
+#include <algorithm>
+
+#include "cuda/compile/expression.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using portable::Element;
+using portable::MergeConfig;
+
+Element element(core::DType dtype) {
+  return dtype == core::DType::bf16 ? Element::bf16 : dtype == core::DType::f16 ? Element::f16 : Element::f32;
+}
+
+}  // namespace
+
+MergeConfig merge_config(const core::MergeShape& shape, bool continues, bool is_last) {
+  MergeConfig c{.element = element(shape.dtype()),
+                .out = is_last ? element(shape.out.dtype) : Element::f32,
+                .vectors = true,
+                .continues = continues};
+  // Of out a piece has 8, 16 or 32 bytes; those of scratch begin at multiples of 16, as head_dim is one of pieces.
+  const int32_t out_bytes = std::min(portable::piece(c) * size_bytes(element(shape.out.dtype)), 16);
+  c.vectors =
+      shape.states.alignment >= 16 && shape.out.alignment >= out_bytes && shape.head_dim % portable::piece(c) == 0;
+  return c;
+}
+
+Program merge_program(const MergeConfig& config) {
+  return {.header = "cuda/device/merge.hpp", .expression = expression("merge", "MergeConfig", config)};
+}
+
+}  // namespace tessella::cuda
