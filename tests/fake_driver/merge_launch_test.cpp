@@ -29,8 +29,8 @@ MergeArguments arguments(int32_t num_states, DType dtype = DType::bf16) {
   a.heads = kHeads;
   a.head_dim = kDim;
   auto* data = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory) + 15) / 16 * 16);
-  const MergeArguments::State state{
-      {data, dtype, kSeqlen * kHeads * kDim, kHeads * kDim, kDim}, {data, DType::f32, kHeads * kSeqlen, 1, kSeqlen}};
+  const MergeArguments::State state{{data, dtype, kSeqlen * kHeads * kDim, kHeads * kDim, kDim},
+                                    {data, DType::f32, kHeads * kSeqlen, 1, kSeqlen}};
   a.given.assign(static_cast<size_t>(num_states), state);
   a.result = state;
   core::derive_shape(a);
@@ -98,7 +98,8 @@ TEST(MergeLaunch, ExplainsItsLoads) {
   in_child([] {
     const core::Kernel& kernel = merge_kernel();
     EXPECT_EQ(kernel.describe(arguments(2), 1).rfind("16-byte loads, 1 step, ", 0), 0u);
-    EXPECT_EQ(kernel.describe(arguments(70, DType::f32), 1).rfind("16-byte loads, 3 steps of at most 32 states, ", 0), 0u);
+    EXPECT_EQ(kernel.describe(arguments(70, DType::f32), 1).rfind("16-byte loads, 3 steps of at most 32 states, ", 0),
+              0u);
     MergeArguments a = arguments(2);
     a.head_dim = 100;
     EXPECT_EQ(kernel.describe(a, 1).rfind("scalar loads, 1 step, ", 0), 0u);
