@@ -52,8 +52,9 @@ class MergeCall {
 
   tessella_merge_args& args() { return args_; }
   tessella_merge_options& options() { return options_; }
-  tessella_tensor& out() { return out_.tensor; }
-  tessella_tensor& lse() { return lse_.tensor; }
+  // What the structs point to; all else goes by the tensors as they were made.
+  tessella_tensor& out() { return out_tensor_; }
+  tessella_tensor& lse() { return lse_tensor_; }
   std::vector<tessella_tensor>& outs() { return out_tensors_; }
   std::vector<tessella_tensor>& lses() { return lse_tensors_; }
   // Element (b, row, head, dim) of a state, of out (state -1), of their lse (dim -1).
@@ -76,6 +77,7 @@ class MergeCall {
   std::vector<std::vector<std::byte>> before_;  // the memory of every input, when it ran
   std::string spoiled_;
   std::vector<tessella_tensor> out_tensors_, lse_tensors_;
+  tessella_tensor out_tensor_{}, lse_tensor_{};
   tessella_merge_args args_ = TESSELLA_MERGE_ARGS_INIT;
   tessella_merge_options options_ = TESSELLA_MERGE_OPTIONS_INIT;
 };

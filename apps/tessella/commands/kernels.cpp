@@ -44,14 +44,16 @@ std::string head_dim_text(const Json& head_dim) {
   return head_dim.get<int64_t>() > kAnyHeadDim ? "any" : head_dim.dump();
 }
 
-// Features of each kernel, said as "all" or by what is missing, which is shorter.
+// Features of each kernel, said as "all" or by what is there or missing, whatever is shorter.
 std::string features_text(const std::string& features, const std::vector<std::string>& all) {
   const std::vector<std::string> mine = split(features, ' ');
-  std::string missing;
+  std::string there, missing;
   for (const std::string& feature : all) {
-    if (std::ranges::find(mine, feature) == mine.end()) missing += (missing.empty() ? "" : ", ") + feature;
+    std::string& list = std::ranges::find(mine, feature) == mine.end() ? missing : there;
+    list += (list.empty() ? "" : ", ") + feature;
   }
-  return missing.empty() ? "all" : "all but " + missing;
+  if (missing.empty()) return "all";
+  return there.size() < missing.size() ? there : "all but " + missing;
 }
 
 std::vector<std::string> all_features(const std::vector<KernelEntry>& kernels) {
