@@ -26,8 +26,7 @@ cuda::DeviceInfo small_gpu() {
 }
 
 // On so small a GPU the driver finds two clusters' blocks.
-cuda::Concurrency concurrency_of(const cuda::Step& step, const AttentionArguments& bounds,
-                                 const cuda::DeviceInfo& device) {
+cuda::Concurrency concurrency_of(const cuda::Step& step, const core::Shape& bounds, const cuda::DeviceInfo& device) {
   cuda::Concurrency at_once = cuda::concurrency(step, bounds, device);
   if (step.cluster > 1) at_once.blocks = 2 * int64_t{step.cluster};
   return at_once;

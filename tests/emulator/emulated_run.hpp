@@ -13,7 +13,7 @@
 
 namespace tessella::tests {
 
-using MakeRecipe = cuda::Recipe (*)(const core::AttentionArguments& bounds, const cuda::DeviceInfo& device);
+using MakeRecipe = cuda::Recipe (*)(const core::Shape& bounds, const cuda::DeviceInfo& device);
 
 // Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head; by_distance:
 // compiled as one that asks for q_minus_k.

@@ -20,6 +20,7 @@
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm90/config.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/ladder/config.hpp"
 #include "fake_driver.hpp"
 #include "portable/classify.hpp"
 #include "portable/forward_sm90.hpp"

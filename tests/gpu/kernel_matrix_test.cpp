@@ -181,6 +181,11 @@ void expect_lean(CubinStore& store, const AttentionArguments& p, const char* nam
   }
 }
 
+AttentionArguments sm90_problem(int64_t head_dim_qk, int64_t head_dim_v, int64_t seqlen, DType dtype) {
+  return tests::gpu_arguments(
+      {.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v}, dtype);
+}
+
 TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());

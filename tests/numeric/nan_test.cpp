@@ -166,7 +166,7 @@ class Nan : public EachKernel {
     if (!in.bias.empty()) {
       args.bias = view(static_cast<const void*>(in.bias.data()), f32, {1, 1, in.n, in.n});
     }
-    AttentionOptions options{.out_dtype = f32, .kernel = GetParam().name, .num_threads = 1};
+    AttentionOptions options{.out_dtype = f32, .num_threads = 1, .kernel = GetParam().name};
     options.softcap = static_cast<double>(in.softcap);
     if (!in.visible.empty()) {
       options.mask = Mask::dense(view(static_cast<const void*>(in.visible.data()), boolean, {1, 1, in.n, in.n}));

@@ -8,7 +8,7 @@
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/forward_sm80/config.hpp"
-#include "cuda/launch/classify.hpp"
+#include "cuda/forward_sm80/recipe.hpp"
 
 namespace {
 
@@ -46,14 +46,16 @@ std::string problem_of(std::string_view score, std::string_view keep) {
   core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
   if (!score.empty()) p.features |= Feature::score_mod;
   if (!keep.empty()) p.features |= Feature::mask_mod;
-  const std::string text = user_text(score, keep);
+  p.score_mod = score;
+  p.mask_mod = keep;
   try {
     for (const int arch : {80, 90}) {
-      const portable::ForwardSm80Config config = forward_sm80_config(p, typical_device(arch));
-      if (!keep.empty()) store.get(classify_program(config, text), {.arch = arch});
-      const auto cubin = store.get(forward_sm80_program(config, text), {.arch = arch});
-      if (cubin->resources.stack_bytes != 0) return cubin->log;
-      if (cubin->log.find("warning") != std::string::npos) return cubin->log;
+      for (const Step& first : forward_sm80_recipe(p, typical_device(arch)).steps) {
+        const Step& step = first.if_spilled == nullptr ? first : *first.if_spilled;
+        const auto cubin = store.get(step.program, {.arch = arch});
+        if (cubin->resources.stack_bytes != 0) return cubin->log;
+        if (cubin->log.find("warning") != std::string::npos) return cubin->log;
+      }
     }
   } catch (const core::Error& error) {
     EXPECT_EQ(error.code(), core::ErrorCode::compile);
