@@ -228,7 +228,7 @@ class MergeValidator {
     if (lse.data != nullptr) validate_not_folded(function_, "lse", lse, a_.batch, a_.seqlen, a_.heads, 1);
     if (range(lse, 1).meets(range(out, a_.head_dim))) fail("lse", "out", false);
     merge_inputs(a_, [&](const FieldName& name, const Operand& t, int64_t dim) {
-      const bool is_lse = t.data != nullptr && dim == 1 && name.owner == std::string_view("lses");
+      const bool is_lse = std::string_view(name.owner) == "lses";
       separate("out", out, a_.head_dim, name, t, dim, !is_lse);
       separate("lse", lse, 1, name, t, dim, is_lse);
     });
