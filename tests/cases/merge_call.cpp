@@ -182,13 +182,29 @@ MergeCall::MergeCall(const MergeCase& c) : c_(c), is_on_gpu_(c.kernel.starts_wit
   options_.kernel = c_.kernel.empty() ? nullptr : c_.kernel.c_str();
 }
 
-tessella_status MergeCall::run() {
+void MergeCall::remember() {
   before_.clear();
   for (size_t i = 0; i < outs_.size(); ++i) {
     for (const View* view : {&outs_[i], &lses_[i]}) {
       before_.emplace_back(view->memory.data(), view->memory.data() + view->memory.size());
     }
   }
+}
+
+void MergeCall::bring_back() {
+  if (!c_.in_place) return;
+  const auto last = static_cast<size_t>(c_.num_states - 1);
+  const auto copy = [](std::byte* to, const std::byte* from, size_t bytes) {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+  };
+  copy(out_.memory.data(), outs_[last].memory.data(), out_.memory.size());
+  if (c_.lse) copy(lse_.memory.data(), lses_[last].memory.data(), lse_.memory.size());
+  copy(outs_[last].memory.data(), before_[2 * last].data(), before_[2 * last].size());
+  copy(lses_[last].memory.data(), before_[2 * last + 1].data(), before_[2 * last + 1].size());
+}
+
+tessella_status MergeCall::run() {
+  remember();
   tessella_merge_args args = args_;
   const auto last = static_cast<size_t>(c_.num_states - 1);
   if (c_.in_place) {
@@ -237,19 +253,7 @@ tessella_status MergeCall::run() {
   } else {
     status = tessella_merge(&args, &options_, nullptr);
   }
-  if (c_.in_place && status == TESSELLA_OK) {  // the result goes to out and lse, the states come back
-    for (const bool is_lse : {false, true}) {
-      if (is_lse && !c_.lse) continue;
-      View& from = is_lse ? lses_[last] : outs_[last];
-      View& to = is_lse ? lse_ : out_;
-      if (to.memory.size() != 0) std::memcpy(to.memory.data(), from.memory.data(), to.memory.size());
-    }
-    for (const bool is_lse : {false, true}) {
-      View& view = is_lse ? lses_[last] : outs_[last];
-      const std::vector<std::byte>& was = before_[2 * last + (is_lse ? 1 : 0)];
-      if (!was.empty()) std::memcpy(view.memory.data(), was.data(), was.size());
-    }
-  }
+  if (status == TESSELLA_OK) bring_back();
   return status;
 }
 

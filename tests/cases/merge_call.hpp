@@ -45,6 +45,10 @@ class MergeCall {
   MergeCall& operator=(const MergeCall&) = delete;
 
   tessella_status run();
+  // What run() does around a call in place: the states are remembered before it; after it, results go to out and lse,
+  // and the states come back.
+  void remember();
+  void bring_back();
   // "" or what is wrong: every row against the reference, and nothing written outside of out and lse.
   std::string check();
   // Every element of out and lse.

@@ -37,7 +37,7 @@ class Merge : public EachKernel {
 };
 
 TEST_P(Merge, RandomCases) {
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
     ASSERT_EQ(run(random_merge(GetParam().name, GetParam().dtypes, seed)), "") << "seed " << seed;
   }
 }
