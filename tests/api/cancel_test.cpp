@@ -73,7 +73,7 @@ TEST_P(Cancel, DuringACallItEnds) {
       ADD_FAILURE() << "not cancelled";
     } catch (const ts::Error& error) {
       EXPECT_EQ(error.code(), ts::ErrorCode::cancelled);
-      EXPECT_STREQ(error.what(), "forward: the call was cancelled; out and lse hold no result");
+      EXPECT_STREQ(error.what(), "forward: the call was cancelled; its outputs hold no result");
     }
   }
   // Nothing of it is left: the next call is as any other.

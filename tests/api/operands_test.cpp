@@ -111,7 +111,7 @@ TEST(Operands, APlanAsksForTheDtypesItWasMadeFor) {
     plan.run(call.args);
     FAIL();
   } catch (const ts::Error& error) {
-    EXPECT_STREQ(error.what(), "plan_run: dtype of v is bf16, expected f32, what the plan was made for");
+    EXPECT_STREQ(error.what(), "plan_run: v.dtype is bf16, expected f32, what the plan was made for");
   }
 }
 

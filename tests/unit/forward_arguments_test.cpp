@@ -138,7 +138,8 @@ AttentionArguments problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t 
   return p;
 }
 using Pair = std::pair<int64_t, int64_t>;
-Pair sections(const AttentionArguments& p, int64_t tiles_q = 8) {
+Pair sections(AttentionArguments p, int64_t tiles_q = 8) {
+  core::derive_mask_shape(p);
   const cuda::Sections found = cuda::sections(p, tiles_q, kAtOnce);
   EXPECT_EQ(found.first_of_last % found.heads, 0) << "which work_tile() counts on";
   return {found.heads, found.first_of_last};
