@@ -175,7 +175,8 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
 }
 
 TEST(ForwardArguments, KernelsGetTheSections) {
-  const AttentionArguments p = problem_of_heads(2048, 64, 64);
+  AttentionArguments p = problem_of_heads(2048, 64, 64);
+  core::derive_mask_shape(p);
   const portable::ForwardParams got = params(p);
   EXPECT_EQ(Pair(got.heads_per_section.value, got.first_of_last_section), sections(p, got.tiles_q));
   EXPECT_GT(got.first_of_last_section, 0);
