@@ -79,7 +79,7 @@ void HostMemory::copy_axes(std::byte* to, const std::byte* from, int64_t element
 HostCopy::HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream)
     : host_(arguments), memory_(arguments.device, stream) {
   host_.device = {};
-  const auto copy_one = [&](const char*, auto& member, auto... sizes) {
+  const auto copy_one = [&](auto, auto& member, auto... sizes) {
     if constexpr (std::is_same_v<decltype(member), core::ScoreOperand&>) {
       memory_.copy(member, host_.batch, host_.heads_q, sizes...);
     } else {

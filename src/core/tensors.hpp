@@ -1,5 +1,6 @@
 // The one list of what a call's arguments point to: what copies them to the host, and what holds outputs apart from
-// inputs, walks it. A and F: (const) AttentionArguments, and f(name, member, sizes...) with overloads for
+// inputs, walks it. Absent ones are left out. A and F: (const) AttentionArguments, and f(name, member, sizes...) with
+// overloads for
 //   Table<T>      sizes: batch, count
 //   Operand       sizes: batch, rows, heads, dim
 //   ScoreOperand  sizes: queries, keys    of the tensor's own axes
@@ -13,45 +14,51 @@ namespace tessella::core {
 // Lengths, offsets and pages: what validate() reads.
 template <typename A, typename F>
 void length_tables(A& a, F&& f) {
-  f("seqlens_q", a.seqlens_q, a.batch, 1);
-  f("seqlens_kv", a.seqlens_kv, a.batch, 1);
-  f("cu_seqlens_q", a.cu_seqlens_q, 1, a.batch + 1);
-  f("cu_seqlens_kv", a.cu_seqlens_kv, 1, a.batch + 1);
-  f("leftpad_kv", a.leftpad_kv, a.batch, 1);
-  f("prefix_lengths", a.prefix, a.batch, 1);
+  if (a.seqlens_q) f("seqlens_q", a.seqlens_q, a.batch, 1);
+  if (a.seqlens_kv) f("seqlens_kv", a.seqlens_kv, a.batch, 1);
+  if (a.cu_seqlens_q) f("cu_seqlens_q", a.cu_seqlens_q, 1, a.batch + 1);
+  if (a.cu_seqlens_kv) f("cu_seqlens_kv", a.cu_seqlens_kv, 1, a.batch + 1);
+  if (a.leftpad_kv) f("leftpad_kv", a.leftpad_kv, a.batch, 1);
+  if (a.prefix) f("prefix_lengths", a.prefix, a.batch, 1);
   if (a.page_table) f("page_table", a.page_table, a.batch, a.seqlen_kv / a.page_size);
 }
 
+// f(Name, Operand, batch, rows, heads, dim).
 template <typename A, typename F>
 void operands(A& a, F&& f) {
   const auto [batch_q, rows_q] = a.axes_q();
   const auto [batch_kv, rows_kv] = a.axes_kv();
-  f("q", a.q(), batch_q, rows_q, a.heads_q, a.head_dim_qk);
-  f("k", a.k(), batch_kv, rows_kv, a.heads_kv, a.head_dim_qk);
-  f("v", a.v(), batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
-  f("out", a.out(), batch_q, rows_q, a.heads_q, a.head_dim_v);
-  f("lse", a.lse(), batch_q, rows_q, a.heads_q, int64_t{1});
+  const auto visit = [&](Name name, auto batch, auto rows, int64_t heads, int64_t dim) {
+    auto& operand = a.tensors[name];
+    if (operand.data != nullptr) f(name, operand, batch, rows, heads, dim);
+  };
+  visit(Name::q, batch_q, rows_q, a.heads_q, a.head_dim_qk);
+  visit(Name::k, batch_kv, rows_kv, a.heads_kv, a.head_dim_qk);
+  visit(Name::v, batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
+  visit(Name::out, batch_q, rows_q, a.heads_q, a.head_dim_v);
+  visit(Name::lse, batch_q, rows_q, a.heads_q, 1);
+  if (!a.features.has(Feature::scales)) return;
   for (const Name name : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax}) {
     const bool is_of_keys = name == Name::k_scale || name == Name::v_scale;
     const auto axes = is_of_keys ? a.scale_axes(a.axes_kv(), a.features.has(Feature::packed_kv))
                                  : a.scale_axes(a.axes_q(), a.features.has(Feature::packed_q));
-    f(core::name(name), a.tensors[name], axes.batch, axes.rows, is_of_keys ? a.heads_kv : a.heads_q, int64_t{1});
+    visit(name, axes.batch, axes.rows, is_of_keys ? a.heads_kv : a.heads_q, 1);
   }
 }
 
 // What scores and masks read.
 template <typename A, typename F>
 void score_tensors(A& a, F&& f) {
-  f("bias", a.bias, a.seqlen_q, a.seqlen_kv);
-  f("alibi_slopes", a.alibi_slopes, a.batch, a.heads_q);
-  f("sink", a.sink, 1, a.heads_q);
-  f("dense_mask", a.dense_mask, a.seqlen_q, a.seqlen_kv);
+  if (a.bias.data != nullptr) f("bias", a.bias, a.seqlen_q, a.seqlen_kv);
+  if (a.alibi_slopes) f("alibi_slopes", a.alibi_slopes, a.batch, a.heads_q);
+  if (a.sink) f("sink", a.sink, 1, a.heads_q);
+  if (a.dense_mask.data != nullptr) f("dense_mask", a.dense_mask, a.seqlen_q, a.seqlen_kv);
   if (a.block_map.data != nullptr) {
     const auto blocks = [](int64_t count, int64_t block) { return count / block + (count % block != 0); };
     f("block_map", a.block_map, blocks(a.seqlen_q, a.block_q), blocks(a.seqlen_kv, a.block_kv));
   }
-  f("document_ids_q", a.document_q, a.axes_q().batch, a.total_q);
-  f("document_ids_kv", a.document_kv, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
+  if (a.document_q) f("document_ids_q", a.document_q, a.axes_q().batch, a.total_q);
+  if (a.document_kv) f("document_ids_kv", a.document_kv, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
 }
 
 // The states that are merged: f(FieldName, Operand, head_dim or 1).

@@ -150,37 +150,30 @@ class Validator {
 
   // q, k and v may interleave with out; everything else lies apart.
   void outputs_spare_tables() const {
-    const auto memory = [&](const char* wanted) {
-      Range found{nullptr, nullptr};
-      operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
-        if (std::string_view(name) == wanted) found = range(t, sizes...);
-      });
-      return found;
+    ByName<Range> memory;
+    operands(p_, [&](Name name, const Operand& t, auto... sizes) { memory[name] = range(t, sizes...); });
+    const auto spared = [&](Name output, const auto& input, const Range& read) {
+      if (!memory[output].meets(read)) return;
+      invalid(message(function_, ": ", name(output), " overlaps ", input, ", expected memory of its own"));
     };
-    const std::pair<const char*, Range> outputs[] = {
-        {"out", memory("out")}, {"lse", memory("lse")}, {"amax", memory("amax")}};
-    const auto spared = [&](const auto& input, const Range& read) {
-      for (const auto& [output, written] : outputs) {
-        if (written.meets(read)) {
-          invalid(message(function_, ": ", output, " overlaps ", input, ", expected memory of its own"));
-        }
-      }
+    constexpr Name kOutputs[] = {Name::out, Name::lse, Name::amax};
+    const auto spared_by_all = [&](const auto& input, const Range& read) {
+      for (const Name output : kOutputs) spared(output, input, read);
     };
-    operands(p_, [&](const char* name, const Operand& t, auto... sizes) {
-      const bool is_scale = std::string_view(name).ends_with("_scale");
-      if (is_scale) spared(name, range(t, sizes...));
-      if (std::string_view(name) != "amax" && !is_scale && outputs[2].second.meets(range(t, sizes...))) {
-        invalid(message(function_, ": amax overlaps ", name, ", expected memory of its own"));
-      }
-    });
-    const auto spare = [&](const char* name, const auto& member, int64_t outer, int64_t inner) {
-      spared(name, range(member, outer, inner));
+    for (const Name scale : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale}) {
+      spared_by_all(name(scale), memory[scale]);
+    }
+    for (const Name operand : {Name::q, Name::k, Name::v, Name::out, Name::lse}) {
+      spared(Name::amax, name(operand), memory[operand]);
+    }
+    const auto spare = [&](const char* table, const auto& member, int64_t outer, int64_t inner) {
+      spared_by_all(table, range(member, outer, inner));
     };
     length_tables(p_, spare);
     score_tensors(p_, spare);
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
       const UserArray& array = p_.arrays[i];
-      spared(message("mod_args[", i, "]"), range(array.data, array.count - 1, size_bytes(array.dtype)));
+      spared_by_all(FieldName{"mod_args", nullptr, i}, range(array.data, array.count - 1, size_bytes(array.dtype)));
     }
   }
 

@@ -201,7 +201,7 @@ TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
       << tessella_last_error();
   options.score_mod = "return 0.25f * score;";
   EXPECT_EQ(tessella_plan_run(plan, Tagged(args, options), nullptr, twin.stream()), TESSELLA_INVALID_ARGUMENT);
-  EXPECT_STREQ(tessella_last_error(), "plan_run: score_mod is another source than what the plan was made for");
+  EXPECT_STREQ(tessella_last_error(), "plan_run: score_mod is not the source that the plan was made for");
   EXPECT_EQ(twin.download(), "");
 
   options.score_mod = "return 0.5f * score;";
@@ -209,7 +209,7 @@ TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
   const tessella_forward_args odd_args = odd_twin.args(odd.args(), true);
   EXPECT_EQ(tessella_plan_run(plan, Tagged(odd_args, options), nullptr, odd_twin.stream()), TESSELLA_INVALID_ARGUMENT);
   EXPECT_STREQ(tessella_last_error(),
-               "plan_run: q, k and v are aligned to 2 bytes, expected 16, as the plan was made for");
+               "plan_run: q.alignment is 2, expected at least 16, as the plan was made for");
   tessella_plan_free(plan);
 }
 
