@@ -208,8 +208,7 @@ TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
   GpuTwin odd_twin(odd.blocks(), false);
   const tessella_forward_args odd_args = odd_twin.args(odd.args(), true);
   EXPECT_EQ(tessella_plan_run(plan, Tagged(odd_args, options), nullptr, odd_twin.stream()), TESSELLA_INVALID_ARGUMENT);
-  EXPECT_STREQ(tessella_last_error(),
-               "plan_run: q.alignment is 2, expected at least 16, as the plan was made for");
+  EXPECT_STREQ(tessella_last_error(), "plan_run: q.alignment is 2, expected at least 16, as the plan was made for");
   tessella_plan_free(plan);
 }
 
