@@ -34,26 +34,25 @@ std::string shown(const Value& value) {
   }
 }
 
-// What the shape says beyond its defaults, as "batch=2 seqlen_q=4096 ...".
+// Operation, device, lengths, and what else is not as by default: "operation=forward device=cpu batch=2 ...".
 template <typename S>
 std::string shown_fields(const S& shape) {
   std::ostringstream text;
   const S defaults;
   fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
     const auto& value = std::invoke(get, shape);
-    const bool is_plain = fit == Fit::hint || fit == Fit::at_least || std::string_view(field.owner) == "features";
-    if (is_plain || (value == std::invoke(get, defaults) && fit != Fit::at_most)) return;
-    text << field << '=' << shown(value) << ' ';
+    const std::string_view owner = field.owner;
+    const bool is_always = owner == "operation" || owner == "device" || fit == Fit::at_most;
+    const bool is_never = fit == Fit::hint || fit == Fit::at_least || owner == "features";
+    if (is_never || (value == std::invoke(get, defaults) && !is_always)) return;
+    text << (text.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
   });
   return text.str();
 }
 
 std::string explain(const Plan& plan, std::string_view forced) {
   std::string text = std::visit(
-      [](const auto& shape) {
-        return message("operation=", name(shape.operation), " device=", name(shape.device), " ", shown_fields(shape),
-                       "\nfeatures: ", names(shape.features), "\n");
-      },
+      [](const auto& shape) { return message(shown_fields(shape), "\nfeatures: ", names(shape.features), "\n"); },
       plan.shape);
   text += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
                   forced.empty() ? "" : ", named by the caller", "\n");
