@@ -12,6 +12,7 @@
 #include "api/merge.hpp"
 #include "api/normalize.hpp"
 #include "api/plan_cache.hpp"
+#include "api/run.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -105,7 +106,8 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
 template <typename Args, typename Options>
 void run_call(const Args* args, const Options& options, void* stream, const char* function) {
   const auto arguments = api::read(args, options, function, stream);
-  const auto plan = api::cached_plan(core::shape(&arguments), api::forced_kernel(options.kernel), function);
+  const auto plan =
+      api::cached_plan(core::shape(&arguments), api::forced_kernel(options.kernel, arguments.operation), function);
   api::run(*plan, &arguments, nullptr, options.allocator, stream, function);
 }
 
@@ -141,7 +143,7 @@ tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** pl
       const auto arguments = api::read(args, options, "plan_make", nullptr, api::Memory::none);
       const auto shape = api::bounds(arguments, options);
       core::validate_sizes(shape, "plan_make");
-      core::Plan made = api::make_plan(shape, api::forced_kernel(options.kernel), "plan_make");
+      core::Plan made = api::make_plan(shape, api::forced_kernel(options.kernel, arguments.operation), "plan_make");
       std::string kernel(made.kernel->name);
       *plan = new tessella_plan{std::move(made), std::move(kernel)};
     });
@@ -257,7 +259,11 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
     core::Cost counted;
     with_structs(call, "kernel_cost_of", [&](const auto* args, const auto& options) {
       const auto arguments = api::read(args, options, "kernel_cost_of", nullptr, api::Memory::none);
-      if (kernel.cost == nullptr || kernel.device != arguments.device.type || kernel.operation != arguments.operation) {
+      if (kernel.operation != arguments.operation) {
+        core::unsupported(core::message("kernel_cost_of: ", kernel.name, " computes ", name(kernel.operation), ", not ",
+                                        name(arguments.operation)));
+      }
+      if (kernel.cost == nullptr || kernel.device != arguments.device.type) {
         core::unsupported(core::message("kernel_cost_of: ", kernel.name,
                                         " does not count its passes and bytes of a call on ", place(arguments.device)));
       }

@@ -1,11 +1,7 @@
-// forward: the user's structs -> arguments -> plan -> run, and the check of its results.
+// forward: the user's structs -> arguments, and the check of its results.
 #pragma once
 
-#include <memory>
-#include <string_view>
-
 #include "api/normalize.hpp"
-#include "core/plan.hpp"
 #include "reference/check.hpp"
 #include "tessella/tessella.h"
 
@@ -15,14 +11,8 @@ namespace tessella::api {
 core::AttentionArguments read(const tessella_forward_args* args, const tessella_attention_options& options,
                               const char* function, void* stream, Memory memory = Memory::written);
 
-// The name the options or the environment force, or "".
-std::string_view forced_kernel(const char* kernel);
-
 // The shape of a call with the bounds of the options where larger.
 core::AttentionShape bounds(const core::AttentionShape& shape, const tessella_attention_options& options);
-
-void run(const core::Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
-         const tessella_allocator* allocator, void* stream, const char* function);
 
 // Of results on a GPU too, once all its streams are done.
 reference::CheckReport check(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);

@@ -158,6 +158,15 @@ core::MergeShape bounds(const core::MergeShape& shape, const tessella_merge_opti
 }
 
 reference::CheckReport check(const MergeArguments& arguments, int64_t num_rows, uint64_t seed) {
+  for (int32_t i = 0; i < arguments.num_states; ++i) {
+    const auto& state = arguments.given[static_cast<size_t>(i)];
+    for (const auto& [name, given, result] :
+         {std::tuple{"out", &state.out, &arguments.result.out}, std::tuple{"lse", &state.lse, &arguments.result.lse}}) {
+      if (given->data == nullptr || given->data != result->data) continue;
+      core::invalid(core::message("check: ", name, " is that of state ", i,
+                                  ", expected memory of its own: the merge has written over what it read"));
+    }
+  }
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_merge(arguments, num_rows, seed);
   cuda::synchronize(arguments.device);
   return reference::check_merge(MergeHostCopy(arguments, nullptr).arguments(), num_rows, seed);

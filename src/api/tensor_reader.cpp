@@ -83,7 +83,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     if (stride < 0) {
       invalid(message(function_, ": ", name, ".strides[", i, "] is ", tensor.strides[i], ", expected at least 0"));
     }
-    if (length > 1 && stride * bits % 8 != 0 && !(i == view.ndim - 1 && stride == 1)) {
+    if (length > 1 && (stride % 8) * bits % 8 != 0 && !(i == view.ndim - 1 && stride == 1)) {
       invalid(message(function_, ": ", name, ".strides[", i, "] is ", stride, ", expected an even one for ",
                       core::name(view.dtype), ", which has two elements a byte"));
     }

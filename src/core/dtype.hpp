@@ -29,7 +29,9 @@ constexpr int64_t size_bits(DType dtype) {
 
 // Of a dtype whose elements are whole bytes; i4 has two a byte and is not asked.
 constexpr int64_t size_bytes(DType dtype) { return size_bits(dtype) / 8; }
-constexpr int64_t bytes_of(DType dtype, int64_t elements) { return (elements * size_bits(dtype) + 7) / 8; }
+constexpr int64_t bytes_of(DType dtype, int64_t elements) {
+  return dtype == DType::i4 ? (elements + 1) / 2 : elements * size_bytes(dtype);
+}
 
 constexpr const char* name(DType dtype) {
   switch (dtype) {

@@ -12,7 +12,7 @@
 
 namespace tessella::core {
 
-// Name of the kernel every call must use that names none; "" = automatic.
+// Name of the kernel that every call of its operation must use that names none; "" = automatic.
 inline std::string_view environment_kernel() {
   const char* value = std::getenv("TESSELLA_KERNEL");
   return value == nullptr ? std::string_view() : std::string_view(value);

@@ -20,7 +20,8 @@ namespace tessella::core {
 
 struct OperandShape {
   DType dtype = DType::none;  // none: absent
-  int32_t alignment = 1;      // GPU: bytes, a power of two up to 16, that divide its address and its strides
+  int32_t alignment = 1;      // GPU, of what decides how it is loaded: bytes, a power of two up to 16, that divide its
+                              // address and its strides
   bool operator==(const OperandShape&) const = default;
 };
 

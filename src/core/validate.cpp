@@ -171,6 +171,8 @@ class Validator {
     };
     length_tables(p_, spare);
     score_tensors(p_, spare);
+    spared_by_all("seed", range(p_.seed_data, 0, sizeof(int64_t)));
+    spared_by_all("offset", range(p_.offset_data, 0, sizeof(int64_t)));
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
       const UserArray& array = p_.arrays[i];
       spared_by_all(FieldName{"mod_args", nullptr, i}, range(array.data, array.count - 1, size_bytes(array.dtype)));
@@ -196,6 +198,11 @@ void validate_sizes(const AttentionShape& p, const char* function) {
   }
   if (p.seqlen_kv > kMaxSeqlen) {
     unsupported(message(function, ": seqlen_kv is ", p.seqlen_kv, ", expected at most ", kMaxSeqlen));
+  }
+  for (const auto& [name, count] : {std::pair{"q", p.total_q}, std::pair{"k", p.total_kv}}) {
+    if (count > kMaxCount) {
+      unsupported(message(function, ": ", name, " has ", count, " rows, expected at most ", kMaxCount));
+    }
   }
   // In double, which cannot overflow: sizes of scratch are sums of such products with small factors.
   const double rows = static_cast<double>(p.batch) * static_cast<double>(std::max(p.seqlen_q, p.seqlen_kv));

@@ -1,5 +1,5 @@
-// Arguments of a forward kernel on a GPU: one struct, copied into the launch. The host fills it from a Problem.
-// Pointers are device memory. Strides count elements.
+// Arguments of a forward kernel on a GPU: one struct, copied into the launch. The host fills it from
+// AttentionArguments. Pointers are device memory. Strides count elements.
 #pragma once
 
 #include "portable/divisor.hpp"

@@ -46,7 +46,7 @@ constexpr const char* kText = R"(#pragma once
 struct Params { int32_t* to; int64_t count; };
 template <int N> __global__ void fill(const Params params) { params.to[threadIdx.x] = N; }
 )";
-Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_text = kText}; }
+Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_source = kText}; }
 
 class FakeDriverTest : public testing::Test {
  protected:

@@ -38,7 +38,7 @@ template <Config C> __global__ void count(const Params params) {
 Program trial(int factor) {
   return {.header = "user.hpp",
           .expression = "trial::count<trial::Config{.factor = " + std::to_string(factor) + "}>",
-          .user_text = kText};
+          .user_source = kText};
 }
 
 constexpr int kBlocks = 4;

@@ -15,7 +15,7 @@ cuda::Step step(const char* kernel, bool is_dependent, int64_t least_keys) {
   const std::string source{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   return {.program = {.header = "user.hpp",
                       .expression = std::string("tessella::toy::") + kernel + "<" + std::to_string(kThreads) + ">",
-                      .user_text = source},
+                      .user_source = source},
           .threads = kThreads,
           .is_dependent = is_dependent,
           .launch = [least_keys](const core::Shape&, const core::Arguments& call, const cuda::Concurrency&,

@@ -46,7 +46,7 @@ __global__ void fill(const Params params) {
 Program trial(int tile) {
   return {.header = "user.hpp",
           .expression = "trial::fill<trial::Config{.tile = " + std::to_string(tile) + ", .is_causal = true}>",
-          .user_text = kTrial};
+          .user_source = kTrial};
 }
 
 constexpr Target kTarget{.arch = 90, .arch_specific = true};
@@ -125,7 +125,7 @@ TEST_F(CubinStoreTest, CompilesPtx) {
 
 TEST_F(CubinStoreTest, ErrorCarriesTheCompilersLog) {
   Program program = trial(1);
-  program.user_text += "int broken() { return undeclared; }\n";
+  program.user_source += "int broken() { return undeclared; }\n";
   CubinStore mine = store();
   for (int i = 0; i < 2; ++i) {  // a failure is not remembered
     try {

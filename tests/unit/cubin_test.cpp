@@ -89,16 +89,16 @@ TEST(Target, IsReadAsItIsWritten) {
 }
 
 TEST(ProgramKey, DependsOnAllThatTheImageDoes) {
-  const Program program{.header = "portable/band.hpp", .expression = "f<1>", .user_text = "text"};
+  const Program program{.header = "portable/band.hpp", .expression = "f<1>", .user_source = "text"};
   const Target target{.arch = 90};
   const std::string key = program_key(program, target).hex();
   EXPECT_EQ(program_key(program, target).hex(), key);
   const auto differs = [&](const Program& other, const Target& other_target) {
     return program_key(other, other_target).hex() != key;
   };
-  EXPECT_TRUE(differs({.header = "portable/dropout.hpp", .expression = "f<1>", .user_text = "text"}, target));
-  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<2>", .user_text = "text"}, target));
-  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<1>", .user_text = "texu"}, target));
+  EXPECT_TRUE(differs({.header = "portable/dropout.hpp", .expression = "f<1>", .user_source = "text"}, target));
+  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<2>", .user_source = "text"}, target));
+  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<1>", .user_source = "texu"}, target));
   EXPECT_TRUE(differs(program, {.arch = 80}));
   EXPECT_TRUE(differs(program, {.arch = 90, .arch_specific = true}));
   EXPECT_TRUE(differs(program, {.arch = 90, .ptx = true}));
@@ -116,7 +116,7 @@ TEST(DeviceSources, AreReachedThroughIncludes) {
   EXPECT_TRUE(has(headers, "portable/band.hpp"));
   EXPECT_TRUE(has(headers, "portable/integers.hpp"));
   EXPECT_FALSE(has(headers, "portable/dropout.hpp"));
-  EXPECT_TRUE(has(headers_of({.header = "user.hpp", .user_text = "#include \"portable/dropout.hpp\"\n"}),
+  EXPECT_TRUE(has(headers_of({.header = "user.hpp", .user_source = "#include \"portable/dropout.hpp\"\n"}),
                   "portable/dropout.hpp"));
 }
 

@@ -121,15 +121,15 @@ TEST(ForwardSm80Config, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
 
 TEST(ForwardSm80Config, ATextAloneMayHaveLongerTiles) {
   const ForwardSm80Config text = config(problem(DType::bf16, 128, 128, Feature::score_mod));
-  ASSERT_TRUE(for_small_text(text, 90));
+  ASSERT_TRUE(for_small_source(text, 90));
   EXPECT_EQ(text.tile_kv, 48);
-  EXPECT_EQ(for_small_text(text, 90)->tile_kv, 64);
-  EXPECT_EQ(for_small_text(text, 90)->tile_q, text.tile_q);
-  EXPECT_FALSE(for_small_text(text, 89)) << "registers hold what a warp has in common";
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 128, 128, Feature::score_mod | Feature::bias)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::f32, 128, 128, Feature::score_mod)), 90));
-  EXPECT_FALSE(for_small_text(config(problem(DType::bf16, 64, 64, Feature::score_mod)), 90));
+  EXPECT_EQ(for_small_source(text, 90)->tile_kv, 64);
+  EXPECT_EQ(for_small_source(text, 90)->tile_q, text.tile_q);
+  EXPECT_FALSE(for_small_source(text, 89)) << "registers hold what a warp has in common";
+  EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 128, 128)), 90));
+  EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 128, 128, Feature::score_mod | Feature::bias)), 90));
+  EXPECT_FALSE(for_small_source(config(problem(DType::f32, 128, 128, Feature::score_mod)), 90));
+  EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 64, 64, Feature::score_mod)), 90));
 }
 
 TEST(ForwardSm80Config, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {

@@ -17,13 +17,13 @@ using namespace tessella::cuda;
 using core::Feature;
 
 TEST(UserText, IsTheSameForCallsWithoutText) {
-  EXPECT_EQ(user_text(), user_text("", ""));
-  EXPECT_NE(user_text().find("{ return score; }"), std::string::npos);
-  EXPECT_NE(user_text().find("{ return true; }"), std::string::npos);
+  EXPECT_EQ(user_source(), user_source("", ""));
+  EXPECT_NE(user_source().find("{ return score; }"), std::string::npos);
+  EXPECT_NE(user_source().find("{ return true; }"), std::string::npos);
 }
 
 TEST(UserText, CountsItsOwnLines) {
-  const std::string text = user_text("return score;  // the end", "return k <= q;");
+  const std::string text = user_source("return score;  // the end", "return k <= q;");
   EXPECT_NE(text.find("#line 1 \"score_mod\"\nreturn score;  // the end\n"), std::string::npos) << text;
   EXPECT_NE(text.find("#line 1 \"mask_mod\"\nreturn k <= q;\n"), std::string::npos) << text;
 }
@@ -81,10 +81,10 @@ TEST_F(Modification, AlibiIsSmall) {
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
   p.features |= Feature::score_mod;
-  const auto longer = for_small_text(forward_sm80_config(p, typical_device(90)), 90);
+  const auto longer = for_small_source(forward_sm80_config(p, typical_device(90)), 90);
   ASSERT_TRUE(longer);
   for (const char* distance : {"q - k", "q_minus_k", "float(q) - float(k)"}) {
-    const std::string text = user_text("return score - arrays.f32(0)[h] * fabsf(" + std::string(distance) + ");", "");
+    const std::string text = user_source("return score - arrays.f32(0)[h] * fabsf(" + std::string(distance) + ");", "");
     EXPECT_EQ(store.get(forward_sm80_program(*longer, text), {.arch = 90})->resources.stack_bytes, 0) << distance;
   }
 }

@@ -31,9 +31,9 @@ std::string main_text(const Program& program) {
 }
 
 std::vector<DeviceSource> headers_of(const Program& program) {
-  std::vector<DeviceSource> headers{{kUser, program.user_text}};
+  std::vector<DeviceSource> headers{{kUser, program.user_source}};
   std::vector<std::string_view> wanted{kPrelude, program.header};
-  for (const std::string_view name : included_names(program.user_text)) wanted.push_back(name);
+  for (const std::string_view name : included_names(program.user_source)) wanted.push_back(name);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const auto has_name = [&](const DeviceSource& source) { return source.name == wanted[i]; };
     if (std::ranges::any_of(headers, has_name)) continue;

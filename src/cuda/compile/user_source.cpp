@@ -16,7 +16,7 @@ bool is_of_identifier(char c) {
 
 }  // namespace
 
-std::string user_text(std::string_view score_mod, std::string_view mask_mod) {
+std::string user_source(std::string_view score_mod, std::string_view mask_mod) {
   return "#pragma once\n#include \"cuda/device/score/arrays.hpp\"\nnamespace tessella::device::user {\n" +
          function(
              "__device__ __forceinline__ float score_mod(float score, int b, int h, int q, int k, float q_minus_k, "

@@ -8,7 +8,7 @@ namespace tessella::cuda {
 
 // Defines user::score_mod and user::mask_mod, with a body that changes nothing where a source is empty. Compilers'
 // messages name the sources "score_mod" and "mask_mod" and count their own lines.
-std::string user_text(std::string_view score_mod = {}, std::string_view mask_mod = {});
+std::string user_source(std::string_view score_mod = {}, std::string_view mask_mod = {});
 
 // May the text name this identifier? Yes where in doubt: in comments, and where macros or escapes could spell it.
 bool may_mention(std::string_view text, std::string_view identifier);

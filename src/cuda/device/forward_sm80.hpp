@@ -33,7 +33,7 @@ struct ForwardSm80 : BlockSm80<C> {
   using Block::p, Block::place, Block::s_q, Block::thread, Block::lane, Block::warp_row, Block::s_k, Block::s_v,
       Block::first_q, Block::query, Block::bounds, Block::warp_tiles, Block::kRowsOfWarp, Block::kMBlocks,
       Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual,
-      Block::kIsSmallText;
+      Block::kIsSmallSource;
   using typename Block::TileQ, typename Block::TileK, typename Block::TileV, typename Block::Scores,
       typename Block::Score;
 
@@ -47,7 +47,7 @@ struct ForwardSm80 : BlockSm80<C> {
 
   // For registers, as BlockSm80's.
   static constexpr bool kLimitsShared =  // of the warp, read each time
-      C.score.mask == MaskLevel::band && !C.score.softcap && !kIsSmallText && !kIsUsual;
+      C.score.mask == MaskLevel::band && !C.score.softcap && !kIsSmallSource && !kIsUsual;
   static constexpr bool kKeepsSource = kIsUsual && kMBlocks * (kBlocks + kBlocksV) * 4 <= 160;
 
   template <class Meanwhile>
@@ -95,7 +95,7 @@ struct ForwardSm80 : BlockSm80<C> {
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if ((C.score.bias || (C.score.score_mod && !kIsSmallText)) && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.score.bias || (C.score.score_mod && !kIsSmallSource)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
   // Softcap, bias, ALiBi and the caller's score modification.
@@ -103,7 +103,7 @@ struct ForwardSm80 : BlockSm80<C> {
     if constexpr (Score::kHasSeries) {
 #pragma unroll
       for (int m = 0; m < kMBlocks; ++m) cap(score, s[m]);
-    } else if constexpr (kIsSmallText) {
+    } else if constexpr (kIsSmallSource) {
       const Score of_tile = score_of_place();  // not the loop's: a register less
       if (!C.score.batch_invariant && is_within(of_tile, tile)) {
         modify_each<true>(s, of_tile, tile);

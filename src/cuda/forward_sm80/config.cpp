@@ -54,16 +54,17 @@ struct LongestTile {
   int32_t tile_kv;
 };
 constexpr int kAnyWeight = std::numeric_limits<int>::max();
+constexpr int64_t kAnyDim = std::numeric_limits<int64_t>::max();  // costs are asked of calls that no kernel takes
 constexpr std::array kLongestTiles = {
-    LongestTile{true, 64, 0, false, 48},             // registers: operands are split in two
-    LongestTile{true, 128, 0, false, 32},            // registers, beside wider accumulators
-    LongestTile{true, 512, kAnyWeight, false, 16},   // registers: nothing is left for features
-    LongestTile{false, 64, 0, false, 128},           // a bit for each of a lane's keys of a row: 128 at most
-    LongestTile{false, 64, 4, true, 96},             // registers, as in the rows below
-    LongestTile{false, 256, 4, false, 64},           // registers for a few features; plain wide rows: shared memory
-    LongestTile{false, 256, kAnyWeight, false, 32},  // registers for many features
-    LongestTile{false, 512, 0, false, 32},           // registers: slices of 256 columns
-    LongestTile{false, 512, kAnyWeight, false, 16},  // the same with features
+    LongestTile{true, 64, 0, false, 48},                 // registers: operands are split in two
+    LongestTile{true, 128, 0, false, 32},                // registers, beside wider accumulators
+    LongestTile{true, kAnyDim, kAnyWeight, false, 16},   // registers: nothing is left for features
+    LongestTile{false, 64, 0, false, 128},               // a bit for each of a lane's keys of a row: 128 at most
+    LongestTile{false, 64, 4, true, 96},                 // registers, as in the rows below
+    LongestTile{false, 256, 4, false, 64},               // registers for a few features; plain wide rows: shared memory
+    LongestTile{false, 256, kAnyWeight, false, 32},      // registers for many features
+    LongestTile{false, kAnyDim, 0, false, 32},           // registers: slices of 256 columns
+    LongestTile{false, kAnyDim, kAnyWeight, false, 16},  // the same with features
 };
 
 int32_t longest_tile(const ForwardSm80Config& c, int64_t dim, int arch) {
@@ -121,17 +122,17 @@ ForwardSm80Config forward_sm80_config(const core::AttentionShape& p, const Devic
   return c;
 }
 
-std::optional<ForwardSm80Config> for_small_text(const ForwardSm80Config& config, int arch) {
+std::optional<ForwardSm80Config> for_small_source(const ForwardSm80Config& config, int arch) {
   if (!config.score.score_mod || weight(config) > 2 || config.tile_kv != 48 || arch < 90) return std::nullopt;
   ForwardSm80Config longer = config;
   longer.tile_kv = 64;
   return longer;
 }
 
-Program forward_sm80_program(const ForwardSm80Config& config, const std::string& user_text) {
+Program forward_sm80_program(const ForwardSm80Config& config, const std::string& user_source) {
   return {.header = "cuda/device/forward_sm80.hpp",
           .expression = expression("forward_sm80", "ForwardSm80Config", config),
-          .user_text = user_text};
+          .user_source = user_source};
 }
 
 DeviceInfo typical_device(int arch) {

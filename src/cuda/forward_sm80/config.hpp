@@ -16,9 +16,9 @@ namespace tessella::cuda {
 portable::ForwardSm80Config forward_sm80_config(const core::AttentionShape& shape, const DeviceInfo& device);
 // The same with more keys a tile, for a score modification that leaves the registers, which only compiling it tells.
 // None where the call has no score modification or more beside it.
-std::optional<portable::ForwardSm80Config> for_small_text(const portable::ForwardSm80Config& config, int arch);
+std::optional<portable::ForwardSm80Config> for_small_source(const portable::ForwardSm80Config& config, int arch);
 
-Program forward_sm80_program(const portable::ForwardSm80Config& config, const std::string& user_text);
+Program forward_sm80_program(const portable::ForwardSm80Config& config, const std::string& user_source);
 
 // Registers a thread spends on the output and on the scores of a tile, and how many it may beside all else it holds.
 int accumulators(const portable::ForwardSm80Config& config);

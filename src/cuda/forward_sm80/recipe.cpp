@@ -18,7 +18,7 @@ std::string description(const core::AttentionShape& p, const ForwardSm80Config& 
                         const std::optional<ForwardSm80Config>& longer) {
   std::string text =
       message("tiles ", c.tile_q, " x ", c.tile_kv,
-              longer ? message(" (", longer->tile_kv, " if the text leaves the registers)") : "", ", ", c.num_warps,
+              longer ? message(" (", longer->tile_kv, " if score_mod leaves the registers)") : "", ", ", c.num_warps,
               c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v);
   if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
   return text +
@@ -48,8 +48,8 @@ Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const auto config = forward_sm80_config(bounds, device);
   if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};
   if (std::string reason = too_large(bounds, config); !reason.empty()) return {.refusal = reason};
-  const std::string user = user_text(bounds.score_mod, bounds.mask_mod);
-  const auto longer = for_small_text(config, device.arch);
+  const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
+  const auto longer = for_small_source(config, device.arch);
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},
                 .description = description(bounds, config, longer)};
   if (config.score.mask == portable::MaskLevel::bits) {

@@ -133,10 +133,10 @@ std::optional<ForwardSm90Config> in_pairs(const ForwardSm90Config& config, const
   return paired;
 }
 
-Program forward_sm90_program(const ForwardSm90Config& config, const std::string& user_text) {
+Program forward_sm90_program(const ForwardSm90Config& config, const std::string& user_source) {
   return {.header = "cuda/device/forward_sm90.hpp",
           .expression = expression("forward_sm90", "ForwardSm90Config", config),
-          .user_text = user_text,
+          .user_source = user_source,
           .arch_specific = true};
 }
 

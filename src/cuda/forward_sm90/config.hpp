@@ -17,6 +17,6 @@ portable::ForwardSm90Config forward_sm90_config(const core::AttentionShape& shap
 std::optional<portable::ForwardSm90Config> in_pairs(const portable::ForwardSm90Config& config,
                                                     const core::AttentionShape& shape);
 
-Program forward_sm90_program(const portable::ForwardSm90Config& config, const std::string& user_text);
+Program forward_sm90_program(const portable::ForwardSm90Config& config, const std::string& user_source);
 
 }  // namespace tessella::cuda

@@ -60,8 +60,9 @@ std::string description(const core::AttentionShape& p, const ForwardSm90Config& 
 
 // Whether a call's tiles are taken in pairs. A plan whose calls may be has a kernel for those that are and one for the
 // others.
-bool takes_pairs(const core::AttentionShape& p, const ForwardSm90Config& config, const TileMap& map) {
-  return map.tiles_q % 2 == 0 && in_pairs(config, p).has_value();
+bool takes_pairs(const core::AttentionShape& p, const ForwardSm90Config& config, const TileMap& map,
+                 const Concurrency& at_once) {
+  return at_once.holds_clusters && map.tiles_q % 2 == 0 && in_pairs(config, p).has_value();
 }
 
 portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm90Config& config,
@@ -89,7 +90,7 @@ Step forward_step(const ForwardSm90Config& config, const std::string& user) {
                              const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
-            if (!has_rows(arguments, map) || takes_pairs(arguments, config, map) != (config.cluster > 1)) {
+            if (!has_rows(arguments, map) || takes_pairs(arguments, config, map, at_once) != (config.cluster > 1)) {
               return std::nullopt;
             }
             const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
@@ -109,7 +110,7 @@ Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm90_config(bounds);
   if (std::string reason = refusal(bounds, config, device); !reason.empty()) return {.refusal = reason};
-  const std::string user = user_text(bounds.score_mod, bounds.mask_mod);
+  const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(bounds, config)};
   if (config.score.mask == MaskLevel::bits) {
     recipe.steps.push_back(classify_step(

@@ -24,10 +24,10 @@ portable::LadderConfig ladder_config(const core::AttentionShape& p, const Device
 }
 
 Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,
-                       const std::string& user_text) {
+                       const std::string& user_source) {
   return {.header = core::message("cuda/device/ladder/", file),
           .expression = expression(kernel, "LadderConfig", config),
-          .user_text = user_text};
+          .user_source = user_source};
 }
 
 }  // namespace tessella::cuda

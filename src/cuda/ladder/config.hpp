@@ -15,6 +15,6 @@ portable::LadderConfig ladder_config(const core::AttentionShape& shape, const De
 
 // One of the kernels in device/ladder/.
 Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,
-                       const std::string& user_text);
+                       const std::string& user_source);
 
 }  // namespace tessella::cuda

@@ -58,7 +58,7 @@ Recipe ladder_recipe(const core::AttentionShape& bounds, const DeviceInfo& devic
   Recipe recipe{.workspace = {.scratch_bytes = static_cast<int64_t>(bytes(bounds, c))},
                 .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
                                        c.num_warps == 1 ? " warp" : " warps")};
-  const std::string user = user_text(bounds.score_mod, bounds.mask_mod);
+  const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   for (const Kernel& kernel : kernels) recipe.steps.push_back(step_of(file, kernel, c, user));
   return recipe;
 }

@@ -9,20 +9,20 @@
 namespace tessella::cuda {
 namespace {
 
-Program classify_program(const ForwardTiles& tiles, const std::string& user_text) {
+Program classify_program(const ForwardTiles& tiles, const std::string& user_source) {
   return {.header = "cuda/device/score/mask.hpp",
           .expression = expression("classify_tiles", "ClassifyConfig",
                                    portable::classify_config(tiles.score, tiles.tile_q, tiles.tile_kv)),
-          .user_text = user_text};
+          .user_source = user_source};
 }
 
 }  // namespace
 
-Step classify_step(const ForwardTiles& tiles, const std::string& user_text,
+Step classify_step(const ForwardTiles& tiles, const std::string& user_source,
                    std::function<portable::ForwardParams(const core::AttentionArguments&, const TileMap&,
                                                          const core::Workspace&, const Concurrency&)>
                        params) {
-  return {.program = classify_program(tiles, user_text),
+  return {.program = classify_program(tiles, user_source),
           .threads = portable::kClassifyWarps * 32,
           .launch = [tiles, params = std::move(params)](const core::Shape&, const core::Arguments& call,
                                                         const Concurrency& at_once,

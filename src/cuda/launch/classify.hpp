@@ -13,7 +13,7 @@
 namespace tessella::cuda {
 
 // tiles: of the kernel. params: what the kernel is given, of the call's map.
-Step classify_step(const ForwardTiles& tiles, const std::string& user_text,
+Step classify_step(const ForwardTiles& tiles, const std::string& user_source,
                    std::function<portable::ForwardParams(const core::AttentionArguments& arguments, const TileMap& map,
                                                          const core::Workspace& workspace, const Concurrency& at_once)>
                        params);

@@ -53,10 +53,6 @@ bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig
 
 }  // namespace
 
-Concurrency concurrency(int32_t blocks_per_sm, const DeviceInfo& device) {
-  return {.blocks = int64_t{device.num_sms} * blocks_per_sm, .l2_bytes = device.l2_bytes};
-}
-
 std::string lacks(const core::AttentionShape& p, int32_t shared_bytes, const DeviceInfo& device) {
   if (shared_bytes > device.shared_bytes_per_block) {
     return core::message("needs ", shared_bytes, " bytes of shared memory, and the GPU has ",

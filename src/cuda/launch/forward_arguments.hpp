@@ -1,4 +1,4 @@
-// What forward kernels on a GPU are launched with, out of a Problem.
+// What forward kernels on a GPU are launched with, out of a call's arguments.
 #pragma once
 
 #include <string>
@@ -12,9 +12,6 @@
 #include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {
-
-// Of forward_sm80 and the ladder's kernels.
-Concurrency concurrency(int32_t blocks_per_sm, const DeviceInfo& device);
 
 // map_data: of map.bytes(), in the GPU's memory.
 portable::ForwardParams forward_params(const core::AttentionArguments& arguments, const ForwardTiles& tiles,

@@ -57,7 +57,7 @@ struct Step {
   unsigned threads = 1;       // of a block
   unsigned cluster = 1;       // blocks of a cluster, along the grid's first axis
   int shared_bytes = 0;       // dynamic, of a block
-  int blocks_per_sm = 1;      // resident at once, as the kernel's launch bounds say
+  int blocks_per_sm = 1;      // resident at once, by the kernel's launch bounds where it has some
   bool is_dependent = false;  // may start before the step before it ends (programmatic stream serialisation)
 
   // bounds: of the plan. arguments: of the run. at_once: this step's blocks that the GPU holds. Nothing leaves the step

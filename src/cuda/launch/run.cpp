@@ -32,9 +32,9 @@ const Step& without_spills(const Step& step, int arch) {
 PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
   PreparedStep prepared = {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
   if (step.cluster > 1) {
-    // At least one: that none fits is then the driver's error when it is launched.
-    const int clusters = std::max(prepared.kernel->resident_clusters(step.cluster, step.threads), 1);
+    const int clusters = prepared.kernel->resident_clusters(step.cluster, step.threads);
     prepared.at_once.blocks = int64_t{clusters} * step.cluster;
+    prepared.at_once.holds_clusters = clusters > 0;
   }
   return prepared;
 }
@@ -71,6 +71,9 @@ std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bou
   for (const Step& step : recipe.steps) {
     prepared->steps.push_back(prepare_step(without_spills(step, device.arch), bounds, device));
   }
+  const bool holds_clusters =
+      std::ranges::all_of(prepared->steps, [](const PreparedStep& step) { return step.at_once.holds_clusters; });
+  for (PreparedStep& step : prepared->steps) step.at_once.holds_clusters = holds_clusters;
   return prepared;
 }
 

@@ -16,7 +16,7 @@ struct KernelRow {
   std::string_view name;
   core::Operation operation = core::Operation::forward;
   std::string_view summary;
-  std::string_view architectures;  // "sm_90a", "sm_80 and later"
+  std::string_view architectures;  // "sm_90a", "sm_80+"
   // Why such a GPU runs none of its calls, or "". Null: every GPU from Ampere on runs them.
   std::string (*unavailable)(const DeviceInfo& device) = nullptr;
   uint32_t dtypes = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "core/message.hpp"
 #include "cuda/merge/config.hpp"
@@ -35,7 +34,7 @@ int64_t scratch_bytes(const core::MergeShape& p) {
   return p.batch * p.seqlen * p.heads * (p.head_dim + 1) * static_cast<int64_t>(sizeof(float));
 }
 
-// Threads of a row: a power of two, at most those of a warp, no more than it has pieces.
+// Threads of a row: a power of two, as many as it has pieces or the next more, at most those of a warp.
 int32_t log2_lanes(const MergeConfig& c, int64_t head_dim) {
   const int64_t pieces = (head_dim + portable::piece(c) - 1) / portable::piece(c);
   return std::countr_zero(static_cast<uint64_t>(std::min<int64_t>(std::bit_ceil(static_cast<uint64_t>(pieces)), 32)));

@@ -183,7 +183,7 @@ struct BlockSm80 : WarpTiles<C> {
   // (tests/gpu/kernel_matrix_test.cpp).
   static constexpr bool kIsUsual = Score::kIsPlain && C.score.mask == MaskLevel::band && C.vector_loads &&
                                    C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
-  static constexpr bool kIsSmallText =  // for_small_text() of cuda/forward_sm80/config.hpp
+  static constexpr bool kIsSmallSource =  // for_small_source() of cuda/forward_sm80/config.hpp
       C.score.score_mod && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
   static constexpr bool kIsHeavy = C.score.bias || C.score.dropout;
   static constexpr bool kIsWideOrOdd = C.head_dim_qk % 64 != 0 || C.head_dim_v > 128;
@@ -194,7 +194,7 @@ struct BlockSm80 : WarpTiles<C> {
   // loop over keys.
   static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
   static constexpr bool kKeepsPlaces =  // of copies in shared memory
-      C.score.mask == MaskLevel::band && (!C.score.score_mod || kIsSmallText) && (!kIsHeavy || kIsWideOrOdd);
+      C.score.mask == MaskLevel::band && (!C.score.score_mod || kIsSmallSource) && (!kIsHeavy || kIsWideOrOdd);
 
   // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
   template <class Tile, int Rows, bool Paged, class IsThere>

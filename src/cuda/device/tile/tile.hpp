@@ -37,7 +37,7 @@ struct Tile {
   }
 };
 
-// Rows [first, first + Rows) of a head (device/rows.hpp), copied by Threads threads. Rows that are not there and
+// Rows [first, first + Rows) of a head (device/tile/rows.hpp), copied by Threads threads. Rows that are not there and
 // columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: rows whose addresses
 // take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one, which the
 // assembler then keeps in a register. Of paged rows lanes find some for each other: whole warps copy, `thread` counted

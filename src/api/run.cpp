@@ -1,0 +1,73 @@
+#include "api/run.hpp"
+
+#include <string>
+
+#include "api/arena.hpp"
+#include "api/kernel_tables.hpp"
+#include "core/cancel.hpp"
+#include "core/environment.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+
+namespace tessella::api {
+
+using core::invalid;
+using core::message;
+using core::Plan;
+
+std::string_view forced_kernel(const char* kernel, core::Operation operation) {
+  if (kernel != nullptr) return kernel;
+  const std::string_view name = core::environment_kernel();
+  if (name.empty()) return "";
+  for (const core::KernelTable& table : kernel_tables()) {
+    for (const core::Kernel& entry : table) {
+      if (entry.name == name) return entry.operation == operation ? name : "";
+    }
+  }
+  return name;  // of no kernel: choose() says so
+}
+
+namespace {
+
+const int32_t* cancel_flag(const core::Arguments& arguments) {
+  return std::visit([](const auto* a) { return a->cancel; }, arguments);
+}
+
+void run_kernel(const Plan& plan, const core::Arguments& arguments, core::Workspace workspace, void* stream,
+                const char* function) {
+  try {
+    plan.kernel->run(arguments, plan, workspace, stream);
+  } catch (const core::Cancelled&) {
+    throw core::Error(core::ErrorCode::cancelled,
+                      message(function, ": the call was cancelled; its outputs hold no result"));
+  }
+}
+
+}  // namespace
+
+void run(const Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
+         const tessella_allocator* allocator, void* stream, const char* function) {
+  if (core::is_cancelled(cancel_flag(arguments))) {
+    throw core::Error(core::ErrorCode::cancelled,
+                      message(function, ": the call was cancelled before it began; nothing was touched"));
+  }
+  if (workspace == nullptr) {
+    const RunMemory memory(plan.workspace, core::device(plan.shape), allocator, stream, function);
+    run_kernel(plan, arguments, memory.workspace(), stream, function);
+    return;
+  }
+  const auto holds = [&](const char* what, const void* data, size_t got, int64_t expected) {
+    if (expected == 0) return;
+    if (data == nullptr || got < static_cast<size_t>(expected)) {
+      invalid(message(function, ": workspace.", what, " has ", data == nullptr ? 0 : got, " bytes, expected ", expected));
+    }
+    if (reinterpret_cast<uintptr_t>(data) % 64 != 0) {
+      invalid(message(function, ": workspace.", what, " is not aligned, expected a multiple of 64 bytes"));
+    }
+  };
+  holds("state", workspace->state, workspace->state_bytes, plan.workspace.state_bytes);
+  holds("scratch", workspace->scratch, workspace->scratch_bytes, plan.workspace.scratch_bytes);
+  run_kernel(plan, arguments, {workspace->state, workspace->scratch}, stream, function);
+}
+
+}  // namespace tessella::api

@@ -1,0 +1,19 @@
+// Running a plan of any operation.
+#pragma once
+
+#include <string_view>
+
+#include "core/plan.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::api {
+
+// The name that the options force, or the environment where it names a kernel of this operation or none at all, or "".
+std::string_view forced_kernel(const char* kernel, core::Operation operation);
+
+// workspace: null: from the allocator, or the library's own. Throws Error(invalid_argument) naming `function` for one
+// that is too small or not aligned, Error(cancelled).
+void run(const core::Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
+         const tessella_allocator* allocator, void* stream, const char* function);
+
+}  // namespace tessella::api
