@@ -15,8 +15,8 @@ function(quick target)
 endfunction()
 
 # Parts by hand.
-foreach(part band cases compare cubin cubin_store driver_types dropout embedded float16 forward_arguments forward_config
-    forward_cost no_gpu nvrtc sequence softcap)
+foreach(part band cancelled_work cases compare cubin cubin_store driver_types dropout embedded fields float16
+    forward_arguments forward_config forward_cost no_gpu nvrtc sequence softcap)
   quick(${part}_test)
 endforeach()
 quick(user_source_test UserText) # its others compile device code
@@ -27,16 +27,19 @@ quick(ladder_test)
 quick(amx_refused_test)
 quick(forward_test "ForwardChoice|Kernels/Forward.(Plain|EachFeature|EmptySizes)/")
 quick(nan_test "Kernels/Nan.InOneVisibleKey/")
+quick(merge_test "Kernels/Merge.")
 
 # Kernels of the GPU, emulated, and what is queued for them.
 quick(emulator_test)
 quick(schedule_test)
 quick(emulated_forward_test "EmulatedSm90.Half|EmulatedSm80.Masks")
 quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")
+quick(emulated_merge_test)
+quick(emulated_toy_test)
 quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api dlpack plan refusal sharing)
+foreach(part api dlpack merge_api operands plan refusal sharing)
   quick(${part}_test)
 endforeach()

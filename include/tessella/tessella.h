@@ -217,9 +217,10 @@ typedef struct tessella_allocator {
  *
  * A call that computes a slice of a whole says with first_* where the slice begins: batch, head, query and key of its
  * first element; whole_heads_q says how many query heads the whole has, by which dropout counts. Dropout, ALiBi and
- * modifications then count from there, so that the slices together are the whole; masks and all tensors stay the
- * slice's own. Where first_query or first_key is not 0, ALiBi's distance is |first_query + i - first_key - j|. Only the
- * reference and the ladder compute slices yet.
+ * modifications then count from there; masks and all tensors stay the slice's own. ALiBi's distance is
+ * |first_query + i - first_key - j| where first_query or first_key is not 0, and the slice's own where both are: slices
+ * of queries are the whole's rows where the whole has as many queries as keys, and the first slice sees keys up to its
+ * last query. Only the reference and the ladder compute slices yet.
  *
  * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
  * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or

@@ -59,7 +59,8 @@ void run(const Plan& plan, const core::Arguments& arguments, const tessella_work
   const auto holds = [&](const char* what, const void* data, size_t got, int64_t expected) {
     if (expected == 0) return;
     if (data == nullptr || got < static_cast<size_t>(expected)) {
-      invalid(message(function, ": workspace.", what, " has ", data == nullptr ? 0 : got, " bytes, expected ", expected));
+      invalid(
+          message(function, ": workspace.", what, " has ", data == nullptr ? 0 : got, " bytes, expected ", expected));
     }
     if (reinterpret_cast<uintptr_t>(data) % 64 != 0) {
       invalid(message(function, ": workspace.", what, " is not aligned, expected a multiple of 64 bytes"));

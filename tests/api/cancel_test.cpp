@@ -81,8 +81,8 @@ TEST_P(Cancel, DuringACallItEnds) {
   const ts::ForwardArgs call = args();
   for (const int threads : {1, 3}) {
     std::string said = "before it began";
-    // On a busy machine the flag may be set before the call begins.
-    for (int tries = 0; tries < 50 && said.find("before it began") != said.npos; ++tries) {
+    // On a busy machine the flag may be set before the call begins, or after it ends.
+    for (int tries = 0; tries < 50 && (said == "not cancelled" || said.find("before it began") != said.npos); ++tries) {
       said = cancelled_later(call, {.num_threads = threads, .kernel = GetParam().name});
     }
     EXPECT_EQ(said, "forward: the call was cancelled; its outputs hold no result");

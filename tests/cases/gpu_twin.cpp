@@ -106,8 +106,8 @@ tessella_forward_args GpuTwin::args(const tessella_forward_args& host, bool show
   for (const cli::TensorMember member : cli::kTensorMembers) {
     if (host.*member != nullptr) args.*member = &tensors_.emplace_back(twin(*(host.*member), shows_device));
   }
-  for (int32_t i = 0; i < host.num_mod_args; ++i) score_args_.push_back(twin(host.mod_args[i], shows_device));
-  args.mod_args = score_args_.data();
+  for (int32_t i = 0; i < host.num_mod_args; ++i) mod_args_.push_back(twin(host.mod_args[i], shows_device));
+  args.mod_args = mod_args_.data();
   return args;
 }
 

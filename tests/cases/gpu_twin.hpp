@@ -60,7 +60,7 @@ class GpuTwin {
   std::vector<cli::GpuMemory> memories_;  // exact ones
   std::vector<std::byte> image_;          // of the thread's memory, as uploaded
   std::deque<tessella_tensor> tensors_;
-  std::vector<tessella_tensor> score_args_;
+  std::vector<tessella_tensor> mod_args_;
 };
 
 }  // namespace tessella::tests

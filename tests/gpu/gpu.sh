@@ -19,7 +19,7 @@ passed=0 failed=0 skipped=0
 
 program() {
   local at
-  for at in "$folder/$1" "$folder/tests/$1" "$folder/tests/cuda/$1"; do
+  for at in "$folder/$1" "$folder/tests/$1"; do
     [[ -x $at ]] && echo "$at" && return
   done
   echo "gpu.sh: $folder has no $1" >&2
@@ -44,7 +44,7 @@ gpu_tests() {
   local suite at
   for suite in api_test batch_invariant_test forward_test gpu_api_test gpu_launch_test gpu_test hostile_test merge_test nan_test \
     refusal_test sharing_test; do
-    at=$(program "$suite") || continue
+    at=$(program "$suite") || { echo "missing $suite"; continue; }
     "$at" --gtest_list_tests | awk -v at="$at" -v kernel="${KERNEL//./_}" '
       /^[^ ]/ { group = $1 }
       /^ / { name = group $1; if (name ~ (kernel ? kernel "$" : "/cuda_|Gpu")) print at, name }'

@@ -175,7 +175,7 @@ int run_line(const std::string& line) {
               : outcome.verdict == Verdict::refused ? "refused:"
                                                     : "0 passed, 1 failed",
               outcome.text.c_str());
-  return outcome.verdict == Verdict::failed ? 1 : 0;
+  return outcome.verdict == Verdict::passed ? 0 : 1;
 }
 
 // False for an option that is unknown or has no value it can use.

@@ -31,8 +31,18 @@ DTYPES = {
     "i32": d.I32,
     "int64": d.I64,
     "i64": d.I64,
+    "uint8": d.U8,
+    "u8": d.U8,
+    "int8": d.I8,
+    "i8": d.I8,
+    "int4": d.I4,
+    "i4": d.I4,
+    "float8_e4m3fn": d.F8E4M3FN,
+    "f8e4m3fn": d.F8E4M3FN,
+    "float8_e5m2": d.F8E5M2,
+    "f8e5m2": d.F8E5M2,
 }
-_KNOWN = "which is none of f64, f32, bf16, f16, bool, i32 and i64"
+_KNOWN = "which is none of f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn and f8e5m2"
 
 # data, dtype, ndim, device_type, device_id, shape and strides for each ndim, flags; the rest of the struct is zero.
 _LAYOUTS = [struct.Struct(f"Piiii{n}q{64 - 8 * n}x{n}q{64 - 8 * n}xQ24x") for n in range(9)]

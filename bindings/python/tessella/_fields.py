@@ -80,6 +80,12 @@ def _set_deterministic(fields: Fields, name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r}, expected True, False or 'auto'")
 
 
+def _set_query_class(fields: Fields, name: str, value: Any) -> None:
+    if value not in QUERY_CLASSES:
+        raise InvalidArgument(f"{name} is {value!r}, expected one of {', '.join(QUERY_CLASSES)}")
+    fields.set_option(name, QUERY_CLASSES.index(value))
+
+
 def _set_text(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, text(name, value))
 
@@ -104,6 +110,9 @@ def _set_dtype(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, dtype_of(name, value))
 
 
+# By their numbers in C.
+QUERY_CLASSES = ("automatic", "few", "many")
+
 _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "mask": _set_mask,
     "scale": _set_real,
@@ -120,6 +129,16 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "cu_seqlens_kv": _set_array,
     "leftpad_kv": _set_array,
     "page_table": _set_array,
+    "q_scale": _set_array,
+    "k_scale": _set_array,
+    "v_scale": _set_array,
+    "out_scale": _set_array,
+    "scale_block": _set_int64,
+    "first_batch": _set_int64,
+    "first_head": _set_int64,
+    "first_query": _set_int64,
+    "first_key": _set_int64,
+    "whole_heads_q": _set_int64,
     "max_seqlen_q": _set_int64,
     "max_seqlen_kv": _set_int64,
     "score_mod": _set_text,
@@ -133,6 +152,7 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "num_threads": _set_int32,
     "deterministic": _set_deterministic,
     "batch_invariant": _set_switch,
+    "query_class": _set_query_class,
     "check_device_values": _set_switch,
 }
 

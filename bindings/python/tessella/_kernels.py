@@ -18,6 +18,7 @@ class Kernel(NamedTuple):
     operation: str  # "forward" or "merge"
     summary: str
     device: str  # "cpu" or "cuda"
+    architectures: str  # what it is made for: "avx2", "sm_90a", "any"
     dtypes: tuple[str, ...]
     max_head_dim: int
     automatic: tuple[str, ...]  # dtypes for which it may be chosen unnamed; () = it runs only when named
@@ -45,6 +46,7 @@ def _described(kernel_idx: int) -> Kernel:
         operation=sentence("operation"),
         summary=sentence("summary"),
         device=sentence("device"),
+        architectures=sentence("architectures"),
         dtypes=words("dtypes"),
         max_head_dim=info.max_head_dim,
         automatic=words("automatic"),

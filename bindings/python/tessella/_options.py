@@ -29,6 +29,11 @@ class Options(TypedDict, total=False):
         sequence is row j % page_size of page page_table[b, j // page_size]; seqlen_kv is pages * page_size. Pages
         without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
         heads_kv, page_size, head_dim).
+    q_scale, k_scale, v_scale, out_scale: (batch or page, ceil(rows / scale_block), heads) float32, each axis 1 or full;
+        what 8-bit values are multiplied by, and out divided by. No kernel takes them yet.
+    scale_block: rows that share an entry of the scales; 0 = all.
+    first_batch, first_head, first_query, first_key: where the call's slice lies in a whole, for dropout, ALiBi and
+        modifications; whole_heads_q: query heads of that whole, 0 = those of q. Of the reference and the ladder so far.
     max_seqlen_q, max_seqlen_kv: bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes.
     score_mod: GPU, modifies scores; C++ source, the body of `float score_mod(float score, int b, int h, int q, int k,
         float q_minus_k, const Arrays& arrays)`. q_minus_k is q - k as a float, which is faster than a conversion.
@@ -46,6 +51,7 @@ class Options(TypedDict, total=False):
     deterministic: the same bits from run to run: True = required, False = not needed, None or "auto" = the library's
         choice. The forward always gives them.
     batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
+    query_class: beside batch_invariant, the class of kernels that may run: "automatic", "few" or "many" queries.
     check_device_values: GPU, waits for the stream and checks lengths there as on the CPU.
     """
 
@@ -64,6 +70,16 @@ class Options(TypedDict, total=False):
     cu_seqlens_kv: Any
     leftpad_kv: Any
     page_table: Any
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+    out_scale: Any
+    scale_block: int
+    first_batch: int
+    first_head: int
+    first_query: int
+    first_key: int
+    whole_heads_q: int
     max_seqlen_q: int
     max_seqlen_kv: int
     score_mod: str | None
@@ -77,4 +93,5 @@ class Options(TypedDict, total=False):
     num_threads: int
     deterministic: bool | Literal["auto"] | None
     batch_invariant: bool
+    query_class: Literal["automatic", "few", "many"]
     check_device_values: bool

@@ -38,7 +38,7 @@ struct Tensors {
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
   at::Tensor seed = {}, offset = {};
-  std::vector<at::Tensor> score_args = {};
+  std::vector<at::Tensor> mod_args = {};
 };
 
 namespace detail {
@@ -174,7 +174,7 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
                    .sink = detail::view(tensors.sink, "sink"),
                    .seed = detail::view(tensors.seed, "seed"),
                    .offset = detail::view(tensors.offset, "offset")};
-  for (const at::Tensor& array : tensors.score_args) args.score_args.push_back(detail::required(array, "score_args"));
+  for (const at::Tensor& array : tensors.mod_args) args.mod_args.push_back(detail::required(array, "mod_args"));
 
   at::Tensor out = tensors.out;
   if (!out.defined()) {
