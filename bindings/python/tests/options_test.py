@@ -77,6 +77,7 @@ CASES = {
     "deterministic, not needed": ({"deterministic": False}, {}),
     "deterministic by choice": ({"deterministic": "auto"}, {}),
     "batch_invariant": ({"batch_invariant": True}, {}),
+    "query_class": ({"batch_invariant": True, "query_class": "many"}, {}),
     "check_device_values": ({"check_device_values": False}, {}),
     "absent": ({"bias": None, "mask": None, "scale": None, "kernel": None, "seqlens_q": None, "score_mod": None}, {}),
 }
@@ -141,10 +142,37 @@ def test_deterministic_is_one_of_three(monkeypatch):
     assert seen == [1, 2, 0, 0, 1, 0]
 
 
+SLICES = {"first_batch", "first_head", "first_query", "first_key", "whole_heads_q"}
+SCALES = {"q_scale", "k_scale", "v_scale", "out_scale", "scale_block"}
+
+
+def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
+    q, k, v = operands(np.float32)
+    whole = {"dropout": 0.3, "seed": 5, "kernel": "reference.attention"}
+    group = HEADS_Q // HEADS_KV
+    out = tessella.attention(q, k, v, **whole)
+    part = tessella.attention(
+        q[1:, :, group:], k[1:, :, 1:], v[1:, :, 1:], first_batch=1, first_head=group, whole_heads_q=HEADS_Q, **whole
+    )
+    np.testing.assert_array_equal(part, out[1:, :, group:])
+    with pytest.raises(tessella.Unsupported, match=r"does not support slice"):
+        tessella.attention(q, k, v, first_query=1, first_key=1)
+
+
+def test_scales_are_refused_with_their_reason():
+    q, k, v = operands(np.float32)
+    ones = np.ones((1, 1, 1), np.float32)
+    for name in ("q_scale", "k_scale", "v_scale", "out_scale"):
+        with pytest.raises(tessella.Unsupported, match=r"does not support scales"):
+            tessella.attention(q, k, v, scale_block=0, **{name: ones})
+    with pytest.raises(tessella.InvalidArgument, match=r"^forward: query_class is 'none', expected one of automatic, "):
+        tessella.attention(q, k, v, query_class="none")
+
+
 def test_every_option_has_a_case():
     needs_a_gpu = {"score_mod", "score_mod_gradient", "mask_mod", "mod_args", "num_sms"}
     used = {name for options, _ in CASES.values() for name in options}
-    others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv", "page_table"}  # below
+    others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv", "page_table"} | SLICES | SCALES  # below
     assert used | others | needs_a_gpu == set(tessella.Options.__annotations__)
 
 
