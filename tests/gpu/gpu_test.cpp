@@ -196,7 +196,7 @@ TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
   ASSERT_EQ(tessella_plan_make(Tagged(args, options), &plan), TESSELLA_OK) << tessella_last_error();
   const std::string explained = tessella_plan_explain(plan);
   EXPECT_NE(explained.find("operation=forward device=cuda:0 batch="), std::string::npos) << explained;
-  EXPECT_EQ(explained.find("threads"), std::string::npos) << explained;
+  EXPECT_EQ(explained.find("threads: at most"), std::string::npos) << explained;
   EXPECT_EQ(tessella_plan_run(plan, Tagged(args, options), nullptr, twin.stream()), TESSELLA_OK)
       << tessella_last_error();
   options.score_mod = "return 0.25f * score;";
