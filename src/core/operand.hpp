@@ -3,7 +3,7 @@
 // Every operand is logical (batch, row, head, head_dim) whatever the memory layout; broadcast axes have stride 0.
 // Strides count elements. Packed tensors (total, heads, head_dim) have batch stride 0 and are cut by cu_seqlens. Paged
 // k and v (PagedAttention, arXiv 2309.06180) are pools (page, row of the page, head, head_dim), and row r of a sequence
-// is row r % page_size of its page r / page_size, wherever page_table says that this one lies.
+// is row r % page_size of its page r / page_size; page_table says which page of the pool that is.
 #pragma once
 
 #include <array>

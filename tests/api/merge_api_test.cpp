@@ -1,4 +1,4 @@
-// merge at the door: every refusal with its code and sentence, plans, explain, questions, C++.
+// merge through the API: every refusal with its code and sentence, plans, explain, questions, C++.
 #include <gtest/gtest.h>
 
 #include <atomic>

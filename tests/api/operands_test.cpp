@@ -1,5 +1,5 @@
 // What the API knows and no kernel computes yet: dtypes of 8 and 4 bits, k and v with dtypes of their own, scales,
-// slices, classes of queries. Each is checked at the door and refused by every kernel with its reason.
+// slices, classes of queries. Each is checked by the API and refused by every kernel with its reason.
 #include <gtest/gtest.h>
 
 #include <algorithm>

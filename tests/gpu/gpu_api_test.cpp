@@ -1,4 +1,4 @@
-// CUDA tensors at the door: whose device counts, what is checked and copied. Nothing here launches a kernel, so that it
+// CUDA tensors in the API: whose device counts, what is checked and copied. Nothing here launches a kernel, so that it
 // also runs over tests/host_gpu.
 #include <gtest/gtest.h>
 
