@@ -321,12 +321,17 @@ class Merge(CliTest):
     def test_out_dtype(self):
         run("merge", *self.files, "--out-dtype", "f16", "--out", self.folder / "out.npy", "--check")
         self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "<f2")
+        done = run("merge", *self.files, "--out-dtype", "bf16", "--out", self.folder / "out.npy")
+        self.assertIn("bf16 is written raw", done.stderr)
 
     def test_refuses(self):
         qkv = self.write("qkv.npz", npz({n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}))
         self.refuses("merge", qkv, saying="qkv.npz: has q, k, v, expected arrays out and lse")
         self.refuses("merge", *self.files, "--out", self.files[0], saying="--out is")
         self.refuses("merge", *self.files, "--layout", "sbhd", saying="--layout is 'sbhd', expected bshd or bhsd")
+        self.refuses("merge", *self.files, "--dtype", "bf16", saying="--dtype says bf16 (2 bytes)")
+        self.refuses("merge", "none.npz", "--num-threads", "x", saying="--num-threads is 'x', expected a whole number")
+        self.refuses("merge", *self.files, "--kernel", "cpu.forward_baseline", saying="computes forward, not merge")
         self.refuses("merge", *self.files, "--kernel", "nobody", saying='plan_make: kernel is "nobody"')
         other = self.write("c.npz", npz({"out": npy(self.q, (1, 8, 4, 2)), "lse": npy(self.q[:64], (1, 2, 8))}))
         self.refuses(

@@ -170,9 +170,14 @@ def run(*command: str, cwd: Path) -> str:
 
 
 def copy_tree(to: Path) -> None:
-    """Copies what git knows of the tree; files that are the same stay as they are."""
+    """Copies what git knows of the tree; files that are the same stay as they are, those that are gone go."""
     to.mkdir(parents=True, exist_ok=True)
-    for name in run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=SOURCE).split("\0"):
+    names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=SOURCE).split("\0")
+    for folder in ("src", "tests"):
+        for path in (to / folder).rglob("*"):
+            if path.is_file() and str(path.relative_to(to)) not in names:
+                path.unlink()
+    for name in names:
         source, copy = SOURCE / name, to / name
         if not source.is_file() or (copy.is_file() and copy.read_bytes() == source.read_bytes()):
             continue

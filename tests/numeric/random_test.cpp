@@ -138,16 +138,19 @@ int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
   return is_right ? 0 : 1;
 }
 
-void make_plan(const Case& c) {
+// Whether the case has a plan, or its kernel a reason to refuse it.
+bool make_plan(const Case& c) {
   std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
   try {
     tessella_plan* plan = nullptr;
     const tessella_status status = Call(c).make_plan(&plan);
     tessella_plan_free(plan);
-    if (status != TESSELLA_OK && status != TESSELLA_UNSUPPORTED) print_failure(tessella_last_error());
+    if (status == TESSELLA_OK || status == TESSELLA_UNSUPPORTED) return true;
+    print_failure(tessella_last_error());
   } catch (const std::exception& error) {
     print_failure(error.what());
   }
+  return false;
 }
 
 // Prints every configuration of the GPU's kernels, or makes a plan for each.
@@ -159,13 +162,14 @@ int run_configs(const Arguments& arguments, const std::vector<Kernel>& list) {
       cases.push_back(smallest_case(kernel.configuration(idx), kernel.name));
     }
   }
-  if (arguments.compile_only) {
-    in_threads(arguments.jobs, static_cast<int64_t>(cases.size()),
-               [&](int64_t at) { make_plan(cases[static_cast<size_t>(at)]); });
-  } else {
+  if (!arguments.compile_only) {
     for (const Case& c : cases) std::printf("%s\n", to_string(c).c_str());
+    return 0;
   }
-  return 0;
+  std::atomic<int64_t> failed{0};
+  in_threads(arguments.jobs, static_cast<int64_t>(cases.size()),
+             [&](int64_t at) { failed += !make_plan(cases[static_cast<size_t>(at)]); });
+  return failed == 0 ? 0 : 1;
 }
 
 int run_line(const std::string& line) {

@@ -5,13 +5,13 @@
 
 #include "commands/attend_inputs.hpp"
 #include "commands/commands.hpp"
-#include "files/array_file.hpp"
+#include "commands/result_files.hpp"
 #include "files/input_error.hpp"
+#include "files/printable.hpp"
 #include "options/attention_options.hpp"
 #include "options/number_text.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
-#include "report/progress.hpp"
 #include "report/results.hpp"
 #include "report/timing.hpp"
 
@@ -31,8 +31,7 @@ struct Settings {
   std::string layout = "bshd";
   std::string dtype;
   std::string names;
-  std::string out;
-  std::string lse;
+  ResultFiles results;
   std::string check;  // rows; "" = no check
   bool explain = false;
   bool json = false;
@@ -43,23 +42,6 @@ tessella_check_report run_check(const Settings& settings, const Call& call) {
   const int64_t rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
   check(tessella_check(Tagged(call), rows, 0, &report));
   return report;
-}
-
-// A result is not written over what it is computed from.
-void check_is_no_result(const std::string& input, const Settings& settings) {
-  for (const auto& [option, path] : {std::pair{"--out", settings.out}, {"--lse", settings.lse}}) {
-    if (!path.empty() && is_same_file(path, input)) throw InputError(fmt::format("{} is {}, an input", option, path));
-  }
-}
-
-// Nor over the other.
-void check_distinct(const Settings& settings) {
-  for (const std::string& file : settings.inputs.files) check_is_no_result(file, settings);
-  if (settings.out.empty() || settings.lse.empty() || settings.out == settings.lse) return;
-  if (is_same_file(settings.out, settings.lse)) {
-    throw InputError(fmt::format("--out is {} and --lse is {}, the same file: one name for both, or two files",
-                                 settings.out, settings.lse));
-  }
 }
 
 // Everything that can be wrong with an option is said before anything large is read or computed.
@@ -76,23 +58,8 @@ void settle(Settings& settings) {
       throw InputError(fmt::format("--names is '{}', expected three: Q,K,V", settings.names));
     }
   }
-  const bool same = !settings.lse.empty() && settings.lse == settings.out;
-  if (!settings.out.empty()) check_writable(settings.out, same ? 2 : 1);
-  if (!settings.lse.empty()) check_writable(settings.lse, same ? 2 : 1);
-  check_distinct(settings);
-}
-
-void write_outputs(const Settings& settings, const Array& out, const std::optional<Array>& lse) {
-  if (lse && settings.lse == settings.out) {
-    const Array both[] = {out, *lse};
-    write_array_file(settings.out, both);
-    return;
-  }
-  if (!settings.out.empty()) write_array_file(settings.out, std::span(&out, 1));
-  if (lse) write_array_file(settings.lse, std::span(&*lse, 1));
-  const bool raw =
-      out.tensor.dtype == TESSELLA_BF16 && !settings.out.empty() && !settings.out.ends_with(".safetensors");
-  if (raw) note("bf16 is written raw, as numpy's |V2: view it as ml_dtypes.bfloat16");
+  settings.results.check_writable();
+  for (const std::string& file : settings.inputs.files) settings.results.check_is_none(file);
 }
 
 int attend(Settings settings) {
@@ -102,11 +69,11 @@ int attend(Settings settings) {
   const Array q = call.arrays[0], k = call.arrays[1], v = call.arrays[2];
   settings.options.apply(call);
   for (const Array& array : call.arrays) {
-    if (!array.file.empty()) check_is_no_result(array.file, settings);
+    if (!array.file.empty()) settings.results.check_is_none(array.file);
   }
   const Array out = allocate_out(settings.inputs.layout, call);
   std::optional<Array> lse;
-  if (!settings.lse.empty()) lse = allocate_lse(call);
+  if (!settings.results.lse.empty()) lse = allocate_lse(call);
 
   const Placement placement = settings.options.placement();
   place(placement, call);
@@ -118,7 +85,7 @@ int attend(Settings settings) {
   if (lse) fetch(placement, call, &tessella_forward_args::lse, *lse);
   std::optional<tessella_check_report> report;
   if (!settings.check.empty()) report = run_check(settings, call);
-  write_outputs(settings, out, lse);
+  settings.results.write(out, lse ? &*lse : nullptr);
 
   const std::string kernel = tessella_plan_kernel(plan.get());
   if (settings.json) {
@@ -127,7 +94,7 @@ int attend(Settings settings) {
     document["k"] = describe_array(k);
     document["v"] = describe_array(v);
     document["out"] = describe_array(out);
-    document["out"]["from"] = settings.out.empty() ? Json() : Json(settings.out);
+    document["out"]["from"] = settings.results.out.empty() ? Json() : Json(settings.results.out);
     document["kernel"] = kernel;
     document["seconds"] = seconds;
     if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
@@ -141,7 +108,7 @@ int attend(Settings settings) {
     put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
     put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(out),
-        settings.out.empty() ? "" : "  -> " + printable(settings.out));
+        settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (report) print_check(*report, "fp32 softmax");
   }
   return report && !report->passed ? kCheckFailed : kDone;
@@ -164,8 +131,10 @@ void add_attend(CLI::App& app, Run& run) {
       ->capture_default_str()
       ->type_name("");
   command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("");
-  command->add_option("--out", settings->out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
-  command->add_option("--lse", settings->lse, "write the log of the softmax's sum; the same .npz as --out holds both")
+  command->add_option("--out", settings->results.out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
+  command
+      ->add_option("--lse", settings->results.lse,
+                   "write the log of the softmax's sum; the same .npz as --out holds both")
       ->type_name("FILE");
   command->add_flag("--check{256}", settings->check,
                     "compare rows with the double reference; --check=0 all of them [256]");

@@ -7,6 +7,7 @@
 
 #include "commands/attend_inputs.hpp"
 #include "commands/commands.hpp"
+#include "commands/result_files.hpp"
 #include "device/placement.hpp"
 #include "files/array_file.hpp"
 #include "files/input_error.hpp"
@@ -30,8 +31,7 @@ struct Settings {
   std::vector<std::string> files;
   std::string layout = "bshd";
   std::string dtype;
-  std::string out;
-  std::string lse;
+  ResultFiles results;
   std::string out_dtype;
   std::string kernel;
   std::string num_threads = "0";
@@ -40,8 +40,6 @@ struct Settings {
   std::string check;  // rows; "" = no check
   bool explain = false;
   bool json = false;
-
-  Layout files_layout() const { return layout == "bhsd" ? Layout::bhsd : Layout::bshd; }
 };
 
 // A state as its file has it.
@@ -49,27 +47,39 @@ struct FileState {
   Array out, lse;
 };
 
+int32_t parse_count(const char* option, const std::string& text) {
+  return static_cast<int32_t>(parse_integer_between(option, text, 0, INT32_MAX));
+}
+
+// What the options say, beside files.
+struct Parsed {
+  Placement placement;
+  Layout layout;
+  tessella_dtype dtype = TESSELLA_DTYPE_DEFAULT;      // of raw elements of out
+  tessella_dtype out_dtype = TESSELLA_DTYPE_DEFAULT;  // the states'
+  int32_t num_threads, num_sms;
+  int64_t check_rows = 0;
+};
+
 // Everything that can be wrong with an option is said before anything large is read or computed.
-void settle(const Settings& settings) {
-  if (const Placement placement = parse_placement(settings.device); placement.gpu) Gpu::open(*placement.gpu);
+Parsed parse(const Settings& settings) {
+  Parsed parsed{.placement = parse_placement(settings.device),
+                .layout = settings.layout == "bhsd" ? Layout::bhsd : Layout::bshd,
+                .num_threads = parse_count("--num-threads", settings.num_threads),
+                .num_sms = parse_count("--num-sms", settings.num_sms)};
+  if (parsed.placement.gpu) Gpu::open(*parsed.placement.gpu);
   if (settings.layout != "bshd" && settings.layout != "bhsd") {
     throw InputError(fmt::format("--layout is '{}', expected bshd or bhsd", settings.layout));
   }
-  const bool same = !settings.lse.empty() && settings.lse == settings.out;
-  for (const auto& [option, path] : {std::pair{"--out", settings.out}, {"--lse", settings.lse}}) {
-    if (path.empty()) continue;
-    check_writable(path, same ? 2 : 1);
-    for (const std::string& file : settings.files) {
-      if (is_same_file(path, file)) throw InputError(fmt::format("{} is {}, an input", option, path));
-    }
-  }
-  if (!settings.out.empty() && !settings.lse.empty() && !same && is_same_file(settings.out, settings.lse)) {
-    throw InputError(fmt::format("--out is {} and --lse is {}, the same file: one name for both, or two files",
-                                 settings.out, settings.lse));
-  }
+  if (!settings.dtype.empty()) parsed.dtype = element_type_named(settings.dtype).dtype;
+  if (!settings.out_dtype.empty()) parsed.out_dtype = element_type_named(settings.out_dtype).dtype;
+  if (!settings.check.empty()) parsed.check_rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
+  settings.results.check_writable();
+  for (const std::string& file : settings.files) settings.results.check_is_none(file);
+  return parsed;
 }
 
-FileState read_state(const Settings& settings, const std::string& file) {
+FileState read_state(const Parsed& parsed, const std::string& file) {
   std::optional<Array> out, lse;
   std::string names;
   for (Array& array : read_array_file(file)) {
@@ -78,15 +88,13 @@ FileState read_state(const Settings& settings, const std::string& file) {
     if (array.name == "lse") lse = std::move(array);
   }
   if (!out || !lse) throw InputError(fmt::format("{}: has {}, expected arrays out and lse", file, names));
-  if (!settings.dtype.empty()) {
-    if (out->tensor.dtype == TESSELLA_DTYPE_DEFAULT) resolve_dtype(*out, element_type_named(settings.dtype).dtype);
-  }
+  if (parsed.dtype != TESSELLA_DTYPE_DEFAULT) resolve_dtype(*out, parsed.dtype);
   for (const Array* array : {&*out, &*lse}) {
     if (array->tensor.dtype != TESSELLA_DTYPE_DEFAULT) continue;
     throw InputError(fmt::format("{}: has elements of type {}, expected f64, f32, bf16 or f16{}", array->source,
                                  array->file_type, array->element_bytes == 2 ? "; raw bf16 wants --dtype bf16" : ""));
   }
-  swap_layout(settings.files_layout(), out->tensor);
+  swap_layout(parsed.layout, out->tensor);
   return {std::move(*out), std::move(*lse)};
 }
 
@@ -100,32 +108,31 @@ struct MergeCall {
   tessella_merge_args args = TESSELLA_MERGE_ARGS_INIT;
   tessella_merge_options options = TESSELLA_MERGE_OPTIONS_INIT;
 
-  MergeCall(const Settings& settings, const Placement& placement) {
-    for (const std::string& file : settings.files) states.push_back(read_state(settings, file));
+  MergeCall(const Settings& settings, const Parsed& parsed) {
+    for (const std::string& file : settings.files) states.push_back(read_state(parsed, file));
     const tessella_tensor& like = states.front().out.tensor;
     tessella_tensor shape = like;
-    swap_layout(settings.files_layout(), shape);
-    const tessella_dtype dtype = settings.out_dtype.empty() ? like.dtype : element_type_named(settings.out_dtype).dtype;
+    swap_layout(parsed.layout, shape);
+    const tessella_dtype dtype = parsed.out_dtype == TESSELLA_DTYPE_DEFAULT ? like.dtype : parsed.out_dtype;
     out = allocate_array("out", dtype, std::span(shape.shape, static_cast<size_t>(shape.ndim)));
     const tessella_tensor& like_lse = states.front().lse.tensor;
     lse = allocate_array("lse", like_lse.dtype, std::span(like_lse.shape, static_cast<size_t>(like_lse.ndim)));
     tessella_tensor swapped = out.tensor;
-    swap_layout(settings.files_layout(), swapped);
+    swap_layout(parsed.layout, swapped);
     for (const FileState& state : states) {
-      outs.push_back(placed(placement, state.out.tensor));
-      lses.push_back(placed(placement, state.lse.tensor));
+      outs.push_back(placed(parsed.placement, state.out.tensor));
+      lses.push_back(placed(parsed.placement, state.lse.tensor));
     }
-    out_tensor = placed(placement, swapped);
-    lse_tensor = placed(placement, lse.tensor);
+    out_tensor = placed(parsed.placement, swapped);
+    lse_tensor = placed(parsed.placement, lse.tensor);
     args.outs = outs.data();
     args.lses = lses.data();
     args.num_states = static_cast<int32_t>(states.size());
     args.out = &out_tensor;
     args.lse = &lse_tensor;
     options.kernel = settings.kernel.empty() ? nullptr : settings.kernel.c_str();
-    options.num_threads =
-        static_cast<int32_t>(parse_integer_between("--num-threads", settings.num_threads, 0, INT32_MAX));
-    options.num_sms = static_cast<int32_t>(parse_integer_between("--num-sms", settings.num_sms, 0, INT32_MAX));
+    options.num_threads = parsed.num_threads;
+    options.num_sms = parsed.num_sms;
   }
   MergeCall(const MergeCall&) = delete;
   MergeCall& operator=(const MergeCall&) = delete;
@@ -148,20 +155,10 @@ struct MergeCall {
   }
 };
 
-void write_outputs(const Settings& settings, const MergeCall& call) {
-  if (!settings.lse.empty() && settings.lse == settings.out) {
-    const Array both[] = {call.out, call.lse};
-    write_array_file(settings.out, both);
-    return;
-  }
-  if (!settings.out.empty()) write_array_file(settings.out, std::span(&call.out, 1));
-  if (!settings.lse.empty()) write_array_file(settings.lse, std::span(&call.lse, 1));
-}
-
 int merge(const Settings& settings) {
-  settle(settings);
-  const Placement placement = parse_placement(settings.device);
-  const MergeCall call(settings, placement);
+  const Parsed parsed = parse(settings);
+  const Placement& placement = parsed.placement;
+  const MergeCall call(settings, parsed);
   const tessella_call tagged = call.tagged();
   const PlanHandle plan = make_plan(&tagged);
   const double seconds =
@@ -170,16 +167,16 @@ int merge(const Settings& settings) {
   std::optional<tessella_check_report> report;
   if (!settings.check.empty()) {
     report = TESSELLA_CHECK_REPORT_INIT;
-    check(tessella_check(&tagged, parse_integer_between("--check", settings.check, 0, INT64_MAX), 0, &*report));
+    check(tessella_check(&tagged, parsed.check_rows, 0, &*report));
   }
-  write_outputs(settings, call);
+  settings.results.write(call.out, &call.lse);
 
   const std::string kernel = tessella_plan_kernel(plan.get());
   if (settings.json) {
     Json document = about_run("merge");
     for (const FileState& state : call.states) document["states"].push_back(describe_array(state.out));
     document["out"] = describe_array(call.out);
-    document["out"]["from"] = settings.out.empty() ? Json() : Json(settings.out);
+    document["out"]["from"] = settings.results.out.empty() ? Json() : Json(settings.results.out);
     document["kernel"] = kernel;
     document["seconds"] = seconds;
     if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
@@ -193,7 +190,7 @@ int merge(const Settings& settings) {
     put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
     put("out     {} {}  {}{}\n", shape_text(call.out_tensor), dtype_name(call.out.tensor.dtype), summary_text(call.out),
-        settings.out.empty() ? "" : "  -> " + printable(settings.out));
+        settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (report) print_check(*report, "fp32 merge");
   }
   return report && !report->passed ? kCheckFailed : kDone;
@@ -214,8 +211,8 @@ void add_merge(CLI::App& app, Run& run) {
   text("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), or bhsd, of every out")
       ->capture_default_str();
   text("--dtype", settings->dtype, "type of raw elements of out, such as bf16 in |V2");
-  text("--out", settings->out, "write out: .npy, .npz or .safetensors", "FILE");
-  text("--lse", settings->lse, "write lse; the same .npz as --out holds both", "FILE");
+  text("--out", settings->results.out, "write out: .npy, .npz or .safetensors", "FILE");
+  text("--lse", settings->results.lse, "write lse; the same .npz as --out holds both", "FILE");
   text("--out-dtype", settings->out_dtype, "dtype of out [that of the states]");
   text("--kernel", settings->kernel, "a name of `tessella kernels` [automatic]");
   text("--num-threads", settings->num_threads, "CPU: threads [0 = all]");

@@ -42,7 +42,7 @@ def merge(
         out: shape of the states', their dtype or float32; for states of float32 also bfloat16 and float16. It may be
             one of the states' own arrays; else it overlaps none. Made when absent.
         lse: shape and dtypes of the states'; it may be one of them. Made when absent.
-        out_dtype: of an out that is made; None = the states'.
+        out_dtype: of out; None = that of the given out, else the states'.
         kernel: a name of kernels(); None = automatic.
         num_sms: GPU, 0 = all.
         num_threads: CPU, 0 = all that the process may use.
@@ -117,8 +117,8 @@ class MergeCall:
 
     def outputs(self, kind: Any, like: Any, out: Any, lse: Any, out_dtype: Any) -> tuple[Any, Any]:
         """Views the outputs and makes those that are absent."""
+        code = self.out_tensors[0].dtype if out_dtype is None else dtype_of("out_dtype", out_dtype)
         if out is None:
-            code = self.out_tensors[0].dtype if out_dtype is None else dtype_of("out_dtype", out_dtype)
             out = kind.empty("out", self.shape, code, like)
         else:
             kind_of(out).require_writable("out")
@@ -127,6 +127,8 @@ class MergeCall:
         else:
             kind_of(lse).require_writable("lse")
         self.set_outputs(out, lse)
+        if out_dtype is not None and self.results["out"].tensor.dtype != code:
+            raise InvalidArgument(f"out is not of out_dtype, {out_dtype}, expected one of them or both the same")
         return out, lse
 
     def set_outputs(self, out: Any, lse: Any) -> None:

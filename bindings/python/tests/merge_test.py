@@ -99,6 +99,14 @@ def test_outputs_of_the_caller():
     np.testing.assert_array_equal(given[1][1], want_lse)
 
 
+def test_out_is_of_out_dtype():
+    given = states(2)
+    out = np.empty_like(given[0][0])
+    tessella.merge(given, out=out, out_dtype="float32")
+    with pytest.raises(tessella.InvalidArgument, match="merge: out is not of out_dtype, float16"):
+        tessella.merge(given, out=out, out_dtype="float16")
+
+
 def test_pieces_of_keys():
     q, k, v = (RNG.standard_normal((2, n, 4, 32)).astype(np.float32) for n in (9, 50, 50))
     want, want_lse = tessella.attention(q, k, v, return_lse=True)
