@@ -272,6 +272,49 @@ typedef struct tessella_attention_options {
         TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                         \
   }
 
+/* Gradients, one bit each. */
+typedef int32_t tessella_gradient;
+enum {
+  TESSELLA_DQ = 1,
+  TESSELLA_DK = 2,
+  TESSELLA_DV = 4,
+  TESSELLA_D_BIAS = 8,
+  TESSELLA_D_SINK = 16,
+  TESSELLA_D_ALIBI_SLOPES = 32
+};
+
+/* The gradients of a forward call. forward and d_out are required; of the gradients that are written (dq to
+ * d_alibi_slopes) at least one. NULL = absent; what is not asked for is not computed.
+ *
+ *   forward        the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is required.
+ *                  The options are those of the call too. page_table and scales are not supported
+ *   d_out          shape of out   dtype of out or of q, or f32
+ *   d_lse          shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0
+ *   dq, dk, dv     shapes of q, k and v   dtype of q, or f32
+ *   d_bias         shape of bias   its dtype, or f32; the sum over axes on which bias broadcasts
+ *   d_sink         (heads_q) f32
+ *   d_alibi_slopes shape of alibi_slopes   f32
+ *   accumulate     bits of tessella_gradient: these are added to what is there, in fp32 and rounded once
+ *
+ * A query that sees no key has gradients of 0, and so have rows past the lengths and keys that no query may see,
+ * whatever they hold. Gradients overlap no input and not each other. */
+typedef struct tessella_backward_args {
+  size_t struct_size;
+  const tessella_forward_args* forward;
+  const tessella_tensor* d_out;
+  const tessella_tensor* d_lse;
+  const tessella_tensor* dq;
+  const tessella_tensor* dk;
+  const tessella_tensor* dv;
+  const tessella_tensor* d_bias;
+  const tessella_tensor* d_sink;
+  const tessella_tensor* d_alibi_slopes;
+  tessella_gradient accumulate;
+} tessella_backward_args;
+
+#define TESSELLA_BACKWARD_ARGS_INIT \
+  { sizeof(tessella_backward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
 /* States of attention that become one: (out, lse) of the same queries over disjoint sets of keys, as forward gives
  * them.
  *
@@ -340,6 +383,11 @@ typedef struct tessella_workspace {
  * graph capture. */
 TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
+
+/* Gradients of attention by recomputation of the scores (FlashAttention-2, arXiv 2307.08691, algorithm 2), in linear
+ * memory. stream and errors as of tessella_forward. The same bits in every run and for any number of threads. */
+TESSELLA_API tessella_status tessella_backward(const tessella_backward_args* args,
+                                               const tessella_attention_options* options, void* stream);
 
 /* Merges states of attention over disjoint sets of keys (FlashInfer, arXiv 2501.01005, section 2.2; the reduction of
  * Flash-Decoding): LSE = log sum_i exp(lse_i), out = sum_i exp(lse_i - LSE) out_i, in fp32 and rounded once.

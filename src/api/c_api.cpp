@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "api/backward.hpp"
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
 #include "api/info.hpp"
@@ -92,6 +93,8 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
       return fn(static_cast<const tessella_merge_args*>(given.args),
                 api::grown(static_cast<const tessella_merge_options*>(given.options), function));
     case core::Operation::backward:
+      return fn(static_cast<const tessella_backward_args*>(given.args),
+                api::grown(static_cast<const tessella_attention_options*>(given.options), function));
     case core::Operation::append:
     case core::Operation::quantize:
     case core::Operation::linear:
@@ -130,6 +133,11 @@ tessella_status tessella_forward(const tessella_forward_args* args, const tessel
     const tessella_attention_options grown = api::grown(options, "forward");
     run_call(args, grown, stream, "forward");
   });
+}
+
+tessella_status tessella_backward(const tessella_backward_args* args, const tessella_attention_options* options,
+                                  void* stream) {
+  return guarded([&] { run_call(args, api::grown(options, "backward"), stream, "backward"); });
 }
 
 tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options, void* stream) {

@@ -45,6 +45,10 @@ class TensorReader {
   // (batch, blocks, heads), where each axis may be 1 and leading ones may be absent. Stride 0 on axes of 1.
   core::Operand scale(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[3]);
 
+  // The gradient of a tensor that broadcast(), alibi() or table() has read. is_bias: its axes are (batch, heads, queries,
+  // keys) aligned at the right, else (batch, heads) or (heads).
+  core::ScoreGradient score_gradient(const char* name, const tessella_tensor& tensor, bool is_bias);
+
   core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);
   // (batch, rows), or (rows) where batch is 1; packed (total). axis: what rows counts, for a message.
   core::Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,

@@ -39,6 +39,7 @@ void derive_shape(AttentionArguments& a) {
   }
   derive_mask_shape(a);
   a.bias_dtype = a.bias.dtype;
+  a.d_bias_dtype = a.d_bias.dtype;
   for (size_t i = 0; i < kMaxUserArrays; ++i) a.array_dtypes[i] = a.arrays[i].dtype;
 }
 

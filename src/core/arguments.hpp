@@ -15,9 +15,13 @@
 
 namespace tessella::core {
 
+// The gradients of a backward call; the values are tessella_gradient of tessella.h.
+enum class Gradient : uint32_t { dq = 1, dk = 2, dv = 4, d_bias = 8, d_sink = 16, d_alibi_slopes = 32 };
+
 struct AttentionArguments : AttentionShape {
   // q (batch, seqlen_q, heads_q, head_dim_qk); k, v (batch, seqlen_kv, heads_kv, head dim) or (num_pages, page_size,
-  // ...); out (batch, seqlen_q, heads_q, head_dim_v); lse (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64; scales
+  // ...); out (batch, seqlen_q, heads_q, head_dim_v); lse (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64;
+  // gradients as what they are of, d_lse as lse; scales
   // and amax (batch or page, ceil(rows / scale_block), heads, 1), f32: axes of 1 have stride 0.
   ByName<Operand> tensors;
   Table<int32_t> seqlens_q;      // (batch) rows in use
@@ -57,6 +61,12 @@ struct AttentionArguments : AttentionShape {
   int64_t whole_heads_q = 0;        // query heads of the whole; 0: heads_q
   const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
 
+  // Of backward, for which out and lse are inputs.
+  ScoreGradient d_bias;          // f32, or the dtype of bias
+  ScoreGradient d_sink;          // (heads_q), f32
+  ScoreGradient d_alibi_slopes;  // (heads_q) or (batch, heads_q), f32
+  uint32_t accumulate = 0;       // gradients that are added to what is there: bits of Gradient
+
   Operand& q() { return tensors[Name::q]; }
   Operand& k() { return tensors[Name::k]; }
   Operand& v() { return tensors[Name::v]; }
@@ -67,6 +77,8 @@ struct AttentionArguments : AttentionShape {
   const Operand& v() const { return tensors[Name::v]; }
   const Operand& out() const { return tensors[Name::out]; }
   const Operand& lse() const { return tensors[Name::lse]; }
+
+  bool accumulates(Gradient gradient) const { return (accumulate & static_cast<uint32_t>(gradient)) != 0; }
 
   // The first two axes of q, out and lse; of k and v.
   struct Axes {

@@ -31,6 +31,10 @@ enum class Feature : uint32_t {
   paged_kv = 1u << 21,
   scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
   slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
+  d_lse = 1u << 24,   // backward: an incoming gradient of lse
+  d_bias = 1u << 25,  // backward: gradients that are wanted beside those of q, k and v
+  d_sink = 1u << 26,
+  d_alibi_slopes = 1u << 27,
 };
 
 class Features {
@@ -82,6 +86,10 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::mask_mod, "mask_mod"},
     {Feature::scales, "scales"},
     {Feature::slice, "slice"},
+    {Feature::d_lse, "d_lse"},
+    {Feature::d_bias, "d_bias"},
+    {Feature::d_sink, "d_sink"},
+    {Feature::d_alibi_slopes, "d_alibi_slopes"},
 };
 constexpr Features all_features() {
   Features all;
@@ -93,6 +101,12 @@ inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 
 // Known to the API, and of no kernel but perhaps the reference yet.
 inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
+
+// Of backward alone.
+inline constexpr Features kGradientFeatures =
+    Feature::d_lse | Feature::d_bias | Feature::d_sink | Feature::d_alibi_slopes;
+
+constexpr Features forward_features() { return all_features().without(kGradientFeatures); }
 
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;

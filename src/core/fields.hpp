@@ -60,6 +60,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
         Fit::at_least);
   }
   f(FieldName{"bias", "dtype"}, &S::bias_dtype, Fit::equal);
+  f(FieldName{"d_bias", "dtype"}, &S::d_bias_dtype, Fit::equal);
   for (int idx = 0; idx < kMaxUserArrays; ++idx) {
     f(
         FieldName{"mod_args", "dtype", idx},

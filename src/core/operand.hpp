@@ -30,8 +30,9 @@ struct Operand {
 
 // (batch, head, query, key); stride 0 on broadcast axes. The key axis counts slots of the k tensor's sequence
 // (padding included); in packed tensors, keys of the sequence.
-struct ScoreOperand {
-  const std::byte* data = nullptr;
+template <typename Byte>
+struct ScoreTensor {
+  Byte* data = nullptr;
   DType dtype = DType::none;
   int64_t batch_stride = 0;
   int64_t head_stride = 0;
@@ -42,6 +43,9 @@ struct ScoreOperand {
     return batch_idx * batch_stride + head_idx * head_stride + q_idx * q_stride + kv_idx * kv_stride;
   }
 };
+using ScoreOperand = ScoreTensor<const std::byte>;
+// Of what scores read: summed over the axes of stride 0.
+using ScoreGradient = ScoreTensor<std::byte>;
 
 // Per-batch or per-row values. `data` null means absent.
 template <typename T>
@@ -62,9 +66,26 @@ struct UserArray {
 inline constexpr int kMaxUserArrays = 8;
 
 // The operands of attention and its gradients.
-enum class Name : int32_t { q, k, v, out, lse, q_scale, k_scale, v_scale, out_scale, amax };
-inline constexpr std::array kNames = {Name::q,       Name::k,       Name::v,       Name::out,       Name::lse,
-                                      Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax};
+enum class Name : int32_t {
+  q,
+  k,
+  v,
+  out,
+  lse,
+  q_scale,
+  k_scale,
+  v_scale,
+  out_scale,
+  amax,
+  d_out,
+  d_lse,
+  dq,
+  dk,
+  dv
+};
+inline constexpr std::array kNames = {
+    Name::q,       Name::k,         Name::v,    Name::out,   Name::lse,   Name::q_scale, Name::k_scale, Name::v_scale,
+    Name::out_scale, Name::amax, Name::d_out, Name::d_lse, Name::dq, Name::dk, Name::dv};
 constexpr const char* name(Name name) {
   switch (name) {
     case Name::q: return "q";
@@ -77,6 +98,11 @@ constexpr const char* name(Name name) {
     case Name::v_scale: return "v_scale";
     case Name::out_scale: return "out_scale";
     case Name::amax: return "amax";
+    case Name::d_out: return "d_out";
+    case Name::d_lse: return "d_lse";
+    case Name::dq: return "dq";
+    case Name::dk: return "dk";
+    case Name::dv: return "dv";
   }
   return "";
 }

@@ -38,7 +38,7 @@ constexpr const char* name(QueryClass query_class) {
 
 inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
 
-// Of forward and backward.
+// Of forward and backward. What backward computes is said by the dtypes of dq, dk and dv and by features.
 struct AttentionShape {
   Operation operation = Operation::forward;
   Device device;
@@ -58,6 +58,7 @@ struct AttentionShape {
   bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
   Features features;
   DType bias_dtype = DType::none;
+  DType d_bias_dtype = DType::none;
   std::array<DType, kMaxUserArrays> array_dtypes{};  // of mod_args
   std::string_view score_mod, mask_mod;              // C++ source, "" = absent; not owned
   int32_t num_threads = 0;                           // CPU: 0 = all that the process may use

@@ -3,7 +3,7 @@
 // AttentionArguments, and f(name, member, sizes...) with overloads for
 //   Table<T>      sizes: batch, count
 //   Operand       sizes: batch, rows, heads, dim
-//   ScoreOperand  sizes: queries, keys    of the tensor's own axes
+//   ScoreOperand, ScoreGradient  sizes: queries, keys    of the tensor's own axes
 #pragma once
 
 #include "core/arguments.hpp"
@@ -37,6 +37,11 @@ void operands(A& a, F&& f) {
   visit(Name::v, batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
   visit(Name::out, batch_q, rows_q, a.heads_q, a.head_dim_v);
   visit(Name::lse, batch_q, rows_q, a.heads_q, 1);
+  visit(Name::d_out, batch_q, rows_q, a.heads_q, a.head_dim_v);
+  visit(Name::d_lse, batch_q, rows_q, a.heads_q, 1);
+  visit(Name::dq, batch_q, rows_q, a.heads_q, a.head_dim_qk);
+  visit(Name::dk, batch_kv, rows_kv, a.heads_kv, a.head_dim_qk);
+  visit(Name::dv, batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
   if (!a.features.has(Feature::scales)) return;
   for (const Name name : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax}) {
     const bool is_of_keys = name == Name::k_scale || name == Name::v_scale;
@@ -59,6 +64,14 @@ void score_tensors(A& a, F&& f) {
   }
   if (a.document_q) f("document_ids_q", a.document_q, a.axes_q().batch, a.total_q);
   if (a.document_kv) f("document_ids_kv", a.document_kv, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
+}
+
+// Gradients of what scores read.
+template <typename A, typename F>
+void score_gradients(A& a, F&& f) {
+  if (a.d_bias.data != nullptr) f("d_bias", a.d_bias, a.seqlen_q, a.seqlen_kv);
+  if (a.d_sink.data != nullptr) f("d_sink", a.d_sink, 1, 1);
+  if (a.d_alibi_slopes.data != nullptr) f("d_alibi_slopes", a.d_alibi_slopes, 1, 1);
 }
 
 // The states that are merged: f(FieldName, Operand, head_dim or 1).

@@ -8,6 +8,7 @@
 #include "core/once.hpp"
 #include "cpu/amx/forward_amx.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
 
 namespace tessella::cpu {
@@ -36,8 +37,41 @@ struct VectorRow {
     kernel.architectures = architectures;
     kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
     kernel.max_head_dim = kMaxHeadDim;
-    kernel.features = core::all_features().without(core::kModFeatures | core::kFutureFeatures);
+    kernel.features = core::forward_features().without(core::kModFeatures | core::kFutureFeatures);
     kernel.unavailable = unavailable;
+    kernel.workspace = workspace;
+    kernel.threads = threads_for;
+    kernel.describe = describe;
+    kernel.run = run;
+    return kernel;
+  }
+};
+
+template <InstructionSet kSet>
+struct BackwardRow {
+  static std::string describe(const core::Shape& shape, int num_threads) {
+    return "blocks of " + std::to_string(BackwardShared(core::attention(shape), nullptr).block_keys) + " keys, strips of " +
+           std::to_string(kStripRows) + " rows, " + std::to_string(num_threads) +
+           (num_threads == 1 ? " thread" : " threads");
+  }
+  static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+    return backward_workspace(core::attention(shape), num_threads);
+  }
+  static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+    run_backward(backward_kernel(kSet), core::attention(arguments), plan, workspace);
+  }
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
+                                       std::string_view architectures) {
+    core::Kernel kernel;
+    kernel.operation = core::Operation::backward;
+    kernel.name = name;
+    kernel.summary = summary;
+    kernel.architectures = architectures;
+    kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+    kernel.max_head_dim = kMaxHeadDim;
+    kernel.features =
+        core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::Feature::paged_kv);
+    kernel.unavailable = VectorRow<kSet>::unavailable;
     kernel.workspace = workspace;
     kernel.threads = threads_for;
     kernel.describe = describe;
@@ -84,12 +118,18 @@ auto all_kernels() {
     VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
     VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64", "any"),
+    BackwardRow<InstructionSet::avx512>::kernel("cpu.backward_avx512", "fp32 on AVX-512, 16 rows a vector", "avx512"),
+    BackwardRow<InstructionSet::avx2>::kernel("cpu.backward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
+    BackwardRow<InstructionSet::sse4>::kernel("cpu.backward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
+    BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline", "fp32 one row at a time, any x86-64", "any"),
     MergeRow<InstructionSet::avx512>::kernel("cpu.merge_avx512", "fp32 on AVX-512", "avx512"),
     MergeRow<InstructionSet::avx2>::kernel("cpu.merge_avx2", "fp32 on AVX2 and FMA", "avx2"),
     MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 on SSE4", "sse4"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 one element at a time, any x86-64", "any"),
 #else
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
+    BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline", "fp32 on the baseline's vectors (NEON)",
+                                                  "any"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
 #endif
   };

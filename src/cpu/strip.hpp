@@ -33,6 +33,15 @@ struct Strip {
   int32_t full_end = 0;
 };
 
+// The keys of all rows together: they are in query order, and the band is monotone.
+inline void bound_strip(Strip& strip, int lanes) {
+  strip.keys_begin = strip.begin[0];
+  strip.keys_end = strip.end[lanes - 1];
+  strip.full_begin = strip.begin[lanes - 1];
+  strip.full_end = strip.end[0];
+  strip.keep_end = static_cast<int32_t>(std::min<int64_t>(strip.arguments->keep_first, strip.keys_end));
+}
+
 // Rows [row_begin, row_begin + num_rows) of a (sequence, KV head), padded to `lanes` rows.
 inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, const core::Sequence& sequence,
                        int64_t kv_head, int64_t row_begin, int num_rows, int lanes) {
@@ -49,12 +58,7 @@ inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, 
     strip.begin[r] = static_cast<int32_t>(sequence.band.begin(query));
     strip.end[r] = static_cast<int32_t>(sequence.band.end(query));
   }
-  // Rows are in query order and the band is monotone.
-  strip.keys_begin = strip.begin[0];
-  strip.keys_end = strip.end[lanes - 1];
-  strip.full_begin = strip.begin[lanes - 1];
-  strip.full_end = strip.end[0];
-  strip.keep_end = static_cast<int32_t>(std::min<int64_t>(arguments.keep_first, strip.keys_end));
+  bound_strip(strip, lanes);
 }
 
 // Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees, in log2 units:

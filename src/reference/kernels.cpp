@@ -5,13 +5,14 @@
 #include "core/once.hpp"
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
+#include "reference/backward.hpp"
 #include "reference/ladder/ladder.hpp"
 #include "reference/merge.hpp"
 
 namespace tessella::reference {
 namespace {
 
-constexpr core::Features kFeatures = core::all_features().without(core::kModFeatures | core::Feature::scales);
+constexpr core::Features kFeatures = core::forward_features().without(core::kModFeatures | core::Feature::scales);
 
 constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
@@ -48,6 +49,16 @@ core::KernelTable reference_kernels() {
                      .workspace = attention_workspace,
                      .threads = num_threads,
                      .run = attention_run},
+        core::Kernel{.name = "reference.backward",
+                     .operation = core::Operation::backward,
+                     .summary = "plain loops in double, the oracle",
+                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .max_head_dim = kAnyHeadDim,
+                     .features = (kFeatures | core::kGradientFeatures).without(core::Feature::paged_kv),
+                     .automatic = core::dtype_bit(core::DType::f64),
+                     .workspace = backward_workspace,
+                     .threads = num_threads,
+                     .run = backward_run},
         core::Kernel{.name = "reference.merge",
                      .operation = core::Operation::merge,
                      .summary = "plain loops in double, the oracle",

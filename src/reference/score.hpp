@@ -17,6 +17,13 @@ namespace tessella::reference {
 template <typename Real>
 inline constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 
+// What ALiBi takes off a score for each unit of slope.
+inline int64_t alibi_distance(const core::AttentionArguments& p, const core::Sequence& s, int64_t i, int64_t j) {
+  const bool is_sliced = p.first_query != 0 || p.first_key != 0;
+  const int64_t position = is_sliced ? p.first_query + i - p.first_key : i + s.len_kv - s.len_q;
+  return std::abs(position - j);
+}
+
 // What softmax sees of a visible key whose product q.k is given.
 template <typename Real>
 Real score(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j,
@@ -30,12 +37,17 @@ Real score(const core::AttentionArguments& p, const core::Sequence& s, int64_t h
     value += load<Real>(p.bias.data, p.bias.dtype, p.bias.index(s.batch_idx, head, i, s.slot_kv + j));
   }
   if (p.features.has(core::Feature::alibi)) {
-    const bool is_sliced = p.first_query != 0 || p.first_key != 0;
-    const int64_t position = is_sliced ? p.first_query + i - p.first_key : i + s.len_kv - s.len_q;
-    const Real distance = static_cast<Real>(std::abs(position - j));
-    value -= static_cast<Real>(p.alibi_slopes.at(s.batch_idx, head)) * distance;
+    value -= static_cast<Real>(p.alibi_slopes.at(s.batch_idx, head)) * static_cast<Real>(alibi_distance(p, s, i, j));
   }
   return value;
+}
+
+// The derivative of the score by scale * q.k.
+template <typename Real>
+Real score_derivative(const core::AttentionArguments& p, Real product) {
+  if (!p.features.has(core::Feature::softcap)) return 1;
+  const Real capped = std::tanh(static_cast<Real>(p.scale) * product / static_cast<Real>(p.softcap));
+  return 1 - capped * capped;
 }
 
 // The logit that joins the softmax's sum and no value; hidden where absent.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -14,18 +16,23 @@
 namespace tessella::reference {
 
 // fn(item, worker) for item in [0, items), each once; worker < num_threads, never shared by two running calls.
-// fn must not throw. Once the flag `cancel` is set, no item begins and core::Cancelled is thrown; null = no flag.
+// What fn throws reaches the caller, and no item begins any more. Once the flag `cancel` is set, neither does one, and
+// core::Cancelled is thrown; null = no flag.
 template <typename Fn>
 void for_each(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
   std::atomic<int64_t> next{0};
-  std::atomic<bool> is_cancelled{false};
+  std::mutex mutex;
+  std::exception_ptr error;
   const auto work = [&](int worker) {
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-      if (core::is_cancelled(cancel)) {
-        is_cancelled = true;
-        return;
+    try {
+      for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+        if (core::is_cancelled(cancel)) throw core::Cancelled();
+        fn(item, worker);
       }
-      fn(item, worker);
+    } catch (...) {
+      next.store(items, std::memory_order_relaxed);
+      const std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
     }
   };
   {
@@ -38,7 +45,7 @@ void for_each(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
     }
     work(0);
   }
-  if (is_cancelled) throw core::Cancelled();
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace tessella::reference

@@ -1,7 +1,7 @@
 // The two register-tiled products of attention on fp32 scratch.
 //
 //   score_tile  S^T[key][row] = sum_d K[key][d] * Q^T[d][row]     lanes are rows, K is broadcast
-//   value_tile  O[row][c]    += sum_key P^T[key][row] * V[key][c]  lanes are columns, P is broadcast
+//   value_tile  O[row][c]    += sum_key P[row][key] * V[key][c]    lanes are columns, P is broadcast
 //
 // Tiles fill the register file: 24 accumulators of 32 registers or 12 of 16, so that the two fused multiply-adds a
 // cycle do not wait for latency. On AVX-512 every load beside them costs, even where two a cycle would do: the nearer a
@@ -84,9 +84,16 @@ inline void multiply_scores(const float* k, int64_t k_stride, const float* q, in
   }
 }
 
+// What a value tile is broadcast from: element [row][key] of a matrix of any strides.
+struct Weights {
+  const float* data;
+  int64_t row_stride;
+  int64_t key_stride;
+};
+
 // The tile is summed from zero and then added to o: shorter chains of roundings at no cost.
 template <int kRows, int kVectors>
-HWY_INLINE void value_tile(const float* HWY_RESTRICT probs, int lanes, int num_keys, const float* HWY_RESTRICT v,
+HWY_INLINE void value_tile(Weights weights, int num_keys, const float* HWY_RESTRICT v, int64_t v_stride,
                            float* HWY_RESTRICT o, int64_t o_stride) {
   const F32 d;
   VecF sum[kRows][kVectors];
@@ -99,10 +106,10 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT probs, int lanes, int num_k
   for (int64_t key = 0; key < num_keys; ++key) {
     VecF value[kVectors];
     HWY_UNROLL(4)
-    for (int c = 0; c < kVectors; ++c) value[c] = hn::Load(d, v + (key * kVectors + c) * kLanes);
+    for (int c = 0; c < kVectors; ++c) value[c] = hn::Load(d, v + key * v_stride + c * kLanes);
     HWY_UNROLL(12)
     for (int row = 0; row < kRows; ++row) {
-      const VecF prob = hn::Set(d, probs[key * lanes + row]);
+      const VecF prob = hn::Set(d, weights.data[key * weights.key_stride + row * weights.row_stride]);
       HWY_UNROLL(4)
       for (int c = 0; c < kVectors; ++c) sum[row][c] = hn::MulAdd(prob, value[c], sum[row][c]);
     }
@@ -119,18 +126,21 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT probs, int lanes, int num_k
 
 // One panel of columns, kVectors vectors wide, for all rows of a strip.
 template <int kVectors>
-HWY_INLINE void multiply_panel(const float* probs, int lanes, int num_rows, int num_keys, const float* v, float* o,
+HWY_INLINE void multiply_panel(Weights weights, int num_rows, int num_keys, const float* v, int64_t v_stride, float* o,
                                int64_t o_stride) {
   constexpr int kRows = kValueRows<kVectors>;
+  const auto from = [&](int row) {
+    return Weights{weights.data + row * weights.row_stride, weights.row_stride, weights.key_stride};
+  };
   int row = 0;
   for (; row + kRows <= num_rows; row += kRows) {
-    value_tile<kRows, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+    value_tile<kRows, kVectors>(from(row), num_keys, v, v_stride, o + row * o_stride, o_stride);
   }
   for (; row + kRows / 3 <= num_rows; row += kRows / 3) {
-    value_tile<kRows / 3, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+    value_tile<kRows / 3, kVectors>(from(row), num_keys, v, v_stride, o + row * o_stride, o_stride);
   }
   for (; row < num_rows; ++row) {
-    value_tile<1, kVectors>(probs + row, lanes, num_keys, v, o + row * o_stride, o_stride);
+    value_tile<1, kVectors>(from(row), num_keys, v, v_stride, o + row * o_stride, o_stride);
   }
 }
 
@@ -138,17 +148,33 @@ HWY_INLINE void multiply_panel(const float* probs, int lanes, int num_rows, int 
 inline void multiply_values(const float* probs, int lanes, int num_rows, int num_keys, const float* v,
                             int64_t panel_keys, int key_offset, float* o, int64_t o_stride) {
   constexpr int kWidth = kValueVectors * kLanes;
+  const Weights weights{probs, 1, lanes};
   int64_t column = 0;
   for (; column + kWidth <= o_stride; column += kWidth) {
     const float* panel = v + column * panel_keys + key_offset * kWidth;
-    multiply_panel<kValueVectors>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    multiply_panel<kValueVectors>(weights, num_rows, num_keys, panel, kWidth, o + column, o_stride);
   }
   const int64_t width = o_stride - column;
   const float* panel = v + column * panel_keys + key_offset * width;
   switch (width / kLanes) {
-    case 1: return multiply_panel<1>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
-    case 2: return multiply_panel<2>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
-    case 3: return multiply_panel<3>(probs, lanes, num_rows, num_keys, panel, o + column, o_stride);
+    case 1: return multiply_panel<1>(weights, num_rows, num_keys, panel, kLanes, o + column, o_stride);
+    case 2: return multiply_panel<2>(weights, num_rows, num_keys, panel, 2 * kLanes, o + column, o_stride);
+    case 3: return multiply_panel<3>(weights, num_rows, num_keys, panel, 3 * kLanes, o + column, o_stride);
+    default: return;
+  }
+}
+
+// o[row][c] += sum_key weights[row][key] * v[key][c] for c in [0, stride), the row strides of v and o alike.
+inline void multiply_rows(Weights weights, int num_rows, int num_keys, const float* v, float* o, int64_t stride) {
+  constexpr int kWidth = kValueVectors * kLanes;
+  int64_t column = 0;
+  for (; column + kWidth <= stride; column += kWidth) {
+    multiply_panel<kValueVectors>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
+  }
+  switch ((stride - column) / kLanes) {
+    case 1: return multiply_panel<1>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
+    case 2: return multiply_panel<2>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
+    case 3: return multiply_panel<3>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
     default: return;
   }
 }

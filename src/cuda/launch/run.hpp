@@ -21,7 +21,7 @@ struct KernelRow {
   std::string (*unavailable)(const DeviceInfo& device) = nullptr;
   uint32_t dtypes = 0;
   int64_t max_head_dim = 0;
-  core::Features features = core::all_features().without(core::kFutureFeatures);
+  core::Features features = core::forward_features().without(core::kFutureFeatures);
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
   Recipe (*recipe)(const core::Shape& bounds, const DeviceInfo& device) = nullptr;
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;

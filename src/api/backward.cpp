@@ -1,0 +1,163 @@
+#include "api/backward.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "api/forward.hpp"
+#include "api/grow.hpp"
+#include "api/host_copy.hpp"
+#include "api/tensor_reader.hpp"
+#include "core/environment.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+#include "core/validate.hpp"
+
+namespace tessella::api {
+namespace {
+
+using core::AttentionArguments;
+using core::DType;
+using core::Feature;
+using core::invalid;
+using core::message;
+using core::Name;
+using core::unsupported;
+
+// Adds the gradients to the arguments of the forward call.
+class GradientReader {
+ public:
+  GradientReader(const tessella_backward_args& args, const tessella_forward_args& forward, const char* function,
+                 Memory memory, AttentionArguments& arguments)
+      : args_(args), forward_(forward), function_(function), memory_(memory), a_(arguments),
+        reader_(function, memory != Memory::none) {}
+
+  void run() {
+    a_.operation = core::Operation::backward;
+    if (forward_.lse == nullptr) invalid(message(function_, ": forward.lse is NULL, expected what the call wrote"));
+    for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv}, {"scales", Feature::scales}}) {
+      if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
+    }
+    core::Operand ignored;
+    reader_.attention("q", forward_.q, is_packed_q(), ignored);  // says where the call's tensors are
+    const auto of_out = reader_.attention("d_out", args_.d_out, is_packed_q(), a_.tensors[Name::d_out]);
+    same_axes("d_out", *args_.d_out, of_out, of_q(a_.head_dim_v), "out");
+    one_of("d_out", a_.tensors[Name::d_out].dtype, {a_.out_dtype(), a_.dtype()});
+    d_lse();
+    operand(Name::dq, args_.dq, is_packed_q(), of_q(a_.head_dim_qk), "q");
+    operand(Name::dk, args_.dk, is_packed_kv(), of_kv(a_.head_dim_qk), "k");
+    operand(Name::dv, args_.dv, is_packed_kv(), of_kv(a_.head_dim_v), "v");
+    score("d_bias", args_.d_bias, "bias", forward_.bias, Feature::d_bias, a_.d_bias);
+    score("d_sink", args_.d_sink, "sink", forward_.sink, Feature::d_sink, a_.d_sink);
+    score("d_alibi_slopes", args_.d_alibi_slopes, "alibi_slopes", forward_.alibi_slopes, Feature::d_alibi_slopes,
+          a_.d_alibi_slopes);
+    accumulate();
+    core::derive_shape(a_);
+  }
+
+ private:
+  bool is_packed_q() const { return forward_.cu_seqlens_q != nullptr; }
+  bool is_packed_kv() const { return forward_.cu_seqlens_kv != nullptr; }
+  TensorAxes of_q(int64_t dim) const { return {a_.axes_q().batch, a_.total_q, a_.heads_q, dim}; }
+  TensorAxes of_kv(int64_t dim) const { return {a_.axes_kv().batch, a_.total_kv, a_.heads_kv, dim}; }
+
+  void same_axes(const char* name, const tessella_tensor& tensor, const TensorAxes& got, const TensorAxes& expected,
+                 const char* like) const {
+    const auto same = [&](int axis, int64_t size, int64_t wanted) {
+      if (size == wanted) return;
+      reader_.mismatch(name, tensor, 4, axis, size, wanted, message("that of ", like).c_str());
+    };
+    same(0, got.batch, expected.batch);
+    same(1, got.rows, expected.rows);
+    same(2, got.heads, expected.heads);
+    same(3, got.head_dim, expected.head_dim);
+  }
+
+  void one_of(const char* name, DType got, std::initializer_list<DType> expected) const {
+    if (got == DType::f32 || std::ranges::find(expected, got) != expected.end()) return;
+    const DType first = *expected.begin();
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(got), ", expected ", core::name(first),
+                    first == DType::f32 ? "" : " or f32"));
+  }
+
+  void may_be_written(const char* name, const tessella_tensor& tensor) const {
+    if (memory_ != Memory::written || (tensor.flags & TESSELLA_READ_ONLY) == 0) return;
+    invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
+  }
+
+  void d_lse() {
+    if (args_.d_lse == nullptr) return;
+    a_.features |= Feature::d_lse;
+    core::Operand& to = a_.tensors[Name::d_lse];
+    to = reader_.lse("d_lse", *args_.d_lse, forward_.q->ndim, {a_.batch, a_.total_q, a_.heads_q, 1},
+                     is_packed_q() ? "(heads_q, total_q)" : "(batch, heads_q, seqlen_q)");
+    if (to.dtype == DType::f32 || (to.dtype == DType::f64 && a_.dtype() == DType::f64)) return;
+    invalid(message(function_, ": d_lse.dtype is ", core::name(to.dtype), ", expected f32"));
+  }
+
+  void operand(Name name, const tessella_tensor* tensor, bool packed, const TensorAxes& axes, const char* like) {
+    if (tensor == nullptr) return;
+    same_axes(core::name(name), *tensor, reader_.attention(core::name(name), tensor, packed, a_.tensors[name]), axes,
+              like);
+    one_of(core::name(name), a_.tensors[name].dtype, {a_.dtype()});
+    may_be_written(core::name(name), *tensor);
+  }
+
+  // Of what scores read: the shape of `of`.
+  void score(const char* name, const tessella_tensor* tensor, const char* of_name, const tessella_tensor* of,
+             Feature feature, core::ScoreGradient& gradient) {
+    if (tensor == nullptr) return;
+    if (of == nullptr) invalid(message(function_, ": ", name, " is given, expected it beside forward.", of_name));
+    if (tensor->ndim != of->ndim || !std::equal(of->shape, of->shape + of->ndim, tensor->shape)) {
+      invalid(message(function_, ": ", name, " has another shape than ", of_name, ", expected the same"));
+    }
+    a_.features |= feature;
+    const bool is_bias = feature == Feature::d_bias;
+    gradient = reader_.score_gradient(name, *tensor, is_bias);
+    one_of(name, gradient.dtype, {is_bias ? a_.bias.dtype : DType::f32});
+    may_be_written(name, *tensor);
+  }
+
+  void accumulate() {
+    const int32_t known = TESSELLA_DQ | TESSELLA_DK | TESSELLA_DV | TESSELLA_D_BIAS | TESSELLA_D_SINK |
+                          TESSELLA_D_ALIBI_SLOPES;
+    int32_t given = 0;
+    for (const auto& [bit, tensor] :
+         {std::pair{TESSELLA_DQ, args_.dq}, {TESSELLA_DK, args_.dk}, {TESSELLA_DV, args_.dv},
+          {TESSELLA_D_BIAS, args_.d_bias}, {TESSELLA_D_SINK, args_.d_sink},
+          {TESSELLA_D_ALIBI_SLOPES, args_.d_alibi_slopes}}) {
+      if (tensor != nullptr) given |= bit;
+    }
+    if (given == 0) invalid(message(function_, ": no gradient is given, expected one of dq, dk, dv or more"));
+    if ((args_.accumulate & ~(known & given)) != 0) {
+      invalid(message(function_, ": accumulate is ", args_.accumulate, ", expected bits of gradients that are given"));
+    }
+    a_.accumulate = static_cast<uint32_t>(args_.accumulate);
+  }
+
+  const tessella_backward_args& args_;
+  const tessella_forward_args& forward_;
+  const char* function_;
+  Memory memory_;
+  AttentionArguments& a_;
+  TensorReader reader_;
+};
+
+}  // namespace
+
+AttentionArguments read(const tessella_backward_args* args, const tessella_attention_options& options,
+                        const char* function, void* stream, Memory memory) {
+  const tessella_backward_args defaults = TESSELLA_BACKWARD_ARGS_INIT;
+  const tessella_backward_args given = grow(args, defaults, function, "args");
+  if (given.forward == nullptr) invalid(message(function, ": forward is NULL, expected the arguments of the call"));
+  const tessella_forward_args forward = grown(given.forward, function);
+  AttentionArguments arguments =
+      normalize(forward, options, function, memory == Memory::written ? Memory::read : memory);
+  GradientReader(given, forward, function, memory, arguments).run();
+  core::validate(arguments, function);
+  const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
+                             (options.check_device_values != 0 || core::environment_check_device_values());
+  if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
+  return arguments;
+}
+
+}  // namespace tessella::api

@@ -1,0 +1,458 @@
+// Gradients of one work item in fp32 vectors: a block of keys outside, strips of queries inside (backward_vector.hpp).
+//
+// A tile of scores is computed again, transposed [key][row] as in the forward, and so is dP; both turn into
+//   P = exp(S - LSE),  dS = P (D dP - delta),
+// which meet V, K and Q in products whose lanes are columns.
+#if defined(TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
+#undef TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
+#endif
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "cpu/vector/backward_vector.hpp"
+#include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "cpu/vector/score-inl.hpp"
+#include "cpu/vector/tiles-inl.hpp"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using core::Name;
+
+// Calls fn with a null pointer to elements of the dtype.
+template <typename Fn>
+void with_elements(core::DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case core::DType::bf16: return fn(static_cast<const BFloat16*>(nullptr));
+    case core::DType::f16: return fn(static_cast<const Float16*>(nullptr));
+    default: return fn(static_cast<const float*>(nullptr));
+  }
+}
+
+template <typename T>
+void load_row(const T* from, int dim, float* to, int64_t stride) {
+  const F32 d;
+  int i = 0;
+  for (; i + kLanes <= dim; i += kLanes) hn::Store(load_floats(d, from + i), d, to + i);
+  if (i < dim) {
+    hn::Store(load_first(from + i, dim - i), d, to + i);
+    i += kLanes;
+  }
+  for (; i < stride; i += kLanes) hn::Store(hn::Zero(d), d, to + i);
+}
+
+// Rows of a tensor given by their addresses; null ones are zeros. As they are, and transposed.
+inline void load_rows(core::DType dtype, const std::byte* const* rows, int num_rows, int lanes, int64_t dim, float* to,
+                      int64_t stride, float* transposed) {
+  with_elements(dtype, [&]<typename T>(const T*) HWY_ATTR {
+    static constexpr T kZeros[kMaxHeadDim] = {};
+    const T* from[kStripRows] = {};
+    for (int r = 0; r < lanes; ++r) from[r] = rows[r] == nullptr ? kZeros : reinterpret_cast<const T*>(rows[r]);
+    for (int r = 0; r < num_rows; ++r) load_row(from[r], static_cast<int>(dim), to + r * stride, stride);
+    load_transposed(from, lanes, static_cast<int>(dim), 1, transposed);
+  });
+}
+
+inline bool is_finite(const float* row, int64_t count) {
+  const F32 d;
+  const VecF infinity = hn::Set(d, __builtin_inff());
+  for (int64_t i = 0; i < count; i += kLanes) {
+    if (!hn::AllTrue(d, hn::Lt(hn::Abs(hn::Load(d, row + i)), infinity))) return false;
+  }
+  return true;
+}
+
+// Rows of k or v, and zero rows up to a multiple of kScoreKeys. 0 * NaN is NaN: rows that no query may see are zero.
+inline void load_block(const core::AttentionArguments& p, const core::Sequence& s, Name name, int64_t kv_head,
+                       int64_t key_begin, int num_keys, int64_t dim, float* to, int64_t stride) {
+  const core::Operand& operand = p.tensors[name];
+  with_elements(operand.dtype, [&]<typename T>(const T*) HWY_ATTR {
+    for (int key = 0; key < num_keys; ++key) {
+      const std::byte* from = operand.row(s.batch_idx, s.row_kv + key_begin + key, kv_head);
+      float* row = to + key * stride;
+      load_row(reinterpret_cast<const T*>(from), static_cast<int>(dim), row, stride);
+      if (is_finite(row, stride) || seen_by_any_query(p, s, kv_head, key_begin + key)) continue;
+      std::memset(row, 0, sizeof(float) * static_cast<size_t>(stride));
+    }
+  });
+  const int rest = (kScoreKeys - num_keys % kScoreKeys) % kScoreKeys;
+  std::memset(to + num_keys * stride, 0, sizeof(float) * static_cast<size_t>(rest * stride));
+}
+
+// to = factor * from, and what is there where the gradient accumulates.
+inline void store_gradient(const float* from, float factor, int64_t count, core::DType dtype, bool accumulates,
+                           std::byte* to) {
+  with_elements(dtype, [&]<typename T>(const T*) HWY_ATTR {
+    T* out = reinterpret_cast<T*>(to);
+    if (!accumulates) return store_row(from, hn::Set(F32(), factor), static_cast<int>(count), out);
+    alignas(64) float sum[kMaxHeadDim];
+    const F32 d;
+    load_row(out, static_cast<int>(count), sum, 0);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      hn::Store(hn::MulAdd(hn::Load(d, from + i), hn::Set(d, factor), hn::Load(d, sum + i)), d, sum + i);
+    }
+    store_row(sum, hn::Set(d, 1.0f), static_cast<int>(count), out);
+  });
+}
+
+// The queries of a strip beside a block of keys.
+struct QueryStrip {
+  Strip strip;
+  alignas(64) float lse[kStripRows];    // natural; +inf for a row that takes no part
+  alignas(64) float delta[kStripRows];  // dO . out - dLSE
+  alignas(64) float slope[kStripRows];  // sum of dS times ALiBi's distance
+  int lanes = 0;
+};
+
+// Reads q, dO and LSE of the strip's rows. A row that sees no key has LSE -inf: it counts as zeros, whatever it holds.
+inline void load_queries(QueryStrip& to, const float* delta, const BackwardScratch& scratch) {
+  const core::AttentionArguments& p = *to.strip.arguments;
+  const core::Sequence& s = *to.strip.sequence;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::byte* q[kStripRows] = {};
+  const std::byte* d_out[kStripRows] = {};
+  for (int r = 0; r < to.lanes; ++r) {
+    to.lse[r] = kInfinity;
+    to.delta[r] = to.slope[r] = 0;
+    if (r >= to.strip.num_rows) continue;
+    const int64_t row = s.row_q + to.strip.query[r];
+    const int64_t head = to.strip.head[r];
+    float lse;
+    std::memcpy(&lse, p.lse().row(s.batch_idx, row, head), sizeof lse);
+    if (lse == -kInfinity) continue;
+    to.lse[r] = lse == kInfinity ? std::numeric_limits<float>::quiet_NaN() : lse;
+    to.delta[r] = delta[r];
+    q[r] = p.q().row(s.batch_idx, row, head);
+    d_out[r] = p.tensors[Name::d_out].row(s.batch_idx, row, head);
+  }
+  load_rows(p.dtype(), q, to.strip.num_rows, to.lanes, p.head_dim_qk, scratch.q, scratch.qk_stride,
+            scratch.q_transposed);
+  load_rows(p.tensors[Name::d_out].dtype, d_out, to.strip.num_rows, to.lanes, p.head_dim_v, scratch.d_out,
+            scratch.v_stride, scratch.d_out_transposed);
+}
+
+// slope += sum over keys of dS times ALiBi's distance.
+inline void add_slopes(QueryStrip& of, const float* d_scores, int64_t key_begin, int num_keys) {
+  const F32 d;
+  alignas(64) float position[kStripRows];
+  for (int r = 0; r < of.lanes; ++r) {
+    position[r] = static_cast<float>(of.strip.sequence->band.position(of.strip.query[r]) - key_begin);
+  }
+  for (int row = 0; row < of.lanes; row += kLanes) {
+    VecF sum = hn::Zero(d);
+    for (int key = 0; key < num_keys; ++key) {
+      const VecF distance = hn::Abs(hn::Sub(hn::Load(d, position + row), hn::Set(d, static_cast<float>(key))));
+      sum = hn::MulAdd(hn::Load(d, d_scores + key * of.lanes + row), distance, sum);
+    }
+    hn::Store(hn::Add(hn::Load(d, of.slope + row), sum), d, of.slope + row);
+  }
+}
+
+// P with dropout's factors in scratch.probs and dS, behind softcap, in scratch.d_scores, of keys [key_begin, key_begin +
+// num_keys), whose K and V rows are given.
+inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t key_begin, int num_keys,
+                         const BackwardScratch& scratch) {
+  const Strip& strip = of.strip;
+  const core::AttentionArguments& p = *strip.arguments;
+  const int lanes = of.lanes;
+  const bool has_softcap = p.features.has(core::Feature::softcap);
+  const bool has_dropout = p.features.has(core::Feature::dropout);
+  const bool needs_chain = p.features.has_any(kScoreFeatures) || !(p.scale > 0);
+  float* probs = scratch.probs;
+  float* d_scores = scratch.d_scores;
+  alignas(64) float unused_max[kStripRows] = {};
+  multiply_scores(k, scratch.qk_stride, scratch.q_transposed, lanes, static_cast<int>(p.head_dim_qk), num_keys, probs,
+                  unused_max);
+  multiply_scores(v, scratch.v_stride, scratch.d_out_transposed, lanes, static_cast<int>(p.head_dim_v), num_keys,
+                  d_scores, unused_max);
+  const size_t tile_bytes = sizeof(float) * static_cast<size_t>(num_keys * lanes);
+  if (has_softcap) std::memcpy(scratch.products, probs, tile_bytes);
+  if (needs_chain) {
+    score_chain(strip, lanes, probs, key_begin, num_keys);
+  } else if (key_begin < strip.full_begin || key_begin + num_keys > strip.full_end) {
+    apply_band(strip, lanes, probs, key_begin, num_keys);
+  }
+  const F32 d;
+  if (has_dropout) {
+    for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(hn::Set(d, 1.0f), d, scratch.kept + i);
+    dropout_chain(strip, lanes, scratch.kept, key_begin, num_keys);
+  }
+  const VecF scale = hn::Set(d, needs_chain ? 1.0f : p.scale);
+  const VecF log2_e = hn::Set(d, kLog2E);
+  const VecF most = hn::Set(d, 127.0f);  // of an exponent; LSE that is not of these scores could give more
+  for (int row = 0; row < lanes; row += kLanes) {
+    const VecF lse = hn::Load(d, of.lse + row);
+    const VecF delta = hn::Load(d, of.delta + row);
+    for (int key = 0; key < num_keys; ++key) {
+      const int at = key * lanes + row;
+      const VecF exponent = hn::Mul(hn::MulSub(hn::Load(d, probs + at), scale, lse), log2_e);
+      VecF prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
+      VecF d_prob = hn::Load(d, d_scores + at);
+      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, scratch.kept + at));
+      hn::Store(hn::Mul(prob, hn::Sub(d_prob, delta)), d, d_scores + at);
+      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, scratch.kept + at));
+      hn::Store(prob, d, probs + at);
+    }
+  }
+}
+
+// d_scores times softcap's derivative 1 - tanh^2.
+inline void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int num_keys,
+                                     const BackwardScratch& scratch) {
+  if (!p.features.has(core::Feature::softcap)) return;
+  const F32 d;
+  const VecF scale = hn::Set(d, p.scale / p.softcap);
+  for (int i = 0; i < num_keys * lanes; i += kLanes) {
+    const VecF capped = tanh(hn::Mul(hn::Load(d, scratch.products + i), scale));
+    const VecF derivative = hn::NegMulAdd(capped, capped, hn::Set(d, 1.0f));
+    hn::Store(hn::Mul(hn::Load(d, scratch.d_scores + i), derivative), d, scratch.d_scores + i);
+  }
+}
+
+// Which blocks of keys a strip meets, in order: those of keep_first and those of its band.
+struct BlocksOfStrip {
+  int32_t kept;   // blocks [0, kept)
+  int32_t begin;  // and blocks [begin, end)
+  int32_t end;
+  BlocksOfStrip(const Strip& strip, int64_t block_keys) {
+    const auto blocks = [&](int32_t keys) { return static_cast<int32_t>((keys + block_keys - 1) / block_keys); };
+    kept = blocks(strip.keep_end);
+    const auto first = static_cast<int32_t>(strip.keys_begin / block_keys);
+    begin = first > kept ? first : kept;
+    end = blocks(strip.keys_end);
+  }
+  bool has(int32_t block) const { return block < kept || (block >= begin && block < end); }
+  // How many come before this one.
+  int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
+};
+
+// Adds a block's part of dQ to the strip's sums when all blocks before it have.
+inline void add_in_turn(std::atomic<int32_t>& turn, int32_t before, const QueryStrip& strip, bool wants_slopes,
+                        const BackwardScratch& scratch, bool wants_dq, float* dq, float* slope) {
+  for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
+    if (spins < 256) {
+      hwy::Pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  const F32 d;
+  const int64_t count = strip.strip.num_rows * scratch.qk_stride;
+  for (int64_t i = 0; wants_dq && i < count; i += kLanes) {
+    hn::Store(hn::Add(hn::Load(d, dq + i), hn::Load(d, scratch.dq + i)), d, dq + i);
+  }
+  for (int r = 0; wants_slopes && r < strip.strip.num_rows; ++r) slope[r] += strip.slope[r];
+  turn.store(before + 1, std::memory_order_release);
+}
+
+inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
+                      const BackwardShared& shared, const BackwardScratch& scratch) {
+  const core::Sequence s = core::sequence(p, block.batch_idx);
+  const int64_t key_begin = block.idx * shared.block_keys;
+  const int64_t key_end = s.len_kv < key_begin + shared.block_keys ? s.len_kv : key_begin + shared.block_keys;
+  const int block_keys = static_cast<int>(key_end - key_begin);
+  const bool wants_dq = p.tensors[Name::dq].data != nullptr;
+  const bool wants_dk = p.tensors[Name::dk].data != nullptr;
+  const bool wants_dv = p.tensors[Name::dv].data != nullptr;
+  const bool wants_slopes = p.features.has(core::Feature::d_alibi_slopes);
+  load_block(p, s, Name::k, kv_head, key_begin, block_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
+  load_block(p, s, Name::v, kv_head, key_begin, block_keys, p.head_dim_v, scratch.v, scratch.v_stride);
+  std::memset(scratch.dk, 0, sizeof(float) * static_cast<size_t>(block_keys * scratch.qk_stride));
+  std::memset(scratch.dv, 0, sizeof(float) * static_cast<size_t>(block_keys * scratch.v_stride));
+
+  const int64_t rows = s.len_q * p.group();
+  const int64_t first_row = kv_head * shared.rows + shared.first_row(p, s);
+  const int64_t first_strip = kv_head * shared.strips + shared.first_strip(p, s);
+  QueryStrip of;
+  for (int64_t row = 0, n = 0; row < rows; row += kStripRows, ++n) {
+    const int num_rows = static_cast<int>(rows - row < kStripRows ? rows - row : kStripRows);
+    of.lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
+    fill_strip(of.strip, p, s, kv_head, row, num_rows, of.lanes);
+    const BlocksOfStrip blocks(of.strip, shared.block_keys);
+    if (!blocks.has(block.idx)) continue;
+    load_queries(of, shared.delta + first_row + row, scratch);
+    if (wants_dq) std::memset(scratch.dq, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.qk_stride));
+    for (int64_t begin = key_begin; begin < key_end; begin += kTileKeys) {
+      const int64_t end = key_end < begin + kTileKeys ? key_end : begin + kTileKeys;
+      if (begin >= of.strip.keep_end && (begin >= of.strip.keys_end || end <= of.strip.keys_begin)) continue;
+      const int num_keys = static_cast<int>(end - begin);
+      const int64_t at = begin - key_begin;
+      float* k = scratch.k + at * scratch.qk_stride;
+      compute_tile(of, k, scratch.v + at * scratch.v_stride, begin, num_keys, scratch);
+      if (wants_slopes) add_slopes(of, scratch.d_scores, begin, num_keys);
+      apply_softcap_derivative(p, of.lanes, num_keys, scratch);
+      const Weights probs{scratch.probs, of.lanes, 1};
+      const Weights d_scores{scratch.d_scores, of.lanes, 1};
+      if (wants_dv) {
+        multiply_rows(probs, num_keys, num_rows, scratch.d_out, scratch.dv + at * scratch.v_stride, scratch.v_stride);
+      }
+      if (wants_dk) {
+        multiply_rows(d_scores, num_keys, num_rows, scratch.q, scratch.dk + at * scratch.qk_stride, scratch.qk_stride);
+      }
+      if (wants_dq) {
+        multiply_rows({scratch.d_scores, 1, of.lanes}, num_rows, num_keys, k, scratch.dq, scratch.qk_stride);
+      }
+    }
+    if (wants_dq || wants_slopes) {
+      add_in_turn(shared.turn[first_strip + n], blocks.before(block.idx), of, wants_slopes, scratch, wants_dq,
+                  shared.dq + (first_row + row) * shared.qk_stride, shared.slope + first_row + row);
+    }
+  }
+  for (int key = 0; key < block_keys; ++key) {
+    const auto store = [&](Name name, core::Gradient gradient, const float* from, float factor, int64_t dim) {
+      const core::Operand& to = p.tensors[name];
+      if (to.data == nullptr) return;
+      store_gradient(from, factor, dim, to.dtype, p.accumulates(gradient),
+                     to.row(s.batch_idx, s.row_kv + key_begin + key, kv_head));
+    };
+    store(Name::dk, core::Gradient::dk, scratch.dk + key * scratch.qk_stride, p.scale, p.head_dim_qk);
+    store(Name::dv, core::Gradient::dv, scratch.dv + key * scratch.v_stride, 1, p.head_dim_v);
+  }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  _mm256_zeroupper();  // as run_item() of the forward
+#endif
+}
+
+// Sums of two rows' products in vectors.
+inline float dot_rows(const float* a, const float* b, int64_t count) {
+  const F32 d;
+  VecF sum = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += kLanes) sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+inline void begin_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin,
+                       int64_t end, const BackwardShared& shared) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  alignas(64) float out[kMaxHeadDim];
+  alignas(64) float d_out[kMaxHeadDim];
+  const int64_t first = kv_head * shared.rows + shared.first_row(p, s);
+  const int dim = static_cast<int>(p.head_dim_v);
+  const int64_t padded = (dim + kLanes - 1) / kLanes * kLanes;
+  for (int64_t f = begin; f < end; ++f) {
+    const int64_t row = s.row_q + f / p.group();
+    const int64_t head = kv_head * p.group() + f % p.group();
+    const auto at = [&](Name name) { return p.tensors[name].row(s.batch_idx, row, head); };
+    float lse, d_lse = 0;
+    std::memcpy(&lse, at(Name::lse), sizeof lse);
+    if (p.features.has(core::Feature::d_lse)) std::memcpy(&d_lse, at(Name::d_lse), sizeof d_lse);
+    float dot = 0;
+    if (lse != kNothing) {
+      for (const auto& [name, to] : {std::pair{Name::out, out}, {Name::d_out, d_out}}) {
+        with_elements(p.tensors[name].dtype, [&, name = name, to = to]<typename T>(const T*) HWY_ATTR {
+          load_row(reinterpret_cast<const T*>(at(name)), dim, to, padded);
+        });
+      }
+      dot = dot_rows(out, d_out, padded);
+    }
+    shared.delta[first + f] = lse == kNothing ? 0 : dot - d_lse;
+    shared.slope[first + f] = 0;
+    std::memset(shared.dq + (first + f) * shared.qk_stride, 0, sizeof(float) * static_cast<size_t>(shared.qk_stride));
+  }
+}
+
+inline void end_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin,
+                     int64_t end, const BackwardShared& shared) {
+  const core::Operand& to = p.tensors[Name::dq];
+  const int64_t first = kv_head * shared.rows + shared.first_row(p, s);
+  for (int64_t f = begin; f < end; ++f) {
+    store_gradient(shared.dq + (first + f) * shared.qk_stride, p.scale, p.head_dim_qk, to.dtype,
+                   p.accumulates(core::Gradient::dq),
+                   to.row(s.batch_idx, s.row_q + f / p.group(), kv_head * p.group() + f % p.group()));
+  }
+}
+
+// Queries [query, query + kStripRows) of one head.
+inline void fill_head_strip(Strip& strip, const core::AttentionArguments& p, const core::Sequence& s, int64_t head,
+                            int64_t query, int num_rows, int lanes) {
+  strip.arguments = &p;
+  strip.sequence = &s;
+  strip.kv_head = head / p.group();
+  strip.num_rows = num_rows;
+  for (int r = 0; r < lanes; ++r) {
+    const int64_t i = query + (r < num_rows ? r : num_rows - 1);
+    strip.query[r] = static_cast<int32_t>(i);
+    strip.head[r] = static_cast<int32_t>(head);
+    strip.begin[r] = static_cast<int32_t>(s.band.begin(i));
+    strip.end[r] = static_cast<int32_t>(s.band.end(i));
+  }
+  bound_strip(strip, lanes);
+}
+
+// sums[slot or 0][query or 0] += dS of one head of a sequence.
+inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t query,
+                          int64_t slot, float* sums, const BackwardShared& shared, const BackwardScratch& scratch) {
+  const core::ScoreGradient& to = p.d_bias;
+  const int64_t key_begin = slot < s.slot_kv ? 0 : slot - s.slot_kv;
+  const int64_t tile_end = slot + kTileKeys - s.slot_kv;
+  const int64_t key_end = s.len_kv < tile_end ? s.len_kv : tile_end;
+  const int64_t rest = s.len_q - query;
+  if (key_begin >= key_end || rest <= 0) return;
+  const int num_keys = static_cast<int>(key_end - key_begin);
+  QueryStrip of;
+  const int num_rows = static_cast<int>(rest < kStripRows ? rest : kStripRows);
+  of.lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
+  fill_head_strip(of.strip, p, s, head, query, num_rows, of.lanes);
+  if (key_begin >= of.strip.keep_end && (key_begin >= of.strip.keys_end || key_end <= of.strip.keys_begin)) return;
+  alignas(64) float delta[kStripRows] = {};
+  const int64_t first = of.strip.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
+  for (int r = 0; r < num_rows; ++r) delta[r] = shared.delta[first + (query + r) * p.group()];
+  load_queries(of, delta, scratch);
+  load_block(p, s, Name::k, of.strip.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
+  load_block(p, s, Name::v, of.strip.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
+  compute_tile(of, scratch.k, scratch.v, key_begin, num_keys, scratch);
+  for (int key = 0; key < num_keys; ++key) {
+    const int64_t column = to.kv_stride == 0 ? 0 : s.slot_kv + key_begin + key - slot;
+    for (int r = 0; r < num_rows; ++r) {
+      sums[column * kStripRows + (to.q_stride == 0 ? 0 : r)] += scratch.d_scores[key * of.lanes + r];
+    }
+  }
+}
+
+// An axis of d_bias that is summed is walked whole, in order; the others have the given entry.
+inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
+                     const BackwardShared& shared, const BackwardScratch& scratch) {
+  const core::ScoreGradient& to = p.d_bias;
+  alignas(64) float sums[kTileKeys * kStripRows] = {};
+  const int64_t b_end = to.batch_stride == 0 ? p.batch : b + 1;
+  const int64_t head_end = to.head_stride == 0 ? p.heads_q : head + 1;
+  const int64_t query_end = to.q_stride == 0 ? p.seqlen_q : query + 1;
+  const int64_t slot_end = to.kv_stride == 0 ? p.seqlen_kv : slot + 1;
+  for (int64_t batch_idx = b; batch_idx < b_end; ++batch_idx) {
+    const core::Sequence s = core::sequence(p, batch_idx);
+    for (int64_t h = head; h < head_end; ++h) {
+      for (int64_t i = query; i < query_end; i += kStripRows) {
+        for (int64_t j = slot; j < slot_end; j += kTileKeys) add_bias_tile(p, s, h, i, j, sums, shared, scratch);
+      }
+    }
+  }
+  const int64_t rows = to.q_stride == 0 ? 1 : p.seqlen_q - query < kStripRows ? p.seqlen_q - query : kStripRows;
+  const int64_t columns = to.kv_stride == 0 ? 1 : p.seqlen_kv - slot < kTileKeys ? p.seqlen_kv - slot : kTileKeys;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const int64_t at = to.index(b, head, query + row, slot + column);
+      alignas(64) float value[kLanes] = {sums[column * kStripRows + row]};
+      store_gradient(value, 1, 1, to.dtype, p.accumulates(core::Gradient::d_bias), to.data + core::bytes_of(to.dtype, at));
+    }
+  }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  _mm256_zeroupper();  // as run_item() of the forward
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP

@@ -1,0 +1,69 @@
+// The oracle of gradients: plain loops, in double for the reference and in fp32 for the plain computation that scales
+// every tolerance (docs/backward.md has the derivation).
+//
+// Of one query and every key j of its sequence, with P = exp(S - LSE), D dropout's factor and dO the gradient of out:
+//   dP_j = D_j (dO . v_j),  delta = sum_j P_j dP_j = dO . out,  dS_j = P_j (dP_j - delta + dLSE),
+//   dq = scale sum_j dS_j softcap'_j k_j,  dk_j = scale sum_i dS_ij softcap'_ij q_i,  dv_j = sum_i D_ij P_ij dO_i,
+//   d_bias_ij = dS_ij,  d_slope = -sum_ij dS_ij distance_ij,  d_sink = sum_i exp(sink - LSE_i) (dLSE_i - delta_i).
+// The reference finds LSE and delta by itself; the plain computation takes lse and out as they are given.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/arguments.hpp"
+#include "core/kernel.hpp"
+#include "core/sequence.hpp"
+
+namespace tessella::reference {
+
+// One query's gradients of its scores, one entry a key of the sequence: 0 where it is hidden.
+template <typename Real>
+struct RowBackward {
+  std::vector<Real> products;    // q . k_j, of visible keys
+  std::vector<Real> scores;      // -inf where hidden
+  std::vector<Real> probs;       // P_j
+  std::vector<Real> kept;        // D_j, dropout's factor
+  std::vector<Real> d_probs;     // dP_j
+  std::vector<Real> d_scores;    // dS_j
+  std::vector<Real> d_products;  // dS_j softcap'_j
+  Real lse = 0;
+  Real delta = 0;   // delta - dLSE
+  Real d_sink = 0;  // this query's part
+};
+
+void backward_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
+                  RowBackward<double>& row);
+// P and dS softcap' are rounded to the dtype of the inputs only where they meet v, q and k: not here.
+void plain_backward_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head,
+                        int64_t i, RowBackward<float>& row);
+
+// Gradients of one KV head of a sequence.
+template <typename Real>
+struct HeadGradients {
+  std::vector<Real> dq;  // (len_q, group, head_dim_qk)
+  std::vector<Real> dk;  // (len_kv, head_dim_qk)
+  std::vector<Real> dv;  // (len_kv, head_dim_v)
+};
+HeadGradients<double> head_gradients(const core::AttentionArguments& arguments, const core::Sequence& sequence,
+                                     int64_t kv_head);
+HeadGradients<float> plain_head_gradients(const core::AttentionArguments& arguments, const core::Sequence& sequence,
+                                          int64_t kv_head);
+
+// Of row (b, head, i) of a gradient of what scores read, each 0 on an axis that it is summed over: d_bias, one entry a
+// slot of the key axis; d_sink and d_alibi_slopes, one.
+std::vector<double> score_gradient(const core::AttentionArguments& arguments, core::Gradient gradient, int64_t b,
+                                   int64_t head, int64_t i);
+std::vector<float> plain_score_gradient(const core::AttentionArguments& arguments, core::Gradient gradient, int64_t b,
+                                        int64_t head, int64_t i);
+
+// The axes of such a gradient.
+struct ScoreAxes {
+  int64_t batch, heads, queries, keys;
+};
+ScoreAxes score_axes(const core::AttentionArguments& arguments, core::Gradient gradient);
+
+core::WorkspaceSize backward_workspace(const core::Shape& shape, int num_threads);
+void backward_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
+
+}  // namespace tessella::reference
