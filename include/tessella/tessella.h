@@ -424,9 +424,10 @@ typedef struct tessella_check_report {
   int64_t worst_index[4]; /* batch, row, head, dim of the worst element */
   double worst_got;
   double worst_expected;
+  const char* worst_tensor; /* "out", "lse", "dq", ...: the one whose numbers these are */
 } tessella_check_report;
 #define TESSELLA_CHECK_REPORT_INIT \
-  { sizeof(tessella_check_report), 0, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0 }
+  { sizeof(tessella_check_report), 0, 0, 0, 0, 0, {0, 0, 0, 0}, 0, 0, 0 }
 TESSELLA_API tessella_status tessella_check(const tessella_call* call, int64_t num_rows, uint64_t seed,
                                             tessella_check_report* report);
 

@@ -226,6 +226,7 @@ tessella_status tessella_check(const tessella_call* call, int64_t num_rows, uint
     for (int i = 0; i < 4; ++i) filled.worst_index[i] = found.worst_index[i];
     filled.worst_got = found.worst_got;
     filled.worst_expected = found.worst_expected;
+    filled.worst_tensor = found.tensor;
     fill(report, filled, "check", "report");
   });
 }

@@ -40,14 +40,21 @@ AttentionShape bounds(const AttentionShape& shape, const tessella_attention_opti
 reference::CheckReport check(const AttentionArguments& arguments, int64_t num_rows, uint64_t seed) {
   core::AttentionShape on_cpu = arguments;
   on_cpu.device = {};
-  if (const std::string reason = core::refusal(reference::reference_kernels().front(), on_cpu); !reason.empty()) {
+  if (const std::string reason = core::refusal(reference::oracle(arguments.operation), on_cpu); !reason.empty()) {
     core::unsupported(message("check: the reference ", reason));
   }
-  if (arguments.device.type == core::DeviceType::cpu) return reference::check_forward(arguments, num_rows, seed);
+  const auto compare = [&](const AttentionArguments& a) {
+    return a.operation == core::Operation::backward ? reference::check_backward(a, num_rows, seed)
+                                                    : reference::check_forward(a, num_rows, seed);
+  };
+  if (arguments.accumulate != 0) {
+    core::invalid(message("check: accumulate is ", arguments.accumulate, ", expected 0: what was there is gone"));
+  }
+  if (arguments.device.type == core::DeviceType::cpu) return compare(arguments);
   cuda::synchronize(arguments.device);
   const HostCopy copy(arguments, Copied::all, nullptr);
   core::validate_tables(copy.arguments(), "check");
-  return reference::check_forward(copy.arguments(), num_rows, seed);
+  return compare(copy.arguments());
 }
 
 }  // namespace tessella::api

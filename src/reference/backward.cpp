@@ -136,43 +136,24 @@ HeadGradients<Real> compute_head(const AttentionArguments& p, const Sequence& s,
   return of;
 }
 
-const core::ScoreGradient& target(const AttentionArguments& p, Gradient gradient) {
-  switch (gradient) {
-    case Gradient::d_sink: return p.d_sink;
-    case Gradient::d_alibi_slopes: return p.d_alibi_slopes;
-    default: return p.d_bias;
-  }
-}
-
 template <typename Real>
 std::vector<Real> compute_score_gradient(const AttentionArguments& p, Gradient gradient, int64_t b, int64_t head,
                                          int64_t i) {
   const core::ScoreGradient& to = target(p, gradient);
   std::vector<Real> sums(static_cast<size_t>(score_axes(p, gradient).keys));
-  const auto range = [](int64_t stride, int64_t idx, int64_t count) {
-    return stride == 0 ? std::pair{int64_t{0}, count} : std::pair{idx, std::min(idx + 1, count)};
-  };
   RowBackward<Real> row;
-  const auto [b_begin, b_end] = range(to.batch_stride, b, p.batch);
-  const auto [head_begin, head_end] = range(to.head_stride, head, p.heads_q);
-  for (int64_t batch_idx = b_begin; batch_idx < b_end; ++batch_idx) {
-    const Sequence s = core::sequence(p, batch_idx);
-    const auto [i_begin, i_end] = range(to.q_stride, i, s.len_q);
-    for (int64_t h = head_begin; h < head_end; ++h) {
-      for (int64_t query = i_begin; query < i_end; ++query) {
-        compute_row(p, s, h, query, row);
-        if (gradient == Gradient::d_sink) sums[0] += row.d_sink;
-        for (int64_t j = 0; j < s.len_kv && gradient != Gradient::d_sink; ++j) {
-          const Real d_score = row.d_scores[static_cast<size_t>(j)];
-          if (gradient == Gradient::d_bias) {
-            sums[to.kv_stride == 0 ? 0 : static_cast<size_t>(s.slot_kv + j)] += d_score;
-          } else {
-            sums[0] -= d_score * static_cast<Real>(alibi_distance(p, s, query, j));
-          }
-        }
+  for_each_query(p, gradient, b, head, i, [&](const Sequence& s, int64_t h, int64_t query) {
+    compute_row(p, s, h, query, row);
+    if (gradient == Gradient::d_sink) sums[0] += row.d_sink;
+    for (int64_t j = 0; j < s.len_kv && gradient != Gradient::d_sink; ++j) {
+      const Real d_score = row.d_scores[static_cast<size_t>(j)];
+      if (gradient == Gradient::d_bias) {
+        sums[to.kv_stride == 0 ? 0 : static_cast<size_t>(s.slot_kv + j)] += d_score;
+      } else {
+        sums[0] -= d_score * static_cast<Real>(alibi_distance(p, s, query, j));
       }
     }
-  }
+  });
   return sums;
 }
 
@@ -242,6 +223,14 @@ std::vector<double> score_gradient(const AttentionArguments& p, Gradient gradien
 std::vector<float> plain_score_gradient(const AttentionArguments& p, Gradient gradient, int64_t b, int64_t head,
                                         int64_t i) {
   return compute_score_gradient<float>(p, gradient, b, head, i);
+}
+
+const core::ScoreGradient& target(const AttentionArguments& p, Gradient gradient) {
+  switch (gradient) {
+    case Gradient::d_sink: return p.d_sink;
+    case Gradient::d_alibi_slopes: return p.d_alibi_slopes;
+    default: return p.d_bias;
+  }
 }
 
 ScoreAxes score_axes(const AttentionArguments& p, Gradient gradient) {

@@ -8,6 +8,7 @@
 // The reference finds LSE and delta by itself; the plain computation takes lse and out as they are given.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -57,11 +58,26 @@ std::vector<double> score_gradient(const core::AttentionArguments& arguments, co
 std::vector<float> plain_score_gradient(const core::AttentionArguments& arguments, core::Gradient gradient, int64_t b,
                                         int64_t head, int64_t i);
 
-// The axes of such a gradient.
+// The axes of such a gradient, and where it is.
 struct ScoreAxes {
   int64_t batch, heads, queries, keys;
 };
 ScoreAxes score_axes(const core::AttentionArguments& arguments, core::Gradient gradient);
+const core::ScoreGradient& target(const core::AttentionArguments& arguments, core::Gradient gradient);
+
+// Calls fn(sequence, head, query) for the queries whose parts row (b, head, i) of it sums, in order.
+template <typename Fn>
+void for_each_query(const core::AttentionArguments& p, core::Gradient gradient, int64_t b, int64_t head, int64_t i,
+                    Fn&& fn) {
+  const core::ScoreGradient& to = target(p, gradient);
+  for (int64_t batch_idx = b; batch_idx < (to.batch_stride == 0 ? p.batch : b + 1); ++batch_idx) {
+    const core::Sequence s = core::sequence(p, batch_idx);
+    for (int64_t h = head; h < (to.head_stride == 0 ? p.heads_q : head + 1); ++h) {
+      const int64_t end = to.q_stride == 0 ? s.len_q : std::min(s.len_q, i + 1);
+      for (int64_t query = i; query < end; ++query) fn(s, h, query);
+    }
+  }
+}
 
 core::WorkspaceSize backward_workspace(const core::Shape& shape, int num_threads);
 void backward_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);

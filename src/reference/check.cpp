@@ -31,7 +31,8 @@ CheckReport report(const Comparison& out, const Comparison& lse, int64_t rows) {
           .passed = worse.passed(),
           .worst_index = worse.worst_index(),
           .worst_got = worse.worst_got(),
-          .worst_expected = worse.worst_expected()};
+          .worst_expected = worse.worst_expected(),
+          .tensor = &worse == &lse ? "lse" : "out"};
 }
 
 class Checker {

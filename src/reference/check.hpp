@@ -9,7 +9,8 @@
 
 namespace tessella::reference {
 
-// Of the output where that fails or nothing does; of the LSE (dim -1) where only that fails.
+// Of the first tensor that fails, or, where none does, of the first there is; indices of the LSE have dim -1, those of
+// d_bias are (batch, head, query, key).
 struct CheckReport {
   int64_t rows = 0;
   double max_error = 0;
@@ -19,13 +20,18 @@ struct CheckReport {
   Index worst_index{};
   double worst_got = 0;
   double worst_expected = 0;
+  const char* tensor = "out";  // whose numbers these are
 };
 
 // The out of the arguments (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread
 // evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
 CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
-// The same of merge.
+// Gradients, which must not have been added to what was there: of KV heads of sequences with num_rows queries together,
+// and of as many rows of d_bias.
+CheckReport check_backward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
+
+// The same as check_forward of merge.
 CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

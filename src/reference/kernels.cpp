@@ -1,5 +1,6 @@
 #include "reference/kernels.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/once.hpp"
@@ -77,6 +78,10 @@ core::KernelTable reference_kernels() {
         ladder_kernel<kFlash2>(),
     };
   });
+}
+
+const core::Kernel& oracle(core::Operation operation) {
+  return *std::ranges::find(reference_kernels(), operation, &core::Kernel::operation);
 }
 
 }  // namespace tessella::reference

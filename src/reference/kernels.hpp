@@ -7,4 +7,7 @@ namespace tessella::reference {
 
 core::KernelTable reference_kernels();
 
+// The row that says what check() can compare.
+const core::Kernel& oracle(core::Operation operation);
+
 }  // namespace tessella::reference

@@ -56,6 +56,10 @@ double product_size(const AttentionArguments& p, const double* q, const double* 
 
 }  // namespace
 
+double score_error(const AttentionArguments& p, double score, double exponent, const double* q, const double* k) {
+  return score_unit(p, std::max(std::abs(score), exponent), product_size(p, q, k));
+}
+
 RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out) {
   const int64_t kv_head = head / p.group();
@@ -79,8 +83,7 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     if (weight == 0) continue;
     load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, k.data());
     // What exp is given, s_j - max, is rounded too.
-    const double magnitude = std::max(std::abs(score), softmax.max - score);
-    const double unit = score_unit(p, magnitude, product_size(p, q.data(), k.data()));
+    const double unit = score_error(p, score, softmax.max - score, q.data(), k.data());
     lse_error += weight * unit;
     sum_error += weight * weight * unit * unit;
 

@@ -20,4 +20,8 @@ struct RowNoise {
 RowNoise row_noise(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out);
 
+// How far rounding alone moves the score of q and k, as a part of its probability: exp is given exponent.
+double score_error(const core::AttentionArguments& arguments, double score, double exponent, const double* q,
+                   const double* k);
+
 }  // namespace tessella::reference

@@ -4,6 +4,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cases/backward_call.hpp"
 #include "cases/call.hpp"
 #include "cases/tagged.hpp"
 #include "cases/tensor_places.hpp"
@@ -149,6 +150,7 @@ std::string Call::check(int64_t rows) const {
 }
 
 Outcome run_case(const Case& c) {
+  if (!c.gradients.empty()) return run_backward_case(c);
   Call call(c);
   const tessella_status status = call.run();
   if (status == TESSELLA_UNSUPPORTED) return {Verdict::refused, tessella_last_error()};

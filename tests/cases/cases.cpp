@@ -58,6 +58,9 @@ void fields(AnyCase& c, Visit visit) {
   visit("max_seqlen", c.max_seqlen);
   visit("memory_seed", c.memory_seed);
   visit("guard", c.guard);
+  visit("gradients", c.gradients);
+  visit("gradients_f32", c.gradients_f32);
+  visit("d_lse", c.d_lse);
   visit("masked_nan", c.masked_nan);
   visit("seed", c.seed);
 }
@@ -228,6 +231,25 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
     c.seqlen_kv = random.in(300, 900);
     c.window_left = random.in(100, 600);
   }
+  return c;
+}
+
+Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
+  Case c = random_case(seed, kernel, dtypes);
+  Random random(seed + 1);
+  c.page_size = 0;
+  c.lse = true;
+  c.spread = std::min(c.spread, 8.0);
+  c.batch_invariant = false;
+  for (const char of : {'q', 'k', 'v'}) {
+    if (random.chance(0.85)) c.gradients += of;
+  }
+  if (!c.bias.empty() && random.chance(0.8)) c.gradients += 'b';
+  if (c.sink && random.chance(0.8)) c.gradients += 's';
+  if (!c.alibi.empty() && random.chance(0.8)) c.gradients += 'a';
+  if (c.gradients.empty()) c.gradients = "qkv";
+  c.gradients_f32 = random.chance(0.2);
+  c.d_lse = random.chance(0.2);
   return c;
 }
 

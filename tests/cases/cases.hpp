@@ -66,6 +66,11 @@ struct Case {
   int64_t max_seqlen = 0;    // that a plan is made for, of queries and keys; 0 = the case's own
   bool memory_seed = false;  // dropout's seed and offset as tensors
   bool guard = false;        // tensors end where an unreadable page begins
+  // Backward: the gradients that are wanted, of q, k, v, b (bias), s (sink) and a (ALiBi slopes); "" = forward. Out and
+  // LSE are the reference's.
+  std::string gradients;
+  bool gradients_f32 = false;  // else in the dtypes of what they are of
+  bool d_lse = false;
   bool masked_nan = false;   // NaN also in keys that lie in the sequence but no query sees
   uint64_t seed = 0;
 };
@@ -76,6 +81,9 @@ Case parse(std::string_view line);
 
 // A small random case that the kernel's dtypes allow; sizes sometimes cross tile borders.
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);
+
+// The same of backward.
+Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);
 
 // A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
 void limit_work(Random& random, Case& c);

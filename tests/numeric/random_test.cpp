@@ -48,6 +48,7 @@ struct Kernel {
   std::string name;
   std::string dtypes;
   bool is_on_gpu;
+  bool is_backward;
   tessella::tests::Configuration configuration(int idx) const {
     return tessella::tests::configuration(idx, dtypes, name == "cuda.forward_sm90");
   }
@@ -58,12 +59,13 @@ std::vector<Kernel> kernels(const std::string& only) {
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
-    if (std::string_view(info.operation) != "forward" || (!only.empty() && only != info.name)) continue;
+    const std::string_view operation = info.operation;
+    if ((operation != "forward" && operation != "backward") || (!only.empty() && only != info.name)) continue;
     if (info.unavailable[0] != '\0') {
       std::printf("skipped %s: %s\n", info.name, info.unavailable);
       continue;
     }
-    list.push_back({info.name, info.dtypes, std::string_view(info.device) == "cuda"});
+    list.push_back({info.name, info.dtypes, std::string_view(info.device) == "cuda", operation == "backward"});
   }
   return list;
 }
@@ -107,6 +109,7 @@ void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>&
 }
 
 Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
+  if (kernel.is_backward) return tessella::tests::random_backward_case(seed, kernel.name, kernel.dtypes);
   if (!kernel.is_on_gpu) return tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
   return random_case_of(kernel.configuration(idx), seed, kernel.name);

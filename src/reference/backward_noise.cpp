@@ -1,0 +1,200 @@
+// A kernel errs in P_j by what the score and the given LSE were rounded by, relative to it; in dP_j by the partial sums
+// of its dot product; in delta by those of its own and by the rounding of out, which it is given. P and dS are rounded
+// to the inputs' dtype where they meet another operand. Errors of keys and of queries are independent, so sums over them
+// are as large as the root of the sum of squares; those of delta and of LSE are one for all keys of a query, so sums
+// over keys have them whole.
+
+#include "reference/backward_noise.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "reference/element.hpp"
+#include "reference/noise.hpp"
+#include "reference/score.hpp"
+
+namespace tessella::reference {
+namespace {
+
+using core::AttentionArguments;
+using core::DType;
+using core::Gradient;
+using core::Name;
+using core::Sequence;
+
+double unit(const AttentionArguments& p) {
+  return p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
+}
+// Of P and dS where they meet another operand.
+double rounding(const AttentionArguments& p) {
+  return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? unit(p) : unit_roundoff(p.dtype());
+}
+double square(double value) { return value * value; }
+
+// Size of the partial sums of a dot product, and root of the squares of its terms.
+struct DotSize {
+  double partials, terms;
+};
+DotSize dot_size(const std::vector<double>& a, const std::vector<double>& b) {
+  double partial = 0, partials = 0, terms = 0;
+  for (size_t c = 0; c < a.size(); ++c) {
+    partial += a[c] * b[c];
+    partials += square(partial);
+    terms += square(a[c] * b[c]);
+  }
+  return {std::sqrt(std::max(partials, terms * static_cast<double>(a.size()) / 2)), std::sqrt(terms)};
+}
+
+// What a query's row errs by.
+struct RowErrors {
+  std::vector<double> probs;     // P_j D_j, not yet rounded
+  std::vector<double> d_scores;  // dS_j, not yet rounded, but for what is one for all keys
+  double delta = 0;
+  double lse = 0;  // relative to every P_j
+};
+
+class QueryNoise {
+ public:
+  QueryNoise(const AttentionArguments& p, const Sequence& s) : p_(p), s_(s) {}
+
+  // The row as the oracle has it, and what it errs by.
+  void run(int64_t head, int64_t i) {
+    backward_row(p_, s_, head, i, row);
+    const auto keys = static_cast<size_t>(s_.len_kv);
+    errors = {std::vector<double>(keys), std::vector<double>(keys)};
+    if (row.lse == kHidden<double>) return;
+    const int64_t kv_head = head / p_.group();
+    const auto load_of = [&](Name name, int64_t dim) {
+      return load(p_.tensors[name].row(s_.batch_idx, s_.row_q + i, head), p_.tensors[name].dtype, dim);
+    };
+    const auto q = load_of(Name::q, p_.head_dim_qk), d_out = load_of(Name::d_out, p_.head_dim_v);
+    const DotSize delta = dot_size(d_out, load_of(Name::out, p_.head_dim_v));
+    errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + unit_roundoff(p_.out_dtype()) * delta.terms;
+    errors.lse = unit(p_) * std::abs(row.lse);
+    for (int64_t j = 0; j < s_.len_kv; ++j) {
+      const auto n = static_cast<size_t>(j);
+      if (row.scores[n] == kHidden<double> || row.probs[n] == 0) continue;
+      const auto k = load(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head), p_.k().dtype, p_.head_dim_qk);
+      const auto v = load(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head), p_.v().dtype, p_.head_dim_v);
+      const double of_score = score_error(p_, row.scores[n], std::abs(row.lse - row.scores[n]), q.data(), k.data());
+      const double of_d_prob = unit(p_) * (row.kept[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
+      errors.probs[n] = row.probs[n] * row.kept[n] * of_score;
+      errors.d_scores[n] = std::hypot(row.d_scores[n] * of_score, row.probs[n] * of_d_prob);
+    }
+  }
+
+  RowBackward<double> row;
+  RowErrors errors;
+
+ private:
+  static std::vector<double> load(const std::byte* data, DType dtype, int64_t count) {
+    std::vector<double> values(static_cast<size_t>(count));
+    load_row(data, dtype, count, values.data());
+    return values;
+  }
+
+  const AttentionArguments& p_;
+  const Sequence& s_;
+};
+
+// Of an output of which `error` is the standard size.
+double of_output(double error, double value, DType dtype) {
+  return 2 * error + unit_roundoff(dtype) * std::abs(value) + underflow_unit(dtype);
+}
+
+}  // namespace
+
+HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s, int64_t kv_head,
+                                 const HeadGradients<double>& of) {
+  const auto d_qk = static_cast<size_t>(p.head_dim_qk), d_v = static_cast<size_t>(p.head_dim_v);
+  const double scale = std::abs(static_cast<double>(p.scale));
+  HeadGradients<double> noise{std::vector<double>(of.dq.size()), std::vector<double>(of.dk.size()),
+                              std::vector<double>(of.dv.size())};
+  std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), common(d_qk);
+  QueryNoise at(p, s);
+  for (int64_t i = 0; i < s.len_q; ++i) {
+    for (int64_t in_group = 0; in_group < p.group(); ++in_group) {
+      const int64_t head = kv_head * p.group() + in_group;
+      at.run(head, i);
+      if (at.row.lse == kHidden<double>) continue;
+      load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.q().dtype, p.head_dim_qk, q.data());
+      const core::Operand& from = p.tensors[Name::d_out];
+      load_row(from.row(s.batch_idx, s.row_q + i, head), from.dtype, p.head_dim_v, d_out.data());
+      std::fill(own.begin(), own.end(), 0.0);
+      std::fill(common.begin(), common.end(), 0.0);
+      for (int64_t j = 0; j < s.len_kv; ++j) {
+        const auto n = static_cast<size_t>(j);
+        if (at.row.probs[n] == 0) continue;
+        load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());
+        const double derivative = score_derivative(p, at.row.products[n]);
+        const double d_product = at.row.d_products[n];
+        const double independent =
+            std::hypot(at.errors.d_scores[n] * derivative, rounding(p) * d_product, unit(p) * at.row.d_scores[n]);
+        const double shared = (at.row.probs[n] * at.errors.delta) * derivative;
+        const double of_prob = at.row.probs[n] * at.row.kept[n];
+        for (size_t c = 0; c < d_qk; ++c) {
+          own[c] += square(independent * k[c]);
+          common[c] += shared * k[c] + at.errors.lse * d_product * k[c];
+          noise.dk[n * d_qk + c] +=
+              square(q[c]) * (square(independent) + square(shared) + square(at.errors.lse * d_product));
+        }
+        for (size_t c = 0; c < d_v; ++c) {
+          noise.dv[n * d_v + c] += square(d_out[c]) * (square(at.errors.probs[n]) + square(rounding(p) * of_prob) +
+                                                       square(at.errors.lse * of_prob));
+        }
+      }
+      for (size_t c = 0; c < d_qk; ++c) {
+        const size_t to = static_cast<size_t>(i * p.group() + in_group) * d_qk + c;
+        noise.dq[to] = of_output(scale * (std::sqrt(own[c]) + std::abs(common[c])), of.dq[to],
+                                 p.tensors[Name::dq].dtype);
+      }
+    }
+  }
+  for (size_t n = 0; n < noise.dk.size(); ++n) {
+    noise.dk[n] = of_output(scale * std::sqrt(noise.dk[n]), of.dk[n], p.tensors[Name::dk].dtype);
+  }
+  for (size_t n = 0; n < noise.dv.size(); ++n) {
+    noise.dv[n] = of_output(std::sqrt(noise.dv[n]), of.dv[n], p.tensors[Name::dv].dtype);
+  }
+  return noise;
+}
+
+std::vector<double> score_noise(const AttentionArguments& p, Gradient gradient, int64_t b, int64_t head, int64_t i,
+                                const std::vector<double>& of) {
+  std::vector<double> squares(of.size()), sizes(of.size());
+  for_each_query(p, gradient, b, head, i, [&](const Sequence& s, int64_t h, int64_t query) {
+    QueryNoise at(p, s);
+    at.run(h, query);
+    if (at.row.lse == kHidden<double>) return;
+    if (gradient == Gradient::d_sink) {
+      const double prob = std::exp(sink<double>(p, h) - at.row.lse);
+      squares[0] += square(prob * at.errors.delta) + square(at.row.d_sink * (at.errors.lse + 4 * unit(p)));
+      sizes[0] += std::abs(at.row.d_sink);
+      return;
+    }
+    double common = 0;
+    for (int64_t j = 0; j < s.len_kv; ++j) {
+      const auto n = static_cast<size_t>(j);
+      const double factor = gradient == Gradient::d_bias ? 1 : static_cast<double>(alibi_distance(p, s, query, j));
+      const size_t to = of.size() == 1 ? 0 : static_cast<size_t>(s.slot_kv + j);
+      const double shared = at.row.probs[n] * at.errors.delta + std::abs(at.row.d_scores[n]) * at.errors.lse;
+      squares[to] += square(factor * std::hypot(at.errors.d_scores[n], 4 * unit(p) * at.row.d_scores[n]));
+      if (of.size() == 1) {
+        common += factor * shared;
+      } else {
+        squares[to] += square(factor * shared);
+      }
+      sizes[to] += std::abs(factor * at.row.d_scores[n]);
+    }
+    if (of.size() == 1) squares[0] += square(common);
+  });
+  const DType dtype = gradient == Gradient::d_bias ? p.d_bias.dtype : DType::f32;
+  std::vector<double> noise(of.size());
+  // The sums themselves are rounded, at their size.
+  for (size_t n = 0; n < of.size(); ++n) {
+    noise[n] = of_output(std::sqrt(squares[n]) + 2 * unit(p) * sizes[n], of[n], dtype);
+  }
+  return noise;
+}
+
+}  // namespace tessella::reference

@@ -1,0 +1,230 @@
+#include "cases/backward_call.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+
+#include "cases/random.hpp"
+#include "cases/tensor_places.hpp"
+#include "portable/float16.hpp"
+
+namespace tessella::tests {
+namespace {
+
+Case forward_of(const Case& c) {
+  Case forward = c;
+  forward.kernel = "reference.attention";
+  forward.plan = false;
+  forward.lse = true;
+  return forward;
+}
+
+template <typename T>
+T read(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+template <typename T>
+void write(std::byte* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+
+double get(const tessella_tensor& t, int64_t element) {
+  const std::byte* at = static_cast<const std::byte*>(t.data) + element * size_of(t.dtype);
+  switch (t.dtype) {
+    case TESSELLA_F64: return read<double>(at);
+    case TESSELLA_F32: return read<float>(at);
+    case TESSELLA_BF16: return portable::to_float(read<portable::BFloat16>(at));
+    default: return portable::to_float(read<portable::Float16>(at));
+  }
+}
+
+void set(const tessella_tensor& t, int64_t element, double value) {
+  std::byte* at = static_cast<std::byte*>(t.data) + element * size_of(t.dtype);
+  switch (t.dtype) {
+    case TESSELLA_F64: return write(at, value);
+    case TESSELLA_F32: return write(at, static_cast<float>(value));
+    case TESSELLA_BF16: return write(at, portable::to_bfloat16(static_cast<float>(value)));
+    default: return write(at, portable::to_float16(static_cast<float>(value)));
+  }
+}
+
+// Calls fn with the place of every element, in order of the axes.
+template <typename Fn>
+void for_each_element(const tessella_tensor& t, Fn&& fn) {
+  int64_t idx[8] = {};
+  for (int axis = 0; axis < t.ndim; ++axis) {
+    if (t.shape[axis] == 0) return;
+  }
+  for (;;) {
+    int64_t at = 0;
+    for (int axis = 0; axis < t.ndim; ++axis) at += idx[axis] * t.strides[axis];
+    fn(at);
+    int axis = t.ndim - 1;
+    while (axis >= 0 && ++idx[axis] == t.shape[axis]) idx[axis--] = 0;
+    if (axis < 0) return;
+  }
+}
+
+// Memory of the same form, full of poison.
+Memory like(const tessella_tensor& tensor, int32_t dtype, Placement placement, tessella_tensor& made) {
+  made = tensor;
+  made.dtype = dtype;
+  Memory memory(static_cast<size_t>(extent(tensor) * size_of(dtype)), placement);
+  std::memset(memory.data(), kPoison, memory.size());
+  made.data = memory.data();
+  return memory;
+}
+
+}  // namespace
+
+BackwardCall::BackwardCall(const Case& c) : c_(c), forward_(forward_of(c)), options_(forward_.options()) {
+  if (forward_.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+  const tessella_forward_args& forward = forward_.args();
+  options_.kernel = c_.kernel.empty() ? nullptr : c_.kernel.c_str();
+  args_.forward = &forward;
+  make_d_out();
+  if (c_.d_lse) make_d_lse();
+  const auto wants = [&](char of) { return c_.gradients.find(of) != std::string::npos; };
+  if (wants('q')) add_output("dq", *forward.q, c_.gradients_f32, args_.dq);
+  if (wants('k')) add_output("dk", *forward.k, c_.gradients_f32, args_.dk);
+  if (wants('v')) add_output("dv", *forward.v, c_.gradients_f32, args_.dv);
+  if (wants('b')) add_output("d_bias", *forward.bias, c_.gradients_f32, args_.d_bias);
+  if (wants('s')) add_output("d_sink", *forward.sink, true, args_.d_sink);
+  if (wants('a')) add_output("d_alibi_slopes", *forward.alibi_slopes, true, args_.d_alibi_slopes);
+}
+
+// NaN for queries that see no key, and for rows of none.
+void BackwardCall::make_d_out() {
+  const tessella_tensor& out = *forward_.args().out;
+  const tessella_tensor& lse = *forward_.args().lse;
+  d_out_memory_ = like(out, out.dtype, c_.guard ? Placement::guarded : Placement::aligned, d_out_);
+  args_.d_out = &d_out_;
+  Random random(c_.seed + 17);
+  const bool is_packed = out.ndim == 3;
+  const int axis = is_packed ? 0 : 1;
+  for (int64_t b = 0; b < (is_packed ? 1 : out.shape[0]); ++b) {
+    for (int64_t row = 0; row < out.shape[axis]; ++row) {
+      for (int64_t head = 0; head < out.shape[axis + 1]; ++head) {
+        if (std::isinf(get(lse, lse_element(lse, b, row, head)))) continue;
+        const int64_t at = element(out, b, row, head);
+        for (int64_t c = 0; c < out.shape[axis + 2]; ++c) set(d_out_, at + c, random.normal());
+      }
+    }
+  }
+}
+
+void BackwardCall::make_d_lse() {
+  const tessella_tensor& lse = *forward_.args().lse;
+  d_lse_memory_ = like(lse, lse.dtype, Placement::aligned, d_lse_);
+  args_.d_lse = &d_lse_;
+  Random random(c_.seed + 18);
+  for_each_element(lse, [&](int64_t at) {
+    if (!std::isinf(get(lse, at))) set(d_lse_, at, random.normal());
+  });
+}
+
+void BackwardCall::add_output(const char* name, const tessella_tensor& tensor, bool is_f32,
+                              const tessella_tensor*& to) {
+  Output& output = outputs_[num_outputs_++];
+  output.name = name;
+  output.memory = like(tensor, is_f32 ? TESSELLA_F32 : tensor.dtype,
+                       c_.guard ? Placement::guarded : Placement::aligned, output.tensor);
+  to = &output.tensor;
+}
+
+void BackwardCall::poison_outputs() {
+  for (size_t n = 0; n < num_outputs_; ++n) {
+    std::memset(outputs_[n].memory.data(), kPoison, outputs_[n].memory.size());
+  }
+}
+
+tessella_status BackwardCall::run() {
+  if (!c_.plan) return tessella_backward(&args_, &options_, nullptr);
+  constexpr size_t kGuard = 256;
+  tessella_plan* plan = nullptr;
+  if (const tessella_status status = tessella_plan_make(&tagged_, &plan); status != TESSELLA_OK) return status;
+  tessella_workspace workspace{};
+  tessella_plan_workspace(plan, &workspace.state_bytes, &workspace.scratch_bytes);
+  const Memory state(workspace.state_bytes + kGuard, Placement::aligned);
+  const Memory scratch(workspace.scratch_bytes + kGuard, Placement::aligned);
+  std::memset(state.data(), kPoison, state.size());
+  std::memset(scratch.data(), kPoison, scratch.size());
+  workspace.state = state.data();
+  workspace.scratch = scratch.data();
+  tessella_status status = tessella_plan_initialize(plan, &workspace, nullptr);
+  if (status == TESSELLA_OK) status = tessella_plan_run(plan, &tagged_, &workspace, nullptr);
+  tessella_plan_free(plan);
+  for (size_t at = 0; at < kGuard; ++at) {
+    if (scratch.data()[workspace.scratch_bytes + at] != std::byte{kPoison}) spoiled_ = "wrote past the scratch";
+  }
+  return status;
+}
+
+std::string BackwardCall::check() const {
+  if (!spoiled_.empty()) return spoiled_;
+  for (size_t n = 0; n < num_outputs_; ++n) {
+    const Output& output = outputs_[n];
+    std::vector<bool> ours(output.memory.size());
+    const int64_t size = size_of(output.tensor.dtype);
+    for_each_element(output.tensor, [&](int64_t at) {
+      for (int64_t byte = 0; byte < size; ++byte) ours[static_cast<size_t>(at * size + byte)] = true;
+    });
+    for (size_t byte = 0; byte < ours.size(); ++byte) {
+      if (!ours[byte] && output.memory.data()[byte] != std::byte{kPoison}) {
+        return std::string("wrote outside of ") + output.name;
+      }
+    }
+  }
+  tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+  if (tessella_check(&tagged_, 0, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
+  if (report.passed != 0) return "";
+  std::ostringstream text;
+  text << report.worst_tensor << "[" << report.worst_index[0] << ", " << report.worst_index[1] << ", "
+       << report.worst_index[2] << ", " << report.worst_index[3] << "] is " << report.worst_got << ", expected "
+       << report.worst_expected << "; error " << report.max_error << ", tolerance " << report.tolerance
+       << ", plain error " << report.plain_error;
+  return text.str();
+}
+
+const BackwardCall::Output& BackwardCall::output(const std::string& name) const {
+  for (size_t n = 0; n < num_outputs_; ++n) {
+    if (name == outputs_[n].name) return outputs_[n];
+  }
+  throw std::invalid_argument("no gradient of the case: " + name);
+}
+
+std::vector<double> BackwardCall::values(const std::string& name) const {
+  std::vector<double> values;
+  const Output& of = output(name);
+  for_each_element(of.tensor, [&](int64_t at) { values.push_back(get(of.tensor, at)); });
+  return values;
+}
+
+void BackwardCall::set_values(const std::string& name, double value) {
+  const Output& of = output(name);
+  for_each_element(of.tensor, [&](int64_t at) { set(of.tensor, at, value); });
+}
+
+std::vector<std::byte> BackwardCall::results() const {
+  std::vector<std::byte> bytes;
+  for (size_t n = 0; n < num_outputs_; ++n) {
+    const Memory& memory = outputs_[n].memory;
+    bytes.insert(bytes.end(), memory.data(), memory.data() + memory.size());
+  }
+  return bytes;
+}
+
+Outcome run_backward_case(const Case& c) {
+  BackwardCall call(c);
+  const tessella_status status = call.run();
+  if (status == TESSELLA_UNSUPPORTED) return {Verdict::refused, tessella_last_error()};
+  if (status != TESSELLA_OK) return {Verdict::failed, tessella_last_error()};
+  const std::string wrong = call.check();
+  return {wrong.empty() ? Verdict::passed : Verdict::failed, wrong};
+}
+
+}  // namespace tessella::tests
