@@ -33,7 +33,8 @@ inline constexpr float kLazyBits = 8;
 inline constexpr float kSumLimit = (kBlockKeys + 1) * 256.0f;
 
 struct alignas(64) SoftmaxState {
-  float offset[kRows];    // -m in log2 units; 0 while the row has seen no key
+  float offset[kRows];    // -m in log2 units; 0 while the row has seen no key, or of the origin's excess
+  float origin[kRows];    // what scores are taken less before they are scaled: 0, or a maximum too large to be scaled
   float sum[2][kRows];    // of probabilities as rounded to bf16, even and odd keys apart
   float exact[2][kRows];  // of probabilities before rounding; kept only if LSE is wanted
   uint32_t unset;         // bit per row that has no maximum yet: it has seen no key, or NaN only
@@ -181,29 +182,44 @@ inline __m512 block_maximum(const float* scores) {
   return _mm512_max_ps(even, odd);
 }
 
+inline constexpr float kLargestOffset = 0x1p24f;  // of rows that may have an origin
+
+// Gives `rows` of one half a score as their maximum. has_origins: subtract_origins() follows.
+inline void set_maximum(SoftmaxState& state, int half, __mmask16 rows, __m512 maximum, float scale_log2,
+                        bool has_origins) {
+  const __m512 scaled = _mm512_mul_ps(maximum, _mm512_set1_ps(scale_log2));
+  __mmask16 is_large = _mm512_cmp_ps_mask(_mm512_abs_ps(scaled), _mm512_set1_ps(kLargestOffset), _CMP_NLT_UQ);
+  if (!has_origins) is_large = 0;
+  const __m512 offset = _mm512_maskz_sub_ps(_knot_mask16(is_large), _mm512_setzero_ps(), scaled);
+  _mm512_mask_store_ps(state.offset + 16 * half, rows, offset);
+  _mm512_mask_store_ps(state.origin + 16 * half, rows, _mm512_maskz_mov_ps(is_large, maximum));
+}
+
 // Gives rows that see their first key in this block the block's maximum.
-[[gnu::noinline]] inline void set_first_maximum(SoftmaxState& state, const float* scores, float scale_log2) {
+[[gnu::noinline]] inline void set_first_maximum(SoftmaxState& state, const float* scores, float scale_log2,
+                                                bool has_origins) {
   for (int half = 0; half < 2; ++half) {
-    const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
+    const __m512 maximum = block_maximum(scores + 16 * half);
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    const __m512 tested = has_origins ? maximum : _mm512_mul_ps(maximum, _mm512_set1_ps(scale_log2));
     const __mmask16 set =
-        static_cast<__mmask16>(state.unset >> (16 * half)) & _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
-    float* offset = state.offset + 16 * half;
-    _mm512_mask_store_ps(offset, set, _mm512_sub_ps(_mm512_setzero_ps(), maximum));
+        static_cast<__mmask16>(state.unset >> (16 * half)) & _mm512_cmp_ps_mask(tested, lowest, _CMP_NEQ_UQ);
+    set_maximum(state, half, set, maximum, scale_log2, has_origins);
     state.unset &= ~(static_cast<uint32_t>(set) << (16 * half));
   }
 }
 
 // Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never of
 // others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied by
-// go to factor[32]; returns false if no row changed.
+// go to factor[32]; returns false if no row changed. The scores are not yet taken less the origins of these rows.
 [[gnu::noinline]] inline bool raise_maximum(SoftmaxState& state, const float* scores, float scale_log2, uint32_t rows,
-                                            float* factor) {
+                                            bool has_origins, float* factor) {
   bool raised = false;
   for (int half = 0; half < 2; ++half) {
     float* offset = state.offset + 16 * half;
-    const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
-    const __m512 excess = _mm512_add_ps(maximum, _mm512_load_ps(offset));
+    const __m512 maximum = block_maximum(scores + 16 * half);
+    const __m512 beyond = _mm512_sub_ps(maximum, _mm512_load_ps(state.origin + 16 * half));
+    const __m512 excess = _mm512_add_ps(_mm512_mul_ps(beyond, _mm512_set1_ps(scale_log2)), _mm512_load_ps(offset));
     const __mmask16 over = _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(rows >> (16 * half)), excess,
                                                    _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
     raised |= over != 0;
@@ -212,13 +228,25 @@ inline __m512 block_maximum(const float* scores) {
     _mm512_store_ps(factor + 16 * half, power);
     // Nothing accumulated survives 1024 steps, and fp32 might not hold their number to the last one.
     const __mmask16 far = _mm512_cmp_ps_mask(steps, _mm512_set1_ps(1024.0f), _CMP_GT_OQ);
-    const __m512 lowered = _mm512_sub_ps(_mm512_load_ps(offset), steps);
-    _mm512_store_ps(offset, _mm512_mask_sub_ps(lowered, far, _mm512_setzero_ps(), maximum));
+    _mm512_store_ps(offset, _mm512_sub_ps(_mm512_load_ps(offset), steps));
+    set_maximum(state, half, far, maximum, scale_log2, has_origins);
     for (float* sum : {state.sum[0], state.sum[1], state.exact[0], state.exact[1]}) {
       _mm512_store_ps(sum + 16 * half, _mm512_mul_ps(_mm512_load_ps(sum + 16 * half), power));
     }
   }
   return raised;
+}
+
+// Takes scores less the origins of their rows.
+inline void subtract_origins(const SoftmaxState& state, float* scores) {
+  for (int half = 0; half < 2; ++half) {
+    const __m512 origin = _mm512_load_ps(state.origin + 16 * half);
+    if (_mm512_cmp_ps_mask(origin, _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0) continue;
+    for (int i = 0; i < kBlockKeys; ++i) {
+      float* s = scores + i * kRows + 16 * half;
+      _mm512_store_ps(s, _mm512_sub_ps(_mm512_load_ps(s), origin));
+    }
+  }
 }
 
 // C or fp32 rows [..][16 lanes] times a factor a lane.

@@ -168,7 +168,6 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
   const int lanes = of.lanes;
   const bool has_softcap = p.features.has(core::Feature::softcap);
   const bool has_dropout = p.features.has(core::Feature::dropout);
-  const bool needs_chain = p.features.has_any(kScoreFeatures) || !(p.scale > 0);
   float* probs = scratch.probs;
   float* d_scores = scratch.d_scores;
   alignas(64) float unused_max[kStripRows] = {};
@@ -178,7 +177,7 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
                   d_scores, unused_max);
   const size_t tile_bytes = sizeof(float) * static_cast<size_t>(num_keys * lanes);
   if (has_softcap) std::memcpy(scratch.products, probs, tile_bytes);
-  if (needs_chain) {
+  if (needs_score_chain(p)) {
     score_chain(strip, lanes, probs, key_begin, num_keys);
   } else if (key_begin < strip.full_begin || key_begin + num_keys > strip.full_end) {
     apply_band(strip, lanes, probs, key_begin, num_keys);
@@ -188,7 +187,7 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
     for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(hn::Set(d, 1.0f), d, scratch.kept + i);
     dropout_chain(strip, lanes, scratch.kept, key_begin, num_keys);
   }
-  const VecF scale = hn::Set(d, needs_chain ? 1.0f : p.scale);
+  const VecF scale = hn::Set(d, scores_are_products(p) ? p.scale : 1.0f);
   const VecF log2_e = hn::Set(d, kLog2E);
   const VecF most = hn::Set(d, 127.0f);  // of an exponent; LSE that is not of these scores could give more
   for (int row = 0; row < lanes; row += kLanes) {
