@@ -231,14 +231,18 @@ core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t ba
 core::ScoreGradient TensorReader::score_gradient(const char* name, const tessella_tensor& tensor, bool is_bias) {
   const View t = view(name, tensor);
   int64_t strides[4] = {};
+  bool is_empty = false;
   const int last = is_bias ? 3 : 1;
   for (int i = 0; i < t.ndim; ++i) {
     strides[last - (t.ndim - 1) + i] = t.strides[i];
+    is_empty = is_empty || t.shape[i] == 0;
+  }
+  for (int i = 0; i < t.ndim && !is_empty; ++i) {
     if (t.shape[i] > 1 && t.strides[i] == 0) {
       invalid(message(function_, ": ", name, ".strides[", i, "] is 0, expected an axis of its own"));
     }
   }
-  return {t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]};
+  return {is_empty ? nullptr : t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]};
 }
 
 core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,

@@ -136,40 +136,36 @@ void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int
   });
 }
 
+// A query's part of d_sink: exp(sink - LSE) (dLSE - dO . out).
+double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, float delta) {
+  float lse;
+  std::memcpy(&lse, p.lse().row(s.batch_idx, s.row_q + i, head), sizeof lse);
+  if (lse == -std::numeric_limits<float>::infinity()) return 0;
+  return -std::exp(static_cast<double>(p.sink.at(0, head)) - static_cast<double>(lse)) * static_cast<double>(delta);
+}
+
 // d_sink and d_alibi_slopes of each head, in double: sums over queries, in order.
 void sum_heads(const AttentionArguments& p, const BackwardShared& shared) {
-  const auto store = [&](const core::ScoreGradient& to, int64_t b, int64_t head, double sum, Gradient gradient) {
-    std::byte* at = to.data + core::bytes_of(to.dtype, to.index(b, head, 0, 0));
-    float value = 0;
-    if (p.accumulates(gradient)) std::memcpy(&value, at, sizeof value);
-    value = static_cast<float>(value + sum);
-    std::memcpy(at, &value, sizeof value);
-  };
   for (const auto& [to, gradient] :
        {std::pair{&p.d_sink, Gradient::d_sink}, {&p.d_alibi_slopes, Gradient::d_alibi_slopes}}) {
-    if (to->data == nullptr) continue;
-    for (int64_t head = 0; head < p.heads_q; ++head) {
-      const int64_t kv_head = head / p.group();
+    const int64_t entries = to->data == nullptr ? 0 : to->batch_stride == 0 ? 1 : p.batch;
+    for (int64_t entry = 0; entry < entries * p.heads_q; ++entry) {
+      const int64_t head = entry % p.heads_q, first_batch = entry / p.heads_q;
       double sum = 0;
-      for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t b = first_batch; b < (to->batch_stride == 0 ? p.batch : first_batch + 1); ++b) {
         const Sequence s = core::sequence(p, b);
-        const int64_t first = kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
+        const int64_t first = head / p.group() * shared.rows + shared.first_row(p, s) + head % p.group();
         for (int64_t i = 0; i < s.len_q; ++i) {
           const int64_t at = first + i * p.group();
-          if (gradient == Gradient::d_alibi_slopes) {
-            sum -= static_cast<double>(shared.slope[at]);
-            continue;
-          }
-          float lse;
-          std::memcpy(&lse, p.lse().row(s.batch_idx, s.row_q + i, head), sizeof lse);
-          if (lse == -std::numeric_limits<float>::infinity()) continue;
-          const double prob = std::exp(static_cast<double>(p.sink.at(0, head)) - static_cast<double>(lse));
-          sum -= prob * static_cast<double>(shared.delta[at]);
+          sum += gradient == Gradient::d_sink ? sink_part(p, s, head, i, shared.delta[at])
+                                              : -static_cast<double>(shared.slope[at]);
         }
-        if (to->batch_stride == 0 && b + 1 < p.batch) continue;
-        store(*to, b, head, sum, gradient);
-        sum = 0;
       }
+      std::byte* at = to->data + core::bytes_of(to->dtype, to->index(first_batch, head, 0, 0));
+      float was = 0;
+      if (p.accumulates(gradient)) std::memcpy(&was, at, sizeof was);
+      const auto value = static_cast<float>(was + sum);
+      std::memcpy(at, &value, sizeof value);
     }
   }
 }
