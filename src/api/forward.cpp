@@ -47,7 +47,7 @@ reference::CheckReport check(const AttentionArguments& arguments, int64_t num_ro
   cuda::synchronize(arguments.device);
   const HostCopy copy(arguments, Copied::all, nullptr);
   core::validate_tables(copy.arguments(), "check");
-  return reference::check_forward(copy.arguments(), num_rows, seed);
+  return reference::check_forward(copy.arguments(), num_rows, seed, arguments.device.type);
 }
 
 }  // namespace tessella::api

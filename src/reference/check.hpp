@@ -22,8 +22,11 @@ struct CheckReport {
 };
 
 // The out of the arguments (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread
-// evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
-CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
+// evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number. computed_on: where;
+// the arguments may be copies on the host. A NaN is right too where what a query sees is not finite and
+// docs/numerics.md says that it may reach there.
+CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed,
+                          core::DeviceType computed_on = core::DeviceType::cpu);
 
 // The same of merge.
 CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
