@@ -81,9 +81,9 @@ class Leftpad : public EachKernel {
                    Mask::document(view(static_cast<const void*>(ids_q_.data()), i32, {1, kQueries}),
                                   view(static_cast<const void*>(ids_kv_.data() + first), i32, {1, keys}));
     if (is_padded) {
-      options.mask =
-          options.mask & Mask::block_map(view(static_cast<const void*>(map_.data()), boolean, {1, 1, kBlocksQ, kBlocksKv}),
-                                         kBlockQ, kBlockKv);
+      options.mask = options.mask &
+                     Mask::block_map(view(static_cast<const void*>(map_.data()), boolean, {1, 1, kBlocksQ, kBlocksKv}),
+                                     kBlockQ, kBlockKv);
     }
     forward_where_the_kernel_is(args, options, GetParam().is_on_gpu());
     return out;
