@@ -359,7 +359,8 @@ class Normalizer {
     for (int i = 0; i < 2; ++i) {
       const auto& [rows, is_packed, longest, bound, block] = packable[i];
       axes.least[2 + i] = blocks(longest, block);
-      axes.most[2 + i] = blocks(is_packed ? std::max(longest, bound) : longest, block);
+      const int64_t most = p_.batch == 0 ? kUnbounded : std::max(longest, bound);  // of no sequence none is the longest
+      axes.most[2 + i] = blocks(is_packed ? most : longest, block);
       axes.is_packed = axes.is_packed || is_packed;
       // Lengths on a GPU are not read, and the rows of several sequences are no length of one.
       const bool has_no_length = is_packed && !is_on_cpu() && bound == 0 && longest > 0 && p_.batch > 1;

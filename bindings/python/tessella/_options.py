@@ -24,12 +24,13 @@ class Options(TypedDict, total=False):
         them given. A key with a bias of -inf counts nothing and is not hidden: NaN in its v may reach the output.
     alibi_slopes: (heads_q) or (batch, heads_q) float32; adds -slope * |i + seqlen_kv - seqlen_q - j|.
     sink: (heads_q) float32; logits that join the softmax's sum and no value.
-    seqlens_q, seqlens_kv: (batch) int32; rows in use of q, and of k and v. out rows past seqlens_q are 0, their lse -inf.
+    seqlens_q, seqlens_kv: (batch) int32; rows in use of q, and of k and v. out rows past seqlens_q are 0, their lse
+        -inf.
     cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed, sequence b is rows [cu[b], cu[b + 1]) of (total, heads,
         head_dim).
     leftpad_kv: (batch) int32; keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first, prefix,
-        ALiBi, dropout, modifications) count from the first real key; arrays with an axis of keys (bias, dense, block_map,
-        document), and seqlens_kv, have k's rows, padding too.
+        ALiBi, dropout, modifications) count from the first real key; arrays with an axis of keys (bias, dense,
+        block_map, document), and seqlens_kv, have k's rows, padding too.
     page_table: (batch, pages) int32; k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
         sequence is row j % page_size of page page_table[b, j // page_size]; seqlen_kv is pages * page_size. Pages
         without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
