@@ -29,9 +29,10 @@ struct ForwardArgs {
   TensorView amax = {};                                 // likewise, written: the largest |result|
   TensorView seqlens_q = {}, seqlens_kv = {};           // (batch) i32
   TensorView cu_seqlens_q = {}, cu_seqlens_kv = {};     // (batch + 1) i32: packed variable length
-  TensorView leftpad_kv = {};                           // (batch) i32
+  TensorView leftpad_kv = {};                           // (batch) i32: rows of k and v that are padding, in front
   TensorView page_table = {};                           // (batch, pages) i32: k and v are pools of pages
-  TensorView bias = {};                                 // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)
+  TensorView bias = {};                                 // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv); beside
+                                                        // cu_seqlens those of the longest sequence, see tessella.h
   TensorView alibi_slopes = {};                         // (heads_q) or (batch, heads_q) f32
   TensorView sink = {};                                 // (heads_q) f32
   TensorView seed = {}, offset = {};                    // (1) i64, where they live in memory
@@ -161,7 +162,7 @@ inline void forward(const ForwardArgs& args, const AttentionOptions& options = {
   detail::check(tessella_forward(&call.args, &call.options, stream));
 }
 
-// Compares `num_rows` sampled rows of args.out with the reference in double.
+// Compares `num_rows` sampled rows of args.out, and of args.lse where present, with the reference in double; 0 = all.
 inline tessella_check_report check_forward(const ForwardArgs& args, const AttentionOptions& options, int64_t num_rows,
                                            uint64_t seed = 0) {
   const detail::ForwardCall call(args, options);

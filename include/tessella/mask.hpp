@@ -54,13 +54,14 @@ class Mask {
     mask.document_kv_ = ids_kv;
     return mask;
   }
-  // visible[batch, head, i, j]; bool, broadcasts
+  // visible[batch, head, i, j]; bool, broadcasts. Beside leftpad_kv, j counts k's rows, padding too; beside cu_seqlens,
+  // i and j count from the first of each sequence
   static Mask dense(const TensorView& visible) {
     Mask mask;
     mask.dense_ = visible;
     return mask;
   }
-  // map[batch, head, i / block_q, j / block_kv]; bool, broadcasts
+  // map[batch, head, i / block_q, j / block_kv]; bool, broadcasts; i and j as for dense
   static Mask block_map(const TensorView& map, int64_t block_q, int64_t block_kv) {
     Mask mask;
     mask.block_map_ = map;

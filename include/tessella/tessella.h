@@ -135,19 +135,26 @@ typedef struct tessella_tensor {
  *                  No kernel applies scales yet
  *   out_scale      f32, the same rule over out: out holds the result divided by it
  *   amax           f32, the same rule over out; written: the largest |result| that an entry covers
- *   seqlens_q/kv   (batch) i32   rows and keys in use; out rows past seqlens_q are 0, their lse -inf
+ *   seqlens_q/kv   (batch) i32   rows in use of q, and of k and v; out rows past seqlens_q are 0, their lse -inf
  *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]),
  *                  cu[0] = 0; out rows of no sequence are 0, their lse -inf
- *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding; key indices of masks count from the first real key
+ *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first,
+ *                  prefix_lengths, ALiBi, dropout, modifications) count from the first real key; tensors with an axis
+ *                  of keys (bias, dense_mask, block_map, document_ids_kv), and seqlens_kv, have k's rows, padding too
  *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
  *                  Entries of pages without a key in use may hold anything. The pools have a page of a row at least.
  *                  Not beside cu_seqlens_kv
- *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores
+ *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores.
+ *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first: its axes are those
+ *                  of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
+ *                  GPU, where lengths are not read, it wants them given. A key with a bias of -inf counts nothing and
+ *                  is not hidden: NaN and infinity in its v may reach the output
  *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
  *   sink           (heads_q) f32   logits that join the softmax's sum and no value
- *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool, true = visible
- *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))  bool
+ *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool, true = visible; axes as of bias
+ *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))  bool;
+ *                  axes as of bias
  *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
  *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
  *   key_ranges     reserved; (batch or 1, heads or 1, seqlen_q, n, 2) i32, sorted ranges [start, end) of visible keys
@@ -412,16 +419,18 @@ TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, 
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
-/* Compares sampled rows of a call's output with the reference in double, on the CPU. Tensors on a GPU are copied, when
- * all its streams are done; pools of pages whole. out may be read-only. A merge in place leaves nothing to compare. */
+/* Compares sampled rows of a call's out, and of its lse where given, with the reference in double, on the CPU. Tensors
+ * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. A merge in
+ * place leaves nothing to compare. A NaN is right where the reference has one, and where a NaN or infinity of a key
+ * that some query sees may reach (docs/numerics.md). */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */
   double max_error;       /* largest |out - reference| */
   double plain_error;     /* the same of a plain computation: S and softmax in fp32, P rounded to the input dtype */
   double tolerance;       /* what max_error was held against */
-  int32_t passed;         /* 1 if NaN and inf stand where they must and max_error <= tolerance */
-  int64_t worst_index[4]; /* batch, row, head, dim of the worst element */
+  int32_t passed;         /* 1 if NaN and inf stand where they may and max_error <= tolerance */
+  int64_t worst_index[4]; /* batch, row, head, dim of the worst element; dim -1: of lse */
   double worst_got;
   double worst_expected;
   const char* worst_tensor; /* "out", "lse", "dq", ...: the one whose numbers these are */

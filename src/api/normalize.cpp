@@ -340,12 +340,44 @@ class Normalizer {
     if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
+  // A tensor (batch, heads_q, queries, keys) with an entry for every block_q x block_kv scores. Beside cu_seqlens it
+  // counts from the first query and key of each sequence: it has those of the longest, and no more than a bound that
+  // the caller gives. Then one made for the rows of the packed tensors is refused.
+  core::ScoreOperand over_scores(const char* name, const tessella_tensor& tensor, int64_t block_q = 1,
+                                 int64_t block_kv = 1) {
+    struct Axis {
+      const char* rows;
+      bool is_packed;
+      int64_t longest, bound, block;
+    };
+    const Axis packable[] = {
+        {"q", args_.cu_seqlens_q != nullptr, p_.seqlen_q, options_.max_seqlen_q, block_q},
+        {"kv", args_.cu_seqlens_kv != nullptr, p_.seqlen_kv, options_.max_seqlen_kv, block_kv},
+    };
+    const auto blocks = [](int64_t rows, int64_t block) { return rows / block + (rows % block != 0); };
+    ScoreAxes axes{{p_.batch, p_.heads_q}, {p_.batch, p_.heads_q}};
+    for (int i = 0; i < 2; ++i) {
+      const auto& [rows, is_packed, longest, bound, block] = packable[i];
+      axes.least[2 + i] = blocks(longest, block);
+      const int64_t most = p_.batch == 0 ? kUnbounded : std::max(longest, bound);  // of no sequence none is the longest
+      axes.most[2 + i] = blocks(is_packed ? most : longest, block);
+      axes.is_packed = axes.is_packed || is_packed;
+      // Lengths on a GPU are not read, and the rows of several sequences are no length of one.
+      const bool has_no_length = is_packed && !is_on_cpu() && bound == 0 && longest > 0 && p_.batch > 1;
+      const int at = tensor.ndim - 2 + i;
+      if (has_no_length && at >= 0 && at < 8 && tensor.shape[at] != 1) {
+        invalid(message(function_, ": max_seqlen_", rows, " is 0, expected the longest sequence beside cu_seqlens_",
+                        rows, " on a GPU: ", name, " counts ", i == 0 ? "queries" : "keys",
+                        " from the first of each sequence"));
+      }
+    }
+    return reader_.broadcast(name, tensor, axes);
+  }
+
   void score_parts() {
-    const int64_t shape[4] = {p_.batch, p_.heads_q, p_.seqlen_q, p_.seqlen_kv};
     if (args_.bias != nullptr) {
       p_.features |= Feature::bias;
-      p_.bias =
-          reader_.broadcast("bias", *args_.bias, shape, args_.cu_seqlens_q != nullptr, args_.cu_seqlens_kv != nullptr);
+      p_.bias = over_scores("bias", *args_.bias);
       const bool is_as_q = p_.bias.dtype == p_.q().dtype && core::is_float(p_.q().dtype);
       if (p_.bias.dtype != DType::f32 && !is_as_q) {
         const bool is_f32_alone = p_.q().dtype == DType::f32 || !core::is_float(p_.q().dtype);
@@ -366,7 +398,6 @@ class Normalizer {
   void masks() {
     const bool packed_q = args_.cu_seqlens_q != nullptr;
     const bool packed_kv = args_.cu_seqlens_kv != nullptr;
-    const int64_t shape[4] = {p_.batch, p_.heads_q, p_.seqlen_q, p_.seqlen_kv};
     const auto boolean = [&](const char* name, DType dtype) {
       if (dtype != DType::boolean) {
         invalid(message(function_, ": ", name, ".dtype is ", core::name(dtype), ", expected bool (true = visible)"));
@@ -374,7 +405,7 @@ class Normalizer {
     };
     if (args_.dense_mask != nullptr) {
       p_.features |= Feature::dense_mask;
-      p_.dense_mask = reader_.broadcast("dense_mask", *args_.dense_mask, shape, packed_q, packed_kv);
+      p_.dense_mask = over_scores("dense_mask", *args_.dense_mask);
       boolean("dense_mask", p_.dense_mask.dtype);
     }
     if (args_.block_map != nullptr) {
@@ -385,9 +416,7 @@ class Normalizer {
       p_.features |= Feature::block_map;
       p_.block_q = options_.block_map_q;
       p_.block_kv = options_.block_map_kv;
-      const auto tiles = [](int64_t n, int64_t tile) { return n / tile + (n % tile != 0); };
-      const int64_t tiled[4] = {shape[0], shape[1], tiles(shape[2], p_.block_q), tiles(shape[3], p_.block_kv)};
-      p_.block_map = reader_.broadcast("block_map", *args_.block_map, tiled, packed_q, packed_kv);
+      p_.block_map = over_scores("block_map", *args_.block_map, p_.block_q, p_.block_kv);
       boolean("block_map", p_.block_map.dtype);
     }
     for (const auto& [name, tensor] :

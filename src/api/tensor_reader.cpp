@@ -158,20 +158,21 @@ core::Operand TensorReader::lse(const char* name, const tessella_tensor& tensor,
   return operand;
 }
 
-core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],
-                                           bool packed_q, bool packed_kv) {
+core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tensor& tensor, const ScoreAxes& axes) {
   const View t = view(name, tensor);
-  const bool may_be_larger[4] = {false, false, packed_q, packed_kv};
   bool fits = t.ndim <= 4;
   int64_t strides[4] = {};
   for (int i = 0; fits && i < t.ndim; ++i) {
     const int axis = 4 - t.ndim + i;
-    fits = t.shape[i] == 1 || t.shape[i] == shape[axis] || (may_be_larger[axis] && t.shape[i] > shape[axis]);
+    fits = t.shape[i] == 1 || (t.shape[i] >= axes.least[axis] && t.shape[i] <= axes.most[axis]);
     strides[axis] = t.strides[i];
   }
   if (!fits) {
+    const bool has_range = !std::equal(axes.least, axes.least + 4, axes.most);
     invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
-                    ", expected one that broadcasts to ", shape_text(shape, 4), " = (batch, heads_q, queries, keys)"));
+                    ", expected one that broadcasts to ", shape_text(axes.least, 4),
+                    has_range ? " up to " + shape_text(axes.most, 4) : "", " = (batch, heads_q, queries, keys)",
+                    axes.is_packed ? ", beside cu_seqlens those of the longest sequence up to max_seqlen" : ""));
   }
   return {t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]};
 }

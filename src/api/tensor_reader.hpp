@@ -19,6 +19,13 @@ struct TensorAxes {
   int64_t head_dim = 0;
 };
 
+// What a tensor over scores, (batch, heads_q, queries, keys), may have of each axis beside 1.
+struct ScoreAxes {
+  int64_t least[4];
+  int64_t most[4];
+  bool is_packed = false;  // queries or keys count from the first of each sequence
+};
+
 // All tensors of a call lie on one device: that of the first one read that says or shows where it is.
 class TensorReader {
  public:
@@ -34,9 +41,8 @@ class TensorReader {
   core::Operand lse(const char* name, const tessella_tensor& tensor, int32_t ndim_q, const TensorAxes& axes,
                     const char* meaning);
 
-  // Axes aligned at the right; each is 1 or that of `shape`. On packed axes a larger one is fine.
-  core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4],
-                               bool packed_q, bool packed_kv);
+  // Axes aligned at the right; each is 1 or within `axes`.
+  core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const ScoreAxes& axes);
 
   // One axis of `size` values of type T: int32_t, int64_t or float.
   template <typename T>

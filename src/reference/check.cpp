@@ -1,7 +1,9 @@
 #include "reference/check.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "core/sequence.hpp"
@@ -35,10 +37,72 @@ CheckReport report(const Comparison& out, const Comparison& lse, int64_t rows) {
           .tensor = &worse == &lse ? "lse" : "out"};
 }
 
+// What may be NaN where the reference is not (docs/numerics.md), which is known only from what is not finite. It is
+// asked where a NaN is found: calls of finite values cost nothing.
+class Nans {
+ public:
+  Nans(const AttentionArguments& p, core::DeviceType computed_on)
+      : p_(p), splits_operands_(p.dtype() == core::DType::f32 && computed_on == core::DeviceType::cuda) {}
+
+  // Column c of out of every query of the sequence. Kernels multiply all P of a tile by v, and 0 * NaN and 0 * infinity
+  // are NaN: so it is where any query of these heads sees a key whose v is not finite there.
+  bool reach_column(const Sequence& s, int64_t kv_head, int64_t c) {
+    if (batch_idx_ != s.batch_idx) {
+      batch_idx_ = s.batch_idx;
+      columns_.assign(static_cast<size_t>(p_.heads_kv), {});
+    }
+    std::vector<bool>& columns = columns_[static_cast<size_t>(kv_head)];
+    if (columns.empty()) columns = reached_columns(s, kv_head);
+    return columns[static_cast<size_t>(c)];
+  }
+
+  // All of row i: GPUs split fp32 operands in two, of which an infinity's second is inf - inf.
+  bool reach_row(const Sequence& s, int64_t head, int64_t i) const {
+    if (!splits_operands_) return false;
+    if (has_infinity(p_.q().row(s.batch_idx, s.row_q + i, head))) return true;
+    for (int64_t j = 0; j < s.len_kv; ++j) {
+      if (!core::visible(p_, s, head, i, j)) continue;
+      if (has_infinity(p_.row_of(p_.k(), s.batch_idx, s.row_kv + j, head / p_.group()))) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::vector<bool> reached_columns(const Sequence& s, int64_t kv_head) const {
+    std::vector<bool> reached(static_cast<size_t>(p_.head_dim_v));
+    std::vector<double> v(reached.size());
+    for (int64_t j = 0; j < s.len_kv; ++j) {
+      load_row(p_.row_of(p_.v(), s.batch_idx, s.row_kv + j, kv_head), p_.dtype(), p_.head_dim_v, v.data());
+      const auto tells = [&](size_t c) { return !reached[c] && !std::isfinite(v[c]); };
+      bool is_seen = false;
+      for (size_t c = 0; c < v.size(); ++c) {
+        if (!tells(c)) continue;
+        is_seen = is_seen || core::seen_by_any_query(p_, s, kv_head, j);
+        if (!is_seen) break;
+        reached[c] = true;
+      }
+    }
+    return reached;
+  }
+
+  bool has_infinity(const std::byte* row) const {
+    for (int64_t c = 0; c < p_.head_dim_qk; ++c) {
+      if (std::isinf(load<double>(row, p_.dtype(), c))) return true;
+    }
+    return false;
+  }
+
+  const AttentionArguments& p_;
+  bool splits_operands_;
+  int64_t batch_idx_ = -1;                  // of columns_
+  std::vector<std::vector<bool>> columns_;  // by KV head; empty: not found out yet
+};
+
 class Checker {
  public:
-  explicit Checker(const AttentionArguments& p)
+  Checker(const AttentionArguments& p, core::DeviceType computed_on)
       : p_(p),
+        nans_(p, computed_on),
         out_(factor(p)),
         lse_(factor(p)),
         scratch_(static_cast<size_t>(row_scratch(p))),
@@ -61,25 +125,35 @@ class Checker {
         plain_lse = plain_row(p_, s, head, i, plain_scratch_.data(), plain_.data());
       }
     }
+    std::optional<bool> reached;
+    const auto row_may_be_nan = [&] {
+      if (!reached) reached = i < s.len_q && nans_.reach_row(s, head, i);
+      return *reached;
+    };
+    const auto may_be_nan = [&](int64_t c) {
+      return i < s.len_q && (nans_.reach_column(s, head / p_.group(), c) || row_may_be_nan());
+    };
     const std::byte* out = p_.out().row(s.batch_idx, s.row_q + i, head);
     for (int64_t c = 0; c < p_.head_dim_v; ++c) {
       const auto at = static_cast<size_t>(c);
+      const double got = load<double>(out, p_.out_dtype(), c);
+      if (std::isnan(got) && !std::isnan(expected_[at]) && may_be_nan(c)) continue;
       // Plain computation of doubles is the reference itself.
       const double plain = p_.dtype() == core::DType::f64 ? expected_[at] : round_to(p_.out_dtype(), plain_[at]);
-      out_.add({s.batch_idx, i, head, c}, load<double>(out, p_.out_dtype(), c), expected_[at], plain, noise_.out[at]);
-    }
-    if (p_.lse().data != nullptr) {
-      lse_.add({s.batch_idx, i, head, -1},
-               load<double>(p_.lse().row(s.batch_idx, s.row_q + i, head), p_.lse().dtype, 0), lse,
-               p_.dtype() == core::DType::f64 ? lse : plain_lse, noise_.lse);
+      out_.add({s.batch_idx, i, head, c}, got, expected_[at], plain, noise_.out[at]);
     }
     ++rows_;
+    if (p_.lse().data == nullptr) return;
+    const double got = load<double>(p_.lse().row(s.batch_idx, s.row_q + i, head), p_.lse().dtype, 0);
+    if (std::isnan(got) && !std::isnan(lse) && row_may_be_nan()) return;
+    lse_.add({s.batch_idx, i, head, -1}, got, lse, p_.dtype() == core::DType::f64 ? lse : plain_lse, noise_.lse);
   }
 
   CheckReport report() const { return reference::report(out_, lse_, rows_); }
 
  private:
   const AttentionArguments& p_;
+  Nans nans_;
   Comparison out_;
   Comparison lse_;
   int64_t rows_ = 0;
@@ -100,15 +174,23 @@ int64_t sampled_row(int64_t sample, int64_t samples, int64_t total, uint64_t see
   return part + random.word[0] % (next - part);
 }
 
+// Whether a state that counts is not finite there: its weight may be 0 in fp32, and 0 * infinity is NaN.
+bool any_is_not_finite(const core::MergeArguments& a, int64_t batch_idx, int64_t row, int64_t head, int64_t c) {
+  return std::any_of(a.given.begin(), a.given.end(), [&](const core::MergeArguments::State& state) {
+    return !std::isfinite(load<double>(state.out.row(batch_idx, row, head), a.dtype(), c)) &&
+           load<double>(state.lse.row(batch_idx, row, head), state.lse.dtype, 0) != kHidden<double>;
+  });
+}
+
 }  // namespace
 
-CheckReport check_forward(const AttentionArguments& p, int64_t num_rows, uint64_t seed) {
+CheckReport check_forward(const AttentionArguments& p, int64_t num_rows, uint64_t seed, core::DeviceType computed_on) {
   const auto sequence = [&](int64_t b) { return b < p.batch ? core::sequence(p, b) : rest(p); };
   int64_t total = 0;
   for (int64_t b = 0; b <= p.batch; ++b) total += sequence(b).slots_q * p.heads_q;
   const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
 
-  Checker checker(p);
+  Checker checker(p, computed_on);
   int64_t begin = 0;  // first row, counted over all sequences, of the sequence at hand
   int64_t sample = 0;
   for (int64_t b = 0; b <= p.batch; ++b) {
@@ -145,8 +227,10 @@ CheckReport check_merge(const core::MergeArguments& a, int64_t num_rows, uint64_
     const std::byte* got = a.result.out.row(batch_idx, row, head);
     for (int64_t c = 0; c < a.head_dim; ++c) {
       const auto at = static_cast<size_t>(c);
+      const double value = load<double>(got, a.out.dtype, c);
+      if (std::isnan(value) && !std::isnan(out[at]) && any_is_not_finite(a, batch_idx, row, head, c)) continue;
       const double plain = is_f64 ? out[at] : round_to(a.out.dtype, plain_out[at]);
-      out_comparison.add({batch_idx, row, head, c}, load<double>(got, a.out.dtype, c), out[at], plain, noise.out[at]);
+      out_comparison.add({batch_idx, row, head, c}, value, out[at], plain, noise.out[at]);
     }
     if (a.result.lse.data == nullptr) continue;
     lse_comparison.add({batch_idx, row, head, -1},

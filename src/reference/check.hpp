@@ -24,8 +24,11 @@ struct CheckReport {
 };
 
 // The out of the arguments (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread
-// evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number.
-CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
+// evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number. computed_on: where;
+// the arguments may be copies on the host. A NaN is right too where what a query sees is not finite and
+// docs/numerics.md says that it may reach there.
+CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed,
+                          core::DeviceType computed_on = core::DeviceType::cpu);
 
 // Gradients, which must not have been added to what was there: of KV heads of sequences with num_rows queries together,
 // and of as many rows of d_bias.

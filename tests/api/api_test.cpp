@@ -215,6 +215,20 @@ TEST(Api, WhatIsComparedMayBeReadOnly) {
   EXPECT_EQ(ts::check_forward(call.args, call.options, 0, 0).passed, 1);
 }
 
+TEST(Api, LseIsComparedWhereGiven) {
+  SmallCall call;
+  ts::forward(call.args, call.options);
+  EXPECT_EQ(ts::check_forward(call.args, call.options, 0).passed, 1);
+  call.lse[7] += 1e-3f;  // batch 0, head 2, row 1
+  const tessella_check_report report = ts::check_forward(call.args, call.options, 0);
+  EXPECT_EQ(report.passed, 0);
+  EXPECT_EQ(report.worst_index[1], 1);
+  EXPECT_EQ(report.worst_index[2], 2);
+  EXPECT_EQ(report.worst_index[3], -1);
+  call.args.lse = {};
+  EXPECT_EQ(ts::check_forward(call.args, call.options, 0).passed, 1);
+}
+
 TEST(Api, AStrideOfZeroRepeatsAValue) {
   SmallCall repeated, listed;
   float sink = 0.75f;

@@ -39,6 +39,20 @@ uint8_t g_bools[64] = {};
 
 ts::TensorView ints(int first, int64_t count) { return ts::view(g_numbers + first, ts::i32, {count}); }
 
+// Two sequences of 4 and 2 queries and of 6 and 4 keys, packed.
+void pack(SmallCall& c) {
+  static const int32_t cu_q[] = {0, 4, 6}, cu_kv[] = {0, 6, 10};
+  c.args.q = ts::view(c.q.data(), ts::f32, {6, kHeadsQ, kDim});
+  c.args.k = ts::view(c.k.data(), ts::f32, {10, kHeadsKv, kDim});
+  c.args.v = ts::view(c.v.data(), ts::f32, {10, kHeadsKv, kDim});
+  c.args.out = ts::view(c.out.data(), ts::f32, {6, kHeadsQ, kDim});
+  c.args.lse = {};
+  c.args.cu_seqlens_q = ts::view(cu_q, ts::i32, {3});
+  c.args.cu_seqlens_kv = ts::view(cu_kv, ts::i32, {3});
+  c.options.max_seqlen_q = 4;
+  c.options.max_seqlen_kv = 6;
+}
+
 const Refusal kRefusals[] = {
     {"q_absent", [](SmallCall& c) { c.args.q = {}; }, kInvalid, "forward: q is NULL, expected a tensor"},
     {"out_absent", [](SmallCall& c) { c.args.out = {}; }, kInvalid, "out is NULL"},
@@ -246,6 +260,38 @@ const Refusal kRefusals[] = {
        c.args.bias = ts::view(g_floats, ts::f32, {3, 4});
      },
      kInvalid, "bias has shape (3, 4), expected one that broadcasts to (2, 4, 3, 5)"},
+    {"packed_bias_of_all_rows",
+     [](SmallCall& c) {
+       pack(c);
+       c.args.bias = ts::view(g_floats, ts::f32, {6, 10});
+     },
+     kInvalid,
+     "bias has shape (6, 10), expected one that broadcasts to (2, 4, 4, 6) = (batch, heads_q, queries, keys), beside "
+     "cu_seqlens those of the longest sequence up to max_seqlen"},
+    {"packed_bias_of_all_keys",
+     [](SmallCall& c) {
+       pack(c);
+       c.args.bias = ts::view(g_floats, ts::f32, {10});
+     },
+     kInvalid, "bias has shape (10), expected one that broadcasts to (2, 4, 4, 6)"},
+    {"packed_bias_too_small",
+     [](SmallCall& c) {
+       pack(c);
+       c.args.bias = ts::view(g_floats, ts::f32, {3, 6});
+     },
+     kInvalid, "bias has shape (3, 6), expected one that broadcasts to (2, 4, 4, 6)"},
+    {"packed_dense_of_all_rows",
+     [](SmallCall& c) {
+       pack(c);
+       c.options.mask = ts::Mask::dense(ts::view(g_bools, ts::boolean, {6, 10}));
+     },
+     kInvalid, "dense_mask has shape (6, 10), expected one that broadcasts to (2, 4, 4, 6)"},
+    {"packed_block_map_of_all_rows",
+     [](SmallCall& c) {
+       pack(c);
+       c.options.mask = ts::Mask::block_map(ts::view(g_bools, ts::boolean, {3, 5}), 2, 2);
+     },
+     kInvalid, "block_map has shape (3, 5), expected one that broadcasts to (2, 4, 2, 3)"},
     {"bias_dtype",
      [](SmallCall& c) {
        c.args.bias = ts::view(g_floats, ts::f16, {3, 5});
@@ -315,6 +361,100 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   const std::string text = tessella_last_error();
   if (text.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << text;
   EXPECT_NE(text.find(GetParam().text), std::string::npos) << text;
+}
+
+// (6, 10) would be the packed rows, and a GPU's lengths are not read: it has to be told the longest.
+TEST(Packed, ScoreTensorsOnAGpuWantABoundOfLengths) {
+  if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
+  const auto refusal = [](const std::function<void(SmallCall&)>& change) {
+    SmallCall call;
+    pack(call);
+    change(call);
+    call.options.kernel = "cuda.nonsense";  // so that nothing can run
+    const ts::detail::ForwardCall c(call.args, call.options);
+    std::deque<tessella_tensor> tensors;
+    const tessella_forward_args args = said_to_be_on_gpu(c.args, tensors);
+    EXPECT_EQ(tessella_forward(&args, &c.options, nullptr), TESSELLA_INVALID_ARGUMENT);
+    return std::string(tessella_last_error());
+  };
+  const std::string accepted = "kernel is \"cuda.nonsense\"";
+  const std::string no_bound =
+      "forward: max_seqlen_q is 0, expected the longest sequence beside cu_seqlens_q on a GPU: bias counts queries "
+      "from "
+      "the first of each sequence";
+  EXPECT_EQ(refusal([](SmallCall& c) {
+              c.options.max_seqlen_q = c.options.max_seqlen_kv = 0;
+              c.args.bias = ts::view(g_floats, ts::f32, {6, 10});
+            }),
+            no_bound);
+  EXPECT_NE(refusal([](SmallCall& c) {
+              c.options.max_seqlen_kv = 0;
+              c.args.bias = ts::view(g_floats, ts::f32, {4, 10});
+            })
+                .find("forward: max_seqlen_kv is 0, expected the longest sequence beside cu_seqlens_kv on a GPU: bias "
+                      "counts keys"),
+            std::string::npos);
+  EXPECT_NE(refusal([](SmallCall& c) {
+              c.options.max_seqlen_q = 0;  // no axis of queries
+              c.args.bias = ts::view(g_floats, ts::f32, {1, 6});
+            }).find(accepted),
+            std::string::npos);
+  EXPECT_NE(refusal([](SmallCall& c) {
+              c.args.bias = ts::view(g_floats, ts::f32, {4, 6});
+            }).find(accepted),
+            std::string::npos);
+}
+
+// From the longest sequence up to the bound that the caller gives, in each sequence's own queries and keys.
+TEST(Packed, ScoreTensorsCountFromTheFirstOfEachSequence) {
+  const auto run = [](const std::function<void(SmallCall&)>& change) {
+    SmallCall call;
+    pack(call);
+    for (size_t at = 0; at < call.v.size(); ++at) call.v[at] = static_cast<float>(at % 37);
+    change(call);
+    ts::forward(call.args, call.options);
+    EXPECT_EQ(ts::check_forward(call.args, call.options, 0).passed, 1);
+    return call.out;
+  };
+  std::vector<float> bias(5 * 7), cut;
+  for (size_t at = 0; at < bias.size(); ++at) bias[at] = static_cast<float>(at % 5);
+  for (size_t i = 0; i < 4; ++i) cut.insert(cut.end(), &bias[i * 7], &bias[i * 7 + 6]);
+  const std::vector<float> expected = run([&](SmallCall& c) {
+    c.options.max_seqlen_q = c.options.max_seqlen_kv = 0;
+    c.args.bias = ts::view(cut.data(), ts::f32, {4, 6});
+  });
+  EXPECT_EQ(run([&](SmallCall& c) {
+              c.options.max_seqlen_q = 5;
+              c.options.max_seqlen_kv = 7;
+              c.args.bias = ts::view(bias.data(), ts::f32, {5, 7});
+            }),
+            expected);
+  // The second sequence, alone: its rows 4 and 5 of q, 6 to 9 of k and v, with the bias from its first entry.
+  SmallCall alone;
+  for (size_t at = 0; at < alone.v.size(); ++at) alone.v[at] = static_cast<float>(at % 37);
+  alone.args.q = ts::view(alone.q.data() + 4 * kHeadsQ * kDim, ts::f32, {2, kHeadsQ, kDim});
+  alone.args.k = ts::view(alone.k.data() + 6 * kHeadsKv * kDim, ts::f32, {4, kHeadsKv, kDim});
+  alone.args.v = ts::view(alone.v.data() + 6 * kHeadsKv * kDim, ts::f32, {4, kHeadsKv, kDim});
+  alone.args.out = ts::view(alone.out.data(), ts::f32, {2, kHeadsQ, kDim});
+  alone.args.lse = {};
+  alone.args.bias = ts::view(bias.data(), ts::f32, {2, 4}, {7, 1});
+  ts::forward(alone.args, alone.options);
+  for (int64_t at = 0; at < 2 * kHeadsQ * kDim; ++at) {
+    EXPECT_NEAR(expected[static_cast<size_t>(4 * kHeadsQ * kDim + at)], alone.out[static_cast<size_t>(at)], 1e-5);
+  }
+  // Of the CPU, whose lengths are read, also without a bound.
+  SmallCall rows;
+  pack(rows);
+  rows.options.max_seqlen_q = rows.options.max_seqlen_kv = 0;
+  rows.args.bias = ts::view(g_floats, ts::f32, {6, 10});
+  try {
+    ts::forward(rows.args, rows.options);
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "forward: bias has shape (6, 10), expected one that broadcasts to (2, 4, 4, 6) = (batch, heads_q, "
+                 "queries, keys), beside cu_seqlens those of the longest sequence up to max_seqlen");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::ValuesIn(kRefusals),

@@ -46,7 +46,59 @@ class Attend(CliTest):
         run("attend", file, "--names", "a,b,c", "--out", self.folder / "out.npy")
         self.check_out(self.folder / "out.npy")
         self.refuses("attend", file, "--names", "a,b,x", saying="1 of the 3 are not there; the files have c, a, b, d")
-        self.refuses("attend", file, saying="got 4 arrays (c, a, b, d)")
+        self.refuses("attend", file, saying="got 4 arrays (c, a, b, d), expected q, k and v: arrays of these")
+
+    def write_safetensors(self, **arrays):
+        """As safetensors writes them: sorted by name."""
+        size, names = len(self.q), sorted(arrays)
+        header = {name: entry(i * size, (i + 1) * size) for i, name in enumerate(names)}
+        return self.write("x.safetensors", safetensors(header, b"".join(arrays[name] for name in names)))
+
+    def test_usual_names(self):
+        for q, k, v in (
+            ("Q", "K", "V"),
+            ("query", "key", "value"),
+            ("Queries", "Keys", "Values"),
+            ("query_states", "key_states", "value_states"),
+            ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+            ("layers/0/attn/to_q", "layers/0/attn/to_k", "layers/0/attn/to_v"),
+            ("xq", "xk", "xv"),
+            ("k.q", "v.k", "q.v"),
+        ):
+            arrays = {q: self.q, k: self.k, v: self.v}
+            packed = self.write("x.npz", npz({name: npy(arrays[name]) for name in sorted(arrays)}))
+            for file in (self.write_safetensors(**arrays), packed):
+                run("attend", file, "--check", "--out", self.folder / "out.npy")
+                self.check_out(self.folder / "out.npy")
+        file = self.write_safetensors(q=self.q, k=self.k, v=self.v, query=self.v, Q=self.k)
+        self.assertIn("not used: Q, query", run("attend", file, "--out", self.folder / "out.npy").stderr)
+        self.check_out(self.folder / "out.npy")
+
+    def test_names_that_say_nothing_are_not_taken_by_position(self):
+        file = self.write_safetensors(**{"a.weight": self.q, "b.weight": self.k, "c.weight": self.v})
+        self.refuses("attend", file, saying="got 3 arrays (a.weight, b.weight, c.weight), expected q, k and v")
+        file = self.write_safetensors(**{"l.0.q": self.q, "l.1.q": self.q, "l.0.k": self.k, "l.0.v": self.v})
+        self.refuses("attend", file, saying=":l.0.q and ")
+        self.refuses("attend", file, saying=":l.1.q may both be q, expected one; the files have l.0.k, l.0.q, l.0.v, l.1.q")
+        run("attend", file, "--names", "l.0.q,l.0.k,l.0.v", "--out", self.folder / "out.npy")
+        self.check_out(self.folder / "out.npy")
+        file = self.write_safetensors(q=self.q, k=self.k, memory=self.v)
+        self.refuses("attend", file, saying="got 3 arrays (k, memory, q)")
+        once, again = (self.write(f"{n}.npz", npz({"q": npy(self.q), "k": npy(self.k), "v": npy(self.v)})) for n in "ab")
+        self.refuses("attend", once, again, saying="a.npz:q and ")
+
+    def test_arrays_without_names_are_taken_by_position(self):
+        operands = (self.q, self.k, self.v)
+        files = [
+            [self.write("x.npz", npz({f"arr_{i}": npy(x) for i, x in enumerate(operands)}))],
+            [self.write(f"{i}.npz", npz({"arr_0": npy(x)})) for i, x in enumerate(operands)],
+            [self.write(f"{i}.npy", npy(x)) for i, x in enumerate(operands)],
+            [self.write("kv.npz", npz({"V": npy(self.v), "K": npy(self.k)})), self.write("0.npy", npy(self.q))],
+        ]
+        for given in files:
+            run("attend", *given, "--check", "--out", self.folder / "out.npy")
+            self.check_out(self.folder / "out.npy")
+        self.refuses("attend", *files[2], *files[0], saying="got 6 arrays (")
 
     def test_safetensors_unaligned(self):
         size = len(self.q)
@@ -311,6 +363,16 @@ class Merge(CliTest):
             for name in ("out.npy", "lse.npy"):
                 self.assertEqual(one.read(name), a.read(name))
 
+    def test_names_without_case(self):
+        for out, lse in (("OUT", "Lse"), ("attn.output", "attn.softmax_lse")):
+            for file in self.files:
+                with zipfile.ZipFile(file) as archive:
+                    arrays = {lse: archive.read("lse.npy"), out: archive.read("out.npy")}
+                self.write(f"named_{file.name}", npz(arrays))
+            named = [self.folder / f"named_{file.name}" for file in self.files]
+            run("merge", *named, "--out", self.folder / "out.npy", "--check=0")
+            self.check_out(self.folder / "out.npy")
+
     def test_json_and_explain(self):
         document = json.loads(run("merge", *self.files, "--check", "--json", "--explain").stdout)
         self.assertEqual([state["shape"] for state in document["states"]], [[1, 8, 2, 4]] * 2)
@@ -325,6 +387,8 @@ class Merge(CliTest):
         self.assertIn("bf16 is written raw", done.stderr)
 
     def test_refuses(self):
+        twice = self.write("twice.npz", npz({n: npy(self.q) for n in ("Out", "output", "lse")}))
+        self.refuses("merge", twice, saying="twice.npz:output may both be out, expected one; the files have Out, output, lse")
         qkv = self.write("qkv.npz", npz({n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}))
         self.refuses("merge", qkv, saying="qkv.npz: has q, k, v, expected arrays out and lse")
         self.refuses("merge", *self.files, "--out", self.files[0], saying="--out is")

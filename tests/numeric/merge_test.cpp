@@ -238,6 +238,29 @@ TEST(MergeCheck, FindsWrongElements) {
   }
 }
 
+// The second state's weight is 0 in fp32 and 1e-87 in double: infinity times it is NaN, or infinity.
+TEST(MergeCheck, KnowsWhereAStateIsNotFinite) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> a = {1, 2}, b = {infinity, 3}, lse_a = {0}, lse_b = {-200};
+  const auto state = [](std::vector<float>& out, std::vector<float>& lse) {
+    return ts::State{ts::view(out.data(), ts::f32, {1, 2}), ts::view(lse.data(), ts::f32, {1})};
+  };
+  const std::vector<ts::State> states = {state(a, lse_a), state(b, lse_b)};
+  std::vector<float> out(2), lse(1);
+  const ts::State merged = state(out, lse);
+  const auto passes = [&] { return ts::check_merge(states, merged.out, merged.lse, 0).passed == 1; };
+  ts::merge(states, merged.out, merged.lse);
+  EXPECT_TRUE(passes());
+  out[1] = NAN;
+  EXPECT_FALSE(passes());
+  out[1] = 2;
+  lse_b[0] = -infinity;  // it counts for nothing
+  EXPECT_FALSE(passes());
+  ts::merge(states, merged.out, merged.lse);
+  EXPECT_EQ(out[0], 1);
+  EXPECT_TRUE(passes());
+}
+
 TEST(MergeFork, AChildMerges) {
   const MergeCase c{.num_states = 3, .batch = 2, .seqlen = 500, .heads = 4, .head_dim = 128};
   MergeCall call(c);

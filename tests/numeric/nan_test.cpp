@@ -117,9 +117,11 @@ class Nan : public EachKernel {
 
   bool only_bf16_ = false;
 
-  // Runs the inputs that `change` makes in every dtype and length, with LSE and without.
+  // Runs the inputs that `change` makes in every dtype and length, with LSE and without. Against the formula; or by
+  // tessella_check, which knows what NaN may reach.
   template <typename Change>
-  void check(Change&& change) {
+  void check(Change&& change, bool by_library = false) {
+    by_library_ = by_library;
     for (const char* dtype : {"f32", "bf16"}) {
       if (!GetParam().computes(dtype) || (only_bf16_ && std::string_view(dtype) != "bf16")) continue;
       for (const int64_t n : kLengths) {
@@ -136,13 +138,29 @@ class Nan : public EachKernel {
   }
 
  private:
-  static void forward_where_the_kernel_is(const ForwardArgs& args, const AttentionOptions& options) {
-    if (!GetParam().is_on_gpu()) return forward(args, options);
+  bool by_library_ = false;
+
+  void forward_where_the_kernel_is(const ForwardArgs& args, const AttentionOptions& options) {
     const detail::ForwardCall call(args, options);
+    if (!GetParam().is_on_gpu()) {
+      detail::check(tessella_forward(&call.args, &call.options, nullptr));
+      if (by_library_) expect_passed(call.args, call.options);
+      return;
+    }
     GpuTwin twin(blocks_of(call.args), false);
     const tessella_forward_args on_gpu = twin.args(call.args, true);
     detail::check(tessella_forward(&on_gpu, &call.options, twin.stream()));
+    if (by_library_) expect_passed(on_gpu, call.options);
     EXPECT_EQ(twin.download(), "");
+  }
+
+  static void expect_passed(const tessella_forward_args& args, const tessella_attention_options& options) {
+    const tessella_call call = {sizeof(tessella_call), TESSELLA_FORWARD, &args, &options};
+    tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+    detail::check(tessella_check(&call, 0, 0, &report));
+    EXPECT_EQ(report.passed, 1) << "query " << report.worst_index[1] << ", head " << report.worst_index[2]
+                                << ", column " << report.worst_index[3] << ": " << report.worst_got << ", expected "
+                                << report.worst_expected;
   }
 
   static std::vector<uint16_t> to_bf16(const std::vector<float>& from) {
@@ -173,6 +191,7 @@ class Nan : public EachKernel {
     }
     if (in.causal) options.mask = options.mask & Mask::causal();
     forward_where_the_kernel_is(args, options);
+    if (by_library_) return;
     const double tolerance = is_bf16 ? 0.01 : 1e-4;
     int wrong = 0;
     for (int64_t i = 0; i < in.n; ++i) {
@@ -380,6 +399,61 @@ TEST_P(Nan, LargeScores) {
     check([&](Inputs& in) {
       for (float& x : in.q) x = std::ldexp(x, exponent);
     });
+  }
+}
+
+// What kernels make of values that are not finite, also where the rule lets NaN reach rows that do not see them, passes
+// the library's own check.
+TEST_P(Nan, InValuesPassesTheCheck) {
+  for (const float value : {kNan, kInfinity, -kInfinity}) {
+    for (const int64_t third : {0, 1, 2}) {
+      const auto spoiled = [&](Inputs& in) { in.value(third * (in.n - 1) / 2)[3] = value; };
+      check(spoiled, true);
+      check(
+          [&](Inputs& in) {
+            in.causal = true;
+            spoiled(in);
+          },
+          true);
+      check(
+          [&](Inputs& in) {  // every third query sees it, by a mask or as padding by a bias
+            spoiled(in);
+            in.set_visible(true);
+            in.set_bias(0);
+            for (int64_t i = 0; i < in.n; ++i) {
+              in.visible_at(i, third * (in.n - 1) / 2) = i % 3 == 0 ? 1 : 0;
+              in.bias_at(i, in.n / 2) = -kInfinity;
+            }
+            for (int64_t j = 0; j < in.n; ++j) in.visible_at(1, j) = 0;  // this one sees no key
+          },
+          true);
+      check(
+          [&](Inputs& in) {  // it counts nothing in float, and something in double
+            spoiled(in);
+            in.set_bias(0);
+            for (int64_t i = 0; i < in.n; ++i) in.bias_at(i, third * (in.n - 1) / 2) = -200;
+          },
+          true);
+    }
+  }
+}
+
+TEST_P(Nan, InQueriesAndKeysPassesTheCheck) {
+  for (const float value : {kNan, kInfinity, -kInfinity}) {
+    for (const bool causal : {false, true}) {
+      check(
+          [&](Inputs& in) {
+            in.causal = causal;
+            in.query(in.n / 3, 1)[5] = value;
+          },
+          true);
+      check(
+          [&](Inputs& in) {
+            in.causal = causal;
+            in.key(in.n / 2)[7] = value;
+          },
+          true);
+    }
   }
 }
 

@@ -145,6 +145,92 @@ TEST_F(CheckForward, OneNaNFails) {
   EXPECT_EQ(check().worst_index, (Index{0, 4, 0, 0}));
 }
 
+// Kernels multiply a tile's P by all of v: what is not finite there reaches every row, in its own column.
+TEST_F(CheckForward, NaNOfAValueThatSomeQuerySeesMayReachItsColumn) {
+  own_.set_causal();
+  for (const double value : {kNaN, kInf, -kInf}) {
+    float& spoiled = own_.v[static_cast<size_t>(((1 * 9 + 8) * 2 + 1) * 6 + 4)];  // batch 1, key 8, KV head 1, column 4
+    const float before = spoiled;
+    spoiled = static_cast<float>(value);  // query 4 alone sees it, by heads 2 and 3
+    put_right_output();
+    EXPECT_TRUE(check().passed) << value;
+    const auto passes_with = [&](double got, int64_t b, int64_t i, int64_t head, int64_t c) {
+      float& at = out(b, i, head, c);
+      const float right = at;
+      at = static_cast<float>(got);
+      const bool passed = check().passed;
+      at = right;
+      return passed;
+    };
+    EXPECT_TRUE(passes_with(kNaN, 1, 0, 2, 4)) << value;
+    EXPECT_TRUE(passes_with(kNaN, 1, 3, 3, 4)) << value;
+    EXPECT_FALSE(passes_with(kNaN, 1, 0, 2, 5)) << value;  // another column
+    EXPECT_FALSE(passes_with(kNaN, 1, 0, 1, 4)) << value;  // another KV head
+    EXPECT_FALSE(passes_with(kNaN, 0, 0, 2, 4)) << value;  // another sequence
+    EXPECT_FALSE(passes_with(kInf, 1, 0, 2, 4)) << value;
+    EXPECT_FALSE(passes_with(out(1, 0, 2, 4) + 1e-4, 1, 0, 2, 4)) << value;
+    EXPECT_FALSE(passes_with(0, 1, 4, 2, 4)) << value;  // the reference has it there
+    lse(1, 0, 2) = NAN;
+    EXPECT_FALSE(check().passed) << value;
+    spoiled = before;
+  }
+}
+
+TEST_F(CheckForward, NaNOfAValueThatNoQuerySeesReachesNothing) {
+  const int32_t used[] = {8, 8};
+  own_.arguments.features |= core::Feature::seqlens_kv;
+  own_.arguments.seqlens_kv = {used, 1};
+  own_.v[static_cast<size_t>((8 * 2) * 6 + 4)] = NAN;  // key 8
+  put_right_output();
+  EXPECT_TRUE(check().passed);
+  out(0, 2, 1, 4) = NAN;
+  EXPECT_FALSE(check().passed);
+  own_.arguments.seqlens_kv = {};
+  own_.arguments.features |= core::Feature::window;
+  own_.arguments.window_left = 3;  // query 0 stands at key 4: none sees key 0
+  own_.v[static_cast<size_t>((8 * 2) * 6 + 4)] = 0.5f;
+  own_.v[4] = NAN;  // key 0
+  put_right_output();
+  out(0, 2, 1, 4) = NAN;
+  EXPECT_FALSE(check().passed);
+}
+
+TEST_F(CheckForward, NaNInRowsPastTheLengthFails) {
+  const int32_t used[] = {4, 4};
+  own_.arguments.features |= core::Feature::seqlens_q;
+  own_.arguments.seqlens_q = {used, 1};
+  own_.v[4] = NAN;
+  put_right_output();
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t head = 0; head < 4; ++head) {
+      for (int64_t c = 0; c < 6; ++c) out(b, 4, head, c) = 0;
+      lse(b, 4, head) = -std::numeric_limits<float>::infinity();
+    }
+  }
+  EXPECT_TRUE(check().passed);
+  out(0, 4, 0, 4) = NAN;
+  EXPECT_FALSE(check().passed);
+}
+
+// An infinity of q or k that a row multiplies makes it NaN on a GPU in fp32, and there alone.
+TEST_F(CheckForward, InfinityInAnOperandThatIsSplitMayBeNaN) {
+  own_.set_causal();
+  own_.q[0] = 1;
+  for (int64_t i = 0; i < 5; ++i) own_.q[static_cast<size_t>(i * 4 * 8)] = 1;          // column 0 of head 0
+  own_.k[static_cast<size_t>((8 * 2) * 8)] = -std::numeric_limits<float>::infinity();  // key 8, which query 4 sees
+  put_right_output();
+  const auto passes = [&](core::DeviceType device) {
+    return reference::check_forward(own_.arguments, 0, 1, device).passed;
+  };
+  EXPECT_TRUE(passes(core::DeviceType::cpu));
+  for (int64_t c = 0; c < 6; ++c) out(0, 4, 0, c) = NAN;
+  lse(0, 4, 0) = NAN;
+  EXPECT_TRUE(passes(core::DeviceType::cuda));
+  EXPECT_FALSE(passes(core::DeviceType::cpu));
+  out(0, 3, 0, 0) = NAN;  // does not see it
+  EXPECT_FALSE(passes(core::DeviceType::cuda));
+}
+
 TEST_F(CheckForward, WrongLseFails) {
   lse(1, 0, 3) += 1e-4f;
   EXPECT_FALSE(check().passed);

@@ -124,7 +124,10 @@ void add_attend(CLI::App& app, Run& run) {
       ->add_option("FILE", settings->inputs.files, ".npy, .npz or .safetensors: one file with q, k and v, or several")
       ->required()
       ->type_name("");
-  command->add_option("--names", settings->names, "names of q, k and v in the files [q,k,v, else by position]")
+  command
+      ->add_option("--names", settings->names,
+                   "names of q, k and v in the files [q,k,v, else the usual ones: query, key_states, attn.v_proj, xq; "
+                   "arrays without names, as .npy and arr_0 are, by position]")
       ->type_name("Q,K,V");
   command
       ->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), or bhsd, of q, k, v and out")

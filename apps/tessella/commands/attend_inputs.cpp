@@ -2,13 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "files/array_file.hpp"
+#include "files/array_names.hpp"
 #include "files/input_error.hpp"
-#include "files/printable.hpp"
 #include "report/progress.hpp"
 
 namespace tessella::cli {
@@ -16,42 +17,63 @@ namespace {
 
 constexpr const char* kOperands[] = {"q", "k", "v"};
 
-std::string names_of(const std::vector<Array>& arrays) {
-  std::string names;
-  for (const Array& array : arrays) {
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name.empty() ? array.source : shown_name(array.name));
+// What models and frameworks call them.
+constexpr std::array<std::string_view, 9> kUsualNames[] = {
+    {"q", "query", "queries", "query_states", "query_layer", "q_proj", "query_proj", "to_q", "xq"},
+    {"k", "key", "keys", "key_states", "key_layer", "k_proj", "key_proj", "to_k", "xk"},
+    {"v", "value", "values", "value_states", "value_layer", "v_proj", "value_proj", "to_v", "xv"},
+};
+
+using Operands = std::array<Array*, 3>;  // null where not found
+
+Operands find_given(const std::vector<std::string>& names, std::vector<Array>& arrays) {
+  Operands found{};
+  for (Array& array : arrays) {
+    for (size_t i = 0; i < 3; ++i) {
+      if (found[i] != nullptr || array.name != names[i]) continue;
+      found[i] = &array;
+      break;
+    }
   }
-  return names;
+  const auto missing = std::count(found.begin(), found.end(), nullptr);
+  if (missing > 0) {
+    throw InputError(fmt::format("--names: {} of the 3 are not there; the files have {}", missing, names_of(arrays)));
+  }
+  return found;
 }
 
-// Arrays called q, k and v take their places; the others fill the rest in order, and none may be left over then.
-std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> arrays) {
-  std::array<std::optional<Array>, 3> found;
-  const std::string all = names_of(arrays);
-  std::vector<Array> others;
+// By the usual names; arrays that have no names of their own fill the rest in their order. Names that say nothing are
+// never taken by their order: safetensors sorts by name, and k would run as q.
+Operands find_usual(std::vector<Array>& arrays) {
+  Operands found{};
+  for (size_t i = 0; i < 3; ++i) found[i] = find_named(arrays, kUsualNames[i]);
+  const auto missing = std::count(found.begin(), found.end(), nullptr);
+  if (missing == 0) return found;
+  std::vector<Array*> others;
   for (Array& array : arrays) {
-    bool taken = false;
-    for (size_t i = 0; i < 3 && !taken; ++i) {
-      const std::string wanted = inputs.names.empty() ? kOperands[i] : inputs.names[i];
-      taken = !found[i] && array.name == wanted;
-      if (taken) found[i] = std::move(array);
-    }
-    if (!taken) others.push_back(std::move(array));
+    if (std::find(found.begin(), found.end(), &array) == found.end()) others.push_back(&array);
   }
-  const size_t missing = 3 - static_cast<size_t>(found[0].has_value()) - found[1].has_value() - found[2].has_value();
-  if (!inputs.names.empty() && missing > 0) {
-    throw InputError(fmt::format("--names: {} of the 3 are not there; the files have {}", missing, all));
-  }
-  if (missing > 0 && others.size() != missing) {
+  const bool have_order =
+      std::none_of(others.begin(), others.end(), [](const Array* array) { return has_own_name(*array); });
+  if (!have_order || std::ssize(others) != missing) {
     throw InputError(
-        fmt::format("got {} arrays ({}), expected q, k and v: three arrays, or arrays of these names, or "
-                    "--names Q,K,V",
-                    arrays.size(), all));
+        fmt::format("got {} arrays ({}), expected q, k and v: arrays of these or the usual names (query, q_proj, xq), "
+                    "three without names, or --names Q,K,V",
+                    arrays.size(), names_of(arrays)));
   }
-  if (missing == 0 && !others.empty()) note(fmt::format("not used: {}", names_of(others)));
   for (size_t i = 0, next = 0; i < 3; ++i) {
-    if (!found[i]) found[i] = std::move(others[next++]);
+    if (found[i] == nullptr) found[i] = others[next++];
   }
+  return found;
+}
+
+std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> arrays) {
+  const Operands found = inputs.names.empty() ? find_usual(arrays) : find_given(inputs.names, arrays);
+  std::vector<Array> unused;
+  for (Array& array : arrays) {
+    if (std::find(found.begin(), found.end(), &array) == found.end()) unused.push_back(std::move(array));
+  }
+  if (!unused.empty()) note(fmt::format("not used: {}", names_of(unused)));
   return {std::move(*found[0]), std::move(*found[1]), std::move(*found[2])};
 }
 

@@ -3,6 +3,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "commands/attend_inputs.hpp"
@@ -10,6 +11,7 @@
 #include "commands/result_files.hpp"
 #include "device/placement.hpp"
 #include "files/array_file.hpp"
+#include "files/array_names.hpp"
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/number_text.hpp"
@@ -80,16 +82,15 @@ Parsed parse(const Settings& settings) {
 }
 
 FileState read_state(const Parsed& parsed, const std::string& file) {
-  std::optional<Array> out, lse;
-  std::string names;
-  for (Array& array : read_array_file(file)) {
-    names += (names.empty() ? "" : ", ") + shown_name(array.name);
-    if (array.name == "out") out = std::move(array);
-    if (array.name == "lse") lse = std::move(array);
+  constexpr std::string_view kOut[] = {"out", "output"}, kLse[] = {"lse", "softmax_lse", "logsumexp"};
+  std::vector<Array> arrays = read_array_file(file);
+  Array* const out = find_named(arrays, kOut);
+  Array* const lse = find_named(arrays, kLse);
+  if (out == nullptr || lse == nullptr) {
+    throw InputError(fmt::format("{}: has {}, expected arrays out and lse", file, names_of(arrays)));
   }
-  if (!out || !lse) throw InputError(fmt::format("{}: has {}, expected arrays out and lse", file, names));
   if (parsed.dtype != TESSELLA_DTYPE_DEFAULT) resolve_dtype(*out, parsed.dtype);
-  for (const Array* array : {&*out, &*lse}) {
+  for (const Array* array : {out, lse}) {
     if (array->tensor.dtype != TESSELLA_DTYPE_DEFAULT) continue;
     throw InputError(fmt::format("{}: has elements of type {}, expected f64, f32, bf16 or f16{}", array->source,
                                  array->file_type, array->element_bytes == 2 ? "; raw bf16 wants --dtype bf16" : ""));
@@ -202,7 +203,9 @@ void add_merge(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand("merge", "Attention over disjoint sets of keys, merged, out of files");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  command->add_option("FILE", settings->files, ".npz or .safetensors: out and lse of one set of keys each")
+  command
+      ->add_option("FILE", settings->files,
+                   ".npz or .safetensors: out and lse (output, softmax_lse) of one set of keys each")
       ->required()
       ->type_name("");
   const auto text = [&](const char* name, std::string& value, const char* help, const char* type = "") {

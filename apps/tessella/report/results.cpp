@@ -74,8 +74,8 @@ void print_check(const tessella_check_report& report, const char* of) {
       error_text(report.plain_error), error_text(report.tolerance));
   if (!report.passed) {
     const int64_t* at = report.worst_index;
-    put("        worst at batch {}, row {}, head {}, dim {}: got {}, expected {}\n", at[0], at[1], at[2], at[3],
-        report.worst_got, report.worst_expected);
+    put("        worst at batch {}, row {}, head {}, {}: got {}, expected {}\n", at[0], at[1], at[2],
+        at[3] < 0 ? "lse" : fmt::format("dim {}", at[3]), report.worst_got, report.worst_expected);
   }
 }
 

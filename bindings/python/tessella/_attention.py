@@ -95,12 +95,12 @@ def refusals(
 class CheckReport(NamedTuple):
     """How far an output is from the reference in double."""
 
-    passed: bool  # NaN and inf stand where they must, and max_error <= tolerance
+    passed: bool  # NaN and inf stand where they may, and max_error <= tolerance
     rows: int  # rows compared
     max_error: float  # largest |out - reference|
     plain_error: float  # the same of a plain computation: S and softmax in fp32, P rounded to the input dtype
     tolerance: float
-    worst_index: tuple[int, int, int, int]  # batch, row, head, dim
+    worst_index: tuple[int, int, int, int]  # batch, row, head, dim; dim -1 = the lse
     worst_got: float
     worst_expected: float
 
@@ -111,20 +111,23 @@ def check(
     v: Any,
     out: Any,
     *,
+    lse: Any = None,
     num_rows: int = 16,
     sample_seed: int = 0,
     layout: str = "bshd",
     **options: Unpack[Options],
 ) -> CheckReport:
-    """Compares sampled rows of `out` with the reference in double, on the CPU; num_rows 0 = all.
+    """Compares sampled rows of `out`, and of `lse` where given, with the reference in double, on the CPU.
 
-    Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
+    num_rows 0 = all rows. Other arguments as for the `attention` that made out and lse. Tensors on a GPU are copied,
+    when all its streams are done. A NaN is right where the reference has one, and where a NaN or infinity of a key that
+    some query sees may reach (docs/numerics.md).
     """
     with Call.of("check") as call:
         sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))
         require_array("out", out)
         call.fill(q, k, v, layout, None, options)
-        call.outputs(q, out, None, False)
+        call.compared(out, lse)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
         call.require(library.tessella_check(call.tagged(), *sample, report))
         values = {name: getattr(report, name) for name in CheckReport._fields}

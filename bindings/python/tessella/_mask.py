@@ -107,12 +107,15 @@ def document(ids_q: Any, ids_kv: Any = None) -> Mask:
 
 
 def dense(visible: Any) -> Mask:
-    """visible[batch, head, i, j], bool, true = visible; broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)."""
+    """visible[batch, head, i, j], bool, true = visible; broadcasts to (batch, heads_q, seqlen_q, seqlen_kv).
+
+    Beside leftpad_kv, j counts k's rows, padding too. Beside cu_seqlens, i and j count from the first of each sequence.
+    """
     return _made({}, dense_mask=_given("dense: visible", visible))
 
 
 def block_map(visible: Any, block_q: int, block_kv: int) -> Mask:
-    """visible[batch, head, i // block_q, j // block_kv], bool, true = visible; broadcasts."""
+    """visible[batch, head, i // block_q, j // block_kv], bool, true = visible; broadcasts. i and j as for `dense`."""
     tile = {
         "block_map_q": integer("block_map: block_q", block_q),
         "block_map_kv": integer("block_map: block_kv", block_kv),

@@ -18,13 +18,19 @@ class Options(TypedDict, total=False):
     softcap: c * tanh(s / c), a float32 number likewise; 0 = off.
     dropout: probability of a zero, in [0, 1).
     seed, offset: of dropout, an int in [0, 2^64) or a (1) int64 array where they live in memory.
-    bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to the scaled scores.
+    bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to the scaled scores. Beside
+        cu_seqlens it counts the queries or keys of each sequence from its first, as dense and block_map masks do: its
+        axes are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv, not the packed rows; a GPU wants
+        them given. A key with a bias of -inf counts nothing and is not hidden: NaN in its v may reach the output.
     alibi_slopes: (heads_q) or (batch, heads_q) float32; adds -slope * |i + seqlen_kv - seqlen_q - j|.
     sink: (heads_q) float32; logits that join the softmax's sum and no value.
-    seqlens_q, seqlens_kv: (batch) int32; rows and keys in use. out rows past seqlens_q are 0, their lse -inf.
+    seqlens_q, seqlens_kv: (batch) int32; rows in use of q, and of k and v. out rows past seqlens_q are 0, their lse
+        -inf.
     cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed, sequence b is rows [cu[b], cu[b + 1]) of (total, heads,
         head_dim).
-    leftpad_kv: (batch) int32; keys [0, leftpad) are padding, masks count from the first real key.
+    leftpad_kv: (batch) int32; keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first, prefix,
+        ALiBi, dropout, modifications) count from the first real key; arrays with an axis of keys (bias, dense,
+        block_map, document), and seqlens_kv, have k's rows, padding too.
     page_table: (batch, pages) int32; k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
         sequence is row j % page_size of page page_table[b, j // page_size]; seqlen_kv is pages * page_size. Pages
         without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,

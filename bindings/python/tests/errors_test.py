@@ -278,6 +278,8 @@ def test_what_is_compared():
     out.flags.writeable = False
     assert tessella.check(Q, K, K, out, num_rows=0).passed
     for changed, error, text in [
+        ({"lse": 3}, tessella.InvalidArgument, "lse is int, expected an array with __dlpack__ or "),
+        ({"lse": np.zeros((2, 3, 4), F32)}, tessella.InvalidArgument, "lse has shape (2, 3, 4), expected (2, 4, 3) = "),
         ({"out": None}, tessella.InvalidArgument, "out is NoneType, expected an array with __dlpack__ or "),
         ({"num_rows": 1.5}, TypeError, "num_rows is 1.5, expected an integer"),
         ({"num_rows": -1}, tessella.InvalidArgument, "num_rows is -1, expected at least 0 (all)"),
@@ -286,6 +288,32 @@ def test_what_is_compared():
     ]:
         with pytest.raises(error, match=f"^check: {re.escape(text)}"):
             tessella.check(Q, K, K, **{"out": out, **changed})
+
+
+def test_lse_is_compared_where_given():
+    out, lse = tessella.attention(Q, K, K, return_lse=True)
+    lse.flags.writeable = False
+    assert tessella.check(Q, K, K, out, lse=lse, num_rows=0).passed
+    wrong = lse.copy()
+    wrong[1, 2, 0] += 1e-3
+    report = tessella.check(Q, K, K, out, lse=wrong, num_rows=0)
+    assert not report.passed and report.worst_index == (1, 0, 2, -1)
+    assert report.worst_expected == pytest.approx(lse[1, 2, 0], abs=1e-6)
+    assert tessella.check(Q, K, K, out, num_rows=0).passed
+    swapped = [np.swapaxes(t, 1, 2) for t in (Q, K, K, out)]
+    assert tessella.check(*swapped, lse=lse, layout="bhsd", num_rows=0).passed
+    assert not tessella.check(*swapped, lse=wrong, layout="bhsd", num_rows=0).passed
+
+
+def test_nan_of_a_visible_key_may_reach_other_queries():
+    q = np.ones((2, 1), F32)
+    v = np.array([[1], [np.nan]], F32)
+    out = tessella.attention(q, q, v, mask="causal")
+    assert np.isnan(out[1]).all()
+    assert tessella.check(q, q, v, out, mask="causal").passed
+    assert tessella.check(q, q, v, np.array([[1], [np.nan]], F32), mask="causal").passed
+    assert not tessella.check(q, q, v, np.array([[2], [np.nan]], F32), mask="causal").passed
+    assert not tessella.check(q, q, v[:1].repeat(2, 0), out, mask="causal").passed
 
 
 def test_nothing_was_touched():

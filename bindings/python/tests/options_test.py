@@ -70,6 +70,13 @@ CASES = {
         {"leftpad_kv": LEFTPAD, "bias": BIAS, "mask": window(6, 0)},
         {"leftpad_kv": LEFTPAD, "bias": BIAS, "window": (6, 0)},
     ),
+    "leftpad_kv and masks": (
+        {
+            "leftpad_kv": LEFTPAD,
+            "mask": tessella.dense(DENSE) & tessella.block_map(TILES, 8, 8) & tessella.document(IDS_Q, IDS_KV),
+        },
+        {"leftpad_kv": LEFTPAD, "dense": DENSE, "block_map": (TILES, 8, 8), "document": (IDS_Q, IDS_KV)},
+    ),
     "num_threads": ({"num_threads": 1}, {}),
     "max_seqlen": ({"max_seqlen_q": 100, "max_seqlen_kv": 100}, {}),
     "num_splits": ({"num_splits": 1}, {}),
@@ -196,6 +203,32 @@ def test_packed(dtype):
     swapped = [np.swapaxes(t, 0, 1) for t in (q, k, v)]
     other = tessella.attention(*swapped, mask="causal", layout="bhsd", **packed)
     np.testing.assert_array_equal(np.swapaxes(other, 0, 1), out)
+
+
+def test_packed_scores_count_from_the_first_of_each_sequence():
+    rng = np.random.default_rng(8)
+    packed = {"cu_seqlens_q": np.array([0, 5, 18], INT), "cu_seqlens_kv": np.array([0, 9, 29], INT)}
+    q = comparison.random(rng, 18, HEADS_Q, DIM_QK)
+    k = comparison.random(rng, 29, HEADS_KV, DIM_QK)
+    v = comparison.random(rng, 29, HEADS_KV, DIM_V)
+    bias = comparison.random(rng, HEADS_Q, 13, 20)  # of the longest
+    visible = rng.random((13, 20)) < 0.7
+    out, lse = tessella.attention(q, k, v, bias=bias, mask=tessella.dense(visible), return_lse=True, **packed)
+    comparison.assert_matches(out, q, k, v, lse, bias=bias, dense=visible, **packed)
+    assert tessella.check(q, k, v, out, lse=lse, bias=bias, mask=tessella.dense(visible), num_rows=0, **packed).passed
+    roomy = np.pad(bias, ((0, 0), (0, 3), (0, 4)), constant_values=np.nan)
+    bounds = {"max_seqlen_q": 16, "max_seqlen_kv": 24}
+    other = tessella.attention(q, k, v, bias=roomy, mask=tessella.dense(visible), **bounds, **packed)
+    np.testing.assert_array_equal(other, out)
+    rows = np.zeros((18, 29), np.float32)
+    text = r"bias has shape \(18, 29\), expected one that broadcasts to \(2, 4, 13, 20\)"
+    with pytest.raises(tessella.InvalidArgument, match=text):
+        tessella.attention(q, k, v, bias=rows, **packed)
+    with pytest.raises(tessella.InvalidArgument, match=text + r" up to \(2, 4, 16, 24\)"):
+        tessella.attention(q, k, v, bias=rows, **bounds, **packed)
+    text = r"dense_mask has shape \(18, 29\)"
+    with pytest.raises(tessella.InvalidArgument, match=text):
+        tessella.attention(q, k, v, mask=tessella.dense(rows == 0), **packed)
 
 
 def paged(t, lengths, page_size):

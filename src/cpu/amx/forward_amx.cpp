@@ -179,7 +179,8 @@ void pack_block(const Call& call, const core::Sequence& s, int64_t kv_head, int6
   uint32_t keys = lanes32(num_keys);
   if (pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride)) return;
   for (int i = 0; i < num_keys; ++i) {
-    if (!is_finite(v_rows[i], p.head_dim_v) && !seen_by_any_query(p, s, kv_head, key + i)) keys &= ~(uint32_t{1} << i);
+    if (!is_finite(v_rows[i], p.head_dim_v) && !core::seen_by_any_query(p, s, kv_head, key + i))
+      keys &= ~(uint32_t{1} << i);
   }
   pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride);
 }

@@ -97,7 +97,7 @@ void load_values(const core::AttentionArguments& p, const core::Sequence& s, int
     const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
     bool finite = true;
     for (int i = 0; i < dim; ++i) finite = finite && portable::to_float(from[i]) * 0.0f == 0.0f;
-    if (finite || seen_by_any_query(p, s, kv_head, key)) continue;
+    if (finite || core::seen_by_any_query(p, s, kv_head, key)) continue;
     load_value_row(zeros, dim, key - key_begin, scratch, largest);
   }
 }

@@ -114,18 +114,6 @@ void end_rows(const StripState& state, RowEnds& ends) {
   }
 }
 
-bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
-                       int64_t j) {
-  const int64_t group = arguments.group();
-  for (int64_t i = sequence.len_q - 1; i >= 0; --i) {
-    if (!sequence.band.visible(i, j)) continue;
-    for (int64_t g = 0; g < group; ++g) {
-      if (core::visible(arguments, sequence, kv_head * group + g, i, j)) return true;
-    }
-  }
-  return false;
-}
-
 const VectorKernel& vector_kernel(InstructionSet set) {
 #define TESSELLA_VECTOR_KERNEL(target) \
   { &target::run_item, &target::score_chain, &target::dropout_chain, &target::merge_rows }

@@ -79,8 +79,4 @@ struct RowEnds {
 };
 void end_rows(const StripState& state, RowEnds& ends);
 
-// True if some query of the sequence may attend to key j of a KV head.
-bool seen_by_any_query(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
-                       int64_t j);
-
 }  // namespace tessella::cpu

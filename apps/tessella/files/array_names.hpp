@@ -1,0 +1,23 @@
+// Arrays by the names that files use for them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "files/array.hpp"
+
+namespace tessella::cli {
+
+// "a.q, b.k": for messages. An array without a name is shown by its file.
+std::string names_of(std::span<const Array> arrays);
+
+// Whether the file gave the array a name that says what it is: not .npy, and not arr_0, which numpy.savez makes up.
+bool has_own_name(const Array& array);
+
+// The array called exactly like the first of `words`; else the one whose name, or the end of it behind a dot or a
+// slash, is one of them without case; null where there is none. InputError where there are several.
+Array* find_named(std::span<Array> arrays, std::span<const std::string_view> words);
+
+}  // namespace tessella::cli
