@@ -293,15 +293,12 @@ enum {
 /* The gradients of a forward call. forward and d_out are required; of the gradients that are written (dq to
  * d_alibi_slopes) at least one. NULL = absent; what is not asked for is not computed.
  *
- *   forward        the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is required.
- *                  The options are those of the call too. page_table and scales are not supported
- *   d_out          shape of out   dtype of out or of q, or f32
- *   d_lse          shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0
- *   dq, dk, dv     shapes of q, k and v   dtype of q, or f32
- *   d_bias         shape of bias   its dtype, or f32; the sum over axes on which bias broadcasts
- *   d_sink         (heads_q) f32
- *   d_alibi_slopes shape of alibi_slopes   f32
- *   accumulate     bits of tessella_gradient: these are added to what is there, in fp32 and rounded once
+ *   forward        the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
+ * required. The options are those of the call too. page_table and scales are not supported d_out          shape of out
+ * dtype of out or of q, or f32 d_lse          shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0 dq, dk, dv
+ * shapes of q, k and v   dtype of q, or f32 d_bias         shape of bias   its dtype, or f32; the sum over axes on
+ * which bias broadcasts d_sink         (heads_q) f32 d_alibi_slopes shape of alibi_slopes   f32 accumulate     bits of
+ * tessella_gradient: these are added to what is there, in fp32 and rounded once
  *
  * A query that sees no key has gradients of 0, and so have rows past the lengths and keys that no query may see,
  * whatever they hold. Gradients overlap no input and not each other. */

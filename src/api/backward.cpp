@@ -28,7 +28,11 @@ class GradientReader {
  public:
   GradientReader(const tessella_backward_args& args, const tessella_forward_args& forward, const char* function,
                  Memory memory, AttentionArguments& arguments)
-      : args_(args), forward_(forward), function_(function), memory_(memory), a_(arguments),
+      : args_(args),
+        forward_(forward),
+        function_(function),
+        memory_(memory),
+        a_(arguments),
         reader_(function, memory != Memory::none) {}
 
   void run() {
@@ -118,13 +122,15 @@ class GradientReader {
   }
 
   void accumulate() {
-    const int32_t known = TESSELLA_DQ | TESSELLA_DK | TESSELLA_DV | TESSELLA_D_BIAS | TESSELLA_D_SINK |
-                          TESSELLA_D_ALIBI_SLOPES;
+    const int32_t known =
+        TESSELLA_DQ | TESSELLA_DK | TESSELLA_DV | TESSELLA_D_BIAS | TESSELLA_D_SINK | TESSELLA_D_ALIBI_SLOPES;
     int32_t given = 0;
-    for (const auto& [bit, tensor] :
-         {std::pair{TESSELLA_DQ, args_.dq}, {TESSELLA_DK, args_.dk}, {TESSELLA_DV, args_.dv},
-          {TESSELLA_D_BIAS, args_.d_bias}, {TESSELLA_D_SINK, args_.d_sink},
-          {TESSELLA_D_ALIBI_SLOPES, args_.d_alibi_slopes}}) {
+    for (const auto& [bit, tensor] : {std::pair{TESSELLA_DQ, args_.dq},
+                                      {TESSELLA_DK, args_.dk},
+                                      {TESSELLA_DV, args_.dv},
+                                      {TESSELLA_D_BIAS, args_.d_bias},
+                                      {TESSELLA_D_SINK, args_.d_sink},
+                                      {TESSELLA_D_ALIBI_SLOPES, args_.d_alibi_slopes}}) {
       if (tensor != nullptr) given |= bit;
     }
     if (given == 0) invalid(message(function_, ": no gradient is given, expected one of dq, dk, dv or more"));

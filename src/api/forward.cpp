@@ -44,8 +44,9 @@ reference::CheckReport check(const AttentionArguments& arguments, int64_t num_ro
     core::unsupported(message("check: the reference ", reason));
   }
   const auto compare = [&](const AttentionArguments& a) {
-    return a.operation == core::Operation::backward ? reference::check_backward(a, num_rows, seed)
-                                                    : reference::check_forward(a, num_rows, seed, arguments.device.type);
+    return a.operation == core::Operation::backward
+               ? reference::check_backward(a, num_rows, seed)
+               : reference::check_forward(a, num_rows, seed, arguments.device.type);
   };
   if (arguments.accumulate != 0) {
     core::invalid(message("check: accumulate is ", arguments.accumulate, ", expected 0: what was there is gone"));

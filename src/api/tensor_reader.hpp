@@ -51,8 +51,8 @@ class TensorReader {
   // (batch, blocks, heads), where each axis may be 1 and leading ones may be absent. Stride 0 on axes of 1.
   core::Operand scale(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[3]);
 
-  // The gradient of a tensor that broadcast(), alibi() or table() has read. is_bias: its axes are (batch, heads, queries,
-  // keys) aligned at the right, else (batch, heads) or (heads).
+  // The gradient of a tensor that broadcast(), alibi() or table() has read. is_bias: its axes are (batch, heads,
+  // queries, keys) aligned at the right, else (batch, heads) or (heads).
   core::ScoreGradient score_gradient(const char* name, const tessella_tensor& tensor, bool is_bias);
 
   core::Table<float> alibi(const tessella_tensor& tensor, int64_t batch, int64_t heads);

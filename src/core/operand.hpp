@@ -66,26 +66,10 @@ struct UserArray {
 inline constexpr int kMaxUserArrays = 8;
 
 // The operands of attention and its gradients.
-enum class Name : int32_t {
-  q,
-  k,
-  v,
-  out,
-  lse,
-  q_scale,
-  k_scale,
-  v_scale,
-  out_scale,
-  amax,
-  d_out,
-  d_lse,
-  dq,
-  dk,
-  dv
-};
-inline constexpr std::array kNames = {
-    Name::q,       Name::k,         Name::v,    Name::out,   Name::lse,   Name::q_scale, Name::k_scale, Name::v_scale,
-    Name::out_scale, Name::amax, Name::d_out, Name::d_lse, Name::dq, Name::dk, Name::dv};
+enum class Name : int32_t { q, k, v, out, lse, q_scale, k_scale, v_scale, out_scale, amax, d_out, d_lse, dq, dk, dv };
+inline constexpr std::array kNames = {Name::q,       Name::k,       Name::v,       Name::out,       Name::lse,
+                                      Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax,
+                                      Name::d_out,   Name::d_lse,   Name::dq,      Name::dk,        Name::dv};
 constexpr const char* name(Name name) {
   switch (name) {
     case Name::q: return "q";

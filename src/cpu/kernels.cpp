@@ -50,8 +50,8 @@ struct VectorRow {
 template <InstructionSet kSet>
 struct BackwardRow {
   static std::string describe(const core::Shape& shape, int num_threads) {
-    return "blocks of " + std::to_string(BackwardShared(core::attention(shape), nullptr).block_keys) + " keys, strips of " +
-           std::to_string(kStripRows) + " rows, " + std::to_string(num_threads) +
+    return "blocks of " + std::to_string(BackwardShared(core::attention(shape), nullptr).block_keys) +
+           " keys, strips of " + std::to_string(kStripRows) + " rows, " + std::to_string(num_threads) +
            (num_threads == 1 ? " thread" : " threads");
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {

@@ -51,9 +51,8 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   const auto at = [&](Name name) { return p.tensors[name].row(s.batch_idx, row_q, head); };
   const auto q = load_vector<Real>(at(Name::q), p.dtype(), p.head_dim_qk);
   const auto d_out = load_vector<Real>(at(Name::d_out), p.tensors[Name::d_out].dtype, p.head_dim_v);
-  const Real d_lse = p.features.has(core::Feature::d_lse)
-                         ? load<Real>(at(Name::d_lse), p.tensors[Name::d_lse].dtype, 0)
-                         : Real{0};
+  const Real d_lse =
+      p.features.has(core::Feature::d_lse) ? load<Real>(at(Name::d_lse), p.tensors[Name::d_lse].dtype, 0) : Real{0};
   for (std::vector<Real>* values :
        {&row.products, &row.probs, &row.kept, &row.d_probs, &row.d_scores, &row.d_products}) {
     values->assign(keys, 0);
@@ -255,14 +254,15 @@ void backward_run(const core::Arguments& arguments, const core::Plan& plan, core
     const core::ScoreGradient& to = target(p, gradient);
     if (to.data == nullptr) continue;
     const auto [batch, heads, queries, keys] = score_axes(p, gradient);
-    for_each(batch * heads * queries, plan.num_threads, p.cancel, [&, heads = heads, queries = queries](int64_t item, int) {
-      const int64_t b = item / queries / heads, head = item / queries % heads, i = item % queries;
-      const std::vector<double> sums = score_gradient(p, gradient, b, head, i);
-      for (size_t j = 0; j < sums.size(); ++j) {
-        const int64_t at = to.index(b, head, i, static_cast<int64_t>(j));
-        put(to.data + core::bytes_of(to.dtype, at), to.dtype, 1, &sums[j], p.accumulates(gradient));
-      }
-    });
+    for_each(batch * heads * queries, plan.num_threads, p.cancel,
+             [&, heads = heads, queries = queries](int64_t item, int) {
+               const int64_t b = item / queries / heads, head = item / queries % heads, i = item % queries;
+               const std::vector<double> sums = score_gradient(p, gradient, b, head, i);
+               for (size_t j = 0; j < sums.size(); ++j) {
+                 const int64_t at = to.index(b, head, i, static_cast<int64_t>(j));
+                 put(to.data + core::bytes_of(to.dtype, at), to.dtype, 1, &sums[j], p.accumulates(gradient));
+               }
+             });
   }
 }
 

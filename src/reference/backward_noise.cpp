@@ -1,8 +1,8 @@
 // A kernel errs in P_j by what the score and the given LSE were rounded by, relative to it; in dP_j by the partial sums
 // of its dot product; in delta by those of its own and by the rounding of out, which it is given. P and dS are rounded
-// to the inputs' dtype where they meet another operand. Errors of keys and of queries are independent, so sums over them
-// are as large as the root of the sum of squares; those of delta and of LSE are one for all keys of a query, so sums
-// over keys have them whole.
+// to the inputs' dtype where they meet another operand. Errors of keys and of queries are independent, so sums over
+// them are as large as the root of the sum of squares; those of delta and of LSE are one for all keys of a query, so
+// sums over keys have them whole.
 
 #include "reference/backward_noise.hpp"
 
@@ -145,8 +145,8 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       }
       for (size_t c = 0; c < d_qk; ++c) {
         const size_t to = static_cast<size_t>(i * p.group() + in_group) * d_qk + c;
-        noise.dq[to] = of_output(scale * (std::sqrt(own[c]) + std::abs(common[c])), of.dq[to],
-                                 p.tensors[Name::dq].dtype);
+        noise.dq[to] =
+            of_output(scale * (std::sqrt(own[c]) + std::abs(common[c])), of.dq[to], p.tensors[Name::dq].dtype);
       }
     }
   }

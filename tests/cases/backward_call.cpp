@@ -131,8 +131,8 @@ void BackwardCall::add_output(const char* name, const tessella_tensor& tensor, b
                               const tessella_tensor*& to) {
   Output& output = outputs_[num_outputs_++];
   output.name = name;
-  output.memory = like(tensor, is_f32 ? TESSELLA_F32 : tensor.dtype,
-                       c_.guard ? Placement::guarded : Placement::aligned, output.tensor);
+  output.memory = like(tensor, is_f32 ? TESSELLA_F32 : tensor.dtype, c_.guard ? Placement::guarded : Placement::aligned,
+                       output.tensor);
   to = &output.tensor;
 }
 

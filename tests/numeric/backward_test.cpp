@@ -208,7 +208,8 @@ TEST_P(Backward, AddsToWhatIsThere) {
 // Sums have one order: blocks of keys take turns at a query's gradient.
 TEST_P(Backward, BitsDoNotDependOnThreads) {
   for (const char* feature : {"", "window_right=0", "window_left=90 window_right=20 keep_first=130", "alibi=h"}) {
-    Case c = base(std::string("heads_q=3 heads_kv=1 seqlen_q=210 seqlen_kv=700 head_dim_qk=64 head_dim_v=64 ") + feature);
+    Case c =
+        base(std::string("heads_q=3 heads_kv=1 seqlen_q=210 seqlen_kv=700 head_dim_qk=64 head_dim_v=64 ") + feature);
     if (!c.alibi.empty()) c.gradients = "qkva";
     if (GetParam().is_reference()) c.seqlen_kv = 90;
     BackwardCall first(c);

@@ -26,8 +26,8 @@ constexpr int unit_blocks(int v_panels) { return std::clamp(v_panels, 2, 4); }
 
 // What every block of a call shares.
 struct BlockContext {
-  int qk_steps = 0;  // 32-dim steps of q.k
-  int v_panels = 0;  // 32-dim panels of v
+  int qk_steps = 0;      // 32-dim steps of q.k
+  int v_panels = 0;      // 32-dim panels of v
   float scale_log2 = 0;  // of what the chain leaves, where there is one
   ScoreChain chain = nullptr;
   DropoutChain dropout = nullptr;

@@ -82,7 +82,7 @@ inline void load_block(const core::AttentionArguments& p, const core::Sequence& 
       const std::byte* from = operand.row(s.batch_idx, s.row_kv + key_begin + key, kv_head);
       float* row = to + key * stride;
       load_row(reinterpret_cast<const T*>(from), static_cast<int>(dim), row, stride);
-      if (is_finite(row, stride) || seen_by_any_query(p, s, kv_head, key_begin + key)) continue;
+      if (is_finite(row, stride) || core::seen_by_any_query(p, s, kv_head, key_begin + key)) continue;
       std::memset(row, 0, sizeof(float) * static_cast<size_t>(stride));
     }
   });
@@ -159,8 +159,8 @@ inline void add_slopes(QueryStrip& of, const float* d_scores, int64_t key_begin,
   }
 }
 
-// P with dropout's factors in scratch.probs and dS, behind softcap, in scratch.d_scores, of keys [key_begin, key_begin +
-// num_keys), whose K and V rows are given.
+// P with dropout's factors in scratch.probs and dS, behind softcap, in scratch.d_scores, of keys [key_begin, key_begin
+// + num_keys), whose K and V rows are given.
 inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t key_begin, int num_keys,
                          const BackwardScratch& scratch) {
   const Strip& strip = of.strip;
@@ -442,7 +442,8 @@ inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head,
     for (int64_t column = 0; column < columns; ++column) {
       const int64_t at = to.index(b, head, query + row, slot + column);
       alignas(64) float value[kLanes] = {sums[column * kStripRows + row]};
-      store_gradient(value, 1, 1, to.dtype, p.accumulates(core::Gradient::d_bias), to.data + core::bytes_of(to.dtype, at));
+      store_gradient(value, 1, 1, to.dtype, p.accumulates(core::Gradient::d_bias),
+                     to.data + core::bytes_of(to.dtype, at));
     }
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2

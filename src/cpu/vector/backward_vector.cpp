@@ -98,8 +98,7 @@ void zero_unused_rows(const AttentionArguments& p) {
     const Sequence s = core::sequence(p, b);
     zero_rows(p, Name::dq, Gradient::dq, b, s.row_q + s.len_q, s.row_q + s.slots_q);
     const int64_t first = s.row_kv - s.slot_kv;
-    const int64_t slots =
-        p.cu_seqlens_kv ? p.cu_seqlens_kv.at(0, b + 1) - p.cu_seqlens_kv.at(0, b) : p.seqlen_kv;
+    const int64_t slots = p.cu_seqlens_kv ? p.cu_seqlens_kv.at(0, b + 1) - p.cu_seqlens_kv.at(0, b) : p.seqlen_kv;
     keys(b, first, s.row_kv);
     keys(b, s.row_kv + s.len_kv, first + slots);
   }

@@ -27,11 +27,11 @@ struct KeyBlock {
 // Memory that the items of a call share. Sizes in floats; head dims padded to 16. Rows are those of strips: row f of a
 // (sequence, KV head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
 struct BackwardShared {
-  KeyBlock* blocks = nullptr;          // [most blocks]
+  KeyBlock* blocks = nullptr;            // [most blocks]
   std::atomic<int32_t>* turn = nullptr;  // [heads_kv][strips] blocks whose part of dQ a strip has
-  float* delta = nullptr;              // [heads_kv][rows] dO . out - dLSE
-  float* slope = nullptr;              // [heads_kv][rows] sum of dS times ALiBi's distance
-  float* dq = nullptr;                 // [heads_kv][rows][head_dim_qk], not yet times scale
+  float* delta = nullptr;                // [heads_kv][rows] dO . out - dLSE
+  float* slope = nullptr;                // [heads_kv][rows] sum of dS times ALiBi's distance
+  float* dq = nullptr;                   // [heads_kv][rows][head_dim_qk], not yet times scale
   int64_t block_keys = 0;
   int64_t rows = 0;
   int64_t strips = 0;
