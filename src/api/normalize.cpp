@@ -190,11 +190,8 @@ class Normalizer {
   void seed(const char* name, const tessella_tensor* tensor, uint64_t& value, const int64_t*& data) {
     if (tensor == nullptr) return;
     const core::Table<int64_t> table = reader_.table<int64_t>(name, tensor, 1, "one value");
-    if (is_on_cpu()) {
-      value = static_cast<uint64_t>(table.at(0));
-    } else {
-      data = table.data;
-    }
+    data = table.data;
+    if (is_on_cpu()) value = static_cast<uint64_t>(table.at(0));
   }
 
   void lengths() {
