@@ -27,8 +27,7 @@ namespace {
 constinit WorkspacesInUse g_in_use;
 
 // A forked child has none of the threads that run.
-[[maybe_unused]] const int kForkEndsUse = pthread_atfork([] { g_in_use.mutex.lock(); },
-                                                         [] { g_in_use.mutex.unlock(); },
+[[maybe_unused]] const int kForkEndsUse = pthread_atfork([] { g_in_use.mutex.lock(); }, [] { g_in_use.mutex.unlock(); },
                                                          [] {
                                                            std::construct_at(&g_in_use.mutex);
                                                            g_in_use.first = nullptr;

@@ -72,12 +72,14 @@ TEST(Workspace, OverlapsNothingOfTheCall) {
     void (*set)(ts::ForwardArgs&, ts::AttentionOptions&, const ts::TensorView&);
     ts::TensorView like;
   };
-#define MEMBER(name) \
-  { #name, [](ts::ForwardArgs& args, ts::AttentionOptions&, const ts::TensorView& view) { args.name = view; }, call.args.name }
+#define MEMBER(name)                                                            \
+  {                                                                             \
+#name, [](ts::ForwardArgs & args, ts::AttentionOptions&,                    \
+              const ts::TensorView& view) { args.name = view; }, call.args.name \
+  }
   const Operand operands[] = {
-      MEMBER(q),    MEMBER(k),          MEMBER(v),            MEMBER(out),
-      MEMBER(lse),  MEMBER(seqlens_kv), MEMBER(alibi_slopes), MEMBER(sink),
-      MEMBER(seed), MEMBER(offset),
+      MEMBER(q),    MEMBER(k),    MEMBER(v),      MEMBER(out), MEMBER(lse), MEMBER(seqlens_kv), MEMBER(alibi_slopes),
+      MEMBER(sink), MEMBER(seed), MEMBER(offset),
   };
 #undef MEMBER
   for (const Operand& operand : operands) {
@@ -98,8 +100,7 @@ TEST(Workspace, OverlapsNothingOfTheCall) {
     }
   }
   ts::AttentionOptions masked = call.options;
-  const ts::TensorView taken =
-      ts::view(static_cast<char*>(workspace.scratch) + 64, ts::boolean, {kSeqlenQ, kSeqlenKv});
+  const ts::TensorView taken = ts::view(static_cast<char*>(workspace.scratch) + 64, ts::boolean, {kSeqlenQ, kSeqlenKv});
   masked.mask = ts::Mask::dense(taken) & ts::Mask::document(documents_q, documents_kv);
   EXPECT_EQ(invalid([&] { plan.run(call.args, masked, &workspace); }),
             "plan_run: workspace.scratch overlaps dense_mask, expected memory of its own");
@@ -220,10 +221,9 @@ TEST(Interleaved, BatchesAndHeadsOfOneBuffer) {
   const auto heads_first = [&](int64_t idx) {
     return ts::view(buffer.data() + idx * 3 * 8, ts::f32, {2, 3, 2, 8}, {2 * 4 * 3 * 8, 8, 4 * 3 * 8, 1});
   };
-  EXPECT_EQ(invalid([&] {
-              ts::forward({.q = rows_first(0), .k = rows_first(1), .v = rows_first(2), .out = rows_first(3)});
-            }),
-            "");
+  EXPECT_EQ(
+      invalid([&] { ts::forward({.q = rows_first(0), .k = rows_first(1), .v = rows_first(2), .out = rows_first(3)}); }),
+      "");
   EXPECT_EQ(invalid([&] {
               ts::forward({.q = heads_first(0), .k = heads_first(1), .v = heads_first(2), .out = heads_first(3)});
             }),
