@@ -75,40 +75,24 @@ def test_what_is_no_flag(flag):
         tessella.merge(STATES, cancel=flag)
 
 
-def alarmed(call, seconds=0.1):
-    """A handler that raises while the call runs."""
-
-    def handle(_number, _frame):
-        raise TimeoutError("enough")
-
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        with pytest.raises(TimeoutError, match="^enough$"):
-            call()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_what_a_handler_raises_ends_a_call(dtype):
+def test_what_a_handler_raises_ends_a_call(dtype, ended_by_a_handler):
     q, k, v = long_operands(dtype)
-    alarmed(lambda: tessella.attention(q, k, v))
+    ended_by_a_handler(lambda: tessella.attention(q, k, v))
     plan = tessella.plan(q, k, v)
     workspace = plan.workspace(q)
     for _ in range(2):  # a run that ended has let go of its workspace
-        alarmed(lambda: plan.run(q, k, v, workspace=workspace))
+        ended_by_a_handler(lambda: plan.run(q, k, v, workspace=workspace))
     out = np.zeros(q.shape, q.dtype)
-    alarmed(lambda: tessella.check(q, k, v, out, num_rows=0))
+    ended_by_a_handler(lambda: tessella.check(q, k, v, out, num_rows=0))
     few = [t[:, :4] for t in (q, k, v)]
     np.testing.assert_array_equal(plan.run(*few, workspace=workspace), np.zeros(few[0].shape, dtype))
 
 
-def test_a_merge_ends():
+def test_a_merge_ends(ended_by_a_handler):
     out = np.zeros((1, 4096, 32, 64), np.float64)
     lse = np.zeros((1, 32, 4096), np.float64)
-    alarmed(lambda: tessella.merge([(out, lse)] * 64, num_threads=1), 0.05)
+    ended_by_a_handler(lambda: tessella.merge([(out, lse)] * 64, num_threads=1))
 
 
 def test_a_handler_may_call_and_the_call_goes_on():
