@@ -153,7 +153,7 @@ def test_every_field_passes_through(qkv, monkeypatch):
     given = _attention._Arguments()
     for name, value in expected.items():
         given.set_option(name, value)
-    arrays = [name for name, _ in d.ForwardArgs._fields_][6:-2]  # after lse, before mod_args
+    arrays = [name for name, _ in d.ForwardArgs._fields_ if name in _schema.TENSORS]
     for name in arrays:
         given.set_array(name, qkv[0])
     given.set_mod_args([qkv[1], qkv[2]])
