@@ -1,5 +1,7 @@
 // A workspace lies apart from all that its call points to, and serves one run at a time.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -191,6 +193,38 @@ TEST(Workspace, ServesOneRunAtATime) {
   EXPECT_EQ(ended_as, TESSELLA_CANCELLED);
   // A run that ended by an exception has let go of it.
   EXPECT_EQ(invalid([&] { plan.run(few, options, &own.workspace); }), "");
+}
+
+// The thread that works with it is not there.
+TEST(Workspace, IsFreeInAForkedChild) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the sanitizer does not follow a fork of many threads";
+#endif
+  LongCall call;
+  const ts::Plan plan = ts::plan_forward(call.args, call.options);
+  OwnWorkspace own(plan.workspace_size());
+  const ts::AttentionOptions options{.num_threads = 1};
+  const ts::ForwardArgs few = call.few();
+  const auto run_few = [&] { plan.run(few, options, &own.workspace); };
+  std::jthread other([&] {
+    while (call.cancel == 0) {  // until it is this thread that has the workspace
+      try {
+        plan.run(call.args, own.workspace);
+      } catch (const ts::Error&) {
+      }
+    }
+  });
+  while (invalid(run_few).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    _exit(invalid(run_few).empty() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_NE(invalid(run_few), "");
+  call.cancel = 1;
 }
 
 // q, k, v and out side by side in one buffer, whatever axis has one element.
