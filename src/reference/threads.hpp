@@ -14,18 +14,21 @@
 namespace tessella::reference {
 
 // fn(item, worker) for item in [0, items), each once; worker < num_threads, never shared by two running calls.
-// fn must not throw. Once the flag `cancel` is set, no item begins and core::Cancelled is thrown; null = no flag.
+// fn throws nothing but core::Cancelled. Once the flag `cancel` is set, no item begins and core::Cancelled is thrown;
+// null = no flag.
 template <typename Fn>
 void for_each(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
   std::atomic<int64_t> next{0};
   std::atomic<bool> is_cancelled{false};
   const auto work = [&](int worker) {
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-      if (core::is_cancelled(cancel)) {
+      try {
+        core::end_if_cancelled(cancel);
+        fn(item, worker);
+      } catch (const core::Cancelled&) {
         is_cancelled = true;
         return;
       }
-      fn(item, worker);
     }
   };
   {
