@@ -7,6 +7,7 @@
 """
 
 from ._attention import CheckReport, attention, check, refusals
+from ._cancel import Cancel
 from ._errors import (
     Cancelled,
     CompileError,
@@ -28,6 +29,7 @@ from ._plan import Plan, Workspace, explain, plan
 __version__ = version()
 
 __all__ = [
+    "Cancel",
     "Cancelled",
     "CheckReport",
     "CompileError",

@@ -54,7 +54,7 @@ def _run(
     with TensorCall.of("forward") as call:
         call.fill_tensors(q, k, v, named)
         outputs = call.outputs(q, out, lse, return_lse)
-        call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
+        call.run(lambda: library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return outputs
 
 
