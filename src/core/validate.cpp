@@ -142,12 +142,20 @@ class Validator {
   }
 
   void outputs_are_separate() const {
-    const bool is_backward = p_.operation == Operation::backward;
-    operands(p_, [&](Name name, const Operand& t, auto... sizes) {
-      const bool is_output = is_backward ? name == Name::dq || name == Name::dk || name == Name::dv
-                                         : name == Name::out || name == Name::lse;
-      if (is_output) validate_not_folded(function_, core::name(name), t, sizes...);
-    });
+    const auto [batch_q, rows_q] = p_.axes_q();
+    const auto [batch_kv, rows_kv] = p_.axes_kv();
+    const auto not_folded = [&](Name name, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
+      const Operand& t = p_.tensors[name];
+      if (t.dtype != DType::none) validate_not_folded(function_, core::name(name), t, batch, rows, heads, dim);
+    };
+    if (p_.operation == Operation::backward) {
+      not_folded(Name::dq, batch_q, rows_q, p_.heads_q, p_.head_dim_qk);
+      not_folded(Name::dk, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_qk);
+      not_folded(Name::dv, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_v);
+    } else {
+      not_folded(Name::out, batch_q, rows_q, p_.heads_q, p_.head_dim_v);
+      not_folded(Name::lse, batch_q, rows_q, p_.heads_q, 1);
+    }
     score_gradients(p_, [&](const char* name, const ScoreGradient& t, int64_t queries, int64_t keys) {
       validate_not_folded(function_, name, t, p_.batch, p_.heads_q, queries, keys);
     });
