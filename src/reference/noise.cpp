@@ -4,10 +4,10 @@
 // error of s_j is a relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out
 // counts nothing. GPUs split fp32 operands into terms of which 22 bits remain (docs/numerics.md), an error beside those
 // of the sums. These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
-// sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes it some 3.5 of
-// them. The sum that divides errs by the same, and with it all of o: dropout may leave o few keys of the sum's many.
-// Then the output is rounded once. The weights are fitted: with smaller ones a handful of 100,000 random cases failed,
-// small tensors whose plain computation was exact by luck.
+// sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3),
+// so the factor 2 makes it some 3.5 of them. The sum that divides errs by the same, and with it all of o: dropout may
+// leave o few keys of the sum's many. Then the output is rounded once. The weights are fitted: with smaller ones a
+// handful of 100,000 random cases failed, small tensors whose plain computation was exact by luck.
 
 #include "reference/noise.hpp"
 

@@ -26,8 +26,8 @@ constexpr int unit_blocks(int v_panels) { return std::clamp(v_panels, 2, 4); }
 
 // What every block of a call shares.
 struct BlockContext {
-  int qk_steps = 0;  // 32-dim steps of q.k
-  int v_panels = 0;  // 32-dim panels of v
+  int qk_steps = 0;      // 32-dim steps of q.k
+  int v_panels = 0;      // 32-dim panels of v
   float scale_log2 = 0;  // of what the chain leaves, where there is one
   ScoreChain chain = nullptr;
   DropoutChain dropout = nullptr;
@@ -40,6 +40,7 @@ struct StripWork {
   uint16_t* q = nullptr;  // B tiles
   float* o = nullptr;     // C tiles
   bool o_live = false;    // o holds something
+  bool rises = false;     // a maximum has risen in the last block: the next block's are looked for beforehand
 };
 
 // Tile memory of a worker.
@@ -232,7 +233,8 @@ class Pipeline {
   }
 
   bool needs_prepare() const {
-    return filling_.strip->softmax.unset != 0 || is_special(filling_.strip->strip, job_.key_begin);
+    const StripWork& work = *filling_.strip;
+    return work.softmax.unset != 0 || work.rises || is_special(work.strip, job_.key_begin);
   }
 
   // True if the block needs prepare() for more than rows without a maximum.
@@ -257,8 +259,12 @@ class Pipeline {
       hide_outside_band(work.strip, job_.scores, job_.key_begin);
     }
     if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2, has_chain);
-    if (!has_chain && context_.dropout == nullptr) return false;
-    raise_and_rescale(~uint32_t{0});
+    if (!has_chain && context_.dropout == nullptr) {
+      // Rows alone that end_block() would find too low.
+      if (work.rises) work.rises = raise_and_rescale(~uint32_t{0}, kCertainBits);
+      return false;
+    }
+    raise_and_rescale(~uint32_t{0}, kLazyBits);
     if (has_chain) subtract_origins(work.softmax, job_.scores);
     if (context_.dropout == nullptr) return false;
     exponentiate_block(work.softmax, job_.scores, scale_log2);
@@ -269,28 +275,33 @@ class Pipeline {
 
   [[gnu::always_inline]] void end_block(const SoftmaxRows<kLse>& rows) {
     const uint32_t too_low = rows.too_low();
-    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(too_low);
+    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(rows, too_low);  // a copy: rows stay in registers
     rows.finish(filling_.strip->softmax);
   }
 
   // Rare: the job's probabilities were taken against maxima that are too low for these rows, none of which has an
   // origin: with those maxima rise beforehand. Of scores beyond 2^27 some
   // may be so again, as maxima are rounded; their neighbours' sums are wanted all the same.
-  [[gnu::noinline, gnu::cold]] void raise_and_repeat(uint32_t too_low) {
-    raise_and_rescale(too_low);
-    SoftmaxRows<kLse> rows(filling_.strip->softmax, job_.scores, job_.probs, context_.scale_log2);
-    for (int piece = 0; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
+  [[gnu::noinline, gnu::cold]] void raise_and_repeat(SoftmaxRows<kLse> rows, uint32_t too_low) {
+    filling_.strip->rises = raise_and_rescale(too_low, kLazyBits);
+    for (int half = 0; half < 2; ++half) {
+      if ((too_low >> (16 * half) & 0xFFFF) != 0) rows.repeat(filling_.strip->softmax, half);
+    }
     rows.finish(filling_.strip->softmax);
   }
 
   // Brings everything accumulated for these rows of the job's strip (sums, O, P not yet multiplied) to higher maxima.
-  void raise_and_rescale(uint32_t rows) {
+  // False if none rose.
+  bool raise_and_rescale(uint32_t rows, float bits) {
     alignas(64) float factor[kRows];
     StripWork& work = *filling_.strip;
     const bool has_origins = context_.chain != nullptr;
-    if (!raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, has_origins, factor)) return;
+    const uint32_t raised =
+        raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, bits, has_origins, factor);
+    if (raised == 0) return false;
     release_held();  // tiles of O may be among them
     for (int half = 0; half < 2; ++half) {
+      if ((raised >> half & 1) == 0) continue;
       const __m512 power = _mm512_load_ps(factor + 16 * half);
       if (work.o_live || draining_.strip == &work) {
         for (int i = 0; i < 2 * panels(); ++i) rescale_floats(work.o + (2 * i + half) * kTileFloats, power);
@@ -303,6 +314,7 @@ class Pipeline {
         rescale_probs(draining_.probs + (2 * block + half) * kTileElements, power);
       }
     }
+    return true;
   }
 
   const BlockContext context_;
