@@ -20,9 +20,12 @@ struct CallersMode {
 
 inline const std::vector<CallersMode>& callers_modes() {
   static const std::vector<CallersMode> list = {
-      {"as a process begins", FE_TONEAREST, false}, {"upward", FE_UPWARD, false},
-      {"downward", FE_DOWNWARD, false},             {"toward zero", FE_TOWARDZERO, false},
-      {"flushing", FE_TONEAREST, true},             {"flushing, upward", FE_UPWARD, true},
+      {"as a process begins", FE_TONEAREST, false},
+      {"upward", FE_UPWARD, false},
+      {"downward", FE_DOWNWARD, false},
+      {"toward zero", FE_TOWARDZERO, false},
+      {"flushing", FE_TONEAREST, true},
+      {"flushing, upward", FE_UPWARD, true},
   };
   return list;
 }

@@ -160,6 +160,34 @@ TEST_P(ScoreSize, SinksBesideBias) {
   }
 }
 
+// The tolerance does not grow with scores that nothing rounds: an error of 2^-15, as of scores of 1000 rounded in
+// base 2, is found.
+TEST(CheckOfScoreSize, FindsWhatRoundingScoresCosts) {
+  constexpr int64_t kKeys = 1000;
+  const std::vector<float> zeros(kKeys);
+  std::vector<float> v, bias;
+  for (int64_t j = 0; j < kKeys; ++j) {
+    v.push_back(j % 2 == 0 ? 1.0f : -1.0f);
+    bias.push_back(static_cast<float>(j));
+  }
+  const auto of = [](const std::vector<float>& values, int64_t rows) {
+    return view(static_cast<const void*>(values.data()), f32, {1, rows, 1, 1});
+  };
+  float out = 0, lse = 0;
+  ForwardArgs args{.q = of(zeros, 1),
+                   .k = of(zeros, kKeys),
+                   .v = of(v, kKeys),
+                   .out = view(&out, f32, {1, 1, 1, 1}),
+                   .lse = view(&lse, f32, {1, 1, 1})};
+  args.bias = view(static_cast<const void*>(bias.data()), f32, {1, 1, 1, kKeys});
+  AttentionOptions options;
+  options.kernel = "reference.attention";
+  forward(args, options);
+  EXPECT_TRUE(check_forward(args, options, 0).passed);
+  out += 0x1p-15f;
+  EXPECT_FALSE(check_forward(args, options, 0).passed);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, ScoreSize, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 
 }  // namespace

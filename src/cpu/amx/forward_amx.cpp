@@ -310,7 +310,6 @@ class Item {
     work.q = reinterpret_cast<uint16_t*>(reinterpret_cast<std::byte*>(&work) + ceil_div(sizeof(StripWork), 64) * 64);
     work.o = reinterpret_cast<float*>(work.q + call_.layout.q_elements);
     work.o_live = false;
-    work.rises = false;
     work.softmax.reset();
     const int num_rows = static_cast<int>(std::min<int64_t>(kRows, row_end_ - work.row_begin));
     fill_strip(work.strip, p, sequence_, kv_head_, work.row_begin, num_rows, kRows);

@@ -40,7 +40,6 @@ struct StripWork {
   uint16_t* q = nullptr;  // B tiles
   float* o = nullptr;     // C tiles
   bool o_live = false;    // o holds something
-  bool rises = false;     // a maximum has risen in the last block: the next block's are looked for beforehand
 };
 
 // Tile memory of a worker.
@@ -233,8 +232,7 @@ class Pipeline {
   }
 
   bool needs_prepare() const {
-    const StripWork& work = *filling_.strip;
-    return work.softmax.unset != 0 || work.rises || is_special(work.strip, job_.key_begin);
+    return filling_.strip->softmax.unset != 0 || is_special(filling_.strip->strip, job_.key_begin);
   }
 
   // True if the block needs prepare() for more than rows without a maximum.
@@ -259,12 +257,8 @@ class Pipeline {
       hide_outside_band(work.strip, job_.scores, job_.key_begin);
     }
     if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2, has_chain);
-    if (!has_chain && context_.dropout == nullptr) {
-      // Rows alone that end_block() would find too low.
-      if (work.rises) work.rises = raise_and_rescale(~uint32_t{0}, kCertainBits);
-      return false;
-    }
-    raise_and_rescale(~uint32_t{0}, kLazyBits);
+    if (!has_chain && context_.dropout == nullptr) return false;
+    raise_and_rescale(~uint32_t{0});
     if (has_chain) subtract_origins(work.softmax, job_.scores);
     if (context_.dropout == nullptr) return false;
     exponentiate_block(work.softmax, job_.scores, scale_log2);
@@ -283,7 +277,7 @@ class Pipeline {
   // origin: with those maxima rise beforehand. Of scores beyond 2^27 some
   // may be so again, as maxima are rounded; their neighbours' sums are wanted all the same.
   [[gnu::noinline, gnu::cold]] void raise_and_repeat(SoftmaxRows<kLse> rows, uint32_t too_low) {
-    filling_.strip->rises = raise_and_rescale(too_low, kLazyBits);
+    raise_and_rescale(too_low);
     for (int half = 0; half < 2; ++half) {
       if ((too_low >> (16 * half) & 0xFFFF) != 0) rows.repeat(filling_.strip->softmax, half);
     }
@@ -291,14 +285,12 @@ class Pipeline {
   }
 
   // Brings everything accumulated for these rows of the job's strip (sums, O, P not yet multiplied) to higher maxima.
-  // False if none rose.
-  bool raise_and_rescale(uint32_t rows, float bits) {
+  void raise_and_rescale(uint32_t rows) {
     alignas(64) float factor[kRows];
     StripWork& work = *filling_.strip;
     const bool has_origins = context_.chain != nullptr;
-    const uint32_t raised =
-        raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, bits, has_origins, factor);
-    if (raised == 0) return false;
+    const uint32_t raised = raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, has_origins, factor);
+    if (raised == 0) return;
     release_held();  // tiles of O may be among them
     for (int half = 0; half < 2; ++half) {
       if ((raised >> half & 1) == 0) continue;
@@ -314,7 +306,6 @@ class Pipeline {
         rescale_probs(draining_.probs + (2 * block + half) * kTileElements, power);
       }
     }
-    return true;
   }
 
   const BlockContext context_;

@@ -31,7 +31,6 @@ inline constexpr int kPieces = 2 * kKeyPairs;  // of a block's softmax
 // kSumLimit proves that one did, and one at or below it that none passed by more than 13 bits: far from overflow.
 inline constexpr float kLazyBits = 8;
 inline constexpr float kSumLimit = (kBlockKeys + 1) * 256.0f;
-inline constexpr float kCertainBits = 14;  // one probability as large proves it, roundings included
 
 struct alignas(64) SoftmaxState {
   float offset[kRows];    // -m in log2 units; 0 while the row has seen no key, or of the origin's excess
@@ -221,12 +220,12 @@ inline void set_maximum(SoftmaxState& state, int half, __mmask16 rows, __m512 ma
   }
 }
 
-// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than `bits`: never of
-// others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied by
-// go to factor[32]. The scores are not yet taken less the origins of these rows. Returns a bit for each half in which a
-// row changed.
+// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never
+// of others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied
+// by go to factor[32]. The scores are not yet taken less the origins of these rows. Returns a bit for each half in
+// which a row changed.
 [[gnu::noinline]] inline uint32_t raise_maximum(SoftmaxState& state, const float* scores, float scale_log2,
-                                                uint32_t rows, float bits, bool has_origins, float* factor) {
+                                                uint32_t rows, bool has_origins, float* factor) {
   uint32_t raised = 0;
   for (int half = 0; half < 2; ++half) {
     const auto of_half = static_cast<__mmask16>(rows >> (16 * half));
@@ -235,7 +234,7 @@ inline void set_maximum(SoftmaxState& state, int half, __mmask16 rows, __m512 ma
     const __m512 maximum = block_maximum(scores + 16 * half);
     const __m512 beyond = _mm512_sub_ps(maximum, _mm512_load_ps(state.origin + 16 * half));
     const __m512 excess = _mm512_add_ps(_mm512_mul_ps(beyond, _mm512_set1_ps(scale_log2)), _mm512_load_ps(offset));
-    const __mmask16 over = _mm512_mask_cmp_ps_mask(of_half, excess, _mm512_set1_ps(bits), _CMP_GT_OQ);
+    const __mmask16 over = _mm512_mask_cmp_ps_mask(of_half, excess, _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
     if (over == 0) continue;
     raised |= uint32_t{1} << half;
     const __m512 steps = _mm512_maskz_roundscale_ps(over, excess, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
@@ -271,13 +270,16 @@ inline void rescale_floats(float* tile, __m512 factor) {
   }
 }
 
-// A tile of P times an exact power of two a lane.
+// A tile of P times a power of two a lane, at most 1: taken off the exponents. What passes 2^-126 is 0 to a product of
+// tiles. A row of NaN has it in its sum.
 inline void rescale_probs(uint16_t* tile, __m512 factor) {
+  const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(factor), 23);
+  const __mmask16 is_zero = _mm512_testn_epi32_mask(exponent, exponent);
+  const __m512i steps =
+      _mm512_mask_mov_epi32(_mm512_sub_epi32(_mm512_set1_epi32(127), exponent), is_zero, _mm512_set1_epi32(256));
+  const __m512i pair = _mm512_or_si512(_mm512_slli_epi32(steps, 7), _mm512_slli_epi32(steps, 23));
   for (int i = 0; i < kTileRows; ++i) {
-    const __m512i pair = _mm512_load_si512(tile + i * 32);
-    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
-    _mm512_store_si512(tile + i * 32, join_pair(_mm512_mul_ps(even, factor), _mm512_mul_ps(odd, factor)));
+    _mm512_store_si512(tile + i * 32, _mm512_subs_epu16(_mm512_load_si512(tile + i * 32), pair));
   }
 }
 
