@@ -17,6 +17,7 @@
 #include "core/cancel.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
+#include "core/float_mode.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
 #include "cuda/compile/prebuild.hpp"
@@ -51,6 +52,9 @@ tessella_status guarded(Fn&& fn) noexcept {
     t_error.set(text);
     return status;
   };
+  // What the host derives from arguments, the reference and the comparator do not depend on the caller's mode.
+  // Threads begin with that of the thread that makes them; kernels set their own (cpu/parallel.cpp).
+  const core::FloatMode mode(core::Subnormals::keep);
   try {
     fn();
     return TESSELLA_OK;

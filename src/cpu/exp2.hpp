@@ -5,6 +5,7 @@
 namespace tessella::cpu {
 
 inline constexpr float kLog2E = 1.44269504088896340736f;
+inline constexpr double kLn2 = 0.693147180559945309417;
 
 // Of x^0, x^1, ... x^5.
 inline constexpr float kExp2[6] = {1.0f,           0.6931513118f,   0.2401644501f,

@@ -1,4 +1,5 @@
-// One fork-join call: workers take items from a shared counter until none is left.
+// One fork-join call: workers take items from a shared counter until none is left. All of them flush subnormals and
+// round to nearest meanwhile, whatever mode the caller or a thread of the pool is in.
 //
 // Workers are oneTBB tasks in an arena of our own, or in the caller's arena inside a oneTBB task. A forked child has
 // no oneTBB workers and perhaps locks that nobody will release, so if the parent had asked oneTBB anything the child
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/cancel.hpp"
+#include "core/float_mode.hpp"
 #include "core/once.hpp"
 #include "core/thread_limit.hpp"
 
@@ -39,6 +41,7 @@ class Job {
 
   // Never throws: an exception stops the handing out of items and is kept for finish().
   void work(int worker) noexcept {
+    const core::FloatMode mode(core::Subnormals::flush);
     try {
       for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
         end_if_cancelled(cancel_);
@@ -130,6 +133,7 @@ int threads_for(int requested) { return requested <= 0 ? max_threads() : std::mi
 void parallel_for(int64_t items, int num_threads, const int32_t* cancel, Function fn, void* context) {
   const int threads = static_cast<int>(std::min<int64_t>(items, std::min(num_threads, thread_limit())));
   if (threads <= 1) {
+    const core::FloatMode mode(core::Subnormals::flush);
     for (int64_t item = 0; item < items; ++item) {
       end_if_cancelled(cancel);
       fn(context, item, 0);

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "core/arguments.hpp"
 #include "core/sequence.hpp"
+#include "cpu/exp2.hpp"
 #include "portable/dropout.hpp"
 
 namespace tessella::cpu {
@@ -57,8 +59,8 @@ inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, 
   strip.keep_end = static_cast<int32_t>(std::min<int64_t>(arguments.keep_first, strip.keys_end));
 }
 
-// Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees, in log2 units:
-// scale, softcap, bias, ALiBi, then -inf where the band or an element mask hides the key.
+// Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees: scale, softcap, bias and
+// ALiBi, unless scores are products, then -inf where the band or an element mask hides the key.
 // scores: [num_keys][lanes]. Masked products may be NaN.
 using ScoreChain = void (*)(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys);
 
@@ -72,5 +74,21 @@ inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
 // Everything but q.k, scale and the band: with any of these the score chain runs on every tile of a strip.
 inline constexpr core::Features kScoreFeatures =
     core::kElementMasks | core::Feature::bias | core::Feature::alibi | core::Feature::softcap;
+
+// True if softmax sees products q.k, which are exact for 16-bit inputs, and the scale enters with the exponent of 2.
+// A scale below 2^-126 counts as zero; one <= 0 would turn maxima around, and the -inf of a hidden key into NaN.
+inline bool scores_are_products(const core::AttentionArguments& p) {
+  return !p.features.has_any(core::Feature::bias | core::Feature::alibi | core::Feature::softcap) &&
+         p.scale >= std::numeric_limits<float>::min();
+}
+
+inline bool needs_score_chain(const core::AttentionArguments& p) {
+  return p.features.has_any(kScoreFeatures) || !scores_are_products(p);
+}
+
+// From what softmax sees to exponents of 2.
+inline float exponent_scale(const core::AttentionArguments& p) {
+  return scores_are_products(p) ? p.scale * kLog2E : kLog2E;
+}
 
 }  // namespace tessella::cpu

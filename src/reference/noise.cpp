@@ -1,13 +1,13 @@
 // A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the
 // sum divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp, for
-// the size of s_j and for the partial sums of its dot product: an absolute error of s_j is a relative one of P_j, so a
-// key counts as much as its P_j: one that padding's bias of -1e9 takes out counts nothing. GPUs split fp32 operands
-// into terms of which 22 bits remain (docs/numerics.md), an error beside those of the sums. These errors are
-// independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|, which would hide real
-// defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes it some 3.5 of
-// them. The sum that divides errs by the same, and with it all of o: dropout may leave o few keys of the sum's many.
-// Then the output is rounded once. The weights are fitted: with smaller ones a handful of 100,000 random cases failed,
-// small tensors whose plain computation was exact by luck.
+// the partial sums of its dot product, and for the size of s_j where it was rounded: a bias alone is not. An absolute
+// error of s_j is a relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out
+// counts nothing. GPUs split fp32 operands into terms of which 22 bits remain (docs/numerics.md), an error beside those
+// of the sums. These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
+// sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3),
+// so the factor 2 makes it some 3.5 of them. The sum that divides errs by the same, and with it all of o: dropout may
+// leave o few keys of the sum's many. Then the output is rounded once. The weights are fitted: with smaller ones a
+// handful of 100,000 random cases failed, small tensors whose plain computation was exact by luck.
 
 #include "reference/noise.hpp"
 
@@ -28,30 +28,42 @@ double prob_unit(const AttentionArguments& p) {
   return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? 0 : unit_roundoff(p.dtype());
 }
 
-// magnitude: of the score and of what exp is given; product: root of the squares of all that its dot product rounded.
+// The size at which fp32 rounds a score that is a sum or a softcap's; 0 for one that fp32 has.
+double rounded_size(const AttentionArguments& p, double score) {
+  const bool is_exact = p.dtype() != DType::f64 && static_cast<double>(static_cast<float>(score)) == score;
+  return is_exact ? 0 : std::abs(score);
+}
+
+// magnitude: of the rounded score and of what exp is given; product: root of the squares of all that its dot product
+// rounded.
 double score_unit(const AttentionArguments& p, double magnitude, double product) {
   const double unit = p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
   return unit * (2 + magnitude / 2 + product);
 }
 
+bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
+
 // |scale| times the size of the partial sums of q.k.
 // Every partial sum is rounded, whatever softcap hides of it or cancels in it. Of d terms in random order the squares
 // of the partial sums add up to about d / 2 of the terms' squares. What split operands lose is each term's own: up to
 // 2^-23 of it by either operand and 2^-22 by the product left out, seldom as much; the weight is fitted. One floor for
-// all kernels: those of the CPU split nothing and get it too.
+// all kernels: those of the CPU split nothing and get it too. Terms of numbers below 2^-126 may be flushed.
 double product_size(const AttentionArguments& p, const double* q, const double* k) {
   double partial = 0;
   double partials = 0;
   double terms = 0;
+  double flushed = 0;
   for (int64_t c = 0; c < p.head_dim_qk; ++c) {
     const double term = q[c] * k[c];
+    if (is_subnormal(q[c]) || is_subnormal(k[c]) || is_subnormal(term)) flushed += std::abs(term);
     partial += term;
     partials += partial * partial;
     terms += term * term;
   }
   const double of_operands = p.dtype() == DType::f32 ? 4 * terms : 0;
   const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2) + of_operands);
-  return std::abs(static_cast<double>(p.scale)) * size;
+  const double lost = p.dtype() == DType::f64 ? 0 : flushed / unit_roundoff(DType::f32);
+  return std::abs(static_cast<double>(p.scale)) * (size + lost);
 }
 
 }  // namespace
@@ -66,7 +78,7 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
   double sum_error = 0;  // square of the sum's relative error
   if (p.features.has(core::Feature::sink)) {
     const double logit = sink<double>(p, head);
-    lse_error = softmax.prob(logit) * score_unit(p, std::max(std::abs(logit), softmax.max - logit), 0);
+    lse_error = softmax.prob(logit) * score_unit(p, std::max(rounded_size(p, logit), softmax.max - logit), 0);
     sum_error = lse_error * lse_error;
   }
 
@@ -79,7 +91,7 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     if (weight == 0) continue;
     load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, k.data());
     // What exp is given, s_j - max, is rounded too.
-    const double magnitude = std::max(std::abs(score), softmax.max - score);
+    const double magnitude = std::max(rounded_size(p, score), softmax.max - score);
     const double unit = score_unit(p, magnitude, product_size(p, q.data(), k.data()));
     lse_error += weight * unit;
     sum_error += weight * weight * unit * unit;

@@ -328,21 +328,21 @@ void Call::make_scores(Random& random) {
                               c_.seqlen_kv, [&](int64_t b, int64_t, int64_t j) {
                                 if (own_slots && (j < key_begin(b) || j >= key_end(b))) return std::nan("");
                                 if (random.chance(0.03)) return -std::numeric_limits<double>::infinity();
-                                return random.normal();
+                                return c_.bias_mean + random.normal();
                               });
   }
-  const auto floats = [&](int64_t count, double spread) {
+  const auto floats = [&](int64_t count, double spread, double mean) {
     memories_.emplace_back(static_cast<size_t>(count) * sizeof(float), placement());
     const tessella_tensor t = TESSELLA_TENSOR1(memories_.back().data(), TESSELLA_F32, count);
-    for (int64_t at = 0; at < count; ++at) set(t, at, spread * random.normal());
+    for (int64_t at = 0; at < count; ++at) set(t, at, mean + spread * random.normal());
     return t;
   };
   if (!c_.alibi.empty()) {
-    tessella_tensor t = floats(c_.alibi == "bh" ? c_.batch * c_.heads_q : c_.heads_q, 0.2);
+    tessella_tensor t = floats(c_.alibi == "bh" ? c_.batch * c_.heads_q : c_.heads_q, 0.2, 0);
     if (c_.alibi == "bh") t = TESSELLA_TENSOR2(t.data, TESSELLA_F32, c_.batch, c_.heads_q);
     args_.alibi_slopes = own(t);
   }
-  if (c_.sink) args_.sink = own(floats(c_.heads_q, 2));
+  if (c_.sink) args_.sink = own(floats(c_.heads_q, 2, c_.bias_mean));
   if (c_.memory_seed) {
     for (const auto& [argument, value] : {std::pair{&args_.seed, int64_t{-3}}, std::pair{&args_.offset, int64_t{5}}}) {
       memories_.emplace_back(sizeof(int64_t), placement());

@@ -44,6 +44,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("block_kv", c.block_kv);
   visit("bias", c.bias);
   visit("bias_f32", c.bias_f32);
+  visit("bias_mean", c.bias_mean);
   visit("alibi", c.alibi);
   visit("scale", c.scale);
   visit("softcap", c.softcap);
@@ -228,6 +229,7 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
     c.seqlen_kv = random.in(300, 900);
     c.window_left = random.in(100, 600);
   }
+  if ((!c.bias.empty() || c.sink) && random.chance(0.3)) c.bias_mean = 400 * random.uniform() - 200;
   return c;
 }
 

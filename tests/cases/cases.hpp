@@ -51,6 +51,7 @@ struct Case {
   // Scores.
   std::string bias;
   bool bias_f32 = true;  // false: in the dtype of q
+  double bias_mean = 0;  // of bias and of sinks
   std::string alibi;     // "h" or "bh"
   double scale = 0;      // 0 = the default of the library
   double softcap = 0;

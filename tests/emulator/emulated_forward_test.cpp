@@ -414,6 +414,20 @@ TEST(EmulatedSm80, Plain) {
   }
 }
 
+// Scores of some size, whose rounding fp32 shows; maxima that rise from tile to tile, and sinks beside them.
+TEST(EmulatedSm80, LargeBias) {
+  for (const double mean : {100.0, -100.0, 1e4}) {
+    Case c = base(32, 32);
+    c.dtype = "f32";
+    c.bias = "bhqk";
+    c.bias_mean = mean;
+    c.spread = 0.01;
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    c.sink = true;
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+  }
+}
+
 // The order in which warps run, copies land and products read decides nothing, nor does what shared memory held.
 TEST(EmulatedSm90, AnyOrderGivesTheSameBits) {
   Case narrow = base(64, 64);

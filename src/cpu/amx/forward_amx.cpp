@@ -355,9 +355,10 @@ class Item {
   }
 
   // LSE of row r with its sink (natural units) in the sum; factor becomes 1 / sum.
-  static float finish_row(const SoftmaxState& softmax, int r, float sink, float& factor) {
+  float finish_row(const SoftmaxState& softmax, int r, float sink, float& factor) const {
     if (softmax.unset >> r & 1) return sink;
-    const float maximum = -softmax.offset[r];                                          // log2 units
+    const double maximum =  // log2 units
+        double{softmax.origin[r]} * double{call_.block.scale_log2} - double{softmax.offset[r]};
     const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2E);  // fp32 might overflow
     const double top = sink_log2 > maximum ? sink_log2 : maximum;
     const float weight = std::exp2(static_cast<float>(maximum - top));
@@ -427,10 +428,9 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
   const core::AttentionArguments& p = core::attention(arguments);
   Call call{p, Layout(p, plan.num_threads), {}};
   const Layout& l = call.layout;
-  call.block = {l.qk_steps, l.v_panels, p.scale * kLog2E, nullptr, nullptr};
-  // The chain also serves scales that would turn the -inf of a hidden key into something else.
+  call.block = {l.qk_steps, l.v_panels, exponent_scale(p), nullptr, nullptr};
   const VectorKernel& vector = vector_kernel(InstructionSet::avx512);
-  if (p.features.has_any(kScoreFeatures) || !(p.scale > 0)) call.block.chain = vector.score_chain;
+  if (needs_score_chain(p)) call.block.chain = vector.score_chain;
   if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
   call.packed = static_cast<std::byte*>(workspace.scratch);
   call.progress = reinterpret_cast<Progress*>(call.packed + l.packed_bytes);

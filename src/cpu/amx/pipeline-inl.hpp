@@ -26,10 +26,10 @@ constexpr int unit_blocks(int v_panels) { return std::clamp(v_panels, 2, 4); }
 
 // What every block of a call shares.
 struct BlockContext {
-  int qk_steps = 0;  // 32-dim steps of q.k
-  int v_panels = 0;  // 32-dim panels of v
-  float scale_log2 = 0;
-  ScoreChain chain = nullptr;  // if set, it applies the scale
+  int qk_steps = 0;      // 32-dim steps of q.k
+  int v_panels = 0;      // 32-dim panels of v
+  float scale_log2 = 0;  // of what the chain leaves, where there is one
+  ScoreChain chain = nullptr;
   DropoutChain dropout = nullptr;
 };
 
@@ -217,7 +217,7 @@ class Pipeline {
     const int panel_end = draining_.strip == nullptr ? 0 : (position + 1) * panels() / filling_.size();
     const int num_ticks = 4 * ((k == nullptr ? 0 : steps()) + (panel_end - panel_begin) * draining_.size());
     SoftmaxState& softmax = filling_.strip->softmax;
-    SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.chain == nullptr ? context_.scale_log2 : 1.0f);
+    SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.scale_log2);
     int piece = done ? kPieces : 0;
     int credit = 0;  // pieces due, in units of 1 / num_ticks
     const auto tick = [&]() __attribute__((always_inline)) {
@@ -245,20 +245,22 @@ class Pipeline {
   // Masks, score chain, first maxima, dropout of the job. True if its probabilities are done too.
   [[gnu::noinline]] bool prepare() {
     StripWork& work = *filling_.strip;
-    float scale_log2 = context_.scale_log2;
-    if (context_.chain != nullptr) {
+    const float scale_log2 = context_.scale_log2;
+    const bool has_chain = context_.chain != nullptr;
+    if (has_chain) {
       // Past the last key there is no bias or mask to read; the band hides what the chain left out.
       const int64_t left = work.strip.keys_end - job_.key_begin;
       const int64_t keys = left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys;
       context_.chain(work.strip, kRows, job_.scores, job_.key_begin, static_cast<int>(keys));
       if (keys < kBlockKeys) hide_outside_band(work.strip, job_.scores, job_.key_begin);
-      scale_log2 = 1;
     } else if (is_special(work.strip, job_.key_begin)) {
       hide_outside_band(work.strip, job_.scores, job_.key_begin);
     }
-    if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2);
+    if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2, has_chain);
+    if (!has_chain && context_.dropout == nullptr) return false;
+    raise_and_rescale(~uint32_t{0});
+    if (has_chain) subtract_origins(work.softmax, job_.scores);
     if (context_.dropout == nullptr) return false;
-    raise_and_rescale(scale_log2, ~uint32_t{0});
     exponentiate_block(work.softmax, job_.scores, scale_log2);
     context_.dropout(work.strip, kRows, job_.scores, job_.key_begin, kBlockKeys);
     round_block(job_.scores, job_.probs);
@@ -267,27 +269,31 @@ class Pipeline {
 
   [[gnu::always_inline]] void end_block(const SoftmaxRows<kLse>& rows) {
     const uint32_t too_low = rows.too_low();
-    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(too_low);
+    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(rows, too_low);  // a copy: rows stay in registers
     rows.finish(filling_.strip->softmax);
   }
 
-  // Rare: the job's probabilities were taken against maxima that are too low for these rows. Of scores beyond 2^27 some
+  // Rare: the job's probabilities were taken against maxima that are too low for these rows, none of which has an
+  // origin: with those maxima rise beforehand. Of scores beyond 2^27 some
   // may be so again, as maxima are rounded; their neighbours' sums are wanted all the same.
-  [[gnu::noinline, gnu::cold]] void raise_and_repeat(uint32_t too_low) {
-    const float scale_log2 = context_.chain == nullptr ? context_.scale_log2 : 1.0f;
-    raise_and_rescale(scale_log2, too_low);
-    SoftmaxRows<kLse> rows(filling_.strip->softmax, job_.scores, job_.probs, scale_log2);
-    for (int piece = 0; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
+  [[gnu::noinline, gnu::cold]] void raise_and_repeat(SoftmaxRows<kLse> rows, uint32_t too_low) {
+    raise_and_rescale(too_low);
+    for (int half = 0; half < 2; ++half) {
+      if ((too_low >> (16 * half) & 0xFFFF) != 0) rows.repeat(filling_.strip->softmax, half);
+    }
     rows.finish(filling_.strip->softmax);
   }
 
   // Brings everything accumulated for these rows of the job's strip (sums, O, P not yet multiplied) to higher maxima.
-  void raise_and_rescale(float scale_log2, uint32_t rows) {
+  void raise_and_rescale(uint32_t rows) {
     alignas(64) float factor[kRows];
     StripWork& work = *filling_.strip;
-    if (!raise_maximum(work.softmax, job_.scores, scale_log2, rows, factor)) return;
+    const bool has_origins = context_.chain != nullptr;
+    const uint32_t raised = raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, has_origins, factor);
+    if (raised == 0) return;
     release_held();  // tiles of O may be among them
     for (int half = 0; half < 2; ++half) {
+      if ((raised >> half & 1) == 0) continue;
       const __m512 power = _mm512_load_ps(factor + 16 * half);
       if (work.o_live || draining_.strip == &work) {
         for (int i = 0; i < 2 * panels(); ++i) rescale_floats(work.o + (2 * i + half) * kTileFloats, power);

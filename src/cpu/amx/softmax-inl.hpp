@@ -33,7 +33,8 @@ inline constexpr float kLazyBits = 8;
 inline constexpr float kSumLimit = (kBlockKeys + 1) * 256.0f;
 
 struct alignas(64) SoftmaxState {
-  float offset[kRows];    // -m in log2 units; 0 while the row has seen no key
+  float offset[kRows];    // -m in log2 units; 0 while the row has seen no key, or of the origin's excess
+  float origin[kRows];    // what scores are taken less before they are scaled: 0, or a maximum too large to be scaled
   float sum[2][kRows];    // of probabilities as rounded to bf16, even and odd keys apart
   float exact[2][kRows];  // of probabilities before rounding; kept only if LSE is wanted
   uint32_t unset;         // bit per row that has no maximum yet: it has seen no key, or NaN only
@@ -111,6 +112,16 @@ class SoftmaxRows {
     return low | uint32_t{high} << 16;
   }
 
+  // Computes one half of the block anew, against the maxima that the rows have now.
+  [[gnu::always_inline]] void repeat(const SoftmaxState& state, int half) {
+    const __m512 offset = _mm512_load_ps(state.offset + 16 * half);
+    Sums sums = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int pair = 0; pair < kKeyPairs; ++pair) {
+      run_piece(scores_ + pair * 2 * kRows + 16 * half, offset, sums, probs_ + pair * 32 + half * kTileElements);
+    }
+    (half == 0 ? low_ : high_) = sums;
+  }
+
   // Adds the block's sums to those of the rows.
   [[gnu::always_inline]] void finish(SoftmaxState& state) const {
     add(state.sum, low_.even, low_.odd, 0);
@@ -172,53 +183,84 @@ class SoftmaxRows {
 
 // Largest score of each row of one half (16 rows) of a block; any of them, or NaN, where a row has NaN.
 inline __m512 block_maximum(const float* scores) {
-  __m512 even = _mm512_load_ps(scores);
-  __m512 odd = _mm512_load_ps(scores + kRows);
-  for (int i = 2; i < kBlockKeys; i += 2) {
-    even = _mm512_max_ps(even, _mm512_load_ps(scores + i * kRows));
-    odd = _mm512_max_ps(odd, _mm512_load_ps(scores + (i + 1) * kRows));
+  constexpr int kChains = 4;
+  __m512 largest[kChains];
+  for (int i = 0; i < kChains; ++i) largest[i] = _mm512_load_ps(scores + i * kRows);
+#pragma GCC unroll 8
+  for (int i = kChains; i < kBlockKeys; ++i) {
+    largest[i % kChains] = _mm512_max_ps(largest[i % kChains], _mm512_load_ps(scores + i * kRows));
   }
-  return _mm512_max_ps(even, odd);
+  return _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
+}
+
+inline constexpr float kLargestOffset = 0x1p24f;  // of rows that may have an origin
+
+// Gives `rows` of one half a score as their maximum. has_origins: subtract_origins() follows.
+inline void set_maximum(SoftmaxState& state, int half, __mmask16 rows, __m512 maximum, float scale_log2,
+                        bool has_origins) {
+  const __m512 scaled = _mm512_mul_ps(maximum, _mm512_set1_ps(scale_log2));
+  __mmask16 is_large = _mm512_cmp_ps_mask(_mm512_abs_ps(scaled), _mm512_set1_ps(kLargestOffset), _CMP_NLT_UQ);
+  if (!has_origins) is_large = 0;
+  const __m512 offset = _mm512_maskz_sub_ps(_knot_mask16(is_large), _mm512_setzero_ps(), scaled);
+  _mm512_mask_store_ps(state.offset + 16 * half, rows, offset);
+  _mm512_mask_store_ps(state.origin + 16 * half, rows, _mm512_maskz_mov_ps(is_large, maximum));
 }
 
 // Gives rows that see their first key in this block the block's maximum.
-[[gnu::noinline]] inline void set_first_maximum(SoftmaxState& state, const float* scores, float scale_log2) {
+[[gnu::noinline]] inline void set_first_maximum(SoftmaxState& state, const float* scores, float scale_log2,
+                                                bool has_origins) {
   for (int half = 0; half < 2; ++half) {
-    const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
+    const __m512 maximum = block_maximum(scores + 16 * half);
     const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    const __m512 tested = has_origins ? maximum : _mm512_mul_ps(maximum, _mm512_set1_ps(scale_log2));
     const __mmask16 set =
-        static_cast<__mmask16>(state.unset >> (16 * half)) & _mm512_cmp_ps_mask(maximum, lowest, _CMP_NEQ_UQ);
-    float* offset = state.offset + 16 * half;
-    _mm512_mask_store_ps(offset, set, _mm512_sub_ps(_mm512_setzero_ps(), maximum));
+        static_cast<__mmask16>(state.unset >> (16 * half)) & _mm512_cmp_ps_mask(tested, lowest, _CMP_NEQ_UQ);
+    set_maximum(state, half, set, maximum, scale_log2, has_origins);
     state.unset &= ~(static_cast<uint32_t>(set) << (16 * half));
   }
 }
 
-// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never of
-// others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied by
-// go to factor[32]; returns false if no row changed.
-[[gnu::noinline]] inline bool raise_maximum(SoftmaxState& state, const float* scores, float scale_log2, uint32_t rows,
-                                            float* factor) {
-  bool raised = false;
+// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never
+// of others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied
+// by go to factor[32]. The scores are not yet taken less the origins of these rows. Returns a bit for each half in
+// which a row changed.
+[[gnu::noinline]] inline uint32_t raise_maximum(SoftmaxState& state, const float* scores, float scale_log2,
+                                                uint32_t rows, bool has_origins, float* factor) {
+  uint32_t raised = 0;
   for (int half = 0; half < 2; ++half) {
+    const auto of_half = static_cast<__mmask16>(rows >> (16 * half));
+    if (of_half == 0) continue;
     float* offset = state.offset + 16 * half;
-    const __m512 maximum = _mm512_mul_ps(block_maximum(scores + 16 * half), _mm512_set1_ps(scale_log2));
-    const __m512 excess = _mm512_add_ps(maximum, _mm512_load_ps(offset));
-    const __mmask16 over = _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(rows >> (16 * half)), excess,
-                                                   _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
-    raised |= over != 0;
+    const __m512 maximum = block_maximum(scores + 16 * half);
+    const __m512 beyond = _mm512_sub_ps(maximum, _mm512_load_ps(state.origin + 16 * half));
+    const __m512 excess = _mm512_add_ps(_mm512_mul_ps(beyond, _mm512_set1_ps(scale_log2)), _mm512_load_ps(offset));
+    const __mmask16 over = _mm512_mask_cmp_ps_mask(of_half, excess, _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
+    if (over == 0) continue;
+    raised |= uint32_t{1} << half;
     const __m512 steps = _mm512_maskz_roundscale_ps(over, excess, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
     const __m512 power = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(_mm512_setzero_ps(), steps));
     _mm512_store_ps(factor + 16 * half, power);
     // Nothing accumulated survives 1024 steps, and fp32 might not hold their number to the last one.
     const __mmask16 far = _mm512_cmp_ps_mask(steps, _mm512_set1_ps(1024.0f), _CMP_GT_OQ);
-    const __m512 lowered = _mm512_sub_ps(_mm512_load_ps(offset), steps);
-    _mm512_store_ps(offset, _mm512_mask_sub_ps(lowered, far, _mm512_setzero_ps(), maximum));
+    _mm512_store_ps(offset, _mm512_sub_ps(_mm512_load_ps(offset), steps));
+    set_maximum(state, half, far, maximum, scale_log2, has_origins);
     for (float* sum : {state.sum[0], state.sum[1], state.exact[0], state.exact[1]}) {
       _mm512_store_ps(sum + 16 * half, _mm512_mul_ps(_mm512_load_ps(sum + 16 * half), power));
     }
   }
   return raised;
+}
+
+// Takes scores less the origins of their rows.
+inline void subtract_origins(const SoftmaxState& state, float* scores) {
+  for (int half = 0; half < 2; ++half) {
+    const __m512 origin = _mm512_load_ps(state.origin + 16 * half);
+    if (_mm512_cmp_ps_mask(origin, _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0) continue;
+    for (int i = 0; i < kBlockKeys; ++i) {
+      float* s = scores + i * kRows + 16 * half;
+      _mm512_store_ps(s, _mm512_sub_ps(_mm512_load_ps(s), origin));
+    }
+  }
 }
 
 // C or fp32 rows [..][16 lanes] times a factor a lane.
@@ -228,14 +270,16 @@ inline void rescale_floats(float* tile, __m512 factor) {
   }
 }
 
-// A tile of P times an exact power of two a lane.
+// A tile of P times a power of two a lane, at most 1: taken off the exponents. What passes 2^-126 is 0 to a product of
+// tiles. A row of NaN has it in its sum.
 inline void rescale_probs(uint16_t* tile, __m512 factor) {
+  const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(factor), 23);
+  const __mmask16 is_zero = _mm512_testn_epi32_mask(exponent, exponent);
+  const __m512i steps =
+      _mm512_mask_mov_epi32(_mm512_sub_epi32(_mm512_set1_epi32(127), exponent), is_zero, _mm512_set1_epi32(256));
+  const __m512i pair = _mm512_or_si512(_mm512_slli_epi32(steps, 7), _mm512_slli_epi32(steps, 23));
   for (int i = 0; i < kTileRows; ++i) {
-    const __m512i pair = _mm512_load_si512(tile + i * 32);
-    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
-    _mm512_store_si512(tile + i * 32,
-                       join_pair(_mm512_mul_ps(even, factor), round_to_bf16(_mm512_mul_ps(odd, factor))));
+    _mm512_store_si512(tile + i * 32, _mm512_subs_epu16(_mm512_load_si512(tile + i * 32), pair));
   }
 }
 

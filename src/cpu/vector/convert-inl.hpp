@@ -45,11 +45,14 @@ HWY_INLINE hn::Vec<D> load_floats(D d, const Float16* from) {
   const hn::Rebind<uint16_t, D> du16;
   const auto bits = hn::PromoteTo(du, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from)));
   const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
-  const auto magnitude = hn::BitCast(d, hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFFu))));
-  const auto finite = hn::Mul(magnitude, hn::Set(d, 0x1p112f));
-  const auto special = hn::Or(magnitude, hn::BitCast(d, hn::Set(du, 0x7F800000u)));
-  const auto infinity = hn::BitCast(d, hn::Set(du, 0x7C00u << 13));
-  return hn::Or(hn::IfThenElse(hn::Ge(magnitude, infinity), special, finite), hn::BitCast(d, sign));
+  const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFFu)));
+  // With an exponent of its own behind the fraction: no step sees a subnormal float, which would be flushed.
+  const auto finite = hn::BitCast(d, hn::Add(magnitude, hn::Set(du, 112u << 23)));
+  const auto subnormal = hn::Sub(hn::BitCast(d, hn::Add(magnitude, hn::Set(du, 113u << 23))), hn::Set(d, 0x1p-14f));
+  const auto special = hn::BitCast(d, hn::Or(magnitude, hn::Set(du, 0x7F800000u)));
+  const auto value = hn::IfThenElse(hn::Lt(finite, hn::Set(d, 0x1p-14f)), subnormal, finite);
+  const auto is_special = hn::Ge(finite, hn::Set(d, 0x1p16f));
+  return hn::Or(hn::IfThenElse(is_special, special, value), hn::BitCast(d, sign));
 #endif
 }
 

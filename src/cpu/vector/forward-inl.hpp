@@ -3,7 +3,9 @@
 // Keys are taken in chunks that stay in the level-2 cache and are converted once for all strips of the item; within
 // a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on items.
 // Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
-// rescaling is exact and rare.
+// rescaling is exact and rare. A score is scaled to base 2 inside the FMA that takes m off it: scaled and rounded
+// before, one of 100 would err by 2^-17. Where there is no such instruction, or m would be no exact integer, m is the
+// score itself and comes off before the scale.
 #if defined(TESSELLA_CPU_VECTOR_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
 #undef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
@@ -34,13 +36,19 @@ void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, con
                  int num_rows, const VectorScratch& scratch, StripState& state, float* q, float* o) {
   const int lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
   state.lanes = lanes;
-  // Inputs are multiplied unscaled: products of 16-bit numbers are then exact. A scale <= 0 would turn maxima around.
-  state.needs_chain = p.features.has_any(kScoreFeatures) || !(p.scale > 0);
-  state.scale_log2 = state.needs_chain ? 1.0f : p.scale * kLog2E;
+  const bool are_products = scores_are_products(p);
+  state.needs_chain = needs_score_chain(p);
+  state.scale_log2 = exponent_scale(p);
+  // Products have been rounded at their size already.
+  state.offset_limit = HWY_NATIVE_FMA || are_products ? 0x1p24f : 0.0f;
+  // A sink is to be at the same distance from the scores in either unit.
+  const double scale = are_products ? static_cast<double>(p.scale) : 1.0;
+  state.natural = are_products && !p.sink ? kLn2 : scale / static_cast<double>(state.scale_log2);
   fill_strip(state.strip, p, s, item.kv_head, row_begin, num_rows, lanes);
   const T* rows[kStripRows] = {};
   for (int r = 0; r < lanes; ++r) {
-    state.max[r] = kMinusInfinity;
+    state.origin[r] = 0;
+    state.offset[r] = kMinusInfinity;
     state.sum[r] = 0;
     rows[r] = reinterpret_cast<const T*>(p.q().row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
   }
@@ -71,23 +79,36 @@ inline bool has_nan(const float* scores, int lanes, int num_keys) {
 inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_t o_stride) {
   const F32 d;
   const VecF scale_log2 = hn::Set(d, state.scale_log2);
+  const VecF lowest = hn::Set(d, kMinusInfinity);
+  const auto is_behind = [&](int row, VecF found) HWY_ATTR {
+    const VecF offset = hn::Load(d, state.offset + row);
+    const VecF exponent = hn::Mul(hn::Sub(found, hn::Load(d, state.origin + row)), scale_log2);
+    const MaskF begins = hn::And(hn::Eq(offset, lowest), hn::Gt(found, lowest));  // whose exponent may be -inf
+    return hn::Or(begins, hn::Gt(exponent, hn::Add(offset, hn::Set(d, 8.0f))));
+  };
   bool any_raised = false;
   bool any_visible = false;
   for (int row = 0; row < state.lanes; row += kLanes) {
-    const VecF found = hn::Mul(hn::Load(d, tile_max + row), scale_log2);
-    const VecF limit = hn::Add(hn::Load(d, state.max + row), hn::Set(d, 8.0f));
-    any_raised |= !hn::AllFalse(d, hn::Gt(found, limit));
-    any_visible |= !hn::AllTrue(d, hn::Eq(found, hn::Set(d, kMinusInfinity)));
+    const VecF found = hn::Load(d, tile_max + row);
+    any_raised |= !hn::AllFalse(d, is_behind(row, found));
+    any_visible |= !hn::AllTrue(d, hn::Eq(found, lowest));
   }
   if (!any_raised) return any_visible;
   alignas(64) float factor[kStripRows];
   for (int row = 0; row < state.lanes; row += kLanes) {
-    const VecF found = hn::Mul(hn::Load(d, tile_max + row), scale_log2);
-    const VecF before = hn::Load(d, state.max + row);
-    const MaskF raised = hn::Gt(found, hn::Add(before, hn::Set(d, 8.0f)));
-    const VecF after = hn::IfThenElse(raised, hn::Ceil(found), before);
-    const VecF scale = hn::IfThenElse(raised, exp2(hn::Sub(before, after)), hn::Set(d, 1.0f));
-    hn::Store(after, d, state.max + row);
+    const VecF found = hn::Load(d, tile_max + row);
+    const VecF origin = hn::Load(d, state.origin + row);
+    const VecF offset = hn::Load(d, state.offset + row);
+    const MaskF raised = is_behind(row, found);
+    const VecF whole = hn::Ceil(hn::Mul(found, scale_log2));
+    const MaskF is_offset = hn::Lt(hn::Abs(whole), hn::Set(d, state.offset_limit));
+    const VecF new_origin = hn::IfThenElse(raised, hn::IfThenZeroElse(is_offset, found), origin);
+    const VecF new_offset = hn::IfThenElse(raised, hn::IfThenElseZero(is_offset, whole), offset);
+    const VecF exponent = hn::MulAdd(hn::Sub(origin, new_origin), scale_log2, hn::Sub(offset, new_offset));
+    const VecF power = hn::IfThenZeroElse(hn::Eq(offset, lowest), exp2(exponent));
+    const VecF scale = hn::IfThenElse(raised, power, hn::Set(d, 1.0f));
+    hn::Store(new_origin, d, state.origin + row);
+    hn::Store(new_offset, d, state.offset + row);
     hn::Store(scale, d, factor + row);
     hn::Store(hn::Mul(hn::Load(d, state.sum + row), scale), d, state.sum + row);
   }
@@ -100,26 +121,23 @@ inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_
   return any_visible;
 }
 
-// tile = 2^(tile * scale - max); adds it to the sums. The sum of a tile is formed apart to keep roundings short.
+// tile = 2^(scale_log2 (tile - origin) - offset); adds it to the sums. The sum of a tile is formed apart to keep
+// roundings short.
 inline void exponentiate(StripState& state, float* tile, int num_keys) {
   const F32 d;
   const int lanes = state.lanes;
+  const VecF scale = hn::Set(d, state.scale_log2);
   for (int row = 0; row < lanes; row += kLanes) {
-    VecF scale = hn::Set(d, state.scale_log2);
-    const VecF max = hn::Load(d, state.max + row);
-    const VecF base = hn::IfThenElse(hn::Eq(max, hn::Set(d, kMinusInfinity)), hn::Zero(d), max);
+    const VecF origin = hn::Load(d, state.origin + row);
+    const VecF offset = hn::Load(d, state.offset + row);
+    const VecF base = hn::IfThenZeroElse(hn::Eq(offset, hn::Set(d, kMinusInfinity)), offset);
     VecF even = hn::Zero(d);
     VecF odd = hn::Zero(d);
     float* score = tile + row;
-    // Below, the product is not rounded, and the maximum is: by more than the exponent of a float where it passes 2^31.
-    // Such rows round their scores as well.
-    const MaskF is_usual = hn::Lt(hn::Abs(base), hn::Set(d, 0x1p24f));
-    if (!hn::AllTrue(d, is_usual)) {
-      const VecF factor = hn::IfThenElse(is_usual, hn::Set(d, 1.0f), scale);
+    if (!hn::AllTrue(d, hn::Eq(origin, hn::Zero(d)))) {
       for (int i = 0; i < num_keys; ++i) {
-        hn::Store(hn::Mul(hn::Load(d, score + i * lanes), factor), d, score + i * lanes);
+        hn::Store(hn::Sub(hn::Load(d, score + i * lanes), origin), d, score + i * lanes);
       }
-      scale = hn::IfThenElse(is_usual, scale, hn::Set(d, 1.0f));
     }
     int key = 0;
     for (; key + 2 <= num_keys; key += 2, score += 2 * lanes) {

@@ -89,28 +89,28 @@ void run_vector(const VectorKernel& kernel, const core::AttentionArguments& argu
 }
 
 void end_rows(const StripState& state, RowEnds& ends) {
-  constexpr double kLn2 = 0.693147180559945309417;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const core::AttentionArguments& p = *state.strip.arguments;
   for (int r = 0; r < state.strip.num_rows; ++r) {
-    double top = state.max[r];
+    double top = double{state.origin[r]} * double{state.scale_log2} + double{state.offset[r]};
     double total = state.sum[r];
     double scale = 1;
-    const double sink = p.sink ? p.sink.at(0, state.strip.head[r]) / kLn2 : -kInfinity;
+    const double natural_sink = p.sink ? p.sink.at(0, state.strip.head[r]) : -kInfinity;
     if (total == 0) {
       ends.factor[r] = 0;
-      ends.lse[r] = static_cast<float>(sink * kLn2);
+      ends.lse[r] = static_cast<float>(natural_sink);
       continue;
     }
     if (top == -kInfinity) top = 0;  // a row of NaN
-    if (sink != -kInfinity) {        // the larger of sink and maximum keeps both powers finite
+    const double sink = natural_sink / state.natural;
+    if (sink != -kInfinity) {  // the larger of sink and maximum keeps both powers finite
       const double largest = std::max(top, sink);
       scale = std::exp2(top - largest);
       total = total * scale + std::exp2(sink - largest);
       top = largest;
     }
     ends.factor[r] = static_cast<float>(scale / total);
-    if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * kLn2);
+    if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * state.natural);
   }
 }
 

@@ -20,14 +20,18 @@ inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kStripRows = 48;  // a multiple of three vectors of every instruction set
 inline constexpr int kTileKeys = 64;
 
-// A strip and its softmax state in log2 units.
+// A strip and its softmax state: probabilities are 2^(scale_log2 (score - origin) - offset).
 struct StripState {
   Strip strip;
-  alignas(64) float max[kStripRows];  // an integer, or -inf while a row has seen nothing
+  // Of the lazy maximum, either a whole number as offset, or where that number would be no float the score as origin.
+  alignas(64) float origin[kStripRows];  // else 0
+  alignas(64) float offset[kStripRows];  // else 0; -inf while a row has seen nothing
   alignas(64) float sum[kStripRows];
   int lanes = 0;  // rows rounded up to whole vectors: the row stride of the strip's tiles
   bool needs_chain = false;
-  float scale_log2 = 1;  // of the scores that softmax sees
+  float scale_log2 = 1;    // of the scores that softmax sees
+  float offset_limit = 0;  // offsets are below it in size
+  double natural = 1;      // natural units in one of base 2
 };
 
 // Scratch of one thread. Sizes in floats; head dims padded to 16.

@@ -83,19 +83,14 @@ inline void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_
   }
 }
 
-// Times log2(e). Finite scores stay finite: masks in use add -FLT_MAX, and a row of it is a row of equal scores.
 // NaN loses its low half, so that rounding it to bf16 by adding cannot carry out of it.
-HWY_INLINE VecF to_log2(VecF value) {
+HWY_INLINE VecF shorten_nan(VecF value) {
   const F32 d;
   const hn::RebindToUnsigned<F32> du;
-  constexpr float kLargest = 0x1.62e42ep+127f;  // times log2(e) it is just below FLT_MAX
-  const VecF clamped = hn::Min(hn::Max(value, hn::Set(d, -kLargest)), hn::Set(d, kLargest));
-  const VecF special = hn::And(value, hn::BitCast(d, hn::Set(du, 0xFFFF0000u)));
-  const MaskF finite = hn::Lt(hn::Abs(value), hn::Set(d, __builtin_inff()));
-  return hn::IfThenElse(finite, hn::Mul(clamped, hn::Set(d, kLog2E)), special);
+  return hn::IfThenElse(hn::IsNaN(value), hn::And(value, hn::BitCast(d, hn::Set(du, 0xFFFF0000u))), value);
 }
 
-// scale, softcap, bias, ALiBi, log2(e) on up to kChainKeys keys.
+// scale, softcap, bias, ALiBi on up to kChainKeys keys.
 inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
   const core::AttentionArguments& p = *strip.arguments;
   const core::Sequence& s = *strip.sequence;
@@ -124,7 +119,7 @@ inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t k
         const VecF distance = hn::Abs(hn::Sub(hn::Load(d, position + row), at));
         value = hn::NegMulAdd(hn::Load(d, slope + row), distance, value);
       }
-      hn::Store(to_log2(value), d, score);
+      hn::Store(shorten_nan(value), d, score);
     }
   }
 }
@@ -177,7 +172,7 @@ inline void apply_block_map(const Strip& strip, int lanes, float* scores, int64_
 
 inline void score_chain(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
   const core::Features features = strip.arguments->features;
-  for (int key = 0; key < num_keys; key += kChainKeys) {
+  for (int key = 0; !scores_are_products(*strip.arguments) && key < num_keys; key += kChainKeys) {
     const int count = num_keys - key < kChainKeys ? num_keys - key : kChainKeys;
     apply_values(strip, lanes, scores + key * lanes, key_begin + key, count);
   }

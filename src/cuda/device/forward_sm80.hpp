@@ -279,7 +279,9 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (!has_series) {
         float max[Block::kMBlocks][2];
         find_max(s, max);
-        update_max<C.score.batch_invariant>(max, rows, scale_log2, kLag, is_large, rescale);
+        // In fp32 a maximum that is rounded when it is scaled shows, unless scores are products, rounded at their size.
+        constexpr bool kSubtractsMax = C.score.element == Element::f32 && !Score::kAreProducts;
+        update_max<C.score.batch_invariant, kSubtractsMax>(max, rows, scale_log2, kLag, is_large, rescale);
         if (Score::kHasSeries || is_large) subtract_max(s, rows);
       }
     } else {

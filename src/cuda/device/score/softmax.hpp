@@ -77,10 +77,10 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
 // Takes the maxima of a tile's scores, as find_max() has them, into those of the rows. Where a maximum that was used
 // falls behind by more than lag, rescale(m, factor) is called for every block m that has a maximum, the output follows
 // by a factor for each of its two rows, and is_large becomes what has_large_max() says. Until then lanes only vote:
-// what they share of a row is wanted where it grows. BatchInvariant: maxima do not lag, and is_large is true. Else a
-// row beside it would decide when a row's maximum, behind by less than the lag, rises, and whether it is taken for
-// large.
-template <bool BatchInvariant, int MBlocks, class Rescale>
+// what they share of a row is wanted where it grows. SubtractsMax: is_large is true. BatchInvariant: so it is, and
+// maxima do not lag. Else a row beside it would decide when a row's maximum, behind by less than the lag, rises, and
+// whether it is taken for large.
+template <bool BatchInvariant, bool SubtractsMax = BatchInvariant, int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, float lag, bool& is_large, const Rescale& rescale) {
   bool is_behind = false;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
     }
     if (has_begun) rescale(m, factor);
   }
-  is_large = BatchInvariant || has_large_max(rows, scale_log2);
+  is_large = BatchInvariant || SubtractsMax || has_large_max(rows, scale_log2);
 }
 
 // Rows whose exponents of 2 were taken against zero get a maximum as update_max() needs it: zero, if their sums are

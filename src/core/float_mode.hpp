@@ -1,0 +1,27 @@
+// The floating-point mode of a thread while the library computes on it: to nearest whatever the caller's rounding,
+// exceptions masked, and subnormals as the work wants them. The caller's mode comes back at the end of the scope, with
+// the exception flags that it had.
+#pragma once
+
+#include <cstdint>
+
+namespace tessella::core {
+
+enum class Subnormals {
+  keep,   // IEEE 754
+  flush,  // inputs and results below 2^-126 count as zero: a vector of them costs hundreds of cycles
+};
+
+class FloatMode {
+ public:
+  // Not inline, so that no arithmetic moves across.
+  explicit FloatMode(Subnormals subnormals);
+  ~FloatMode();
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+  uint64_t callers_;  // control register
+};
+
+}  // namespace tessella::core
