@@ -21,7 +21,7 @@ struct VectorRow {
   }
   static std::string describe(const core::Shape&, int num_threads) {
     return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
-           std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+           threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return vector_workspace(core::attention(shape), num_threads);
@@ -51,8 +51,7 @@ template <InstructionSet kSet>
 struct BackwardRow {
   static std::string describe(const core::Shape& shape, int num_threads) {
     return "blocks of " + std::to_string(BackwardShared(core::attention(shape), nullptr).block_keys) +
-           " keys, strips of " + std::to_string(kStripRows) + " rows, " + std::to_string(num_threads) +
-           (num_threads == 1 ? " thread" : " threads");
+           " keys, strips of " + std::to_string(kStripRows) + " rows, " + threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return backward_workspace(core::attention(shape), num_threads);
@@ -83,7 +82,7 @@ struct BackwardRow {
 template <InstructionSet kSet>
 struct MergeRow {
   static std::string describe(const core::Shape&, int num_threads) {
-    return "a row at a time, " + std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+    return "a row at a time, " + threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return merge_workspace(core::merge(shape), num_threads);

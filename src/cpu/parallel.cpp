@@ -1,9 +1,10 @@
 // One fork-join call: workers take items from a shared counter until none is left. All of them flush subnormals and
 // round to nearest meanwhile, whatever mode the caller or a thread of the pool is in.
 //
-// Workers are oneTBB tasks in an arena of our own, or in the caller's arena inside a oneTBB task. A forked child has
-// no oneTBB workers and perhaps locks that nobody will release, so if the parent had asked oneTBB anything the child
-// uses std::thread; so does a build with TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
+// Workers are oneTBB tasks in the caller's arena inside a oneTBB task; else threads of the process's OpenMP runtime,
+// where one is loaded (openmp.hpp); else oneTBB tasks in an arena of our own. A forked child has no workers of a pool and
+// perhaps locks that nobody will release, so if the parent had a pool the child uses std::thread; so does a build with
+// TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
 #include "cpu/parallel.hpp"
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "core/float_mode.hpp"
 #include "core/once.hpp"
 #include "core/thread_limit.hpp"
+#include "cpu/openmp.hpp"
 
 #ifndef TESSELLA_STD_THREADS
 #include <oneapi/tbb/parallel_for.h>
@@ -83,15 +85,15 @@ void run_on_std_threads(Job& job, int num_threads) {
 
 namespace tbb = oneapi::tbb;
 
-std::atomic<bool> used_tbb{false};
+std::atomic<bool> used_pool{false};  // of oneTBB, or an OpenMP runtime is there, which others use
 std::atomic<bool> forked_after_use{false};
 [[maybe_unused]] const int kForkIsSeen = pthread_atfork(nullptr, nullptr, [] {
-  if (used_tbb.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
+  if (used_pool.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
 });
 
 bool in_arena() {
   // Before its first call, which a fork may cut in two.
-  if (!used_tbb.load(std::memory_order_relaxed)) used_tbb.store(true, std::memory_order_relaxed);
+  if (!used_pool.load(std::memory_order_relaxed)) used_pool.store(true, std::memory_order_relaxed);
   return tbb::this_task_arena::current_thread_index() != tbb::task_arena::not_initialized;
 }
 
@@ -115,17 +117,58 @@ void run_on_tbb(Job& job, int num_threads) {
   own_arena().execute([&] { run_as_tasks(job, num_threads); });
 }
 
+// Its whole team, lest the runtime end the threads that are too many and start them again.
+void run_on_openmp(const OpenMp& openmp, Job& job, int num_threads) {
+  struct Team {
+    const OpenMp& openmp;
+    Job& job;
+    int num_threads;
+  } team{openmp, job, num_threads};
+  const int size = openmp.in_parallel() != 0 ? 1 : std::max(num_threads, openmp.max_threads());
+  openmp.parallel(
+      [](void* data) {
+        const Team& own = *static_cast<const Team*>(data);
+        const int worker = own.openmp.thread_num();
+        if (worker < own.num_threads) own.job.work(worker);
+      },
+      &team, static_cast<unsigned>(size), 0);
+}
+
 #endif
+
+enum class Pool { arena, openmp, own, none };
+
+// Of a call made here.
+Pool pool() {
+#ifdef TESSELLA_STD_THREADS
+  return Pool::none;
+#else
+  if (forked_after_use.load(std::memory_order_relaxed)) return Pool::none;
+  if (in_arena()) return Pool::arena;
+  return loaded_openmp() != nullptr ? Pool::openmp : Pool::own;
+#endif
+}
 
 }  // namespace
 
 int max_threads() {
 #ifndef TESSELLA_STD_THREADS
-  if (!forked_after_use.load(std::memory_order_relaxed) && in_arena()) {
-    return std::clamp(tbb::this_task_arena::max_concurrency(), 1, thread_limit());
+  switch (pool()) {
+    case Pool::arena: return std::clamp(tbb::this_task_arena::max_concurrency(), 1, thread_limit());
+    case Pool::openmp: {
+      const OpenMp& openmp = *loaded_openmp();
+      return openmp.in_parallel() != 0 ? 1 : std::clamp(openmp.max_threads(), 1, thread_limit());
+    }
+    case Pool::own:
+    case Pool::none: break;
   }
 #endif
   return thread_limit();
+}
+
+std::string threads_text(int num_threads) {
+  return std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads") +
+         (pool() == Pool::openmp ? " of the process's OpenMP" : "");
 }
 
 int threads_for(int requested) { return requested <= 0 ? max_threads() : std::min(requested, max_threads()); }
@@ -144,10 +187,11 @@ void parallel_for(int64_t items, int num_threads, const int32_t* cancel, Functio
 #ifdef TESSELLA_STD_THREADS
   run_on_std_threads(job, threads);
 #else
-  if (forked_after_use.load(std::memory_order_relaxed)) {
-    run_on_std_threads(job, threads);
-  } else {
-    run_on_tbb(job, threads);
+  switch (pool()) {
+    case Pool::arena:
+    case Pool::own: run_on_tbb(job, threads); break;
+    case Pool::openmp: run_on_openmp(*loaded_openmp(), job, threads); break;
+    case Pool::none: run_on_std_threads(job, threads); break;
   }
 #endif
   job.finish();

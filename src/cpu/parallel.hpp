@@ -1,16 +1,22 @@
-// Threads of the CPU backend: one fork-join call over oneTBB, the only file that knows about threads.
+// Threads of the CPU backend: one fork-join call over oneTBB or the process's OpenMP, the only file that knows about
+// threads.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 namespace tessella::cpu {
 
-// Threads a call may use: min(affinity, cgroup quota, TESSELLA_NUM_THREADS); inside a oneTBB task, the caller's arena.
+// Threads a call may use: min(affinity, cgroup quota, TESSELLA_NUM_THREADS); inside a oneTBB task at most its arena's,
+// beside an OpenMP runtime at most its own (omp_set_num_threads, torch.set_num_threads), inside a parallel region one.
 int max_threads();
 
 // Threads a call uses when its caller asks for `requested`; 0 asks for all.
 int threads_for(int requested);
+
+// "2 threads", and whose they are where they are not ours: for explain().
+std::string threads_text(int num_threads);
 
 // Calls fn(item, worker) for item in [0, items), each item once, in increasing order of start; worker is in
 // [0, num_threads) and no two running calls share it. Exceptions of fn reach the caller. Before each item the flag
