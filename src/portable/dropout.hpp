@@ -5,6 +5,10 @@
 // queries {r, r+8} x keys {2c, 2c+1, 2c+8, 2c+9} of a block, r in [0, 8), c in [0, 4): the accumulator fragment of
 // the GPU's 16-bit matrix instruction. Word w of the result holds, low half first, keys
 //   w=0: (r, 2c) (r, 2c+1)   w=1: (r+8, 2c) (r+8, 2c+1)   w=2: (r, 2c+8) (r, 2c+9)   w=3: (r+8, 2c+8) (r+8, 2c+9).
+//
+// Of Philox's four words of counter and two of key the entry takes three of the counter's, and the offset's low word
+// the fourth. The seed is the key. The offset's high word has no word left: it changes the step from one round's key to
+// the next, so that no two pairs of seed and offset have the same counter and the same keys of all rounds.
 #pragma once
 
 #include "portable/integers.hpp"
@@ -15,14 +19,16 @@ struct Random4 {
   uint32_t word[4];
 };
 
-constexpr Random4 philox4x32_7(Random4 counter, uint32_t key0, uint32_t key1) {
+constexpr uint32_t kPhiloxStep1 = 0xBB67AE85;
+
+constexpr Random4 philox4x32_7(Random4 counter, uint32_t key0, uint32_t key1, uint32_t step1 = kPhiloxStep1) {
   for (int round = 0; round < 7; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter.word[0];
     const uint64_t b = uint64_t{0xCD9E8D57} * counter.word[2];
     counter = {{static_cast<uint32_t>(b >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(b),
                 static_cast<uint32_t>(a >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(a)}};
     key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
+    key1 += step1;
   }
   return counter;
 }
@@ -30,14 +36,27 @@ constexpr Random4 philox4x32_7(Random4 counter, uint32_t key0, uint32_t key1) {
 struct Dropout {
   uint64_t seed = 0;
   uint64_t offset = 0;
-  uint32_t threshold = 0;  // an entry is dropped iff its 16 bits are below this; round(p * 65536)
+  uint32_t threshold = 0;  // an entry is dropped iff its 16 bits are below this
+
+  // p * 65536, rounded; a p above 0 drops at least one entry of 65536, and a p below 1 keeps at least one.
+  static constexpr uint32_t threshold_of(float probability) {
+    if (probability <= 0) return 0;
+    const auto rounded = static_cast<uint32_t>(static_cast<double>(probability) * 65536 + 0.5);
+    return rounded < 1 ? 1 : rounded > 65535 ? 65535 : rounded;
+  }
+
+  // What kept entries are multiplied by: one over the part that is kept, so that the mean weight is 1.
+  constexpr double keep_scale() const { return 65536.0 / (65536 - threshold); }
+
+  constexpr uint32_t key0() const { return static_cast<uint32_t>(seed); }
+  constexpr uint32_t key1() const { return static_cast<uint32_t>(seed >> 32); }
+  constexpr uint32_t step1() const { return kPhiloxStep1 + static_cast<uint32_t>(offset >> 32); }
 
   // The 8 entries that share lane (r, c) of block (i / 16, j / 16); head_idx = batch_idx * heads_q + head.
   constexpr Random4 bits(uint64_t head_idx, int64_t block_q, int64_t block_kv, int r, int c) const {
     const Random4 counter{{static_cast<uint32_t>(block_kv * 32 + r * 4 + c), static_cast<uint32_t>(block_q),
                            static_cast<uint32_t>(head_idx), static_cast<uint32_t>(offset)}};
-    return philox4x32_7(counter, static_cast<uint32_t>(seed),
-                        static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32));
+    return philox4x32_7(counter, key0(), key1(), step1());
   }
 
   constexpr bool keeps(uint64_t head_idx, int64_t i, int64_t j) const {

@@ -92,6 +92,7 @@ void end_rows(const StripState& state, RowEnds& ends) {
   constexpr double kLn2 = 0.693147180559945309417;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const core::AttentionArguments& p = *state.strip.arguments;
+  const double keep_scale = dropout_of(p).keep_scale();
   for (int r = 0; r < state.strip.num_rows; ++r) {
     double top = state.max[r];
     double total = state.sum[r];
@@ -109,7 +110,7 @@ void end_rows(const StripState& state, RowEnds& ends) {
       total = total * scale + std::exp2(sink - largest);
       top = largest;
     }
-    ends.factor[r] = static_cast<float>(scale / total);
+    ends.factor[r] = static_cast<float>(scale / total * keep_scale);
     if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * kLn2);
   }
 }
