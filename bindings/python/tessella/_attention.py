@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _declarations as d
 from ._arrays import require_array
 from ._call import Call
+from ._errors import InvalidArgument
 from ._library import library, require
 from ._scalars import UINT64, integer, switch
 
@@ -69,6 +70,7 @@ def attention(
     """
     with Call.of("forward") as call:
         call.fill(q, k, v, layout, stream, options)
+        call.draw_seed()
         made = call.outputs(q, out, lse, switch("return_lse", return_lse))
         call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return call.kind.results(made, (out, lse), return_lse)
@@ -118,12 +120,15 @@ def check(
 ) -> CheckReport:
     """Compares sampled rows of `out` with the reference in double, on the CPU; num_rows 0 = all.
 
-    Other arguments as for the `attention` that made out. Tensors on a GPU are copied, when all its streams are done.
+    Other arguments as for the `attention` that made out; with dropout its seed too, which attention draws where it is
+    absent. Tensors on a GPU are copied, when all its streams are done.
     """
     with Call.of("check") as call:
         sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))
         require_array("out", out)
         call.fill(q, k, v, layout, None, options)
+        if call.lacks_seed:
+            raise InvalidArgument("seed is absent beside dropout, expected the seed of the call that made out")
         call.outputs(q, out, None, False)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
         call.require(library.tessella_check(call.tagged(), *sample, report))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import math
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -98,6 +99,16 @@ class Call:
             self.dlpack_stream = dlpack_stream(self.stream)
         self.read_operands(q, k, v)
         set_options(self, options)
+
+    @property
+    def lacks_seed(self) -> bool:
+        """Whether dropout is asked for and its seed is not given."""
+        return bool(self.options.dropout) and "seed" not in self.changed and "seed" not in self.given
+
+    def draw_seed(self) -> None:
+        """Gives dropout a seed of the operating system's where it lacks one."""
+        if self.lacks_seed:
+            self.set_option("seed", int.from_bytes(os.urandom(8), "little"))
 
     def tagged(self) -> Any:
         """The call as plans and questions take it."""
