@@ -6,9 +6,10 @@
 // the GPU's 16-bit matrix instruction. Word w of the result holds, low half first, keys
 //   w=0: (r, 2c) (r, 2c+1)   w=1: (r+8, 2c) (r+8, 2c+1)   w=2: (r, 2c+8) (r, 2c+9)   w=3: (r+8, 2c+8) (r+8, 2c+9).
 //
-// Of Philox's four words of counter and two of key the entry takes three of the counter's, and the offset's low word
-// the fourth. The seed is the key. The offset's high word has no word left: it changes the step from one round's key to
-// the next, so that no two pairs of seed and offset have the same counter and the same keys of all rounds.
+// Beside the entry Philox has 96 bits for the 128 of seed and offset: two words of key and the counter's last word. The
+// seed is the key, the offset's low word is the counter's. The offset's high word joins both, times an odd constant in
+// the counter. So pairs of seed and offset differ if their seeds, their offsets or their offsets' low words are equal;
+// other pairs meet as seldom as random numbers do.
 #pragma once
 
 #include "portable/integers.hpp"
@@ -19,16 +20,14 @@ struct Random4 {
   uint32_t word[4];
 };
 
-constexpr uint32_t kPhiloxStep1 = 0xBB67AE85;
-
-constexpr Random4 philox4x32_7(Random4 counter, uint32_t key0, uint32_t key1, uint32_t step1 = kPhiloxStep1) {
+constexpr Random4 philox4x32_7(Random4 counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 7; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * counter.word[0];
     const uint64_t b = uint64_t{0xCD9E8D57} * counter.word[2];
     counter = {{static_cast<uint32_t>(b >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(b),
                 static_cast<uint32_t>(a >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(a)}};
     key0 += 0x9E3779B9;
-    key1 += step1;
+    key1 += 0xBB67AE85;
   }
   return counter;
 }
@@ -48,21 +47,24 @@ struct Dropout {
   // What kept entries are multiplied by: one over the part that is kept, so that the mean weight is 1.
   constexpr double keep_scale() const { return 65536.0 / (65536 - threshold); }
 
+  // Philox's key, and the last word of its counter.
   constexpr uint32_t key0() const { return static_cast<uint32_t>(seed); }
-  constexpr uint32_t key1() const { return static_cast<uint32_t>(seed >> 32); }
-  constexpr uint32_t step1() const { return kPhiloxStep1 + static_cast<uint32_t>(offset >> 32); }
+  constexpr uint32_t key1() const { return static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32); }
+  constexpr uint32_t counter3() const {
+    return static_cast<uint32_t>(offset) + static_cast<uint32_t>(offset >> 32) * 0x9FB21C65;
+  }
 
-  // The 8 entries that share lane (r, c) of block (i / 16, j / 16); head_idx = batch_idx * heads_q + head.
-  constexpr Random4 bits(uint64_t head_idx, int64_t block_q, int64_t block_kv, int r, int c) const {
-    const Random4 counter{{static_cast<uint32_t>(block_kv * 32 + r * 4 + c), static_cast<uint32_t>(block_q),
-                           static_cast<uint32_t>(head_idx), static_cast<uint32_t>(offset)}};
-    return philox4x32_7(counter, key0(), key1(), step1());
+  // The 8 entries that share lane 4 r + c of block (i / 16, j / 16); head_idx = batch_idx * heads_q + head.
+  constexpr Random4 bits(uint64_t head_idx, int64_t block_q, int64_t block_kv, int lane) const {
+    const Random4 counter{{static_cast<uint32_t>(block_kv * 32 + lane), static_cast<uint32_t>(block_q),
+                           static_cast<uint32_t>(head_idx), counter3()}};
+    return philox4x32_7(counter, key0(), key1());
   }
 
   constexpr bool keeps(uint64_t head_idx, int64_t i, int64_t j) const {
     const int row = static_cast<int>(i & 15);
     const int col = static_cast<int>(j & 15);
-    const Random4 random = bits(head_idx, i >> 4, j >> 4, row & 7, (col & 7) >> 1);
+    const Random4 random = bits(head_idx, i >> 4, j >> 4, (row & 7) * 4 + ((col & 7) >> 1));
     const uint32_t word = random.word[(row >> 3) | (col >> 3) << 1];
     return (col & 1 ? word >> 16 : word & 0xFFFF) >= threshold;
   }

@@ -45,7 +45,7 @@ TEST(Dropout, BlockUsesEveryBitsOnce) {
       const int word = i / 8 + j / 8 * 2;
       const int half = j % 2;
       halves.insert({r, c, word, half});
-      const uint32_t value = dropout.bits(3, 4, 5, r, c).word[word] >> (16 * half) & 0xFFFF;
+      const uint32_t value = dropout.bits(3, 4, 5, r * 4 + c).word[word] >> (16 * half) & 0xFFFF;
       for (const uint32_t threshold : {value, value + 1}) {
         const Dropout at{.seed = 11, .offset = 22, .threshold = threshold};
         EXPECT_EQ(at.keeps(3, 4 * 16 + i, 5 * 16 + j), value >= threshold);
@@ -72,10 +72,10 @@ TEST(Dropout, BitsAreFrozen) {
             "10101011100000110011011001010101\n"
             "00000000001111010000001011100111\n");
   EXPECT_EQ(rows(0xfedcba9876543210),
-            "00100100111100000010111110000101\n"
-            "01011010011011100110100000010101\n"
-            "10010010001101100100100111011111\n"
-            "01011111010001011100101011100001\n");
+            "00010110110100110100100011000111\n"
+            "01001010101111101100110110001000\n"
+            "00010100011011010000101010001110\n"
+            "10110000111101011001011110110100\n");
 }
 
 TEST(Dropout, DropsItsShareInEveryHead) {
@@ -123,7 +123,7 @@ TEST(Dropout, TheMeanWeightIsOne) {
     int64_t kept = 0;
     for (int64_t block = 0; block < kBlocks; ++block) {
       for (int c = 0; c < 4; ++c) {
-        for (const uint32_t word : dropout.bits(0, 0, block, 0, c).word) {
+        for (const uint32_t word : dropout.bits(0, 0, block, c).word) {
           kept += ((word & 0xFFFF) >= dropout.threshold ? 1 : 0) + (word >> 16 >= dropout.threshold ? 1 : 0);
         }
       }
@@ -154,14 +154,13 @@ TEST(Dropout, SeedAndOffsetAreApart) {
   }
 }
 
-// The offset's high word comes in a round late; each of its bits still changes half of all.
 TEST(Dropout, EachBitOfTheOffsetChangesHalfOfTheBits) {
   constexpr int kCalls = 4096;
   for (int bit = 0; bit < 64; ++bit) {
     const Dropout base{.seed = 1}, other{.seed = 1, .offset = uint64_t{1} << bit};
     int changed = 0;
     for (int call = 0; call < kCalls; ++call) {
-      const Random4 one = base.bits(0, call / 64, call % 64, 0, 0), two = other.bits(0, call / 64, call % 64, 0, 0);
+      const Random4 one = base.bits(0, call / 64, call % 64, 0), two = other.bits(0, call / 64, call % 64, 0);
       for (int word = 0; word < 4; ++word) changed += std::popcount(one.word[word] ^ two.word[word]);
     }
     EXPECT_NEAR(changed / (128.0 * kCalls), 0.5, 0.5 * 4.5 / std::sqrt(128.0 * kCalls)) << bit;

@@ -114,10 +114,10 @@ def _kept(head_idx, len_q, len_kv, options):
         (j >> 4) * 32 + (row & 7) * 4 + ((col & 7) >> 1),
         i >> 4,
         np.full_like(i, head_idx),
-        np.full_like(i, offset & 0xFFFFFFFF),
+        np.full_like(i, (offset + (offset >> 32) * 0x9FB21C65) & 0xFFFFFFFF),
     ]
     counter = [np.asarray(word, np.uint64) & mask for word in counter]
-    keys, steps = [seed & 0xFFFFFFFF, seed >> 32], [0x9E3779B9, 0xBB67AE85 + (offset >> 32)]
+    keys = [seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32)]
     for _ in range(7):
         a, b = np.uint64(0xD2511F53) * counter[0], np.uint64(0xCD9E8D57) * counter[2]
         counter = [
@@ -126,7 +126,7 @@ def _kept(head_idx, len_q, len_kv, options):
             (a >> np.uint64(32)) ^ counter[3] ^ np.uint64(keys[1]),
             a & mask,
         ]
-        keys = [key + step & 0xFFFFFFFF for key, step in zip(keys, steps)]
+        keys = [keys[0] + 0x9E3779B9 & 0xFFFFFFFF, keys[1] + 0xBB67AE85 & 0xFFFFFFFF]
     words = np.choose((row >> 3) | (col >> 3) << 1, counter)
     bits = np.where(col & 1, words >> np.uint64(16), words & np.uint64(0xFFFF))
     return bits >= _dropped(options)

@@ -199,11 +199,10 @@ struct DropoutRows {
 
 inline void random_words(const portable::Dropout& dropout, const DropoutRows& rows, int lanes, uint32_t block_kv,
                          uint32_t c, uint32_t* HWY_RESTRICT low, uint32_t* HWY_RESTRICT high) {
-  const uint32_t key0 = dropout.key0(), key1 = dropout.key1(), step1 = dropout.step1();
-  const auto offset = static_cast<uint32_t>(dropout.offset);
+  const uint32_t key0 = dropout.key0(), key1 = dropout.key1(), counter3 = dropout.counter3();
   for (int r = 0; r < lanes; ++r) {
     const portable::Random4 random = portable::philox4x32_7(
-        {{block_kv * 32 + (rows.row[r] & 7) * 4 + c, rows.block[r], rows.head[r], offset}}, key0, key1, step1);
+        {{block_kv * 32 + (rows.row[r] & 7) * 4 + c, rows.block[r], rows.head[r], counter3}}, key0, key1);
     low[r] = rows.row[r] < 8 ? random.word[0] : random.word[1];
     high[r] = rows.row[r] < 8 ? random.word[2] : random.word[3];
   }
