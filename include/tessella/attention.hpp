@@ -54,8 +54,8 @@ struct AttentionOptions {
   Mask mask = {};
   std::optional<float> scale = {};  // 1 / sqrt(head_dim_qk)
   float softcap = 0;                // 0 = off
-  float dropout = 0;
-  uint64_t seed = 0;
+  float dropout = 0;                // probability of a zero, in multiples of 1 / 65536
+  uint64_t seed = 0;                // of dropout: calls with the same seed and offset drop the same entries
   uint64_t offset = 0;
   int64_t first_batch = 0, first_head = 0, first_query = 0, first_key = 0;  // where a slice begins in the whole
   int64_t whole_heads_q = 0;                                                // of a slice of heads; 0 = heads_q

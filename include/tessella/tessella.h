@@ -230,6 +230,11 @@ typedef struct tessella_allocator {
  * of queries are the whole's rows where the whole has as many queries as keys, and the first slice sees keys up to its
  * last query. Only the reference and the ladder compute slices yet.
  *
+ * dropout is rounded to a multiple of 1 / 65536; a probability above 0 is at least one of them and at most 65535. What
+ * is not zeroed is divided by what that multiple leaves of 1. The entries are a pure function of seed, offset, batch,
+ * head, query and key. The seed is the caller's: calls with the same seed and offset, 0 where not set, drop the same
+ * entries.
+ *
  * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
  * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or
  * those for many (also the automatic choice). Bits of a row may differ between the classes. Every kernel of today is
@@ -238,7 +243,7 @@ typedef struct tessella_attention_options {
   size_t struct_size;
   float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
   float softcap;           /* c * tanh(s / c); 0 = off */
-  float dropout;           /* probability of a zero, in [0, 1) */
+  float dropout;           /* probability of a zero, in [0, 1); see above */
   int32_t causal_top_left; /* 1: key j is visible iff j <= i */
   int64_t window_left;     /* keys before and after i + seqlen_kv - seqlen_q; -1 = no bound */
   int64_t window_right;    /* 0 = causal (bottom-right) */
@@ -246,7 +251,7 @@ typedef struct tessella_attention_options {
   int64_t keep_first;      /* so many first keys stay visible whatever window_left and chunk say */
   int64_t block_map_q;     /* queries and keys of one entry of block_map */
   int64_t block_map_kv;
-  uint64_t seed;
+  uint64_t seed; /* of dropout; nothing is drawn in their place */
   uint64_t offset;
   int64_t first_batch; /* where the call's slice begins in the whole; 0 */
   int64_t first_head;

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -68,11 +67,11 @@ inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, 
 // scores: [num_keys][lanes]. Masked products may be NaN.
 using ScoreChain = void (*)(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys);
 
-// Multiplies probabilities [num_keys][lanes] by 0 or 1 / (1 - p).
+// Zeroes what dropout takes of probabilities [num_keys][lanes]. The rest is scaled where rows end, in fp32.
 using DropoutChain = void (*)(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys);
 
 inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
-  return {arguments.seed, arguments.offset, static_cast<uint32_t>(std::lround(arguments.dropout * 65536.0f))};
+  return {arguments.seed, arguments.offset, portable::Dropout::threshold_of(arguments.dropout)};
 }
 
 // Everything but q.k, scale and the band: with any of these the score chain runs on every tile of a strip.

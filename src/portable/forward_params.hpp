@@ -86,10 +86,10 @@ struct ForwardParams {
   int32_t keep_first;
   float scale;  // on q . k
   SoftcapParams softcap;
-  float keep_scale;            // 1 / (1 - dropout)
-  uint32_t dropout_threshold;  // portable/dropout.hpp
-  int32_t out_is_f32;          // else in the type of q
-  int32_t out_vector_store;    // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
+  float keep_scale;  // portable/dropout.hpp
+  uint32_t dropout_threshold;
+  int32_t out_is_f32;        // else in the type of q
+  int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
   int32_t causal_top_left;
   // Of paged k and v, whose batch strides go from page to page: (batch, page) i32.
   TableParams page_table;

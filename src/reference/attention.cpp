@@ -60,7 +60,8 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
   for (int64_t j = 0; j < s.len_kv; ++j) {
     core::end_if_cancelled(p.cancel);
     if (scores[j] == kHidden<Real>) continue;
-    const Real prob = round_to(probs_dtype, softmax.prob(scores[j]) * dropout.at<Real>(s, head, i, j));
+    // Rounded before dropout scales it up, by as much as 65536, which is beyond f16.
+    const Real prob = round_to(probs_dtype, softmax.prob(scores[j])) * dropout.at<Real>(s, head, i, j);
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
   }

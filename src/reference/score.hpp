@@ -56,7 +56,7 @@ Real sink(const core::AttentionArguments& p, int64_t head) {
   return p.features.has(core::Feature::sink) ? static_cast<Real>(p.sink.at(0, head)) : kHidden<Real>;
 }
 
-// 0 or 1 / (1 - p), after the softmax's sum.
+// 0 or what kept probabilities are multiplied by, after the softmax's sum.
 class DropoutFactor {
  public:
   explicit DropoutFactor(const core::AttentionArguments& p)
@@ -65,8 +65,8 @@ class DropoutFactor {
         first_head_(static_cast<uint64_t>(p.first_batch) * heads_q_ + static_cast<uint64_t>(p.first_head)),
         first_query_(p.first_query),
         first_key_(p.first_key),
-        keep_scale_(1.0 / (1.0 - static_cast<double>(p.dropout))),
-        mask_{p.seed, p.offset, static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536.0))} {}
+        mask_{p.seed, p.offset, portable::Dropout::threshold_of(p.dropout)},
+        keep_scale_(mask_.keep_scale()) {}
 
   template <typename Real>
   Real at(const core::Sequence& s, int64_t head, int64_t i, int64_t j) const {
@@ -81,8 +81,8 @@ class DropoutFactor {
   uint64_t first_head_;
   int64_t first_query_;
   int64_t first_key_;
-  double keep_scale_;
   portable::Dropout mask_;
+  double keep_scale_;
 };
 
 }  // namespace tessella::reference

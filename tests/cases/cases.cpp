@@ -191,7 +191,8 @@ void random_scores(Random& random, Case& c) {
   if (random.chance(0.15)) c.scale = random.chance(0.1) ? -0.25 : random.uniform() + 0.01;
   if (random.chance(0.1)) c.softcap = random.chance(0.5) ? 30 : 1 + 4 * random.uniform();
   c.sink = random.chance(0.12);
-  if (random.chance(0.12)) c.dropout = random.chance(0.2) ? 0.99 : random.uniform() * 0.6;
+  if (random.chance(0.12))
+    c.dropout = random.chance(0.2) ? random.one_of({1e-6, 0.99, 0.9999999}) : random.uniform() * 0.6;
   if (random.chance(0.2)) c.spread = random.chance(0.5) ? 8 : 40;
   if (random.chance(0.1)) c.mean = 30 * random.uniform() - 15;
   c.lse = random.chance(0.8);

@@ -468,6 +468,15 @@ TEST(EmulatedSm90, BatchInvariantOfThreeWarpgroups) {
 TEST(EmulatedSm90, BatchInvariantOfTwoWarpgroups) {
   expect_equal_parts(128, &Case::bias, [](Call& call, const Case& part) { return run_sm90(call, part, 1); });
 }
+TEST(EmulatedSm80, Dropout) {
+  for (const double dropout : {0.3, 0.9999}) {
+    Case c = base(64, 64);
+    c.dropout = dropout;
+    c.memory_seed = dropout > 0.5;
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+  }
+}
+
 TEST(EmulatedSm80, BatchInvariant) {
   expect_equal_parts(32, &Case::bias, [](Call& call, const Case&) { return run_sm80(call, 1); });
 }

@@ -58,6 +58,9 @@ TEST(EmulatedQuick, Dropout) {
   c.dropout = 0.3;
   c.seqlen_kv = 3 * 112;
   for (const uint64_t seed : {1, 2, 3, 4}) expect_right(c, seed);
+  c.dropout = 0.9999;  // 1 / (1 - p) is 10000, and what 7 of 65536 entries are scaled by 9362.3
+  c.memory_seed = true;
+  expect_right(c);
 }
 
 // NaN in values that nobody sees, in the last tile: no turn is waited for between their clearing and their product.

@@ -108,6 +108,12 @@ TEST(ForwardArguments, DropoutIsCountedIn65536ths) {
   p.dropout = 0.25f;
   EXPECT_EQ(params(p).dropout_threshold, 16384u);
   EXPECT_FLOAT_EQ(params(p).keep_scale, 4.0f / 3);
+  p.dropout = 0.9999999f;
+  EXPECT_EQ(params(p).dropout_threshold, 65535u);
+  EXPECT_EQ(params(p).keep_scale, 65536.0f);
+  p.dropout = 1e-6f;
+  EXPECT_EQ(params(p).dropout_threshold, 1u);
+  EXPECT_FLOAT_EQ(params(p).keep_scale, 65536.0f / 65535);
 }
 
 TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {

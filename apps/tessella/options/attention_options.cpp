@@ -49,9 +49,9 @@ constexpr const char* kNumbersOrFile = "numbers 1,2,3 or FILE[:NAME]";
 const Row kRows[] = {
     {"scale", &Options::scale, "factor on q.k [1/sqrt(head_dim)]"},
     {"softcap", &Options::softcap, "c of c*tanh(s/c) [0 = off]"},
-    {"dropout", &Options::dropout, "probability of a zero [0]"},
-    {"seed", &Options::seed, "dropout's seed"},
-    {"offset", &Options::offset, "dropout's offset"},
+    {"dropout", &Options::dropout, "probability of a zero, in multiples of 1/65536 [0]"},
+    {"seed", &Options::seed, "dropout's seed; the same one drops the same entries [0]"},
+    {"offset", &Options::offset, "dropout's offset [0]"},
     {"bias", TensorTarget{&Args::bias, TESSELLA_DTYPE_DEFAULT},
      "added to the scaled scores, of the longest sequence where packed; FILE[:NAME]"},
     {"alibi-slopes", TensorTarget{&Args::alibi_slopes, TESSELLA_F32}, kNumbersOrFile},

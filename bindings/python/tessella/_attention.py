@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _declarations as d
 from ._arrays import require_array
 from ._call import Call
+from ._errors import InvalidArgument
 from ._library import library, require
 from ._scalars import UINT64, integer, switch
 
@@ -71,6 +72,7 @@ def attention(
     """
     with Call.of("forward") as call:
         call.fill(q, k, v, layout, stream, options)
+        call.draw_seed()
         made = call.outputs(q, out, lse, switch("return_lse", return_lse))
         call.run(lambda: library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return call.kind.results(made, (out, lse), return_lse)
@@ -123,12 +125,15 @@ def check(
 
     num_rows 0 = all rows. Other arguments as for the `attention` that made out and lse. Tensors on a GPU are copied,
     when all its streams are done. A NaN is right where the reference has one, and where a NaN or infinity of a key that
-    some query sees may reach (docs/numerics.md).
+    some query sees may reach (docs/numerics.md). With dropout they want its seed too, which
+    attention draws where it is absent.
     """
     with Call.of("check") as call:
         sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))
         require_array("out", out)
         call.fill(q, k, v, layout, None, options)
+        if call.lacks_seed:
+            raise InvalidArgument("seed is absent beside dropout, expected the seed of the call that made out")
         call.compared(out, lse)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
         call.run_long(lambda: library.tessella_check(call.tagged(), *sample, report))

@@ -107,6 +107,16 @@ class Call:
         self.read_operands(q, k, v)
         set_options(self, options)
 
+    @property
+    def lacks_seed(self) -> bool:
+        """Whether dropout is asked for and its seed is not given."""
+        return bool(self.options.dropout) and "seed" not in self.changed and "seed" not in self.given
+
+    def draw_seed(self) -> None:
+        """Gives dropout a seed of the operating system's where it lacks one."""
+        if self.lacks_seed:
+            self.set_option("seed", int.from_bytes(os.urandom(8), "little"))
+
     def tagged(self) -> Any:
         """The call as plans and questions take it."""
         return c.byref(d.Call(c.sizeof(d.Call), d.FORWARD, c.addressof(self.args), c.addressof(self.options)))

@@ -17,8 +17,10 @@ class Options(TypedDict, total=False):
     mask: "causal", "causal_top_left", "none" or parts joined with &.
     scale: factor on q . k, a float32 number for float64 inputs too; None = 1 / sqrt(head_dim_qk).
     softcap: c * tanh(s / c), a float32 number likewise; 0 = off.
-    dropout: probability of a zero, in [0, 1).
-    seed, offset: of dropout, an int in [0, 2^64) or a (1) int64 array where they live in memory.
+    dropout: probability of a zero, in [0, 1), rounded to a multiple of 1 / 65536 between 1 / 65536 and 65535 / 65536,
+        or 0; the rest is scaled by one over what that multiple keeps.
+    seed, offset: of dropout, an int in [0, 2^64) or a (1) int64 array where they live in memory. The same two drop the
+        same entries on every device. Without a seed each call draws one, from the operating system.
     bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to the scaled scores. Beside
         cu_seqlens it counts the queries or keys of each sequence from its first, as dense and block_map masks do: its
         axes are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv, not the packed rows; a GPU wants

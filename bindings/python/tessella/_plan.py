@@ -121,8 +121,9 @@ class Plan:
 
         Batch, heads, head dims, dtypes, device and features are those the plan was made for, lengths at most its
         bounds. Options given here replace those of the plan: scale, window widths, softcap, seed, mask arrays may
-        differ; bias, sinks, lengths and other arguments are always given here. Without a workspace it takes memory as
-        `attention` does.
+        differ; bias, sinks, lengths and other arguments are always given here. Where neither has a seed, each run's
+        dropout draws one; a seed given to plan() is every run's. Without a workspace it takes memory as `attention`
+        does.
 
         Raises:
             InvalidArgument: what differs from what the plan was made for; otherwise as `attention`.
@@ -137,6 +138,7 @@ class Plan:
             if not {"cu_seqlens_q", "cu_seqlens_kv"}.intersection(options):  # bounds of a plan; of packed runs too
                 kept = {name: value for name, value in kept.items() if not name.startswith("max_seqlen")}
             call.fill(q, k, v, self._layout, stream, {**kept, **options})
+            call.draw_seed()
             made = call.outputs(q, out, lse, self._return_lse)
             memory = None if workspace is None else workspace._ref
             call.run(lambda: library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))

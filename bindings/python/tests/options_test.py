@@ -58,6 +58,8 @@ CASES = {
         {"dropout": 0.5, "seed": 2**63 + 11, "offset": 2**40 + 3},
         {"dropout": 0.5, "seed": 2**63 + 11, "offset": 2**40 + 3},
     ),
+    "dropout of most": ({"dropout": 0.9999, "seed": 2}, {"dropout": 0.9999, "seed": 2}),
+    "dropout of few": ({"dropout": 1e-6, "seed": 4}, {"dropout": 1e-6, "seed": 4}),
     "seed in memory": (
         {"dropout": 0.25, "seed": np.array([9]), "offset": np.array([4])},
         {"dropout": 0.25, "seed": 9, "offset": 4},
@@ -147,6 +149,33 @@ def test_deterministic_is_one_of_three(monkeypatch):
         tessella.attention(*inputs, deterministic=value)
     tessella.attention(*inputs)
     assert seen == [1, 2, 0, 0, 1, 0]
+
+
+def test_dropout_draws_a_seed_a_call():
+    inputs = operands(np.float32)
+    outs = [tessella.attention(*inputs, dropout=0.5, seed=seed) for seed in (None, None, 0, 0)]
+    outs.append(tessella.attention(*inputs, dropout=0.5, offset=3))
+    assert (outs[0] != outs[1]).any() and (outs[0] != outs[2]).any() and (outs[0] != outs[4]).any()
+    np.testing.assert_array_equal(outs[2], outs[3])
+    np.testing.assert_array_equal(tessella.attention(*inputs), tessella.attention(*inputs, dropout=0))
+    in_memory = tessella.attention(*inputs, dropout=0.5, seed=np.array([0]))
+    np.testing.assert_array_equal(in_memory, outs[2])
+
+
+def test_seed_and_offset_are_apart():
+    inputs = operands(np.float32)
+    one, other = (
+        tessella.attention(*inputs, dropout=0.5, seed=seed, offset=offset) for seed, offset in ((2**32, 0), (0, 2**32))
+    )
+    assert (one != other).any()
+
+
+def test_check_wants_the_seed():
+    inputs = operands(np.float32)
+    out = tessella.attention(*inputs, dropout=0.5)
+    text = "^check: seed is absent beside dropout, expected the seed of the call that made out$"
+    with pytest.raises(tessella.InvalidArgument, match=text):
+        tessella.check(*inputs, out, dropout=0.5)
 
 
 SLICES = {"first_batch", "first_head", "first_query", "first_key", "whole_heads_q"}

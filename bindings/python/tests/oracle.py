@@ -87,7 +87,7 @@ def _sequence(q, k, v, b, rows, keys, options, dtype):
         probs = np.where(total[..., None] > 0, weights / total[..., None], 0)
     if "dropout" in options:
         kept = np.array([_kept(b * heads + h, len_q, len_kv, options) for h in range(heads)])
-        probs = probs * kept / (1 - options["dropout"])
+        probs = probs * kept * 65536 / (65536 - _dropped(options))
     if options.get("plain_dtype") is not None:
         probs = probs.astype(options["plain_dtype"]).astype(dtype)
     out = np.zeros((slots_q, heads, v.shape[-1]), dtype)
@@ -99,8 +99,13 @@ def _sequence(q, k, v, b, rows, keys, options, dtype):
     return out, padded
 
 
+def _dropped(options):
+    """The entries of 65536 that dropout takes: neither none nor all."""
+    return min(max(int(options["dropout"] * 65536 + 0.5), 1), 65535)
+
+
 def _kept(head_idx, len_q, len_kv, options):
-    """The keep-mask of one head: 16 bits of Philox4x32-7 an entry, as api.md and portable/dropout.hpp lay them out."""
+    """The keep-mask of one head: 16 bits of Philox4x32-7 an entry, as portable/dropout.hpp lays them out."""
     seed, offset = options.get("seed", 0), options.get("offset", 0)
     i, j = np.meshgrid(np.arange(len_q), np.arange(len_kv), indexing="ij")
     row, col = i & 15, j & 15
@@ -109,7 +114,7 @@ def _kept(head_idx, len_q, len_kv, options):
         (j >> 4) * 32 + (row & 7) * 4 + ((col & 7) >> 1),
         i >> 4,
         np.full_like(i, head_idx),
-        np.full_like(i, offset & 0xFFFFFFFF),
+        np.full_like(i, (offset + (offset >> 32) * 0x9FB21C65) & 0xFFFFFFFF),
     ]
     counter = [np.asarray(word, np.uint64) & mask for word in counter]
     keys = [seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32)]
@@ -124,4 +129,4 @@ def _kept(head_idx, len_q, len_kv, options):
         keys = [keys[0] + 0x9E3779B9 & 0xFFFFFFFF, keys[1] + 0xBB67AE85 & 0xFFFFFFFF]
     words = np.choose((row >> 3) | (col >> 3) << 1, counter)
     bits = np.where(col & 1, words >> np.uint64(16), words & np.uint64(0xFFFF))
-    return bits >= round(options["dropout"] * 65536)
+    return bits >= _dropped(options)

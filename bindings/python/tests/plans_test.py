@@ -34,6 +34,16 @@ def test_options_may_change_from_run_to_run():
     np.testing.assert_array_equal(plan.run(Q, K, V, **options), tessella.attention(Q, K, V, **options))
 
 
+def test_each_run_draws_a_seed_unless_the_plan_has_one():
+    plan = tessella.plan(Q, K, V, dropout=0.5)
+    first, second = plan.run(Q, K, V), plan.run(Q, K, V)
+    assert (first != second).any()
+    seeded = tessella.plan(Q, K, V, dropout=0.5, seed=3)
+    expected = tessella.attention(Q, K, V, dropout=0.5, seed=3)
+    for run in (seeded.run(Q, K, V), seeded.run(Q, K, V), plan.run(Q, K, V, seed=3)):
+        np.testing.assert_array_equal(run, expected)
+
+
 def test_lengths_up_to_the_bounds():
     plan = tessella.plan(Q, K, V, layout="bshd", return_lse=True, max_seqlen_q=40, max_seqlen_kv=50)
     for rows, keys in ((1, 1), (20, 33)):

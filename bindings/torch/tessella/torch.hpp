@@ -154,8 +154,8 @@ inline TensorView view(const at::Tensor& tensor) { return detail::required(tenso
 //   k, v     (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v), dtype of q; heads_kv divides heads_q
 //   returns  (batch, seqlen_q, heads_q, head_dim_v), dtype of q or options.out_dtype
 // head_dim is contiguous; other strides are free. Fewer axes and packed sequences as in tessella.h. dropout's seed is
-// that of the options, or a tensor. Throws Error: unsupported for a tensor that requires grad in grad mode, else as
-// tessella::forward.
+// that of the options, 0 where not set, or a tensor: none is drawn, and calls with the same seed drop the same entries.
+// Throws Error: unsupported for a tensor that requires grad in grad mode, else as tessella::forward.
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             AttentionOptions options = {}, const Tensors& tensors = {}) {
   ForwardArgs args{.q = detail::required(q, "q"),

@@ -335,7 +335,7 @@ class Item {
     return true;
   }
 
-  // Divides by the sum, joins the sink, writes out and lse.
+  // Divides by the sum, joins the sink, scales what dropout kept, writes out and lse.
   void finish_strip(StripWork& work) const {
     const core::AttentionArguments& p = call_.p;
     SoftmaxState& softmax = work.softmax;
@@ -351,6 +351,8 @@ class Item {
       const float lse = finish_row(softmax, r, p.sink ? p.sink.at(0, work.strip.head[r]) : -INFINITY, factor[r]);
       if (wants_lse) std::memcpy(p.lse().row(sequence_.batch_idx, row_q, work.strip.head[r]), &lse, sizeof lse);
     }
+    const auto keep_scale = static_cast<float>(dropout_of(p).keep_scale());
+    for (float& row : factor) row *= keep_scale;
     store_o(work.o, factor, ~softmax.unset, p.head_dim_v, work.strip.num_rows, p.out().dtype, rows);
   }
 

@@ -185,7 +185,8 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
   }
   const F32 d;
   if (has_dropout) {
-    for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(hn::Set(d, 1.0f), d, scratch.kept + i);
+    const VecF keep_scale = hn::Set(d, static_cast<float>(dropout_of(p).keep_scale()));
+    for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(keep_scale, d, scratch.kept + i);
     dropout_chain(strip, lanes, scratch.kept, key_begin, num_keys);
   }
   const VecF scale = hn::Set(d, scores_are_products(p) ? p.scale : 1.0f);

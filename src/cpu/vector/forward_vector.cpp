@@ -91,6 +91,7 @@ void run_vector(const VectorKernel& kernel, const core::AttentionArguments& argu
 void end_rows(const StripState& state, RowEnds& ends) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const core::AttentionArguments& p = *state.strip.arguments;
+  const double keep_scale = dropout_of(p).keep_scale();
   for (int r = 0; r < state.strip.num_rows; ++r) {
     double top = double{state.origin[r]} * double{state.scale_log2} + double{state.offset[r]};
     double total = state.sum[r];
@@ -109,7 +110,7 @@ void end_rows(const StripState& state, RowEnds& ends) {
       total = total * scale + std::exp2(sink - largest);
       top = largest;
     }
-    ends.factor[r] = static_cast<float>(scale / total);
+    ends.factor[r] = static_cast<float>(scale / total * keep_scale);
     if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * state.natural);
   }
 }

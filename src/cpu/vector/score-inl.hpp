@@ -194,12 +194,10 @@ struct DropoutRows {
 
 inline void random_words(const portable::Dropout& dropout, const DropoutRows& rows, int lanes, uint32_t block_kv,
                          uint32_t c, uint32_t* HWY_RESTRICT low, uint32_t* HWY_RESTRICT high) {
-  const auto key0 = static_cast<uint32_t>(dropout.seed);
-  const auto key1 = static_cast<uint32_t>(dropout.seed >> 32) ^ static_cast<uint32_t>(dropout.offset >> 32);
-  const auto offset = static_cast<uint32_t>(dropout.offset);
+  const uint32_t key0 = dropout.key0(), key1 = dropout.key1(), counter3 = dropout.counter3();
   for (int r = 0; r < lanes; ++r) {
     const portable::Random4 random = portable::philox4x32_7(
-        {{block_kv * 32 + (rows.row[r] & 7) * 4 + c, rows.block[r], rows.head[r], offset}}, key0, key1);
+        {{block_kv * 32 + (rows.row[r] & 7) * 4 + c, rows.block[r], rows.head[r], counter3}}, key0, key1);
     low[r] = rows.row[r] < 8 ? random.word[0] : random.word[1];
     high[r] = rows.row[r] < 8 ? random.word[2] : random.word[3];
   }
@@ -216,7 +214,6 @@ inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t k
   }
   const F32 d;
   const hn::RebindToUnsigned<F32> du;
-  const VecF factor = hn::Set(d, 1.0f / (1.0f - p.dropout));
   const auto threshold = hn::Set(du, dropout.threshold);
   const auto low_half = hn::Set(du, 0xFFFFu);
   alignas(64) uint32_t words[2][kMaxStripRows];
@@ -232,7 +229,7 @@ inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t k
           const auto bits = part & 1 ? hn::ShiftRight<16>(word) : hn::And(word, low_half);
           const MaskF dropped = hn::RebindMask(d, hn::Lt(hn::BitCast(I32(), bits), hn::BitCast(I32(), threshold)));
           float* prob = probs + (key - key_begin) * lanes + row;
-          hn::Store(hn::IfThenZeroElse(dropped, hn::Mul(hn::Load(d, prob), factor)), d, prob);
+          hn::Store(hn::IfThenZeroElse(dropped, hn::Load(d, prob)), d, prob);
         }
       }
     }

@@ -1,12 +1,12 @@
 #include "cuda/launch/forward_arguments.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "core/message.hpp"
 #include "cuda/launch/softcap.hpp"
+#include "portable/dropout.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -144,8 +144,9 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
   if (p.softcap != 0) params.softcap = softcap_params(p, tiles.score, false);
-  params.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(p.dropout)));
-  params.dropout_threshold = static_cast<uint32_t>(std::lround(static_cast<double>(p.dropout) * 65536));
+  const portable::Dropout dropout{.threshold = portable::Dropout::threshold_of(p.dropout)};
+  params.keep_scale = static_cast<float>(dropout.keep_scale());
+  params.dropout_threshold = dropout.threshold;
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
   params.out_is_f32 = p.out_dtype() == DType::f32 ? 1 : 0;
   params.out_vector_store = rows_are_aligned(p.out(), p.head_dim_v) ? 1 : 0;

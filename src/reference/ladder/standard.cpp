@@ -73,9 +73,8 @@ class Standard {
       for (int64_t j = 0; j < n; ++j) sum += p[j] = s[j] == kHidden<float> ? 0.0F : std::exp(s[j] - m);
       s[0] = log_sum(m, sum);
       const float scale = sum == 0 ? 0 : 1 / sum;
-      for (int64_t j = 0; j < n; ++j) p[j] *= scale;
+      for (int64_t j = 0; j < n; ++j) p[j] = head_.round_to_input(p[j] * scale);
       head_.dropout_row(i, 0, n, p);
-      for (int64_t j = 0; j < n; ++j) p[j] = head_.round_to_input(p[j]);
     }
     head_.touched(head_.len_q() * n);
     head_.moved(2 * matrix_bytes());

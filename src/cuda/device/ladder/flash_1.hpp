@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
             if constexpr (C.score.dropout) {
               const bool keeps = dropout.keeps(static_cast<uint64_t>(head.head_idx()), first + head.row(m, r),
                                                tile_kv * C.tile_kv + head.column(j, i));
-              s[m][j][i] = keeps ? s[m][j][i] * p.keep_scale : 0.0f;
+              if (!keeps) s[m][j][i] = 0;
             }
           }
         }
@@ -114,12 +114,14 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
         const float tile_weight = max[m][r] == -kInfinity ? 1.0f : weight(max[m][r], m_new);
         const float l_new = old_weight + tile_weight * sum[m][r];
         const float inverse = l_new == 0 ? 0.0f : 1 / l_new;
+        // Dropout's factor comes after the product: P~ in 16 bits may not hold it.
+        const float pv_weight = C.score.dropout ? tile_weight * p.keep_scale : tile_weight;
 #pragma unroll
         for (int j = 0; j < Head::kBlocksV; ++j) {
           auto* o = reinterpret_cast<float2*>(row.o + head.column(j, 0));
           if (!sees) continue;
-          *o = {(old_weight * o->x + tile_weight * pv[m][j][r * 2]) * inverse,
-                (old_weight * o->y + tile_weight * pv[m][j][r * 2 + 1]) * inverse};
+          *o = {(old_weight * o->x + pv_weight * pv[m][j][r * 2]) * inverse,
+                (old_weight * o->y + pv_weight * pv[m][j][r * 2 + 1]) * inverse};
         }
         __syncwarp();  // four lanes have read l and m
         if (sees && head.lane % 4 == 0) *reinterpret_cast<float2*>(row.lm) = {l_new, m_new};

@@ -2,7 +2,7 @@
 // algorithm 0):
 //   1. S = score(Q K^T), written to memory
 //   2. P = dropout(softmax(S)) by rows: S read twice, P written in its place, rounded to the type of the inputs
-//   3. O = P V: P read
+//   3. O = P V, times what dropout scales by, which P in 16 bits may not hold: P read
 #pragma once
 
 #include "cuda/device/ladder/head_tiles.hpp"
@@ -71,8 +71,9 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __gri
     const float base = top == -kInfinity ? 0.0f : top;
     for (int32_t j = head.lane; j < columns; j += 32) {
       float prob = row[j] == -kInfinity ? 0.0f : weight(row[j], base) * factor;
-      if constexpr (C.score.dropout)
-        prob = dropout.keeps(static_cast<uint64_t>(head.head_idx()), i, j) ? prob * p.keep_scale : 0.0f;
+      if constexpr (C.score.dropout) {
+        if (!dropout.keeps(static_cast<uint64_t>(head.head_idx()), i, j)) prob = 0;
+      }
       if constexpr (C.score.element != Element::f32) {
         const uint16_t rounded = static_cast<uint16_t>(Multiply<C.score.element>::pack(prob, 0));
         prob = to_float<C.score.element>(&rounded, 0);
@@ -114,13 +115,15 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid
     }
     multiply_pv<C.score.element, typename HeadTiles<C>::TileV>(o, probs, head.s_v, head.lane, [](int) {});
   }
+  const float by = C.score.dropout ? p.keep_scale : 1.0f;
 #pragma unroll
   for (int m = 0; m < HeadTiles<C>::kMBlocks; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int j = 0; j < HeadTiles<C>::kBlocksV; ++j) {
-        head.store_out(tile_q * C.tile_q + head.row(m, r), head.column(j, 0), o[m][j][r * 2], o[m][j][r * 2 + 1]);
+        head.store_out(tile_q * C.tile_q + head.row(m, r), head.column(j, 0), o[m][j][r * 2] * by,
+                       o[m][j][r * 2 + 1] * by);
       }
     }
   }

@@ -23,7 +23,7 @@ __device__ __forceinline__ uint64_t dropout_head(const portable::ForwardParams& 
 template <int Blocks>
 __device__ __forceinline__ void drop(float (&s)[Blocks][4], int j, const portable::Dropout& dropout, uint64_t head_idx,
                                      int32_t block_q, int32_t block_kv, int lane) {
-  const portable::Random4 random = dropout.bits(head_idx, block_q, block_kv, lane / 4, lane % 4);
+  const portable::Random4 random = dropout.bits(head_idx, block_q, block_kv, lane);
 #pragma unroll
   for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2
     float* pair = &s[j + word / 2][word % 2 * 2];
