@@ -15,14 +15,14 @@ namespace tessella {
 
 // What comes in, d_out and d_lse, and what is written; views that are not set are absent and not computed.
 struct Gradients {
-  TensorView d_out = {};           // shape of out
-  TensorView d_lse = {};           // shape of lse; absent: 0
-  TensorView dq = {};              // shape of q, dtype of q or f32
-  TensorView dk = {};              // shape of k, likewise
-  TensorView dv = {};              // shape of v, likewise
-  TensorView d_bias = {};          // shape of bias, its dtype or f32
-  TensorView d_sink = {};          // (heads_q) f32
-  TensorView d_alibi_slopes = {};  // shape of alibi_slopes, f32
+  TensorView d_out = {};             // shape of out
+  TensorView d_lse = {};             // shape of lse; absent: 0
+  TensorView dq = {};                // shape of q, dtype of q or f32
+  TensorView dk = {};                // shape of k, likewise
+  TensorView dv = {};                // shape of v, likewise
+  TensorView d_bias = {};            // shape of bias, its dtype or f32
+  TensorView d_sink = {};            // (heads_q) f32
+  TensorView d_alibi_slopes = {};    // shape of alibi_slopes, f32
   tessella_gradient accumulate = 0;  // these are added to what is there: TESSELLA_DQ | TESSELLA_DK and the like
 };
 

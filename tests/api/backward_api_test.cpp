@@ -102,10 +102,16 @@ const Refusal kRefusals[] = {
      "backward: lse has shape (2, 4, 2), expected (2, 4, 3) = (batch, heads_q, seqlen_q)"},
     {"scale", [](SmallBackward& c) { c.options.scale = INFINITY; }, kInvalid,
      "backward: scale is inf, expected a finite number"},
-    {"page_table", [](SmallBackward& c) { c.args.page_table = ts::view(kPages, ts::i32, {kBatch, 1}); }, kUnsupported,
-     "backward: page_table is given, and has no gradients"},
-    {"scales", [](SmallBackward& c) { c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1}); }, kUnsupported,
-     "backward: scales is given, and has no gradients"},
+    {"page_table",
+     [](SmallBackward& c) {
+       c.args.page_table = ts::view(kPages, ts::i32, {kBatch, 1});
+     },
+     kUnsupported, "backward: page_table is given, and has no gradients"},
+    {"scales",
+     [](SmallBackward& c) {
+       c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1});
+     },
+     kUnsupported, "backward: scales is given, and has no gradients"},
     // What comes in.
     {"d_out_absent", [](SmallBackward& c) { c.gradients.d_out = {}; }, kInvalid,
      "backward: d_out is NULL, expected a tensor"},
@@ -118,7 +124,9 @@ const Refusal kRefusals[] = {
     {"d_out_head_dim", [](SmallBackward& c) { c.gradients.d_out = of_size(c.gradients.d_out, 3, 7); }, kInvalid,
      "backward: d_out.shape[3] is 7, expected 8 = that of out"},
     {"d_out_strided",
-     [](SmallBackward& c) { c.gradients.d_out = with(c.gradients.d_out, [](tessella_tensor& t) { t.strides[3] = 2; }); },
+     [](SmallBackward& c) {
+       c.gradients.d_out = with(c.gradients.d_out, [](tessella_tensor& t) { t.strides[3] = 2; });
+     },
      kInvalid, "backward: d_out.strides[3] is 2, expected 1: head_dim must be contiguous"},
     {"d_out_dtype", [](SmallBackward& c) { c.gradients.d_out = of_dtype(c.gradients.d_out, TESSELLA_BF16); }, kInvalid,
      "backward: d_out.dtype is bf16, expected f32"},
@@ -363,8 +371,7 @@ TEST_P(BackwardCancel, BeforeItNothingIsTouchedAndDuringItItEnds) {
   std::atomic<int32_t> flag{1};
   const auto said = [&](int threads) -> std::string {
     try {
-      ts::backward(call.args, call.gradients,
-                   {.num_threads = threads, .kernel = GetParam().name, .cancel = &flag});
+      ts::backward(call.args, call.gradients, {.num_threads = threads, .kernel = GetParam().name, .cancel = &flag});
     } catch (const ts::Error& error) {
       EXPECT_EQ(error.code(), ts::ErrorCode::cancelled);
       return error.what();

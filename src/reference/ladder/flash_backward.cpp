@@ -18,8 +18,8 @@ using core::Name;
 int64_t scratch_floats(const core::AttentionShape& p) {
   const Tiles tile = tiles(p);
   const int64_t dim = p.head_dim_qk + p.head_dim_v;
-  return p.seqlen_q * p.group() * (1 + p.head_dim_qk) + std::max(p.head_dim_qk, p.head_dim_v) +
-         tile.kv * (3 * dim) + tile.q * (dim + 4 * tile.kv);
+  return p.seqlen_q * p.group() * (1 + p.head_dim_qk) + std::max(p.head_dim_qk, p.head_dim_v) + tile.kv * (3 * dim) +
+         tile.q * (dim + 4 * tile.kv);
 }
 
 // dQ in memory.
@@ -28,17 +28,16 @@ double sum_bytes(const KvHead& head) {
 }
 // Of a row at every visit.
 double visit_bytes(const KvHead& head) {
-  return head.row_bytes(Name::q) + head.row_bytes(Name::d_out) + head.lse_bytes() + sizeof(float) +
-         2 * sum_bytes(head);
+  return head.row_bytes(Name::q) + head.row_bytes(Name::d_out) + head.lse_bytes() + sizeof(float) + 2 * sum_bytes(head);
 }
 
 double bytes_moved(const KvHead& head) {
   const Tiles tile = head.tiles();
   const auto rows = static_cast<double>(head.rows()), keys = static_cast<double>(head.len_kv());
-  double bytes = rows * (head.row_bytes(Name::d_out) + head.row_bytes(Name::out) + head.d_lse_bytes() + sizeof(float) +
-                         2 * sum_bytes(head) + head.row_bytes(Name::dq)) +
-                 keys * (head.row_bytes(Name::k) + head.row_bytes(Name::v) + head.row_bytes(Name::dk) +
-                         head.row_bytes(Name::dv));
+  double bytes =
+      rows * (head.row_bytes(Name::d_out) + head.row_bytes(Name::out) + head.d_lse_bytes() + sizeof(float) +
+              2 * sum_bytes(head) + head.row_bytes(Name::dq)) +
+      keys * (head.row_bytes(Name::k) + head.row_bytes(Name::v) + head.row_bytes(Name::dk) + head.row_bytes(Name::dv));
   for (int64_t j = 0; j < head.len_kv(); j += tile.kv) {
     for (int64_t i = 0; i < head.rows(); i += tile.q) {
       const int64_t i_end = std::min(i + tile.q, head.rows());

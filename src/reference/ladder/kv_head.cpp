@@ -97,9 +97,7 @@ void KvHead::store_dq(int64_t r, float* row) const {
 void KvHead::store_dk(int64_t j, float* row) const {
   store(Name::dk, Gradient::dk, s_.row_kv + j, kv_head_, p_.scale, row);
 }
-void KvHead::store_dv(int64_t j, float* row) const {
-  store(Name::dv, Gradient::dv, s_.row_kv + j, kv_head_, 1, row);
-}
+void KvHead::store_dv(int64_t j, float* row) const { store(Name::dv, Gradient::dv, s_.row_kv + j, kv_head_, 1, row); }
 
 core::WorkspaceSize ladder_workspace(const BackwardAlgorithm& algorithm, const core::AttentionShape& p,
                                      int num_threads) {

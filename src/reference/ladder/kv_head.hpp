@@ -1,5 +1,5 @@
-// The backward rungs of the ladder: gradients of q, k and v of one KV head at a time, through a KvHead, as the forward's
-// work on a Head. Gradients of what scores read are the oracle's.
+// The backward rungs of the ladder: gradients of q, k and v of one KV head at a time, through a KvHead, as the
+// forward's work on a Head. Gradients of what scores read are the oracle's.
 #pragma once
 
 #include <cstdint>
