@@ -41,6 +41,6 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api backward_api dlpack merge_api operands plan refusal sharing)
+foreach(part api backward_api backward_refusal dlpack merge_api operands plan refusal sharing)
   quick(${part}_test)
 endforeach()
