@@ -239,31 +239,38 @@ ScoreAxes score_axes(const AttentionArguments& p, Gradient gradient) {
           axis(to.kv_stride, p.seqlen_kv)};
 }
 
-core::WorkspaceSize backward_workspace(const core::Shape&, int) { return {}; }
-
-void backward_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace, void*) {
-  const AttentionArguments& p = core::attention(arguments);
+void zero_operands(const AttentionArguments& p) {
   put_zeros(p, Name::dq, Gradient::dq, p.head_dim_qk);
   put_zeros(p, Name::dk, Gradient::dk, p.head_dim_qk);
   put_zeros(p, Name::dv, Gradient::dv, p.head_dim_v);
-  for_each(p.batch * p.heads_kv, plan.num_threads, p.cancel, [&](int64_t item, int) {
-    const Sequence s = core::sequence(p, item / p.heads_kv);
-    put_head(p, s, item % p.heads_kv, head_gradients(p, s, item % p.heads_kv));
-  });
+}
+
+void write_score_gradients(const AttentionArguments& p, int num_threads) {
   for (const Gradient gradient : {Gradient::d_bias, Gradient::d_sink, Gradient::d_alibi_slopes}) {
     const core::ScoreGradient& to = target(p, gradient);
     if (to.data == nullptr) continue;
     const auto [batch, heads, queries, keys] = score_axes(p, gradient);
-    for_each(batch * heads * queries, plan.num_threads, p.cancel,
-             [&, heads = heads, queries = queries](int64_t item, int) {
-               const int64_t b = item / queries / heads, head = item / queries % heads, i = item % queries;
-               const std::vector<double> sums = score_gradient(p, gradient, b, head, i);
-               for (size_t j = 0; j < sums.size(); ++j) {
-                 const int64_t at = to.index(b, head, i, static_cast<int64_t>(j));
-                 put(to.data + core::bytes_of(to.dtype, at), to.dtype, 1, &sums[j], p.accumulates(gradient));
-               }
-             });
+    for_each(batch * heads * queries, num_threads, p.cancel, [&, heads = heads, queries = queries](int64_t item, int) {
+      const int64_t b = item / queries / heads, head = item / queries % heads, i = item % queries;
+      const std::vector<double> sums = score_gradient(p, gradient, b, head, i);
+      for (size_t j = 0; j < sums.size(); ++j) {
+        const int64_t at = to.index(b, head, i, static_cast<int64_t>(j));
+        put(to.data + core::bytes_of(to.dtype, at), to.dtype, 1, &sums[j], p.accumulates(gradient));
+      }
+    });
   }
+}
+
+core::WorkspaceSize backward_workspace(const core::Shape&, int) { return {}; }
+
+void backward_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace, void*) {
+  const AttentionArguments& p = core::attention(arguments);
+  zero_operands(p);
+  for_each(p.batch * p.heads_kv, plan.num_threads, p.cancel, [&](int64_t item, int) {
+    const Sequence s = core::sequence(p, item / p.heads_kv);
+    put_head(p, s, item % p.heads_kv, head_gradients(p, s, item % p.heads_kv));
+  });
+  write_score_gradients(p, plan.num_threads);
 }
 
 }  // namespace tessella::reference

@@ -79,6 +79,11 @@ void for_each_query(const core::AttentionArguments& p, core::Gradient gradient, 
   }
 }
 
+// Zeros in dq, dk and dv where they do not accumulate: for rows that belong to no query or key of a sequence.
+void zero_operands(const core::AttentionArguments& arguments);
+// Writes d_bias, d_sink and d_alibi_slopes, those that are wanted.
+void write_score_gradients(const core::AttentionArguments& arguments, int num_threads);
+
 core::WorkspaceSize backward_workspace(const core::Shape& shape, int num_threads);
 void backward_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 

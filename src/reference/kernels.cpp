@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "core/once.hpp"
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
 #include "reference/backward.hpp"
+#include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/ladder.hpp"
 #include "reference/merge.hpp"
 
@@ -19,13 +21,17 @@ constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
 constexpr int64_t kAnyHeadDim = std::numeric_limits<int32_t>::max();
 
-template <const Algorithm& algorithm>
+constexpr core::Features kBackwardFeatures = (kFeatures | core::kGradientFeatures).without(core::Feature::paged_kv);
+
+template <const auto& algorithm>
 core::Kernel ladder_kernel() {
+  constexpr bool kIsBackward = std::is_same_v<std::decay_t<decltype(algorithm)>, BackwardAlgorithm>;
   return {.name = algorithm.name,
+          .operation = kIsBackward ? core::Operation::backward : core::Operation::forward,
           .summary = algorithm.summary,
           .dtypes = kFloats,
           .max_head_dim = kAnyHeadDim,
-          .features = kFeatures,
+          .features = kIsBackward ? kBackwardFeatures : kFeatures,
           .automatic = 0,
           .workspace = [](const core::Shape& s,
                           int threads) { return ladder_workspace(algorithm, core::attention(s), threads); },
@@ -55,7 +61,7 @@ core::KernelTable reference_kernels() {
                      .summary = "plain loops in double, the oracle",
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
-                     .features = (kFeatures | core::kGradientFeatures).without(core::Feature::paged_kv),
+                     .features = kBackwardFeatures,
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = backward_workspace,
                      .threads = num_threads,
@@ -76,6 +82,8 @@ core::KernelTable reference_kernels() {
         ladder_kernel<kOnePass>(),
         ladder_kernel<kFlash1>(),
         ladder_kernel<kFlash2>(),
+        ladder_kernel<kStandardBackward>(),
+        ladder_kernel<kFlashBackward>(),
     };
   });
 }

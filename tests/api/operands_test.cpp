@@ -361,10 +361,8 @@ TEST(Operations, WithoutKernelsAreRefused) {
     EXPECT_EQ(tessella_kernel_cost_of(0, &tagged, &cost), status);
     EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + text);
   };
-  for (const auto& [operation, name] : {std::pair{TESSELLA_BACKWARD, "backward"},
-                                        {TESSELLA_APPEND, "append"},
-                                        {TESSELLA_QUANTIZE, "quantize"},
-                                        {TESSELLA_LINEAR, "linear"}}) {
+  for (const auto& [operation, name] :
+       {std::pair{TESSELLA_APPEND, "append"}, {TESSELLA_QUANTIZE, "quantize"}, {TESSELLA_LINEAR, "linear"}}) {
     tagged.operation = operation;
     expect(TESSELLA_UNSUPPORTED, std::string("operation is ") + name + ", and no kernel computes it yet");
   }

@@ -159,6 +159,8 @@ class Attend(CliTest):
         for other in (f"{self.folder}/./both.npz", f"{self.folder}/x/../both.npz"):
             (self.folder / "x").mkdir(exist_ok=True)
             self.refuses("attend", *files, "--out", both, "--lse", other, saying="the same file")
+        done = run("attend", *files, "--out", "both.npz", "--lse", "./both.npz", expect=2, cwd=self.folder)
+        self.assertIn("the same file", done.stderr)
         (self.folder / "link.npy").symlink_to(files[0])
         for option in ("--out", "--lse"):
             self.refuses("attend", *files, option, self.folder / "link.npy", saying="an input")
@@ -436,7 +438,7 @@ class Others(CliTest):
         self.assertIn("does not compute f64", why)
         rows = json.loads(run("kernels", "--json").stdout)["results"]
         self.assertEqual(sum(row["operation"] == "forward" for row in rows), why.count("\n") - 1)
-        self.assertEqual({row["operation"] for row in rows}, {"forward", "merge"})
+        self.assertEqual({row["operation"] for row in rows}, {"forward", "backward", "merge"})
         self.assertIn("any", {row["architectures"] for row in rows})
         quantized = run("kernels", "--why", "--dtype", "f8e4m3fn", "--head-dim", 64).stdout
         self.assertEqual(quantized.count("runs"), quantized.count("runs on cuda tensors"))

@@ -110,6 +110,15 @@ void make_tensor(Bytes& bytes, OwnedTensor& owned, std::initializer_list<int64_t
   give_memory(bytes, owned);
 }
 
+void expect_sane(tessella_status status) {
+  if (status >= TESSELLA_OK && status != TESSELLA_INTERNAL && status <= TESSELLA_CANCELLED &&
+      (status == TESSELLA_OK || *tessella_last_error())) {
+    return;
+  }
+  std::fprintf(stderr, "status %d: %s\n", status, tessella_last_error());
+  std::abort();
+}
+
 void call(Bytes& bytes) {
   static constexpr int32_t kDtypes[] = {TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16, TESSELLA_F64};
   const int32_t dtype = kDtypes[bytes.byte() % 4];
@@ -119,7 +128,7 @@ void call(Bytes& bytes) {
   const auto present = bytes.value<uint32_t>();
 
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
-  std::vector<OwnedTensor> owned(32);
+  std::vector<OwnedTensor> owned(48);
   size_t used = 0;
   const auto put = [&](const tessella_tensor*& field, std::initializer_list<int64_t> shape, int32_t type) {
     make_tensor(bytes, owned[used], shape, type);
@@ -223,17 +232,43 @@ void call(Bytes& bytes) {
     sized.behind[bytes.byte() % 64] = bytes.byte() % 2;
   }
 
-  const tessella_status status = tessella_forward(&args, &sized.options, nullptr);
-  if (status < TESSELLA_OK || status == TESSELLA_INTERNAL || status > TESSELLA_CANCELLED ||
-      (status != TESSELLA_OK && !*tessella_last_error())) {
-    std::fprintf(stderr, "status %d: %s\n", status, tessella_last_error());
-    std::abort();
-  }
+  expect_sane(tessella_forward(&args, &sized.options, nullptr));
+
+  // Gradients, whose lse and out hold what the forward left, or any bytes.
+  tessella_backward_args backward = TESSELLA_BACKWARD_ARGS_INIT;
+  const auto wanted = bytes.value<uint16_t>();
+  const auto gradient = [&](int bit, const tessella_tensor*& field, const tessella_tensor* of) {
+    if (of == nullptr || (wanted >> bit & 1) == 0) return;
+    OwnedTensor& made = owned[used++];
+    made.tensor = *of;
+    made.tensor.data = nullptr;
+    if (bytes.byte() % 16 == 0) made.tensor.dtype = bytes.byte() % 15;
+    if (bytes.byte() % 16 == 0) made.tensor.shape[bytes.byte() % 8] = bytes.number();
+    if (bytes.byte() % 16 == 0) made.tensor.strides[bytes.byte() % 8] = bytes.number();
+    give_memory(bytes, made);
+    field = &made.tensor;
+  };
+  backward.forward = &args;
+  gradient(0, backward.d_out, args.out);
+  gradient(1, backward.d_lse, args.lse);
+  gradient(2, backward.dq, args.q);
+  gradient(3, backward.dk, args.k);
+  gradient(4, backward.dv, args.v);
+  gradient(5, backward.d_bias, args.bias);
+  gradient(6, backward.d_sink, args.sink);
+  gradient(7, backward.d_alibi_slopes, args.alibi_slopes);
+  if (wanted >> 8 & 1) backward.accumulate = bytes.byte() % 80 - 8;
+  if (wanted >> 9 & 1) sized.options.kernel = nullptr;
+  expect_sane(tessella_backward(&backward, &sized.options, nullptr));
+
   tessella_plan* plan = nullptr;
-  const int32_t operation = bytes.byte() % 32 == 0 ? bytes.byte() % 9 - 1 : TESSELLA_FORWARD;
+  const int32_t operation = bytes.byte() % 8 == 0 ? bytes.byte() % 9 - 1 : TESSELLA_FORWARD;
   const tessella_merge_args no_states = TESSELLA_MERGE_ARGS_INIT;
   const bool is_merge = operation == TESSELLA_MERGE;
-  const tessella_call tagged{sizeof tagged, operation, is_merge ? static_cast<const void*>(&no_states) : &args,
+  const void* args_of = is_merge                         ? static_cast<const void*>(&no_states)
+                        : operation == TESSELLA_BACKWARD ? static_cast<const void*>(&backward)
+                                                         : &args;
+  const tessella_call tagged{sizeof tagged, operation, args_of,
                              is_merge ? nullptr : static_cast<const void*>(&sized.options)};
   if (tessella_plan_make(&tagged, &plan) == TESSELLA_OK) tessella_plan_free(plan);
   const char* reason = nullptr;

@@ -3,18 +3,27 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "cases/arguments.hpp"
 #include "reference/check.hpp"
+#include "reference/ladder/kv_head.hpp"
 
 namespace tessella::tests {
 namespace {
 
+using core::Gradient;
+using core::Name;
 using reference::Algorithm;
+using reference::BackwardAlgorithm;
 
 const Algorithm* const kLadder[] = {&reference::kStandard, &reference::kSafeSoftmax, &reference::kOnlineSoftmax,
                                     &reference::kOnePass,  &reference::kFlash1,      &reference::kFlash2};
 
-reference::Traffic counted(const Algorithm& algorithm, const core::AttentionArguments& p) {
+const BackwardAlgorithm* const kBackwardLadder[] = {&reference::kStandardBackward, &reference::kFlashBackward};
+
+template <typename AnyAlgorithm>
+reference::Traffic counted(const AnyAlgorithm& algorithm, const core::AttentionArguments& p) {
   std::vector<std::byte> scratch(static_cast<size_t>(reference::ladder_workspace(algorithm, p, 1).scratch_bytes));
   reference::Traffic traffic;
   reference::ladder_run(algorithm, p, 1, scratch.data(), &traffic);
@@ -59,6 +68,83 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, Ladder, testing::ValuesIn(kLadder), [](cons
   const std::string name(test.param->name);
   return name.substr(name.find('.') + 1);
 });
+
+// A call of forward that ran, with d_out and memory for dq, dk and dv.
+struct OwnedBackward : OwnedArguments {
+  std::deque<std::vector<float>> gradients;
+
+  explicit OwnedBackward(const Sizes& sizes, bool causal = false, float softcap = 0) : OwnedArguments(sizes) {
+    if (causal) set_causal();
+    if (softcap != 0) {
+      arguments.features |= core::Feature::softcap;
+      arguments.softcap = softcap;
+    }
+    counted(reference::kFlash2, arguments);
+    arguments.operation = core::Operation::backward;
+    for (const auto& [name, like] :
+         {std::pair{Name::d_out, Name::out}, {Name::dq, Name::q}, {Name::dk, Name::k}, {Name::dv, Name::v}}) {
+      arguments.tensors[name] = arguments.tensors[like];
+      std::vector<float>& values =
+          gradients.emplace_back(static_cast<size_t>(sizes.batch * arguments.tensors[like].batch_stride));
+      arguments.tensors[name].data = reinterpret_cast<std::byte*>(values.data());
+    }
+    for (size_t n = 0; n < gradients[0].size(); ++n) gradients[0][n] = std::sin(static_cast<float>(n));
+  }
+};
+
+class BackwardLadder : public testing::TestWithParam<const BackwardAlgorithm*> {};
+
+TEST_P(BackwardLadder, CostIsWhatARunMoves) {
+  const Sizes sizes{
+      .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 150, .seqlen_kv = 171, .head_dim_qk = 32, .head_dim_v = 40};
+  for (const bool causal : {false, true}) {
+    for (const float softcap : {0.0f, 3.0f}) {
+      OwnedBackward own(sizes, causal, softcap);
+      const reference::Traffic traffic = counted(*GetParam(), own.arguments);
+      const core::Cost cost = reference::ladder_cost(*GetParam(), own.arguments);
+      EXPECT_DOUBLE_EQ(traffic.bytes, cost.bytes_moved) << causal << softcap;
+      EXPECT_TRUE(reference::check_backward(own.arguments, 0, 0).passed);
+      if (causal) continue;  // as above
+      EXPECT_DOUBLE_EQ(traffic.scores, cost.score_passes * 2 * 4 * 150 * 171);
+    }
+  }
+  // What is not wanted is not computed; what is added is read too.
+  for (const Name wanted : {Name::dq, Name::dk, Name::dv}) {
+    OwnedBackward own(sizes);
+    for (const Name other : {Name::dq, Name::dk, Name::dv}) {
+      if (other != wanted) own.arguments.tensors[other].data = nullptr;
+    }
+    own.arguments.accumulate = static_cast<uint32_t>(wanted == Name::dq   ? Gradient::dq
+                                                     : wanted == Name::dk ? Gradient::dk
+                                                                          : Gradient::dv);
+    const reference::Traffic traffic = counted(*GetParam(), own.arguments);
+    EXPECT_DOUBLE_EQ(traffic.bytes, reference::ladder_cost(*GetParam(), own.arguments).bytes_moved);
+  }
+}
+
+TEST_P(BackwardLadder, OnlyStandardNeedsNByN) {
+  const auto extra = [](int64_t seqlen) {
+    const OwnedArguments own({.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = 64, .head_dim_v = 64});
+    return reference::ladder_cost(*GetParam(), own.arguments).extra_bytes;
+  };
+  const double growth = extra(2048) / extra(1024);
+  if (GetParam() == &reference::kStandardBackward) {
+    EXPECT_GT(growth, 3.5);
+  } else {
+    EXPECT_LE(growth, 2);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, BackwardLadder, testing::ValuesIn(kBackwardLadder), [](const auto& test) {
+  const std::string name(test.param->name);
+  return name.substr(name.find('.') + 1);
+});
+
+TEST(LadderOrder, RecomputationMovesLessThanStandard) {
+  OwnedBackward own({.seqlen_q = 1024, .seqlen_kv = 1024, .head_dim_qk = 64, .head_dim_v = 64});
+  EXPECT_LT(reference::ladder_cost(reference::kFlashBackward, own.arguments).bytes_moved,
+            reference::ladder_cost(reference::kStandardBackward, own.arguments).bytes_moved);
+}
 
 // What the papers promise: flash-1 and flash-2 move less than standard attention once N is well above the tile.
 TEST(LadderOrder, FlashMovesLessThanStandard) {

@@ -1,10 +1,14 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include "commands/attend_backward.hpp"
 #include "commands/attend_inputs.hpp"
 #include "commands/commands.hpp"
+#include "commands/kernel_list.hpp"
 #include "commands/result_files.hpp"
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
@@ -23,7 +27,8 @@ constexpr const char* kExamples = R"(Examples:
   tessella attend q.npy k.npy v.npy --layout bhsd --mask causal --out out.npy --lse lse.npy
   tessella attend layer.npz --names query,key,value --mask 'window:1024,0 & keep_first:4' --softcap 30
   tessella attend qkv.npz --dtype bf16 --mask document:ids.npy --sink 0.5,0.5 --explain
-  tessella attend layer.npz --device cuda --check)";
+  tessella attend layer.npz --device cuda --check
+  tessella attend layer.npz --mask causal --backward d_out.npy --gradients gradients.npz --check)";
 
 struct Settings {
   AttendInputs inputs;
@@ -32,16 +37,45 @@ struct Settings {
   std::string dtype;
   std::string names;
   ResultFiles results;
+  BackwardFiles backward;
   std::string check;  // rows; "" = no check
   bool explain = false;
   bool json = false;
 };
 
-tessella_check_report run_check(const Settings& settings, const Call& call) {
-  tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+// What one operation of the call did.
+struct Ran {
+  std::string kernel;
+  std::string explain;
+  double seconds = 0;
+  std::optional<tessella_check_report> check;
+
+  bool is_right() const { return !check || check->passed; }
+};
+
+Ran run_operation(const Settings& settings, const Call& call, tessella_operation operation) {
+  const Tagged tagged(call, operation);
+  const PlanHandle plan = make_plan(tagged);
+  Ran ran{tessella_plan_kernel(plan.get()), tessella_plan_explain(plan.get())};
+  ran.seconds = seconds_at(settings.options.placement(),
+                           [&] { cli::check(tessella_plan_run(plan.get(), tagged, nullptr, nullptr)); });
+  if (settings.check.empty()) return ran;
+  ran.check = TESSELLA_CHECK_REPORT_INIT;
   const int64_t rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
-  check(tessella_check(Tagged(call), rows, 0, &report));
-  return report;
+  cli::check(tessella_check(tagged, rows, 0, &*ran.check));
+  return ran;
+}
+
+// --kernel names one of the forward or one of the backward; the library chooses the other.
+bool is_of_backward(const char* kernel) {
+  const std::vector<KernelEntry> kernels = kernels_of("backward");
+  return kernel != nullptr &&
+         std::ranges::any_of(kernels, [&](const KernelEntry& entry) { return entry.info.name == std::string(kernel); });
+}
+
+void check_is_no_result(const Settings& settings, const std::string& input) {
+  settings.results.check_is_none(input);
+  settings.backward.check_is_none(input);
 }
 
 // Everything that can be wrong with an option is said before anything large is read or computed.
@@ -59,7 +93,20 @@ void settle(Settings& settings) {
     }
   }
   settings.results.check_writable();
-  for (const std::string& file : settings.inputs.files) settings.results.check_is_none(file);
+  settings.backward.check_writable(settings.results);
+  for (const std::string& file : settings.inputs.files) check_is_no_result(settings, file);
+}
+
+void describe(const Settings& settings, const Ran& ran, Json& document) {
+  document["kernel"] = ran.kernel;
+  document["seconds"] = ran.seconds;
+  if (settings.explain) document["explain"] = ran.explain;
+  if (ran.check) document["check"] = describe_check(*ran.check);
+}
+
+void print(const Settings& settings, const Ran& ran) {
+  put("kernel  {}, {} (first call)\n", ran.kernel, seconds_text(ran.seconds));
+  if (settings.explain) put("{}", ran.explain);
 }
 
 int attend(Settings settings) {
@@ -68,26 +115,34 @@ int attend(Settings settings) {
   read_inputs(settings.inputs, call);
   const Array q = call.arrays[0], k = call.arrays[1], v = call.arrays[2];
   settings.options.apply(call);
+  const bool wants_backward = settings.backward.is_wanted();
+  std::vector<Array> gradients;
+  if (wants_backward) gradients = settings.backward.prepare(settings.inputs, call);
   for (const Array& array : call.arrays) {
-    if (!array.file.empty()) settings.results.check_is_none(array.file);
+    if (!array.file.empty()) check_is_no_result(settings, array.file);
   }
   const Array out = allocate_out(settings.inputs.layout, call);
   std::optional<Array> lse;
-  if (!settings.results.lse.empty()) lse = allocate_lse(call);
+  if (!settings.results.lse.empty() || wants_backward) lse = allocate_lse(call);
 
   const Placement placement = settings.options.placement();
   place(placement, call);
 
-  const PlanHandle plan = make_plan(call);
-  const double seconds =
-      seconds_at(placement, [&] { check(tessella_plan_run(plan.get(), Tagged(call), nullptr, nullptr)); });
-  fetch(placement, call, &tessella_forward_args::out, out);
-  if (lse) fetch(placement, call, &tessella_forward_args::lse, *lse);
-  std::optional<tessella_check_report> report;
-  if (!settings.check.empty()) report = run_check(settings, call);
+  const char* kernel = call.options.kernel;
+  const bool backward_named = wants_backward && is_of_backward(kernel);
+  if (backward_named) call.options.kernel = nullptr;
+  const Ran forward = run_operation(settings, call, TESSELLA_FORWARD);
+  fetch(placement, *call.args.out, out);
+  if (lse) fetch(placement, *call.args.lse, *lse);
+  std::optional<Ran> backward;
+  if (wants_backward) {
+    call.options.kernel = backward_named ? kernel : nullptr;
+    backward = run_operation(settings, call, TESSELLA_BACKWARD);
+    fetch_gradients(placement, call, gradients);
+  }
   settings.results.write(out, lse ? &*lse : nullptr);
+  if (backward) settings.backward.write(gradients);
 
-  const std::string kernel = tessella_plan_kernel(plan.get());
   if (settings.json) {
     Json document = about_run("attend");
     document["q"] = describe_array(q);
@@ -95,23 +150,36 @@ int attend(Settings settings) {
     document["v"] = describe_array(v);
     document["out"] = describe_array(out);
     document["out"]["from"] = settings.results.out.empty() ? Json() : Json(settings.results.out);
-    document["kernel"] = kernel;
-    document["seconds"] = seconds;
-    if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
-    if (report) document["check"] = describe_check(*report);
+    describe(settings, forward, document);
+    if (backward) {
+      for (const Array& gradient : gradients) {
+        const std::string file = settings.backward.file_of(gradient.name);
+        document["backward"][gradient.name] = describe_array(gradient);
+        document["backward"][gradient.name]["from"] = file.empty() ? Json() : Json(file);
+      }
+      describe(settings, *backward, document["backward"]);
+    }
     put("{}\n", json_text(document));
   } else {
     for (const auto& [name, array] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
       put("{:<7} {} {}  {}\n", name, shape_text(array->tensor), dtype_name(array->tensor.dtype),
           printable(array->source));
     }
-    put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
-    if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
+    print(settings, forward);
     put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(out),
         settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
-    if (report) print_check(*report, "fp32 softmax");
+    if (forward.check) print_check(*forward.check, "fp32 softmax");
+    if (backward) {
+      print(settings, *backward);
+      for (const Array& gradient : gradients) {
+        const std::string file = settings.backward.file_of(gradient.name);
+        put("{:<7} {} {}  {}{}\n", gradient.name, shape_text(gradient.tensor), dtype_name(gradient.tensor.dtype),
+            summary_text(gradient), file.empty() ? "" : "  -> " + printable(file));
+      }
+      if (backward->check) print_backward_check(*backward->check);
+    }
   }
-  return report && !report->passed ? kCheckFailed : kDone;
+  return forward.is_right() && (!backward || backward->is_right()) ? kDone : kCheckFailed;
 }
 
 }  // namespace
@@ -143,6 +211,7 @@ void add_attend(CLI::App& app, Run& run) {
                     "compare rows with the double reference; --check=0 all of them [256]");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
   command->add_flag("--json", settings->json, "results as JSON");
+  settings->backward.add_to(*command);
   settings->options.add_to(*command);
   command->callback([&run, settings] { run = [settings] { return attend(*settings); }; });
 }

@@ -121,12 +121,17 @@ void read_inputs(const AttendInputs& inputs, Call& call) {
   }
 }
 
+Array allocate_like(const std::string& name, Layout layout, const tessella_tensor& like, tessella_dtype dtype) {
+  tessella_tensor shape = like;
+  swap_layout(layout, shape);
+  return allocate_array(name, dtype, std::span(shape.shape, static_cast<size_t>(shape.ndim)));
+}
+
 Array allocate_out(Layout layout, Call& call) {
   tessella_tensor shape = *call.args.q;
   shape.shape[shape.ndim - 1] = call.args.v->shape[call.args.v->ndim - 1];
-  swap_layout(layout, shape);
   const tessella_dtype dtype = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : shape.dtype;
-  Array out = allocate_array("out", dtype, std::span(shape.shape, static_cast<size_t>(shape.ndim)));
+  Array out = allocate_like("out", layout, shape, dtype);
   Array& set = call.set(&tessella_forward_args::out, out);
   swap_layout(layout, set.tensor);
   return out;

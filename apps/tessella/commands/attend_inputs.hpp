@@ -23,6 +23,9 @@ struct AttendInputs {
 // Sets the call's q, k and v.
 void read_inputs(const AttendInputs& inputs, Call& call);
 
+// Zeros of a tensor's shape, in the memory layout of the files; the view of them is the library's.
+Array allocate_like(const std::string& name, Layout layout, const tessella_tensor& like, tessella_dtype dtype);
+
 // Sets the call's out (and lse), in the memory layout of the inputs. Returns out as the files are laid out.
 Array allocate_out(Layout layout, Call& call);
 Array allocate_lse(Call& call);

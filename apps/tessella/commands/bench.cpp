@@ -21,11 +21,12 @@ The default is the protocol of the FlashAttention papers: 16k tokens x 2048 hidd
 Where that takes longer than --budget seconds on a CPU, fewer sequences and heads are run, and the table says how many: attention is
 linear in both. What takes more than 20 times that for one head, or half of the memory, is left out. A GPU runs all of it, in
 windows of half a second and more, timed by its own clock.
-FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal. Spread = distance of the quartiles / median.
+FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal, 2.5 times that for --backward. Spread = distance of the quartiles / median.
 
 Examples:
   tessella bench --dtype bf16 --head-dim 64,128 --seqlen 512:16384 --mask none,causal --json > results.json
   tessella bench --preset llama --rival none
+  tessella bench --backward --dtype bf16 --head-dim 64 --seqlen 1024:4096
   tessella bench --device cuda --json > results.json
   tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal --kernel cpu.forward_avx2,reference.flash_2)";
 
@@ -42,6 +43,7 @@ struct Settings {
   std::string budget = "2";
   std::string check_rows = "16";
   std::string preset;
+  bool backward = false;
   bool json = false;
   bool csv = false;
 };
@@ -105,7 +107,8 @@ std::vector<RandomCase> list_problems(const Settings& settings) {
                              .seqlen_q = seqlen,
                              .seqlen_kv = seqlen,
                              .head_dim = head_dim,
-                             .mask = mask};
+                             .mask = mask,
+                             .is_backward = settings.backward};
           problem.heads_q = problem.heads_kv = std::max<int64_t>(1, kHidden / head_dim);
           problem.batch = std::max<int64_t>(1, kTokens / seqlen);
           if (!settings.heads.empty()) parse_heads("--heads", settings.heads, problem.heads_q, problem.heads_kv);
@@ -141,6 +144,7 @@ Json describe(const RandomCase& problem, const BenchResult& result) {
           {"flops", rate},
           {"max_error", result.check.max_error},
           {"tolerance", result.check.tolerance},
+          {"check_seqlen", result.check_seqlen},
           {"check", result.check.passed ? "ok" : "FAILED"}};
 }
 
@@ -167,6 +171,7 @@ Table make_table(const std::string& rival) {
             [](const Json& value) { return fmt::format("{:.1f}", value.get<double>()); }},
            {"max_error", "", {}},
            {"tolerance", "", {}},
+           {"check_seqlen", "", {}},
            {"check", "check", {}, true}},
           {}};
 }
@@ -205,9 +210,10 @@ bool bench_problem(const Settings& settings, const RandomCase& problem, double b
 }
 
 void check_kernels(const Settings& settings) {
-  if (settings.rival != "none") kernel_named("--rival", settings.rival);
+  const char* operation = settings.backward ? "backward" : "forward";
+  if (settings.rival != "none") kernel_named("--rival", settings.rival, operation);
   for (const std::string& kernel : split(settings.kernels, ',')) {
-    if (!kernel.empty()) kernel_named("--kernel", kernel);
+    if (!kernel.empty()) kernel_named("--kernel", kernel, operation);
   }
 }
 
@@ -238,6 +244,7 @@ int bench(const Settings& settings) {
   if (settings.rival != "none")
     note(fmt::format("x {}: time per head of that kernel in this run over ours", settings.rival));
   Json about = about_run("bench");
+  about["operation"] = settings.backward ? "backward" : "forward";
   about["budget_seconds"] = budget;
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
   const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"] == "ok"; });
@@ -266,6 +273,8 @@ void add_bench(CLI::App& app, Run& run) {
   add("--rival", settings->rival, "kernel to compare with, or none [none on a GPU]");
   add("--budget", settings->budget, "seconds a measurement may take");
   add("--check-rows", settings->check_rows, "rows held against the double reference");
+  command->add_flag("--backward", settings->backward,
+                    "time the gradients of q, k and v instead, by kernels of backward");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);
@@ -274,7 +283,10 @@ void add_bench(CLI::App& app, Run& run) {
     run = [settings, command] {
       apply_preset(*command, *settings);
       const bool on_gpu = settings->options.placement().gpu.has_value();
-      if (on_gpu && command->get_option("--rival")->count() == 0) settings->rival = "none";
+      if (command->get_option("--rival")->count() == 0) {
+        if (settings->backward) settings->rival = "reference.standard_backward";
+        if (on_gpu) settings->rival = "none";
+      }
       settings->kernels = settings->options.take_kernel();
       return bench(*settings);
     };

@@ -16,6 +16,7 @@ struct BenchResult {
   int64_t heads_kv = 0;
   Timing timing;
   double seconds_per_head = 0;  // of one query head of one sequence
+  int64_t check_seqlen = 0;     // of the problem whose result was checked
   tessella_check_report check = TESSELLA_CHECK_REPORT_INIT;
 };
 

@@ -28,9 +28,9 @@ std::string refusal(const KernelEntry& kernel, const Call& call) {
   return reason;
 }
 
-KernelEntry kernel_named(const std::string& what, const std::string& name) {
+KernelEntry kernel_named(const std::string& what, const std::string& name, std::string_view operation) {
   std::string names;
-  for (const KernelEntry& kernel : kernels_of("forward")) {
+  for (const KernelEntry& kernel : kernels_of(operation)) {
     if (name == kernel.info.name) return kernel;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", kernel.info.name);
   }

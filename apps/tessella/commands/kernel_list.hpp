@@ -15,13 +15,13 @@ struct KernelEntry {
 };
 
 std::vector<KernelEntry> list_kernels();
-// Those that compute the operation, "forward" or "merge".
+// Those that compute the operation, "forward", "backward" or "merge".
 std::vector<KernelEntry> kernels_of(std::string_view operation);
 
 // "" if the kernel would run this call.
 std::string refusal(const KernelEntry& kernel, const Call& call);
 
-// The kernel of forward of that name; InputError that lists the names otherwise.
-KernelEntry kernel_named(const std::string& what, const std::string& name);
+// The operation's kernel of that name; InputError that lists the names otherwise.
+KernelEntry kernel_named(const std::string& what, const std::string& name, std::string_view operation);
 
 }  // namespace tessella::cli

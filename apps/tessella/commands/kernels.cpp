@@ -28,6 +28,7 @@ struct Settings {
   std::string batch = "1";
   std::string mask = "none";
   bool why = false;
+  bool backward = false;
   bool markdown = false;
   bool json = false;
   bool csv = false;
@@ -44,7 +45,8 @@ std::string head_dim_text(const Json& head_dim) {
   return head_dim.get<int64_t>() > kAnyHeadDim ? "any" : head_dim.dump();
 }
 
-// Features of each kernel, said as "all" or by what is there or missing, whatever is shorter.
+// Features of a kernel, said as "all" of its operation or by what is there or missing, whatever is shorter; one by its
+// name.
 std::string features_text(const std::string& features, const std::vector<std::string>& all) {
   const std::vector<std::string> mine = split(features, ' ');
   std::string there, missing;
@@ -52,8 +54,8 @@ std::string features_text(const std::string& features, const std::vector<std::st
     std::string& list = std::ranges::find(mine, feature) == mine.end() ? missing : there;
     list += (list.empty() ? "" : ", ") + feature;
   }
-  if (missing.empty()) return "all";
-  return there.size() < missing.size() ? there : "all but " + missing;
+  if (missing.empty() && mine.size() > 1) return "all";
+  return there.size() < missing.size() || missing.empty() ? there : "all but " + missing;
 }
 
 std::vector<std::string> all_features(const std::vector<KernelEntry>& kernels) {
@@ -66,6 +68,11 @@ std::vector<std::string> all_features(const std::vector<KernelEntry>& kernels) {
   return all;
 }
 
+// A call of backward has what one of forward has, and gradients.
+std::vector<std::string> all_features_of(std::string_view operation) {
+  return all_features(operation == "backward" ? list_kernels() : kernels_of(operation));
+}
+
 std::string chosen_text(const tessella_kernel_info& info) {
   const std::string automatic = info.automatic;
   if (automatic.empty()) return "by name";
@@ -75,8 +82,8 @@ std::string chosen_text(const tessella_kernel_info& info) {
 // Which kernels there are: the same on every machine but for "here".
 int print_matrix(const Settings& settings) {
   const TableFormat format = settings.format();
+  const bool is_data = format == TableFormat::json || format == TableFormat::csv;
   const std::vector<KernelEntry> kernels = list_kernels();
-  const std::vector<std::string> all = all_features(kernels);
   Table table;
   table.columns = {
       {"kernel", "kernel", {}, true},
@@ -86,25 +93,26 @@ int print_matrix(const Settings& settings) {
       {"dtypes", "dtypes", {}, true},
       {"max_head_dim", "head_dim up to", head_dim_text},
       {"chosen", "chosen", {}, true},
-      {"features", "features", [&](const Json& f) { return features_text(f.get<std::string>(), all); }, true},
+      {"features", "features", {}, true},
       {"unavailable", settings.markdown ? "" : "here",
        [](const Json& reason) { return reason == "" ? "yes" : "no: " + reason.get<std::string>(); }, true}};
   for (const KernelEntry& kernel : kernels) {
     const tessella_kernel_info& info = kernel.info;
-    table.rows.push_back({{"kernel", info.name},
-                          {"operation", info.operation},
-                          {"architectures", info.architectures},
-                          {"summary", info.summary},
-                          {"dtypes", info.dtypes},
-                          {"max_head_dim", info.max_head_dim},
-                          {"chosen", chosen_text(info)},
-                          {"features", info.features},
-                          {"unavailable", info.unavailable}});
+    table.rows.push_back(
+        {{"kernel", info.name},
+         {"operation", info.operation},
+         {"architectures", info.architectures},
+         {"summary", info.summary},
+         {"dtypes", info.dtypes},
+         {"max_head_dim", info.max_head_dim},
+         {"chosen", chosen_text(info)},
+         {"features", is_data ? info.features : features_text(info.features, all_features_of(info.operation))},
+         {"unavailable", info.unavailable}});
   }
   print_table(table, format, settings.json ? about_run("kernels") : Json());
-  if (format == TableFormat::json || format == TableFormat::csv) return kDone;
+  if (is_data) return kDone;
   std::string features;
-  for (const std::string& feature : all) features += (features.empty() ? "" : ", ") + feature;
+  for (const std::string& feature : all_features(kernels)) features += (features.empty() ? "" : ", ") + feature;
   put("\nFeatures: {}.\n", features);
   return kDone;
 }
@@ -118,6 +126,7 @@ int print_why(const Settings& settings) {
   random_case.seqlen_q = random_case.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 0, 1 << 30);
   random_case.head_dim = parse_integer_between("--head-dim", settings.head_dim, 1, 1 << 20);
   random_case.mask = settings.mask;
+  random_case.is_backward = settings.backward;
   const Call call = make_random_call(random_case, settings.options, false);
   std::string chosen;
   try {
@@ -127,7 +136,7 @@ int print_why(const Settings& settings) {
   }
   Table table;
   table.columns = {{"kernel", "kernel", {}, true}, {"answer", "answer", {}, true}};
-  for (const KernelEntry& kernel : kernels_of("forward")) {
+  for (const KernelEntry& kernel : kernels_of(random_case.operation())) {
     std::string answer = refusal(kernel, call);
     if (answer.empty()) answer = kernel.info.name == chosen ? "runs this" : "would run if named";
     table.rows.push_back({{"kernel", kernel.info.name}, {"answer", answer}});
@@ -161,6 +170,7 @@ void add_kernels(CLI::App& app, Run& run) {
   add("--heads", settings->heads, "query heads, or 32/8 over KV heads");
   add("--batch", settings->batch, "");
   add("--mask", settings->mask, "as of `attend`");
+  command->add_flag("--backward", settings->backward, "its gradients")->group("Problem");
   command->add_flag("--markdown", settings->markdown, "as a Markdown table");
   command->add_flag("--json", settings->json, "as JSON");
   command->add_flag("--csv", settings->csv, "as CSV");

@@ -23,6 +23,7 @@ Error: largest difference from the double reference, over sampled rows.
 
 Examples:
   tessella ladder
+  tessella ladder --backward
   tessella ladder --seqlen 4096 --head-dim 128 --dtype bf16 --mask causal --heads 4)";
 
 struct Settings {
@@ -34,6 +35,7 @@ struct Settings {
   std::string batch = "1";
   std::string mask = "none";
   std::string budget = "1";
+  bool backward = false;
   bool json = false;
   bool csv = false;
 };
@@ -46,6 +48,7 @@ RandomCase problem_of(const Settings& settings) {
   problem.seqlen_q = problem.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 1, 1 << 30);
   problem.head_dim = parse_integer_between("--head-dim", settings.head_dim, 1, 1 << 20);
   problem.mask = settings.mask;
+  problem.is_backward = settings.backward;
   return problem;
 }
 
@@ -90,7 +93,7 @@ int ladder(Settings settings) {
   bool ran = true;
   {
     Progress progress;
-    for (const KernelEntry& kernel : kernels_of("forward")) {
+    for (const KernelEntry& kernel : kernels_of(problem.operation())) {
       const std::string name = kernel.info.name;
       if (std::string_view(kernel.info.device) != settings.options.placement().kind()) continue;
       progress.show(name);
@@ -123,6 +126,7 @@ int ladder(Settings settings) {
   note(fmt::format("batch {}, seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch, problem.seqlen_q,
                    settings.heads, problem.head_dim, settings.dtype, problem.mask));
   Json about = about_run("ladder");
+  about["operation"] = problem.operation();
   about["problem"] = {{"batch", problem.batch},       {"seqlen", problem.seqlen_q},   {"heads_q", problem.heads_q},
                       {"heads_kv", problem.heads_kv}, {"head_dim", problem.head_dim}, {"dtype", settings.dtype},
                       {"mask", problem.mask}};
@@ -146,6 +150,8 @@ void add_ladder(CLI::App& app, Run& run) {
   add("--dtype", settings->dtype, "f32, bf16, f16 or f64");
   add("--mask", settings->mask, "as of `attend`");
   add("--budget", settings->budget, "seconds a measurement may take");
+  command->add_flag("--backward", settings->backward,
+                    "the gradients of q, k and v: with N x N matrices in memory, and by recomputation");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);

@@ -4,8 +4,10 @@
 
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "commands/attend_inputs.hpp"
 #include "files/input_error.hpp"
 #include "options/mask_text.hpp"
 #include "options/number_text.hpp"
@@ -41,7 +43,8 @@ void fill_normal(Array& array, std::mt19937_64& random) {
 
 double RandomCase::flops() const {
   const double pairs = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_kv);
-  return 4.0 * static_cast<double>(batch * heads_q * head_dim) * pairs * (mask == "causal" ? 0.5 : 1.0);
+  return 4.0 * static_cast<double>(batch * heads_q * head_dim) * pairs * (mask == "causal" ? 0.5 : 1.0) *
+         (is_backward ? 2.5 : 1.0);
 }
 
 void parse_heads(const std::string& what, const std::string& text, int64_t& heads_q, int64_t& heads_kv) {
@@ -77,7 +80,22 @@ Call make_random_call(const RandomCase& random_case, const AttentionOptionValues
   apply_mask(c.mask, call);
   const tessella_dtype out = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : c.dtype;
   add(&tessella_forward_args::out, "out", q_shape, out);
+  if (c.is_backward) {
+    allocate_lse(call);
+    const tessella_backward_args none = TESSELLA_BACKWARD_ARGS_INIT;
+    call.backward = none;
+    Array& d_out = call.set(&tessella_backward_args::d_out, allocate_array("d_out", c.dtype, q_shape));
+    if (fill) fill_normal(d_out, random);
+    call.set(&tessella_backward_args::dq, allocate_array("dq", c.dtype, q_shape));
+    call.set(&tessella_backward_args::dk, allocate_array("dk", c.dtype, kv_shape));
+    call.set(&tessella_backward_args::dv, allocate_array("dv", c.dtype, kv_shape));
+  }
   place(options.placement(), call);
+  if (c.is_backward && fill) {
+    const char* kernel = std::exchange(call.options.kernel, nullptr);  // of backward
+    check(tessella_forward(&call.args, &call.options, nullptr));
+    call.options.kernel = kernel;
+  }
   return call;
 }
 

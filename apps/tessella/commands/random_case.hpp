@@ -18,15 +18,19 @@ struct RandomCase {
   int64_t seqlen_kv = 0;
   int64_t head_dim = 64;
   std::string mask = "none";
+  bool is_backward = false;
 
-  // 4 * b * h * sq * skv * d; causal counts half, as every paper of the family does.
+  const char* operation() const { return is_backward ? "backward" : "forward"; }
+  // 4 * b * h * sq * skv * d, 2.5 times that of backward, which has five products for two; causal counts half, as every
+  // paper of the family does.
   double flops() const;
 };
 
 // "16", or "32/8": query heads over KV heads.
 void parse_heads(const std::string& what, const std::string& text, int64_t& heads_q, int64_t& heads_kv);
 
-// q, k, v and out, on the device of the options; `fill` false leaves zeros, for questions that do not read them.
+// q, k, v and out, on the device of the options; of backward the gradients too, behind a forward that ran. `fill` false
+// leaves zeros and runs nothing, for questions that do not read them.
 Call make_random_call(const RandomCase& random_case, const AttentionOptionValues& options, bool fill = true);
 
 }  // namespace tessella::cli

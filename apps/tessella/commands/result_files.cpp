@@ -36,9 +36,12 @@ void ResultFiles::write(const Array& out_array, const Array* lse_array) const {
     if (!out.empty()) write_array_file(out, std::span(&out_array, 1));
     if (!lse.empty()) write_array_file(lse, std::span(lse_array, 1));
   }
-  if (out_array.tensor.dtype == TESSELLA_BF16 && !out.empty() && !out.ends_with(".safetensors")) {
-    note("bf16 is written raw, as numpy's |V2: view it as ml_dtypes.bfloat16");
-  }
+  if (!out.empty()) note_raw(out_array, out);
+}
+
+void note_raw(const Array& array, const std::string& path) {
+  if (array.tensor.dtype != TESSELLA_BF16 || path.ends_with(".safetensors")) return;
+  note("bf16 is written raw, as numpy's |V2: view it as ml_dtypes.bfloat16");
 }
 
 }  // namespace tessella::cli

@@ -51,16 +51,19 @@ tessella_tensor copied_to_gpu(const Gpu& gpu, const tessella_tensor& tensor, std
 void place(const Placement& placement, Call& call) {
   if (!placement.gpu) return;
   const Gpu& gpu = Gpu::open(*placement.gpu);
-  for (const TensorMember member : kTensorMembers) {
-    if (call.args.*member == nullptr) continue;
-    call.args.*member = &call.gpu_tensors.emplace_back(copied_to_gpu(gpu, *(call.args.*member), call.gpu_memories));
+  const auto place_one = [&](const tessella_tensor*& tensor) {
+    if (tensor == nullptr) return;
+    tensor = &call.gpu_tensors.emplace_back(copied_to_gpu(gpu, *tensor, call.gpu_memories));
+  };
+  for (const TensorMember member : kTensorMembers) place_one(call.args.*member);
+  for (const Call::Gradient member : kGradientMembers) {
+    if (call.backward) place_one((*call.backward).*member);
   }
   gpu.synchronize(nullptr);
 }
 
-void fetch(const Placement& placement, const Call& call, Call::Member member, const Array& to) {
+void fetch(const Placement& placement, const tessella_tensor& from, const Array& to) {
   if (!placement.gpu) return;
-  const tessella_tensor& from = *(call.args.*member);
   Gpu::open(*placement.gpu).copy_to_host(to.tensor.data, from.data, extent_bytes(from), nullptr);
 }
 

@@ -25,8 +25,8 @@ tessella_tensor copied_to_gpu(const Gpu& gpu, const tessella_tensor& tensor, std
 
 // Copies the call's tensors to the GPU and points its arguments at them.
 void place(const Placement& placement, Call& call);
-// Brings a result back to the host memory it was placed from.
-void fetch(const Placement& placement, const Call& call, Call::Member member, const Array& to);
+// Brings a result, where it now is, back to the host memory it was placed from.
+void fetch(const Placement& placement, const tessella_tensor& from, const Array& to);
 
 // As measure(), on a GPU by its own clock: in windows of many runs, so that queueing a run costs nothing.
 Timing measure_at(const Placement& placement, const std::function<void()>& run, double budget);

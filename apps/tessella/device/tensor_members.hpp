@@ -38,6 +38,13 @@ inline constexpr TensorMember kTensorMembers[] = {
     &tessella_forward_args::offset,
 };
 
+inline constexpr const tessella_tensor* tessella_backward_args::*kGradientMembers[] = {
+    &tessella_backward_args::d_out,  &tessella_backward_args::d_lse,
+    &tessella_backward_args::dq,     &tessella_backward_args::dk,
+    &tessella_backward_args::dv,     &tessella_backward_args::d_bias,
+    &tessella_backward_args::d_sink, &tessella_backward_args::d_alibi_slopes,
+};
+
 // Bytes from the first element to the end of the last.
 inline size_t extent_bytes(const tessella_tensor& t) {
   int64_t last = 0;

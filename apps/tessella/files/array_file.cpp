@@ -132,9 +132,11 @@ void write_array_file(const std::string& path, std::span<const Array> arrays) {
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
   std::error_code ignored;
-  return std::filesystem::equivalent(a, b, ignored) ||
-         std::filesystem::weakly_canonical(a, ignored) == std::filesystem::weakly_canonical(b, ignored);
+  // Of a relative path that is not there weakly_canonical() leaves "a" and "./a" apart.
+  const auto full = [&](const std::string& path) { return fs::weakly_canonical(fs::absolute(path, ignored), ignored); };
+  return fs::equivalent(a, b, ignored) || full(a) == full(b);
 }
 
 }  // namespace tessella::cli

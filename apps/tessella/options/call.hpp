@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "device/gpu.hpp"
@@ -16,9 +17,10 @@ namespace tessella::cli {
 struct Call {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
-  std::deque<Array> arrays;                 // addresses stay
-  std::deque<std::string> texts;            // what options' strings point at
-  std::deque<tessella_tensor> gpu_tensors;  // once placed on a GPU, what args points at
+  std::optional<tessella_backward_args> backward;  // its gradients; `forward` is left to Tagged
+  std::deque<Array> arrays;                        // addresses stay
+  std::deque<std::string> texts;                   // what options' strings point at
+  std::deque<tessella_tensor> gpu_tensors;         // once placed on a GPU, what args points at
   std::deque<GpuMemory> gpu_memories;
 
   Call() = default;
@@ -34,6 +36,12 @@ struct Call {
     args.*member = &arrays.back().tensor;
     return arrays.back();
   }
+  using Gradient = const tessella_tensor* tessella_backward_args::*;
+  Array& set(Gradient member, Array array) {
+    arrays.push_back(std::move(array));
+    (*backward).*member = &arrays.back().tensor;
+    return arrays.back();
+  }
 };
 
 struct FreePlan {
@@ -46,13 +54,24 @@ inline void check(tessella_status status) {
   if (status != TESSELLA_OK) throw Error(static_cast<ErrorCode>(status), tessella_last_error());
 }
 
-// A call as plans and questions take it; lives as long as the expression that makes it.
+// A call as plans and questions take it; lives as long as the expression that makes it. Of backward where it has
+// gradients, unless its forward is asked for.
 class Tagged {
  public:
-  explicit Tagged(const Call& call) : call_{sizeof(tessella_call), TESSELLA_FORWARD, &call.args, &call.options} {}
+  explicit Tagged(const Call& call) : Tagged(call, call.backward ? TESSELLA_BACKWARD : TESSELLA_FORWARD) {}
+  Tagged(const Call& call, tessella_operation operation)
+      : call_{sizeof(tessella_call), operation, &call.args, &call.options} {
+    if (operation != TESSELLA_BACKWARD) return;
+    backward_ = *call.backward;
+    backward_.forward = &call.args;
+    call_.args = &backward_;
+  }
+  Tagged(const Tagged&) = delete;
+  Tagged& operator=(const Tagged&) = delete;
   operator const tessella_call*() const { return &call_; }
 
  private:
+  tessella_backward_args backward_ = TESSELLA_BACKWARD_ARGS_INIT;
   tessella_call call_;
 };
 

@@ -79,4 +79,14 @@ void print_check(const tessella_check_report& report, const char* of) {
   }
 }
 
+void print_backward_check(const tessella_check_report& report) {
+  put("check   {}: gradients of {} rows against the double reference, max error of {} {} (plain fp32 {}, allowed {})\n",
+      report.passed ? "passed" : "FAILED", report.rows, report.worst_tensor, error_text(report.max_error),
+      error_text(report.plain_error), error_text(report.tolerance));
+  if (report.passed) return;
+  const int64_t* at = report.worst_index;
+  put("        worst at {}[{}, {}, {}, {}]: got {}, expected {}\n", report.worst_tensor, at[0], at[1], at[2], at[3],
+      report.worst_got, report.worst_expected);
+}
+
 }  // namespace tessella::cli

@@ -18,5 +18,7 @@ Json describe_array(const Array& array);
 Json describe_check(const tessella_check_report& report);
 // of: what a plain computation is, "fp32 softmax".
 void print_check(const tessella_check_report& report, const char* of);
+// Of a backward: which gradient it is of is said too.
+void print_backward_check(const tessella_check_report& report);
 
 }  // namespace tessella::cli

@@ -1,0 +1,141 @@
+#include "commands/attend_backward.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "files/array_file.hpp"
+#include "files/input_error.hpp"
+
+namespace tessella::cli {
+namespace {
+
+struct Output {
+  const char* name;
+  Call::Gradient gradient;
+  Call::Member of;
+  std::string BackwardFiles::*file;  // null: of those in `gradients` alone
+};
+
+constexpr Output kOutputs[] = {
+    {"dq", &tessella_backward_args::dq, &tessella_forward_args::q, &BackwardFiles::dq},
+    {"dk", &tessella_backward_args::dk, &tessella_forward_args::k, &BackwardFiles::dk},
+    {"dv", &tessella_backward_args::dv, &tessella_forward_args::v, &BackwardFiles::dv},
+    {"d_bias", &tessella_backward_args::d_bias, &tessella_forward_args::bias, nullptr},
+    {"d_sink", &tessella_backward_args::d_sink, &tessella_forward_args::sink, nullptr},
+    {"d_alibi_slopes", &tessella_backward_args::d_alibi_slopes, &tessella_forward_args::alibi_slopes, nullptr},
+};
+
+// Options that write, and their files.
+std::vector<std::pair<std::string, std::string>> written(const BackwardFiles& files) {
+  std::vector<std::pair<std::string, std::string>> given;
+  for (const auto& [option, path] :
+       {std::pair{"--dq", &files.dq}, {"--dk", &files.dk}, {"--dv", &files.dv}, {"--gradients", &files.gradients}}) {
+    if (!path->empty()) given.emplace_back(option, *path);
+  }
+  return given;
+}
+
+Array read_gradient(const AttendInputs& inputs, const std::string& file) {
+  Array array = read_one_array(file);
+  if (inputs.dtype != TESSELLA_DTYPE_DEFAULT && array.tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
+    resolve_dtype(array, inputs.dtype);
+  }
+  if (array.tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
+    throw InputError(fmt::format("{}: the gradient has elements of type {}, expected f64, f32, bf16 or f16",
+                                 array.source, array.file_type));
+  }
+  return array;
+}
+
+}  // namespace
+
+void BackwardFiles::add_to(CLI::App& command) {
+  const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
+    command.add_option(name, value, help)->type_name(type)->group("Gradients");
+  };
+  add("--backward", d_out, "compute gradients too: the gradient of out, of its shape", "FILE[:NAME]");
+  add("--d-lse", d_lse, "the gradient of the log of the softmax's sum [0]", "FILE[:NAME]");
+  add("--dq", dq, "write the gradient of q, in its dtype; the same for k and v", "FILE");
+  add("--dk", dk, "", "FILE");
+  add("--dv", dv, "", "FILE");
+  add("--gradients", gradients,
+      "write dq, dk and dv, and d_bias, d_sink and d_alibi_slopes where these are given: .npz or .safetensors", "FILE");
+}
+
+void BackwardFiles::check_writable(const ResultFiles& results) const {
+  std::vector<std::pair<std::string, std::string>> all = written(*this);
+  if (!is_wanted()) {
+    if (!d_lse.empty()) all.emplace_back("--d-lse", d_lse);
+    if (all.empty()) return;
+    throw InputError(fmt::format("{} is given without --backward, expected beside it", all.front().first));
+  }
+  if (!gradients.empty() && all.size() > 1) {
+    throw InputError(fmt::format("--gradients and {} are both given, expected one", all.front().first));
+  }
+  for (const auto& [option, path] : all) cli::check_writable(path, option == "--gradients" ? 3 : 1);
+  if (!results.out.empty()) all.emplace_back("--out", results.out);
+  if (!results.lse.empty() && results.lse != results.out) all.emplace_back("--lse", results.lse);
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!is_same_file(all[j].second, all[i].second)) continue;
+      throw InputError(fmt::format("{} is {} and {} is {}, the same file", all[j].first, all[j].second, all[i].first,
+                                   all[i].second));
+    }
+  }
+}
+
+void BackwardFiles::check_is_none(const std::string& input) const {
+  for (const auto& [option, path] : written(*this)) {
+    if (is_same_file(path, input)) throw InputError(fmt::format("{} is {}, an input", option, path));
+  }
+}
+
+std::vector<Array> BackwardFiles::prepare(const AttendInputs& inputs, Call& call) const {
+  const tessella_backward_args none = TESSELLA_BACKWARD_ARGS_INIT;
+  call.backward = none;
+  Array& from = call.set(&tessella_backward_args::d_out, read_gradient(inputs, d_out));
+  swap_layout(inputs.layout, from.tensor);
+  if (!d_lse.empty()) call.set(&tessella_backward_args::d_lse, read_gradient(inputs, d_lse));
+  const bool has_own = !dq.empty() || !dk.empty() || !dv.empty();
+  std::vector<Array> arrays;
+  for (const Output& output : kOutputs) {
+    const tessella_tensor* of = call.args.*output.of;
+    if (of == nullptr || (has_own && file_of(output.name).empty())) continue;
+    const Layout layout = output.file == nullptr ? Layout::bshd : inputs.layout;  // of q, k and v alone
+    arrays.push_back(allocate_like(output.name, layout, *of, of->dtype));
+    swap_layout(layout, call.set(output.gradient, arrays.back()).tensor);
+  }
+  return arrays;
+}
+
+std::string BackwardFiles::file_of(const std::string& name) const {
+  if (!gradients.empty()) return gradients;
+  for (const Output& output : kOutputs) {
+    if (name == output.name && output.file != nullptr) return this->*output.file;
+  }
+  return "";
+}
+
+void BackwardFiles::write(std::span<const Array> arrays) const {
+  if (!gradients.empty()) {
+    write_array_file(gradients, arrays);
+    return note_raw(arrays.front(), gradients);
+  }
+  for (const Array& array : arrays) {
+    const std::string path = file_of(array.name);
+    if (path.empty()) continue;
+    write_array_file(path, std::span(&array, 1));
+    note_raw(array, path);
+  }
+}
+
+void fetch_gradients(const Placement& placement, const Call& call, std::span<const Array> arrays) {
+  for (const Array& array : arrays) {
+    for (const Output& output : kOutputs) {
+      if (array.name == output.name) fetch(placement, *((*call.backward).*output.gradient), array);
+    }
+  }
+}
+
+}  // namespace tessella::cli
