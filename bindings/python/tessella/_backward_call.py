@@ -74,7 +74,8 @@ class BackwardCall(Call):
 
         asked: True, False or an array for each; code: the dtype of those that are made, or None.
         """
-        made, given = {}, {}
+        made: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         for name, wanted in asked.items():
             if wanted is None or wanted is False:
                 continue

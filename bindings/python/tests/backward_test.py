@@ -6,8 +6,7 @@ import pytest
 import tessella
 
 RNG = np.random.default_rng(5)
-I, J = np.arange(9)[:, None], np.arange(13)[None, :]
-P = I + 4  # the key at which a query stands
+P, J = np.arange(4, 13)[:, None], np.arange(13)[None, :]  # P: the key at which a query stands
 UNIT = {"float64": 1e-6, "float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}  # doubles: of an lse in float32
 
 
