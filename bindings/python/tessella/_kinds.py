@@ -50,7 +50,7 @@ class Kind:
             raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
     def results(self, made: tuple[Any, ...], given: tuple[Any, ...], return_lse: bool) -> Any:
-        """out, (out, lse) or gradients, as their user gets them; given: those that were there before the call, or None."""
+        """out, (out, lse) or gradients, as their user gets them; given: those there before the call, or None."""
         return made if return_lse else made[0]
 
     def stream(self, like: Any) -> int:

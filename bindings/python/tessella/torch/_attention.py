@@ -12,7 +12,7 @@ from .._call import is_swapped
 from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
 from .._scalars import switch
-from . import _operator
+from . import _autograd, _operator  # noqa: F401  (the first registers what autograd calls)
 from ._schema import OPTIONS, TENSORS
 
 if TYPE_CHECKING:
