@@ -8,7 +8,9 @@
 
 namespace tessella {
 
-// Memory of a run, 64-byte aligned; one run at a time may use it. state must have been initialised by its plan.
+// Memory of a run, 64-byte aligned, apart from all tensors of the run; one run at a time may use it, and another that
+// begins meanwhile throws Error(invalid_argument); on a GPU see tessella.h. state must have been initialised by its
+// plan.
 using Workspace = tessella_workspace;
 
 namespace detail {

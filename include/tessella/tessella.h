@@ -124,8 +124,9 @@ typedef struct tessella_tensor {
  *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a
  *                  dtype of q's list of its own, as caches of 8 bits have beside q of 16; every kernel of today refuses
  *                  another one than that of q
- *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; overlaps no input. For q of 8 or 4
- *                  bits also bf16 and f16; f8e4m3fn and f8e5m2 for any q; no kernel writes these yet
+ *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; it shares no byte with an input, so
+ *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
+ *                  f8e5m2 for any q; no kernel writes these yet
  *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q)   f32 (f64 allowed for f64 inputs);
  *                  natural logarithm of the softmax's sum, sink included; -inf for a row that sees no key
  *   q_scale, k_scale, v_scale   f32, factors on q, k and v: (batch, ceil(rows / scale_block), heads), where each axis
@@ -269,8 +270,8 @@ typedef struct tessella_attention_options {
   const char* kernel; /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
   const tessella_allocator* allocator; /* NULL = the library's own */
   const int32_t* cancel; /* a flag that another thread sets to nonzero, atomically, to have the call return CANCELLED.
-                            CPU kernels read it between pieces of work; on a GPU it is read before the launch alone.
-                            In host memory. NULL = none */
+                            CPU kernels and tessella_check read it every few milliseconds; on a GPU it is read
+                            before the launch alone. In host memory. NULL = none */
 } tessella_attention_options;
 
 #define TESSELLA_ATTENTION_OPTIONS_INIT                                                                    \
@@ -373,7 +374,10 @@ typedef struct tessella_call {
 typedef struct tessella_plan tessella_plan;
 
 /* state: zeroed once by tessella_plan_initialize, left zero by every run. scratch: any content. Both are aligned to
- * 64 bytes. One run at a time may use a workspace. */
+ * 64 bytes; they overlap neither each other nor anything that a run's args point to. One run at a time may use a
+ * workspace: one that begins while the library works with it for another is refused. On a GPU that is as long as the
+ * other call takes to queue its work; runs that follow each other on one stream may have the same workspace, and that
+ * no two streams have it at a time is the caller's to see to. */
 typedef struct tessella_workspace {
   void* state;
   size_t state_bytes;

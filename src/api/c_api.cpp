@@ -14,6 +14,8 @@
 #include "api/normalize.hpp"
 #include "api/plan_cache.hpp"
 #include "api/run.hpp"
+#include "api/workspace_use.hpp"
+#include "core/cancel.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/float_mode.hpp"
@@ -189,6 +191,8 @@ tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessel
       core::invalid(
           core::message("plan_initialize: workspace.state has ", workspace->state_bytes, " bytes, expected ", needed));
     }
+    const api::WorkspaceUse use({.state_bytes = plan->plan.workspace.state_bytes}, {.state = workspace->state},
+                                "plan_initialize");
     const core::Device device = core::device(plan->plan.shape);
     if (device.type == core::DeviceType::cpu) {
       std::memset(workspace->state, 0, needed);
@@ -219,7 +223,12 @@ tessella_status tessella_check(const tessella_call* call, int64_t num_rows, uint
     }
     tessella::reference::CheckReport found;
     with_structs(call, "check", [&](const auto* args, const auto& options) {
-      found = api::check(api::read(args, options, "check", nullptr, api::Memory::read), num_rows, seed);
+      const auto arguments = api::read(args, options, "check", nullptr, api::Memory::read);
+      try {
+        found = api::check(arguments, num_rows, seed);
+      } catch (const core::Cancelled&) {
+        throw core::Error(core::ErrorCode::cancelled, "check: the call was cancelled; there is no report");
+      }
     });
     tessella_check_report filled = TESSELLA_CHECK_REPORT_INIT;
     filled.rows = found.rows;

@@ -170,13 +170,14 @@ class Normalizer {
 
   void query_class() {
     if (options_.query_class < 0 || options_.query_class > 2) {
-      invalid(message(function_, ": query_class is ", options_.query_class, ", expected 0 to 2"));
-    }
-    if (options_.query_class != 0 && !p_.batch_invariant) {
-      invalid(
-          message(function_, ": query_class is ", options_.query_class, ", expected 0 unless batch_invariant is 1"));
+      invalid(message(function_, ": query_class is ", options_.query_class,
+                      ", expected 0 (automatic), 1 (few) or 2 (many)"));
     }
     p_.query_class = static_cast<core::QueryClass>(options_.query_class);
+    if (p_.query_class != core::QueryClass::automatic && !p_.batch_invariant) {
+      invalid(message(function_, ": query_class is ", name(p_.query_class),
+                      ", expected automatic unless batch_invariant is set"));
+    }
   }
 
   bool is_on_cpu() const { return p_.device.type == core::DeviceType::cpu; }
@@ -190,11 +191,8 @@ class Normalizer {
   void seed(const char* name, const tessella_tensor* tensor, uint64_t& value, const int64_t*& data) {
     if (tensor == nullptr) return;
     const core::Table<int64_t> table = reader_.table<int64_t>(name, tensor, 1, "one value");
-    if (is_on_cpu()) {
-      value = static_cast<uint64_t>(table.at(0));
-    } else {
-      data = table.data;
-    }
+    data = table.data;
+    if (is_on_cpu()) value = static_cast<uint64_t>(table.at(0));
   }
 
   void lengths() {

@@ -4,10 +4,12 @@
 
 #include "api/arena.hpp"
 #include "api/kernel_tables.hpp"
+#include "api/workspace_use.hpp"
 #include "core/cancel.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "core/validate.hpp"
 
 namespace tessella::api {
 
@@ -68,7 +70,10 @@ void run(const Plan& plan, const core::Arguments& arguments, const tessella_work
   };
   holds("state", workspace->state, workspace->state_bytes, plan.workspace.state_bytes);
   holds("scratch", workspace->scratch, workspace->scratch_bytes, plan.workspace.scratch_bytes);
-  run_kernel(plan, arguments, {workspace->state, workspace->scratch}, stream, function);
+  const core::Workspace given{workspace->state, workspace->scratch};
+  core::validate_workspace(arguments, plan.workspace, given, function);
+  const WorkspaceUse use(plan.workspace, given, function);
+  run_kernel(plan, arguments, given, stream, function);
 }
 
 }  // namespace tessella::api

@@ -12,7 +12,7 @@ namespace tessella::api {
 std::string_view forced_kernel(const char* kernel, core::Operation operation);
 
 // workspace: null: from the allocator, or the library's own. Throws Error(invalid_argument) naming `function` for one
-// that is too small or not aligned, Error(cancelled).
+// that is too small, not aligned, overlaps a tensor of the call or is in use by another run; Error(cancelled).
 void run(const core::Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function);
 

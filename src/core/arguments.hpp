@@ -50,7 +50,7 @@ struct AttentionArguments : AttentionShape {
   float dropout = 0;
   uint64_t seed = 0;
   uint64_t offset = 0;
-  const int64_t* seed_data = nullptr;  // GPU: where the seed lives; it replaces `seed`
+  const int64_t* seed_data = nullptr;  // where the seed lives; on a GPU it replaces `seed`
   const int64_t* offset_data = nullptr;
   int32_t num_arrays = 0;
   UserArray arrays[kMaxUserArrays];

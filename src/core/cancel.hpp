@@ -12,4 +12,8 @@ inline bool is_cancelled(const int32_t* flag) {
   return flag != nullptr && __atomic_load_n(flag, __ATOMIC_RELAXED) != 0;
 }
 
+inline void end_if_cancelled(const int32_t* flag) {
+  if (is_cancelled(flag)) throw Cancelled();
+}
+
 }  // namespace tessella::core

@@ -1,6 +1,6 @@
 // The one list of what a call's arguments point to, but seed, offset and mod_args, which have no strides: what copies
-// them to the host, and what holds outputs apart from inputs, walks it. Absent ones are left out. A and F: (const)
-// AttentionArguments, and f(name, member, sizes...) with overloads for
+// them to the host, and the list of a call's memory (core/call_memory.hpp), walks it. Absent ones are left out. A and
+// F: (const) AttentionArguments, and f(name, member, sizes...) with overloads for
 //   Table<T>      sizes: batch, count
 //   Operand       sizes: batch, rows, heads, dim
 //   ScoreOperand, ScoreGradient  sizes: queries, keys    of the tensor's own axes

@@ -1,12 +1,15 @@
 #include "core/validate.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 
+#include "core/call_memory.hpp"
 #include "core/error.hpp"
 #include "core/memory_range.hpp"
 #include "core/message.hpp"
@@ -15,6 +18,38 @@
 namespace tessella::core {
 namespace {
 
+struct NamedMemory {
+  FieldName name;
+  MemoryBox box;
+};
+
+[[noreturn]] void fail_overlap(const char* function, const FieldName& name, const FieldName& other,
+                               const char* exception = "") {
+  invalid(message(function, ": ", name, " overlaps ", other, ", expected memory of its own", exception));
+}
+
+// Throws if an output shares a byte with other memory of the call. may_share(output, input): a pair that may.
+template <typename Arguments, typename MayShare>
+void validate_outputs(const Arguments& arguments, const char* function, MayShare&& may_share) {
+  std::array<NamedMemory, 6> outputs;
+  size_t count = 0;
+  call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
+    if (access == Access::read) return;
+    for (size_t i = 0; i < count; ++i) {
+      if (overlap(outputs[i].box, box)) fail_overlap(function, name, outputs[i].name);
+    }
+    outputs[count++] = {name, box};
+  });
+  call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
+    if (access == Access::written) return;
+    for (size_t i = 0; i < count; ++i) {
+      if (overlap(outputs[i].box, box) && !may_share(outputs[i].name, name)) {
+        fail_overlap(function, outputs[i].name, name);
+      }
+    }
+  });
+}
+
 class Validator {
  public:
   Validator(const AttentionArguments& arguments, const char* function) : p_(arguments), function_(function) {}
@@ -22,8 +57,7 @@ class Validator {
   void run() const {
     scalars();
     if (p_.device.type == DeviceType::cpu) tables();
-    out_is_separate();
-    outputs_spare_tables();
+    outputs_are_separate();
   }
 
   void tables() const {
@@ -107,76 +141,25 @@ class Validator {
     }
   }
 
-  using Range = MemoryRange;
-  static Range range(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
-    return memory_range(t, batch, rows, heads, dim);
-  }
-
-  static Range range(const void* data, int64_t last, int64_t element_bytes) {
-    const auto* begin = static_cast<const std::byte*>(data);
-    return data == nullptr || last < 0 ? Range{nullptr, nullptr} : Range{begin, begin + (last + 1) * element_bytes};
-  }
-  template <typename T>
-  static Range range(const Table<T>& t, int64_t batch, int64_t count) {
-    const bool is_empty = batch == 0 || count == 0;
-    return range(t.data, is_empty ? -1 : (batch - 1) * t.batch_stride + (count - 1) * t.stride, sizeof(T));
-  }
-  Range range(const ScoreOperand& t, int64_t queries, int64_t keys) const {
-    const bool is_empty = p_.batch == 0 || queries == 0 || keys == 0;
-    return range(t.data, is_empty ? -1 : t.index(p_.batch - 1, p_.heads_q - 1, queries - 1, keys - 1),
-                 size_bytes(t.dtype));
-  }
-
-  void out_is_separate() const {
-    const auto [batch, rows_q] = p_.axes_q();
+  void outputs_are_separate() const {
+    const auto [batch_q, rows_q] = p_.axes_q();
     const auto [batch_kv, rows_kv] = p_.axes_kv();
-    validate_not_folded(function_, "out", p_.out(), batch, rows_q, p_.heads_q, p_.head_dim_v);
-    if (p_.lse().data != nullptr) validate_not_folded(function_, "lse", p_.lse(), batch, rows_q, p_.heads_q, 1);
-    const Range out = range(p_.out(), batch, rows_q, p_.heads_q, p_.head_dim_v);
-    const Range lse = range(p_.lse(), batch, rows_q, p_.heads_q, 1);
-    if (out.meets(lse)) invalid(message(function_, ": lse overlaps out, expected memory of its own"));
-    const auto separate = [&](const char* name, const Operand& t, int64_t t_batch, int64_t rows, int64_t heads,
-                              int64_t dim) {
-      const Range input = range(t, t_batch, rows, heads, dim);
-      if (lse.meets(input)) invalid(message(function_, ": lse overlaps ", name, ", expected memory of its own"));
-      if (out.meets(input) && !apart_within_rows(p_.out(), p_.heads_q, p_.head_dim_v, t, heads, dim)) {
-        invalid(message(function_, ": out overlaps ", name, ", expected memory of its own"));
-      }
+    const auto not_folded = [&](Name name, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
+      const Operand& t = p_.tensors[name];
+      if (t.dtype != DType::none) validate_not_folded(function_, core::name(name), t, batch, rows, heads, dim);
     };
-    separate("q", p_.q(), batch, rows_q, p_.heads_q, p_.head_dim_qk);
-    separate("k", p_.k(), batch_kv, rows_kv, p_.heads_kv, p_.head_dim_qk);
-    separate("v", p_.v(), batch_kv, rows_kv, p_.heads_kv, p_.head_dim_v);
-  }
-
-  // q, k and v may interleave with out; everything else lies apart.
-  void outputs_spare_tables() const {
-    ByName<Range> memory;
-    operands(p_, [&](Name name, const Operand& t, auto... sizes) { memory[name] = range(t, sizes...); });
-    const auto spared = [&](Name output, const auto& input, const Range& read) {
-      if (!memory[output].meets(read)) return;
-      invalid(message(function_, ": ", name(output), " overlaps ", input, ", expected memory of its own"));
-    };
-    constexpr Name kOutputs[] = {Name::out, Name::lse, Name::amax};
-    const auto spared_by_all = [&](const auto& input, const Range& read) {
-      for (const Name output : kOutputs) spared(output, input, read);
-    };
-    for (const Name scale : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale}) {
-      spared_by_all(name(scale), memory[scale]);
+    if (p_.operation == Operation::backward) {
+      not_folded(Name::dq, batch_q, rows_q, p_.heads_q, p_.head_dim_qk);
+      not_folded(Name::dk, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_qk);
+      not_folded(Name::dv, batch_kv, rows_kv, p_.heads_kv, p_.head_dim_v);
+    } else {
+      not_folded(Name::out, batch_q, rows_q, p_.heads_q, p_.head_dim_v);
+      not_folded(Name::lse, batch_q, rows_q, p_.heads_q, 1);
     }
-    for (const Name operand : {Name::q, Name::k, Name::v, Name::out, Name::lse}) {
-      spared(Name::amax, name(operand), memory[operand]);
-    }
-    const auto spare = [&](const char* table, const auto& member, int64_t outer, int64_t inner) {
-      spared_by_all(table, range(member, outer, inner));
-    };
-    length_tables(p_, spare);
-    score_tensors(p_, spare);
-    spared_by_all("seed", range(p_.seed_data, 0, sizeof(int64_t)));
-    spared_by_all("offset", range(p_.offset_data, 0, sizeof(int64_t)));
-    for (int32_t i = 0; i < p_.num_arrays; ++i) {
-      const UserArray& array = p_.arrays[i];
-      spared_by_all(FieldName{"mod_args", nullptr, i}, range(array.data, array.count - 1, size_bytes(array.dtype)));
-    }
+    score_gradients(p_, [&](const char* name, const ScoreGradient& t, int64_t queries, int64_t keys) {
+      validate_not_folded(function_, name, t, p_.batch, p_.heads_q, queries, keys);
+    });
+    validate_outputs(p_, function_, [](const FieldName&, const FieldName&) { return false; });
   }
 
   const AttentionArguments& p_;
@@ -226,35 +209,23 @@ class MergeValidator {
     const Operand& lse = a_.result.lse;
     validate_not_folded(function_, "out", out, a_.batch, a_.seqlen, a_.heads, a_.head_dim);
     if (lse.data != nullptr) validate_not_folded(function_, "lse", lse, a_.batch, a_.seqlen, a_.heads, 1);
-    if (range(lse, 1).meets(range(out, a_.head_dim))) fail("lse", "out", false);
-    merge_inputs(a_, [&](const FieldName& name, const Operand& t, int64_t dim) {
-      const bool is_lse = std::string_view(name.owner) == "lses";
-      separate("out", out, a_.head_dim, name, t, dim, !is_lse);
-      separate("lse", lse, 1, name, t, dim, is_lse);
-    });
+    validate_outputs(a_, function_,
+                     [&](const FieldName& output, const FieldName& input) { return may_be(output, input); });
   }
 
  private:
-  MemoryRange range(const Operand& t, int64_t dim) const { return memory_range(t, a_.batch, a_.seqlen, a_.heads, dim); }
-
-  // may_be: the output may be this very view, as every element is read before it is written.
-  void separate(const char* output, const Operand& written, int64_t dim, const FieldName& name, const Operand& t,
-                int64_t t_dim, bool may_be) const {
-    if (!range(written, dim).meets(range(t, t_dim))) return;
-    if (may_be && is_same_view(written, t)) return;
-    if (apart_within_rows(written, a_.heads, dim, t, a_.heads, t_dim)) return;
-    fail(output, name, may_be);
+  // An output may be the very view of one of its states, as every element is read before it is written.
+  bool may_be(const FieldName& output, const FieldName& input) const {
+    const bool is_lse = std::string_view(output.owner) == "lse";
+    if (std::string_view(input.owner) != (is_lse ? "lses" : "outs")) return false;
+    const MergeArguments::State& state = a_.given[static_cast<size_t>(input.idx)];
+    if (is_lse ? is_same_view(a_.result.lse, state.lse) : is_same_view(a_.result.out, state.out)) return true;
+    fail_overlap(function_, output, input, ", or the same view");
   }
 
   bool is_same_view(const Operand& a, const Operand& b) const {
     return a.data == b.data && a.dtype == b.dtype && (a_.batch == 1 || a.batch_stride == b.batch_stride) &&
            (a_.seqlen == 1 || a.row_stride == b.row_stride) && (a_.heads == 1 || a.head_stride == b.head_stride);
-  }
-
-  template <typename Name>
-  [[noreturn]] void fail(const char* output, const Name& input, bool may_be) const {
-    invalid(message(function_, ": ", output, " overlaps ", input, ", expected memory of its own",
-                    may_be ? ", or the same view" : ""));
   }
 
   const MergeArguments& a_;
@@ -274,6 +245,19 @@ void validate_sizes(const MergeShape& p, const char* function) {
   if (elements > 0x1p52) {
     unsupported(message(function, ": batch * seqlen * heads * head_dim is ", elements, ", expected at most 2^52"));
   }
+}
+
+void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, Workspace workspace,
+                        const char* function) {
+  const NamedMemory state{{"workspace", "state"}, memory_box(workspace.state, size.state_bytes)};
+  const NamedMemory scratch{{"workspace", "scratch"}, memory_box(workspace.scratch, size.scratch_bytes)};
+  if (overlap(state.box, scratch.box)) fail_overlap(function, state.name, scratch.name);
+  const auto separate = [&](const FieldName& name, const MemoryBox& box, Access) {
+    for (const NamedMemory* own : {&state, &scratch}) {
+      if (overlap(own->box, box)) fail_overlap(function, own->name, name);
+    }
+  };
+  std::visit([&](const auto* a) { call_memory(*a, separate); }, arguments);
 }
 
 void validate(const MergeArguments& arguments, const char* function) { MergeValidator(arguments, function).run(); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/arguments.hpp"
+#include "core/kernel.hpp"
 
 namespace tessella::core {
 
@@ -12,6 +13,10 @@ void validate(const MergeArguments& arguments, const char* function);
 
 // The part that reads tables, which lie on the host here.
 void validate_tables(const AttentionArguments& arguments, const char* function);
+
+// Throws Error(invalid_argument) if the workspace shares memory with what the call points to.
+void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, Workspace workspace,
+                        const char* function);
 
 // The part that also holds for the bounds of a plan: sizes whose arithmetic fits.
 void validate_sizes(const AttentionShape& shape, const char* function);

@@ -28,13 +28,10 @@
 namespace tessella::cpu {
 namespace {
 
+using core::end_if_cancelled;
 using core::thread_limit;
 
 using Function = void (*)(void* context, int64_t item, int worker);
-
-void end_if_cancelled(const int32_t* flag) {
-  if (core::is_cancelled(flag)) throw core::Cancelled();
-}
 
 // The work of one call, shared by its workers.
 class Job {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cancel.hpp"
 #include "core/plan.hpp"
 #include "core/thread_limit.hpp"
 #include "reference/element.hpp"
@@ -28,7 +29,7 @@ Real dot(const Real* a, const Real* b, int64_t count) {
   return sum;
 }
 
-// probs_dtype: what P is rounded to before it meets v; none = not rounded.
+// probs_dtype: what P is rounded to before it meets v; none = not rounded. Throws core::Cancelled.
 template <typename Real>
 RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, DType probs_dtype,
                      Real* scratch, Real* out) {
@@ -40,6 +41,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
 
   Real max = sink<Real>(p, head);
   for (int64_t j = 0; j < s.len_kv; ++j) {
+    core::end_if_cancelled(p.cancel);
     scores[j] = kHidden<Real>;
     if (!core::visible(p, s, head, i, j)) continue;
     load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, kv);
@@ -56,6 +58,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
   const DropoutFactor dropout(p);
   std::fill(out, out + p.head_dim_v, Real{0});
   for (int64_t j = 0; j < s.len_kv; ++j) {
+    core::end_if_cancelled(p.cancel);
     if (scores[j] == kHidden<Real>) continue;
     const Real prob = round_to(probs_dtype, softmax.prob(scores[j]) * dropout.at<Real>(s, head, i, j));
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, kv);

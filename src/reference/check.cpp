@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/cancel.hpp"
 #include "core/sequence.hpp"
 #include "portable/dropout.hpp"
 #include "reference/attention.hpp"
@@ -112,6 +113,7 @@ class Checker {
 
   // Row i of a sequence, which may lie past the rows in use: then the output is 0.
   void row(const Sequence& s, int64_t head, int64_t i) {
+    core::end_if_cancelled(p_.cancel);
     double lse = kHidden<double>;
     double plain_lse = kHidden<double>;
     std::fill(expected_.begin(), expected_.end(), 0.0);
@@ -215,6 +217,7 @@ CheckReport check_merge(const core::MergeArguments& a, int64_t num_rows, uint64_
   const int64_t total = a.batch * a.seqlen * a.heads;
   const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
   for (int64_t sample = 0; sample < samples; ++sample) {
+    core::end_if_cancelled(a.cancel);
     const int64_t idx = sampled_row(sample, samples, total, seed);
     const int64_t head = idx % a.heads;
     const int64_t row = idx / a.heads % a.seqlen;

@@ -26,7 +26,7 @@ void for_each(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
   const auto work = [&](int worker) {
     try {
       for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-        if (core::is_cancelled(cancel)) throw core::Cancelled();
+        core::end_if_cancelled(cancel);
         fn(item, worker);
       }
     } catch (...) {

@@ -306,9 +306,9 @@ TEST(Slices, TogetherAreTheWhole) {
 TEST(QueryClass, IsAskedForBesideBatchInvariant) {
   SmallCall call;
   call.options.query_class = ts::QueryClass::many;
-  EXPECT_EQ(invalid(call), "forward: query_class is 2, expected 0 unless batch_invariant is 1");
+  EXPECT_EQ(invalid(call), "forward: query_class is many, expected automatic unless batch_invariant is set");
   call.options.query_class = static_cast<ts::QueryClass>(3);
-  EXPECT_EQ(invalid(call), "forward: query_class is 3, expected 0 to 2");
+  EXPECT_EQ(invalid(call), "forward: query_class is 3, expected 0 (automatic), 1 (few) or 2 (many)");
   call.options.batch_invariant = true;
   call.options.query_class = ts::QueryClass::many;
   EXPECT_EQ(unsupported(call), "");

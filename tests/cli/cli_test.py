@@ -288,7 +288,7 @@ class Attend(CliTest):
             (["--mask-mod", "return true;"], "option mask_mod is for GPUs"),
             (["--score-mod", "return score;"], "option score_mod is for GPUs"),
             (["--deterministic", "yes"], "--deterministic is 'yes', expected automatic, required or not-needed"),
-            (["--query-class", "few"], "query_class is 1, expected 0 unless batch_invariant is 1"),
+            (["--query-class", "few"], "query_class is few, expected automatic unless batch_invariant is set"),
             (["--batch-invariant", "--query-class", "few"], "is for many queries, and query_class is few"),
             (["--first-query", "3"], "does not support slice"),
             (["--first-head", "3", "--whole-heads-q", "14"], "whole_heads_q is 14, expected 15"),

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "api/run.hpp"
 #include "cases/arguments.hpp"
 #include "child.hpp"
 #include "core/error.hpp"
@@ -124,6 +125,44 @@ TEST_F(ForwardLaunch, EmptyCallsQueueNothing) {
     p.batch = 2;
     p.seqlen_q = p.total_q = 0;
     kernel.run(&p, planned(kernel, p), {}, nullptr);
+    EXPECT_TRUE(fake_driver()->launches.empty());
+  });
+}
+
+// The sentence of a run that is refused.
+std::string refused(const core::Plan& plan, const AttentionArguments& p, const tessella_workspace* workspace) {
+  try {
+    api::run(plan, &p, workspace, nullptr, nullptr, "plan_run");
+    return "";
+  } catch (const core::Error& error) {
+    return error.what();
+  }
+}
+
+TEST_F(ForwardLaunch, ACancelledCallQueuesNothing) {
+  in_child(sizeof(portable::ForwardParams), [] {
+    AttentionArguments p = problem();
+    int32_t flag = 1;
+    p.cancel = &flag;
+    const core::Plan plan = planned(named("cuda.forward_sm80"), p);
+    EXPECT_EQ(refused(plan, p, nullptr), "plan_run: the call was cancelled before it began; nothing was touched");
+    EXPECT_TRUE(fake_driver()->launches.empty());
+    flag = 0;
+    EXPECT_EQ(refused(plan, p, nullptr), "");
+    EXPECT_EQ(fake_driver()->launches.size(), 1u);
+  });
+}
+
+TEST_F(ForwardLaunch, AWorkspaceThatOverlapsQueuesNothing) {
+  in_child(sizeof(portable::ForwardParams), [] {
+    AttentionArguments p = problem();
+    p.features = Feature::mask_mod | Feature::seqlens_kv;
+    p.mask_mod = "return (q ^ k) % 3 != 0;";
+    const core::Plan plan = planned(named("cuda.forward_sm80"), p);
+    ASSERT_GT(plan.workspace.scratch_bytes, 0);
+    p.out().data = reinterpret_cast<std::byte*>(0x10000000);  // nobody looks there
+    const tessella_workspace workspace{nullptr, 0, p.out().row(1, 8, 0), 1 << 20};
+    EXPECT_EQ(refused(plan, p, &workspace), "plan_run: workspace.scratch overlaps out, expected memory of its own");
     EXPECT_TRUE(fake_driver()->launches.empty());
   });
 }

@@ -8,6 +8,7 @@
 
 from ._attention import CheckReport, attention, check, refusals
 from ._backward import attention_backward, check_backward
+from ._cancel import Cancel
 from ._errors import (
     Cancelled,
     CompileError,
@@ -29,6 +30,7 @@ from ._plan import Plan, Workspace, explain, plan
 __version__ = version()
 
 __all__ = [
+    "Cancel",
     "Cancelled",
     "CheckReport",
     "CompileError",

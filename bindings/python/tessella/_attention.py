@@ -56,8 +56,8 @@ def attention(
             alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, page_table,
             q_scale, k_scale, v_scale, out_scale, scale_block, first_batch, first_head, first_query, first_key,
             whole_heads_q, max_seqlen_q, max_seqlen_kv, score_mod, score_mod_gradient, mask_mod, mod_args, out_dtype,
-            kernel, num_splits, num_sms, num_threads, deterministic, batch_invariant, query_class, check_device_values:
-            tessella.Options says what each is.
+            kernel, num_splits, num_sms, num_threads, deterministic, batch_invariant, query_class, check_device_values,
+            cancel: tessella.Options says what each is.
 
     Returns:
         out, of the kind, device and dtype of q (or out_dtype); a query that sees no key gets 0. With return_lse also
@@ -67,12 +67,14 @@ def attention(
         InvalidArgument (a ValueError): shapes, dtypes, devices, values or overlaps; nothing was touched.
         Unsupported (a NotImplementedError): no kernel here computes it; the text says why.
         OutOfMemory, DeviceError, CompileError: what they say.
+        Cancelled: the flag `cancel` was set. Ctrl-C and other handlers that raise end a call of the main thread on the
+            CPU as well, with their own exception; out and lse hold no result then.
         TypeError: an option that does not exist or is no number, text or array.
     """
     with Call.of("forward") as call:
         call.fill(q, k, v, layout, stream, options)
         made = call.outputs(q, out, lse, switch("return_lse", return_lse))
-        call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
+        call.run(lambda: library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return call.kind.results(made, (out, lse), return_lse)
 
 
@@ -151,5 +153,5 @@ def check(
         call.fill(q, k, v, layout, None, options)
         call.compared(out, lse)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
-        call.require(library.tessella_check(call.tagged(), *sample, report))
+        call.run_long(lambda: library.tessella_check(call.tagged(), *sample, report))
         return CheckReport.of(report)

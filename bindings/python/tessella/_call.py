@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes as c
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _declarations as d
 from ._arrays import Slot, require_array
+from ._cancel import interruptible
 from ._errors import InvalidArgument, name_function
 from ._fields import ARRAYS, MAX_MOD_ARGS, set_options
 from ._kinds import Kind, dlpack_stream, kind_of, stream_handle
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 INITIAL = d.AttentionOptions(struct_size=c.sizeof(d.AttentionOptions), scale=math.nan, window_left=-1, window_right=-1)
 _DEFAULTS = {field[0]: getattr(INITIAL, field[0]) for field in d.AttentionOptions._fields_}
 _SWAPPED = {"bshd": False, "bhsd": True}
+
+# Elements of q times keys that a thread takes some 10 milliseconds for, by plain loops and by vectors: from there on
+# the 30 microseconds of another thread do not count.
+_SHORT = 5_000_000
+_SHORT_OF_VECTORS = 100_000_000
+_MOST_THREADS = 16  # that are counted on: a quota may leave fewer than there are
 
 
 def is_swapped(layout: Any) -> bool:
@@ -167,11 +175,43 @@ class Call:
             slot.read(array, False, self.dlpack_stream)
         self.args.mod_args, self.args.num_mod_args = self.mod_tensors, len(arrays)
 
-    def require(self, status: int) -> None:
+    def run(self, run: Callable[[], int]) -> None:
+        """Calls C: run(). Raises unless its status is OK."""
+        # What is short by its sizes alone is told apart first, in half a microsecond.
+        if math.prod(self.slots["q"].shape) * math.prod(self.slots["k"].shape) < _SHORT or not self._is_long():
+            self.require(run())
+        else:
+            self.run_long(run)
+
+    def run_long(self, run: Callable[[], int]) -> None:
+        """The same, open to signals."""
+        self.own_options()
+        self.require(*interruptible(run, self.options))
+        self.changed.append("cancel")
+
+    def own_options(self) -> None:
+        """Makes the options this call's own, where others may read them."""
+
+    def _is_long(self) -> bool:
+        """Whether the call takes some milliseconds of the CPU, as far as its sizes tell."""
+        q, k = self.slots["q"], self.slots["k"]
+        if q.tensor.device_type == d.CUDA:
+            return False
+        is_last_but_one = self.is_swapped or len(k.shape) == 2
+        keys = k.shape[-2 if is_last_but_one else -3]
+        if "page_table" in self.given:
+            keys *= self.slots["page_table"].shape[-1]
+        kernel = self.options.kernel or b""
+        is_slow = q.tensor.dtype == d.F64 or kernel.startswith(b"reference.")
+        most = _SHORT if is_slow else _SHORT_OF_VECTORS
+        threads = min(self.options.num_threads or _MOST_THREADS, len(os.sched_getaffinity(0)), _MOST_THREADS)
+        return bool(math.prod(q.shape) * keys >= most * threads)
+
+    def require(self, status: int, text: str | None = None) -> None:
         """Raises unless the status is OK; a sentence that counts swapped axes says so."""
         if status != d.OK:
             is_confusing = self.is_swapped and status == d.INVALID_ARGUMENT
-            raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "")
+            raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", text)
 
     def clear(self) -> None:
         """Lets go of the caller's memory and goes back to the defaults."""

@@ -10,6 +10,7 @@ import numpy
 
 from . import _declarations as d
 from ._arrays import dtype_of
+from ._cancel import pointer_of
 from ._errors import InvalidArgument
 from ._mask import mask_of
 from ._scalars import INT32, UINT64, integer, real, switch, text
@@ -24,7 +25,7 @@ class Fields(Protocol):
     """What fields are written to: the structs themselves, or the arguments of an operator that will write them."""
 
     def set_option(self, name: str, value: Any) -> None:
-        """Sets a field of tessella_attention_options: a number or a text."""
+        """Sets a field of tessella_attention_options: a number, a text or the pointer `cancel`."""
 
     def set_array(self, name: str, array: Any) -> None:
         """Sets a field of tessella_forward_args."""
@@ -110,6 +111,10 @@ def _set_dtype(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, dtype_of(name, value))
 
 
+def _set_cancel(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, pointer_of(name, value))
+
+
 # By their numbers in C.
 QUERY_CLASSES = ("automatic", "few", "many")
 
@@ -154,6 +159,7 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "batch_invariant": _set_switch,
     "query_class": _set_query_class,
     "check_device_values": _set_switch,
+    "cancel": _set_cancel,
 }
 
 # Options that are arguments of a call, like q, k and v, where all others say what is computed.

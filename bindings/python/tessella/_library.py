@@ -42,9 +42,15 @@ path: str = _place()
 library: ctypes.CDLL = _opened(path)
 
 
-def failure(status: int, context: str = "") -> Error:
-    """The exception for a status, with the calling thread's text and what there is to add to it."""
+def last_error() -> str:
+    """The text of the calling thread's last failure."""
     text: str = library.tessella_last_error().decode(errors="replace")
+    return text
+
+
+def failure(status: int, context: str = "", text: str | None = None) -> Error:
+    """The exception for a status, with its text, the calling thread's last, and what there is to add to it."""
+    text = last_error() if text is None else text
     text = text.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
     error = BY_STATUS.get(status, Error)(text + context)
     error._is_of_library = True

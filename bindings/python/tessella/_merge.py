@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from . import _declarations as d
 from ._arrays import Slot, dtype_of, require_array
 from ._call import is_swapped, lse_shape
+from ._cancel import Cancel, interruptible, pointer_of
 from ._errors import Error, InvalidArgument, name_function
 from ._kinds import dlpack_stream, kind_of, stream_handle
-from ._library import failure, library
+from ._library import failure, last_error, library
 from ._scalars import INT32, integer, text
+
+_SHORT = 1 << 22  # elements of the states: some milliseconds
 
 
 def merge(
@@ -25,6 +29,7 @@ def merge(
     kernel: str | None = None,
     num_sms: int = 0,
     num_threads: int = 0,
+    cancel: Cancel | None = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
     """The state over all keys, of states (out, lse) over disjoint sets of them, as `attention` returns them.
@@ -46,6 +51,7 @@ def merge(
         kernel: a name of kernels(); None = automatic.
         num_sms: GPU, 0 = all.
         num_threads: CPU, 0 = all that the process may use.
+        cancel: a tessella.Cancel, by which another thread ends the call.
         stream: as for `attention`.
 
     Returns:
@@ -63,13 +69,15 @@ def merge(
         call.read(outs, lses, swapped, dlpack_stream(handle))
         made = call.outputs(kind, outs[0], out, lse, out_dtype)
         call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
-        status = library.tessella_merge(c.byref(call.args), c.byref(call.options), handle)
+        if cancel is not None:
+            call.options.cancel = pointer_of("cancel", cancel)
+        status, said = call.run(handle)
     except (Error, TypeError) as error:
         name_function(error, "merge")
         raise
     if status != d.OK:
         is_confusing = swapped and status == d.INVALID_ARGUMENT
-        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "")
+        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
     results: tuple[Any, Any] = kind.results(made, (out, lse), True)
     return results
 
@@ -137,6 +145,18 @@ class MergeCall:
             slot = self.results[name]
             slot.read(array, swapped, self.dlpack_stream)
             setattr(self.args, name, slot.pointer)
+
+    def run(self, stream: int | None) -> tuple[int, str]:
+        """Calls C: the status and, of a failure, the text."""
+
+        def merge() -> int:
+            status: int = library.tessella_merge(c.byref(self.args), c.byref(self.options), stream)
+            return status
+
+        if self.out_tensors[0].device_type == d.CPU and math.prod(self.shape) * self.args.num_states >= _SHORT:
+            return interruptible(merge, self.options)
+        status = merge()
+        return status, "" if status == d.OK else last_error()
 
     def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
         """Sets the fields of options."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
+from ._cancel import Cancel
 from ._mask import Mask
 
 
@@ -59,6 +60,7 @@ class Options(TypedDict, total=False):
     batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
     query_class: beside batch_invariant, the class of kernels that may run: "automatic", "few" or "many" queries.
     check_device_values: GPU, waits for the stream and checks lengths there as on the CPU.
+    cancel: a tessella.Cancel, by which another thread ends the call. Not of tessella.torch.
     """
 
     mask: Mask | str | None
@@ -101,3 +103,4 @@ class Options(TypedDict, total=False):
     batch_invariant: bool
     query_class: Literal["automatic", "few", "many"]
     check_device_values: bool
+    cancel: Cancel | None

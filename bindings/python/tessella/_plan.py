@@ -25,7 +25,12 @@ _ALIGNMENT = 64
 
 
 class Workspace:
-    """Memory for the runs of one plan, one run at a time; made by `Plan.workspace`."""
+    """Memory for the runs of one plan; made by `Plan.workspace`.
+
+    One run at a time: another one that begins meanwhile is an InvalidArgument, and so is memory of it in an array of
+    the run. On a GPU runs of one stream follow each other; those of two streams at a time are not seen, and their
+    results are not defined.
+    """
 
     def __init__(self, state_bytes: int, scratch_bytes: int, like: Any, stream: int | None) -> None:
         self.state_bytes = state_bytes
@@ -135,7 +140,7 @@ class Plan:
             call.fill(q, k, v, self._layout, stream, {**kept, **options})
             made = call.outputs(q, out, lse, self._return_lse)
             memory = None if workspace is None else workspace._ref
-            call.require(library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))
+            call.run(lambda: library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))
             return call.kind.results(made, (out, lse), self._return_lse)
 
 

@@ -7,6 +7,8 @@ import pathlib
 import pickle
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -57,6 +59,60 @@ def test_a_workspace_serves_many_runs_and_its_content_does_not_matter():
             array[:] = -1
         assert plan.run(Q, K, V, out=out, workspace=workspace) is out
         np.testing.assert_array_equal(out, tessella.attention(Q, K, V))
+
+
+def test_a_workspace_serves_one_run_at_a_time():
+    rows = np.zeros((1, 8192, 1, 64), np.float32)
+    q = np.broadcast_to(rows, (1, 8192, 32, 64))
+    plan, cancel = tessella.plan(q, q, q, num_threads=1), tessella.Cancel()
+    workspace = plan.workspace(q)
+    ended = []
+
+    def run():
+        while True:  # until it is this thread that has the workspace
+            try:
+                plan.run(q, q, q, workspace=workspace, cancel=cancel)
+            except tessella.InvalidArgument:
+                continue
+            except tessella.Cancelled:
+                ended.append("cancelled")
+            return
+
+    other = threading.Thread(target=run)
+    other.start()
+    few = q[:, :4]
+    with pytest.raises(tessella.InvalidArgument, match=r"^plan_run: workspace\.scratch is in use by another run, "):
+        while other.is_alive():
+            plan.run(few, few, few, workspace=workspace)
+            time.sleep(0.001)
+    np.testing.assert_array_equal(plan.run(few, few, few, workspace=plan.workspace(q)), 0)
+    cancel.set()
+    other.join()
+    assert ended == ["cancelled"]
+    np.testing.assert_array_equal(plan.run(few, few, few, workspace=workspace), 0)
+
+
+def test_a_workspace_overlaps_no_array():
+    plan = tessella.plan(Q, K, V, return_lse=True)
+    workspace = plan.workspace(Q)
+    memory = workspace._memory[-1].view(np.float32)
+    taken = memory[64 : 64 + Q.size].reshape(Q.shape)
+    for name, arrays in {"q": (taken, K, V), "k": (Q, taken, V), "v": (Q, K, taken)}.items():
+        with pytest.raises(tessella.InvalidArgument, match=f"^plan_run: workspace.scratch overlaps {name}, "):
+            plan.run(*arrays, workspace=workspace)
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: workspace.scratch overlaps out, "):
+        plan.run(Q, K, V, out=taken, workspace=workspace)
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: workspace.scratch overlaps lse, "):
+        plan.run(Q, K, V, lse=memory[64 : 64 + 2 * 4 * 33].reshape(2, 4, 33), workspace=workspace)
+
+
+def test_arrays_between_each_other():
+    for shape in ((2, 1, 4, 2, 8), (2, 3, 4, 1, 8), (1, 3, 4, 2, 8)):
+        buffer = RNG.standard_normal(shape).astype(np.float32)
+        q, k, v, out = (buffer[:, :, idx] for idx in range(4))
+        expected = tessella.attention(*(array.copy() for array in (q, k, v)))
+        tessella.attention(q, k, v, out=out)
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_plans_are_freed():

@@ -138,7 +138,8 @@ def test_opcheck_of_given_outputs(qkv):
 
 
 SOURCE = "layout=bhsd&x;%26 'a' \"b\" \\n\n\r\u00e9"
-FIELDS = {name: kind for name, kind in d.AttentionOptions._fields_ if name not in ("struct_size", "allocator")}
+_NOT_OF_TORCH = ("struct_size", "allocator", "cancel")
+FIELDS = {name: kind for name, kind in d.AttentionOptions._fields_ if name not in _NOT_OF_TORCH}
 
 
 def test_every_field_passes_through(qkv, monkeypatch):
@@ -152,7 +153,7 @@ def test_every_field_passes_through(qkv, monkeypatch):
     given = _attention._Arguments()
     for name, value in expected.items():
         given.set_option(name, value)
-    arrays = [name for name, _ in d.ForwardArgs._fields_][6:-2]  # after lse, before mod_args
+    arrays = [name for name, _ in d.ForwardArgs._fields_ if name in _schema.TENSORS]
     for name in arrays:
         given.set_array(name, qkv[0])
     given.set_mod_args([qkv[1], qkv[2]])
@@ -448,3 +449,13 @@ def test_kernels_by_name(qkv):
         else:
             with pytest.raises(tessella.Unsupported):
                 tessella.torch.attention(*qkv, kernel=name)
+
+
+def test_what_a_handler_raises_ends_a_call(ended_by_a_handler):
+    rows = torch.zeros(1, 16384, 1, 64).expand(-1, -1, 64, -1)
+    for _ in range(2):
+        ended_by_a_handler(lambda: tessella.torch.attention(rows, rows, rows))
+    few = rows[:, :8]
+    assert (tessella.torch.attention(few, few, few) == 0).all()
+    with pytest.raises(TypeError, match=r"^forward: cancel is no option of the operator, expected it in tessella\."):
+        tessella.torch.attention(few, few, few, cancel=tessella.Cancel())

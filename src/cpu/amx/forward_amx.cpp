@@ -128,9 +128,20 @@ struct Call {
   std::byte* packed = nullptr;
   Progress* progress = nullptr;  // one a pair of the wave
   std::byte* workers = nullptr;
+  mutable std::atomic<bool> is_cancelled{false};
 
   int64_t pack_items() const { return ceil_div(layout.units, kPackUnits); }
   int64_t work_items() const { return ceil_div(p.seqlen_q * p.group(), layout.rows_per_item); }
+
+  // Throws once the call is cancelled. Stays so, as threads wait for what others pack.
+  void end_if_cancelled() const {
+    if (!is_cancelled.load(std::memory_order_relaxed)) {
+      if (!core::is_cancelled(p.cancel)) return;
+      is_cancelled.store(true, std::memory_order_relaxed);
+    }
+    _mm256_zeroupper();
+    throw core::Cancelled();
+  }
 
   uint16_t* k_tiles(int64_t slot) const { return reinterpret_cast<uint16_t*>(packed) + slot * layout.pair_elements; }
   uint16_t* v_tiles(int64_t slot) const { return k_tiles(slot) + layout.units * layout.k_unit; }
@@ -257,6 +268,7 @@ class Item {
     const int64_t chunk_begin = call_.p.keep_first > 0 ? 0 : sequence_.band.begin(first_query) / chunk_keys;
     const int64_t chunk_end = std::max(ceil_div(sequence_.band.end(last_query), chunk_keys), chunk_begin + 1);
     for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
+      call_.end_if_cancelled();
       for (int i = 0; i < num_strips; ++i) {
         StripWork& work = strip_work(i);
         if (chunk == chunk_begin) {
@@ -395,13 +407,17 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   const int64_t items = call.work_items();
   if (progress.next_item.load(std::memory_order_relaxed) >= items) return;
   for (int64_t item; (item = progress.next_pack.fetch_add(1, std::memory_order_relaxed)) < pack_items;) {
+    call.end_if_cancelled();
     const int64_t unit = item * kPackUnits;
     pack_units(call, pair, slot, unit, std::min(unit + kPackUnits, call.layout.units));
     progress.packed.fetch_add(1, std::memory_order_release);
   }
-  while (progress.packed.load(std::memory_order_acquire) < pack_items) std::this_thread::yield();
+  while (progress.packed.load(std::memory_order_acquire) < pack_items) {
+    call.end_if_cancelled();
+    std::this_thread::yield();
+  }
   for (int64_t item; (item = progress.next_item.fetch_add(1, std::memory_order_relaxed)) < items;) {
-    if (core::is_cancelled(call.p.cancel)) throw core::Cancelled();
+    call.end_if_cancelled();
     // Later rows first: under causal masks they see most.
     run_item(call, pair, slot, (items - 1 - item) * call.layout.rows_per_item, worker);
   }
@@ -410,7 +426,7 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
 
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const core::AttentionArguments& p = core::attention(arguments);
-  Call call{p, Layout(p, plan.num_threads), {}, nullptr, nullptr, nullptr};
+  Call call{p, Layout(p, plan.num_threads), {}};
   const Layout& l = call.layout;
   call.block = {l.qk_steps, l.v_panels, exponent_scale(p), nullptr, nullptr};
   const VectorKernel& vector = vector_kernel(InstructionSet::avx512);

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/cancel.hpp"
 #include "cpu/vector/chunk-inl.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
@@ -225,8 +226,9 @@ inline void end_strip(const StripState& state, const float* o, int64_t o_stride)
   }
 }
 
+// False: the call was cancelled meanwhile, and nothing was stored.
 template <typename T>
-void run_rows(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
+bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
               const VectorScratch& scratch) {
   const int num_strips = static_cast<int>((num_rows + kStripRows - 1) / kStripRows);
   const int64_t o_strip = kStripRows * scratch.o_stride;
@@ -244,11 +246,13 @@ void run_rows(const core::AttentionArguments& p, const core::Sequence& s, const 
     load_keys<T>(p, s, item.kv_head, begin, end, scratch);
     load_values<T>(p, s, item.kv_head, begin, end, scratch);
     for (int n = 0; n < num_strips; ++n) {
+      if (core::is_cancelled(p.cancel)) return false;
       attend_chunk(scratch.strips[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_strip, scratch, begin, end);
     }
     begin = end;
   }
   for (int n = 0; n < num_strips; ++n) end_strip(scratch.strips[n], scratch.o + n * o_strip, scratch.o_stride);
+  return true;
 }
 
 inline void run_item(const core::AttentionArguments& p, const ForwardItem& item, const VectorScratch& scratch) {
@@ -258,11 +262,12 @@ inline void run_item(const core::AttentionArguments& p, const ForwardItem& item,
   const int64_t rows_in_use = s.len_q * p.group();
   const int64_t attend_end = row_end < rows_in_use ? row_end : rows_in_use;
   const int64_t num_rows = attend_end - item.row_begin;
+  bool is_done = true;
   if (num_rows > 0) {
     switch (p.dtype()) {
-      case core::DType::bf16: run_rows<BFloat16>(p, s, item, num_rows, scratch); break;
-      case core::DType::f16: run_rows<Float16>(p, s, item, num_rows, scratch); break;
-      default: run_rows<float>(p, s, item, num_rows, scratch);
+      case core::DType::bf16: is_done = run_rows<BFloat16>(p, s, item, num_rows, scratch); break;
+      case core::DType::f16: is_done = run_rows<Float16>(p, s, item, num_rows, scratch); break;
+      default: is_done = run_rows<float>(p, s, item, num_rows, scratch);
     }
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
@@ -270,6 +275,7 @@ inline void run_item(const core::AttentionArguments& p, const ForwardItem& item,
   // next without AVX takes many times as long.
   _mm256_zeroupper();
 #endif
+  if (!is_done) throw core::Cancelled();
   fill_hidden_rows(p, item, num_rows > 0 ? attend_end : item.row_begin, row_end);
 }
 

@@ -15,16 +15,19 @@ using core::Feature;
 using core::Sequence;
 
 void Head::load_q(int64_t i, float* row) const {
+  end_if_cancelled();
   load_row(p_.q().row(s_.batch_idx, s_.row_q + i, head_), p_.dtype(), p_.head_dim_qk, row);
   moved(row_bytes_qk());
 }
 
 void Head::load_v(int64_t j, float* row) const {
+  end_if_cancelled();
   load_row(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype(), p_.head_dim_v, row);
   moved(row_bytes_v());
 }
 
 void Head::load_k_transposed(int64_t begin, int64_t end, float* row, float* tile) const {
+  end_if_cancelled();
   for (int64_t j = begin; j < end; ++j) {
     load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head_), p_.dtype(), p_.head_dim_qk, row);
     for (int64_t c = 0; c < p_.head_dim_qk; ++c) tile[c * (end - begin) + j - begin] = row[c];

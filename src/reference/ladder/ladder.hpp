@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/arguments.hpp"
+#include "core/cancel.hpp"
 #include "core/kernel.hpp"
 #include "core/sequence.hpp"
 #include "reference/score.hpp"
@@ -42,6 +43,9 @@ class Head {
   double row_bytes_out() const {
     return static_cast<double>(p_.head_dim_v * core::size_bytes(p_.out_dtype()) + (p_.lse().data != nullptr ? 4 : 0));
   }
+
+  // Throws core::Cancelled once the call is cancelled; so do load_q, load_v and load_k_transposed.
+  void end_if_cancelled() const { core::end_if_cancelled(p_.cancel); }
 
   void load_q(int64_t i, float* row) const;
   void load_v(int64_t j, float* row) const;

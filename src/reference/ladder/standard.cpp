@@ -63,6 +63,7 @@ class Standard {
   void softmax() {
     const int64_t n = head_.len_kv();
     for (int64_t i = 0; i < head_.len_q() && n > 0; ++i) {
+      head_.end_if_cancelled();
       float* s = s_row(i);
       float* p = p_row(i);
       float m = head_.sink();

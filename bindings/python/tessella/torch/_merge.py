@@ -16,7 +16,7 @@ from .. import _declarations as d
 from .._arrays import DTYPES, dtype_of
 from .._call import is_swapped, lse_shape
 from .._errors import Error, InvalidArgument, name_function
-from .._library import failure, library
+from .._library import failure
 from .._merge import MergeCall
 from .._scalars import INT32, integer, text
 from ._tensor import TensorSlot, allocator, current_stream
@@ -117,9 +117,9 @@ def _run(
     else:
         num_threads = torch.get_num_threads() if num_threads is None else num_threads
     call.set_options(kernel_name, num_sms, num_threads or 0)
-    status = library.tessella_merge(c.byref(call.args), c.byref(call.options), stream)
+    status, said = call.run(stream)
     if status != d.OK:
-        raise failure(status)
+        raise failure(status, "", said)
     return out, lse
 
 

@@ -60,7 +60,7 @@ def _run(
     with TensorCall.of("forward") as call:
         call.fill_tensors(q, k, v, named)
         outputs = call.outputs(q, out, lse, return_lse)
-        call.require(library.tessella_forward(call.args_ref, call.options_ref, call.stream))
+        call.run(lambda: library.tessella_forward(call.args_ref, call.options_ref, call.stream))
         return outputs
 
 
@@ -89,7 +89,7 @@ def attention_backward(
         for name, gradient in zip(GRADIENTS, made):
             if gradients & BITS[name]:
                 call.pass_gradient(name, gradient)
-        call.require(library.tessella_backward(call.backward_ref, call.options_ref, call.stream))
+        call.run(lambda: library.tessella_backward(call.backward_ref, call.options_ref, call.stream))
         return made
 
 

@@ -144,6 +144,11 @@ class TensorCall(Call):
             else:
                 self.set_array(_ARRAYS[name], array)
 
+    def own_options(self) -> None:
+        self.capsules.append(self.options)  # which has the memory that its copy points to
+        self.options = d.AttentionOptions.from_buffer_copy(self.options)
+        self.options_ref = c.byref(self.options)
+
     def outputs(self, q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
         """Views the outputs and makes those that are absent."""
         slots, swapped = self.slots, self.is_swapped
