@@ -35,7 +35,8 @@ def _needs_gradient(arguments: Iterable[Any]) -> bool:
         elif isinstance(argument, torch.Tensor):
             if _forward_ad._current_level >= 0 and _forward_ad.unpack_dual(argument).tangent is not None:
                 raise Unsupported(
-                    "forward: a tensor has a tangent, and there is no derivative of forward mode, expected detach() of it"
+                    "forward: a tensor has a tangent, and there is no derivative of forward mode, expected detach() of "
+                    "it"
                 )
             needs = needs or argument.requires_grad
     return needs and torch.is_grad_enabled()
@@ -110,7 +111,7 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
             gradients=sum(BITS[name] for name in wanted),
         )
         by_name = {name: gradient for name, gradient in zip(GRADIENTS, made) if name in wanted}
-        return (None, None, None, *(by_name.get(name) for name in of_inputs))
+        return (None, None, None, *(by_name.get(name or "") for name in of_inputs))
 
 
 def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
@@ -133,7 +134,8 @@ def _require_gradients(q: torch.Tensor, named: Mapping[str, Any]) -> None:
 
 def _attention_out(*_: Any, **__: Any) -> NoReturn:
     raise Unsupported(
-        f"forward: a tensor requires grad, and a call with out or lse given has no gradients, {_WITHOUT}, or neither of them"
+        f"forward: a tensor requires grad, and a call with out or lse given has no gradients, {_WITHOUT}, or neither of "
+        "the two"
     )
 
 
@@ -154,6 +156,4 @@ class _Once(_Function):  # type: ignore[misc, unused-ignore]
 _register(_operator.attention, lambda *operands, **named: _attention_lse(*operands, **named)[0])
 _register(_operator.attention_lse, _attention_lse)
 _register(_operator.attention_out, _attention_out)
-_register(
-    _operator.attention_backward, lambda keys, *operands, **named: _apply(_Once, keys, named, *operands)
-)
+_register(_operator.attention_backward, lambda keys, *operands, **named: _apply(_Once, keys, named, *operands))

@@ -109,9 +109,7 @@ def _new_gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradients: int, named: dict[str, Any]
 ) -> tuple[torch.Tensor, ...]:
     inputs = {"q": q, "k": k, "v": v, **named}
-    return tuple(
-        _like(inputs[of]) if gradients & BITS[name] else q.new_empty(0) for name, of in GRADIENTS.items()
-    )
+    return tuple(_like(inputs[of]) if gradients & BITS[name] else q.new_empty(0) for name, of in GRADIENTS.items())
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
