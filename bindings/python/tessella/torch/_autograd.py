@@ -134,8 +134,8 @@ def _require_gradients(q: torch.Tensor, named: Mapping[str, Any]) -> None:
 
 def _attention_out(*_: Any, **__: Any) -> NoReturn:
     raise Unsupported(
-        f"forward: a tensor requires grad, and a call with out or lse given has no gradients, {_WITHOUT}, or neither of "
-        "the two"
+        f"forward: a tensor requires grad, and a call with out or lse given has no gradients, {_WITHOUT}, or neither "
+        "of the two"
     )
 
 
