@@ -28,6 +28,7 @@ quick(amx_refused_test)
 quick(forward_test "ForwardChoice|Kernels/Forward.(Plain|EachFeature|EmptySizes)/")
 quick(nan_test "Kernels/Nan.InOneVisibleKey/")
 quick(merge_test "Kernels/Merge.")
+quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.
 quick(emulator_test)
@@ -40,6 +41,6 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api dlpack merge_api operands plan refusal sharing)
+foreach(part api backward_api dlpack merge_api operands plan refusal sharing)
   quick(${part}_test)
 endforeach()

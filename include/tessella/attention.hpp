@@ -82,6 +82,8 @@ namespace detail {
 
 static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
 
+inline const tessella_tensor* pointer(const TensorView& view) { return view.is_present() ? &view.c_tensor() : nullptr; }
+
 // The C structs of one call; they point into args and options.
 struct ForwardCall {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
@@ -149,9 +151,6 @@ struct ForwardCall {
 
  private:
   static const char* given(const std::string& value) { return value.empty() ? nullptr : value.c_str(); }
-  static const tessella_tensor* pointer(const TensorView& view) {
-    return view.is_present() ? &view.c_tensor() : nullptr;
-  }
 };
 
 }  // namespace detail

@@ -61,9 +61,9 @@ enum {
 typedef int32_t tessella_operation;
 enum {
   TESSELLA_FORWARD = 1,  /* tessella_forward_args, tessella_attention_options */
-  TESSELLA_BACKWARD = 2, /* `unsupported`, as append, quantize and linear: no kernel computes it yet */
-  TESSELLA_APPEND = 3,
-  TESSELLA_MERGE = 4, /* tessella_merge_args, tessella_merge_options */
+  TESSELLA_BACKWARD = 2, /* tessella_backward_args, tessella_attention_options */
+  TESSELLA_APPEND = 3,   /* `unsupported`, as quantize and linear: no kernel computes it yet */
+  TESSELLA_MERGE = 4,    /* tessella_merge_args, tessella_merge_options */
   TESSELLA_QUANTIZE = 5,
   TESSELLA_LINEAR = 6
 };
@@ -291,15 +291,18 @@ enum {
   TESSELLA_D_ALIBI_SLOPES = 32
 };
 
-/* The gradients of a forward call. forward and d_out are required; of the gradients that are written (dq to
- * d_alibi_slopes) at least one. NULL = absent; what is not asked for is not computed.
+/* The gradients of a forward call. forward and d_out are required, and at least one of what is written, dq to
+ * d_alibi_slopes. NULL = absent; what is not asked for is not computed.
  *
- *   forward        the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
- * required. The options are those of the call too. page_table and scales are not supported d_out          shape of out
- * dtype of out or of q, or f32 d_lse          shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0 dq, dk, dv
- * shapes of q, k and v   dtype of q, or f32 d_bias         shape of bias   its dtype, or f32; the sum over axes on
- * which bias broadcasts d_sink         (heads_q) f32 d_alibi_slopes shape of alibi_slopes   f32 accumulate     bits of
- * tessella_gradient: these are added to what is there, in fp32 and rounded once
+ *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
+ *                   required. The options are those of the call too. page_table and scales are not supported
+ *   d_out           shape of out   dtype of out or of q, or f32
+ *   d_lse           shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0
+ *   dq, dk, dv      shapes of q, k and v   dtype of q, or f32
+ *   d_bias          shape of bias   its dtype, or f32; the sum over axes on which bias broadcasts
+ *   d_sink          (heads_q) f32
+ *   d_alibi_slopes  shape of alibi_slopes   f32
+ *   accumulate      bits of tessella_gradient: these are added to what is there, in fp32 and rounded once
  *
  * A query that sees no key has gradients of 0, and so have rows past the lengths and keys that no query may see,
  * whatever they hold. Gradients overlap no input and not each other. */
@@ -421,9 +424,10 @@ TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
 /* Compares sampled rows of a call's out, and of its lse where given, with the reference in double, on the CPU. Tensors
- * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. A merge in
- * place leaves nothing to compare. A NaN is right where the reference has one, and where a NaN or infinity of a key
- * that some query sees may reach (docs/numerics.md). */
+ * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
+ * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
+ * compare, nor does a backward that accumulates. A NaN is right where the reference has one, and where a NaN or
+ * infinity of a key that some query sees may reach (docs/numerics.md). */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */
@@ -445,7 +449,7 @@ TESSELLA_API tessella_status tessella_check(const tessella_call* call, int64_t n
 typedef struct tessella_kernel_info {
   size_t struct_size;
   const char* name;
-  const char* operation; /* "forward", "merge" */
+  const char* operation; /* "forward", "backward", "merge" */
   const char* summary;
   const char* device;        /* "cpu" or "cuda" */
   const char* architectures; /* what it is made for: "sm_90a", "sm_80+" (that and later), "avx2", "any" */
