@@ -353,7 +353,7 @@ def test_workspace_comes_from_torchs_allocator(monkeypatch):
         caching_allocator_delete = asked.append
 
     monkeypatch.setattr(_tensor, "_cuda", Cuda)
-    allocator = _tensor._allocator(3)
+    allocator = _tensor.allocator(3)
     assert allocator.alloc(100, 64, 7, allocator.user) == 4096 and allocator.alloc(100, 64, None, None) == 4096
     assert allocator.alloc(2000, 64, None, None) is None  # which C reports as out of memory
     allocator.free(4096, 100, 7, allocator.user)

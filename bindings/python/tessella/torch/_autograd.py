@@ -65,6 +65,8 @@ def _register(kernel: Callable[..., Any], differentiable: Callable[..., Any]) ->
 
 def _apply(function: Any, *arguments: Any) -> Any:
     """function.apply at the level of torch.func that the operator has come to; that of Python would begin anew."""
+    if not _torch_c._are_functorch_transforms_active():
+        return function.apply(*arguments)
     with _single_level():
         return function.apply(*arguments)
 
