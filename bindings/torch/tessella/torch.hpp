@@ -5,7 +5,7 @@
 //
 // Nothing is copied. On a GPU work is queued on torch's current stream, and the workspace is of torch's allocator; on
 // the CPU as many threads run as at::get_num_threads() says. Failures throw tessella::Error, those of torch's
-// own allocation c10::Error; nothing is touched then.
+// own allocation c10::Error; nothing is touched then. On the CPU autograd has the gradients.
 #pragma once
 
 #include <ATen/ATen.h>
