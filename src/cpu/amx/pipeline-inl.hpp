@@ -269,17 +269,18 @@ class Pipeline {
 
   [[gnu::always_inline]] void end_block(const SoftmaxRows<kLse>& rows) {
     const uint32_t too_low = rows.too_low();
-    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(too_low);
+    if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(rows, too_low);  // a copy: rows stay in registers
     rows.finish(filling_.strip->softmax);
   }
 
   // Rare: the job's probabilities were taken against maxima that are too low for these rows, none of which has an
   // origin: with those maxima rise beforehand. Of scores beyond 2^27 some
   // may be so again, as maxima are rounded; their neighbours' sums are wanted all the same.
-  [[gnu::noinline, gnu::cold]] void raise_and_repeat(uint32_t too_low) {
+  [[gnu::noinline, gnu::cold]] void raise_and_repeat(SoftmaxRows<kLse> rows, uint32_t too_low) {
     raise_and_rescale(too_low);
-    SoftmaxRows<kLse> rows(filling_.strip->softmax, job_.scores, job_.probs, context_.scale_log2);
-    for (int piece = 0; piece < kPieces; piece += 2) rows.run(piece, piece + 2);
+    for (int half = 0; half < 2; ++half) {
+      if ((too_low >> (16 * half) & 0xFFFF) != 0) rows.repeat(filling_.strip->softmax, half);
+    }
     rows.finish(filling_.strip->softmax);
   }
 
@@ -288,9 +289,11 @@ class Pipeline {
     alignas(64) float factor[kRows];
     StripWork& work = *filling_.strip;
     const bool has_origins = context_.chain != nullptr;
-    if (!raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, has_origins, factor)) return;
+    const uint32_t raised = raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, has_origins, factor);
+    if (raised == 0) return;
     release_held();  // tiles of O may be among them
     for (int half = 0; half < 2; ++half) {
+      if ((raised >> half & 1) == 0) continue;
       const __m512 power = _mm512_load_ps(factor + 16 * half);
       if (work.o_live || draining_.strip == &work) {
         for (int i = 0; i < 2 * panels(); ++i) rescale_floats(work.o + (2 * i + half) * kTileFloats, power);

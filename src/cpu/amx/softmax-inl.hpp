@@ -112,6 +112,16 @@ class SoftmaxRows {
     return low | uint32_t{high} << 16;
   }
 
+  // Computes one half of the block anew, against the maxima that the rows have now.
+  [[gnu::always_inline]] void repeat(const SoftmaxState& state, int half) {
+    const __m512 offset = _mm512_load_ps(state.offset + 16 * half);
+    Sums sums = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int pair = 0; pair < kKeyPairs; ++pair) {
+      run_piece(scores_ + pair * 2 * kRows + 16 * half, offset, sums, probs_ + pair * 32 + half * kTileElements);
+    }
+    (half == 0 ? low_ : high_) = sums;
+  }
+
   // Adds the block's sums to those of the rows.
   [[gnu::always_inline]] void finish(SoftmaxState& state) const {
     add(state.sum, low_.even, low_.odd, 0);
@@ -173,13 +183,14 @@ class SoftmaxRows {
 
 // Largest score of each row of one half (16 rows) of a block; any of them, or NaN, where a row has NaN.
 inline __m512 block_maximum(const float* scores) {
-  __m512 even = _mm512_load_ps(scores);
-  __m512 odd = _mm512_load_ps(scores + kRows);
-  for (int i = 2; i < kBlockKeys; i += 2) {
-    even = _mm512_max_ps(even, _mm512_load_ps(scores + i * kRows));
-    odd = _mm512_max_ps(odd, _mm512_load_ps(scores + (i + 1) * kRows));
+  constexpr int kChains = 4;
+  __m512 largest[kChains];
+  for (int i = 0; i < kChains; ++i) largest[i] = _mm512_load_ps(scores + i * kRows);
+#pragma GCC unroll 8
+  for (int i = kChains; i < kBlockKeys; ++i) {
+    largest[i % kChains] = _mm512_max_ps(largest[i % kChains], _mm512_load_ps(scores + i * kRows));
   }
-  return _mm512_max_ps(even, odd);
+  return _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
 }
 
 inline constexpr float kLargestOffset = 0x1p24f;  // of rows that may have an origin
@@ -209,20 +220,23 @@ inline void set_maximum(SoftmaxState& state, int half, __mmask16 rows, __m512 ma
   }
 }
 
-// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never of
-// others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied by
-// go to factor[32]; returns false if no row changed. The scores are not yet taken less the origins of these rows.
-[[gnu::noinline]] inline bool raise_maximum(SoftmaxState& state, const float* scores, float scale_log2, uint32_t rows,
-                                            bool has_origins, float* factor) {
-  bool raised = false;
+// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never
+// of others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied
+// by go to factor[32]. The scores are not yet taken less the origins of these rows. Returns a bit for each half in
+// which a row changed.
+[[gnu::noinline]] inline uint32_t raise_maximum(SoftmaxState& state, const float* scores, float scale_log2,
+                                                uint32_t rows, bool has_origins, float* factor) {
+  uint32_t raised = 0;
   for (int half = 0; half < 2; ++half) {
+    const auto of_half = static_cast<__mmask16>(rows >> (16 * half));
+    if (of_half == 0) continue;
     float* offset = state.offset + 16 * half;
     const __m512 maximum = block_maximum(scores + 16 * half);
     const __m512 beyond = _mm512_sub_ps(maximum, _mm512_load_ps(state.origin + 16 * half));
     const __m512 excess = _mm512_add_ps(_mm512_mul_ps(beyond, _mm512_set1_ps(scale_log2)), _mm512_load_ps(offset));
-    const __mmask16 over = _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(rows >> (16 * half)), excess,
-                                                   _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
-    raised |= over != 0;
+    const __mmask16 over = _mm512_mask_cmp_ps_mask(of_half, excess, _mm512_set1_ps(kLazyBits), _CMP_GT_OQ);
+    if (over == 0) continue;
+    raised |= uint32_t{1} << half;
     const __m512 steps = _mm512_maskz_roundscale_ps(over, excess, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
     const __m512 power = _mm512_scalef_ps(_mm512_set1_ps(1.0f), _mm512_sub_ps(_mm512_setzero_ps(), steps));
     _mm512_store_ps(factor + 16 * half, power);
@@ -256,14 +270,16 @@ inline void rescale_floats(float* tile, __m512 factor) {
   }
 }
 
-// A tile of P times an exact power of two a lane.
+// A tile of P times a power of two a lane, at most 1: taken off the exponents. What passes 2^-126 is 0 to a product of
+// tiles. A row of NaN has it in its sum.
 inline void rescale_probs(uint16_t* tile, __m512 factor) {
+  const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(factor), 23);
+  const __mmask16 is_zero = _mm512_testn_epi32_mask(exponent, exponent);
+  const __m512i steps =
+      _mm512_mask_mov_epi32(_mm512_sub_epi32(_mm512_set1_epi32(127), exponent), is_zero, _mm512_set1_epi32(256));
+  const __m512i pair = _mm512_or_si512(_mm512_slli_epi32(steps, 7), _mm512_slli_epi32(steps, 23));
   for (int i = 0; i < kTileRows; ++i) {
-    const __m512i pair = _mm512_load_si512(tile + i * 32);
-    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
-    _mm512_store_si512(tile + i * 32,
-                       join_pair(_mm512_mul_ps(even, factor), round_to_bf16(_mm512_mul_ps(odd, factor))));
+    _mm512_store_si512(tile + i * 32, _mm512_subs_epu16(_mm512_load_si512(tile + i * 32), pair));
   }
 }
 

@@ -15,6 +15,7 @@
 #include <limits>
 #include <thread>
 
+#include "core/cancel.hpp"
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
@@ -236,9 +237,8 @@ struct BlocksOfStrip {
   int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
 };
 
-// Adds a block's part of dQ to the strip's sums when all blocks before it have.
-inline void add_in_turn(std::atomic<int32_t>& turn, int32_t before, const QueryStrip& strip, bool wants_slopes,
-                        const BackwardScratch& scratch, bool wants_dq, float* dq, float* slope) {
+// Until all blocks before this one have added their parts to a strip.
+inline void wait_for_turn(const std::atomic<int32_t>& turn, int32_t before) {
   for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
     if (spins < 256) {
       hwy::Pause();
@@ -246,13 +246,52 @@ inline void add_in_turn(std::atomic<int32_t>& turn, int32_t before, const QueryS
       std::this_thread::yield();
     }
   }
+}
+
+inline void add_rows(const float* part, int64_t count, float* sums) {
   const F32 d;
-  const int64_t count = strip.strip.num_rows * scratch.qk_stride;
-  for (int64_t i = 0; wants_dq && i < count; i += kLanes) {
-    hn::Store(hn::Add(hn::Load(d, dq + i), hn::Load(d, scratch.dq + i)), d, dq + i);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    hn::Store(hn::Add(hn::Load(d, sums + i), hn::Load(d, part + i)), d, sums + i);
   }
-  for (int r = 0; wants_slopes && r < strip.strip.num_rows; ++r) slope[r] += strip.slope[r];
-  turn.store(before + 1, std::memory_order_release);
+}
+
+// The gradients that blocks of keys have to do with.
+struct Wanted {
+  bool dq, dk, dv, slopes;
+  explicit Wanted(const core::AttentionArguments& p)
+      : dq(p.tensors[Name::dq].data != nullptr),
+        dk(p.tensors[Name::dk].data != nullptr),
+        dv(p.tensors[Name::dv].data != nullptr),
+        slopes(p.features.has(core::Feature::d_alibi_slopes)) {}
+};
+
+// A strip beside the block of keys [key_begin, key_end): adds to dK and dV, and has its part of dQ and of the slopes.
+inline void compute_strip(QueryStrip& of, const float* delta, int64_t key_begin, int64_t key_end, const Wanted& wants,
+                          const BackwardScratch& scratch) {
+  const int num_rows = of.strip.num_rows;
+  load_queries(of, delta, scratch);
+  if (wants.dq) std::memset(scratch.dq, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.qk_stride));
+  for (int64_t begin = key_begin; begin < key_end; begin += kTileKeys) {
+    const int64_t end = key_end < begin + kTileKeys ? key_end : begin + kTileKeys;
+    if (begin >= of.strip.keep_end && (begin >= of.strip.keys_end || end <= of.strip.keys_begin)) continue;
+    const int num_keys = static_cast<int>(end - begin);
+    const int64_t at = begin - key_begin;
+    const float* k = scratch.k + at * scratch.qk_stride;
+    compute_tile(of, k, scratch.v + at * scratch.v_stride, begin, num_keys, scratch);
+    if (wants.slopes) add_slopes(of, scratch.d_scores, begin, num_keys);
+    apply_softcap_derivative(*of.strip.arguments, of.lanes, num_keys, scratch);
+    const Weights probs{scratch.probs, of.lanes, 1};
+    const Weights d_scores{scratch.d_scores, of.lanes, 1};
+    if (wants.dv) {
+      multiply_rows(probs, num_keys, num_rows, scratch.d_out, scratch.dv + at * scratch.v_stride, scratch.v_stride);
+    }
+    if (wants.dk) {
+      multiply_rows(d_scores, num_keys, num_rows, scratch.q, scratch.dk + at * scratch.qk_stride, scratch.qk_stride);
+    }
+    if (wants.dq) {
+      multiply_rows({scratch.d_scores, 1, of.lanes}, num_rows, num_keys, k, scratch.dq, scratch.qk_stride);
+    }
+  }
 }
 
 inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
@@ -261,10 +300,7 @@ inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, 
   const int64_t key_begin = block.idx * shared.block_keys;
   const int64_t key_end = s.len_kv < key_begin + shared.block_keys ? s.len_kv : key_begin + shared.block_keys;
   const int block_keys = static_cast<int>(key_end - key_begin);
-  const bool wants_dq = p.tensors[Name::dq].data != nullptr;
-  const bool wants_dk = p.tensors[Name::dk].data != nullptr;
-  const bool wants_dv = p.tensors[Name::dv].data != nullptr;
-  const bool wants_slopes = p.features.has(core::Feature::d_alibi_slopes);
+  const Wanted wants(p);
   load_block(p, s, Name::k, kv_head, key_begin, block_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
   load_block(p, s, Name::v, kv_head, key_begin, block_keys, p.head_dim_v, scratch.v, scratch.v_stride);
   std::memset(scratch.dk, 0, sizeof(float) * static_cast<size_t>(block_keys * scratch.qk_stride));
@@ -280,33 +316,19 @@ inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, 
     fill_strip(of.strip, p, s, kv_head, row, num_rows, of.lanes);
     const BlocksOfStrip blocks(of.strip, shared.block_keys);
     if (!blocks.has(block.idx)) continue;
-    load_queries(of, shared.delta + first_row + row, scratch);
-    if (wants_dq) std::memset(scratch.dq, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.qk_stride));
-    for (int64_t begin = key_begin; begin < key_end; begin += kTileKeys) {
-      const int64_t end = key_end < begin + kTileKeys ? key_end : begin + kTileKeys;
-      if (begin >= of.strip.keep_end && (begin >= of.strip.keys_end || end <= of.strip.keys_begin)) continue;
-      const int num_keys = static_cast<int>(end - begin);
-      const int64_t at = begin - key_begin;
-      float* k = scratch.k + at * scratch.qk_stride;
-      compute_tile(of, k, scratch.v + at * scratch.v_stride, begin, num_keys, scratch);
-      if (wants_slopes) add_slopes(of, scratch.d_scores, begin, num_keys);
-      apply_softcap_derivative(p, of.lanes, num_keys, scratch);
-      const Weights probs{scratch.probs, of.lanes, 1};
-      const Weights d_scores{scratch.d_scores, of.lanes, 1};
-      if (wants_dv) {
-        multiply_rows(probs, num_keys, num_rows, scratch.d_out, scratch.dv + at * scratch.v_stride, scratch.v_stride);
-      }
-      if (wants_dk) {
-        multiply_rows(d_scores, num_keys, num_rows, scratch.q, scratch.dk + at * scratch.qk_stride, scratch.qk_stride);
-      }
-      if (wants_dq) {
-        multiply_rows({scratch.d_scores, 1, of.lanes}, num_rows, num_keys, k, scratch.dq, scratch.qk_stride);
-      }
+    // A call that ends early computes no more, but passes its turns on: blocks behind it wait for them.
+    const bool is_over = core::is_cancelled(p.cancel);
+    if (!is_over) {
+      compute_strip(of, shared.delta + first_row + row, key_begin, key_end, wants, scratch);
     }
-    if (wants_dq || wants_slopes) {
-      add_in_turn(shared.turn[first_strip + n], blocks.before(block.idx), of, wants_slopes, scratch, wants_dq,
-                  shared.dq + (first_row + row) * shared.qk_stride, shared.slope + first_row + row);
+    if (!wants.dq && !wants.slopes) continue;
+    std::atomic<int32_t>& turn = shared.turn[first_strip + n];
+    wait_for_turn(turn, blocks.before(block.idx));
+    if (!is_over && wants.dq) {
+      add_rows(scratch.dq, num_rows * scratch.qk_stride, shared.dq + (first_row + row) * shared.qk_stride);
     }
+    for (int r = 0; !is_over && wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
+    turn.store(blocks.before(block.idx) + 1, std::memory_order_release);
   }
   for (int key = 0; key < block_keys; ++key) {
     const auto store = [&](Name name, core::Gradient gradient, const float* from, float factor, int64_t dim) {

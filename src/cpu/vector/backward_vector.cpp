@@ -20,6 +20,7 @@
 
 #if HWY_ONCE
 
+#include "core/cancel.hpp"
 #include "core/sequence.hpp"
 #include "cpu/parallel.hpp"
 
@@ -264,6 +265,7 @@ void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, con
     kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared,
                      BackwardScratch(p, base + worker * thread_bytes));
   });
+  core::end_if_cancelled(p.cancel);  // blocks end without a result
   if (p.tensors[Name::dq].data != nullptr) {
     for_each_rows(p, plan.num_threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
       kernel.end_rows(p, s, kv_head, begin, end, shared);

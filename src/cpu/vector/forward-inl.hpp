@@ -79,16 +79,19 @@ inline bool has_nan(const float* scores, int lanes, int num_keys) {
 inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_t o_stride) {
   const F32 d;
   const VecF scale_log2 = hn::Set(d, state.scale_log2);
+  const VecF lowest = hn::Set(d, kMinusInfinity);
   const auto is_behind = [&](int row, VecF found) HWY_ATTR {
+    const VecF offset = hn::Load(d, state.offset + row);
     const VecF exponent = hn::Mul(hn::Sub(found, hn::Load(d, state.origin + row)), scale_log2);
-    return hn::Gt(exponent, hn::Add(hn::Load(d, state.offset + row), hn::Set(d, 8.0f)));
+    const MaskF begins = hn::And(hn::Eq(offset, lowest), hn::Gt(found, lowest));  // whose exponent may be -inf
+    return hn::Or(begins, hn::Gt(exponent, hn::Add(offset, hn::Set(d, 8.0f))));
   };
   bool any_raised = false;
   bool any_visible = false;
   for (int row = 0; row < state.lanes; row += kLanes) {
     const VecF found = hn::Load(d, tile_max + row);
     any_raised |= !hn::AllFalse(d, is_behind(row, found));
-    any_visible |= !hn::AllTrue(d, hn::Eq(found, hn::Set(d, kMinusInfinity)));
+    any_visible |= !hn::AllTrue(d, hn::Eq(found, lowest));
   }
   if (!any_raised) return any_visible;
   alignas(64) float factor[kStripRows];
@@ -102,8 +105,7 @@ inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_
     const VecF new_origin = hn::IfThenElse(raised, hn::IfThenZeroElse(is_offset, found), origin);
     const VecF new_offset = hn::IfThenElse(raised, hn::IfThenElseZero(is_offset, whole), offset);
     const VecF exponent = hn::MulAdd(hn::Sub(origin, new_origin), scale_log2, hn::Sub(offset, new_offset));
-    const MaskF is_first = hn::Eq(offset, hn::Set(d, kMinusInfinity));
-    const VecF power = hn::IfThenZeroElse(is_first, exp2(exponent));
+    const VecF power = hn::IfThenZeroElse(hn::Eq(offset, lowest), exp2(exponent));
     const VecF scale = hn::IfThenElse(raised, power, hn::Set(d, 1.0f));
     hn::Store(new_origin, d, state.origin + row);
     hn::Store(new_offset, d, state.offset + row);
