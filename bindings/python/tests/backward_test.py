@@ -311,6 +311,34 @@ def test_errors(change, error, sentence):
     assert str(raised.value).startswith(sentence)
 
 
+def test_a_cancelled_call():
+    call = forward()
+    cancel = tessella.Cancel()
+    tessella.attention_backward(*call, cancel=cancel)
+    cancel.set()
+    q = random(1, 600, 2, 8)
+    out, lse = tessella.attention(q, q, q, return_lse=True)
+    with pytest.raises(tessella.Cancelled):
+        tessella.attention_backward(q, q, q, out, lse, out, cancel=cancel)
+
+
+def test_gradients_lie_apart():
+    q, k, v, out, lse, d_out = forward()
+    for name, other, array in (("dq", "q", q), ("dk", "k", k), ("dq", "d_out", None), ("dv", "v", v)):
+        given = np.empty(2 * q.size, np.float32)
+        if array is None:
+            array = given[: q.size].reshape(q.shape)
+            d_out = given[1 : 1 + d_out.size].reshape(d_out.shape)
+        with pytest.raises(tessella.InvalidArgument, match=f"^backward: {name} overlaps {other}, expected memory"):
+            tessella.attention_backward(q, k, v, out, lse, d_out, **{name: array})
+    both = np.empty(q.size + 8, np.float32)
+    dq, dk = both[: q.size].reshape(q.shape), both[8 : 8 + k.size].reshape(k.shape)
+    with pytest.raises(
+        tessella.InvalidArgument, match="^backward: (dq|dk) overlaps (dq|dk), expected memory of its own"
+    ):
+        tessella.attention_backward(*forward(), dq=dq, dk=dk)
+
+
 def test_read_only_arrays():
     q, k, v, out, lse, d_out = forward()
     dq = np.zeros_like(q)
