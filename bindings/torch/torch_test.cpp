@@ -1,6 +1,8 @@
 // <tessella/torch.hpp> against softmax(scale * q . k^T + ...) . v in double by ATen, on the CPU and, where there is
 // one, a GPU. No test framework: what libtorch's binaries say of std::string decides which would link.
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -88,8 +90,13 @@ void test_device(const at::Device& device) {
          "dropout");
 
   const at::Tensor leaf = q.clone().requires_grad_();
-  expect_error(ts::ErrorCode::unsupported, "attention: k requires grad, and there is no backward yet, expected a call",
-               [&] { attention(q, leaf, v); });
+  if (device.is_cuda()) {
+    expect_error(ts::ErrorCode::unsupported,
+                 "attention: k requires grad, and no kernel computes gradients on cuda:0 yet",
+                 [&] { attention(q, leaf, v); });
+  }
+  expect_error(ts::ErrorCode::unsupported, "attention: mod_args requires grad, and has no gradient, expected detach()",
+               [&] { attention(q, k, v, {}, {.mod_args = {leaf}}); });
   {
     const at::NoGradGuard guard;
     expect(near(attention(leaf, k, v), expected, 1e-5), "no grad");
@@ -109,10 +116,61 @@ void test_device(const at::Device& device) {
                [&] { attention(q.to(at::kMeta), k, v); });
 }
 
+void test_gradients() {
+  using tessella::torch::attention;
+  using tessella::torch::attention_lse;
+  namespace ts = tessella;
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const double tolerance = dtype == at::kDouble ? 1e-6 : dtype == at::kFloat ? 1e-4 : 0.15;
+    const auto leaf = [&](at::IntArrayRef shape, at::ScalarType of) { return at::randn(shape, of).requires_grad_(); };
+    const at::Tensor q = leaf({2, 9, 4, 16}, dtype), k = leaf({2, 13, 4, 16}, dtype), v = leaf({2, 13, 4, 8}, dtype),
+                     bias = leaf({4, 9, 13}, at::kFloat);
+    const at::Tensor of_out = at::randn({2, 9, 4, 8}), of_lse = at::randn({2, 4, 9});
+    const auto gradients = [&](const std::tuple<at::Tensor, at::Tensor>& result) {
+      const auto& [out, lse] = result;
+      const at::Tensor loss = (out * of_out).sum() + (lse * of_lse).sum();
+      return ::torch::autograd::grad({loss}, {q, k, v, bias});
+    };
+    const auto got = gradients(attention_lse(q, k, v, {}, {.bias = bias})),
+               expected = gradients(reference(q, k, v, bias));
+    for (size_t i = 0; i < got.size(); ++i) {
+      const at::Tensor wide = expected[i].to(at::kDouble);
+      const double size = std::max(1.0, wide.abs().max().item<double>());
+      expect(got[i].scalar_type() == (i == 3 ? at::kFloat : dtype) && near(got[i], wide, tolerance * size),
+             "gradients");
+    }
+    const at::Tensor alone = ::torch::autograd::grad({attention(q, k.detach(), v.detach()).sum()}, {q})[0];
+    const at::Tensor wanted =
+        ::torch::autograd::grad({std::get<0>(reference(q, k, v, at::zeros({1}))).sum()}, {q})[0].to(at::kDouble);
+    expect(near(alone, wanted, tolerance), "the gradient of q alone, of a sum");
+  }
+  const at::Tensor q = at::randn({2, 9, 4, 16}).requires_grad_(), sink = at::randn({4}).requires_grad_(),
+                   slopes = at::rand({4}).requires_grad_();
+  const ts::AttentionOptions dropout{.mask = ts::Mask::causal(), .dropout = 0.5f, .seed = 3};
+  const auto loss = [&] { return attention(q, q, q, dropout, {.alibi_slopes = slopes, .sink = sink}).pow(2).sum(); };
+  const auto first = ::torch::autograd::grad({loss()}, {q, sink, slopes});
+  const auto second = ::torch::autograd::grad({loss()}, {q, sink, slopes});
+  for (size_t i = 0; i < first.size(); ++i) {
+    expect(first[i].equal(second[i]) && first[i].abs().max().item<double>() > 0, "the same gradients of dropout");
+  }
+  expect_error(ts::ErrorCode::unsupported, "attention: a gradient of gradients is wanted, and there is none",
+               [&] { ::torch::autograd::grad({loss()}, {q}, {}, true, true); });
+  expect_error(ts::ErrorCode::unsupported,
+               "attention: k requires grad, and a call with out or lse given has no gradients", [&] {
+                 attention(q.detach(), q, q.detach(), {}, {.out = at::empty({2, 9, 4, 16})});
+               });
+  expect_error(ts::ErrorCode::unsupported, "attention: q requires grad, and keys in pages have no gradients", [&] {
+    attention(q, q, q, {}, {.page_table = at::zeros({2, 1}, at::kInt)});
+  });
+  expect_error(ts::ErrorCode::invalid_argument, "attention: k is undefined, expected a tensor",
+               [&] { attention(q, at::Tensor(), q); });
+}
+
 }  // namespace
 
 int main() {
   test_device(at::kCPU);
+  test_gradients();
   if (at::hasCUDA()) {
     test_device(at::Device(at::kCUDA, 0));
   } else {

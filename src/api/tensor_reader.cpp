@@ -230,7 +230,7 @@ core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t ba
 }
 
 core::ScoreGradient TensorReader::score_gradient(const char* name, const tessella_tensor& tensor, bool is_bias) {
-  const View t = view(name, tensor);
+  const View t = view(name, tensor, has_memory_);
   int64_t strides[4] = {};
   bool is_empty = false;
   const int last = is_bias ? 3 : 1;

@@ -29,7 +29,7 @@ struct ScoreAxes {
 // All tensors of a call lie on one device: that of the first one read that says or shows where it is.
 class TensorReader {
  public:
-  // has_memory: false where q, k, v, out and lse need none.
+  // has_memory: false where q, k, v, out, lse and gradients need none.
   TensorReader(const char* function, bool has_memory) : function_(function), has_memory_(has_memory) {}
 
   // As far as tensors have been read.

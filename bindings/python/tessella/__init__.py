@@ -7,6 +7,7 @@
 """
 
 from ._attention import CheckReport, attention, check, refusals
+from ._backward import attention_backward, check_backward
 from ._cancel import Cancel
 from ._errors import (
     Cancelled,
@@ -46,11 +47,13 @@ __all__ = [
     "Unsupported",
     "Workspace",
     "attention",
+    "attention_backward",
     "block_map",
     "build_kernels",
     "causal",
     "causal_top_left",
     "check",
+    "check_backward",
     "chunk",
     "dense",
     "document",

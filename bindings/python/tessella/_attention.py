@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _declarations as d
 from ._arrays import require_array
+from ._backward_call import OPERANDS, BackwardCall, describe, gradient_names
 from ._call import Call
 from ._errors import InvalidArgument
 from ._library import library, require
@@ -79,17 +81,29 @@ def attention(
 
 
 def refusals(
-    q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    backward: bool | Collection[str] = False,
+    **options: Unpack[Options],
 ) -> dict[str, str]:
-    """Kernel -> why it would not run this call, "" if it would; best kernel first. Arguments as for `attention`."""
-    with Call.of("kernel_refusal") as call:
+    """Kernel -> why it would not run this call, "" if it would; best kernel first. Arguments as for `attention`.
+
+    backward: ask about `attention_backward` with these gradients, names of a collection; True = dq, dk and dv.
+    """
+    wanted = gradient_names("backward", backward, OPERANDS)
+    with (BackwardCall if wanted else Call).of("kernel_refusal") as call:
         call.fill(q, k, v, layout, None, options)
-        call.describe_outputs(switch("return_lse", return_lse))
+        describe(call, return_lse, wanted)
+        operation = b"backward" if wanted else b"forward"
         reasons = {}
         info, reason = d.KernelInfo(struct_size=c.sizeof(d.KernelInfo)), c.c_char_p()
         for kernel_idx in range(library.tessella_kernel_count()):
             require(library.tessella_kernel_describe(kernel_idx, info))
-            if info.operation != b"forward":
+            if info.operation != operation:
                 continue
             call.require(library.tessella_kernel_refusal(kernel_idx, call.tagged(), reason))
             reasons[(info.name or b"").decode()] = (reason.value or b"").decode()
@@ -97,16 +111,24 @@ def refusals(
 
 
 class CheckReport(NamedTuple):
-    """How far an output is from the reference in double."""
+    """How far an output, or a gradient, is from the reference in double."""
 
     passed: bool  # NaN and inf stand where they may, and max_error <= tolerance
     rows: int  # rows compared
     max_error: float  # largest |out - reference|
     plain_error: float  # the same of a plain computation: S and softmax in fp32, P rounded to the input dtype
     tolerance: float
-    worst_index: tuple[int, int, int, int]  # batch, row, head, dim; dim -1 = the lse
+    worst_index: tuple[int, int, int, int]  # batch, row, head, dim; dim -1 = the lse; of d_bias batch, head, query, key
     worst_got: float
     worst_expected: float
+    worst_tensor: str  # "out", "lse", "dq", ...: the one whose numbers these are
+
+    @classmethod
+    def of(cls, report: d.CheckReport) -> CheckReport:
+        """The report, as C wrote it."""
+        values = {name: getattr(report, name) for name in cls._fields}
+        values.update(passed=bool(report.passed), worst_index=tuple(report.worst_index))
+        return cls(**{**values, "worst_tensor": (report.worst_tensor or b"").decode()})
 
 
 def check(
@@ -137,5 +159,4 @@ def check(
         call.compared(out, lse)
         report = d.CheckReport(struct_size=c.sizeof(d.CheckReport))
         call.run_long(lambda: library.tessella_check(call.tagged(), *sample, report))
-        values = {name: getattr(report, name) for name in CheckReport._fields}
-        return CheckReport(**{**values, "passed": bool(report.passed), "worst_index": tuple(report.worst_index)})
+        return CheckReport.of(report)

@@ -38,6 +38,14 @@ MERGE = 4
 QUANTIZE = 5
 LINEAR = 6
 
+# Gradients, one bit each.
+DQ = 1
+DK = 2
+DV = 4
+D_BIAS = 8
+D_SINK = 16
+D_ALIBI_SLOPES = 32
+
 # Device types, DLPack's numbers.
 DEVICE_DEFAULT = 0
 CPU = 1
@@ -152,6 +160,24 @@ class AttentionOptions(c.Structure):
     ]
 
 
+class BackwardArgs(c.Structure):
+    """tessella_backward_args: a forward call and its gradients."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("forward", c.POINTER(ForwardArgs)),
+        ("d_out", c.POINTER(Tensor)),
+        ("d_lse", c.POINTER(Tensor)),
+        ("dq", c.POINTER(Tensor)),
+        ("dk", c.POINTER(Tensor)),
+        ("dv", c.POINTER(Tensor)),
+        ("d_bias", c.POINTER(Tensor)),
+        ("d_sink", c.POINTER(Tensor)),
+        ("d_alibi_slopes", c.POINTER(Tensor)),
+        ("accumulate", c.c_int32),
+    ]
+
+
 class MergeArgs(c.Structure):
     """tessella_merge_args: states of attention, and the one that they become."""
 
@@ -214,6 +240,7 @@ class CheckReport(c.Structure):
         ("worst_index", c.c_int64 * 4),
         ("worst_got", c.c_double),
         ("worst_expected", c.c_double),
+        ("worst_tensor", c.c_char_p),
     ]
 
 
@@ -255,6 +282,7 @@ _call, _workspace = c.POINTER(Call), c.POINTER(Workspace)
 # Name -> result, arguments. tessella_status is an int32.
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_forward": (c.c_int32, [_args, _options, c.c_void_p]),
+    "tessella_backward": (c.c_int32, [c.POINTER(BackwardArgs), _options, c.c_void_p]),
     "tessella_merge": (c.c_int32, [c.POINTER(MergeArgs), c.POINTER(MergeOptions), c.c_void_p]),
     "tessella_plan_make": (c.c_int32, [_call, c.POINTER(Plan)]),
     "tessella_plan_free": (None, [Plan]),

@@ -15,7 +15,7 @@ class Kernel(NamedTuple):
     """One kernel of the library."""
 
     name: str
-    operation: str  # "forward" or "merge"
+    operation: str  # "forward", "backward" or "merge"
     summary: str
     device: str  # "cpu" or "cuda"
     architectures: str  # what it is made for: "avx2", "sm_90a", "any"

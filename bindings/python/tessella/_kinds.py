@@ -49,8 +49,8 @@ class Kind:
         except (MemoryError, ValueError) as error:  # the second: more bytes than it can count
             raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
-    def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
-        """out, or (out, lse), as their user gets them; given: those that were there before the call, or None."""
+    def results(self, made: tuple[Any, ...], given: tuple[Any, ...], return_lse: bool) -> Any:
+        """out, (out, lse) or gradients, as their user gets them; given: those there before the call, or None."""
         return made if return_lse else made[0]
 
     def stream(self, like: Any) -> int:
@@ -77,7 +77,7 @@ class _Torch(Kind):
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         return like.new_empty(size=shape, dtype=self.dtypes[code])  # a tuple without `size=` costs half as much again
 
-    def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
+    def results(self, made: tuple[Any, ...], given: tuple[Any, ...], return_lse: bool) -> Any:
         for tensor in given:
             if isinstance(tensor, self.torch.Tensor):  # whoever saved it for a backward hears of it
                 self.torch.autograd.graph.increment_version(tensor)
@@ -113,12 +113,12 @@ class _Jax(Kind):
     def require_writable(self, name: str) -> None:
         raise InvalidArgument(f"{name} is an array of jax, which are never written, expected one of NumPy")
 
-    def results(self, made: tuple[Any, Any], given: tuple[Any, Any], return_lse: bool) -> Any:
-        out, lse = (
+    def results(self, made: tuple[Any, ...], given: tuple[Any, ...], return_lse: bool) -> Any:
+        arrays = tuple(
             array if array is None or array is before else self.numpy.asarray(array)
             for array, before in zip(made, given)
         )
-        return super().results((out, lse), given, return_lse)
+        return super().results(arrays, given, return_lse)
 
 
 _MAKERS = {"torch": _Torch, "cupy": _Cupy, "jaxlib": _Jax}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes as c
 import weakref
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _declarations as d
 from ._arrays import Slot, require_array
+from ._backward_call import OPERANDS, BackwardCall, describe, gradient_names
 from ._call import Call
 from ._errors import Error, name_function
 from ._fields import ARGUMENTS
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import library, require
-from ._scalars import switch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -150,9 +151,16 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
     """
-    with Call.of("plan_make") as call:
+    return _made(q, k, v, layout, return_lse, frozenset(), options)
+
+
+def _made(
+    q: Any, k: Any, v: Any, layout: str, return_lse: bool, gradients: Collection[str], options: Mapping[str, Any]
+) -> Plan:
+    """A plan of attention, or of its gradients if there are any."""
+    with (BackwardCall if gradients else Call).of("plan_make") as call:
         call.fill(q, k, v, layout, None, options)
-        call.describe_outputs(switch("return_lse", return_lse))
+        describe(call, return_lse, gradients)
         handle = c.c_void_p()
         call.require(library.tessella_plan_make(call.tagged(), handle))
     kept = {name: value for name, value in options.items() if name not in ARGUMENTS}  # which every run brings anew
@@ -160,7 +168,17 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
 
 
 def explain(
-    q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    backward: bool | Collection[str] = False,
+    **options: Unpack[Options],
 ) -> str:
-    """What `attention` would do with these arguments: the kernel, and why each better one was refused."""
-    return plan(q, k, v, layout=layout, return_lse=return_lse, **options).explain()
+    """What `attention` would do with these arguments: the kernel, and why each better one was refused.
+
+    backward: ask about `attention_backward` with these gradients, names of a collection; True = dq, dk and dv.
+    """
+    return _made(q, k, v, layout, return_lse, gradient_names("backward", backward, OPERANDS), options).explain()

@@ -1,4 +1,4 @@
-"""Derivatives, of which there are none yet: refused wherever one is taken of the operator, never zero."""
+"""Derivatives by torch.func and of forward mode: what is not there is refused wherever it is taken, never zero."""
 
 import pytest
 import tessella
@@ -14,25 +14,28 @@ def fresh():
     torch.compiler.reset()
 
 
-def test_gradients_are_refused(qkv):
+def test_gradients_are_taken_on_the_cpu_alone(qkv):
     q, k, v = qkv
-    leaf = q.clone().requires_grad_()
-    text = "^forward: a tensor requires grad, and there is no backward yet, expected a call under torch.no_grad()"
-    for inputs in ((leaf, k, v), (q, leaf[:, :, :2], v)):
-        with pytest.raises(tessella.Unsupported, match=text):
-            tessella.torch.attention(*inputs)
-    with pytest.raises(tessella.Unsupported, match=text):
-        tessella.torch.attention(q, k, v, sink=torch.ones(4, device=q.device, requires_grad=True))
-    with pytest.raises(tessella.Unsupported, match=text):
-        tessella.torch.attention(leaf, k, v, out=torch.empty(2, 9, 4, 8, device=q.device))
-    with pytest.raises(Exception, match="a tensor requires grad, and there is no backward yet"):
-        torch.compile(tessella.torch.attention, fullgraph=True)(leaf, k, v)
     expected = tessella.torch.attention(q, k, v)
+    leaf = q.clone().requires_grad_()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             out = tessella.torch.attention(leaf, k, v)
         assert (out == expected).all() and not out.requires_grad
     assert (tessella.torch.attention(leaf.detach(), k, v) == expected).all()
+    if q.device.type == "cpu":
+        assert (tessella.torch.attention(leaf, k, v) == expected).all()
+        return
+    text = (
+        "^forward: a tensor requires grad, and no kernel computes gradients on cuda yet, expected a call under torch.no"
+    )
+    for inputs in ((leaf, k, v), (q, leaf[:, :, :2], v)):
+        with pytest.raises(tessella.Unsupported, match=text):
+            tessella.torch.attention(*inputs)
+    with pytest.raises(tessella.Unsupported, match=text):
+        tessella.torch.attention(q, k, v, sink=torch.ones(4, device=q.device, requires_grad=True))
+    with pytest.raises(Exception, match="a tensor requires grad, and no kernel computes gradients on cuda yet"):
+        torch.compile(tessella.torch.attention, fullgraph=True)(leaf, k, v)
 
 
 class Around(torch.nn.Module):
@@ -55,19 +58,64 @@ def dual(call, q):
         return call(torch.autograd.forward_ad.make_dual(q, q))
 
 
-DERIVATIVES = {
-    "grad": lambda call, q: torch.func.grad(lambda q: call(q).sum())(q),
-    "vjp": lambda call, q: torch.func.vjp(call, q)[1](call(q)),
+REVERSE = {
+    "grad": lambda call, q: torch.func.grad(lambda q: call(q).sin().sum())(q),
+    "vjp": lambda call, q: torch.func.vjp(call, q)[1](torch.cos(call(q)))[0],
+    "jacrev": lambda call, q: torch.func.jacrev(lambda q: call(q)[0, 0, :, 0])(q),
+    "grad within vmap": lambda call, q: torch.func.vmap(torch.func.grad(lambda q: call(q).sin().sum()))(q[None]),
+    "grad of vmap": lambda call, q: torch.func.grad(lambda q: torch.func.vmap(call)(q).sin().sum())(q[None]),
+    "compiled grad": lambda call, q: torch.compile(torch.func.grad(lambda q: call(q).sin().sum()), backend="eager")(q),
+    "grad of compiled": lambda call, q: torch.func.grad(lambda q: compiled(call, q.detach())(q).sin().sum())(q),
+}
+FORWARD = {
     "jvp": lambda call, q: torch.func.jvp(call, (q,), (q,)),
     "jacfwd": lambda call, q: torch.func.jacfwd(call)(q),
     "dual": dual,
-    "grad within vmap": lambda call, q: torch.func.vmap(torch.func.grad(lambda q: call(q).sum()))(q[None]),
-    "grad of vmap": lambda call, q: torch.func.grad(lambda q: torch.func.vmap(call)(q).sum())(q[None]),
-    "compiled grad": lambda call, q: torch.compile(torch.func.grad(lambda q: call(q).sum()), backend="eager")(q),
     "compiled jvp": lambda call, q: torch.compile(lambda q: torch.func.jvp(call, (q,), (q,)), backend="eager")(q),
-    "grad of compiled": lambda call, q: torch.func.grad(lambda q: compiled(call, q.detach())(q).sum())(q),
     "dual in compiled": lambda call, q: dual(compiled(call, q), q),
 }
+SECOND = {
+    "grad of grad": lambda call, q: torch.func.grad(lambda q: torch.func.grad(lambda q: call(q).sin().sum())(q).sum())(
+        q
+    ),
+    "jacrev of grad": lambda call, q: torch.func.jacrev(torch.func.grad(lambda q: call(q).sin().sum()))(q),
+}
+DERIVATIVES = {**REVERSE, **FORWARD}
+
+
+def written_out(q, k, v, bias=0):
+    k, v = (tensor.repeat_interleave(q.shape[2] // k.shape[2], 2) for tensor in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5 + bias
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REVERSE)
+def test_transforms_of_reverse_mode(name, qkv):
+    if qkv[0].device.type != "cpu":
+        pytest.skip("gradients are taken on the CPU")
+    q, k, v = qkv
+    expected = REVERSE[name](lambda q: written_out(q, k, v), q)
+    torch.compiler.reset()
+    assert close([REVERSE[name](lambda q: tessella.torch.attention(q, k, v), q)], [expected])
+    assert close([REVERSE[name](lambda q: torch.ops.tessella.attention(q, k, v), q)], [expected])
+    if "vmap" not in name:
+        module = torch.export.export(Around(k, v), (q,)).module()
+        assert close([REVERSE[name](module, q)], [expected])
+        if name != "grad of compiled":
+            bias = torch.randn(13)
+            got = REVERSE[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
+            torch.compiler.reset()
+            assert close([got], [REVERSE[name](lambda bias: written_out(q, k, v, bias), bias)])
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_are_refused(name, qkv):
+    if qkv[0].device.type != "cpu":
+        pytest.skip("gradients are taken on the CPU")
+    q, k, v = qkv
+    with pytest.raises(tessella.Unsupported, match="^backward: a gradient of gradients is taken, and there is none"):
+        SECOND[name](lambda q: tessella.torch.attention(q, k, v), q)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -75,20 +123,23 @@ DERIVATIVES = {
 def test_derivatives_of_other_kinds_are_refused(name, qkv):
     q, k, v = qkv
     refused = pytest.raises(
-        tessella.Unsupported, match="^forward: a tensor (requires grad|has a tangent), and there is"
+        tessella.Unsupported,
+        match="^forward: a tensor (requires grad|has a tangent), and (there is no|no kernel|a call)",
     )
-    with refused:
-        DERIVATIVES[name](lambda q: tessella.torch.attention(q, k, v), q)
-    with refused:
-        DERIVATIVES[name](lambda q: torch.ops.tessella.attention(q, k, v), q)
-    if "vmap" not in name:
+    if name in FORWARD or q.device.type != "cpu":
+        with refused:
+            DERIVATIVES[name](lambda q: tessella.torch.attention(q, k, v), q)
+        with refused:
+            DERIVATIVES[name](lambda q: torch.ops.tessella.attention(q, k, v), q)
+        if "vmap" not in name:
+            bias = torch.randn(13, device=q.device)
+            with refused:
+                DERIVATIVES[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
+            with refused:
+                DERIVATIVES[name](torch.export.export(Around(k, v), (q,)).module(), q)
+    if "vmap" not in name and name != "jacrev":
         with refused:  # of what is overwritten too
             DERIVATIVES[name](lambda out: tessella.torch.attention(q, k, v, out=out), torch.empty_like(q[..., :8]))
-        bias = torch.randn(13, device=q.device)
-        with refused:
-            DERIVATIVES[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
-        with refused:
-            DERIVATIVES[name](torch.export.export(Around(k, v), (q,)).module(), q)
 
 
 @pytest.mark.filterwarnings("ignore")

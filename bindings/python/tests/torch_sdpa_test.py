@@ -73,12 +73,16 @@ def test_three_axes_and_dropout(qkv):
     assert tessella.torch.sdpa_report() == (2, {}) and (out - 1).abs().max() < 0.35 and out.std() > 0
 
 
-def leaf(qkv):
-    return (qkv[0].clone().requires_grad_(), *qkv[1:]), {}
+def test_gradients_on_cuda_are_torchs(qkv):
+    q, k, v = qkv
+    with tessella.torch.use_for_sdpa():
+        got = functional.scaled_dot_product_attention(q.clone().requires_grad_(), k, v)
+    assert got.requires_grad
+    refused = {"a tensor requires grad, and there is no backward on cuda yet": 1}
+    assert tessella.torch.sdpa_report() == ((1, {}) if q.device.type == "cpu" else (0, refused))
 
 
 REFUSED = {
-    "a tensor requires grad, and there is no backward yet": leaf,
     "query has dtype torch.float64": lambda qkv: ([tensor.double() for tensor in qkv], {}),
     "query, key and value broadcast": lambda qkv: ((qkv[0], qkv[1][:, :1], qkv[2][:, :1]), {}),
     "query, key and value are not all 4-D, nor all 3-D": lambda qkv: ([tensor[None] for tensor in qkv], {}),

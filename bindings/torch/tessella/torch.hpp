@@ -5,7 +5,7 @@
 //
 // Nothing is copied. On a GPU work is queued on torch's current stream, and the workspace is of torch's allocator; on
 // the CPU as many threads run as at::get_num_threads() says. Failures throw tessella::Error, those of torch's
-// own allocation c10::Error; nothing is touched then.
+// own allocation c10::Error; nothing is touched then. On the CPU autograd has the gradients.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,6 +13,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/custom_function.h>
 // A stream's handle without CUDA's headers is younger than libtorch 2.4.
 #if __has_include(<c10/cuda/impl/cuda_cmake_macros.h>) && __has_include(<cuda_runtime_api.h>)
 #include <c10/cuda/CUDAStream.h>
@@ -21,7 +22,9 @@
 
 #include <string>
 #include <tessella/attention.hpp>
+#include <tessella/backward.hpp>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace tessella::torch {
@@ -82,9 +85,7 @@ inline TensorView view(const at::Tensor& tensor, const char* name) {
            std::string(name) + " has " + std::to_string(tensor.dim()) + " axes, expected 1 to 8");
   }
   if (c10::GradMode::is_enabled() && tensor.requires_grad()) {
-    refuse(ErrorCode::unsupported, std::string(name) +
-                                       " requires grad, and there is no backward yet, expected a call "
-                                       "under torch::NoGradGuard, or a detached tensor");
+    refuse(ErrorCode::unsupported, std::string(name) + " requires grad, and has no gradient, expected detach() of it");
   }
   if (tensor._fw_grad(0).defined()) {
     refuse(ErrorCode::unsupported,
@@ -143,6 +144,189 @@ inline const tessella_allocator* cuda_allocator() {
   return &allocator;
 }
 
+inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tensors& tensors) {
+  ForwardArgs args{.q = required(q, "q"),
+                   .k = required(k, "k"),
+                   .v = required(v, "v"),
+                   .out = view(tensors.out, "out"),
+                   .lse = view(tensors.lse, "lse"),
+                   .seqlens_q = view(tensors.seqlens_q, "seqlens_q"),
+                   .seqlens_kv = view(tensors.seqlens_kv, "seqlens_kv"),
+                   .cu_seqlens_q = view(tensors.cu_seqlens_q, "cu_seqlens_q"),
+                   .cu_seqlens_kv = view(tensors.cu_seqlens_kv, "cu_seqlens_kv"),
+                   .leftpad_kv = view(tensors.leftpad_kv, "leftpad_kv"),
+                   .page_table = view(tensors.page_table, "page_table"),
+                   .bias = view(tensors.bias, "bias"),
+                   .alibi_slopes = view(tensors.alibi_slopes, "alibi_slopes"),
+                   .sink = view(tensors.sink, "sink"),
+                   .seed = view(tensors.seed, "seed"),
+                   .offset = view(tensors.offset, "offset")};
+  for (const at::Tensor& array : tensors.mod_args) args.mod_args.push_back(required(array, "mod_args"));
+  return args;
+}
+
+inline at::Tensor new_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options) {
+  std::vector<int64_t> shape = q.sizes().vec();
+  shape.back() = v.size(-1);
+  return at::empty(shape, q.options().dtype(options.out_dtype == f32 ? at::kFloat : q.scalar_type()));
+}
+
+inline at::Tensor new_lse(const at::Tensor& q, at::ScalarType dtype) {
+  std::vector<int64_t> shape = q.sizes().vec();
+  shape.pop_back();
+  if (shape.size() >= 2) std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+  return at::empty(shape, q.options().dtype(dtype));
+}
+
+// run(options, stream) on the device of q, with torch's memory and number of threads.
+template <typename Run>
+void run_on(const at::Tensor& q, AttentionOptions options, Run&& run) {
+  const c10::DeviceGuard guard(q.device());
+  void* stream = nullptr;
+  if (q.is_cuda()) {
+    stream = current_stream(q.device());
+    if (options.allocator == nullptr) options.allocator = cuda_allocator();
+  } else if (options.num_threads == 0) {
+    options.num_threads = at::get_num_threads();
+  }
+  run(options, stream);
+}
+
+// Writes tensors.out, which is made when absent, and tensors.lse where it is given.
+inline void run_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
+                        Tensors& tensors) {
+  required(q, "q");
+  required(v, "v");
+  if (!tensors.out.defined()) tensors.out = new_out(q, v, options);
+  const ForwardArgs args = forward_args(q, k, v, tensors);
+  run_on(q, options, [&](const AttentionOptions& own, void* stream) { forward(args, own, stream); });
+}
+
+// What a backward needs of its forward beside the tensors that autograd saves.
+struct Kept : ::torch::CustomClassHolder {
+  AttentionOptions options;
+  Tensors tensors;  // without out, lse and those that have gradients
+  bool has_bias, has_alibi_slopes, has_sink;
+};
+
+// attention_lse in autograd's graph.
+class Differentiable : public ::torch::autograd::Function<Differentiable> {
+ public:
+  using Context = ::torch::autograd::AutogradContext;
+  using List = ::torch::autograd::variable_list;
+
+  // bias, alibi_slopes and sink: any where they are absent.
+  static List forward(Context* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& bias, const at::Tensor& alibi_slopes, const at::Tensor& sink,
+                      const c10::intrusive_ptr<Kept>& kept) {
+    Tensors tensors = with(*kept, bias, alibi_slopes, sink);
+    // In double where inputs are: gradients are as exact as out.
+    tensors.lse = new_lse(q, q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    run_forward(q, k, v, kept->options, tensors);
+    int64_t wanted = 0;
+    const at::Tensor* inputs[] = {&q, &k, &v, &bias, &alibi_slopes, &sink};
+    for (int i = 0; i < 6; ++i) wanted |= inputs[i]->requires_grad() ? int64_t{1} << i : 0;
+    context->save_for_backward({q, k, v, bias, alibi_slopes, sink, tensors.out, tensors.lse});
+    context->saved_data["kept"] = c10::IValue::make_capsule(kept);
+    context->saved_data["wanted"] = wanted;
+    context->set_materialize_grads(false);
+    return {tensors.out, tensors.lse.to(at::kFloat)};
+  }
+
+  static List backward(Context* context, List incoming) {
+    if (c10::GradMode::is_enabled()) {
+      refuse(ErrorCode::unsupported,
+             "a gradient of gradients is wanted, and there is none, expected a backward without create_graph");
+    }
+    const auto kept = c10::static_intrusive_pointer_cast<Kept>(context->saved_data["kept"].toCapsule());
+    const int64_t wanted = context->saved_data["wanted"].toInt();
+    const List saved = context->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    Tensors tensors = with(*kept, saved[3], saved[4], saved[5]);
+    tensors.out = saved[6];
+    tensors.lse = saved[7];
+    const at::Tensor d_out = incoming[0].defined() ? rows(incoming[0]) : at::zeros_like(tensors.out);
+    const at::Tensor d_lse = incoming[1].defined() ? incoming[1].resolve_neg() : at::Tensor();
+    List made(7);
+    for (size_t i = 0; i < 6; ++i) {
+      if ((wanted >> i & 1) != 0) made[i] = like(saved[i]);
+    }
+    const Gradients gradients{.d_out = view(d_out, "d_out"),
+                              .d_lse = view(d_lse, "d_lse"),
+                              .dq = view(made[0], "dq"),
+                              .dk = view(made[1], "dk"),
+                              .dv = view(made[2], "dv"),
+                              .d_bias = view(made[3], "d_bias"),
+                              .d_sink = view(made[5], "d_sink"),
+                              .d_alibi_slopes = view(made[4], "d_alibi_slopes")};
+    const ForwardArgs args = forward_args(q, k, v, tensors);
+    run_on(q, kept->options,
+           [&](const AttentionOptions& own, void* stream) { tessella::backward(args, gradients, own, stream); });
+    return made;
+  }
+
+ private:
+  static Tensors with(const Kept& kept, const at::Tensor& bias, const at::Tensor& alibi_slopes,
+                      const at::Tensor& sink) {
+    Tensors tensors = kept.tensors;
+    if (kept.has_bias) tensors.bias = bias;
+    if (kept.has_alibi_slopes) tensors.alibi_slopes = alibi_slopes;
+    if (kept.has_sink) tensors.sink = sink;
+    return tensors;
+  }
+  // With a contiguous head_dim, which the gradient of a sum has not.
+  static at::Tensor rows(const at::Tensor& d_out) {
+    const at::Tensor own = d_out.resolve_neg();
+    return own.stride(-1) == 1 ? own : own.contiguous();
+  }
+  static at::Tensor like(const at::Tensor& tensor) {
+    return tensor.stride(-1) == 1 ? at::empty_like(tensor) : at::empty(tensor.sizes(), tensor.options());
+  }
+};
+
+inline bool needs_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+
+// Whether autograd's graph gets a node: refuses what has no gradients.
+inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tensors& tensors) {
+  if (!c10::GradMode::is_enabled()) return false;
+  const std::pair<const char*, const at::Tensor*> inputs[] = {{"q", &q},
+                                                              {"k", &k},
+                                                              {"v", &v},
+                                                              {"bias", &tensors.bias},
+                                                              {"alibi_slopes", &tensors.alibi_slopes},
+                                                              {"sink", &tensors.sink}};
+  const char* first = nullptr;
+  for (const auto& [name, tensor] : inputs) {
+    if (first == nullptr && needs_grad(*tensor)) first = name;
+  }
+  if (first == nullptr) return false;
+  const auto no = [&](const std::string& reason) {
+    refuse(ErrorCode::unsupported, std::string(first) + " requires grad, and " + reason +
+                                       ", expected a call under torch::NoGradGuard, or a detached tensor");
+  };
+  if (q.defined() && !q.is_cpu()) no("no kernel computes gradients on " + q.device().str() + " yet");
+  if (tensors.page_table.defined()) no("keys in pages have no gradients");
+  if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
+  return true;
+}
+
+inline std::tuple<at::Tensor, at::Tensor> differentiated(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                         AttentionOptions options, const Tensors& tensors) {
+  for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
+    if (!tensor->defined()) required(*tensor, name);
+  }
+  auto kept = c10::make_intrusive<Kept>();
+  kept->options = std::move(options);
+  kept->tensors = tensors;
+  kept->has_bias = std::exchange(kept->tensors.bias, {}).defined();
+  kept->has_alibi_slopes = std::exchange(kept->tensors.alibi_slopes, {}).defined();
+  kept->has_sink = std::exchange(kept->tensors.sink, {}).defined();
+  const auto or_empty = [](const at::Tensor& tensor) { return tensor.defined() ? tensor : at::empty({0}); };
+  const auto made = Differentiable::apply(q, k, v, or_empty(tensors.bias), or_empty(tensors.alibi_slopes),
+                                          or_empty(tensors.sink), kept);
+  return {made[0], made[1]};
+}
+
 }  // namespace detail
 
 // The tensor's memory as the C++ API takes it, for masks: Mask::document(tessella::torch::view(ids)). It keeps nothing
@@ -155,58 +339,28 @@ inline TensorView view(const at::Tensor& tensor) { return detail::required(tenso
 //   returns  (batch, seqlen_q, heads_q, head_dim_v), dtype of q or options.out_dtype
 // head_dim is contiguous; other strides are free. Fewer axes and packed sequences as in tessella.h. dropout's seed is
 // that of the options, 0 where not set, or a tensor: none is drawn, and calls with the same seed drop the same entries.
-// Throws Error: unsupported for a tensor that requires grad in grad mode, else as tessella::forward.
+// On the CPU autograd has the gradients of q, k, v, bias, alibi_slopes and sink, where tensors that the mask views, and
+// the options' allocator and flag, must live until the backward is done. Throws Error: unsupported for a tensor that
+// requires grad on a GPU, else as tessella::forward.
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            AttentionOptions options = {}, const Tensors& tensors = {}) {
-  ForwardArgs args{.q = detail::required(q, "q"),
-                   .k = detail::required(k, "k"),
-                   .v = detail::required(v, "v"),
-                   .out = detail::view(tensors.out, "out"),
-                   .lse = detail::view(tensors.lse, "lse"),
-                   .seqlens_q = detail::view(tensors.seqlens_q, "seqlens_q"),
-                   .seqlens_kv = detail::view(tensors.seqlens_kv, "seqlens_kv"),
-                   .cu_seqlens_q = detail::view(tensors.cu_seqlens_q, "cu_seqlens_q"),
-                   .cu_seqlens_kv = detail::view(tensors.cu_seqlens_kv, "cu_seqlens_kv"),
-                   .leftpad_kv = detail::view(tensors.leftpad_kv, "leftpad_kv"),
-                   .page_table = detail::view(tensors.page_table, "page_table"),
-                   .bias = detail::view(tensors.bias, "bias"),
-                   .alibi_slopes = detail::view(tensors.alibi_slopes, "alibi_slopes"),
-                   .sink = detail::view(tensors.sink, "sink"),
-                   .seed = detail::view(tensors.seed, "seed"),
-                   .offset = detail::view(tensors.offset, "offset")};
-  for (const at::Tensor& array : tensors.mod_args) args.mod_args.push_back(detail::required(array, "mod_args"));
-
-  at::Tensor out = tensors.out;
-  if (!out.defined()) {
-    std::vector<int64_t> shape = q.sizes().vec();
-    shape.back() = v.size(-1);
-    out = at::empty(shape, q.options().dtype(options.out_dtype == f32 ? at::kFloat : q.scalar_type()));
-    args.out = detail::view(out, "out");
+                            AttentionOptions options = {}, Tensors tensors = {}) {
+  if (detail::is_differentiable(q, k, v, tensors)) {
+    return std::get<0>(detail::differentiated(q, k, v, std::move(options), tensors));
   }
-  const c10::DeviceGuard guard(q.device());
-  void* stream = nullptr;
-  if (q.is_cuda()) {
-    stream = detail::current_stream(q.device());
-    if (options.allocator == nullptr) options.allocator = detail::cuda_allocator();
-  } else if (options.num_threads == 0) {
-    options.num_threads = at::get_num_threads();
-  }
-  forward(args, options, stream);
-  return out;
+  detail::run_forward(q, k, v, options, tensors);
+  return tensors.out;
 }
 
 // The same, and the natural logarithm of the softmax's sum: (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32.
 inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                         AttentionOptions options = {}, Tensors tensors = {}) {
-  detail::required(q, "q");
-  if (!tensors.lse.defined()) {
-    std::vector<int64_t> shape = q.sizes().vec();
-    shape.pop_back();
-    if (shape.size() >= 2) std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
-    tensors.lse = at::empty(shape, q.options().dtype(at::kFloat));
+  if (detail::is_differentiable(q, k, v, tensors)) {
+    return detail::differentiated(q, k, v, std::move(options), tensors);
   }
-  at::Tensor out = attention(q, k, v, std::move(options), tensors);
-  return {out, tensors.lse};
+  detail::required(q, "q");
+  if (!tensors.lse.defined()) tensors.lse = detail::new_lse(q, at::kFloat);
+  detail::run_forward(q, k, v, options, tensors);
+  return {tensors.out, tensors.lse};
 }
 
 }  // namespace tessella::torch

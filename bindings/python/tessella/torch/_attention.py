@@ -12,7 +12,7 @@ from .._call import is_swapped
 from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
 from .._scalars import switch
-from . import _operator
+from . import _autograd, _operator  # noqa: F401  (the first registers what autograd calls)
 from ._schema import OPTIONS, TENSORS
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def attention(
         num_threads: torch.get_num_threads() where it is absent.
         seed: without one, dropout draws an int64 tensor from the default generator of q's device (torch.manual_seed).
             The kernel reads it in memory, so that each replay of a CUDA graph drops other entries.
+        gradients: on the CPU, of q, k, v, bias, sink and alibi_slopes, from those of out and lse, by the operator
+            tessella::attention_backward; those that nothing needs are not computed.
 
     Args:
         q, k, v: (batch, seqlen, heads, head_dim), any strides with a contiguous head_dim; 3-D, 2-D and packed as there.
@@ -87,7 +89,8 @@ def attention(
         options: those of tessella.Options.
 
     Raises:
-        Unsupported: a tensor requires grad in grad mode, as there is no backward yet; else as `tessella.attention`.
+        Unsupported: in grad mode a tensor requires grad on CUDA, or beside page_table, out= or lse=; a tensor has a
+            tangent of forward mode; a gradient of gradients, where it is taken; else as `tessella.attention`.
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):

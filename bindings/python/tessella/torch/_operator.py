@@ -1,20 +1,23 @@
-"""The operators tessella::attention, attention_lse and attention_out: schemas, kernels and shapes.
+"""The operators tessella::attention, attention_lse, attention_out and attention_backward: schemas, kernels and shapes.
 
 torch hands a kernel those keywords alone that differ from the schema's defaults; below, `named` is a dict of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from .. import _declarations as d
+from .._backward_call import BITS, GRADIENTS
 from .._call import is_swapped, lse_shape, out_shape
-from .._errors import InvalidArgument, Unsupported
+from .._errors import InvalidArgument
 from .._library import library
 from ._schema import SCHEMA
-from ._tensor import TensorCall
+from ._tensor import TensorBackwardCall, TensorCall
+
+DEFAULT_GRADIENTS = d.DQ | d.DK | d.DV
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
@@ -23,9 +26,12 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -
     return out
 
 
-def attention_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lse_dtype: Any = None, **named: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse"""
-    return _run(None, None, True, q, k, v, named)
+    lse = None if lse_dtype is None else new_lse(q, k, v, lse_dtype=lse_dtype, **named)
+    return _run(None, lse, True, q, k, v, named)
 
 
 def attention_out(
@@ -58,41 +64,33 @@ def _run(
         return outputs
 
 
-_forward_ad: Any = torch.autograd.forward_ad
-_torch_c: Any = torch._C
-_below_autograd = _torch_c._after_autograd_keyset
-_DIRECT = {int(key) for key in (_torch_c.DispatchKey.CPU, _torch_c.DispatchKey.CUDA)}
-
-
-def _without_derivatives(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator where derivatives are taken: refuses them, and calls the kernel if nothing else is to be asked."""
-
-    def checked(keys: Any, *operands: Any, **named: Any) -> Any:
-        if torch.is_grad_enabled() or _forward_ad._current_level >= 0:
-            _refuse_derivatives(operands)
-            _refuse_derivatives(named.values())
-        keys &= _below_autograd
-        if int(keys.highestPriorityTypeId()) in _DIRECT:
-            return kernel(*operands, **named)
-        return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *operands, **named)
-
-    return checked
-
-
-def _refuse_derivatives(arguments: Iterable[Any]) -> None:
-    for argument in arguments:
-        if isinstance(argument, (list, tuple)):
-            _refuse_derivatives(argument)
-        elif getattr(argument, "requires_grad", False) and torch.is_grad_enabled():
-            raise Unsupported(
-                "forward: a tensor requires grad, and there is no backward yet, expected a call under "
-                "torch.no_grad() or torch.inference_mode(), or detached tensors"
-            )
-        elif _forward_ad._current_level >= 0 and isinstance(argument, torch.Tensor):
-            if _forward_ad.unpack_dual(argument).tangent is not None:
-                raise Unsupported(
-                    "forward: a tensor has a tangent, and there is no derivative yet, expected detach() of it"
-                )
+def attention_backward(
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    gradients: int = DEFAULT_GRADIENTS,
+    **named: Any,
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv, d_bias, d_sink and d_alibi_slopes; without an element where `gradients` has no bit."""
+    with TensorBackwardCall.of("backward") as call:
+        if d_out.stride(-1) != 1:  # as of a sum's
+            d_out = d_out.contiguous()
+        call.fill_tensors(q, k, v, named)
+        call.compared(out, lse)
+        call.slots["d_out"].read(d_out, call.is_swapped, None)
+        if d_lse is not None:
+            call.pass_gradient("d_lse", d_lse)
+        made = _new_gradients(q, k, v, gradients, named)
+        for name, gradient in zip(GRADIENTS, made):
+            if gradients & BITS[name]:
+                call.pass_gradient(name, gradient)
+        call.run(lambda: library.tessella_backward(call.backward_ref, call.options_ref, call.stream))
+        return made
 
 
 def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
@@ -103,7 +101,20 @@ def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> 
 
 def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """Memory for lse; arguments are the operator's."""
-    return q.new_empty(lse_shape(q.shape, is_swapped(named.get("layout", "bshd"))), dtype=torch.float32)
+    dtype = named.get("lse_dtype") or torch.float32
+    return q.new_empty(lse_shape(q.shape, is_swapped(named.get("layout", "bshd"))), dtype=dtype)
+
+
+def _new_gradients(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradients: int, named: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    inputs = {"q": q, "k": k, "v": v, **named}
+    return tuple(_like(inputs[of]) if gradients & BITS[name] else q.new_empty(0) for name, of in GRADIENTS.items())
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """New memory with the order of the tensor's axes, if its last is contiguous."""
+    return torch.empty_like(tensor) if tensor.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
@@ -127,15 +138,36 @@ def _require_device(q: torch.Tensor, *arguments: Any) -> None:
             raise InvalidArgument(f"forward: a tensor is on {argument.device}, expected {q.device} = the device of q")
 
 
+def _fake_backward(
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *operands: torch.Tensor,
+    gradients: int = DEFAULT_GRADIENTS,
+    **named: Any,
+) -> tuple[torch.Tensor, ...]:
+    q, k, v = operands
+    _require_device(q, d_out, d_lse, out, lse, k, v, *named.values())
+    return _new_gradients(q, k, v, gradients, named)
+
+
 _torch_library: Any = torch.library  # whose functions have no types
-_definitions = _torch_library.Library("tessella", "DEF")
+definitions = _torch_library.Library("tessella", "DEF")
 for _kernel, _shapes, _schema in (
     (attention, _fake, f"({SCHEMA}) -> Tensor"),
-    (attention_lse, _fake_lse, f"({SCHEMA}) -> (Tensor, Tensor)"),
+    (attention_lse, _fake_lse, f"({SCHEMA}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
     (attention_out, _fake_out, f"(Tensor(a!) out, Tensor(b!)? lse, {SCHEMA}) -> ()"),
+    (
+        attention_backward,
+        _fake_backward,
+        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, {SCHEMA}, int gradients={DEFAULT_GRADIENTS}) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    ),
 ):
-    _definitions.define(_kernel.__name__ + _schema)
+    # Strides of gradients follow those of their inputs.
+    _tags = (torch.Tag.needs_fixed_stride_order,) if _kernel is attention_backward else ()
+    definitions.define(_kernel.__name__ + _schema, tags=_tags)
     for _device in ("CPU", "CUDA"):
-        _definitions.impl(_kernel.__name__, _kernel, _device)
-    _definitions.impl(_kernel.__name__, _without_derivatives(_kernel), "Autograd", with_keyset=True)
-    _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=_definitions)
+        definitions.impl(_kernel.__name__, _kernel, _device)
+    _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=definitions)

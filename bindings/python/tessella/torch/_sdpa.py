@@ -39,14 +39,14 @@ def sdpa_report() -> SdpaReport:
 
 
 class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_grad
-    """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, for inference, in the whole process.
+    """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, on the CPU with gradients, in all threads.
 
     A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, in a `with`
     statement until its end, as a decorator while the function runs. Statements of several threads may end in any
-    order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would (one that
-    needs gradients, float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and
-    `sdpa_report` counts it with the reason. Names bound before by `from torch.nn.functional import
-    scaled_dot_product_attention` stay torch's.
+    order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would (gradients
+    on a GPU, float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report`
+    counts it with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay
+    torch's.
 
     >>> with tessella.torch.use_for_sdpa():
     ...     model(tokens)
@@ -200,11 +200,11 @@ def _refusal(
     tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested for tensor in tensors):
         return _OF_ANOTHER_CLASS
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "a tensor requires grad, and there is no backward yet"
     device = query.device.type
     if device not in ("cpu", "cuda"):
         return f"query is on {device}"
+    if device == "cuda" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "a tensor requires grad, and there is no backward on cuda yet"
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"query has dtype {query.dtype}"
     if torch.is_autocast_enabled(device) and query.dtype != torch.get_autocast_dtype(device):

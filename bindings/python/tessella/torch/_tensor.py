@@ -11,6 +11,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
+from .._backward_call import BackwardCall
 from .._call import INITIAL, Call, is_swapped, lse_shape, out_shape
 from .._errors import InvalidArgument
 from ._schema import OPTIONS, TENSORS
@@ -163,3 +164,9 @@ class TensorCall(Call):
         elif lse is not None:
             self.set_array("lse", lse)
         return out, lse
+
+
+class TensorBackwardCall(TensorCall, BackwardCall):
+    """A backward call whose arrays are torch's tensors."""
+
+    free = []

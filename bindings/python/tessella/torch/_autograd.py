@@ -1,0 +1,161 @@
+"""The operators where derivatives are taken: gradients by tessella::attention_backward, refusals of all other kinds.
+
+torch.library.register_autograd takes no tensors by keyword, so the kernels of the key Autograd are written out here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-found, unused-ignore]
+
+from .._backward_call import BITS, GRADIENTS
+from .._errors import Unsupported
+from . import _operator
+
+_forward_ad: Any = torch.autograd.forward_ad
+_torch_c: Any = torch._C
+_below_autograd = _torch_c._after_autograd_keyset
+_DIRECT = {int(key) for key in (_torch_c.DispatchKey.CPU, _torch_c.DispatchKey.CUDA)}
+_single_level: Any = _functorch_utils.enable_single_level_autograd_function
+_Function: Any = torch.autograd.function._SingleLevelFunction
+_GRADIENT_OF = {of: name for name, of in GRADIENTS.items()}
+_WITHOUT = "expected a call under torch.no_grad() or torch.inference_mode(), or detached tensors"
+
+
+def _needs_gradient(arguments: Iterable[Any]) -> bool:
+    """Whether one of the tensors requires grad; one that has a tangent is refused."""
+    needs = False
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            needs = _needs_gradient(argument) or needs
+        elif isinstance(argument, torch.Tensor):
+            if _forward_ad._current_level >= 0 and _forward_ad.unpack_dual(argument).tangent is not None:
+                raise Unsupported(
+                    "forward: a tensor has a tangent, and there is no derivative of forward mode, expected detach() of "
+                    "it"
+                )
+            needs = needs or argument.requires_grad
+    return needs and torch.is_grad_enabled()
+
+
+def _below(kernel: Callable[..., Any], keys: Any, *operands: Any, **named: Any) -> Any:
+    """The operator without its derivatives: the kernel itself if nothing else is to be asked."""
+    keys &= _below_autograd
+    if int(keys.highestPriorityTypeId()) in _DIRECT:
+        return kernel(*operands, **named)
+    # A function's forward has grad mode off, in which an outer level of torch.func would take no derivatives.
+    mode = torch.enable_grad() if _torch_c._are_functorch_transforms_active() else contextlib.nullcontext()
+    with mode, _torch_c._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *operands, **named)
+
+
+def _register(kernel: Callable[..., Any], differentiable: Callable[..., Any]) -> None:
+    def of_autograd(keys: Any, *operands: Any, **named: Any) -> Any:
+        if torch.is_grad_enabled() or _forward_ad._current_level >= 0:
+            if _needs_gradient(operands) | _needs_gradient(named.values()):
+                return differentiable(keys, *operands, **named)
+        return _below(kernel, keys, *operands, **named)
+
+    _operator.definitions.impl(kernel.__name__, of_autograd, "Autograd", with_keyset=True)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    """function.apply at the level of torch.func that the operator has come to; that of Python would begin anew."""
+    if not _torch_c._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    with _single_level():
+        return function.apply(*arguments)
+
+
+class _Attention(_Function):  # type: ignore[misc, unused-ignore]
+    """attention_lse and its gradients. arrays: tensors that are given by keyword, whose `names` are beside them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, keys: Any, names: tuple[str, ...], scalars: dict[str, Any], q: Any, k: Any, v: Any, *arrays: Any
+    ) -> tuple[Any, Any]:
+        given = {**dict(zip(names, arrays)), **scalars}
+        asked = scalars.get("lse_dtype")
+        if q.dtype is torch.float64:  # gradients as exact as out
+            given["lse_dtype"] = torch.float64
+        out, lse = _below(_operator.attention_lse, keys, q, k, v, **given)
+        ctx.save_for_backward(out, lse, q, k, v, *arrays)
+        ctx.names = names
+        ctx.scalars = {name: value for name, value in scalars.items() if name != "lse_dtype"}
+        ctx.set_materialize_grads(False)
+        return out, lse if lse.dtype is (asked or torch.float32) else lse.float()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+        out, lse, q, k, v, *arrays = ctx.saved_tensors
+        if d_out is None:
+            if d_lse is None:
+                return (None,) * len(ctx.needs_input_grad)
+            d_out = torch.zeros_like(out)
+        of_inputs = [_GRADIENT_OF.get(name) for name in ("q", "k", "v", *ctx.names)]
+        wanted = [
+            name for name, is_needed in zip(of_inputs, ctx.needs_input_grad[3:]) if is_needed and name is not None
+        ]
+        made = torch.ops.tessella.attention_backward.default(
+            d_out,
+            d_lse,
+            out,
+            lse,
+            q,
+            k,
+            v,
+            **dict(zip(ctx.names, arrays)),
+            **ctx.scalars,
+            gradients=sum(BITS[name] for name in wanted),
+        )
+        by_name = {name: gradient for name, gradient in zip(GRADIENTS, made) if name in wanted}
+        return (None, None, None, *(by_name.get(name or "") for name in of_inputs))
+
+
+def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
+    """out and lse with gradients."""
+    _require_gradients(q, named)
+    arrays = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+    scalars = {name: value for name, value in named.items() if name not in arrays}
+    return _apply(_Attention, keys, tuple(arrays), scalars, q, k, v, *arrays.values())
+
+
+def _require_gradients(q: torch.Tensor, named: Mapping[str, Any]) -> None:
+    if q.device.type == "cuda":
+        raise Unsupported(f"forward: a tensor requires grad, and no kernel computes gradients on cuda yet, {_WITHOUT}")
+    for name, value in named.items():
+        if name == "page_table":
+            raise Unsupported(f"forward: a tensor requires grad, and keys in pages have no gradients, {_WITHOUT}")
+        if name not in _GRADIENT_OF and _needs_gradient((value,)):
+            raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
+
+
+def _attention_out(*_: Any, **__: Any) -> NoReturn:
+    raise Unsupported(
+        f"forward: a tensor requires grad, and a call with out or lse given has no gradients, {_WITHOUT}, or neither "
+        "of the two"
+    )
+
+
+class _Once(_Function):  # type: ignore[misc, unused-ignore]
+    """attention_backward, whose own gradient is an error where it is taken."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, named: dict[str, Any], *operands: Any) -> Any:
+        return _below(_operator.attention_backward, keys, *operands, **named)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise Unsupported(
+            "backward: a gradient of gradients is taken, and there is none, expected derivatives of first order alone"
+        )
+
+
+_register(_operator.attention, lambda *operands, **named: _attention_lse(*operands, **named)[0])
+_register(_operator.attention_lse, _attention_lse)
+_register(_operator.attention_out, _attention_out)
+_register(_operator.attention_backward, lambda keys, *operands, **named: _apply(_Once, keys, named, *operands))

@@ -1,0 +1,454 @@
+"""Gradients through tessella.torch.attention: in double, against torch, compiled, exported, replayed, and refused."""
+
+import pytest
+import tessella
+
+torch = pytest.importorskip("torch")
+
+import tessella.torch  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+IS_OLD = torch.__version__.startswith("2.4.")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+
+
+def leaves(dtype=torch.float32, heads_kv=2):
+    """q, k and v, bshd."""
+    torch.manual_seed(6)
+    shapes = ((2, 5, 4, 8), (2, 7, heads_kv, 8), (2, 7, heads_kv, 6))
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def leaf(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+def by_torch(q, k, v, bias=None, visible=None, sink=None, alibi_slopes=None, softcap=0.0):
+    """out and lse written out; bshd."""
+    k, v = (tensor.repeat_interleave(q.shape[2] // k.shape[2], 2) for tensor in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    if alibi_slopes is not None:
+        distance = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
+        scores = scores - alibi_slopes[..., None, None] * distance.abs()
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    lse = scores.logsumexp(-1)
+    probs = torch.exp(scores - lse[..., None])[..., : k.shape[1]]
+    return torch.einsum("bhqk,bkhd->bqhd", probs, v), lse
+
+
+def causal(q, k):
+    return torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+
+
+IN_DOUBLE = {
+    "plain": {},
+    "causal": {"mask": "causal"},
+    "window and softcap": {"mask": tessella.window(3, 0) & tessella.keep_first(1), "softcap": 2.0},
+    "dropout": {"dropout": 0.3, "seed": 4},
+    "lengths": {
+        "seqlens_q": torch.tensor([5, 3], dtype=torch.int32),
+        "seqlens_kv": torch.tensor([4, 7], dtype=torch.int32),
+    },
+}
+
+
+@pytest.mark.parametrize("name", IN_DOUBLE)
+def test_gradcheck(name):
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: tessella.torch.attention(q, k, v, **IN_DOUBLE[name]), leaves(torch.float64)
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 7), (4, 1, 7), (5, 1), (7,), (1,)])
+def test_gradcheck_of_bias(shape):
+    bias = leaf(*shape, dtype=torch.float64)
+
+    def call(q, k, v, bias):
+        return tessella.torch.attention(q, k, v, bias=bias, mask="causal")
+
+    assert torch.autograd.gradcheck(call, (*leaves(torch.float64), bias))
+
+
+@pytest.mark.parametrize("axes", [4, 3, 2])
+def test_gradcheck_of_layouts(axes):
+    q, k, v = (tensor.detach()[(0,) * (4 - axes)] for tensor in leaves(torch.float64))
+    if axes == 2:
+        q, k, v = (tensor.detach()[0, :, 0] for tensor in leaves(torch.float64))
+
+    def call(q, k, v):
+        swapped = (tensor.transpose(-2, -3) if axes > 2 else tensor for tensor in (q, k, v))
+        return tessella.torch.attention(*swapped, layout="bhsd")
+
+    assert torch.autograd.gradcheck(call, [tensor.requires_grad_() for tensor in (q, k, v)])
+
+
+def test_gradcheck_of_packed():
+    q, k, v = (tensor.detach().flatten(0, 1).requires_grad_() for tensor in leaves(torch.float64))
+    cu = {"cu_seqlens_q": torch.tensor([0, 4, 10]), "cu_seqlens_kv": torch.tensor([0, 6, 14])}
+    cu = {name: tensor.int() for name, tensor in cu.items()}
+    assert torch.autograd.gradcheck(lambda q, k, v: tessella.torch.attention(q, k, v, mask="causal", **cu), (q, k, v))
+
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+def assert_close(got, want, dtype):
+    for one, other in zip(got, want):
+        assert one.shape == other.shape
+        largest = (one.double() - other.double()).abs().max()
+        assert largest <= TOLERANCE[dtype] * max(1.0, float(other.abs().max())), largest
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_all_gradients_are_those_of_torch(dtype):
+    q, k, v = leaves(dtype)
+    bias, sink, slopes = leaf(4, 5, 7), leaf(4), leaf(4)
+    tensors = (q, k, v, bias, sink, slopes)
+    weights = torch.randn(2, 5, 4, 6), torch.randn(2, 4, 5)
+    out, lse = tessella.torch.attention(
+        q, k, v, bias=bias, sink=sink, alibi_slopes=slopes, mask="causal", softcap=3.0, return_lse=True
+    )
+    got = torch.autograd.grad((out * weights[0]).sum() + (lse * weights[1]).sum(), tensors)
+    assert [one.dtype for one in got] == [tensor.dtype for tensor in tensors]
+    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    out, lse = by_torch(*wide[:3], bias=wide[3], sink=wide[4], alibi_slopes=wide[5], visible=causal(q, k), softcap=3.0)
+    assert_close(got, torch.autograd.grad((out * weights[0]).sum() + (lse * weights[1]).sum(), wide), dtype)
+
+
+def test_of_lse_alone_and_of_neither():
+    q, k, v = leaves()
+    _, lse = tessella.torch.attention(q, k, v, return_lse=True)
+    got = torch.autograd.grad(lse.sum(), (q, k, v))
+    _, lse = by_torch(q, k, v)
+    assert_close(got[:2], torch.autograd.grad(lse.sum(), (q, k)), torch.float32)
+    assert (got[2] == 0).all()
+    assert tessella.torch.attention(q, k, v).requires_grad
+    with torch.no_grad():
+        assert not tessella.torch.attention(q, k, v).requires_grad
+
+
+@pytest.mark.parametrize("needed", ["q", "k", "v", "kv", "b", "sa", "qb"])
+def test_only_what_is_needed_is_computed(needed, monkeypatch):
+    from tessella.torch import _operator
+
+    seen = []
+    backward = _operator.library.tessella_backward
+
+    class Library:
+        def __getattr__(self, name):
+            return getattr(type(self).whole, name)
+
+        whole = _operator.library
+
+        @staticmethod
+        def tessella_backward(args, options, stream):
+            struct = args._obj
+            seen.extend(name for name in names.values() if getattr(struct, name))
+            return backward(args, options, stream)
+
+    names = {"q": "dq", "k": "dk", "v": "dv", "b": "d_bias", "s": "d_sink", "a": "d_alibi_slopes"}
+    tensors = dict(zip("qkvbsa", (*leaves(), leaf(5, 7), leaf(4), leaf(4))))
+    for name, tensor in tensors.items():
+        tensor.requires_grad_(name in needed)
+
+    def call():
+        q, k, v, bias, sink, slopes = tensors.values()
+        return tessella.torch.attention(q, k, v, bias=bias, sink=sink, alibi_slopes=slopes)
+
+    monkeypatch.setattr(_operator, "library", Library())
+    call().sum().backward()
+    assert seen == [names[name] for name in needed]
+    for name, tensor in tensors.items():
+        assert (tensor.grad is not None) == (name in needed)
+
+
+def test_memory_has_the_order_of_the_input():
+    q, k, v = leaves()
+    q_rows = q.transpose(1, 2).contiguous().detach().requires_grad_()  # bhsd in memory
+    got = torch.autograd.grad(tessella.torch.attention(q_rows.transpose(1, 2), k, v).sum(), q_rows)[0]
+    assert got.is_contiguous()
+    wide = torch.randn(2, 7, 1, 6, requires_grad=True)
+    got = torch.autograd.grad(tessella.torch.attention(q, k, wide.expand(2, 7, 2, 6)).sum(), wide)[0]
+    want = torch.autograd.grad(by_torch(q, k, wide.expand(2, 7, 2, 6))[0].sum(), wide)[0]
+    assert_close([got], [want], torch.float32)
+
+
+def test_rows_without_keys():
+    q, k, v = leaves()
+    bias = torch.zeros(5, 7)
+    bias[2] = -torch.inf
+    bias.requires_grad_()
+    visible = torch.ones(5, 7, dtype=torch.bool)
+    visible[2] = False
+    for options in ({"bias": bias}, {"mask": tessella.dense(visible)}):
+        out, lse = tessella.torch.attention(q, k, v, return_lse=True, **options)
+        assert (out[:, 2] == 0).all()
+        tensors = [q, k, v, *options.get("bias", bias)[None][:0]]
+        grads = torch.autograd.grad(out.square().sum() + lse[torch.isfinite(lse)].sum(), tensors)
+        assert all(torch.isfinite(grad).all() for grad in grads) and (grads[0][:, 2] == 0).all()
+
+
+def loss(q, k, v, bias):
+    out, lse = tessella.torch.attention(2 * q, k, v, bias=bias.sin(), mask="causal", return_lse=True)
+    return (out * out.detach()).sum() + lse.sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiles_whole(backend, dynamic):
+    tensors = (*leaves(), leaf(7))
+    want = torch.autograd.grad(loss(*tensors), tensors)
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=dynamic)
+    assert_close(torch.autograd.grad(compiled(*tensors), tensors), want, torch.float32)
+
+
+def test_a_graph_has_the_operators():
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes if "tessella" in str(node.target)])
+        return graph.forward
+
+    tensors = (*leaves(), leaf(7))
+    compiled = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    compiled(*tensors).backward()
+    assert graphs == [["tessella.attention_lse.default"], ["tessella.attention_backward.default"]]
+
+
+def test_dropout_in_a_compiled_function():
+    """The seed is drawn once: the backward drops what the forward did."""
+    q, k, v = leaves()
+    compiled = torch.compile(
+        lambda v: tessella.torch.attention(q.detach(), k.detach(), v, dropout=0.5), fullgraph=True, backend="aot_eager"
+    )
+    for _ in range(3):
+        out = compiled(v)
+        weights = torch.randn_like(out)
+        gradient = torch.autograd.grad((out * weights).sum(), v)[0]
+        assert torch.allclose((gradient * v).sum(), (out * weights).sum(), atol=1e-4)  # out is linear in v
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_replays_dropout(use_reentrant):
+    q, k, v = leaves()
+
+    def call(q, k, v):
+        return tessella.torch.attention(torch.sin(q), k, v, dropout=0.5, mask="causal").sin()
+
+    grads = []
+    for run in (call, lambda *tensors: checkpoint(call, *tensors, use_reentrant=use_reentrant)):
+        torch.manual_seed(9)
+        run(q, k, v).sum().backward()
+        grads.append([tensor.grad.clone() for tensor in (q, k, v)])
+        for tensor in (q, k, v):
+            tensor.grad = None
+    assert all((one == other).all() for one, other in zip(*grads))
+
+
+class Trained(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, q, k, v):
+        return tessella.torch.attention(q * self.scale, k, v, mask="causal")
+
+
+def test_an_exported_program_trains():
+    q, k, v = (tensor.detach() for tensor in leaves())
+    module = Trained()
+    exported = torch.export.export(module, (q, k, v)).module()
+    exported(q, k, v).square().sum().backward()
+    module(q, k, v).square().sum().backward()
+    assert_close([exported.scale.grad], [module.scale.grad], torch.float32)
+
+
+@pytest.mark.parametrize("operator", ["attention", "attention_lse"])
+def test_opcheck(operator):
+    function = getattr(torch.ops.tessella, operator).default
+    for named in (
+        {},
+        {"bias": leaf(7), "window_right": 0, "softcap": 3.0},
+        {"sink": leaf(4), "alibi_slopes": leaf(2, 4)},
+    ):
+        torch.library.opcheck(function, tuple(leaves()), named)
+
+
+def test_opcheck_of_backward():
+    q, k, v = (tensor.detach() for tensor in leaves())
+    bias = torch.randn(5, 7)
+    out, lse = tessella.torch.attention(q, k, v, bias=bias, return_lse=True)
+    function = torch.ops.tessella.attention_backward.default
+    utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    for d_lse in (None, torch.randn_like(lse)):
+        for gradients in (7, 8 + 1):
+            operands = (torch.randn_like(out), d_lse, out, lse, q, k, v)
+            torch.library.opcheck(function, operands, {"bias": bias, "gradients": gradients}, test_utils=utils)
+    made = function(torch.randn_like(out), None, out, lse, q, k, v, bias=bias, gradients=8)
+    assert [tuple(gradient.shape) for gradient in made] == [(0,), (0,), (0,), (5, 7), (0,), (0,)]
+
+
+def test_double_backward_is_refused():
+    q, k, v = leaves()
+    out = tessella.torch.attention(q, k, v)
+    gradient = torch.autograd.grad(out.square().sum(), q, create_graph=True)[0]  # as such it is right
+    assert_close([gradient], torch.autograd.grad(by_torch(q, k, v)[0].square().sum(), q), torch.float32)
+    with pytest.raises(tessella.Unsupported, match="^backward: a gradient of gradients is taken, and there is none"):
+        gradient.sum().backward()
+
+
+def test_what_has_no_gradient_is_refused():
+    q, k, v = leaves()
+    pages = {"page_table": torch.tensor([[0], [1]], dtype=torch.int32)}
+    with pytest.raises(
+        tessella.Unsupported, match="^forward: a tensor requires grad, and keys in pages have no gradient"
+    ):
+        tessella.torch.attention(q, k, v, **pages)
+    with pytest.raises(tessella.Unsupported, match="^forward: mod_args requires grad, and has no gradient, expected"):
+        tessella.torch.attention(q, k, v, score_mod="return score;", mod_args=[leaf(3)])
+    for given in ({"out": torch.empty(2, 5, 4, 6)}, {"lse": torch.empty(2, 4, 5)}):
+        with pytest.raises(tessella.Unsupported, match="^forward: a tensor requires grad, and a call with out or lse"):
+            tessella.torch.attention(q, k, v, **given)
+        with torch.no_grad():
+            tessella.torch.attention(q, k, v, **given)
+    with pytest.raises(tessella.InvalidArgument, match="^forward: q cannot be viewed"):
+        tessella.attention(q, k, v)
+
+
+def test_what_changed_is_told():
+    """Inputs and outputs that were written after the forward: autograd's own error."""
+    q, k, v = leaves()
+    out = tessella.torch.attention(2 * q, k, v)
+    with torch.no_grad():
+        out.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+def test_cuda_says_why():
+    q, k, v = (tensor.cuda() for tensor in leaves())
+    with pytest.raises(
+        tessella.Unsupported, match="^forward: a tensor requires grad, and no kernel computes gradients on"
+    ):
+        tessella.torch.attention(q, k, v)
+
+
+SDPA = {
+    "plain": lambda: {},
+    "causal": lambda: {"is_causal": True},
+    "bool mask": lambda: {"attn_mask": torch.ones(5, 7).tril(2).bool()},
+    "float mask": lambda: {"attn_mask": leaf(2, 1, 5, 7)},
+    "float mask of all": lambda: {"attn_mask": leaf(5, 7)},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SDPA)
+def test_sdpa(name, dtype):
+    q, k, v = (tensor.detach().transpose(1, 2).to(dtype).requires_grad_() for tensor in leaves(heads_kv=4))
+    options = SDPA[name]()
+    tensors = [q, k, v]
+    if options.get("attn_mask") is not None and options["attn_mask"].requires_grad:
+        options["attn_mask"] = options["attn_mask"].detach().to(dtype).requires_grad_()
+        tensors.append(options["attn_mask"])
+    weights = torch.randn(2, 4, 5, 6)
+    want = torch.autograd.grad((functional.scaled_dot_product_attention(q, k, v, **options) * weights).sum(), tensors)
+    with tessella.torch.use_for_sdpa():
+        got = torch.autograd.grad(
+            (functional.scaled_dot_product_attention(q, k, v, **options) * weights).sum(), tensors
+        )
+    assert tessella.torch.sdpa_report() == (1, {})
+    assert_close(got, want, dtype)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(32, 96)
+
+    def forward(self, x, _):
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("model", ["torch's layer", "layer", "compiled layer"])
+def test_a_model_trains(model):
+    torch.manual_seed(3)
+    layer = Layer() if "torch" not in model else torch.nn.TransformerDecoderLayer(32, 4, dropout=0, batch_first=True)
+    called = torch.compile(layer, fullgraph=True) if "compiled" in model else layer
+    x = torch.randn(2, 6, 32)
+
+    def gradients():
+        called(x, x).square().mean().backward()
+        grads = [parameter.grad for parameter in layer.parameters()]
+        layer.zero_grad()
+        return grads
+
+    want = gradients()
+    torch.compiler.reset()
+    with tessella.torch.use_for_sdpa():
+        got = gradients()
+    assert tessella.torch.sdpa_report() == (2 if "torch" in model else 1, {})
+    assert_close(got, want, torch.float32)
+
+
+def test_autocast():
+    torch.manual_seed(3)
+    project = torch.nn.Linear(16, 3 * 16)
+    x = torch.randn(2, 6, 16)
+
+    def gradients(attend):
+        with torch.autocast("cpu", torch.bfloat16):
+            q, k, v = (t.unflatten(-1, (2, 8)) for t in project(x).chunk(3, -1))
+            out = attend(q, k, v)
+            assert out.dtype == torch.bfloat16
+            loss = out.float().square().sum()
+        loss.backward()
+        grads = [parameter.grad for parameter in project.parameters()]
+        project.zero_grad()
+        return grads
+
+    def of_torch(q, k, v):
+        return functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+
+    want = gradients(of_torch)
+    assert_close(gradients(tessella.torch.attention), want, torch.bfloat16)
+    with tessella.torch.use_for_sdpa():
+        assert_close(
+            gradients(
+                lambda q, k, v: functional.scaled_dot_product_attention(
+                    *(t.transpose(1, 2) for t in (q, k, v))
+                ).transpose(1, 2)
+            ),
+            want,
+            torch.bfloat16,
+        )
+    assert tessella.torch.sdpa_report() == (1, {})
+
+
+def test_many_threads_and_runs_have_the_same_bits():
+    q, k, v = leaves()
+    before = torch.get_num_threads()
+    grads = []
+    try:
+        for number in (1, 2, 2):
+            torch.set_num_threads(number)
+            grads.append(torch.autograd.grad(tessella.torch.attention(q, k, v).sin().sum(), (q, k, v)))
+    finally:
+        torch.set_num_threads(before)
+    assert all((one == other).all() for run in grads[1:] for one, other in zip(run, grads[0]))
