@@ -2,9 +2,9 @@
 // round to nearest meanwhile, whatever mode the caller or a thread of the pool is in.
 //
 // Workers are oneTBB tasks in the caller's arena inside a oneTBB task; else threads of the process's OpenMP runtime,
-// where one is loaded (openmp.hpp); else oneTBB tasks in an arena of our own. A forked child has no workers of a pool and
-// perhaps locks that nobody will release, so if the parent had a pool the child uses std::thread; so does a build with
-// TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
+// where one is loaded (openmp.hpp); else oneTBB tasks in an arena of our own. A forked child has no workers of a pool
+// and perhaps locks that nobody will release, so if the parent had a pool the child uses std::thread; so does a build
+// with TESSELLA_STD_THREADS, because ThreadSanitizer cannot see into oneTBB.
 #include "cpu/parallel.hpp"
 
 #include <algorithm>

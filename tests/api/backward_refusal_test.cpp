@@ -1,5 +1,5 @@
-// Every precondition of backward gives its code and a sentence with function, argument, got and expected, and a call that
-// fails writes nothing.
+// Every precondition of backward gives its code and a sentence with function, argument, got and expected, and a call
+// that fails writes nothing.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -27,13 +27,13 @@ struct SmallBackward : SmallCall {
   std::vector<float> d_sink = std::vector<float>(sink.size(), kUntouched);
   std::vector<float> d_slopes = std::vector<float>(slopes.size(), kUntouched);
   tessella::Gradients gradients{.d_out = tessella::view(d_out.data(), tessella::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim}),
-                          .d_lse = tessella::view(d_lse.data(), tessella::f32, {kBatch, kHeadsQ, kSeqlenQ}),
-                          .dq = tessella::view(dq.data(), tessella::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim}),
-                          .dk = tessella::view(dk.data(), tessella::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim}),
-                          .dv = tessella::view(dv.data(), tessella::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim}),
-                          .d_bias = tessella::view(d_bias.data(), tessella::f32, {kHeadsQ, 1, kSeqlenKv}),
-                          .d_sink = tessella::view(d_sink.data(), tessella::f32, {kHeadsQ}),
-                          .d_alibi_slopes = tessella::view(d_slopes.data(), tessella::f32, {kHeadsQ})};
+                                .d_lse = tessella::view(d_lse.data(), tessella::f32, {kBatch, kHeadsQ, kSeqlenQ}),
+                                .dq = tessella::view(dq.data(), tessella::f32, {kBatch, kSeqlenQ, kHeadsQ, kDim}),
+                                .dk = tessella::view(dk.data(), tessella::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim}),
+                                .dv = tessella::view(dv.data(), tessella::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim}),
+                                .d_bias = tessella::view(d_bias.data(), tessella::f32, {kHeadsQ, 1, kSeqlenKv}),
+                                .d_sink = tessella::view(d_sink.data(), tessella::f32, {kHeadsQ}),
+                                .d_alibi_slopes = tessella::view(d_slopes.data(), tessella::f32, {kHeadsQ})};
 
   SmallBackward() {
     for (size_t n = 0; n < q.size(); ++n) q[n] = std::sin(static_cast<float>(n));
@@ -57,7 +57,8 @@ struct SmallBackward : SmallCall {
   }
 };
 
-inline tessella::TensorView with(const tessella::TensorView& view, const std::function<void(tessella_tensor&)>& change) {
+inline tessella::TensorView with(const tessella::TensorView& view,
+                                 const std::function<void(tessella_tensor&)>& change) {
   return tessella::TensorView(changed(view, change));
 }
 inline tessella::TensorView of_size(const tessella::TensorView& view, int axis, int64_t size) {
