@@ -50,25 +50,44 @@ Result expected(const Row& row) {
   return {out / sum, max + std::log(sum)};
 }
 
+constexpr int64_t kDim = 8;
+
+// (1, rows, 1, kDim) of zeros, but what is set in the first column.
+class Operand {
+ public:
+  Operand(const std::string& dtype, int64_t rows)
+      : is_f32_(dtype == "f32"), rows_(rows), wide_(static_cast<size_t>(rows * kDim)), narrow_(wide_.size()) {}
+  void set(int64_t row, float value) {
+    const auto at = static_cast<size_t>(row * kDim);
+    wide_[at] = value;
+    narrow_[at] = portable::to_bfloat16(value).bits;
+  }
+  TensorView view() const {
+    if (is_f32_) return tessella::view(static_cast<const void*>(wide_.data()), f32, {1, rows_, 1, kDim});
+    return tessella::view(static_cast<const void*>(narrow_.data()), bf16, {1, rows_, 1, kDim});
+  }
+
+ private:
+  bool is_f32_;
+  int64_t rows_;
+  std::vector<float> wide_;
+  std::vector<uint16_t> narrow_;
+};
+
 class ScoreSize : public EachKernel {
  protected:
   // Out errs by some units in the last place of values of size 2, whatever the scores; LSE by one of its own.
   static void check(const Row& row) {
     const std::string dtype = GetParam().computes("f32") ? "f32" : "bf16";
     const auto n = static_cast<int64_t>(row.v.size());
-    std::vector<uint16_t> narrow;
-    for (const float x : row.v) narrow.push_back(portable::to_bfloat16(x).bits);
-    const std::vector<float> zeros(row.v.size());
-    const auto input = [&](const std::vector<float>& wide, const std::vector<uint16_t>& short_ones, int64_t rows) {
-      return dtype == "f32" ? view(static_cast<const void*>(wide.data()), f32, {1, rows, 1, 1})
-                            : view(static_cast<const void*>(short_ones.data()), bf16, {1, rows, 1, 1});
-    };
-    const std::vector<uint16_t> short_zeros(row.v.size());
-    float out = 7, lse = 7;
-    ForwardArgs args{.q = input(zeros, short_zeros, 1),
-                     .k = input(zeros, short_zeros, n),
-                     .v = input(row.v, narrow, n),
-                     .out = view(&out, f32, {1, 1, 1, 1}),
+    // v is the first column: rows of 8 elements start at multiples of 16 bytes, which every kernel takes.
+    Operand q(dtype, 1), k(dtype, n), v(dtype, n);
+    for (int64_t j = 0; j < n; ++j) v.set(j, row.v[static_cast<size_t>(j)]);
+    float out[kDim] = {7}, lse = 7;
+    ForwardArgs args{.q = q.view(),
+                     .k = k.view(),
+                     .v = v.view(),
+                     .out = view(out, f32, {1, 1, 1, kDim}),
                      .lse = view(&lse, f32, {1, 1, 1})};
     if (!row.bias.empty()) args.bias = view(static_cast<const void*>(row.bias.data()), f32, {1, 1, 1, n});
     if (row.slope != 0) args.alibi_slopes = view(&row.slope, f32, {1});
@@ -76,7 +95,7 @@ class ScoreSize : public EachKernel {
     run_on(GetParam(), args, {.out_dtype = f32, .num_threads = 1, .kernel = GetParam().name});
 
     const Result right = expected(row);
-    EXPECT_NEAR(static_cast<double>(out), right.out, dtype == "f32" ? 6e-7 : 2e-2);
+    EXPECT_NEAR(static_cast<double>(out[0]), right.out, dtype == "f32" ? 6e-7 : 2e-2);
     EXPECT_NEAR(static_cast<double>(lse), right.lse, 1.2e-7 * std::abs(right.lse) + 3e-7);
   }
 
