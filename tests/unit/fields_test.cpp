@@ -71,7 +71,7 @@ TYPED_TEST_SUITE(Fields, Shapes);
 TYPED_TEST(Fields, NameEveryMember) {
   std::vector<std::string> owners;
   fields(std::type_identity<TypeParam>(), [&](const FieldName& field, auto, Fit) {
-    const bool is_operand = field.member != nullptr && std::string_view(field.owner) != "bias";
+    const bool is_operand = field.member != nullptr && !std::string_view(field.owner).ends_with("bias");
     const std::string owner = field.idx >= 0                              ? "mod_args"
                               : !is_operand                               ? field.owner
                               : std::is_same_v<TypeParam, AttentionShape> ? "operands"

@@ -123,9 +123,15 @@ def test_errors_of_long_calls_are_those_of_short_ones():
 
 
 def python(program):
+    """Where Ctrl-C is heard, whoever started the tests: what runs in a shell's background has it ignored."""
     environment = {**os.environ, "TESSELLA_LIBRARY": _library.path, "PYTHONPATH": str(PACKAGE.parent)}
     return subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
