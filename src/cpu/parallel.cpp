@@ -87,9 +87,14 @@ namespace tbb = oneapi::tbb;
 
 std::atomic<bool> used_pool{false};  // of oneTBB, or an OpenMP runtime is there, which others use
 std::atomic<bool> forked_after_use{false};
-[[maybe_unused]] const int kForkIsSeen = pthread_atfork(nullptr, nullptr, [] {
-  if (used_pool.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
-});
+[[maybe_unused]] const int kForkIsSeen = pthread_atfork(
+    [] {
+      if (loaded_openmp() != nullptr) used_pool.store(true, std::memory_order_relaxed);
+    },
+    nullptr,
+    [] {
+      if (used_pool.load(std::memory_order_relaxed)) forked_after_use.store(true, std::memory_order_relaxed);
+    });
 
 bool in_arena() {
   // Before its first call, which a fork may cut in two.
