@@ -59,11 +59,12 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   }
   row.scores.assign(keys, kHidden<Real>);
   row.delta = row.d_sink = 0;
+  std::vector<Real> k(q.size()), v(d_out.size());
 
   for (int64_t j = 0; j < s.len_kv; ++j) {
     if (!core::visible(p, s, head, i, j)) continue;
     const auto n = static_cast<size_t>(j);
-    const auto k = load_vector<Real>(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk);
+    load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());
     row.products[n] = dot(q, k);
     row.scores[n] = score(p, s, head, i, j, row.products[n]);
   }
@@ -79,7 +80,7 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   for (int64_t j = 0; j < s.len_kv; ++j) {
     const auto n = static_cast<size_t>(j);
     if (row.scores[n] == kHidden<Real>) continue;
-    const auto v = load_vector<Real>(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.v().dtype, p.head_dim_v);
+    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.v().dtype, p.head_dim_v, v.data());
     row.probs[n] = std::exp(row.scores[n] - row.lse);
     row.kept[n] = dropout.at<Real>(s, head, i, j);
     row.d_probs[n] = row.kept[n] == 0 ? Real{0} : row.kept[n] * dot(d_out, v);

@@ -71,11 +71,12 @@ class QueryNoise {
     const DotSize delta = dot_size(d_out, load_of(Name::out, p_.head_dim_v));
     errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + unit_roundoff(p_.out_dtype()) * delta.terms;
     errors.lse = unit(p_) * std::abs(row.lse);
+    std::vector<double> k(q.size()), v(d_out.size());
     for (int64_t j = 0; j < s_.len_kv; ++j) {
       const auto n = static_cast<size_t>(j);
       if (row.scores[n] == kHidden<double> || row.probs[n] == 0) continue;
-      const auto k = load(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head), p_.k().dtype, p_.head_dim_qk);
-      const auto v = load(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head), p_.v().dtype, p_.head_dim_v);
+      load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head), p_.k().dtype, p_.head_dim_qk, k.data());
+      load_row(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head), p_.v().dtype, p_.head_dim_v, v.data());
       const double of_score = score_error(p_, row.scores[n], std::abs(row.lse - row.scores[n]), q.data(), k.data());
       const double of_d_prob = unit(p_) * (row.kept[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
       errors.probs[n] = row.probs[n] * row.kept[n] * of_score;

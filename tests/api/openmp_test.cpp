@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <tessella/attention.hpp>
 #include <tessella/plan.hpp>
-#include <unistd.h>
 
 #include <filesystem>
 #include <string>
