@@ -209,7 +209,7 @@ TEST_P(Backward, AddsToWhatIsThere) {
 TEST_P(Backward, BitsDoNotDependOnThreads) {
   for (const char* feature : {"", "window_right=0", "window_left=90 window_right=20 keep_first=130", "alibi=h"}) {
     Case c =
-        base(std::string("heads_q=3 heads_kv=1 seqlen_q=210 seqlen_kv=700 head_dim_qk=64 head_dim_v=64 ") + feature);
+        base(std::string("heads_q=3 heads_kv=1 seqlen_q=210 seqlen_kv=700 head_dim_qk=24 head_dim_v=24 ") + feature);
     if (!c.alibi.empty()) c.gradients = "qkva";
     if (GetParam().is_reference()) c.seqlen_kv = 90;
     BackwardCall first(c);
