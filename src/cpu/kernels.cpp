@@ -14,11 +14,27 @@
 namespace tessella::cpu {
 namespace {
 
+// What the rows of the vector kernels have in common.
+template <InstructionSet kSet, class Row>
+constexpr core::Kernel vector_row(core::Operation operation, std::string_view name, std::string_view summary,
+                                  std::string_view architectures) {
+  core::Kernel kernel;
+  kernel.name = name;
+  kernel.operation = operation;
+  kernel.summary = summary;
+  kernel.architectures = architectures;
+  kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+  kernel.max_head_dim = kMaxHeadDim;
+  kernel.unavailable = [](core::Device) { return core::once([] { return vector_unavailable(kSet); }); };
+  kernel.workspace = Row::workspace;
+  kernel.threads = threads_for;
+  kernel.describe = Row::describe;
+  kernel.run = Row::run;
+  return kernel;
+}
+
 template <InstructionSet kSet>
 struct VectorRow {
-  static std::string unavailable(core::Device) {
-    return core::once([] { return vector_unavailable(kSet); });
-  }
   static std::string describe(const core::Shape&, int num_threads) {
     return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
            threads_text(num_threads);
@@ -31,18 +47,8 @@ struct VectorRow {
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
-    core::Kernel kernel;
-    kernel.name = name;
-    kernel.summary = summary;
-    kernel.architectures = architectures;
-    kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
-    kernel.max_head_dim = kMaxHeadDim;
+    core::Kernel kernel = vector_row<kSet, VectorRow>(core::Operation::forward, name, summary, architectures);
     kernel.features = core::forward_features().without(core::kModFeatures | core::kFutureFeatures);
-    kernel.unavailable = unavailable;
-    kernel.workspace = workspace;
-    kernel.threads = threads_for;
-    kernel.describe = describe;
-    kernel.run = run;
     return kernel;
   }
 };
@@ -61,20 +67,9 @@ struct BackwardRow {
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
-    core::Kernel kernel;
-    kernel.operation = core::Operation::backward;
-    kernel.name = name;
-    kernel.summary = summary;
-    kernel.architectures = architectures;
-    kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
-    kernel.max_head_dim = kMaxHeadDim;
+    core::Kernel kernel = vector_row<kSet, BackwardRow>(core::Operation::backward, name, summary, architectures);
     kernel.features =
         core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::Feature::paged_kv);
-    kernel.unavailable = VectorRow<kSet>::unavailable;
-    kernel.workspace = workspace;
-    kernel.threads = threads_for;
-    kernel.describe = describe;
-    kernel.run = run;
     return kernel;
   }
 };
@@ -92,19 +87,9 @@ struct MergeRow {
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
-    core::Kernel kernel;
-    kernel.operation = core::Operation::merge;
-    kernel.name = name;
-    kernel.summary = summary;
-    kernel.architectures = architectures;
-    kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+    core::Kernel kernel = vector_row<kSet, MergeRow>(core::Operation::merge, name, summary, architectures);
     kernel.max_head_dim = std::numeric_limits<int32_t>::max();
     kernel.features = core::Feature::lse;
-    kernel.unavailable = VectorRow<kSet>::unavailable;
-    kernel.workspace = workspace;
-    kernel.threads = threads_for;
-    kernel.describe = describe;
-    kernel.run = run;
     return kernel;
   }
 };

@@ -116,7 +116,7 @@ def _helper() -> SimpleQueue[_Task] | None:
 
 
 def interruptible(run: Callable[[], int], options: d.AttentionOptions | d.MergeOptions) -> tuple[int, str]:
-    """run(), a call of C with these options: its status and, of a failure, the text."""
+    """run(), a call of C with these options: its status and, of a failure, the message."""
     global _is_busy
     tasks = _helper()
     if tasks is None:

@@ -25,7 +25,7 @@ class Fields(Protocol):
     """What fields are written to: the structs themselves, or the arguments of an operator that will write them."""
 
     def set_option(self, name: str, value: Any) -> None:
-        """Sets a field of tessella_attention_options: a number, a text or the pointer `cancel`."""
+        """Sets a field of tessella_attention_options: a number, a string or the pointer `cancel`."""
 
     def set_array(self, name: str, array: Any) -> None:
         """Sets a field of tessella_forward_args."""

@@ -43,7 +43,7 @@ library: ctypes.CDLL = _opened(path)
 
 
 def last_error() -> str:
-    """The text of the calling thread's last failure."""
+    """The message of the calling thread's last failure."""
     text: str = library.tessella_last_error().decode(errors="replace")
     return text
 

@@ -147,7 +147,7 @@ class MergeCall:
             setattr(self.args, name, slot.pointer)
 
     def run(self, stream: int | None) -> tuple[int, str]:
-        """Calls C: the status and, of a failure, the text."""
+        """Calls C: the status and, of a failure, the message."""
 
         def merge() -> int:
             status: int = library.tessella_merge(c.byref(self.args), c.byref(self.options), stream)
