@@ -431,8 +431,9 @@ TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 /* Compares sampled rows of a call's out, and of its lse where given, with the reference in double, on the CPU. Tensors
  * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
  * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
- * compare, nor does a backward that accumulates. A NaN is right where the reference has one, and where a NaN or
- * infinity of a key that some query sees may reach (docs/numerics.md). */
+ * compare, nor does a backward that accumulates. A NaN of out or lse is right where the reference has one, and where a
+ * NaN or infinity of a key that some query sees may reach (docs/numerics.md); one of a gradient only where the reference
+ * has it. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */

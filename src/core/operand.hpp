@@ -44,8 +44,12 @@ struct ScoreTensor {
   }
 };
 using ScoreOperand = ScoreTensor<const std::byte>;
-// Of what scores read: summed over the axes of stride 0.
-using ScoreGradient = ScoreTensor<std::byte>;
+// Of what scores read: summed over the axes of stride 0. The last two axes may be longer than the longest sequence, as
+// those of what it is the gradient of.
+struct ScoreGradient : ScoreTensor<std::byte> {
+  int64_t queries = 1;
+  int64_t keys = 1;
+};
 
 // Per-batch or per-row values. `data` null means absent.
 template <typename T>

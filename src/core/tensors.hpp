@@ -69,7 +69,7 @@ void score_tensors(A& a, F&& f) {
 // Gradients of what scores read.
 template <typename A, typename F>
 void score_gradients(A& a, F&& f) {
-  if (a.d_bias.data != nullptr) f("d_bias", a.d_bias, a.seqlen_q, a.seqlen_kv);
+  if (a.d_bias.data != nullptr) f("d_bias", a.d_bias, a.d_bias.queries, a.d_bias.keys);
   if (a.d_sink.data != nullptr) f("d_sink", a.d_sink, 1, 1);
   if (a.d_alibi_slopes.data != nullptr) f("d_alibi_slopes", a.d_alibi_slopes, 1, 1);
 }

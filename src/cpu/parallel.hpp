@@ -1,4 +1,4 @@
-// Threads of the CPU backend: one fork-join call over oneTBB or the process's OpenMP, the only file that knows about
+// Threads of the CPU backend: one fork-join call over oneTBB or the process's OpenMP, no other file starts
 // threads.
 #pragma once
 

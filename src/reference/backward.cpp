@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "core/cancel.hpp"
 #include "core/plan.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
@@ -45,6 +46,7 @@ double log_sum(const std::vector<double>& scores, double sink) {
 
 template <typename Real>
 void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, RowBackward<Real>& row) {
+  core::end_if_cancelled(p.cancel);
   const auto keys = static_cast<size_t>(s.len_kv);
   const int64_t kv_head = head / p.group();
   const int64_t row_q = s.row_q + i;
@@ -236,8 +238,8 @@ const core::ScoreGradient& target(const AttentionArguments& p, Gradient gradient
 ScoreAxes score_axes(const AttentionArguments& p, Gradient gradient) {
   const core::ScoreGradient& to = target(p, gradient);
   const auto axis = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
-  return {axis(to.batch_stride, p.batch), axis(to.head_stride, p.heads_q), axis(to.q_stride, p.seqlen_q),
-          axis(to.kv_stride, p.seqlen_kv)};
+  return {axis(to.batch_stride, p.batch), axis(to.head_stride, p.heads_q), axis(to.q_stride, to.queries),
+          axis(to.kv_stride, to.keys)};
 }
 
 void zero_operands(const AttentionArguments& p) {

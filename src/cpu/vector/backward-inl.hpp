@@ -10,10 +10,10 @@
 #define TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
 #endif
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "core/cancel.hpp"
 #include "cpu/vector/backward_vector.hpp"
@@ -201,7 +201,9 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
       VecF prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
       VecF d_prob = hn::Load(d, d_scores + at);
       if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, scratch.kept + at));
-      hn::Store(hn::Mul(prob, hn::Sub(d_prob, delta)), d, d_scores + at);
+      // V of a hidden key may hold NaN.
+      const MaskF is_hidden = hn::Eq(prob, hn::Zero(d));
+      hn::Store(hn::IfThenZeroElse(is_hidden, hn::Mul(prob, hn::Sub(d_prob, delta))), d, d_scores + at);
       if (has_dropout) prob = hn::Mul(prob, hn::Load(d, scratch.kept + at));
       hn::Store(prob, d, probs + at);
     }
@@ -238,15 +240,26 @@ struct BlocksOfStrip {
   int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
 };
 
-// Until all blocks before this one have added their parts to a strip.
-inline void wait_for_turn(const std::atomic<int32_t>& turn, int32_t before) {
+// True once the caller's flag was seen set. Stays so, as blocks wait for one another.
+inline bool is_over(const core::AttentionArguments& p, const BackwardShared& shared) {
+  if (shared.is_over->load(std::memory_order_relaxed) != 0) return true;
+  if (!core::is_cancelled(p.cancel)) return false;
+  shared.is_over->store(1, std::memory_order_relaxed);
+  return true;
+}
+
+// Until all blocks before this one have added their parts to a strip. False where the call is over.
+inline bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
+                          const BackwardShared& shared) {
   for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
+    if (is_over(p, shared)) return false;
     if (spins < 256) {
       hwy::Pause();
     } else {
       std::this_thread::yield();
     }
   }
+  return true;
 }
 
 inline void add_rows(const float* part, int64_t count, float* sums) {
@@ -295,7 +308,7 @@ inline void compute_strip(QueryStrip& of, const float* delta, int64_t key_begin,
   }
 }
 
-inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
+inline void compute_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
                       const BackwardShared& shared, const BackwardScratch& scratch) {
   const core::Sequence s = core::sequence(p, block.batch_idx);
   const int64_t key_begin = block.idx * shared.block_keys;
@@ -317,18 +330,15 @@ inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, 
     fill_strip(of.strip, p, s, kv_head, row, num_rows, of.lanes);
     const BlocksOfStrip blocks(of.strip, shared.block_keys);
     if (!blocks.has(block.idx)) continue;
-    // A call that ends early computes no more, but passes its turns on: blocks behind it wait for them.
-    const bool is_over = core::is_cancelled(p.cancel);
-    if (!is_over) {
-      compute_strip(of, shared.delta + first_row + row, key_begin, key_end, wants, scratch);
-    }
+    if (is_over(p, shared)) return;
+    compute_strip(of, shared.delta + first_row + row, key_begin, key_end, wants, scratch);
     if (!wants.dq && !wants.slopes) continue;
     std::atomic<int32_t>& turn = shared.turn[first_strip + n];
-    wait_for_turn(turn, blocks.before(block.idx));
-    if (!is_over && wants.dq) {
+    if (!wait_for_turn(turn, blocks.before(block.idx), p, shared)) return;
+    if (wants.dq) {
       add_rows(scratch.dq, num_rows * scratch.qk_stride, shared.dq + (first_row + row) * shared.qk_stride);
     }
-    for (int r = 0; !is_over && wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
+    for (int r = 0; wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
     turn.store(blocks.before(block.idx) + 1, std::memory_order_release);
   }
   for (int key = 0; key < block_keys; ++key) {
@@ -341,6 +351,12 @@ inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, 
     store(Name::dk, core::Gradient::dk, scratch.dk + key * scratch.qk_stride, p.scale, p.head_dim_qk);
     store(Name::dv, core::Gradient::dv, scratch.dv + key * scratch.v_stride, 1, p.head_dim_v);
   }
+}
+
+inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
+                      const BackwardShared& shared, const BackwardScratch& scratch) {
+  if (is_over(p, shared)) return;
+  compute_block(p, block, kv_head, shared, scratch);
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as run_item() of the forward
 #endif
@@ -380,6 +396,7 @@ inline void begin_rows(const core::AttentionArguments& p, const core::Sequence& 
     }
     shared.delta[first + f] = lse == kNothing ? 0 : dot - d_lse;
     shared.slope[first + f] = 0;
+    if (shared.dq == nullptr) continue;
     std::memset(shared.dq + (first + f) * shared.qk_stride, 0, sizeof(float) * static_cast<size_t>(shared.qk_stride));
   }
 }
@@ -443,7 +460,7 @@ inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequenc
 }
 
 // An axis of d_bias that is summed is walked whole, in order; the others have the given entry.
-inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
+inline void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
                      const BackwardShared& shared, const BackwardScratch& scratch) {
   const core::ScoreGradient& to = p.d_bias;
   alignas(64) float sums[kTileKeys * kStripRows] = {};
@@ -455,12 +472,13 @@ inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head,
     const core::Sequence s = core::sequence(p, batch_idx);
     for (int64_t h = head; h < head_end; ++h) {
       for (int64_t i = query; i < query_end; i += kStripRows) {
+        if (is_over(p, shared)) return;
         for (int64_t j = slot; j < slot_end; j += kTileKeys) add_bias_tile(p, s, h, i, j, sums, shared, scratch);
       }
     }
   }
-  const int64_t rows = to.q_stride == 0 ? 1 : p.seqlen_q - query < kStripRows ? p.seqlen_q - query : kStripRows;
-  const int64_t columns = to.kv_stride == 0 ? 1 : p.seqlen_kv - slot < kTileKeys ? p.seqlen_kv - slot : kTileKeys;
+  const int64_t rows = to.q_stride == 0 ? 1 : to.queries - query < kStripRows ? to.queries - query : kStripRows;
+  const int64_t columns = to.kv_stride == 0 ? 1 : to.keys - slot < kTileKeys ? to.keys - slot : kTileKeys;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < columns; ++column) {
       const int64_t at = to.index(b, head, query + row, slot + column);
@@ -469,6 +487,11 @@ inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head,
                      to.data + core::bytes_of(to.dtype, at));
     }
   }
+}
+
+inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
+                     const BackwardShared& shared, const BackwardScratch& scratch) {
+  compute_bias(p, b, head, query, slot, shared, scratch);
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as run_item() of the forward
 #endif

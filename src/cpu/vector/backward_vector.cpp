@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 #include <new>
-#include <type_traits>
 
 #undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
@@ -126,14 +125,19 @@ void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int
   const core::ScoreGradient& to = p.d_bias;
   const auto entries = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
   const int64_t batch = entries(to.batch_stride, p.batch), heads = entries(to.head_stride, p.heads_q);
-  const int64_t rows = entries(to.q_stride, ceil_div(p.seqlen_q, kStripRows));
-  const int64_t columns = entries(to.kv_stride, ceil_div(p.seqlen_kv, kTileKeys));
+  const int64_t rows = entries(to.q_stride, ceil_div(to.queries, kStripRows));
+  const int64_t columns = entries(to.kv_stride, ceil_div(to.keys, kTileKeys));
   parallel_for(batch * heads * rows * columns, num_threads, p.cancel, [&](int64_t item, int worker) {
     const int64_t column = item % columns, row = item / columns % rows;
     const int64_t head = item / columns / rows % heads, b = item / columns / rows / heads;
     kernel.run_bias(p, b, head, row * kStripRows, column * kTileKeys, shared,
                     BackwardScratch(p, scratch + worker * thread_bytes));
   });
+}
+
+// Pieces of work that saw the caller's flag have ended without a result.
+void end_if_over(const BackwardShared& shared) {
+  if (shared.is_over->load(std::memory_order_relaxed) != 0) throw core::Cancelled();
 }
 
 // A query's part of d_sink: exp(sink - LSE) (dLSE - dO . out).
@@ -183,7 +187,8 @@ BackwardShared::BackwardShared(const AttentionShape& p, std::byte* base)
   memory.take(p.heads_kv * strips, turn);
   memory.take(p.heads_kv * rows, delta);
   memory.take(p.heads_kv * rows, slope);
-  memory.take(p.heads_kv * rows * qk_stride, dq);
+  if (p.operands[Name::dq].dtype != core::DType::none) memory.take(p.heads_kv * rows * qk_stride, dq);
+  memory.take(1, is_over);
 }
 
 BackwardScratch::BackwardScratch(const AttentionShape& p, std::byte* base)
@@ -249,29 +254,33 @@ core::WorkspaceSize backward_workspace(const AttentionShape& shape, int num_thre
 void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, const core::Plan& plan,
                   core::Workspace workspace) {
   auto* base = static_cast<std::byte*>(workspace.scratch);
+  const int threads = runs_alone(p) ? 1 : plan.num_threads;
   const BackwardShared shared(p, base);
+  new (shared.is_over) std::atomic<int32_t>(0);
   base += shared.bytes;
   const int64_t thread_bytes = BackwardScratch(p, nullptr).bytes;
   for (int64_t i = 0; i < p.heads_kv * shared.strips; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
   zero_unused_rows(p);
-  for_each_rows(p, plan.num_threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
+  for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
     kernel.begin_rows(p, s, kv_head, begin, end, shared);
   });
   const bool wants_operands = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
                               p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
-  // A block waits for those before it: items begin in order, so these have begun, and none of them can fail.
+  // A block waits for those before it, which have begun, as items begin in order. Only blocks themselves read the
+  // caller's flag: one that never ran would be waited for.
   const int64_t blocks = wants_operands ? list_blocks(p, shared) : 0;
-  parallel_for(blocks * p.heads_kv, plan.num_threads, p.cancel, [&](int64_t item, int worker) {
+  parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t item, int worker) {
     kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared,
                      BackwardScratch(p, base + worker * thread_bytes));
   });
-  core::end_if_cancelled(p.cancel);  // blocks end without a result
+  end_if_over(shared);
   if (p.tensors[Name::dq].data != nullptr) {
-    for_each_rows(p, plan.num_threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
+    for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
       kernel.end_rows(p, s, kv_head, begin, end, shared);
     });
   }
-  if (p.d_bias.data != nullptr) run_all_bias(kernel, p, plan.num_threads, shared, base, thread_bytes);
+  if (p.d_bias.data != nullptr) run_all_bias(kernel, p, threads, shared, base, thread_bytes);
+  end_if_over(shared);
   sum_heads(p, shared);
 }
 

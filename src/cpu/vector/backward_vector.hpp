@@ -31,7 +31,8 @@ struct BackwardShared {
   std::atomic<int32_t>* turn = nullptr;  // [heads_kv][strips] blocks whose part of dQ a strip has
   float* delta = nullptr;                // [heads_kv][rows] dO . out - dLSE
   float* slope = nullptr;                // [heads_kv][rows] sum of dS times ALiBi's distance
-  float* dq = nullptr;                   // [heads_kv][rows][head_dim_qk], not yet times scale
+  float* dq = nullptr;                   // [heads_kv][rows][head_dim_qk], not yet times scale; only where it is wanted
+  std::atomic<int32_t>* is_over = nullptr;  // not 0 once the caller's flag was seen set
   int64_t block_keys = 0;
   int64_t rows = 0;
   int64_t strips = 0;

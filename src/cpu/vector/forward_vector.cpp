@@ -43,14 +43,13 @@ int item_strips(const core::AttentionShape& p) {
   return static_cast<int>(std::min(strips, most));
 }
 
-// Work too small to wake a second thread for: about 10 microseconds.
+}  // namespace
+
 bool runs_alone(const core::AttentionShape& p) {
   constexpr double kFlops = 1e6;
   const auto rows = static_cast<double>(p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q);
   return 2.0 * rows * static_cast<double>(p.heads_q * p.seqlen_kv * (p.head_dim_qk + p.head_dim_v)) < kFlops;
 }
-
-}  // namespace
 
 VectorScratch::VectorScratch(const core::AttentionShape& p, std::byte* base) {
   const int64_t strips_per_item = item_strips(p);

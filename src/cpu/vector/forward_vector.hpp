@@ -67,6 +67,9 @@ const VectorKernel& vector_kernel(InstructionSet set);
 // "" or why this machine or build cannot run it.
 std::string vector_unavailable(InstructionSet set);
 
+// Work too small to wake a second thread for: about 10 microseconds of a forward pass.
+bool runs_alone(const core::AttentionShape& shape);
+
 core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads);
 void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace);
