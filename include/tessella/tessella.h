@@ -432,8 +432,8 @@ TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
  * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
  * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
  * compare, nor does a backward that accumulates. A NaN of out or lse is right where the reference has one, and where a
- * NaN or infinity of a key that some query sees may reach (docs/numerics.md); one of a gradient only where the reference
- * has it. */
+ * NaN or infinity of a key that some query sees may reach (docs/numerics.md); one of a gradient only where the
+ * reference has it. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */

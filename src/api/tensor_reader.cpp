@@ -243,8 +243,7 @@ core::ScoreGradient TensorReader::score_gradient(const char* name, const tessell
       invalid(message(function_, ": ", name, ".strides[", i, "] is 0, expected an axis of its own"));
     }
   }
-  core::ScoreGradient gradient{
-      {is_empty ? nullptr : t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]}};
+  core::ScoreGradient gradient{{is_empty ? nullptr : t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]}};
   if (is_bias) gradient.keys = t.shape[t.ndim - 1];
   if (is_bias && t.ndim > 1) gradient.queries = t.shape[t.ndim - 2];
   return gradient;

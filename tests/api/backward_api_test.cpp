@@ -113,6 +113,42 @@ TEST(BackwardPlans, ExplainAndRun) {
   EXPECT_TRUE(fewer.is_untouched());
 }
 
+// Beside packed sequences bias may reach to max_seqlen: so does its gradient, with zeros behind the longest sequence.
+TEST(BackwardApi, GradientOfABiasBeyondTheLongestSequence) {
+  constexpr int64_t kRows = 3, kMost = 5, kWidth = 8;
+  const std::vector<float> q(kRows * kWidth, 0.5f), bias(kMost * kMost, 0.25f);
+  std::vector<float> out(q.size()), lse(kRows), dv(q.size());
+  const std::vector<int32_t> offsets = {0, kRows};
+  const auto rows = [&](auto* data) { return ts::view(data, ts::f32, {kRows, 1, kWidth}); };
+  const auto of_bias = [&](auto* data) { return ts::view(data, ts::f32, {1, 1, kMost, kMost}); };
+  const auto table = ts::view(static_cast<const void*>(offsets.data()), ts::i32, {2});
+  const auto* input = static_cast<const void*>(q.data());
+  const ts::ForwardArgs args{.q = rows(input),
+                             .k = rows(input),
+                             .v = rows(input),
+                             .out = rows(out.data()),
+                             .lse = ts::view(lse.data(), ts::f32, {1, kRows}),
+                             .cu_seqlens_q = table,
+                             .cu_seqlens_kv = table,
+                             .bias = of_bias(static_cast<const void*>(bias.data()))};
+  for (const KernelInfo& kernel : kernels_of("backward")) {
+    if (!kernel.unavailable.empty() || kernel.is_on_gpu() || !kernel.computes("f32")) continue;
+    ts::AttentionOptions options{.max_seqlen_q = kMost, .max_seqlen_kv = kMost};
+    ts::forward(args, options);
+    std::vector<float> d_bias(bias.size(), 7);
+    options.kernel = kernel.name;
+    const ts::Gradients gradients{.d_out = rows(input), .dv = rows(dv.data()), .d_bias = of_bias(d_bias.data())};
+    ts::backward(args, gradients, options);
+    for (int64_t at = 0; at < kMost * kMost; ++at) {
+      if (at / kMost < kRows && at % kMost < kRows) {
+        EXPECT_NEAR(d_bias[static_cast<size_t>(at)], 0, 1e-6) << kernel.name << " " << at;  // equal values: dP = delta
+      } else {
+        EXPECT_EQ(d_bias[static_cast<size_t>(at)], 0) << kernel.name << " " << at;
+      }
+    }
+  }
+}
+
 TEST(BackwardPlans, KernelsSayWhy) {
   SmallBackward call;
   const ts::detail::BackwardCall of(call.args, call.gradients, call.options);

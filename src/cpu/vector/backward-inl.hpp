@@ -309,7 +309,7 @@ inline void compute_strip(QueryStrip& of, const float* delta, int64_t key_begin,
 }
 
 inline void compute_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
-                      const BackwardShared& shared, const BackwardScratch& scratch) {
+                          const BackwardShared& shared, const BackwardScratch& scratch) {
   const core::Sequence s = core::sequence(p, block.batch_idx);
   const int64_t key_begin = block.idx * shared.block_keys;
   const int64_t key_end = s.len_kv < key_begin + shared.block_keys ? s.len_kv : key_begin + shared.block_keys;
@@ -461,7 +461,7 @@ inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequenc
 
 // An axis of d_bias that is summed is walked whole, in order; the others have the given entry.
 inline void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
-                     const BackwardShared& shared, const BackwardScratch& scratch) {
+                         const BackwardShared& shared, const BackwardScratch& scratch) {
   const core::ScoreGradient& to = p.d_bias;
   alignas(64) float sums[kTileKeys * kStripRows] = {};
   const int64_t b_end = to.batch_stride == 0 ? p.batch : b + 1;

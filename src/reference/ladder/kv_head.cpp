@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/cancel.hpp"
 #include "reference/backward.hpp"
 #include "reference/element.hpp"
 #include "reference/ladder/vector.hpp"
@@ -47,6 +48,7 @@ void KvHead::load_k(int64_t j, float* row) const {
 }
 
 void KvHead::load_d_out(int64_t r, float* row) const {
+  core::end_if_cancelled(p_.cancel);
   moved(row_bytes(Name::d_out));
   const bool sees_none = load<float>(row_of(Name::lse, r), p_.lse().dtype, 0) == kHidden<float>;
   if (sees_none) return std::fill(row, row + p_.head_dim_v, 0.0F);
