@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/once.hpp"
+#include "cpu/amx/backward_amx.hpp"
 #include "cpu/amx/forward_amx.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/backward_vector.hpp"
@@ -56,14 +57,13 @@ struct VectorRow {
 template <InstructionSet kSet>
 struct BackwardRow {
   static std::string describe(const core::Shape& shape, int num_threads) {
-    return "blocks of " + std::to_string(BackwardShared(core::attention(shape), nullptr).block_keys) +
-           " keys, strips of " + std::to_string(kStripRows) + " rows, " + threads_text(num_threads);
+    return backward_text(vector_backward(kSet).kernel, core::attention(shape), num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return backward_workspace(core::attention(shape), num_threads);
+    return backward_workspace(vector_backward(kSet).kernel, core::attention(shape), num_threads);
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_backward(backward_kernel(kSet), core::attention(arguments), plan, workspace);
+    run_backward(vector_backward(kSet).kernel, core::attention(arguments), plan, workspace);
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -102,6 +102,7 @@ auto all_kernels() {
     VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
     VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64", "any"),
+    kBackwardAmx,
     BackwardRow<InstructionSet::avx512>::kernel("cpu.backward_avx512", "fp32 on AVX-512, 16 rows a vector", "avx512"),
     BackwardRow<InstructionSet::avx2>::kernel("cpu.backward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
     BackwardRow<InstructionSet::sse4>::kernel("cpu.backward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),

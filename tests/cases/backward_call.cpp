@@ -101,7 +101,9 @@ BackwardCall::BackwardCall(const Case& c) : c_(c), forward_(forward_of(c)), opti
 void BackwardCall::make_d_out() {
   const tessella_tensor& out = *forward_.args().out;
   const tessella_tensor& lse = *forward_.args().lse;
-  d_out_memory_ = like(out, out.dtype, c_.guard ? Placement::guarded : Placement::aligned, d_out_);
+  const int32_t dtype =
+      c_.kernel == "cpu.backward_amx" ? forward_.args().q->dtype : out.dtype;  // of the two that d_out may have
+  d_out_memory_ = like(out, dtype, c_.guard ? Placement::guarded : Placement::aligned, d_out_);
   args_.d_out = &d_out_;
   Random random(c_.seed + 17);
   const bool is_packed = out.ndim == 3;

@@ -133,6 +133,7 @@ class Backward : public EachKernel {
   Case base(const std::string& fields) const {
     Case c = parse(fields);
     c.kernel = GetParam().name;
+    if (!GetParam().computes(c.dtype)) c.dtype = "bf16";
     if (c.gradients.empty()) c.gradients = "qkv";
     return c;
   }
@@ -151,7 +152,7 @@ TEST_P(Backward, EachFeature) {
       Case c = feature_case(GetParam().name, feature);
       c.dtype = dtype;
       expect_right(c);
-      c.seqlen_q = 51;  // strips of 48 rows, tiles of 64 keys
+      c.seqlen_q = 51;  // strips of 48 or 64 rows, tiles of 32 or 64 keys
       c.seqlen_kv = 67;
       c.head_dim_qk = c.head_dim_v = 16;
       c.plan = true;

@@ -1,7 +1,9 @@
 // A call leaves no upper halves of vector registers in use: code without AVX would be many times slower behind it.
 #include <gtest/gtest.h>
 
+#include "cases/backward_call.hpp"
 #include "cases/call.hpp"
+#include "cases/cases.hpp"
 #include "cases/kernels.hpp"
 
 #ifdef __x86_64__
@@ -54,6 +56,26 @@ TEST_P(UpperHalves, AreNotInUseBehindACall) {
   }
 }
 
+class BackwardUpperHalves : public EachKernel {};
+
+TEST_P(BackwardUpperHalves, AreNotInUseBehindACall) {
+  if (!can_tell()) GTEST_SKIP() << "this CPU does not tell which state is in use";
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
+    if (!GetParam().computes(dtype)) continue;
+    Case c =
+        parse("heads_q=2 seqlen_q=100 seqlen_kv=130 head_dim_qk=70 head_dim_v=70 bias=qk alibi=h sink=1 dropout=0.1");
+    c.kernel = GetParam().name;
+    c.dtype = dtype;
+    c.gradients = "qkvbsa";
+    BackwardCall call(c);
+    asm volatile("vzeroupper");
+    if (are_in_use()) GTEST_SKIP() << "this CPU does not tell when state is free again";
+    ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+    EXPECT_FALSE(are_in_use()) << dtype;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, BackwardUpperHalves, testing::ValuesIn(kernels_of("backward")), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, UpperHalves, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 
 #endif

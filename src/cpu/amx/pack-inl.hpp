@@ -115,6 +115,28 @@ inline void pack_q(const uint16_t* const* rows, int64_t head_dim, uint16_t* tile
   }
 }
 
+// Which of 64 words of two vectors interleave to words [begin, begin + 16) of both.
+inline __m512i pair_lanes(int begin) {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i even = _mm512_add_epi32(lane, _mm512_set1_epi32(begin));
+  return _mm512_or_si512(even, _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(32)), 16));
+}
+
+// 32 rows from their addresses, two rows in a dword: [step][2][16 pairs of rows][16 dims][2], B tiles of a product over
+// rows. Steps lie step_elements apart.
+inline void pack_row_pairs(const uint16_t* const* rows, int64_t head_dim, uint16_t* tiles, int64_t step_elements) {
+  const __m512i low = pair_lanes(0), high = pair_lanes(16);
+  for (int64_t dim = 0; dim < head_dim; dim += kStepDims, tiles += step_elements) {
+    const __mmask32 dims = lanes32(head_dim - dim);
+    for (int pair = 0; pair < 16; ++pair) {
+      const __m512i even = _mm512_maskz_loadu_epi16(dims, rows[2 * pair] + dim);
+      const __m512i odd = _mm512_maskz_loadu_epi16(dims, rows[2 * pair + 1] + dim);
+      _mm512_store_si512(tiles + pair * 32, _mm512_permutex2var_epi16(even, low, odd));
+      _mm512_store_si512(tiles + kTileElements + pair * 32, _mm512_permutex2var_epi16(even, high, odd));
+    }
+  }
+}
+
 // 32 elements, as `dtype`, at out.
 [[gnu::always_inline]] inline void store_row(std::byte* out, core::DType dtype, __mmask32 dims, __m512 low,
                                              __m512 high) {

@@ -12,16 +12,13 @@
 
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <utility>
 
-#include "core/cancel.hpp"
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/score-inl.hpp"
 #include "cpu/vector/tiles-inl.hpp"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -107,36 +104,12 @@ inline void store_gradient(const float* from, float factor, int64_t count, core:
   });
 }
 
-// The queries of a strip beside a block of keys.
-struct QueryStrip {
-  Strip strip;
-  alignas(64) float lse[kStripRows];    // natural; +inf for a row that takes no part
-  alignas(64) float delta[kStripRows];  // dO . out - dLSE
-  alignas(64) float slope[kStripRows];  // sum of dS times ALiBi's distance
-  int lanes = 0;
-};
-
-// Reads q, dO and LSE of the strip's rows. A row that sees no key has LSE -inf: it counts as zeros, whatever it holds.
+// Reads q, dO and LSE of the strip's rows.
 inline void load_queries(QueryStrip& to, const float* delta, const BackwardScratch& scratch) {
   const core::AttentionArguments& p = *to.strip.arguments;
-  const core::Sequence& s = *to.strip.sequence;
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const std::byte* q[kStripRows] = {};
-  const std::byte* d_out[kStripRows] = {};
-  for (int r = 0; r < to.lanes; ++r) {
-    to.lse[r] = kInfinity;
-    to.delta[r] = to.slope[r] = 0;
-    if (r >= to.strip.num_rows) continue;
-    const int64_t row = s.row_q + to.strip.query[r];
-    const int64_t head = to.strip.head[r];
-    float lse;
-    std::memcpy(&lse, p.lse().row(s.batch_idx, row, head), sizeof lse);
-    if (lse == -kInfinity) continue;
-    to.lse[r] = lse == kInfinity ? std::numeric_limits<float>::quiet_NaN() : lse;
-    to.delta[r] = delta[r];
-    q[r] = p.q().row(s.batch_idx, row, head);
-    d_out[r] = p.tensors[Name::d_out].row(s.batch_idx, row, head);
-  }
+  const std::byte* q[kStripRows];
+  const std::byte* d_out[kStripRows];
+  to.begin(delta, q, d_out);
   load_rows(p.dtype(), q, to.strip.num_rows, to.lanes, p.head_dim_qk, scratch.q, scratch.qk_stride,
             scratch.q_transposed);
   load_rows(p.tensors[Name::d_out].dtype, d_out, to.strip.num_rows, to.lanes, p.head_dim_v, scratch.d_out,
@@ -146,7 +119,7 @@ inline void load_queries(QueryStrip& to, const float* delta, const BackwardScrat
 // slope += sum over keys of dS times ALiBi's distance.
 inline void add_slopes(QueryStrip& of, const float* d_scores, int64_t key_begin, int num_keys) {
   const F32 d;
-  alignas(64) float position[kStripRows];
+  alignas(64) float position[kMaxStripRows];
   for (int r = 0; r < of.lanes; ++r) {
     position[r] = static_cast<float>(of.strip.sequence->band.position(of.strip.query[r]) - key_begin);
   }
@@ -160,24 +133,16 @@ inline void add_slopes(QueryStrip& of, const float* d_scores, int64_t key_begin,
   }
 }
 
-// P with dropout's factors in scratch.probs and dS, behind softcap, in scratch.d_scores, of keys [key_begin, key_begin
-// + num_keys), whose K and V rows are given.
-inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t key_begin, int num_keys,
-                         const BackwardScratch& scratch) {
+// From products to P with dropout's factors and dS, behind softcap, of keys [key_begin, key_begin + num_keys).
+inline void differentiate_scores(const QueryStrip& of, const BackwardTile& tile, int64_t key_begin, int num_keys) {
   const Strip& strip = of.strip;
   const core::AttentionArguments& p = *strip.arguments;
   const int lanes = of.lanes;
-  const bool has_softcap = p.features.has(core::Feature::softcap);
   const bool has_dropout = p.features.has(core::Feature::dropout);
-  float* probs = scratch.probs;
-  float* d_scores = scratch.d_scores;
-  alignas(64) float unused_max[kStripRows] = {};
-  multiply_scores(k, scratch.qk_stride, scratch.q_transposed, lanes, static_cast<int>(p.head_dim_qk), num_keys, probs,
-                  unused_max);
-  multiply_scores(v, scratch.v_stride, scratch.d_out_transposed, lanes, static_cast<int>(p.head_dim_v), num_keys,
-                  d_scores, unused_max);
+  float* probs = tile.probs;
+  float* d_scores = tile.d_scores;
   const size_t tile_bytes = sizeof(float) * static_cast<size_t>(num_keys * lanes);
-  if (has_softcap) std::memcpy(scratch.products, probs, tile_bytes);
+  if (p.features.has(core::Feature::softcap)) std::memcpy(tile.products, probs, tile_bytes);
   if (needs_score_chain(p)) {
     score_chain(strip, lanes, probs, key_begin, num_keys);
   } else if (key_begin < strip.full_begin || key_begin + num_keys > strip.full_end) {
@@ -186,8 +151,8 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
   const F32 d;
   if (has_dropout) {
     const VecF keep_scale = hn::Set(d, static_cast<float>(dropout_of(p).keep_scale()));
-    for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(keep_scale, d, scratch.kept + i);
-    dropout_chain(strip, lanes, scratch.kept, key_begin, num_keys);
+    for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(keep_scale, d, tile.kept + i);
+    dropout_chain(strip, lanes, tile.kept, key_begin, num_keys);
   }
   const VecF scale = hn::Set(d, scores_are_products(p) ? p.scale : 1.0f);
   const VecF log2_e = hn::Set(d, kLog2E);
@@ -200,11 +165,11 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
       const VecF exponent = hn::Mul(hn::MulSub(hn::Load(d, probs + at), scale, lse), log2_e);
       VecF prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
       VecF d_prob = hn::Load(d, d_scores + at);
-      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, scratch.kept + at));
+      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, tile.kept + at));
       // V of a hidden key may hold NaN.
       const MaskF is_hidden = hn::Eq(prob, hn::Zero(d));
       hn::Store(hn::IfThenZeroElse(is_hidden, hn::Mul(prob, hn::Sub(d_prob, delta))), d, d_scores + at);
-      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, scratch.kept + at));
+      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, tile.kept + at));
       hn::Store(prob, d, probs + at);
     }
   }
@@ -212,54 +177,33 @@ inline void compute_tile(QueryStrip& of, const float* k, const float* v, int64_t
 
 // d_scores times softcap's derivative 1 - tanh^2.
 inline void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int num_keys,
-                                     const BackwardScratch& scratch) {
+                                     const BackwardTile& tile) {
   if (!p.features.has(core::Feature::softcap)) return;
   const F32 d;
   const VecF scale = hn::Set(d, p.scale / p.softcap);
   for (int i = 0; i < num_keys * lanes; i += kLanes) {
-    const VecF capped = tanh(hn::Mul(hn::Load(d, scratch.products + i), scale));
+    const VecF capped = tanh(hn::Mul(hn::Load(d, tile.products + i), scale));
     const VecF derivative = hn::NegMulAdd(capped, capped, hn::Set(d, 1.0f));
-    hn::Store(hn::Mul(hn::Load(d, scratch.d_scores + i), derivative), d, scratch.d_scores + i);
+    hn::Store(hn::Mul(hn::Load(d, tile.d_scores + i), derivative), d, tile.d_scores + i);
   }
 }
 
-// Which blocks of keys a strip meets, in order: those of keep_first and those of its band.
-struct BlocksOfStrip {
-  int32_t kept;   // blocks [0, kept)
-  int32_t begin;  // and blocks [begin, end)
-  int32_t end;
-  BlocksOfStrip(const Strip& strip, int64_t block_keys) {
-    const auto blocks = [&](int32_t keys) { return static_cast<int32_t>((keys + block_keys - 1) / block_keys); };
-    kept = blocks(strip.keep_end);
-    const auto first = static_cast<int32_t>(strip.keys_begin / block_keys);
-    begin = first > kept ? first : kept;
-    end = blocks(strip.keys_end);
-  }
-  bool has(int32_t block) const { return block < kept || (block >= begin && block < end); }
-  // How many come before this one.
-  int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
-};
-
-// True once the caller's flag was seen set. Stays so, as blocks wait for one another.
-inline bool is_over(const core::AttentionArguments& p, const BackwardShared& shared) {
-  if (shared.is_over->load(std::memory_order_relaxed) != 0) return true;
-  if (!core::is_cancelled(p.cancel)) return false;
-  shared.is_over->store(1, std::memory_order_relaxed);
-  return true;
+inline void differentiate_tile(QueryStrip& of, const BackwardTile& tile, int64_t key_begin, int num_keys) {
+  differentiate_scores(of, tile, key_begin, num_keys);
+  const core::AttentionArguments& p = *of.strip.arguments;
+  if (p.features.has(core::Feature::d_alibi_slopes)) add_slopes(of, tile.d_scores, key_begin, num_keys);
+  apply_softcap_derivative(p, of.lanes, num_keys, tile);
 }
 
-// Until all blocks before this one have added their parts to a strip. False where the call is over.
-inline bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
-                          const BackwardShared& shared) {
-  for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
-    if (is_over(p, shared)) return false;
-    if (spins < 256) {
-      hwy::Pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
-  return true;
+// Products of a tile, whose K and V rows are given.
+inline void multiply_tile(const QueryStrip& of, const float* k, const float* v, int num_keys,
+                          const BackwardScratch& scratch) {
+  const core::AttentionArguments& p = *of.strip.arguments;
+  alignas(64) float unused_max[kStripRows] = {};
+  multiply_scores(k, scratch.qk_stride, scratch.q_transposed, of.lanes, static_cast<int>(p.head_dim_qk), num_keys,
+                  scratch.tile.probs, unused_max);
+  multiply_scores(v, scratch.v_stride, scratch.d_out_transposed, of.lanes, static_cast<int>(p.head_dim_v), num_keys,
+                  scratch.tile.d_scores, unused_max);
 }
 
 inline void add_rows(const float* part, int64_t count, float* sums) {
@@ -269,33 +213,22 @@ inline void add_rows(const float* part, int64_t count, float* sums) {
   }
 }
 
-// The gradients that blocks of keys have to do with.
-struct Wanted {
-  bool dq, dk, dv, slopes;
-  explicit Wanted(const core::AttentionArguments& p)
-      : dq(p.tensors[Name::dq].data != nullptr),
-        dk(p.tensors[Name::dk].data != nullptr),
-        dv(p.tensors[Name::dv].data != nullptr),
-        slopes(p.features.has(core::Feature::d_alibi_slopes)) {}
-};
-
 // A strip beside the block of keys [key_begin, key_end): adds to dK and dV, and has its part of dQ and of the slopes.
-inline void compute_strip(QueryStrip& of, const float* delta, int64_t key_begin, int64_t key_end, const Wanted& wants,
-                          const BackwardScratch& scratch) {
+inline void compute_strip(QueryStrip& of, const float* delta, const BlockWork& block, const BackwardScratch& scratch) {
+  const Wanted& wants = block.wants;
   const int num_rows = of.strip.num_rows;
   load_queries(of, delta, scratch);
   if (wants.dq) std::memset(scratch.dq, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.qk_stride));
-  for (int64_t begin = key_begin; begin < key_end; begin += kTileKeys) {
-    const int64_t end = key_end < begin + kTileKeys ? key_end : begin + kTileKeys;
-    if (begin >= of.strip.keep_end && (begin >= of.strip.keys_end || end <= of.strip.keys_begin)) continue;
+  for (int64_t begin = block.key_begin; begin < block.key_end; begin += kTileKeys) {
+    const int64_t end = block.key_end < begin + kTileKeys ? block.key_end : begin + kTileKeys;
+    if (hides_keys(of.strip, begin, end)) continue;
     const int num_keys = static_cast<int>(end - begin);
-    const int64_t at = begin - key_begin;
+    const int64_t at = begin - block.key_begin;
     const float* k = scratch.k + at * scratch.qk_stride;
-    compute_tile(of, k, scratch.v + at * scratch.v_stride, begin, num_keys, scratch);
-    if (wants.slopes) add_slopes(of, scratch.d_scores, begin, num_keys);
-    apply_softcap_derivative(*of.strip.arguments, of.lanes, num_keys, scratch);
-    const Weights probs{scratch.probs, of.lanes, 1};
-    const Weights d_scores{scratch.d_scores, of.lanes, 1};
+    multiply_tile(of, k, scratch.v + at * scratch.v_stride, num_keys, scratch);
+    differentiate_tile(of, scratch.tile, begin, num_keys);
+    const Weights probs{scratch.tile.probs, of.lanes, 1};
+    const Weights d_scores{scratch.tile.d_scores, of.lanes, 1};
     if (wants.dv) {
       multiply_rows(probs, num_keys, num_rows, scratch.d_out, scratch.dv + at * scratch.v_stride, scratch.v_stride);
     }
@@ -303,60 +236,35 @@ inline void compute_strip(QueryStrip& of, const float* delta, int64_t key_begin,
       multiply_rows(d_scores, num_keys, num_rows, scratch.q, scratch.dk + at * scratch.qk_stride, scratch.qk_stride);
     }
     if (wants.dq) {
-      multiply_rows({scratch.d_scores, 1, of.lanes}, num_rows, num_keys, k, scratch.dq, scratch.qk_stride);
+      multiply_rows({scratch.tile.d_scores, 1, of.lanes}, num_rows, num_keys, k, scratch.dq, scratch.qk_stride);
     }
   }
 }
 
-inline void compute_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
-                          const BackwardShared& shared, const BackwardScratch& scratch) {
-  const core::Sequence s = core::sequence(p, block.batch_idx);
-  const int64_t key_begin = block.idx * shared.block_keys;
-  const int64_t key_end = s.len_kv < key_begin + shared.block_keys ? s.len_kv : key_begin + shared.block_keys;
-  const int block_keys = static_cast<int>(key_end - key_begin);
-  const Wanted wants(p);
-  load_block(p, s, Name::k, kv_head, key_begin, block_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
-  load_block(p, s, Name::v, kv_head, key_begin, block_keys, p.head_dim_v, scratch.v, scratch.v_stride);
-  std::memset(scratch.dk, 0, sizeof(float) * static_cast<size_t>(block_keys * scratch.qk_stride));
-  std::memset(scratch.dv, 0, sizeof(float) * static_cast<size_t>(block_keys * scratch.v_stride));
-
-  const int64_t rows = s.len_q * p.group();
-  const int64_t first_row = kv_head * shared.rows + shared.first_row(p, s);
-  const int64_t first_strip = kv_head * shared.strips + shared.first_strip(p, s);
-  QueryStrip of;
-  for (int64_t row = 0, n = 0; row < rows; row += kStripRows, ++n) {
-    const int num_rows = static_cast<int>(rows - row < kStripRows ? rows - row : kStripRows);
-    of.lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
-    fill_strip(of.strip, p, s, kv_head, row, num_rows, of.lanes);
-    const BlocksOfStrip blocks(of.strip, shared.block_keys);
-    if (!blocks.has(block.idx)) continue;
-    if (is_over(p, shared)) return;
-    compute_strip(of, shared.delta + first_row + row, key_begin, key_end, wants, scratch);
-    if (!wants.dq && !wants.slopes) continue;
-    std::atomic<int32_t>& turn = shared.turn[first_strip + n];
-    if (!wait_for_turn(turn, blocks.before(block.idx), p, shared)) return;
-    if (wants.dq) {
-      add_rows(scratch.dq, num_rows * scratch.qk_stride, shared.dq + (first_row + row) * shared.qk_stride);
-    }
-    for (int r = 0; wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
-    turn.store(blocks.before(block.idx) + 1, std::memory_order_release);
-  }
-  for (int key = 0; key < block_keys; ++key) {
-    const auto store = [&](Name name, core::Gradient gradient, const float* from, float factor, int64_t dim) {
-      const core::Operand& to = p.tensors[name];
-      if (to.data == nullptr) return;
-      store_gradient(from, factor, dim, to.dtype, p.accumulates(gradient),
-                     to.row(s.batch_idx, s.row_kv + key_begin + key, kv_head));
-    };
-    store(Name::dk, core::Gradient::dk, scratch.dk + key * scratch.qk_stride, p.scale, p.head_dim_qk);
-    store(Name::dv, core::Gradient::dv, scratch.dv + key * scratch.v_stride, 1, p.head_dim_v);
-  }
+inline void compute_block(const BlockWork& block, const BackwardShared& shared, const BackwardScratch& scratch) {
+  const core::AttentionArguments& p = block.p;
+  const int num_keys = block.num_keys();
+  load_block(p, block.s, Name::k, block.kv_head, block.key_begin, num_keys, p.head_dim_qk, scratch.k,
+             scratch.qk_stride);
+  load_block(p, block.s, Name::v, block.kv_head, block.key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
+  std::memset(scratch.dk, 0, sizeof(float) * static_cast<size_t>(num_keys * scratch.qk_stride));
+  std::memset(scratch.dv, 0, sizeof(float) * static_cast<size_t>(num_keys * scratch.v_stride));
+  const bool is_whole = walk_strips(
+      block, shared, kLanes,
+      [&](QueryStrip& of, const float* delta) HWY_ATTR { compute_strip(of, delta, block, scratch); },
+      [&](const QueryStrip& of, int64_t row) HWY_ATTR {
+        add_rows(scratch.dq, of.strip.num_rows * scratch.qk_stride, shared.dq + row * scratch.qk_stride);
+      });
+  if (!is_whole) return;
+  store_block(block, &store_gradient, [&](Name name, int key) {
+    return name == Name::dk ? scratch.dk + key * scratch.qk_stride : scratch.dv + key * scratch.v_stride;
+  });
 }
 
 inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
-                      const BackwardShared& shared, const BackwardScratch& scratch) {
+                      const BackwardShared& shared, std::byte* scratch) {
   if (is_over(p, shared)) return;
-  compute_block(p, block, kv_head, shared, scratch);
+  compute_block(BlockWork(p, block, kv_head, shared), shared, BackwardScratch(p, scratch));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as run_item() of the forward
 #endif
@@ -396,8 +304,6 @@ inline void begin_rows(const core::AttentionArguments& p, const core::Sequence& 
     }
     shared.delta[first + f] = lse == kNothing ? 0 : dot - d_lse;
     shared.slope[first + f] = 0;
-    if (shared.dq == nullptr) continue;
-    std::memset(shared.dq + (first + f) * shared.qk_stride, 0, sizeof(float) * static_cast<size_t>(shared.qk_stride));
   }
 }
 
@@ -406,7 +312,7 @@ inline void end_rows(const core::AttentionArguments& p, const core::Sequence& s,
   const core::Operand& to = p.tensors[Name::dq];
   const int64_t first = kv_head * shared.rows + shared.first_row(p, s);
   for (int64_t f = begin; f < end; ++f) {
-    store_gradient(shared.dq + (first + f) * shared.qk_stride, p.scale, p.head_dim_qk, to.dtype,
+    store_gradient(shared.dq + (first + f) * shared.tiling.qk_stride, p.scale, p.head_dim_qk, to.dtype,
                    p.accumulates(core::Gradient::dq),
                    to.row(s.batch_idx, s.row_q + f / p.group(), kv_head * p.group() + f % p.group()));
   }
@@ -443,18 +349,19 @@ inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequenc
   const int num_rows = static_cast<int>(rest < kStripRows ? rest : kStripRows);
   of.lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
   fill_head_strip(of.strip, p, s, head, query, num_rows, of.lanes);
-  if (key_begin >= of.strip.keep_end && (key_begin >= of.strip.keys_end || key_end <= of.strip.keys_begin)) return;
+  if (hides_keys(of.strip, key_begin, key_end)) return;
   alignas(64) float delta[kStripRows] = {};
   const int64_t first = of.strip.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
   for (int r = 0; r < num_rows; ++r) delta[r] = shared.delta[first + (query + r) * p.group()];
   load_queries(of, delta, scratch);
   load_block(p, s, Name::k, of.strip.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
   load_block(p, s, Name::v, of.strip.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
-  compute_tile(of, scratch.k, scratch.v, key_begin, num_keys, scratch);
+  multiply_tile(of, scratch.k, scratch.v, num_keys, scratch);
+  differentiate_scores(of, scratch.tile, key_begin, num_keys);
   for (int key = 0; key < num_keys; ++key) {
     const int64_t column = to.kv_stride == 0 ? 0 : s.slot_kv + key_begin + key - slot;
     for (int r = 0; r < num_rows; ++r) {
-      sums[column * kStripRows + (to.q_stride == 0 ? 0 : r)] += scratch.d_scores[key * of.lanes + r];
+      sums[column * kStripRows + (to.q_stride == 0 ? 0 : r)] += scratch.tile.d_scores[key * of.lanes + r];
     }
   }
 }
@@ -490,12 +397,18 @@ inline void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t h
 }
 
 inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
-                     const BackwardShared& shared, const BackwardScratch& scratch) {
-  compute_bias(p, b, head, query, slot, shared, scratch);
+                     const BackwardShared& shared, std::byte* scratch) {
+  compute_bias(p, b, head, query, slot, shared, BackwardScratch(p, scratch));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as run_item() of the forward
 #endif
 }
+
+inline constexpr VectorBackward kVectorBackward = {
+    .kernel = {&vector_tiling, &vector_scratch_bytes, &begin_rows, &run_block, &end_rows, &run_bias},
+    .differentiate_tile = &differentiate_tile,
+    .store_gradient = &store_gradient,
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu

@@ -1,56 +1,27 @@
-// The portable vector backward kernels: gradients by recomputation (FlashAttention-2, arXiv 2307.08691, algorithm 2),
-// one algorithm compiled for several instruction sets by Highway.
-//
-// A work item is a block of keys of one KV head. It walks the strips of queries that see it, in order, keeps dK and dV
-// of its keys, and adds its part to each strip's dQ. Blocks take turns at a strip, in the order of their keys, so sums
-// have one order whatever the number of threads. docs/backward.md has the derivation.
+// The portable vector backward kernels: one algorithm compiled for several instruction sets by Highway, over the blocks
+// of backward_blocks.hpp. Also lends what it does to one tile to other kernels of the same instruction set.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "core/arguments.hpp"
-#include "core/kernel.hpp"
-#include "core/plan.hpp"
+#include "cpu/backward_blocks.hpp"
 #include "cpu/vector/forward_vector.hpp"
 
 namespace tessella::cpu {
 
-// Blocks of keys over all sequences, the first of each sequence first: those that causal queries share most come first,
-// and blocks that run side by side are of different heads as long as there are enough.
-struct KeyBlock {
-  int32_t batch_idx;
-  int32_t idx;  // in its sequence
+// A tile of keys beside a strip, [keys][lanes].
+struct BackwardTile {
+  float* probs = nullptr;     // q.k, then probabilities with dropout's factors
+  float* d_scores = nullptr;  // dO.v, then gradients of scores
+  float* products = nullptr;  // q.k, for softcap's derivative
+  float* kept = nullptr;      // dropout's factors
+
+  void take(Memory& memory, const core::AttentionShape& shape, int64_t floats);
 };
 
-// Memory that the items of a call share. Sizes in floats; head dims padded to 16. Rows are those of strips: row f of a
-// (sequence, KV head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
-struct BackwardShared {
-  KeyBlock* blocks = nullptr;            // [most blocks]
-  std::atomic<int32_t>* turn = nullptr;  // [heads_kv][strips] blocks whose part of dQ a strip has
-  float* delta = nullptr;                // [heads_kv][rows] dO . out - dLSE
-  float* slope = nullptr;                // [heads_kv][rows] sum of dS times ALiBi's distance
-  float* dq = nullptr;                   // [heads_kv][rows][head_dim_qk], not yet times scale; only where it is wanted
-  std::atomic<int32_t>* is_over = nullptr;  // not 0 once the caller's flag was seen set
-  int64_t block_keys = 0;
-  int64_t rows = 0;
-  int64_t strips = 0;
-  int64_t qk_stride = 0;
-  int64_t bytes = 0;
-
-  BackwardShared(const core::AttentionShape& shape, std::byte* base);
-
-  // Of a sequence: the first of its rows, and of its strips.
-  int64_t first_row(const core::AttentionArguments& a, const core::Sequence& s) const {
-    return (a.cu_seqlens_q ? s.row_q : s.batch_idx * a.seqlen_q) * a.group();
-  }
-  int64_t first_strip(const core::AttentionArguments& a, const core::Sequence& s) const {
-    return first_row(a, s) / kStripRows + s.batch_idx;  // a sequence has one strip at most that is not full
-  }
-};
-
-// Scratch of one thread.
+// Scratch of one thread. Sizes in floats; head dims padded to 16.
 struct BackwardScratch {
   float* q_transposed = nullptr;      // [head_dim_qk][kStripRows]
   float* d_out_transposed = nullptr;  // [head_dim_v][kStripRows]
@@ -61,10 +32,7 @@ struct BackwardScratch {
   float* v = nullptr;                 // [block keys][v_stride]
   float* dk = nullptr;                // [block keys][qk_stride]
   float* dv = nullptr;                // [block keys][v_stride]
-  float* probs = nullptr;             // [kTileKeys][kStripRows] scores, then probabilities
-  float* d_scores = nullptr;          // [kTileKeys][kStripRows] their gradients
-  float* products = nullptr;          // [kTileKeys][kStripRows] q.k, for softcap's derivative
-  float* kept = nullptr;              // [kTileKeys][kStripRows] dropout's factors
+  BackwardTile tile;                  // [kTileKeys][kStripRows]
   int64_t qk_stride = 0;
   int64_t v_stride = 0;
   int64_t bytes = 0;
@@ -72,23 +40,17 @@ struct BackwardScratch {
   BackwardScratch(const core::AttentionShape& shape, std::byte* base);
 };
 
-struct BackwardKernel {
-  // delta of rows [begin, end) of a KV head of a sequence.
-  void (*begin_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
-                     int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
-  void (*run_block)(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t kv_head,
-                    const BackwardShared& shared, const BackwardScratch& scratch) = nullptr;
-  // dQ of rows [begin, end), from the sums to the tensor.
-  void (*end_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
-                   int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
-  // One tile of d_bias: entry (b, head) of its axes, 0 where it is summed, of queries and slots from these on.
-  void (*run_bias)(const core::AttentionArguments& arguments, int64_t b, int64_t head, int64_t query, int64_t slot,
-                   const BackwardShared& shared, const BackwardScratch& scratch) = nullptr;
-};
-const BackwardKernel& backward_kernel(InstructionSet set);
+BackwardTiling vector_tiling(const core::AttentionShape& shape);
+int64_t vector_scratch_bytes(const core::AttentionShape& shape);
 
-core::WorkspaceSize backward_workspace(const core::AttentionShape& shape, int num_threads);
-void run_backward(const BackwardKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
-                  core::Workspace workspace);
+struct VectorBackward {
+  BackwardKernel kernel;
+  // From products to P with dropout's factors and to gradients of products, of keys [key_begin, key_begin + num_keys).
+  void (*differentiate_tile)(QueryStrip& of, const BackwardTile& tile, int64_t key_begin, int num_keys) = nullptr;
+  StoreGradient store_gradient = nullptr;
+};
+
+// Functions are null where the build does not have the instruction set.
+const VectorBackward& vector_backward(InstructionSet set);
 
 }  // namespace tessella::cpu

@@ -1,0 +1,252 @@
+#include "cpu/backward_blocks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <thread>
+
+#include "core/cancel.hpp"
+#include "core/message.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/vector/forward_vector.hpp"
+#include "hwy/cache_control.h"
+
+namespace tessella::cpu {
+namespace {
+
+using core::AttentionArguments;
+using core::AttentionShape;
+using core::Feature;
+using core::Gradient;
+using core::Name;
+using core::Sequence;
+
+constexpr int64_t kRowsPerItem = 512;  // of the passes over rows, which only read and write them
+constexpr int64_t kFloatsPerItem = int64_t{1} << 16;  // of sums that are set to zero
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t all_rows(const AttentionShape& p) {
+  return (p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();
+}
+
+// Rows [begin, end) of a KV head of each sequence in turn: fn(sequence, kv_head, begin, end).
+template <typename Fn>
+void for_each_rows(const AttentionArguments& p, int num_threads, Fn&& fn) {
+  const int64_t most = ceil_div(std::max<int64_t>(p.seqlen_q, 1) * p.group(), kRowsPerItem);
+  parallel_for(p.batch * p.heads_kv * most, num_threads, p.cancel, [&](int64_t item, int) {
+    const Sequence s = core::sequence(p, item / most / p.heads_kv);
+    const int64_t begin = item % most * kRowsPerItem;
+    const int64_t end = std::min(begin + kRowsPerItem, s.len_q * p.group());
+    if (begin < end) fn(s, item / most % p.heads_kv, begin, end);
+  });
+}
+
+// Zeros in rows of a gradient that are of no query or key, [begin, end) of the tensor.
+void zero_rows(const AttentionArguments& p, Name name, Gradient gradient, int64_t batch_idx, int64_t begin,
+               int64_t end) {
+  const core::Operand& to = p.tensors[name];
+  if (to.data == nullptr || p.accumulates(gradient)) return;
+  const int64_t heads = name == Name::dq ? p.heads_q : p.heads_kv;
+  const int64_t dim = name == Name::dv ? p.head_dim_v : p.head_dim_qk;
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t head = 0; head < heads; ++head) {
+      std::memset(to.row(batch_idx, row, head), 0, static_cast<size_t>(core::bytes_of(to.dtype, dim)));
+    }
+  }
+}
+
+void zero_unused_rows(const AttentionArguments& p) {
+  const auto keys = [&](int64_t b, int64_t begin, int64_t end) {
+    zero_rows(p, Name::dk, Gradient::dk, b, begin, end);
+    zero_rows(p, Name::dv, Gradient::dv, b, begin, end);
+  };
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = core::sequence(p, b);
+    zero_rows(p, Name::dq, Gradient::dq, b, s.row_q + s.len_q, s.row_q + s.slots_q);
+    const int64_t first = s.row_kv - s.slot_kv;
+    const int64_t slots = p.cu_seqlens_kv ? p.cu_seqlens_kv.at(0, b + 1) - p.cu_seqlens_kv.at(0, b) : p.seqlen_kv;
+    keys(b, first, s.row_kv);
+    keys(b, s.row_kv + s.len_kv, first + slots);
+  }
+  if (p.cu_seqlens_q) zero_rows(p, Name::dq, Gradient::dq, 0, p.cu_seqlens_q.at(0, p.batch), p.total_q);
+  if (p.cu_seqlens_kv) keys(0, p.cu_seqlens_kv.at(0, p.batch), p.total_kv);
+}
+
+int64_t list_blocks(const AttentionArguments& p, const BackwardShared& shared) {
+  int64_t count = 0;
+  bool are_more = true;
+  for (int32_t idx = 0; are_more; ++idx) {
+    are_more = false;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      if (idx * shared.tiling.block_keys >= core::sequence(p, b).len_kv) continue;
+      shared.blocks[count++] = {static_cast<int32_t>(b), idx};
+      are_more = true;
+    }
+  }
+  return count;
+}
+
+void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int num_threads,
+                  const BackwardShared& shared, std::byte* scratch, int64_t thread_bytes) {
+  const core::ScoreGradient& to = p.d_bias;
+  const auto entries = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
+  const int64_t batch = entries(to.batch_stride, p.batch), heads = entries(to.head_stride, p.heads_q);
+  const int64_t rows = entries(to.q_stride, ceil_div(to.queries, kStripRows));
+  const int64_t columns = entries(to.kv_stride, ceil_div(to.keys, kTileKeys));
+  parallel_for(batch * heads * rows * columns, num_threads, p.cancel, [&](int64_t item, int worker) {
+    const int64_t column = item % columns, row = item / columns % rows;
+    const int64_t head = item / columns / rows % heads, b = item / columns / rows / heads;
+    kernel.run_bias(p, b, head, row * kStripRows, column * kTileKeys, shared, scratch + worker * thread_bytes);
+  });
+}
+
+// Pieces of work that saw the caller's flag have ended without a result.
+void end_if_over(const BackwardShared& shared) {
+  if (shared.is_over->load(std::memory_order_relaxed) != 0) throw core::Cancelled();
+}
+
+// A query's part of d_sink: exp(sink - LSE) (dLSE - dO . out).
+double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, float delta) {
+  float lse;
+  std::memcpy(&lse, p.lse().row(s.batch_idx, s.row_q + i, head), sizeof lse);
+  if (lse == -std::numeric_limits<float>::infinity()) return 0;
+  return -std::exp(static_cast<double>(p.sink.at(0, head)) - static_cast<double>(lse)) * static_cast<double>(delta);
+}
+
+// d_sink and d_alibi_slopes of each head, in double: sums over queries, in order.
+void sum_heads(const AttentionArguments& p, const BackwardShared& shared) {
+  for (const auto& [to, gradient] :
+       {std::pair{&p.d_sink, Gradient::d_sink}, {&p.d_alibi_slopes, Gradient::d_alibi_slopes}}) {
+    const int64_t entries = to->data == nullptr ? 0 : to->batch_stride == 0 ? 1 : p.batch;
+    for (int64_t entry = 0; entry < entries * p.heads_q; ++entry) {
+      const int64_t head = entry % p.heads_q, first_batch = entry / p.heads_q;
+      double sum = 0;
+      for (int64_t b = first_batch; b < (to->batch_stride == 0 ? p.batch : first_batch + 1); ++b) {
+        const Sequence s = core::sequence(p, b);
+        const int64_t first = head / p.group() * shared.rows + shared.first_row(p, s) + head % p.group();
+        for (int64_t i = 0; i < s.len_q; ++i) {
+          const int64_t at = first + i * p.group();
+          sum += gradient == Gradient::d_sink ? sink_part(p, s, head, i, shared.delta[at])
+                                              : -static_cast<double>(shared.slope[at]);
+        }
+      }
+      std::byte* at = to->data + core::bytes_of(to->dtype, to->index(first_batch, head, 0, 0));
+      float was = 0;
+      if (p.accumulates(gradient)) std::memcpy(&was, at, sizeof was);
+      const auto value = static_cast<float>(was + sum);
+      std::memcpy(at, &value, sizeof value);
+    }
+  }
+}
+
+}  // namespace
+
+BackwardShared::BackwardShared(const AttentionShape& p, const BackwardTiling& of_kernel, std::byte* base)
+    : tiling(of_kernel), rows(all_rows(p)), strips(rows / tiling.strip_rows + p.batch + 1) {
+  const int64_t keys = p.features.has(Feature::packed_kv) ? p.total_kv : p.batch * p.seqlen_kv;
+  if (p.operands[Name::dq].dtype != core::DType::none) {
+    dq_floats = p.heads_kv * (tiling.pads_strips ? strips * tiling.strip_rows : rows) * tiling.qk_stride;
+  }
+  Memory memory(base, bytes);
+  memory.take(keys / tiling.block_keys + p.batch + 1, blocks);
+  memory.take(p.heads_kv * strips, turn);
+  memory.take(p.heads_kv * rows, delta);
+  memory.take(p.heads_kv * rows, slope);
+  if (dq_floats > 0) memory.take(dq_floats, dq);
+  memory.take(1, is_over);
+}
+
+void QueryStrip::begin(const float* delta_of_rows, const std::byte** q, const std::byte** d_out) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const AttentionArguments& p = *strip.arguments;
+  const Sequence& s = *strip.sequence;
+  for (int r = 0; r < lanes; ++r) {
+    q[r] = d_out[r] = nullptr;
+    lse[r] = kInfinity;
+    delta[r] = slope[r] = 0;
+    if (r >= strip.num_rows) continue;
+    const int64_t row = s.row_q + strip.query[r];
+    const int64_t head = strip.head[r];
+    float given;
+    std::memcpy(&given, p.lse().row(s.batch_idx, row, head), sizeof given);
+    if (given == -kInfinity) continue;
+    lse[r] = given == kInfinity ? std::numeric_limits<float>::quiet_NaN() : given;
+    delta[r] = delta_of_rows[r];
+    q[r] = p.q().row(s.batch_idx, row, head);
+    d_out[r] = p.tensors[Name::d_out].row(s.batch_idx, row, head);
+  }
+}
+
+bool is_over(const AttentionArguments& p, const BackwardShared& shared) {
+  if (shared.is_over->load(std::memory_order_relaxed) != 0) return true;
+  if (!core::is_cancelled(p.cancel)) return false;
+  shared.is_over->store(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const AttentionArguments& p,
+                   const BackwardShared& shared) {
+  for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
+    if (is_over(p, shared)) return false;
+    if (spins < 256) {
+      hwy::Pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  return true;
+}
+
+std::string backward_text(const BackwardKernel& kernel, const AttentionShape& shape, int num_threads) {
+  const BackwardTiling tiling = kernel.tiling(shape);
+  return core::message("blocks of ", tiling.block_keys, " keys, strips of ", tiling.strip_rows, " rows, ",
+                       threads_text(num_threads));
+}
+
+core::WorkspaceSize backward_workspace(const BackwardKernel& kernel, const AttentionShape& shape, int num_threads) {
+  return {.scratch_bytes = BackwardShared(shape, kernel.tiling(shape), nullptr).bytes +
+                           num_threads * kernel.scratch_bytes(shape)};
+}
+
+void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, const core::Plan& plan,
+                  core::Workspace workspace) {
+  auto* base = static_cast<std::byte*>(workspace.scratch);
+  const int threads = runs_alone(p) ? 1 : plan.num_threads;
+  const BackwardShared shared(p, kernel.tiling(p), base);
+  new (shared.is_over) std::atomic<int32_t>(0);
+  base += shared.bytes;
+  const int64_t thread_bytes = kernel.scratch_bytes(p);
+  for (int64_t i = 0; i < p.heads_kv * shared.strips; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
+  zero_unused_rows(p);
+  parallel_for(ceil_div(shared.dq_floats, kFloatsPerItem), threads, p.cancel, [&](int64_t item, int) {
+    const int64_t begin = item * kFloatsPerItem;
+    std::fill(shared.dq + begin, shared.dq + std::min(begin + kFloatsPerItem, shared.dq_floats), 0.0f);
+  });
+  for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
+    kernel.begin_rows(p, s, kv_head, begin, end, shared);
+  });
+  const bool wants_operands = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
+                              p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
+  // A block waits for those before it, which have begun, as items begin in order. Only blocks themselves read the
+  // caller's flag: one that never ran would be waited for.
+  const int64_t blocks = wants_operands ? list_blocks(p, shared) : 0;
+  parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t item, int worker) {
+    kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared,
+                     base + worker * thread_bytes);
+  });
+  end_if_over(shared);
+  if (p.tensors[Name::dq].data != nullptr) {
+    for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
+      kernel.end_rows(p, s, kv_head, begin, end, shared);
+    });
+  }
+  if (p.d_bias.data != nullptr) run_all_bias(kernel, p, threads, shared, base, thread_bytes);
+  end_if_over(shared);
+  sum_heads(p, shared);
+}
+
+}  // namespace tessella::cpu
+

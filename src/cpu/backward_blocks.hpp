@@ -1,0 +1,226 @@
+// What the backward kernels of the CPU have in common: gradients by recomputation (FlashAttention-2, arXiv 2307.08691,
+// algorithm 2).
+//
+// A work item is a block of keys of one KV head. It walks the strips of queries that see it, in order, keeps dK and dV
+// of its keys, and adds its part to each strip's dQ. Blocks take turns at a strip, in the order of their keys, so sums
+// have one order whatever the number of threads. docs/backward.md has the derivation.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+#include "core/arguments.hpp"
+#include "core/kernel.hpp"
+#include "core/plan.hpp"
+#include "core/sequence.hpp"
+#include "cpu/strip.hpp"
+
+namespace tessella::cpu {
+
+// Sizes of a kernel's items.
+struct BackwardTiling {
+  int64_t block_keys;  // of an item
+  int64_t strip_rows;
+  int64_t qk_stride;  // floats of a row of dQ's sums
+  bool pads_strips;   // dQ's sums have whole strips
+};
+
+// Blocks of keys over all sequences, the first of each sequence first: those that causal queries share most come first,
+// and blocks that run side by side are of different heads as long as there are enough.
+struct KeyBlock {
+  int32_t batch_idx;
+  int32_t idx;  // in its sequence
+};
+
+// Memory that the items of a call share. Rows are those of strips: row f of a (sequence, KV head) is query f / group of
+// head kv_head * group + f % group; packed sequences follow one another.
+struct BackwardShared {
+  KeyBlock* blocks = nullptr;               // [most blocks]
+  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][strips] blocks whose part of dQ a strip has
+  float* delta = nullptr;                   // [heads_kv][rows] dO . out - dLSE
+  float* slope = nullptr;                   // [heads_kv][rows] sum of dS times ALiBi's distance
+  float* dq = nullptr;                      // sums of dQ, not yet times scale; only where it is wanted:
+                                            // [heads_kv][rows][qk_stride], or strips as the kernel lays them
+  std::atomic<int32_t>* is_over = nullptr;  // not 0 once the caller's flag was seen set
+  BackwardTiling tiling;
+  int64_t rows = 0;
+  int64_t strips = 0;
+  int64_t dq_floats = 0;
+  int64_t bytes = 0;
+
+  BackwardShared(const core::AttentionShape& shape, const BackwardTiling& tiling, std::byte* base);
+
+  // Of a sequence: the first of its rows, and of its strips.
+  int64_t first_row(const core::AttentionArguments& a, const core::Sequence& s) const {
+    return (a.cu_seqlens_q ? s.row_q : s.batch_idx * a.seqlen_q) * a.group();
+  }
+  int64_t first_strip(const core::AttentionArguments& a, const core::Sequence& s) const {
+    return first_row(a, s) / tiling.strip_rows + s.batch_idx;  // a sequence has one strip at most that is not full
+  }
+};
+
+// Hands out memory, 64-byte aligned; a null base only counts.
+class Memory {
+ public:
+  Memory(std::byte* base, int64_t& bytes) : base_(base), bytes_(bytes) {}
+  template <typename T>
+  void take(int64_t count, T*& pointer) {
+    pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+  }
+
+ private:
+  std::byte* base_;
+  int64_t& bytes_;
+};
+
+// The queries of a strip beside a block of keys.
+struct QueryStrip {
+  Strip strip;
+  alignas(64) float lse[kMaxStripRows];    // natural; +inf for a row that takes no part
+  alignas(64) float delta[kMaxStripRows];  // dO . out - dLSE
+  alignas(64) float slope[kMaxStripRows];  // sum of dS times ALiBi's distance
+  int lanes = 0;
+
+  // Sets lse, delta and slope, and has the addresses of q and dO. A row that sees no key has LSE -inf: it counts as
+  // zeros, whatever it holds, and its addresses are null.
+  void begin(const float* delta_of_rows, const std::byte** q, const std::byte** d_out);
+};
+
+// Which blocks of keys a strip meets, in order: those of keep_first and those of its band.
+struct BlocksOfStrip {
+  int32_t kept;   // blocks [0, kept)
+  int32_t begin;  // and blocks [begin, end)
+  int32_t end;
+  BlocksOfStrip(const Strip& strip, int64_t block_keys) {
+    const auto blocks = [&](int32_t keys) { return static_cast<int32_t>((keys + block_keys - 1) / block_keys); };
+    kept = blocks(strip.keep_end);
+    const auto first = static_cast<int32_t>(strip.keys_begin / block_keys);
+    begin = first > kept ? first : kept;
+    end = blocks(strip.keys_end);
+  }
+  bool has(int32_t block) const { return block < kept || (block >= begin && block < end); }
+  // How many come before this one.
+  int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
+};
+
+// True if no row of the strip sees a key of [begin, end).
+inline bool hides_keys(const Strip& strip, int64_t begin, int64_t end) {
+  return begin >= strip.keep_end && (begin >= strip.keys_end || end <= strip.keys_begin);
+}
+
+// True once the caller's flag was seen set. Stays so, as blocks wait for one another.
+bool is_over(const core::AttentionArguments& p, const BackwardShared& shared);
+
+// Until all blocks before this one have added their parts to a strip. False where the call is over.
+bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
+                   const BackwardShared& shared);
+
+// The gradients that blocks of keys have to do with.
+struct Wanted {
+  bool dq, dk, dv, slopes;
+  explicit Wanted(const core::AttentionArguments& p)
+      : dq(p.tensors[core::Name::dq].data != nullptr),
+        dk(p.tensors[core::Name::dk].data != nullptr),
+        dv(p.tensors[core::Name::dv].data != nullptr),
+        slopes(p.features.has(core::Feature::d_alibi_slopes)) {}
+};
+
+// A block of keys of one KV head at work.
+struct BlockWork {
+  const core::AttentionArguments& p;
+  const core::Sequence s;
+  const int32_t idx;
+  const int64_t kv_head;
+  const int64_t key_begin, key_end;
+  const Wanted wants;
+
+  BlockWork(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t head,
+            const BackwardShared& shared)
+      : p(arguments),
+        s(core::sequence(p, block.batch_idx)),
+        idx(block.idx),
+        kv_head(head),
+        key_begin(idx * shared.tiling.block_keys),
+        key_end(std::min(s.len_kv, key_begin + shared.tiling.block_keys)),
+        wants(p) {}
+  int num_keys() const { return static_cast<int>(key_end - key_begin); }
+};
+
+// The strips of queries that see some key of the block, in order: compute(strip, delta) has all but dQ's sums and may
+// run beside other blocks; add_dq(strip, first row or strip of dQ's sums) follows in the block's turn. lanes: of a
+// strip, a multiple of this. False where the call is over.
+template <typename Compute, typename AddDq>
+bool walk_strips(const BlockWork& block, const BackwardShared& shared, int lanes, Compute&& compute, AddDq&& add_dq) {
+  const core::AttentionArguments& p = block.p;
+  const int64_t rows = block.s.len_q * p.group();
+  const int64_t first_row = block.kv_head * shared.rows + shared.first_row(p, block.s);
+  const int64_t first_strip = block.kv_head * shared.strips + shared.first_strip(p, block.s);
+  QueryStrip of;
+  for (int64_t row = 0, n = 0; row < rows; row += shared.tiling.strip_rows, ++n) {
+    const int num_rows = static_cast<int>(std::min(rows - row, shared.tiling.strip_rows));
+    of.lanes = (num_rows + lanes - 1) / lanes * lanes;
+    fill_strip(of.strip, p, block.s, block.kv_head, row, num_rows, of.lanes);
+    const BlocksOfStrip blocks(of.strip, shared.tiling.block_keys);
+    if (!blocks.has(block.idx)) continue;
+    if (is_over(p, shared)) return false;
+    compute(of, shared.delta + first_row + row);
+    if (!block.wants.dq && !block.wants.slopes) continue;
+    std::atomic<int32_t>& turn = shared.turn[first_strip + n];
+    const int32_t before = blocks.before(block.idx);
+    if (!wait_for_turn(turn, before, p, shared)) return false;
+    if (block.wants.dq) add_dq(of, shared.tiling.pads_strips ? first_strip + n : first_row + row);
+    for (int r = 0; block.wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
+    turn.store(before + 1, std::memory_order_release);
+  }
+  return true;
+}
+
+// to = factor * from, and what is there where the gradient accumulates. from is 64-byte aligned, padded to 16.
+using StoreGradient = void (*)(const float* from, float factor, int64_t count, core::DType dtype, bool accumulates,
+                               std::byte* to);
+
+// dK and dV of the block: row_of(name, key) has the sums of its key-th row.
+template <typename RowOf>
+void store_block(const BlockWork& block, StoreGradient store, RowOf&& row_of) {
+  const core::AttentionArguments& p = block.p;
+  for (int key = 0; key < block.num_keys(); ++key) {
+    for (const auto& [name, gradient, factor, dim] :
+         {std::tuple{core::Name::dk, core::Gradient::dk, p.scale, p.head_dim_qk},
+          {core::Name::dv, core::Gradient::dv, 1.0f, p.head_dim_v}}) {
+      const core::Operand& to = p.tensors[name];
+      if (to.data == nullptr) continue;
+      store(row_of(name, key), factor, dim, to.dtype, p.accumulates(gradient),
+            to.row(block.s.batch_idx, block.s.row_kv + block.key_begin + key, block.kv_head));
+    }
+  }
+}
+
+struct BackwardKernel {
+  BackwardTiling (*tiling)(const core::AttentionShape& shape) = nullptr;
+  int64_t (*scratch_bytes)(const core::AttentionShape& shape) = nullptr;  // of one thread
+  // delta of rows [begin, end) of a KV head of a sequence.
+  void (*begin_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
+                     int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
+  void (*run_block)(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t kv_head,
+                    const BackwardShared& shared, std::byte* scratch) = nullptr;
+  // dQ of rows [begin, end), from the sums to the tensor. begin is a multiple of the strips' rows where they are padded.
+  void (*end_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
+                   int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
+  // One tile of d_bias: entry (b, head) of its axes, 0 where it is summed, of kStripRows queries and kTileKeys slots
+  // from these on.
+  void (*run_bias)(const core::AttentionArguments& arguments, int64_t b, int64_t head, int64_t query, int64_t slot,
+                   const BackwardShared& shared, std::byte* scratch) = nullptr;
+};
+
+std::string backward_text(const BackwardKernel& kernel, const core::AttentionShape& shape, int num_threads);
+core::WorkspaceSize backward_workspace(const BackwardKernel& kernel, const core::AttentionShape& shape,
+                                       int num_threads);
+void run_backward(const BackwardKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
+                  core::Workspace workspace);
+
+}  // namespace tessella::cpu
