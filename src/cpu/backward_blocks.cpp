@@ -23,7 +23,7 @@ using core::Gradient;
 using core::Name;
 using core::Sequence;
 
-constexpr int64_t kRowsPerItem = 512;  // of the passes over rows, which only read and write them
+constexpr int64_t kRowsPerItem = 512;                 // of the passes over rows, which only read and write them
 constexpr int64_t kFloatsPerItem = int64_t{1} << 16;  // of sums that are set to zero
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -207,8 +207,8 @@ std::string backward_text(const BackwardKernel& kernel, const AttentionShape& sh
 }
 
 core::WorkspaceSize backward_workspace(const BackwardKernel& kernel, const AttentionShape& shape, int num_threads) {
-  return {.scratch_bytes = BackwardShared(shape, kernel.tiling(shape), nullptr).bytes +
-                           num_threads * kernel.scratch_bytes(shape)};
+  return {.scratch_bytes =
+              BackwardShared(shape, kernel.tiling(shape), nullptr).bytes + num_threads * kernel.scratch_bytes(shape)};
 }
 
 void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, const core::Plan& plan,
@@ -234,8 +234,7 @@ void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, con
   // caller's flag: one that never ran would be waited for.
   const int64_t blocks = wants_operands ? list_blocks(p, shared) : 0;
   parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t item, int worker) {
-    kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared,
-                     base + worker * thread_bytes);
+    kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared, base + worker * thread_bytes);
   });
   end_if_over(shared);
   if (p.tensors[Name::dq].data != nullptr) {
@@ -249,4 +248,3 @@ void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, con
 }
 
 }  // namespace tessella::cpu
-

@@ -208,7 +208,8 @@ struct BackwardKernel {
                      int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
   void (*run_block)(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t kv_head,
                     const BackwardShared& shared, std::byte* scratch) = nullptr;
-  // dQ of rows [begin, end), from the sums to the tensor. begin is a multiple of the strips' rows where they are padded.
+  // dQ of rows [begin, end), from the sums to the tensor. begin is a multiple of the strips' rows where they are
+  // padded.
   void (*end_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
                    int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
   // One tile of d_bias: entry (b, head) of its axes, 0 where it is summed, of kStripRows queries and kTileKeys slots

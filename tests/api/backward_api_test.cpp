@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "cases/backward_call.hpp"
+#include "cases/cases.hpp"
 #include "cases/kernels.hpp"
 #include "cases/small_backward.hpp"
 
@@ -169,6 +171,22 @@ TEST(BackwardPlans, KernelsSayWhy) {
     EXPECT_EQ(std::string_view(info.features).find("d_lse") != std::string_view::npos, is_backward) << info.name;
     EXPECT_EQ(std::string_view(info.features).find("d_bias") != std::string_view::npos, is_backward) << info.name;
   }
+}
+
+// d_out may have the dtype of out, which tiles of bf16 would round.
+TEST(BackwardPlans, AmxTakesNoF32DOut) {
+  BackwardCall call(parse("dtype=bf16 out_dtype=f32 seqlen_q=5 seqlen_kv=6 gradients=qkv"));
+  ASSERT_EQ(call.args().d_out->dtype, TESSELLA_F32);
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);
+    if (std::string_view(info.name) != "cpu.backward_amx") continue;
+    if (info.unavailable[0] != '\0') GTEST_SKIP() << info.unavailable;
+    const char* reason = nullptr;
+    ASSERT_EQ(tessella_kernel_refusal(idx, &call.tagged(), &reason), TESSELLA_OK) << tessella_last_error();
+    EXPECT_STREQ(reason, "d_out is f32, expected bf16");
+  }
+  EXPECT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
 }
 
 class BackwardCancel : public EachKernel {};

@@ -157,8 +157,10 @@ void pack_block(const BlockWork& block, const AmxScratch& scratch) {
     const auto row = [&](const core::Operand& t, int64_t i) {
       return elements(t.row(block.s.batch_idx, block.s.row_kv + key + i, block.kv_head));
     };
-    pack_k_block(row(p.k(), 0), p.k().row_stride, num_keys, p.head_dim_qk, scratch.k + tile * scratch.steps * kPairElements);
-    pack_k_block(row(p.v(), 0), p.v().row_stride, num_keys, p.head_dim_v, scratch.v + tile * scratch.panels * kPairElements);
+    pack_k_block(row(p.k(), 0), p.k().row_stride, num_keys, p.head_dim_qk,
+                 scratch.k + tile * scratch.steps * kPairElements);
+    pack_k_block(row(p.v(), 0), p.v().row_stride, num_keys, p.head_dim_v,
+                 scratch.v + tile * scratch.panels * kPairElements);
     if (!block.wants.dq) continue;
     uint16_t* transposed = scratch.k_transposed + tile * scratch.steps * kPairElements;
     uint32_t keys = lanes32(num_keys);
@@ -264,8 +266,9 @@ class Block {
   void compute_tile(QueryStrip& of, int tile, int64_t key, int num_keys) {
     const int lanes = of.lanes, halves = lanes / kHalf, steps = scratch_.steps, panels = scratch_.panels;
     for (int half = 0; half < halves; ++half) {
-      products_.multiply(scratch_.k + tile * steps * kPairElements, scratch_.q_transposed + half * steps * kPairElements,
-                         steps, scratch_.tile.probs + half * kHalf, lanes);
+      products_.multiply(scratch_.k + tile * steps * kPairElements,
+                         scratch_.q_transposed + half * steps * kPairElements, steps,
+                         scratch_.tile.probs + half * kHalf, lanes);
       products_.multiply(scratch_.v + tile * panels * kPairElements,
                          scratch_.d_out_transposed + half * panels * kPairElements, panels,
                          scratch_.tile.d_scores + half * kHalf, lanes);
@@ -287,8 +290,7 @@ class Block {
       add_rows(scratch_.d_scores, scratch_.q, halves, steps, scratch_.dk + tile * steps * kQuadFloats);
     }
     if (work_.wants.dq) {
-      pair_keys(scratch_.d_scores, halves, scratch_.d_scores_pairs + num_seen_ * kPairElements,
-                scratch_.half_pairs);
+      pair_keys(scratch_.d_scores, halves, scratch_.d_scores_pairs + num_seen_ * kPairElements, scratch_.half_pairs);
     }
   }
 
@@ -307,9 +309,7 @@ class Block {
     for (int half = 0; half < of.lanes / kHalf; ++half) {
       for (int step = 0; step < scratch_.steps; ++step, sums += kQuadFloats) {
         products_.add(
-            [&](int i) {
-              return scratch_.k_transposed + (int64_t{seen_[i]} * scratch_.steps + step) * kPairElements;
-            },
+            [&](int i) { return scratch_.k_transposed + (int64_t{seen_[i]} * scratch_.steps + step) * kPairElements; },
             scratch_.d_scores_pairs + half * scratch_.half_pairs, num_seen_, sums);
       }
     }
