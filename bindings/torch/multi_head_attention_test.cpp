@@ -217,7 +217,7 @@ void test_errors() {
       rotary({.embed_dim = 32, .num_heads = 4, .rotary_base = 10});
   const at::Tensor x = at::zeros({2, 9, 32});
   refused("query is (2, 9, 31), expected 3 axes, the last of 32", [&] { layer(x.slice(2, 1)); });
-  refused("query is (32), expected 2 axes", [&] { layer(x[0][0]); });
+  refused("query is (32), expected 3 axes", [&] { layer(x[0][0]); });
   refused("query is undefined, expected a tensor", [&] { layer(at::Tensor()); });
   refused("key is (9, 32), expected 3 axes", [&] { layer->forward(x, {.key = x[0]}); });
   refused("positions is given, expected a layer with rotary_base",

@@ -305,6 +305,16 @@ def test_one_graph_serves_all_sizes(name):
     assert len(graphs) == 2  # the first is of sizes
 
 
+def test_exported():
+    layer = MultiHeadAttention(32, 4, rotary_base=1e4)
+    inputs, sizes = (torch.randn(2, 9, 32),), {0: torch.export.Dim("batch"), 1: torch.export.Dim("rows", max=512)}
+    program = torch.export.export(
+        layer, inputs, {"is_causal": True}, dynamic_shapes={"query": sizes, "is_causal": None}
+    )
+    x = torch.randn(3, 20, 32)
+    assert torch.equal(program.module()(x, is_causal=True), layer(x, is_causal=True))
+
+
 def test_dropout_while_training():
     x = torch.randn(2, 9, 32)
     layer = MultiHeadAttention(32, 4, dropout=0.5)
@@ -382,7 +392,8 @@ WRONG = {
         lambda: MultiHeadAttention(32, 4, head_dim=5, rotary_base=10.0)
     ),
     "MultiHeadAttention: query is (2, 9, 31), expected 3 axes, the last of 32": lambda: call(X[..., 1:]),
-    "MultiHeadAttention: query is (32,), expected 2 axes": lambda: call(X[0, 0]),
+    "MultiHeadAttention: query is (32,), expected 3 axes": lambda: call(X[0, 0]),
+    "MultiHeadAttention: query is (9, 31), expected 2 axes": lambda: call(X[0, :, 1:]),
     "MultiHeadAttention: key is (9, 32), expected 3 axes": lambda: call(X, X[0]),
     "MultiHeadAttention: positions is given, expected a layer with rotary_base": lambda: call(X, positions=3),
     "MultiHeadAttention: key is another tensor than query, expected query": (

@@ -134,7 +134,7 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             _require(key is None or key is query, "key", "another tensor than query", "query beside rotary_base")
         key = query if key is None else key
         value = key if value is None else value
-        is_batched = query.dim() == 3
+        is_batched = query.dim() != 2
         inputs = (("query", query, self.q_proj), ("key", key, self.k_proj), ("value", value, self.v_proj))
         projected = []
         for (name, tensor, projection), heads in zip(inputs, (self.num_heads, self.num_kv_heads, self.num_kv_heads)):

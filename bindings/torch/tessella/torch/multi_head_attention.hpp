@@ -131,7 +131,7 @@ class MultiHeadAttentionImpl : public ::torch::nn::Cloneable<MultiHeadAttentionI
                     "positions is given, expected a layer with rotary_base");
     detail::require(options.rotary_base == 0 || args.key.is_same(query),
                     "key is another tensor than query, expected query beside rotary_base");
-    const bool is_batched = !query.defined() || query.dim() == 3;
+    const bool is_batched = !query.defined() || query.dim() != 2;
     at::Tensor q = heads("query", query, q_proj, is_batched), k = heads("key", args.key, k_proj, is_batched);
     const at::Tensor v = heads("value", args.value, v_proj, is_batched);
     if (!is_batched) {
