@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: test.sh PREFIX [PYTHON]    Builds and runs torch_test.cpp and examples/libtorch against Tessella in PREFIX and
+# usage: test.sh PREFIX [PYTHON]    Builds and runs the tests here and examples/libtorch against Tessella in PREFIX and
 # Debian's libtorch by CMake; with PYTHON, against the libtorch of that Python's torch, by its compiler options: its CMake
 # package asks for a CUDA toolkit.
 set -euo pipefail
@@ -15,6 +15,7 @@ if [[ -z ${2:-} ]]; then
     cmake --build "$work/$program"
   done
   "$work/bindings/torch/torch_test"
+  "$work/bindings/torch/multi_head_attention_test"
   "$work/examples/libtorch/attention"
   exit
 fi
@@ -26,8 +27,9 @@ libraries=(-ltorch -ltorch_cpu -lc10)
 for name in torch_cuda c10_cuda; do # needed by nothing that the linker sees
   [[ -e $torch/lib/lib$name.so ]] && libraries+=(-Wl,--no-as-needed "-l$name")
 done
-for source in bindings/torch/torch_test.cpp examples/libtorch/main.cpp; do
-  c++ -std=c++20 -O2 -Wall -Wextra -D_GLIBCXX_USE_CXX11_ABI="$string_abi" -isystem "$torch/include" -I "$prefix/include" \
+for source in bindings/torch/{torch_test,multi_head_attention_test}.cpp examples/libtorch/main.cpp; do
+  c++ -std=c++20 -O2 -Wall -Wextra -D_GLIBCXX_USE_CXX11_ABI="$string_abi" -isystem "$torch/include" \
+    -isystem "$torch/include/torch/csrc/api/include" -I "$prefix/include" \
     $source -o "$work/program" -L "$libdir" -ltessella -L "$torch/lib" "${libraries[@]}" \
     -Wl,-rpath,"$libdir:$torch/lib" -Wl,--allow-shlib-undefined
   "$work/program"

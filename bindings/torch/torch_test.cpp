@@ -1,5 +1,5 @@
 // <tessella/torch.hpp> against softmax(scale * q . k^T + ...) . v in double by ATen, on the CPU and, where there is
-// one, a GPU. No test framework: what libtorch's binaries say of std::string decides which would link.
+// one, a GPU.
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <algorithm>
@@ -8,26 +8,9 @@
 #include <limits>
 #include <string>
 #include <tessella/torch.hpp>
+#include "expect.hpp"
 
 namespace {
-
-int num_failed = 0;
-
-void expect(bool is_true, const char* what) {
-  if (is_true) return;
-  ++num_failed;
-  std::printf("failed: %s\n", what);
-}
-
-template <typename Function>
-void expect_error(tessella::ErrorCode code, const std::string& text, Function&& function) {
-  try {
-    function();
-    expect(false, ("no error: " + text).c_str());
-  } catch (const tessella::Error& error) {
-    expect(error.code() == code && std::string(error.what()).find(text) == 0, error.what());
-  }
-}
 
 // In double; k and v have q's number of heads, bias is added to the scores.
 std::tuple<at::Tensor, at::Tensor> reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -176,6 +159,5 @@ int main() {
   } else {
     std::printf("libtorch finds no GPU here: the CPU alone\n");
   }
-  std::printf("%d failed\n", num_failed);
-  return num_failed == 0 ? 0 : 1;
+  return report();
 }

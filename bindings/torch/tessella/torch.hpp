@@ -42,6 +42,8 @@ struct Tensors {
   at::Tensor sink = {};
   at::Tensor seed = {}, offset = {};
   std::vector<at::Tensor> mod_args = {};
+  std::vector<at::Tensor> mask_arrays =
+      {};  // what the mask views, if the graph is to keep it until the backward is done
 };
 
 namespace detail {
@@ -339,9 +341,9 @@ inline TensorView view(const at::Tensor& tensor) { return detail::required(tenso
 //   returns  (batch, seqlen_q, heads_q, head_dim_v), dtype of q or options.out_dtype
 // head_dim is contiguous; other strides are free. Fewer axes and packed sequences as in tessella.h. dropout's seed is
 // that of the options, 0 where not set, or a tensor: none is drawn, and calls with the same seed drop the same entries.
-// On the CPU autograd has the gradients of q, k, v, bias, alibi_slopes and sink, where tensors that the mask views, and
-// the options' allocator and flag, must live until the backward is done. Throws Error: unsupported for a tensor that
-// requires grad on a GPU, else as tessella::forward.
+// On the CPU autograd has the gradients of q, k, v, bias, alibi_slopes and sink, where tensors that the mask views
+// (unless they are mask_arrays too) and the options' allocator and flag must live until the backward is done. Throws
+// Error: unsupported for a tensor that requires grad on a GPU, else as tessella::forward.
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             AttentionOptions options = {}, Tensors tensors = {}) {
   if (detail::is_differentiable(q, k, v, tensors)) {
