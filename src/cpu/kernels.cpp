@@ -14,6 +14,12 @@
 namespace tessella::cpu {
 namespace {
 
+// Calls fn as the kernels compute tensors of this dtype: f64 in double, others in float.
+template <typename Fn>
+auto with_real(core::DType dtype, Fn&& fn) {
+  return dtype == core::DType::f64 ? fn.template operator()<double>() : fn.template operator()<float>();
+}
+
 // What the rows of the vector kernels have in common.
 template <InstructionSet kSet, class Row>
 constexpr core::Kernel vector_row(core::Operation operation, std::string_view name, std::string_view summary,
@@ -23,7 +29,8 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
   kernel.operation = operation;
   kernel.summary = summary;
   kernel.architectures = architectures;
-  kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+  kernel.dtypes = dtype_bit(core::DType::f64) | dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) |
+                  dtype_bit(core::DType::f16);
   kernel.max_head_dim = kMaxHeadDim;
   kernel.unavailable = [](core::Device) { return core::once([] { return vector_unavailable(kSet); }); };
   kernel.workspace = Row::workspace;
@@ -40,10 +47,12 @@ struct VectorRow {
            threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return vector_workspace(core::attention(shape), num_threads);
+    return with_real(core::dtype(shape),
+                     [&]<typename Real>() { return vector_workspace<Real>(core::attention(shape), num_threads); });
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_vector(vector_kernel(kSet), core::attention(arguments), plan, workspace);
+    const core::AttentionArguments& p = core::attention(arguments);
+    with_real(p.dtype(), [&]<typename Real>() { run_vector(vector_kernel<Real>(kSet), p, plan, workspace); });
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -56,14 +65,19 @@ struct VectorRow {
 template <InstructionSet kSet>
 struct BackwardRow {
   static std::string describe(const core::Shape& shape, int num_threads) {
-    return "blocks of " + std::to_string(BackwardShared(core::attention(shape), nullptr).block_keys) +
-           " keys, strips of " + std::to_string(kStripRows) + " rows, " + threads_text(num_threads);
+    const int64_t block_keys = with_real(core::dtype(shape), [&]<typename Real>() {
+      return BackwardShared<Real>(core::attention(shape), nullptr).block_keys;
+    });
+    return "blocks of " + std::to_string(block_keys) + " keys, strips of " + std::to_string(kStripRows) + " rows, " +
+           threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return backward_workspace(core::attention(shape), num_threads);
+    return with_real(core::dtype(shape),
+                     [&]<typename Real>() { return backward_workspace<Real>(core::attention(shape), num_threads); });
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_backward(backward_kernel(kSet), core::attention(arguments), plan, workspace);
+    const core::AttentionArguments& p = core::attention(arguments);
+    with_real(p.dtype(), [&]<typename Real>() { run_backward(backward_kernel<Real>(kSet), p, plan, workspace); });
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -80,10 +94,12 @@ struct MergeRow {
     return "a row at a time, " + threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return merge_workspace(core::merge(shape), num_threads);
+    return with_real(core::dtype(shape),
+                     [&]<typename Real>() { return merge_workspace<Real>(core::merge(shape), num_threads); });
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_merge(vector_kernel(kSet).merge_rows, core::merge(arguments), plan, workspace);
+    const core::MergeArguments& a = core::merge(arguments);
+    with_real(a.dtype(), [&]<typename Real>() { run_merge(vector_kernel<Real>(kSet).merge_rows, a, plan, workspace); });
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {

@@ -70,7 +70,7 @@ class QueryNoise {
     const auto q = load_of(Name::q, p_.head_dim_qk), d_out = load_of(Name::d_out, p_.head_dim_v);
     const DotSize delta = dot_size(d_out, load_of(Name::out, p_.head_dim_v));
     errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + unit_roundoff(p_.out_dtype()) * delta.terms;
-    errors.lse = unit(p_) * std::abs(row.lse);
+    errors.lse = std::max(unit(p_), unit_roundoff(p_.lse().dtype)) * std::abs(row.lse);
     std::vector<double> k(q.size()), v(d_out.size());
     for (int64_t j = 0; j < s_.len_kv; ++j) {
       const auto n = static_cast<size_t>(j);
@@ -111,7 +111,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
   const double scale = std::abs(static_cast<double>(p.scale));
   HeadGradients<double> noise{std::vector<double>(of.dq.size()), std::vector<double>(of.dk.size()),
                               std::vector<double>(of.dv.size())};
-  std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), common(d_qk);
+  std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), of_delta(d_qk), of_lse(d_qk);
   QueryNoise at(p, s);
   for (int64_t i = 0; i < s.len_q; ++i) {
     for (int64_t in_group = 0; in_group < p.group(); ++in_group) {
@@ -122,7 +122,8 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       const core::Operand& from = p.tensors[Name::d_out];
       load_row(from.row(s.batch_idx, s.row_q + i, head), from.dtype, p.head_dim_v, d_out.data());
       std::fill(own.begin(), own.end(), 0.0);
-      std::fill(common.begin(), common.end(), 0.0);
+      std::fill(of_delta.begin(), of_delta.end(), 0.0);
+      std::fill(of_lse.begin(), of_lse.end(), 0.0);
       for (int64_t j = 0; j < s.len_kv; ++j) {
         const auto n = static_cast<size_t>(j);
         if (at.row.probs[n] == 0) continue;
@@ -135,7 +136,8 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         const double of_prob = at.row.probs[n] * at.row.kept[n];
         for (size_t c = 0; c < d_qk; ++c) {
           own[c] += square(independent * k[c]);
-          common[c] += shared * k[c] + at.errors.lse * d_product * k[c];
+          of_delta[c] += shared * k[c];
+          of_lse[c] += at.errors.lse * d_product * k[c];
           noise.dk[n * d_qk + c] +=
               square(q[c]) * (square(independent) + square(shared) + square(at.errors.lse * d_product));
         }
@@ -146,8 +148,8 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       }
       for (size_t c = 0; c < d_qk; ++c) {
         const size_t to = static_cast<size_t>(i * p.group() + in_group) * d_qk + c;
-        noise.dq[to] =
-            of_output(scale * (std::sqrt(own[c]) + std::abs(common[c])), of.dq[to], p.tensors[Name::dq].dtype);
+        const double error = std::sqrt(own[c]) + std::abs(of_delta[c]) + std::abs(of_lse[c]);
+        noise.dq[to] = of_output(scale * error, of.dq[to], p.tensors[Name::dq].dtype);
       }
     }
   }

@@ -39,9 +39,10 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t value, int64_t multiple) { return ceil_div(value, multiple) * multiple; }
 
 // K, V and their gradients fill about half a megabyte.
+template <typename Real>
 int64_t block_keys(const AttentionShape& p) {
-  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
-  return dim <= 64 ? 256 : dim <= 128 ? 128 : kTileKeys;
+  const int64_t row_bytes = std::max(p.head_dim_qk, p.head_dim_v) * static_cast<int64_t>(sizeof(Real));
+  return row_bytes <= 256 ? 256 : row_bytes <= 512 ? 128 : kTileKeys;
 }
 
 int64_t all_rows(const AttentionShape& p) {
@@ -106,7 +107,8 @@ void zero_unused_rows(const AttentionArguments& p) {
   if (p.cu_seqlens_kv) keys(0, p.cu_seqlens_kv.at(0, p.batch), p.total_kv);
 }
 
-int64_t list_blocks(const AttentionArguments& p, const BackwardShared& shared) {
+template <typename Real>
+int64_t list_blocks(const AttentionArguments& p, const BackwardShared<Real>& shared) {
   int64_t count = 0;
   bool are_more = true;
   for (int32_t idx = 0; are_more; ++idx) {
@@ -120,8 +122,9 @@ int64_t list_blocks(const AttentionArguments& p, const BackwardShared& shared) {
   return count;
 }
 
-void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int num_threads,
-                  const BackwardShared& shared, std::byte* scratch, int64_t thread_bytes) {
+template <typename Real>
+void run_all_bias(const BackwardKernel<Real>& kernel, const AttentionArguments& p, int num_threads,
+                  const BackwardShared<Real>& shared, std::byte* scratch, int64_t thread_bytes) {
   const core::ScoreGradient& to = p.d_bias;
   const auto entries = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
   const int64_t batch = entries(to.batch_stride, p.batch), heads = entries(to.head_stride, p.heads_q);
@@ -131,25 +134,26 @@ void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int
     const int64_t column = item % columns, row = item / columns % rows;
     const int64_t head = item / columns / rows % heads, b = item / columns / rows / heads;
     kernel.run_bias(p, b, head, row * kStripRows, column * kTileKeys, shared,
-                    BackwardScratch(p, scratch + worker * thread_bytes));
+                    BackwardScratch<Real>(p, scratch + worker * thread_bytes));
   });
 }
 
 // Pieces of work that saw the caller's flag have ended without a result.
-void end_if_over(const BackwardShared& shared) {
+template <typename Real>
+void end_if_over(const BackwardShared<Real>& shared) {
   if (shared.is_over->load(std::memory_order_relaxed) != 0) throw core::Cancelled();
 }
 
 // A query's part of d_sink: exp(sink - LSE) (dLSE - dO . out).
-double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, float delta) {
-  float lse;
-  std::memcpy(&lse, p.lse().row(s.batch_idx, s.row_q + i, head), sizeof lse);
-  if (lse == -std::numeric_limits<float>::infinity()) return 0;
-  return -std::exp(static_cast<double>(p.sink.at(0, head)) - static_cast<double>(lse)) * static_cast<double>(delta);
+double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, double delta) {
+  const double lse = load_lse(p.lse(), s.batch_idx, s.row_q + i, head);
+  if (lse == -std::numeric_limits<double>::infinity()) return 0;
+  return -std::exp(static_cast<double>(p.sink.at(0, head)) - lse) * delta;
 }
 
 // d_sink and d_alibi_slopes of each head, in double: sums over queries, in order.
-void sum_heads(const AttentionArguments& p, const BackwardShared& shared) {
+template <typename Real>
+void sum_heads(const AttentionArguments& p, const BackwardShared<Real>& shared) {
   for (const auto& [to, gradient] :
        {std::pair{&p.d_sink, Gradient::d_sink}, {&p.d_alibi_slopes, Gradient::d_alibi_slopes}}) {
     const int64_t entries = to->data == nullptr ? 0 : to->batch_stride == 0 ? 1 : p.batch;
@@ -176,8 +180,9 @@ void sum_heads(const AttentionArguments& p, const BackwardShared& shared) {
 
 }  // namespace
 
-BackwardShared::BackwardShared(const AttentionShape& p, std::byte* base)
-    : block_keys(cpu::block_keys(p)),
+template <typename Real>
+BackwardShared<Real>::BackwardShared(const AttentionShape& p, std::byte* base)
+    : block_keys(cpu::block_keys<Real>(p)),
       rows(all_rows(p)),
       strips(rows / kStripRows + p.batch + 1),
       qk_stride(round_up(p.head_dim_qk, 16)) {
@@ -191,9 +196,10 @@ BackwardShared::BackwardShared(const AttentionShape& p, std::byte* base)
   memory.take(1, is_over);
 }
 
-BackwardScratch::BackwardScratch(const AttentionShape& p, std::byte* base)
+template <typename Real>
+BackwardScratch<Real>::BackwardScratch(const AttentionShape& p, std::byte* base)
     : qk_stride(round_up(p.head_dim_qk, 16)), v_stride(round_up(p.head_dim_v, 16)) {
-  const int64_t keys = cpu::block_keys(p);
+  const int64_t keys = cpu::block_keys<Real>(p);
   Memory memory(base, bytes);
   memory.take(p.head_dim_qk * kStripRows, q_transposed);
   memory.take(p.head_dim_v * kStripRows, d_out_transposed);
@@ -210,16 +216,18 @@ BackwardScratch::BackwardScratch(const AttentionShape& p, std::byte* base)
   if (p.features.has(Feature::dropout)) memory.take(kTileKeys * kStripRows, kept);
 }
 
-const BackwardKernel& backward_kernel(InstructionSet set) {
+template <typename Real>
+const BackwardKernel<Real>& backward_kernel(InstructionSet set) {
 #define TESSELLA_BACKWARD_KERNEL(target) \
-  { &target::begin_rows, &target::run_block, &target::end_rows, &target::run_bias }
-  static constexpr BackwardKernel kBaseline = {&HWY_STATIC_DISPATCH(begin_rows), &HWY_STATIC_DISPATCH(run_block),
-                                               &HWY_STATIC_DISPATCH(end_rows), &HWY_STATIC_DISPATCH(run_bias)};
-  static constexpr BackwardKernel kNone;
+  { &target::begin_rows<Real>, &target::run_block<Real>, &target::end_rows<Real>, &target::run_bias<Real> }
+  static constexpr BackwardKernel<Real> kBaseline = {
+      &HWY_STATIC_DISPATCH(begin_rows<Real>), &HWY_STATIC_DISPATCH(run_block<Real>),
+      &HWY_STATIC_DISPATCH(end_rows<Real>), &HWY_STATIC_DISPATCH(run_bias<Real>)};
+  static constexpr BackwardKernel<Real> kNone;
   switch (set) {
     case InstructionSet::avx512: {
 #if HWY_TARGETS & HWY_AVX3
-      static constexpr BackwardKernel kAvx512 = TESSELLA_BACKWARD_KERNEL(N_AVX3);
+      static constexpr BackwardKernel<Real> kAvx512 = TESSELLA_BACKWARD_KERNEL(N_AVX3);
       return kAvx512;
 #else
       return kNone;
@@ -227,7 +235,7 @@ const BackwardKernel& backward_kernel(InstructionSet set) {
     }
     case InstructionSet::avx2: {
 #if HWY_TARGETS & HWY_AVX2
-      static constexpr BackwardKernel kAvx2 = TESSELLA_BACKWARD_KERNEL(N_AVX2);
+      static constexpr BackwardKernel<Real> kAvx2 = TESSELLA_BACKWARD_KERNEL(N_AVX2);
       return kAvx2;
 #else
       return kNone;
@@ -235,7 +243,7 @@ const BackwardKernel& backward_kernel(InstructionSet set) {
     }
     case InstructionSet::sse4: {
 #if HWY_TARGETS & HWY_SSE4
-      static constexpr BackwardKernel kSse4 = TESSELLA_BACKWARD_KERNEL(N_SSE4);
+      static constexpr BackwardKernel<Real> kSse4 = TESSELLA_BACKWARD_KERNEL(N_SSE4);
       return kSse4;
 #else
       return kNone;
@@ -247,18 +255,21 @@ const BackwardKernel& backward_kernel(InstructionSet set) {
 #undef TESSELLA_BACKWARD_KERNEL
 }
 
+template <typename Real>
 core::WorkspaceSize backward_workspace(const AttentionShape& shape, int num_threads) {
-  return {.scratch_bytes = BackwardShared(shape, nullptr).bytes + num_threads * BackwardScratch(shape, nullptr).bytes};
+  return {.scratch_bytes =
+              BackwardShared<Real>(shape, nullptr).bytes + num_threads * BackwardScratch<Real>(shape, nullptr).bytes};
 }
 
-void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, const core::Plan& plan,
+template <typename Real>
+void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& p, const core::Plan& plan,
                   core::Workspace workspace) {
   auto* base = static_cast<std::byte*>(workspace.scratch);
   const int threads = runs_alone(p) ? 1 : plan.num_threads;
-  const BackwardShared shared(p, base);
+  const BackwardShared<Real> shared(p, base);
   new (shared.is_over) std::atomic<int32_t>(0);
   base += shared.bytes;
-  const int64_t thread_bytes = BackwardScratch(p, nullptr).bytes;
+  const int64_t thread_bytes = BackwardScratch<Real>(p, nullptr).bytes;
   for (int64_t i = 0; i < p.heads_kv * shared.strips; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
   zero_unused_rows(p);
   for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
@@ -271,7 +282,7 @@ void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, con
   const int64_t blocks = wants_operands ? list_blocks(p, shared) : 0;
   parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t item, int worker) {
     kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared,
-                     BackwardScratch(p, base + worker * thread_bytes));
+                     BackwardScratch<Real>(p, base + worker * thread_bytes));
   });
   end_if_over(shared);
   if (p.tensors[Name::dq].data != nullptr) {
@@ -283,6 +294,16 @@ void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, con
   end_if_over(shared);
   sum_heads(p, shared);
 }
+
+#define TESSELLA_INSTANTIATE(Real)                                                    \
+  template BackwardShared<Real>::BackwardShared(const AttentionShape&, std::byte*);   \
+  template BackwardScratch<Real>::BackwardScratch(const AttentionShape&, std::byte*); \
+  template const BackwardKernel<Real>& backward_kernel(InstructionSet);               \
+  template core::WorkspaceSize backward_workspace<Real>(const AttentionShape&, int);  \
+  template void run_backward(const BackwardKernel<Real>&, const AttentionArguments&, const core::Plan&, core::Workspace)
+TESSELLA_INSTANTIATE(float);
+TESSELLA_INSTANTIATE(double);
+#undef TESSELLA_INSTANTIATE
 
 }  // namespace tessella::cpu
 
