@@ -41,9 +41,6 @@ double score_unit(const AttentionArguments& p, double magnitude, double product)
   return unit * (2 + magnitude / 2 + product);
 }
 
-// Of a partial sum over keys. The oracle rounds its own in double: nothing beside f32, as much as kernels do in f64.
-double sum_unit(const AttentionArguments& p) { return p.dtype() == DType::f64 ? unit_roundoff(DType::f64) : 0; }
-
 double square(double value) { return value * value; }
 
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
@@ -72,6 +69,8 @@ double product_size(const AttentionArguments& p, const double* q, const double* 
 }
 
 }  // namespace
+
+double sum_unit(const AttentionArguments& p) { return p.dtype() == DType::f64 ? unit_roundoff(DType::f64) : 0; }
 
 double score_error(const AttentionArguments& p, double score, double exponent, const double* q, const double* k) {
   return score_unit(p, std::max(rounded_size(p, score), exponent), product_size(p, q, k));
