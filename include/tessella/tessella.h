@@ -300,7 +300,8 @@ enum {
  * d_alibi_slopes. NULL = absent; what is not asked for is not computed.
  *
  *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
- *                   required. The options are those of the call too. page_table and scales are not supported
+ *                   required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are those
+ *                   of the call too. page_table and scales are not supported
  *   d_out           shape of out   dtype of out or of q, or f32
  *   d_lse           shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0
  *   dq, dk, dv      shapes of q, k and v   dtype of q, or f32
