@@ -23,8 +23,8 @@ using core::Gradient;
 using core::Name;
 using core::Sequence;
 
-constexpr int64_t kRowsPerItem = 512;                 // of the passes over rows, which only read and write them
-constexpr int64_t kFloatsPerItem = int64_t{1} << 16;  // of sums that are set to zero
+constexpr int64_t kRowsPerItem = 512;               // of the passes over rows, which only read and write them
+constexpr int64_t kSumsPerItem = int64_t{1} << 16;  // that are set to zero
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -75,7 +75,8 @@ void zero_unused_rows(const AttentionArguments& p) {
   if (p.cu_seqlens_kv) keys(0, p.cu_seqlens_kv.at(0, p.batch), p.total_kv);
 }
 
-int64_t list_blocks(const AttentionArguments& p, const BackwardShared& shared) {
+template <typename Real>
+int64_t list_blocks(const AttentionArguments& p, const BackwardShared<Real>& shared) {
   int64_t count = 0;
   bool are_more = true;
   for (int32_t idx = 0; are_more; ++idx) {
@@ -89,8 +90,9 @@ int64_t list_blocks(const AttentionArguments& p, const BackwardShared& shared) {
   return count;
 }
 
-void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int num_threads,
-                  const BackwardShared& shared, std::byte* scratch, int64_t thread_bytes) {
+template <typename Real>
+void run_all_bias(const BackwardKernel<Real>& kernel, const AttentionArguments& p, int num_threads,
+                  const BackwardShared<Real>& shared, std::byte* scratch, int64_t thread_bytes) {
   const core::ScoreGradient& to = p.d_bias;
   const auto entries = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
   const int64_t batch = entries(to.batch_stride, p.batch), heads = entries(to.head_stride, p.heads_q);
@@ -104,20 +106,21 @@ void run_all_bias(const BackwardKernel& kernel, const AttentionArguments& p, int
 }
 
 // Pieces of work that saw the caller's flag have ended without a result.
-void end_if_over(const BackwardShared& shared) {
+template <typename Real>
+void end_if_over(const BackwardShared<Real>& shared) {
   if (shared.is_over->load(std::memory_order_relaxed) != 0) throw core::Cancelled();
 }
 
 // A query's part of d_sink: exp(sink - LSE) (dLSE - dO . out).
-double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, float delta) {
-  float lse;
-  std::memcpy(&lse, p.lse().row(s.batch_idx, s.row_q + i, head), sizeof lse);
-  if (lse == -std::numeric_limits<float>::infinity()) return 0;
-  return -std::exp(static_cast<double>(p.sink.at(0, head)) - static_cast<double>(lse)) * static_cast<double>(delta);
+double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, double delta) {
+  const double lse = load_lse(p.lse(), s.batch_idx, s.row_q + i, head);
+  if (lse == -std::numeric_limits<double>::infinity()) return 0;
+  return -std::exp(static_cast<double>(p.sink.at(0, head)) - lse) * delta;
 }
 
 // d_sink and d_alibi_slopes of each head, in double: sums over queries, in order.
-void sum_heads(const AttentionArguments& p, const BackwardShared& shared) {
+template <typename Real>
+void sum_heads(const AttentionArguments& p, const BackwardShared<Real>& shared) {
   for (const auto& [to, gradient] :
        {std::pair{&p.d_sink, Gradient::d_sink}, {&p.d_alibi_slopes, Gradient::d_alibi_slopes}}) {
     const int64_t entries = to->data == nullptr ? 0 : to->batch_stride == 0 ? 1 : p.batch;
@@ -144,23 +147,25 @@ void sum_heads(const AttentionArguments& p, const BackwardShared& shared) {
 
 }  // namespace
 
-BackwardShared::BackwardShared(const AttentionShape& p, const BackwardTiling& of_kernel, std::byte* base)
+template <typename Real>
+BackwardShared<Real>::BackwardShared(const AttentionShape& p, const BackwardTiling& of_kernel, std::byte* base)
     : tiling(of_kernel), rows(all_rows(p)), strips(rows / tiling.strip_rows + p.batch + 1) {
   const int64_t keys = p.features.has(Feature::packed_kv) ? p.total_kv : p.batch * p.seqlen_kv;
   if (p.operands[Name::dq].dtype != core::DType::none) {
-    dq_floats = p.heads_kv * (tiling.pads_strips ? strips * tiling.strip_rows : rows) * tiling.qk_stride;
+    dq_count = p.heads_kv * (tiling.pads_strips ? strips * tiling.strip_rows : rows) * tiling.qk_stride;
   }
   Memory memory(base, bytes);
   memory.take(keys / tiling.block_keys + p.batch + 1, blocks);
   memory.take(p.heads_kv * strips, turn);
   memory.take(p.heads_kv * rows, delta);
   memory.take(p.heads_kv * rows, slope);
-  if (dq_floats > 0) memory.take(dq_floats, dq);
+  if (dq_count > 0) memory.take(dq_count, dq);
   memory.take(1, is_over);
 }
 
-void QueryStrip::begin(const float* delta_of_rows, const std::byte** q, const std::byte** d_out) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+template <typename Real>
+void QueryStrip<Real>::begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out) {
+  constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   const AttentionArguments& p = *strip.arguments;
   const Sequence& s = *strip.sequence;
   for (int r = 0; r < lanes; ++r) {
@@ -170,25 +175,26 @@ void QueryStrip::begin(const float* delta_of_rows, const std::byte** q, const st
     if (r >= strip.num_rows) continue;
     const int64_t row = s.row_q + strip.query[r];
     const int64_t head = strip.head[r];
-    float given;
-    std::memcpy(&given, p.lse().row(s.batch_idx, row, head), sizeof given);
+    const auto given = static_cast<Real>(load_lse(p.lse(), s.batch_idx, row, head));
     if (given == -kInfinity) continue;
-    lse[r] = given == kInfinity ? std::numeric_limits<float>::quiet_NaN() : given;
+    lse[r] = given == kInfinity ? std::numeric_limits<Real>::quiet_NaN() : given;
     delta[r] = delta_of_rows[r];
     q[r] = p.q().row(s.batch_idx, row, head);
     d_out[r] = p.tensors[Name::d_out].row(s.batch_idx, row, head);
   }
 }
 
-bool is_over(const AttentionArguments& p, const BackwardShared& shared) {
+template <typename Real>
+bool is_over(const AttentionArguments& p, const BackwardShared<Real>& shared) {
   if (shared.is_over->load(std::memory_order_relaxed) != 0) return true;
   if (!core::is_cancelled(p.cancel)) return false;
   shared.is_over->store(1, std::memory_order_relaxed);
   return true;
 }
 
+template <typename Real>
 bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const AttentionArguments& p,
-                   const BackwardShared& shared) {
+                   const BackwardShared<Real>& shared) {
   for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
     if (is_over(p, shared)) return false;
     if (spins < 256) {
@@ -200,30 +206,34 @@ bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const Atten
   return true;
 }
 
-std::string backward_text(const BackwardKernel& kernel, const AttentionShape& shape, int num_threads) {
+template <typename Real>
+std::string backward_text(const BackwardKernel<Real>& kernel, const AttentionShape& shape, int num_threads) {
   const BackwardTiling tiling = kernel.tiling(shape);
   return core::message("blocks of ", tiling.block_keys, " keys, strips of ", tiling.strip_rows, " rows, ",
                        threads_text(num_threads));
 }
 
-core::WorkspaceSize backward_workspace(const BackwardKernel& kernel, const AttentionShape& shape, int num_threads) {
-  return {.scratch_bytes =
-              BackwardShared(shape, kernel.tiling(shape), nullptr).bytes + num_threads * kernel.scratch_bytes(shape)};
+template <typename Real>
+core::WorkspaceSize backward_workspace(const BackwardKernel<Real>& kernel, const AttentionShape& shape,
+                                       int num_threads) {
+  return {.scratch_bytes = BackwardShared<Real>(shape, kernel.tiling(shape), nullptr).bytes +
+                           num_threads * kernel.scratch_bytes(shape)};
 }
 
-void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, const core::Plan& plan,
+template <typename Real>
+void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& p, const core::Plan& plan,
                   core::Workspace workspace) {
   auto* base = static_cast<std::byte*>(workspace.scratch);
   const int threads = runs_alone(p) ? 1 : plan.num_threads;
-  const BackwardShared shared(p, kernel.tiling(p), base);
+  const BackwardShared<Real> shared(p, kernel.tiling(p), base);
   new (shared.is_over) std::atomic<int32_t>(0);
   base += shared.bytes;
   const int64_t thread_bytes = kernel.scratch_bytes(p);
   for (int64_t i = 0; i < p.heads_kv * shared.strips; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
   zero_unused_rows(p);
-  parallel_for(ceil_div(shared.dq_floats, kFloatsPerItem), threads, p.cancel, [&](int64_t item, int) {
-    const int64_t begin = item * kFloatsPerItem;
-    std::fill(shared.dq + begin, shared.dq + std::min(begin + kFloatsPerItem, shared.dq_floats), 0.0f);
+  parallel_for(ceil_div(shared.dq_count, kSumsPerItem), threads, p.cancel, [&](int64_t item, int) {
+    const int64_t begin = item * kSumsPerItem;
+    std::fill(shared.dq + begin, shared.dq + std::min(begin + kSumsPerItem, shared.dq_count), Real{0});
   });
   for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
     kernel.begin_rows(p, s, kv_head, begin, end, shared);
@@ -246,5 +256,17 @@ void run_backward(const BackwardKernel& kernel, const AttentionArguments& p, con
   end_if_over(shared);
   sum_heads(p, shared);
 }
+
+#define TESSELLA_INSTANTIATE(Real)                                                                          \
+  template void QueryStrip<Real>::begin(const Real*, const std::byte**, const std::byte**);                 \
+  template bool is_over(const AttentionArguments&, const BackwardShared<Real>&);                            \
+  template bool wait_for_turn(const std::atomic<int32_t>&, int32_t, const AttentionArguments&,              \
+                              const BackwardShared<Real>&);                                                 \
+  template std::string backward_text(const BackwardKernel<Real>&, const AttentionShape&, int);              \
+  template core::WorkspaceSize backward_workspace(const BackwardKernel<Real>&, const AttentionShape&, int); \
+  template void run_backward(const BackwardKernel<Real>&, const AttentionArguments&, const core::Plan&, core::Workspace)
+TESSELLA_INSTANTIATE(float);
+TESSELLA_INSTANTIATE(double);
+#undef TESSELLA_INSTANTIATE
 
 }  // namespace tessella::cpu

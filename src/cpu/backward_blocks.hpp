@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
@@ -25,7 +26,7 @@ namespace tessella::cpu {
 struct BackwardTiling {
   int64_t block_keys;  // of an item
   int64_t strip_rows;
-  int64_t qk_stride;  // floats of a row of dQ's sums
+  int64_t qk_stride;  // of a row of dQ's sums
   bool pads_strips;   // dQ's sums have whole strips
 };
 
@@ -36,20 +37,21 @@ struct KeyBlock {
   int32_t idx;  // in its sequence
 };
 
-// Memory that the items of a call share. Rows are those of strips: row f of a (sequence, KV head) is query f / group of
-// head kv_head * group + f % group; packed sequences follow one another.
+// Memory that the items of a call share, in the kernel's real type. Rows are those of strips: row f of a (sequence, KV
+// head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
+template <typename Real>
 struct BackwardShared {
   KeyBlock* blocks = nullptr;               // [most blocks]
   std::atomic<int32_t>* turn = nullptr;     // [heads_kv][strips] blocks whose part of dQ a strip has
-  float* delta = nullptr;                   // [heads_kv][rows] dO . out - dLSE
-  float* slope = nullptr;                   // [heads_kv][rows] sum of dS times ALiBi's distance
-  float* dq = nullptr;                      // sums of dQ, not yet times scale; only where it is wanted:
+  Real* delta = nullptr;                    // [heads_kv][rows] dO . out - dLSE
+  Real* slope = nullptr;                    // [heads_kv][rows] sum of dS times ALiBi's distance
+  Real* dq = nullptr;                       // sums of dQ, not yet times scale; only where it is wanted:
                                             // [heads_kv][rows][qk_stride], or strips as the kernel lays them
   std::atomic<int32_t>* is_over = nullptr;  // not 0 once the caller's flag was seen set
   BackwardTiling tiling;
   int64_t rows = 0;
   int64_t strips = 0;
-  int64_t dq_floats = 0;
+  int64_t dq_count = 0;
   int64_t bytes = 0;
 
   BackwardShared(const core::AttentionShape& shape, const BackwardTiling& tiling, std::byte* base);
@@ -79,16 +81,17 @@ class Memory {
 };
 
 // The queries of a strip beside a block of keys.
+template <typename Real>
 struct QueryStrip {
   Strip strip;
-  alignas(64) float lse[kMaxStripRows];    // natural; +inf for a row that takes no part
-  alignas(64) float delta[kMaxStripRows];  // dO . out - dLSE
-  alignas(64) float slope[kMaxStripRows];  // sum of dS times ALiBi's distance
+  alignas(64) Real lse[kMaxStripRows];    // natural; +inf for a row that takes no part
+  alignas(64) Real delta[kMaxStripRows];  // dO . out - dLSE
+  alignas(64) Real slope[kMaxStripRows];  // sum of dS times ALiBi's distance
   int lanes = 0;
 
   // Sets lse, delta and slope, and has the addresses of q and dO. A row that sees no key has LSE -inf: it counts as
   // zeros, whatever it holds, and its addresses are null.
-  void begin(const float* delta_of_rows, const std::byte** q, const std::byte** d_out);
+  void begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out);
 };
 
 // Which blocks of keys a strip meets, in order: those of keep_first and those of its band.
@@ -114,11 +117,13 @@ inline bool hides_keys(const Strip& strip, int64_t begin, int64_t end) {
 }
 
 // True once the caller's flag was seen set. Stays so, as blocks wait for one another.
-bool is_over(const core::AttentionArguments& p, const BackwardShared& shared);
+template <typename Real>
+bool is_over(const core::AttentionArguments& p, const BackwardShared<Real>& shared);
 
 // Until all blocks before this one have added their parts to a strip. False where the call is over.
+template <typename Real>
 bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
-                   const BackwardShared& shared);
+                   const BackwardShared<Real>& shared);
 
 // The gradients that blocks of keys have to do with.
 struct Wanted {
@@ -131,6 +136,7 @@ struct Wanted {
 };
 
 // A block of keys of one KV head at work.
+template <typename Real>
 struct BlockWork {
   const core::AttentionArguments& p;
   const core::Sequence s;
@@ -140,7 +146,7 @@ struct BlockWork {
   const Wanted wants;
 
   BlockWork(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t head,
-            const BackwardShared& shared)
+            const BackwardShared<Real>& shared)
       : p(arguments),
         s(core::sequence(p, block.batch_idx)),
         idx(block.idx),
@@ -154,13 +160,14 @@ struct BlockWork {
 // The strips of queries that see some key of the block, in order: compute(strip, delta) has all but dQ's sums and may
 // run beside other blocks; add_dq(strip, first row or strip of dQ's sums) follows in the block's turn. lanes: of a
 // strip, a multiple of this. False where the call is over.
-template <typename Compute, typename AddDq>
-bool walk_strips(const BlockWork& block, const BackwardShared& shared, int lanes, Compute&& compute, AddDq&& add_dq) {
+template <typename Real, typename Compute, typename AddDq>
+bool walk_strips(const BlockWork<Real>& block, const BackwardShared<Real>& shared, int lanes, Compute&& compute,
+                 AddDq&& add_dq) {
   const core::AttentionArguments& p = block.p;
   const int64_t rows = block.s.len_q * p.group();
   const int64_t first_row = block.kv_head * shared.rows + shared.first_row(p, block.s);
   const int64_t first_strip = block.kv_head * shared.strips + shared.first_strip(p, block.s);
-  QueryStrip of;
+  QueryStrip<Real> of;
   for (int64_t row = 0, n = 0; row < rows; row += shared.tiling.strip_rows, ++n) {
     const int num_rows = static_cast<int>(std::min(rows - row, shared.tiling.strip_rows));
     of.lanes = (num_rows + lanes - 1) / lanes * lanes;
@@ -181,12 +188,13 @@ bool walk_strips(const BlockWork& block, const BackwardShared& shared, int lanes
 }
 
 // to = factor * from, and what is there where the gradient accumulates. from is 64-byte aligned, padded to 16.
-using StoreGradient = void (*)(const float* from, float factor, int64_t count, core::DType dtype, bool accumulates,
-                               std::byte* to);
+template <typename Real>
+using StoreGradient = void (*)(const Real* from, std::type_identity_t<Real> factor, int64_t count, core::DType dtype,
+                               bool accumulates, std::byte* to);
 
 // dK and dV of the block: row_of(name, key) has the sums of its key-th row.
-template <typename RowOf>
-void store_block(const BlockWork& block, StoreGradient store, RowOf&& row_of) {
+template <typename Real, typename RowOf>
+void store_block(const BlockWork<Real>& block, StoreGradient<Real> store, RowOf&& row_of) {
   const core::AttentionArguments& p = block.p;
   for (int key = 0; key < block.num_keys(); ++key) {
     for (const auto& [name, gradient, factor, dim] :
@@ -200,28 +208,32 @@ void store_block(const BlockWork& block, StoreGradient store, RowOf&& row_of) {
   }
 }
 
+template <typename Real>
 struct BackwardKernel {
   BackwardTiling (*tiling)(const core::AttentionShape& shape) = nullptr;
   int64_t (*scratch_bytes)(const core::AttentionShape& shape) = nullptr;  // of one thread
   // delta of rows [begin, end) of a KV head of a sequence.
   void (*begin_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
-                     int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
+                     int64_t begin, int64_t end, const BackwardShared<Real>& shared) = nullptr;
   void (*run_block)(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t kv_head,
-                    const BackwardShared& shared, std::byte* scratch) = nullptr;
+                    const BackwardShared<Real>& shared, std::byte* scratch) = nullptr;
   // dQ of rows [begin, end), from the sums to the tensor. begin is a multiple of the strips' rows where they are
   // padded.
   void (*end_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
-                   int64_t begin, int64_t end, const BackwardShared& shared) = nullptr;
+                   int64_t begin, int64_t end, const BackwardShared<Real>& shared) = nullptr;
   // One tile of d_bias: entry (b, head) of its axes, 0 where it is summed, of kStripRows queries and kTileKeys slots
   // from these on.
   void (*run_bias)(const core::AttentionArguments& arguments, int64_t b, int64_t head, int64_t query, int64_t slot,
-                   const BackwardShared& shared, std::byte* scratch) = nullptr;
+                   const BackwardShared<Real>& shared, std::byte* scratch) = nullptr;
 };
 
-std::string backward_text(const BackwardKernel& kernel, const core::AttentionShape& shape, int num_threads);
-core::WorkspaceSize backward_workspace(const BackwardKernel& kernel, const core::AttentionShape& shape,
+template <typename Real>
+std::string backward_text(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape, int num_threads);
+template <typename Real>
+core::WorkspaceSize backward_workspace(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape,
                                        int num_threads);
-void run_backward(const BackwardKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
+template <typename Real>
+void run_backward(const BackwardKernel<Real>& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                   core::Workspace workspace);
 
 }  // namespace tessella::cpu

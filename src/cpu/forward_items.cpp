@@ -7,6 +7,7 @@
 #include <new>
 
 #include "core/sequence.hpp"
+#include "cpu/strip.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -89,8 +90,7 @@ void fill_hidden_rows(const core::AttentionArguments& arguments, const ForwardIt
     const int64_t head = item.kv_head * group + row % group;
     std::memset(arguments.out().row(batch_idx, tensor_row, head), 0, row_bytes);
     if (arguments.lse().data != nullptr) {
-      const float lse = -std::numeric_limits<float>::infinity();
-      std::memcpy(arguments.lse().row(batch_idx, tensor_row, head), &lse, sizeof lse);
+      store_lse(arguments.lse(), batch_idx, tensor_row, head, -std::numeric_limits<double>::infinity());
     }
   }
 }

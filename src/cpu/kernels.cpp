@@ -15,6 +15,12 @@
 namespace tessella::cpu {
 namespace {
 
+// Calls fn as the kernels compute tensors of this dtype: f64 in double, others in float.
+template <typename Fn>
+auto with_real(core::DType dtype, Fn&& fn) {
+  return dtype == core::DType::f64 ? fn.template operator()<double>() : fn.template operator()<float>();
+}
+
 // What the rows of the vector kernels have in common.
 template <InstructionSet kSet, class Row>
 constexpr core::Kernel vector_row(core::Operation operation, std::string_view name, std::string_view summary,
@@ -24,7 +30,8 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
   kernel.operation = operation;
   kernel.summary = summary;
   kernel.architectures = architectures;
-  kernel.dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+  kernel.dtypes = dtype_bit(core::DType::f64) | dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) |
+                  dtype_bit(core::DType::f16);
   kernel.max_head_dim = kMaxHeadDim;
   kernel.unavailable = [](core::Device) { return core::once([] { return vector_unavailable(kSet); }); };
   kernel.workspace = Row::workspace;
@@ -41,10 +48,12 @@ struct VectorRow {
            threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return vector_workspace(core::attention(shape), num_threads);
+    return with_real(core::dtype(shape),
+                     [&]<typename Real>() { return vector_workspace<Real>(core::attention(shape), num_threads); });
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_vector(vector_kernel(kSet), core::attention(arguments), plan, workspace);
+    const core::AttentionArguments& p = core::attention(arguments);
+    with_real(p.dtype(), [&]<typename Real>() { run_vector(vector_kernel<Real>(kSet), p, plan, workspace); });
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -57,13 +66,19 @@ struct VectorRow {
 template <InstructionSet kSet>
 struct BackwardRow {
   static std::string describe(const core::Shape& shape, int num_threads) {
-    return backward_text(vector_backward(kSet).kernel, core::attention(shape), num_threads);
+    return with_real(core::dtype(shape), [&]<typename Real>() {
+      return backward_text(vector_backward<Real>(kSet).kernel, core::attention(shape), num_threads);
+    });
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return backward_workspace(vector_backward(kSet).kernel, core::attention(shape), num_threads);
+    return with_real(core::dtype(shape), [&]<typename Real>() {
+      return backward_workspace(vector_backward<Real>(kSet).kernel, core::attention(shape), num_threads);
+    });
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_backward(vector_backward(kSet).kernel, core::attention(arguments), plan, workspace);
+    const core::AttentionArguments& p = core::attention(arguments);
+    with_real(p.dtype(),
+              [&]<typename Real>() { run_backward(vector_backward<Real>(kSet).kernel, p, plan, workspace); });
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -80,10 +95,12 @@ struct MergeRow {
     return "a row at a time, " + threads_text(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return merge_workspace(core::merge(shape), num_threads);
+    return with_real(core::dtype(shape),
+                     [&]<typename Real>() { return merge_workspace<Real>(core::merge(shape), num_threads); });
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_merge(vector_kernel(kSet).merge_rows, core::merge(arguments), plan, workspace);
+    const core::MergeArguments& a = core::merge(arguments);
+    with_real(a.dtype(), [&]<typename Real>() { run_merge(vector_kernel<Real>(kSet).merge_rows, a, plan, workspace); });
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -98,24 +115,33 @@ auto all_kernels() {
   const std::array kernels = {
 #if defined(__x86_64__)
     kForwardAmx,
-    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 on AVX-512, 16 rows a vector", "avx512"),
-    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
-    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 one row at a time, any x86-64", "any"),
+    VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 or f64 on AVX-512, 16 or 8 rows a vector",
+                                              "avx512"),
+    VectorRow<InstructionSet::avx2>::kernel("cpu.forward_avx2", "fp32 or f64 on AVX2 and FMA, 8 or 4 rows a vector",
+                                            "avx2"),
+    VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 or f64 on SSE4, 4 or 2 rows a vector", "sse4"),
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 or f64, one row at a time, any x86-64",
+                                                "any"),
     kBackwardAmx,
-    BackwardRow<InstructionSet::avx512>::kernel("cpu.backward_avx512", "fp32 on AVX-512, 16 rows a vector", "avx512"),
-    BackwardRow<InstructionSet::avx2>::kernel("cpu.backward_avx2", "fp32 on AVX2 and FMA, 8 rows a vector", "avx2"),
-    BackwardRow<InstructionSet::sse4>::kernel("cpu.backward_sse4", "fp32 on SSE4, 4 rows a vector", "sse4"),
-    BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline", "fp32 one row at a time, any x86-64", "any"),
-    MergeRow<InstructionSet::avx512>::kernel("cpu.merge_avx512", "fp32 on AVX-512", "avx512"),
-    MergeRow<InstructionSet::avx2>::kernel("cpu.merge_avx2", "fp32 on AVX2 and FMA", "avx2"),
-    MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 on SSE4", "sse4"),
-    MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 one element at a time, any x86-64", "any"),
-#else
-    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
-    BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline", "fp32 on the baseline's vectors (NEON)",
+    BackwardRow<InstructionSet::avx512>::kernel("cpu.backward_avx512", "fp32 or f64 on AVX-512, 16 or 8 rows a vector",
+                                                "avx512"),
+    BackwardRow<InstructionSet::avx2>::kernel("cpu.backward_avx2", "fp32 or f64 on AVX2 and FMA, 8 or 4 rows a vector",
+                                              "avx2"),
+    BackwardRow<InstructionSet::sse4>::kernel("cpu.backward_sse4", "fp32 or f64 on SSE4, 4 or 2 rows a vector", "sse4"),
+    BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline", "fp32 or f64, one row at a time, any x86-64",
                                                   "any"),
-    MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
+    MergeRow<InstructionSet::avx512>::kernel("cpu.merge_avx512", "fp32 or f64 on AVX-512", "avx512"),
+    MergeRow<InstructionSet::avx2>::kernel("cpu.merge_avx2", "fp32 or f64 on AVX2 and FMA", "avx2"),
+    MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 or f64 on SSE4", "sse4"),
+    MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64, one element at a time, any x86-64",
+                                               "any"),
+#else
+    VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
+                                                "any"),
+    BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline",
+                                                  "fp32 or f64 on the baseline's vectors (NEON)", "any"),
+    MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
+                                               "any"),
 #endif
   };
   return kernels;

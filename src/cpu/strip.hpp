@@ -6,7 +6,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "core/arguments.hpp"
@@ -65,10 +67,12 @@ inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, 
 // Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees: scale, softcap, bias and
 // ALiBi, unless scores are products, then -inf where the band or an element mask hides the key.
 // scores: [num_keys][lanes]. Masked products may be NaN.
-using ScoreChain = void (*)(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys);
+template <typename Real>
+using ScoreChain = void (*)(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys);
 
-// Zeroes what dropout takes of probabilities [num_keys][lanes]. The rest is scaled where rows end, in fp32.
-using DropoutChain = void (*)(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys);
+// Zeroes what dropout takes of probabilities [num_keys][lanes]. The rest is scaled where rows end.
+template <typename Real>
+using DropoutChain = void (*)(const Strip& strip, int lanes, Real* probs, int64_t key_begin, int num_keys);
 
 inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
   return {arguments.seed, arguments.offset, portable::Dropout::threshold_of(arguments.dropout)};
@@ -90,8 +94,32 @@ inline bool needs_score_chain(const core::AttentionArguments& p) {
 }
 
 // From what softmax sees to exponents of 2.
-inline float exponent_scale(const core::AttentionArguments& p) {
-  return scores_are_products(p) ? p.scale * kLog2E : kLog2E;
+template <typename Real>
+Real exponent_scale(const core::AttentionArguments& p) {
+  return scores_are_products(p) ? Real{p.scale} * kLog2E<Real> : kLog2E<Real>;
+}
+
+// LSE and its gradient are f32, or f64 beside f64.
+inline double load_lse(const core::Operand& lse, int64_t batch_idx, int64_t row, int64_t head) {
+  const std::byte* from = lse.row(batch_idx, row, head);
+  double wide;
+  float narrow;
+  if (lse.dtype == core::DType::f64) {
+    std::memcpy(&wide, from, sizeof wide);
+    return wide;
+  }
+  std::memcpy(&narrow, from, sizeof narrow);
+  return narrow;
+}
+
+inline void store_lse(const core::Operand& lse, int64_t batch_idx, int64_t row, int64_t head, double value) {
+  std::byte* to = lse.row(batch_idx, row, head);
+  const auto narrow = static_cast<float>(value);
+  if (lse.dtype == core::DType::f64) {
+    std::memcpy(to, &value, sizeof value);
+  } else {
+    std::memcpy(to, &narrow, sizeof narrow);
+  }
 }
 
 }  // namespace tessella::cpu

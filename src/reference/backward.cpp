@@ -34,14 +34,21 @@ Real dot(const std::vector<Real>& a, const std::vector<Real>& b) {
   return sum;
 }
 
-// LSE of scores and sink; -inf where there is none.
-double log_sum(const std::vector<double>& scores, double sink) {
+// P = exp(score - shift) / sum. With the largest score as shift P does not have the rounding of a large LSE.
+template <typename Real>
+struct Softmax {
+  Real shift = 0;  // -inf where there is nothing to see
+  Real sum = 1;
+  Real prob(Real score) const { return std::exp(score - shift) / sum; }
+};
+
+Softmax<double> softmax_of(const std::vector<double>& scores, double sink) {
   double max = sink;
   for (const double score : scores) max = std::max(max, score);
-  if (max == kHidden<double>) return max;
+  if (max == kHidden<double>) return {max};
   double sum = std::exp(sink - max);
   for (const double score : scores) sum += std::exp(score - max);
-  return max + std::log(sum);
+  return {max, sum};
 }
 
 template <typename Real>
@@ -71,11 +78,13 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     row.scores[n] = score(p, s, head, i, j, row.products[n]);
   }
   const Real sink_score = sink<Real>(p, head);
+  Softmax<Real> softmax;
   if constexpr (std::is_same_v<Real, double>) {
-    row.lse = log_sum(row.scores, sink_score);
+    softmax = softmax_of(row.scores, sink_score);
   } else {
-    row.lse = load<Real>(at(Name::lse), p.lse().dtype, 0);
+    softmax = {load<Real>(at(Name::lse), p.lse().dtype, 0)};
   }
+  row.lse = softmax.shift + std::log(softmax.sum);
   if (row.lse == kHidden<Real>) return;  // it sees nothing
 
   const DropoutFactor dropout(p);
@@ -83,7 +92,7 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     const auto n = static_cast<size_t>(j);
     if (row.scores[n] == kHidden<Real>) continue;
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.v().dtype, p.head_dim_v, v.data());
-    row.probs[n] = std::exp(row.scores[n] - row.lse);
+    row.probs[n] = softmax.prob(row.scores[n]);
     row.kept[n] = dropout.at<Real>(s, head, i, j);
     row.d_probs[n] = row.kept[n] == 0 ? Real{0} : row.kept[n] * dot(d_out, v);
   }
@@ -97,7 +106,7 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     row.d_scores[n] = row.probs[n] * (row.d_probs[n] - row.delta);
     row.d_products[n] = row.d_scores[n] * score_derivative(p, row.products[n]);
   }
-  row.d_sink = sink_score == kHidden<Real> ? Real{0} : -std::exp(sink_score - row.lse) * row.delta;
+  row.d_sink = sink_score == kHidden<Real> ? Real{0} : -softmax.prob(sink_score) * row.delta;
 }
 
 // probs_dtype: what P and dS are rounded to where they meet q, k and d_out; none = not rounded.

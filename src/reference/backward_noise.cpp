@@ -29,6 +29,11 @@ double unit(const AttentionArguments& p) {
 double rounding(const AttentionArguments& p) {
   return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? unit(p) : unit_roundoff(p.dtype());
 }
+// Of out and LSE, which were rounded to the dtype that they are given in. Beside f64 little else errs, so the weight is
+// that of the largest of many errors.
+double given_unit(const AttentionArguments& p, DType dtype) {
+  return (p.dtype() == DType::f64 && dtype != DType::f64 ? 2 : 1) * unit_roundoff(dtype);
+}
 double square(double value) { return value * value; }
 
 // Size of the partial sums of a dot product, and root of the squares of its terms.
@@ -69,8 +74,9 @@ class QueryNoise {
     };
     const auto q = load_of(Name::q, p_.head_dim_qk), d_out = load_of(Name::d_out, p_.head_dim_v);
     const DotSize delta = dot_size(d_out, load_of(Name::out, p_.head_dim_v));
-    errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + unit_roundoff(p_.out_dtype()) * delta.terms;
-    errors.lse = unit(p_) * std::abs(row.lse);
+    errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + given_unit(p_, p_.out_dtype()) * delta.terms;
+    errors.lse = std::max(unit(p_), given_unit(p_, p_.lse().dtype)) * std::abs(row.lse);
+    double partial_prob = 0, partial_delta = 0, of_probs = 0, of_delta = 0;
     std::vector<double> k(q.size()), v(d_out.size());
     for (int64_t j = 0; j < s_.len_kv; ++j) {
       const auto n = static_cast<size_t>(j);
@@ -81,7 +87,11 @@ class QueryNoise {
       const double of_d_prob = unit(p_) * (row.kept[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
       errors.probs[n] = row.probs[n] * row.kept[n] * of_score;
       errors.d_scores[n] = std::hypot(row.d_scores[n] * of_score, row.probs[n] * of_d_prob);
+      of_probs += square(partial_prob += row.probs[n]);
+      of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
     }
+    errors.lse += sum_unit(p_) * std::sqrt(of_probs);
+    errors.delta += sum_unit(p_) * std::sqrt(of_delta);
   }
 
   RowBackward<double> row;
@@ -111,7 +121,8 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
   const double scale = std::abs(static_cast<double>(p.scale));
   HeadGradients<double> noise{std::vector<double>(of.dq.size()), std::vector<double>(of.dk.size()),
                               std::vector<double>(of.dv.size())};
-  std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), common(d_qk);
+  std::vector<double> partial_dk(of.dk.size()), partial_dv(of.dv.size()), partial_dq(d_qk);
+  std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), of_delta(d_qk), of_lse(d_qk);
   QueryNoise at(p, s);
   for (int64_t i = 0; i < s.len_q; ++i) {
     for (int64_t in_group = 0; in_group < p.group(); ++in_group) {
@@ -121,8 +132,9 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.q().dtype, p.head_dim_qk, q.data());
       const core::Operand& from = p.tensors[Name::d_out];
       load_row(from.row(s.batch_idx, s.row_q + i, head), from.dtype, p.head_dim_v, d_out.data());
-      std::fill(own.begin(), own.end(), 0.0);
-      std::fill(common.begin(), common.end(), 0.0);
+      for (std::vector<double>* values : {&own, &of_delta, &of_lse, &partial_dq}) {
+        std::fill(values->begin(), values->end(), 0.0);
+      }
       for (int64_t j = 0; j < s.len_kv; ++j) {
         const auto n = static_cast<size_t>(j);
         if (at.row.probs[n] == 0) continue;
@@ -134,20 +146,26 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         const double shared = (at.row.probs[n] * at.errors.delta) * derivative;
         const double of_prob = at.row.probs[n] * at.row.kept[n];
         for (size_t c = 0; c < d_qk; ++c) {
-          own[c] += square(independent * k[c]);
-          common[c] += shared * k[c] + at.errors.lse * d_product * k[c];
+          partial_dq[c] += d_product * k[c];
+          own[c] += square(independent * k[c]) + square(sum_unit(p) * partial_dq[c]);
+          of_delta[c] += shared * k[c];
+          of_lse[c] += at.errors.lse * d_product * k[c];
+          partial_dk[n * d_qk + c] += d_product * q[c];
           noise.dk[n * d_qk + c] +=
-              square(q[c]) * (square(independent) + square(shared) + square(at.errors.lse * d_product));
+              square(q[c]) * (square(independent) + square(shared) + square(at.errors.lse * d_product)) +
+              square(sum_unit(p) * partial_dk[n * d_qk + c]);
         }
         for (size_t c = 0; c < d_v; ++c) {
+          partial_dv[n * d_v + c] += of_prob * d_out[c];
           noise.dv[n * d_v + c] += square(d_out[c]) * (square(at.errors.probs[n]) + square(rounding(p) * of_prob) +
-                                                       square(at.errors.lse * of_prob));
+                                                       square(at.errors.lse * of_prob)) +
+                                   square(sum_unit(p) * partial_dv[n * d_v + c]);
         }
       }
       for (size_t c = 0; c < d_qk; ++c) {
         const size_t to = static_cast<size_t>(i * p.group() + in_group) * d_qk + c;
-        noise.dq[to] =
-            of_output(scale * (std::sqrt(own[c]) + std::abs(common[c])), of.dq[to], p.tensors[Name::dq].dtype);
+        const double error = std::sqrt(own[c]) + std::abs(of_delta[c]) + std::abs(of_lse[c]);
+        noise.dq[to] = of_output(scale * error, of.dq[to], p.tensors[Name::dq].dtype);
       }
     }
   }

@@ -41,6 +41,8 @@ double score_unit(const AttentionArguments& p, double magnitude, double product)
   return unit * (2 + magnitude / 2 + product);
 }
 
+double square(double value) { return value * value; }
+
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
 
 // |scale| times the size of the partial sums of q.k.
@@ -68,6 +70,8 @@ double product_size(const AttentionArguments& p, const double* q, const double* 
 
 }  // namespace
 
+double sum_unit(const AttentionArguments& p) { return p.dtype() == DType::f64 ? unit_roundoff(DType::f64) : 0; }
+
 double score_error(const AttentionArguments& p, double score, double exponent, const double* q, const double* k) {
   return score_unit(p, std::max(rounded_size(p, score), exponent), product_size(p, q, k));
 }
@@ -87,6 +91,8 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
   }
 
   std::vector<double> squares(v.size());  // of the errors of out, summed over keys
+  double partial_sum = 0;
+  std::vector<double> partial_out(v.size());
   const DropoutFactor dropout(p);
   for (int64_t j = 0; j < s.len_kv; ++j) {
     const double score = softmax.scores[j];
@@ -97,15 +103,16 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     // What exp is given, s_j - max, is rounded too.
     const double unit = score_error(p, score, softmax.max - score, q.data(), k.data());
     lse_error += weight * unit;
-    sum_error += weight * weight * unit * unit;
+    partial_sum += weight;
+    sum_error += weight * weight * unit * unit + square(sum_unit(p) * partial_sum);
 
     const double kept = dropout.at<double>(s, head, i, j);
     const double prob_error =
         (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype()) * (kept / softmax.sum);
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, v.data());
     for (size_t c = 0; c < v.size(); ++c) {
-      const double error = prob_error * v[c];
-      squares[c] += error * error;
+      partial_out[c] += weight * kept * v[c];
+      squares[c] += square(prob_error * v[c]) + square(sum_unit(p) * partial_out[c]);
     }
   }
 

@@ -13,9 +13,9 @@ namespace ts = tessella;
 namespace {
 
 struct Tensors {
-  explicit Tensors(int64_t seqlen, ts::DType dtype = ts::f32)
-      : q(static_cast<size_t>(seqlen * 2 * 16), 0.5), out(q.size(), -7.0), lse(static_cast<size_t>(2 * seqlen)) {
-    const auto view = [&](std::vector<double>& data) { return ts::view(data.data(), dtype, {1, seqlen, 2, 16}); };
+  explicit Tensors(int64_t seqlen, ts::DType dtype = ts::f32, int64_t head_dim = 16)
+      : q(static_cast<size_t>(seqlen * 2 * head_dim), 0.5), out(q.size(), -7.0), lse(static_cast<size_t>(2 * seqlen)) {
+    const auto view = [&](std::vector<double>& data) { return ts::view(data.data(), dtype, {1, seqlen, 2, head_dim}); };
     args = {.q = view(q), .k = view(q), .v = view(q), .out = view(out)};
   }
   std::vector<double> q, out;  // room for every dtype; f32 reads finite numbers out of these bytes
@@ -31,11 +31,13 @@ TEST(Plan, ExplainsItsChoice) {
   EXPECT_NE(text.find("kernel: cpu."), std::string::npos) << text;
 }
 
-TEST(Plan, DoubleRunsOnTheReferenceAndSaysSo) {
+TEST(Plan, DoubleRunsOnVectorsAndBeyondThemOnTheReferenceWhichSaysSo) {
   Tensors t(8, ts::f64);
-  const ts::Plan plan = ts::plan_forward(t.args);
+  EXPECT_EQ(ts::plan_forward(t.args).kernel().substr(0, 12), "cpu.forward_");
+  Tensors wide(8, ts::f64, 513);
+  const ts::Plan plan = ts::plan_forward(wide.args);
   EXPECT_EQ(plan.kernel(), "reference.attention");
-  EXPECT_NE(plan.explain().find("does not compute f64"), std::string::npos) << plan.explain();
+  EXPECT_NE(plan.explain().find("head_dim_qk is 513"), std::string::npos) << plan.explain();
 }
 
 TEST(Plan, AForcedKernelRunsOrFailsWithItsReason) {
@@ -43,11 +45,11 @@ TEST(Plan, AForcedKernelRunsOrFailsWithItsReason) {
   EXPECT_EQ(ts::plan_forward(t.args, {.kernel = "cpu.forward_baseline"}).kernel(), "cpu.forward_baseline");
   Tensors wide(8, ts::f64);
   try {
-    ts::plan_forward(wide.args, {.kernel = "cpu.forward_baseline"});
+    ts::plan_forward(wide.args, {.kernel = "reference.flash_2"});
     FAIL();
   } catch (const ts::Error& error) {
     EXPECT_EQ(error.code(), ts::ErrorCode::unsupported);
-    EXPECT_NE(std::string(error.what()).find("cpu.forward_baseline: does not compute f64"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("reference.flash_2: does not compute f64"), std::string::npos)
         << error.what();
   }
 }

@@ -75,7 +75,7 @@ struct AmxScratch {
   uint16_t* d_out_transposed = nullptr;  // [half][panel] pairs: B of dP^T
   uint16_t* q = nullptr;                 // [step][half] pairs: B of dK
   uint16_t* d_out = nullptr;             // [panel][half] pairs: B of dV
-  BackwardTile tile;                     // [kKeys][rows]
+  BackwardTile<float> tile;              // [kKeys][rows]
   uint16_t* probs = nullptr;             // [half] pairs: A of dV
   uint16_t* d_scores = nullptr;          // [half] pairs: A of dK
   uint16_t* d_scores_pairs = nullptr;    // [half][key tile] pairs: B of dQ^T
@@ -108,7 +108,8 @@ struct AmxScratch {
 };
 
 int64_t scratch_bytes(const AttentionShape& p) {
-  return std::max(AmxScratch(p, nullptr).bytes, vector_scratch_bytes(p));  // run_bias is that of the vector kernel
+  return std::max(AmxScratch(p, nullptr).bytes,
+                  vector_scratch_bytes<float>(p));  // run_bias is that of the vector kernel
 }
 
 const uint16_t* elements(const std::byte* address) { return reinterpret_cast<const uint16_t*>(address); }
@@ -150,7 +151,7 @@ class Products {
 
 // K, V and K^T of the block. Rows of K that hold NaN or infinity and that no query sees become zero in K^T, since
 // 0 * NaN is NaN; their scores and dP are masked.
-void pack_block(const BlockWork& block, const AmxScratch& scratch) {
+void pack_block(const BlockWork<float>& block, const AmxScratch& scratch) {
   const AttentionArguments& p = block.p;
   for (int64_t key = block.key_begin, tile = 0; key < block.key_end; key += kKeys, ++tile) {
     const int num_keys = static_cast<int>(std::min<int64_t>(kKeys, block.key_end - key));
@@ -173,7 +174,7 @@ void pack_block(const BlockWork& block, const AmxScratch& scratch) {
 }
 
 // q and dO of the strip's rows: transposed, for products with K and V, and pairs of rows, for dK and dV.
-void pack_strip(QueryStrip& of, const float* delta, const Wanted& wants, const AmxScratch& scratch) {
+void pack_strip(QueryStrip<float>& of, const float* delta, const Wanted& wants, const AmxScratch& scratch) {
   static constexpr uint16_t kZeros[kMaxHeadDim] = {};
   const AttentionArguments& p = *of.strip.arguments;
   const std::byte* addresses[2][kMaxStripRows];
@@ -224,11 +225,11 @@ void pair_keys(const uint16_t* from, int halves, uint16_t* to, int64_t half_elem
 // One block of keys.
 class Block {
  public:
-  Block(const BlockWork& work, const BackwardShared& shared, const AmxScratch& scratch)
+  Block(const BlockWork<float>& work, const BackwardShared<float>& shared, const AmxScratch& scratch)
       : work_(work),
         shared_(shared),
         scratch_(scratch),
-        vector_(vector_backward(InstructionSet::avx512)),
+        vector_(vector_backward<float>(InstructionSet::avx512)),
         products_(scratch.dump),
         key_tiles_(static_cast<int>(ceil_div(work.num_keys(), kKeys))) {}
 
@@ -237,8 +238,8 @@ class Block {
     std::memset(scratch_.dk, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.steps * kQuadFloats));
     std::memset(scratch_.dv, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.panels * kQuadFloats));
     const bool is_whole = walk_strips(
-        work_, shared_, kHalf, [&](QueryStrip& of, const float* delta) { compute(of, delta); },
-        [&](const QueryStrip& of, int64_t strip) { add_dq(of, strip); });
+        work_, shared_, kHalf, [&](QueryStrip<float>& of, const float* delta) { compute(of, delta); },
+        [&](const QueryStrip<float>& of, int64_t strip) { add_dq(of, strip); });
     if (!is_whole) return;
     products_.release();
     alignas(64) float row[kMaxHeadDim];
@@ -251,7 +252,7 @@ class Block {
   }
 
  private:
-  void compute(QueryStrip& of, const float* delta) {
+  void compute(QueryStrip<float>& of, const float* delta) {
     pack_strip(of, delta, work_.wants, scratch_);
     num_seen_ = 0;
     for (int tile = 0; tile < key_tiles_; ++tile) {
@@ -263,7 +264,7 @@ class Block {
     }
   }
 
-  void compute_tile(QueryStrip& of, int tile, int64_t key, int num_keys) {
+  void compute_tile(QueryStrip<float>& of, int tile, int64_t key, int num_keys) {
     const int lanes = of.lanes, halves = lanes / kHalf, steps = scratch_.steps, panels = scratch_.panels;
     for (int half = 0; half < halves; ++half) {
       products_.multiply(scratch_.k + tile * steps * kPairElements,
@@ -303,7 +304,7 @@ class Block {
   }
 
   // dQ's sums of a strip: [half][step] quads.
-  void add_dq(const QueryStrip& of, int64_t strip) {
+  void add_dq(const QueryStrip<float>& of, int64_t strip) {
     if (num_seen_ == 0) return;
     float* sums = shared_.dq + strip * kStrip * shared_.tiling.qk_stride;
     for (int half = 0; half < of.lanes / kHalf; ++half) {
@@ -325,20 +326,20 @@ class Block {
     }
   }
 
-  const BlockWork& work_;
-  const BackwardShared& shared_;
+  const BlockWork<float>& work_;
+  const BackwardShared<float>& shared_;
   const AmxScratch& scratch_;
-  const VectorBackward& vector_;
+  const VectorBackward<float>& vector_;
   Products products_;
   const int key_tiles_;
   int seen_[kBlockTiles];  // tiles of keys that the strip sees, num_seen_ of them
   int num_seen_ = 0;
 };
 
-void run_block(const AttentionArguments& p, const KeyBlock& block, int64_t kv_head, const BackwardShared& shared,
+void run_block(const AttentionArguments& p, const KeyBlock& block, int64_t kv_head, const BackwardShared<float>& shared,
                std::byte* scratch) {
   if (is_over(p, shared)) return;
-  const BlockWork work(p, block, kv_head, shared);
+  const BlockWork<float> work(p, block, kv_head, shared);
   const AmxScratch memory(p, scratch);
   {
     const TileScope tiles;
@@ -349,10 +350,10 @@ void run_block(const AttentionArguments& p, const KeyBlock& block, int64_t kv_he
 
 // dQ of rows, whose sums lie transposed.
 void end_rows(const AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin, int64_t end,
-              const BackwardShared& shared) {
+              const BackwardShared<float>& shared) {
   alignas(64) float rows[16][kMaxHeadDim];
   const core::Operand& to = p.tensors[Name::dq];
-  const StoreGradient store = vector_backward(InstructionSet::avx512).store_gradient;
+  const StoreGradient<float> store = vector_backward<float>(InstructionSet::avx512).store_gradient;
   const int64_t first_strip = kv_head * shared.strips + shared.first_strip(p, s);
   const int64_t steps = shared.tiling.qk_stride / kStepDims;
   for (int64_t row = begin; row < end; row += 16) {
@@ -388,8 +389,8 @@ void end_rows(const AttentionArguments& p, const core::Sequence& s, int64_t kv_h
 namespace tessella::cpu {
 namespace {
 
-BackwardKernel kernel() {
-  const BackwardKernel& vector = vector_backward(InstructionSet::avx512).kernel;
+BackwardKernel<float> kernel() {
+  const BackwardKernel<float>& vector = vector_backward<float>(InstructionSet::avx512).kernel;
   return {&tiling, &scratch_bytes, vector.begin_rows, &run_block, &end_rows, vector.run_bias};
 }
 

@@ -361,13 +361,13 @@ class Item {
     if (softmax.unset >> r & 1) return sink;
     const double maximum =  // log2 units
         double{softmax.origin[r]} * double{call_.block.scale_log2} - double{softmax.offset[r]};
-    const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2E);  // fp32 might overflow
+    const double sink_log2 = static_cast<double>(sink) * static_cast<double>(kLog2E<float>);  // fp32 might overflow
     const double top = sink_log2 > maximum ? sink_log2 : maximum;
     const float weight = std::exp2(static_cast<float>(maximum - top));
     const float sink_weight = std::exp2(static_cast<float>(sink_log2 - top));
     factor = weight / ((softmax.sum[0][r] + softmax.sum[1][r]) * weight + sink_weight);
     const float sum = (softmax.exact[0][r] + softmax.exact[1][r]) * weight + sink_weight;
-    return static_cast<float>(top / static_cast<double>(kLog2E) + static_cast<double>(std::log(sum)));
+    return static_cast<float>(top / static_cast<double>(kLog2E<float>) + static_cast<double>(std::log(sum)));
   }
 
   const Call& call_;
@@ -430,8 +430,8 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
   const core::AttentionArguments& p = core::attention(arguments);
   Call call{p, Layout(p, plan.num_threads), {}};
   const Layout& l = call.layout;
-  call.block = {l.qk_steps, l.v_panels, exponent_scale(p), nullptr, nullptr};
-  const VectorKernel& vector = vector_kernel(InstructionSet::avx512);
+  call.block = {l.qk_steps, l.v_panels, exponent_scale<float>(p), nullptr, nullptr};
+  const VectorKernel<float>& vector = vector_kernel<float>(InstructionSet::avx512);
   if (needs_score_chain(p)) call.block.chain = vector.score_chain;
   if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
   call.packed = static_cast<std::byte*>(workspace.scratch);

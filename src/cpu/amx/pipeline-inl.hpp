@@ -29,8 +29,8 @@ struct BlockContext {
   int qk_steps = 0;      // 32-dim steps of q.k
   int v_panels = 0;      // 32-dim panels of v
   float scale_log2 = 0;  // of what the chain leaves, where there is one
-  ScoreChain chain = nullptr;
-  DropoutChain dropout = nullptr;
+  ScoreChain<float> chain = nullptr;
+  DropoutChain<float> dropout = nullptr;
 };
 
 struct StripWork {

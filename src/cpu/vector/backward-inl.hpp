@@ -1,4 +1,4 @@
-// Gradients of one work item in fp32 vectors: a block of keys outside, strips of queries inside (backward_vector.hpp).
+// Gradients of one work item in vectors: a block of keys outside, strips of queries inside (backward_vector.hpp).
 //
 // A tile of scores is computed again, transposed [key][row] as in the forward, and so is dP; both turn into
 //   P = exp(S - LSE),  dS = P (D dP - delta),
@@ -12,6 +12,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/vector/backward_vector.hpp"
@@ -28,32 +29,23 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using core::Name;
 
-// Calls fn with a null pointer to elements of the dtype.
-template <typename Fn>
-void with_elements(core::DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case core::DType::bf16: return fn(static_cast<const BFloat16*>(nullptr));
-    case core::DType::f16: return fn(static_cast<const Float16*>(nullptr));
-    default: return fn(static_cast<const float*>(nullptr));
-  }
-}
-
-template <typename T>
-void load_row(const T* from, int dim, float* to, int64_t stride) {
-  const F32 d;
+template <typename T, typename Real>
+void load_row(const T* from, int dim, Real* to, int64_t stride) {
+  const Tag<Real> d;
   int i = 0;
-  for (; i + kLanes <= dim; i += kLanes) hn::Store(load_floats(d, from + i), d, to + i);
+  for (; i + kLanes<Real> <= dim; i += kLanes<Real>) hn::Store(load_floats(d, from + i), d, to + i);
   if (i < dim) {
-    hn::Store(load_first(from + i, dim - i), d, to + i);
-    i += kLanes;
+    hn::Store(load_first<Real>(from + i, dim - i), d, to + i);
+    i += kLanes<Real>;
   }
-  for (; i < stride; i += kLanes) hn::Store(hn::Zero(d), d, to + i);
+  for (; i < stride; i += kLanes<Real>) hn::Store(hn::Zero(d), d, to + i);
 }
 
 // Rows of a tensor given by their addresses; null ones are zeros. As they are, and transposed.
-inline void load_rows(core::DType dtype, const std::byte* const* rows, int num_rows, int lanes, int64_t dim, float* to,
-                      int64_t stride, float* transposed) {
-  with_elements(dtype, [&]<typename T>(const T*) HWY_ATTR {
+template <typename Real>
+void load_rows(core::DType dtype, const std::byte* const* rows, int num_rows, int lanes, int64_t dim, Real* to,
+               int64_t stride, Real* transposed) {
+  with_elements<Real>(dtype, [&]<typename T>(const T*) HWY_ATTR {
     static constexpr T kZeros[kMaxHeadDim] = {};
     const T* from[kStripRows] = {};
     for (int r = 0; r < lanes; ++r) from[r] = rows[r] == nullptr ? kZeros : reinterpret_cast<const T*>(rows[r]);
@@ -62,50 +54,54 @@ inline void load_rows(core::DType dtype, const std::byte* const* rows, int num_r
   });
 }
 
-inline bool is_finite(const float* row, int64_t count) {
-  const F32 d;
-  const VecF infinity = hn::Set(d, __builtin_inff());
-  for (int64_t i = 0; i < count; i += kLanes) {
+template <typename Real>
+bool is_finite(const Real* row, int64_t count) {
+  const Tag<Real> d;
+  const Vec<Real> infinity = hn::Set(d, std::numeric_limits<Real>::infinity());
+  for (int64_t i = 0; i < count; i += kLanes<Real>) {
     if (!hn::AllTrue(d, hn::Lt(hn::Abs(hn::Load(d, row + i)), infinity))) return false;
   }
   return true;
 }
 
 // Rows of k or v, and zero rows up to a multiple of kScoreKeys. 0 * NaN is NaN: rows that no query may see are zero.
-inline void load_block(const core::AttentionArguments& p, const core::Sequence& s, Name name, int64_t kv_head,
-                       int64_t key_begin, int num_keys, int64_t dim, float* to, int64_t stride) {
+template <typename Real>
+void load_block(const core::AttentionArguments& p, const core::Sequence& s, Name name, int64_t kv_head,
+                int64_t key_begin, int num_keys, int64_t dim, Real* to, int64_t stride) {
   const core::Operand& operand = p.tensors[name];
-  with_elements(operand.dtype, [&]<typename T>(const T*) HWY_ATTR {
+  with_elements<Real>(operand.dtype, [&]<typename T>(const T*) HWY_ATTR {
     for (int key = 0; key < num_keys; ++key) {
       const std::byte* from = operand.row(s.batch_idx, s.row_kv + key_begin + key, kv_head);
-      float* row = to + key * stride;
+      Real* row = to + key * stride;
       load_row(reinterpret_cast<const T*>(from), static_cast<int>(dim), row, stride);
       if (is_finite(row, stride) || core::seen_by_any_query(p, s, kv_head, key_begin + key)) continue;
-      std::memset(row, 0, sizeof(float) * static_cast<size_t>(stride));
+      std::memset(row, 0, sizeof(Real) * static_cast<size_t>(stride));
     }
   });
   const int rest = (kScoreKeys - num_keys % kScoreKeys) % kScoreKeys;
-  std::memset(to + num_keys * stride, 0, sizeof(float) * static_cast<size_t>(rest * stride));
+  std::memset(to + num_keys * stride, 0, sizeof(Real) * static_cast<size_t>(rest * stride));
 }
 
 // to = factor * from, and what is there where the gradient accumulates.
-inline void store_gradient(const float* from, float factor, int64_t count, core::DType dtype, bool accumulates,
-                           std::byte* to) {
-  with_elements(dtype, [&]<typename T>(const T*) HWY_ATTR {
+template <typename Real>
+void store_gradient(const Real* from, std::type_identity_t<Real> factor, int64_t count, core::DType dtype,
+                    bool accumulates, std::byte* to) {
+  with_elements<Real>(dtype, [&]<typename T>(const T*) HWY_ATTR {
     T* out = reinterpret_cast<T*>(to);
-    if (!accumulates) return store_row(from, hn::Set(F32(), factor), static_cast<int>(count), out);
-    alignas(64) float sum[kMaxHeadDim];
-    const F32 d;
+    if (!accumulates) return store_row(from, factor, static_cast<int>(count), out);
+    alignas(64) Real sum[kMaxHeadDim];
+    const Tag<Real> d;
     load_row(out, static_cast<int>(count), sum, 0);
-    for (int64_t i = 0; i < count; i += kLanes) {
+    for (int64_t i = 0; i < count; i += kLanes<Real>) {
       hn::Store(hn::MulAdd(hn::Load(d, from + i), hn::Set(d, factor), hn::Load(d, sum + i)), d, sum + i);
     }
-    store_row(sum, hn::Set(d, 1.0f), static_cast<int>(count), out);
+    store_row(sum, Real{1}, static_cast<int>(count), out);
   });
 }
 
 // Reads q, dO and LSE of the strip's rows.
-inline void load_queries(QueryStrip& to, const float* delta, const BackwardScratch& scratch) {
+template <typename Real>
+void load_queries(QueryStrip<Real>& to, const Real* delta, const BackwardScratch<Real>& scratch) {
   const core::AttentionArguments& p = *to.strip.arguments;
   const std::byte* q[kStripRows];
   const std::byte* d_out[kStripRows];
@@ -117,16 +113,17 @@ inline void load_queries(QueryStrip& to, const float* delta, const BackwardScrat
 }
 
 // slope += sum over keys of dS times ALiBi's distance.
-inline void add_slopes(QueryStrip& of, const float* d_scores, int64_t key_begin, int num_keys) {
-  const F32 d;
-  alignas(64) float position[kMaxStripRows];
+template <typename Real>
+void add_slopes(QueryStrip<Real>& of, const Real* d_scores, int64_t key_begin, int num_keys) {
+  const Tag<Real> d;
+  alignas(64) Real position[kMaxStripRows];
   for (int r = 0; r < of.lanes; ++r) {
-    position[r] = static_cast<float>(of.strip.sequence->band.position(of.strip.query[r]) - key_begin);
+    position[r] = static_cast<Real>(of.strip.sequence->band.position(of.strip.query[r]) - key_begin);
   }
-  for (int row = 0; row < of.lanes; row += kLanes) {
-    VecF sum = hn::Zero(d);
+  for (int row = 0; row < of.lanes; row += kLanes<Real>) {
+    Vec<Real> sum = hn::Zero(d);
     for (int key = 0; key < num_keys; ++key) {
-      const VecF distance = hn::Abs(hn::Sub(hn::Load(d, position + row), hn::Set(d, static_cast<float>(key))));
+      const Vec<Real> distance = hn::Abs(hn::Sub(hn::Load(d, position + row), hn::Set(d, static_cast<Real>(key))));
       sum = hn::MulAdd(hn::Load(d, d_scores + key * of.lanes + row), distance, sum);
     }
     hn::Store(hn::Add(hn::Load(d, of.slope + row), sum), d, of.slope + row);
@@ -134,40 +131,42 @@ inline void add_slopes(QueryStrip& of, const float* d_scores, int64_t key_begin,
 }
 
 // From products to P with dropout's factors and dS, behind softcap, of keys [key_begin, key_begin + num_keys).
-inline void differentiate_scores(const QueryStrip& of, const BackwardTile& tile, int64_t key_begin, int num_keys) {
+template <typename Real>
+void differentiate_scores(const QueryStrip<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin, int num_keys) {
   const Strip& strip = of.strip;
   const core::AttentionArguments& p = *strip.arguments;
   const int lanes = of.lanes;
   const bool has_dropout = p.features.has(core::Feature::dropout);
-  float* probs = tile.probs;
-  float* d_scores = tile.d_scores;
-  const size_t tile_bytes = sizeof(float) * static_cast<size_t>(num_keys * lanes);
+  Real* probs = tile.probs;
+  Real* d_scores = tile.d_scores;
+  const size_t tile_bytes = sizeof(Real) * static_cast<size_t>(num_keys * lanes);
   if (p.features.has(core::Feature::softcap)) std::memcpy(tile.products, probs, tile_bytes);
   if (needs_score_chain(p)) {
     score_chain(strip, lanes, probs, key_begin, num_keys);
   } else if (key_begin < strip.full_begin || key_begin + num_keys > strip.full_end) {
     apply_band(strip, lanes, probs, key_begin, num_keys);
   }
-  const F32 d;
+  const Tag<Real> d;
   if (has_dropout) {
-    const VecF keep_scale = hn::Set(d, static_cast<float>(dropout_of(p).keep_scale()));
-    for (int i = 0; i < num_keys * lanes; i += kLanes) hn::Store(keep_scale, d, tile.kept + i);
+    const Vec<Real> keep_scale = hn::Set(d, static_cast<Real>(dropout_of(p).keep_scale()));
+    for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.kept + i);
     dropout_chain(strip, lanes, tile.kept, key_begin, num_keys);
   }
-  const VecF scale = hn::Set(d, scores_are_products(p) ? p.scale : 1.0f);
-  const VecF log2_e = hn::Set(d, kLog2E);
-  const VecF most = hn::Set(d, 127.0f);  // of an exponent; LSE that is not of these scores could give more
-  for (int row = 0; row < lanes; row += kLanes) {
-    const VecF lse = hn::Load(d, of.lse + row);
-    const VecF delta = hn::Load(d, of.delta + row);
+  const Vec<Real> scale = hn::Set(d, scores_are_products(p) ? p.scale : 1);
+  const Vec<Real> log2_e = hn::Set(d, kLog2E<Real>);
+  // Of an exponent; LSE that is not of these scores could give more.
+  const Vec<Real> most = hn::Set(d, std::numeric_limits<Real>::max_exponent - 1);
+  for (int row = 0; row < lanes; row += kLanes<Real>) {
+    const Vec<Real> lse = hn::Load(d, of.lse + row);
+    const Vec<Real> delta = hn::Load(d, of.delta + row);
     for (int key = 0; key < num_keys; ++key) {
       const int at = key * lanes + row;
-      const VecF exponent = hn::Mul(hn::MulSub(hn::Load(d, probs + at), scale, lse), log2_e);
-      VecF prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
-      VecF d_prob = hn::Load(d, d_scores + at);
+      const Vec<Real> exponent = hn::Mul(hn::MulSub(hn::Load(d, probs + at), scale, lse), log2_e);
+      Vec<Real> prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
+      Vec<Real> d_prob = hn::Load(d, d_scores + at);
       if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, tile.kept + at));
       // V of a hidden key may hold NaN.
-      const MaskF is_hidden = hn::Eq(prob, hn::Zero(d));
+      const Mask<Real> is_hidden = hn::Eq(prob, hn::Zero(d));
       hn::Store(hn::IfThenZeroElse(is_hidden, hn::Mul(prob, hn::Sub(d_prob, delta))), d, d_scores + at);
       if (has_dropout) prob = hn::Mul(prob, hn::Load(d, tile.kept + at));
       hn::Store(prob, d, probs + at);
@@ -176,19 +175,21 @@ inline void differentiate_scores(const QueryStrip& of, const BackwardTile& tile,
 }
 
 // d_scores times softcap's derivative 1 - tanh^2.
-inline void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int num_keys,
-                                     const BackwardTile& tile) {
+template <typename Real>
+void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int num_keys,
+                              const BackwardTile<Real>& tile) {
   if (!p.features.has(core::Feature::softcap)) return;
-  const F32 d;
-  const VecF scale = hn::Set(d, p.scale / p.softcap);
-  for (int i = 0; i < num_keys * lanes; i += kLanes) {
-    const VecF capped = tanh(hn::Mul(hn::Load(d, tile.products + i), scale));
-    const VecF derivative = hn::NegMulAdd(capped, capped, hn::Set(d, 1.0f));
+  const Tag<Real> d;
+  const Vec<Real> scale = hn::Set(d, product_scale<Real>(p));
+  for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) {
+    const Vec<Real> capped = tanh(hn::Mul(hn::Load(d, tile.products + i), scale));
+    const Vec<Real> derivative = hn::NegMulAdd(capped, capped, hn::Set(d, 1));
     hn::Store(hn::Mul(hn::Load(d, tile.d_scores + i), derivative), d, tile.d_scores + i);
   }
 }
 
-inline void differentiate_tile(QueryStrip& of, const BackwardTile& tile, int64_t key_begin, int num_keys) {
+template <typename Real>
+void differentiate_tile(QueryStrip<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin, int num_keys) {
   differentiate_scores(of, tile, key_begin, num_keys);
   const core::AttentionArguments& p = *of.strip.arguments;
   if (p.features.has(core::Feature::d_alibi_slopes)) add_slopes(of, tile.d_scores, key_begin, num_keys);
@@ -196,39 +197,43 @@ inline void differentiate_tile(QueryStrip& of, const BackwardTile& tile, int64_t
 }
 
 // Products of a tile, whose K and V rows are given.
-inline void multiply_tile(const QueryStrip& of, const float* k, const float* v, int num_keys,
-                          const BackwardScratch& scratch) {
+template <typename Real>
+void multiply_tile(const QueryStrip<Real>& of, const Real* k, const Real* v, int num_keys,
+                   const BackwardScratch<Real>& scratch) {
   const core::AttentionArguments& p = *of.strip.arguments;
-  alignas(64) float unused_max[kStripRows] = {};
+  alignas(64) Real unused_max[kStripRows] = {};
   multiply_scores(k, scratch.qk_stride, scratch.q_transposed, of.lanes, static_cast<int>(p.head_dim_qk), num_keys,
                   scratch.tile.probs, unused_max);
   multiply_scores(v, scratch.v_stride, scratch.d_out_transposed, of.lanes, static_cast<int>(p.head_dim_v), num_keys,
                   scratch.tile.d_scores, unused_max);
 }
 
-inline void add_rows(const float* part, int64_t count, float* sums) {
-  const F32 d;
-  for (int64_t i = 0; i < count; i += kLanes) {
+template <typename Real>
+void add_rows(const Real* part, int64_t count, Real* sums) {
+  const Tag<Real> d;
+  for (int64_t i = 0; i < count; i += kLanes<Real>) {
     hn::Store(hn::Add(hn::Load(d, sums + i), hn::Load(d, part + i)), d, sums + i);
   }
 }
 
 // A strip beside the block of keys [key_begin, key_end): adds to dK and dV, and has its part of dQ and of the slopes.
-inline void compute_strip(QueryStrip& of, const float* delta, const BlockWork& block, const BackwardScratch& scratch) {
+template <typename Real>
+void compute_strip(QueryStrip<Real>& of, const Real* delta, const BlockWork<Real>& block,
+                   const BackwardScratch<Real>& scratch) {
   const Wanted& wants = block.wants;
   const int num_rows = of.strip.num_rows;
   load_queries(of, delta, scratch);
-  if (wants.dq) std::memset(scratch.dq, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.qk_stride));
+  if (wants.dq) std::memset(scratch.dq, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.qk_stride));
   for (int64_t begin = block.key_begin; begin < block.key_end; begin += kTileKeys) {
     const int64_t end = block.key_end < begin + kTileKeys ? block.key_end : begin + kTileKeys;
     if (hides_keys(of.strip, begin, end)) continue;
     const int num_keys = static_cast<int>(end - begin);
     const int64_t at = begin - block.key_begin;
-    const float* k = scratch.k + at * scratch.qk_stride;
+    const Real* k = scratch.k + at * scratch.qk_stride;
     multiply_tile(of, k, scratch.v + at * scratch.v_stride, num_keys, scratch);
     differentiate_tile(of, scratch.tile, begin, num_keys);
-    const Weights probs{scratch.tile.probs, of.lanes, 1};
-    const Weights d_scores{scratch.tile.d_scores, of.lanes, 1};
+    const Weights<Real> probs{scratch.tile.probs, of.lanes, 1};
+    const Weights<Real> d_scores{scratch.tile.d_scores, of.lanes, 1};
     if (wants.dv) {
       multiply_rows(probs, num_keys, num_rows, scratch.d_out, scratch.dv + at * scratch.v_stride, scratch.v_stride);
     }
@@ -241,62 +246,67 @@ inline void compute_strip(QueryStrip& of, const float* delta, const BlockWork& b
   }
 }
 
-inline void compute_block(const BlockWork& block, const BackwardShared& shared, const BackwardScratch& scratch) {
+template <typename Real>
+void compute_block(const BlockWork<Real>& block, const BackwardShared<Real>& shared,
+                   const BackwardScratch<Real>& scratch) {
   const core::AttentionArguments& p = block.p;
   const int num_keys = block.num_keys();
   load_block(p, block.s, Name::k, block.kv_head, block.key_begin, num_keys, p.head_dim_qk, scratch.k,
              scratch.qk_stride);
   load_block(p, block.s, Name::v, block.kv_head, block.key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
-  std::memset(scratch.dk, 0, sizeof(float) * static_cast<size_t>(num_keys * scratch.qk_stride));
-  std::memset(scratch.dv, 0, sizeof(float) * static_cast<size_t>(num_keys * scratch.v_stride));
+  std::memset(scratch.dk, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.qk_stride));
+  std::memset(scratch.dv, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.v_stride));
   const bool is_whole = walk_strips(
-      block, shared, kLanes,
-      [&](QueryStrip& of, const float* delta) HWY_ATTR { compute_strip(of, delta, block, scratch); },
-      [&](const QueryStrip& of, int64_t row) HWY_ATTR {
+      block, shared, kLanes<Real>,
+      [&](QueryStrip<Real>& of, const Real* delta) HWY_ATTR { compute_strip(of, delta, block, scratch); },
+      [&](const QueryStrip<Real>& of, int64_t row) HWY_ATTR {
         add_rows(scratch.dq, of.strip.num_rows * scratch.qk_stride, shared.dq + row * scratch.qk_stride);
       });
   if (!is_whole) return;
-  store_block(block, &store_gradient, [&](Name name, int key) {
+  store_block(block, &store_gradient<Real>, [&](Name name, int key) {
     return name == Name::dk ? scratch.dk + key * scratch.qk_stride : scratch.dv + key * scratch.v_stride;
   });
 }
 
-inline void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
-                      const BackwardShared& shared, std::byte* scratch) {
+template <typename Real>
+void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t kv_head,
+               const BackwardShared<Real>& shared, std::byte* scratch) {
   if (is_over(p, shared)) return;
-  compute_block(BlockWork(p, block, kv_head, shared), shared, BackwardScratch(p, scratch));
+  compute_block(BlockWork<Real>(p, block, kv_head, shared), shared, BackwardScratch<Real>(p, scratch));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as run_item() of the forward
 #endif
 }
 
 // Sums of two rows' products in vectors.
-inline float dot_rows(const float* a, const float* b, int64_t count) {
-  const F32 d;
-  VecF sum = hn::Zero(d);
-  for (int64_t i = 0; i < count; i += kLanes) sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
+template <typename Real>
+Real dot_rows(const Real* a, const Real* b, int64_t count) {
+  const Tag<Real> d;
+  Vec<Real> sum = hn::Zero(d);
+  for (int64_t i = 0; i < count; i += kLanes<Real>) sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-inline void begin_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin,
-                       int64_t end, const BackwardShared& shared) {
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
-  alignas(64) float out[kMaxHeadDim];
-  alignas(64) float d_out[kMaxHeadDim];
+template <typename Real>
+void begin_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin, int64_t end,
+                const BackwardShared<Real>& shared) {
+  constexpr Real kNothing = -std::numeric_limits<Real>::infinity();
+  alignas(64) Real out[kMaxHeadDim];
+  alignas(64) Real d_out[kMaxHeadDim];
   const int64_t first = kv_head * shared.rows + shared.first_row(p, s);
   const int dim = static_cast<int>(p.head_dim_v);
-  const int64_t padded = (dim + kLanes - 1) / kLanes * kLanes;
+  const int64_t padded = (dim + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   for (int64_t f = begin; f < end; ++f) {
     const int64_t row = s.row_q + f / p.group();
     const int64_t head = kv_head * p.group() + f % p.group();
     const auto at = [&](Name name) { return p.tensors[name].row(s.batch_idx, row, head); };
-    float lse, d_lse = 0;
-    std::memcpy(&lse, at(Name::lse), sizeof lse);
-    if (p.features.has(core::Feature::d_lse)) std::memcpy(&d_lse, at(Name::d_lse), sizeof d_lse);
-    float dot = 0;
+    const auto lse_of = [&](Name name) { return static_cast<Real>(load_lse(p.tensors[name], s.batch_idx, row, head)); };
+    const Real lse = lse_of(Name::lse);
+    const Real d_lse = p.features.has(core::Feature::d_lse) ? lse_of(Name::d_lse) : 0;
+    Real dot = 0;
     if (lse != kNothing) {
       for (const auto& [name, to] : {std::pair{Name::out, out}, {Name::d_out, d_out}}) {
-        with_elements(p.tensors[name].dtype, [&, name = name, to = to]<typename T>(const T*) HWY_ATTR {
+        with_elements<Real>(p.tensors[name].dtype, [&, name = name, to = to]<typename T>(const T*) HWY_ATTR {
           load_row(reinterpret_cast<const T*>(at(name)), dim, to, padded);
         });
       }
@@ -307,8 +317,9 @@ inline void begin_rows(const core::AttentionArguments& p, const core::Sequence& 
   }
 }
 
-inline void end_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin,
-                     int64_t end, const BackwardShared& shared) {
+template <typename Real>
+void end_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin, int64_t end,
+              const BackwardShared<Real>& shared) {
   const core::Operand& to = p.tensors[Name::dq];
   const int64_t first = kv_head * shared.rows + shared.first_row(p, s);
   for (int64_t f = begin; f < end; ++f) {
@@ -336,8 +347,9 @@ inline void fill_head_strip(Strip& strip, const core::AttentionArguments& p, con
 }
 
 // sums[slot or 0][query or 0] += dS of one head of a sequence.
-inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t query,
-                          int64_t slot, float* sums, const BackwardShared& shared, const BackwardScratch& scratch) {
+template <typename Real>
+void add_bias_tile(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t query,
+                   int64_t slot, Real* sums, const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch) {
   const core::ScoreGradient& to = p.d_bias;
   const int64_t key_begin = slot < s.slot_kv ? 0 : slot - s.slot_kv;
   const int64_t tile_end = slot + kTileKeys - s.slot_kv;
@@ -345,12 +357,12 @@ inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequenc
   const int64_t rest = s.len_q - query;
   if (key_begin >= key_end || rest <= 0) return;
   const int num_keys = static_cast<int>(key_end - key_begin);
-  QueryStrip of;
+  QueryStrip<Real> of;
   const int num_rows = static_cast<int>(rest < kStripRows ? rest : kStripRows);
-  of.lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
+  of.lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   fill_head_strip(of.strip, p, s, head, query, num_rows, of.lanes);
   if (hides_keys(of.strip, key_begin, key_end)) return;
-  alignas(64) float delta[kStripRows] = {};
+  alignas(64) Real delta[kStripRows] = {};
   const int64_t first = of.strip.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
   for (int r = 0; r < num_rows; ++r) delta[r] = shared.delta[first + (query + r) * p.group()];
   load_queries(of, delta, scratch);
@@ -367,10 +379,11 @@ inline void add_bias_tile(const core::AttentionArguments& p, const core::Sequenc
 }
 
 // An axis of d_bias that is summed is walked whole, in order; the others have the given entry.
-inline void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
-                         const BackwardShared& shared, const BackwardScratch& scratch) {
+template <typename Real>
+void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
+                  const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch) {
   const core::ScoreGradient& to = p.d_bias;
-  alignas(64) float sums[kTileKeys * kStripRows] = {};
+  alignas(64) Real sums[kTileKeys * kStripRows] = {};
   const int64_t b_end = to.batch_stride == 0 ? p.batch : b + 1;
   const int64_t head_end = to.head_stride == 0 ? p.heads_q : head + 1;
   const int64_t query_end = to.q_stride == 0 ? p.seqlen_q : query + 1;
@@ -389,25 +402,28 @@ inline void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t h
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < columns; ++column) {
       const int64_t at = to.index(b, head, query + row, slot + column);
-      alignas(64) float value[kLanes] = {sums[column * kStripRows + row]};
+      alignas(64) Real value[kLanes<Real>] = {sums[column * kStripRows + row]};
       store_gradient(value, 1, 1, to.dtype, p.accumulates(core::Gradient::d_bias),
                      to.data + core::bytes_of(to.dtype, at));
     }
   }
 }
 
-inline void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
-                     const BackwardShared& shared, std::byte* scratch) {
-  compute_bias(p, b, head, query, slot, shared, BackwardScratch(p, scratch));
+template <typename Real>
+void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
+              const BackwardShared<Real>& shared, std::byte* scratch) {
+  compute_bias(p, b, head, query, slot, shared, BackwardScratch<Real>(p, scratch));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as run_item() of the forward
 #endif
 }
 
-inline constexpr VectorBackward kVectorBackward = {
-    .kernel = {&vector_tiling, &vector_scratch_bytes, &begin_rows, &run_block, &end_rows, &run_bias},
-    .differentiate_tile = &differentiate_tile,
-    .store_gradient = &store_gradient,
+template <typename Real>
+inline constexpr VectorBackward<Real> kVectorBackward = {
+    .kernel = {&vector_tiling<Real>, &vector_scratch_bytes<Real>, &begin_rows<Real>, &run_block<Real>, &end_rows<Real>,
+               &run_bias<Real>},
+    .differentiate_tile = &differentiate_tile<Real>,
+    .store_gradient = &store_gradient<Real>,
 };
 
 }  // namespace HWY_NAMESPACE

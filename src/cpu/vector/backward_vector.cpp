@@ -24,22 +24,28 @@ using core::Feature;
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // K, V and their gradients fill about half a megabyte.
+template <typename Real>
 int64_t block_keys(const AttentionShape& p) {
-  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
-  return dim <= 64 ? 256 : dim <= 128 ? 128 : kTileKeys;
+  const int64_t row_bytes = std::max(p.head_dim_qk, p.head_dim_v) * static_cast<int64_t>(sizeof(Real));
+  return row_bytes <= 256 ? 256 : row_bytes <= 512 ? 128 : kTileKeys;
 }
 
 }  // namespace
 
+template <typename Real>
 BackwardTiling vector_tiling(const AttentionShape& p) {
-  return {block_keys(p), kStripRows, round_up(p.head_dim_qk, 16), false};
+  return {block_keys<Real>(p), kStripRows, round_up(p.head_dim_qk, 16), false};
 }
 
-int64_t vector_scratch_bytes(const AttentionShape& p) { return BackwardScratch(p, nullptr).bytes; }
+template <typename Real>
+int64_t vector_scratch_bytes(const AttentionShape& p) {
+  return BackwardScratch<Real>(p, nullptr).bytes;
+}
 
-BackwardScratch::BackwardScratch(const AttentionShape& p, std::byte* base)
+template <typename Real>
+BackwardScratch<Real>::BackwardScratch(const AttentionShape& p, std::byte* base)
     : qk_stride(round_up(p.head_dim_qk, 16)), v_stride(round_up(p.head_dim_v, 16)) {
-  const int64_t keys = block_keys(p);
+  const int64_t keys = block_keys<Real>(p);
   Memory memory(base, bytes);
   memory.take(p.head_dim_qk * kStripRows, q_transposed);
   memory.take(p.head_dim_v * kStripRows, d_out_transposed);
@@ -53,38 +59,45 @@ BackwardScratch::BackwardScratch(const AttentionShape& p, std::byte* base)
   tile.take(memory, p, kTileKeys * kStripRows);
 }
 
-void BackwardTile::take(Memory& memory, const AttentionShape& p, int64_t floats) {
-  memory.take(floats, probs);
-  memory.take(floats, d_scores);
-  if (p.features.has(Feature::softcap)) memory.take(floats, products);
-  if (p.features.has(Feature::dropout)) memory.take(floats, kept);
+template <typename Real>
+void BackwardTile<Real>::take(Memory& memory, const AttentionShape& p, int64_t count) {
+  memory.take(count, probs);
+  memory.take(count, d_scores);
+  if (p.features.has(Feature::softcap)) memory.take(count, products);
+  if (p.features.has(Feature::dropout)) memory.take(count, kept);
 }
 
-const VectorBackward& vector_backward(InstructionSet set) {
-  static constexpr VectorBackward kNone;
+template <typename Real>
+const VectorBackward<Real>& vector_backward(InstructionSet set) {
+  static constexpr VectorBackward<Real> kNone;
   switch (set) {
     case InstructionSet::avx512:
 #if HWY_TARGETS & HWY_AVX3
-      return N_AVX3::kVectorBackward;
+      return N_AVX3::kVectorBackward<Real>;
 #else
       return kNone;
 #endif
     case InstructionSet::avx2:
 #if HWY_TARGETS & HWY_AVX2
-      return N_AVX2::kVectorBackward;
+      return N_AVX2::kVectorBackward<Real>;
 #else
       return kNone;
 #endif
     case InstructionSet::sse4:
 #if HWY_TARGETS & HWY_SSE4
-      return N_SSE4::kVectorBackward;
+      return N_SSE4::kVectorBackward<Real>;
 #else
       return kNone;
 #endif
-    case InstructionSet::baseline: return HWY_STATIC_DISPATCH(kVectorBackward);
+    case InstructionSet::baseline: return HWY_STATIC_DISPATCH(kVectorBackward<Real>);
   }
   return kNone;
 }
+
+template const VectorBackward<float>& vector_backward(InstructionSet);
+template const VectorBackward<double>& vector_backward(InstructionSet);
+template void BackwardTile<float>::take(Memory&, const AttentionShape&, int64_t);
+template int64_t vector_scratch_bytes<float>(const AttentionShape&);
 
 }  // namespace tessella::cpu
 

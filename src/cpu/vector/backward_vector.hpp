@@ -12,27 +12,29 @@
 namespace tessella::cpu {
 
 // A tile of keys beside a strip, [keys][lanes].
+template <typename Real>
 struct BackwardTile {
-  float* probs = nullptr;     // q.k, then probabilities with dropout's factors
-  float* d_scores = nullptr;  // dO.v, then gradients of scores
-  float* products = nullptr;  // q.k, for softcap's derivative
-  float* kept = nullptr;      // dropout's factors
+  Real* probs = nullptr;     // q.k, then probabilities with dropout's factors
+  Real* d_scores = nullptr;  // dO.v, then gradients of scores
+  Real* products = nullptr;  // q.k, for softcap's derivative
+  Real* kept = nullptr;      // dropout's factors
 
-  void take(Memory& memory, const core::AttentionShape& shape, int64_t floats);
+  void take(Memory& memory, const core::AttentionShape& shape, int64_t count);
 };
 
-// Scratch of one thread. Sizes in floats; head dims padded to 16.
+// Scratch of one thread. Sizes in Reals; head dims padded to 16.
+template <typename Real>
 struct BackwardScratch {
-  float* q_transposed = nullptr;      // [head_dim_qk][kStripRows]
-  float* d_out_transposed = nullptr;  // [head_dim_v][kStripRows]
-  float* q = nullptr;                 // [kStripRows][qk_stride]
-  float* d_out = nullptr;             // [kStripRows][v_stride]
-  float* dq = nullptr;                // [kStripRows][qk_stride] one block's part
-  float* k = nullptr;                 // [block keys][qk_stride]
-  float* v = nullptr;                 // [block keys][v_stride]
-  float* dk = nullptr;                // [block keys][qk_stride]
-  float* dv = nullptr;                // [block keys][v_stride]
-  BackwardTile tile;                  // [kTileKeys][kStripRows]
+  Real* q_transposed = nullptr;      // [head_dim_qk][kStripRows]
+  Real* d_out_transposed = nullptr;  // [head_dim_v][kStripRows]
+  Real* q = nullptr;                 // [kStripRows][qk_stride]
+  Real* d_out = nullptr;             // [kStripRows][v_stride]
+  Real* dq = nullptr;                // [kStripRows][qk_stride] one block's part
+  Real* k = nullptr;                 // [block keys][qk_stride]
+  Real* v = nullptr;                 // [block keys][v_stride]
+  Real* dk = nullptr;                // [block keys][qk_stride]
+  Real* dv = nullptr;                // [block keys][v_stride]
+  BackwardTile<Real> tile;           // [kTileKeys][kStripRows]
   int64_t qk_stride = 0;
   int64_t v_stride = 0;
   int64_t bytes = 0;
@@ -40,17 +42,22 @@ struct BackwardScratch {
   BackwardScratch(const core::AttentionShape& shape, std::byte* base);
 };
 
+template <typename Real>
 BackwardTiling vector_tiling(const core::AttentionShape& shape);
+template <typename Real>
 int64_t vector_scratch_bytes(const core::AttentionShape& shape);
 
+template <typename Real>
 struct VectorBackward {
-  BackwardKernel kernel;
+  BackwardKernel<Real> kernel;
   // From products to P with dropout's factors and to gradients of products, of keys [key_begin, key_begin + num_keys).
-  void (*differentiate_tile)(QueryStrip& of, const BackwardTile& tile, int64_t key_begin, int num_keys) = nullptr;
-  StoreGradient store_gradient = nullptr;
+  void (*differentiate_tile)(QueryStrip<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin,
+                             int num_keys) = nullptr;
+  StoreGradient<Real> store_gradient = nullptr;
 };
 
 // Functions are null where the build does not have the instruction set.
-const VectorBackward& vector_backward(InstructionSet set);
+template <typename Real>
+const VectorBackward<Real>& vector_backward(InstructionSet set);
 
 }  // namespace tessella::cpu

@@ -1,4 +1,4 @@
-// A chunk of K and V rows converted to fp32 scratch for the register tiles.
+// A chunk of K and V rows converted to scratch for the register tiles.
 //
 // K keeps its rows, V is cut into panels of columns as wide as a value tile. Columns up to the padded head dim are
 // zero. V rows that no query may see are zero if they hold infinities or NaN.
@@ -10,6 +10,7 @@
 #endif
 
 #include <cstring>
+#include <limits>
 
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
@@ -33,41 +34,42 @@ HWY_INLINE void prefetch_row(const core::Operand& operand, const T* row, int dim
 }
 
 // K rows [key_begin, key_end) to scratch, followed by zero rows up to a multiple of kScoreKeys.
-template <typename T>
+template <typename T, typename Real>
 void load_keys(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
-               int64_t key_end, const VectorScratch& scratch) {
+               int64_t key_end, const VectorScratch<Real>& scratch) {
   const int dim = static_cast<int>(p.head_dim_qk);
-  const F32 d;
-  float* to = scratch.k;
+  const Tag<Real> d;
+  Real* to = scratch.k;
   for (int64_t key = key_begin; key < key_end; ++key, to += scratch.k_stride) {
     const T* from = reinterpret_cast<const T*>(p.row_of(p.k(), s.batch_idx, s.row_kv + key, kv_head));
     prefetch_row(p.k(), from, dim);
     int i = 0;
-    for (; i + kLanes <= dim; i += kLanes) hn::Store(load_floats(d, from + i), d, to + i);
-    if (i < dim) hn::Store(load_first(from + i, dim - i), d, to + i);
+    for (; i + kLanes<Real> <= dim; i += kLanes<Real>) hn::Store(load_floats(d, from + i), d, to + i);
+    if (i < dim) hn::Store(load_first<Real>(from + i, dim - i), d, to + i);
   }
   const int64_t zero_rows = (key_begin - key_end) & (kScoreKeys - 1);
-  std::memset(to, 0, sizeof(float) * static_cast<size_t>(zero_rows * scratch.k_stride));
+  std::memset(to, 0, sizeof(Real) * static_cast<size_t>(zero_rows * scratch.k_stride));
 }
 
 // One V row to panels: column c of the panel W wide that starts at column C goes to [C * chunk_keys + row * W + c - C].
 // Returns the larger of `largest` and the row's magnitudes as integers; infinities and NaN are the largest.
-template <typename T>
-HWY_INLINE VecI load_value_row(const T* from, int dim, int64_t row, const VectorScratch& scratch, VecI largest) {
-  constexpr int kWidth = kValueVectors * kLanes;
-  const F32 d;
-  const I32 di;
-  const VecI magnitude = hn::Set(di, 0x7FFFFFFF);
+template <typename T, typename Real>
+HWY_INLINE IntVec<Real> load_value_row(const T* from, int dim, int64_t row, const VectorScratch<Real>& scratch,
+                                       IntVec<Real> largest) {
+  constexpr int kWidth = kValueVectors * kLanes<Real>;
+  const Tag<Real> d;
+  const IntTag<Real> di;
+  const IntVec<Real> magnitude = hn::Set(di, std::numeric_limits<hn::TFromD<IntTag<Real>>>::max());
   const int stride = static_cast<int>(scratch.o_stride);
   for (int panel = 0; panel < stride; panel += kWidth) {
     const int width = stride - panel < kWidth ? stride - panel : kWidth;
-    float* to = scratch.v + panel * scratch.chunk_keys + row * width;
-    for (int i = panel; i < panel + width; i += kLanes) {
-      VecF value = hn::Zero(d);
-      if (i + kLanes <= dim) {
+    Real* to = scratch.v + panel * scratch.chunk_keys + row * width;
+    for (int i = panel; i < panel + width; i += kLanes<Real>) {
+      Vec<Real> value = hn::Zero(d);
+      if (i + kLanes<Real> <= dim) {
         value = load_floats(d, from + i);
       } else if (i < dim) {
-        value = load_first(from + i, dim - i);
+        value = load_first<Real>(from + i, dim - i);
       }
       largest = hn::Max(largest, hn::And(hn::BitCast(di, value), magnitude));
       hn::Store(value, d, to + (i - panel));
@@ -77,13 +79,13 @@ HWY_INLINE VecI load_value_row(const T* from, int dim, int64_t row, const Vector
 }
 
 // V rows [key_begin, key_end) to panels.
-template <typename T>
+template <typename T, typename Real>
 void load_values(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
-                 int64_t key_end, const VectorScratch& scratch) {
-  const I32 di;
-  const VecI infinity = hn::Set(di, 0x7F800000);
+                 int64_t key_end, const VectorScratch<Real>& scratch) {
+  const IntTag<Real> di;
+  const IntVec<Real> infinity = hn::BitCast(di, hn::Set(Tag<Real>(), std::numeric_limits<Real>::infinity()));
   const int dim = static_cast<int>(p.head_dim_v);
-  VecI largest = hn::Zero(di);
+  IntVec<Real> largest = hn::Zero(di);
   for (int64_t key = key_begin; key < key_end; ++key) {
     const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
     prefetch_row(p.v(), from, dim);
@@ -96,7 +98,7 @@ void load_values(const core::AttentionArguments& p, const core::Sequence& s, int
   for (int64_t key = key_begin; key < key_end; ++key) {
     const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
     bool finite = true;
-    for (int i = 0; i < dim; ++i) finite = finite && portable::to_float(from[i]) * 0.0f == 0.0f;
+    for (int i = 0; i < dim; ++i) finite = finite && to_real<Real>(from[i]) * 0 == 0;
     if (finite || core::seen_by_any_query(p, s, kv_head, key)) continue;
     load_value_row(zeros, dim, key - key_begin, scratch, largest);
   }

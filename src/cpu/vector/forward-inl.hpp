@@ -1,4 +1,4 @@
-// Forward attention of one work item in fp32 vectors: FlashAttention-2 order, keys outside, strips of rows inside.
+// Forward attention of one work item in vectors: FlashAttention-2 order, keys outside, strips of rows inside.
 //
 // Keys are taken in chunks that stay in the level-2 cache and are converted once for all strips of the item; within
 // a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on items.
@@ -15,6 +15,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/cancel.hpp"
 #include "cpu/vector/chunk-inl.hpp"
@@ -31,16 +32,16 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows [row_begin, row_begin + num_rows) ready to start: bands, Q^T, empty softmax state.
-template <typename T>
+template <typename T, typename Real>
 void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t row_begin,
-                 int num_rows, const VectorScratch& scratch, StripState& state, float* q, float* o) {
-  const int lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
+                 int num_rows, const VectorScratch<Real>& scratch, StripState<Real>& state, Real* q, Real* o) {
+  const int lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   state.lanes = lanes;
   const bool are_products = scores_are_products(p);
   state.needs_chain = needs_score_chain(p);
-  state.scale_log2 = exponent_scale(p);
+  state.scale_log2 = exponent_scale<Real>(p);
   // Products have been rounded at their size already.
-  state.offset_limit = HWY_NATIVE_FMA || are_products ? 0x1p24f : 0.0f;
+  state.offset_limit = HWY_NATIVE_FMA || are_products ? Real{1} / std::numeric_limits<Real>::epsilon() * 2 : Real{0};
   // A sink is to be at the same distance from the scores in either unit.
   const double scale = are_products ? static_cast<double>(p.scale) : 1.0;
   state.natural = are_products && !p.sink ? kLn2 : scale / static_cast<double>(state.scale_log2);
@@ -48,92 +49,96 @@ void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, con
   const T* rows[kStripRows] = {};
   for (int r = 0; r < lanes; ++r) {
     state.origin[r] = 0;
-    state.offset[r] = kMinusInfinity;
+    state.offset[r] = kMinusInfinity<Real>;
     state.sum[r] = 0;
     rows[r] = reinterpret_cast<const T*>(p.q().row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
   }
   load_transposed(rows, lanes, static_cast<int>(p.head_dim_qk), 1, q);
-  std::memset(o, 0, sizeof(float) * static_cast<size_t>(num_rows * scratch.o_stride));
+  std::memset(o, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.o_stride));
 }
 
 // max[row] = largest of num_keys scores.
-inline void find_max(const float* scores, int lanes, int num_keys, float* max) {
-  const F32 d;
-  for (int row = 0; row < lanes; row += kLanes) {
-    VecF largest = hn::Set(d, kMinusInfinity);
+template <typename Real>
+void find_max(const Real* scores, int lanes, int num_keys, Real* max) {
+  const Tag<Real> d;
+  for (int row = 0; row < lanes; row += kLanes<Real>) {
+    Vec<Real> largest = hn::Set(d, kMinusInfinity<Real>);
     for (int key = 0; key < num_keys; ++key) largest = hn::Max(hn::Load(d, scores + key * lanes + row), largest);
     hn::Store(largest, d, max + row);
   }
 }
 
 // Maxima may lose NaN, so a tile without a maximum is hidden only if it holds none: masked scores are -inf by now.
-inline bool has_nan(const float* scores, int lanes, int num_keys) {
-  const F32 d;
-  MaskF found = hn::IsNaN(hn::Zero(d));
-  for (int i = 0; i < num_keys * lanes; i += kLanes) found = hn::Or(found, hn::IsNaN(hn::Load(d, scores + i)));
+template <typename Real>
+bool has_nan(const Real* scores, int lanes, int num_keys) {
+  const Tag<Real> d;
+  Mask<Real> found = hn::IsNaN(hn::Zero(d));
+  for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) found = hn::Or(found, hn::IsNaN(hn::Load(d, scores + i)));
   return !hn::AllFalse(d, found);
 }
 
 // Raises the maximum of rows whose scores exceed it by more than 8 and rescales their sums. False if no row of the
 // strip has a maximum above -inf in this tile.
-inline bool raise_max(StripState& state, const float* tile_max, float* o, int64_t o_stride) {
-  const F32 d;
-  const VecF scale_log2 = hn::Set(d, state.scale_log2);
-  const VecF lowest = hn::Set(d, kMinusInfinity);
-  const auto is_behind = [&](int row, VecF found) HWY_ATTR {
-    const VecF offset = hn::Load(d, state.offset + row);
-    const VecF exponent = hn::Mul(hn::Sub(found, hn::Load(d, state.origin + row)), scale_log2);
-    const MaskF begins = hn::And(hn::Eq(offset, lowest), hn::Gt(found, lowest));  // whose exponent may be -inf
-    return hn::Or(begins, hn::Gt(exponent, hn::Add(offset, hn::Set(d, 8.0f))));
+template <typename Real>
+bool raise_max(StripState<Real>& state, const Real* tile_max, Real* o, int64_t o_stride) {
+  const Tag<Real> d;
+  const Vec<Real> scale_log2 = hn::Set(d, state.scale_log2);
+  const Vec<Real> lowest = hn::Set(d, kMinusInfinity<Real>);
+  const auto is_behind = [&](int row, Vec<Real> found) HWY_ATTR {
+    const Vec<Real> offset = hn::Load(d, state.offset + row);
+    const Vec<Real> exponent = hn::Mul(hn::Sub(found, hn::Load(d, state.origin + row)), scale_log2);
+    const Mask<Real> begins = hn::And(hn::Eq(offset, lowest), hn::Gt(found, lowest));  // whose exponent may be -inf
+    return hn::Or(begins, hn::Gt(exponent, hn::Add(offset, hn::Set(d, 8))));
   };
   bool any_raised = false;
   bool any_visible = false;
-  for (int row = 0; row < state.lanes; row += kLanes) {
-    const VecF found = hn::Load(d, tile_max + row);
+  for (int row = 0; row < state.lanes; row += kLanes<Real>) {
+    const Vec<Real> found = hn::Load(d, tile_max + row);
     any_raised |= !hn::AllFalse(d, is_behind(row, found));
     any_visible |= !hn::AllTrue(d, hn::Eq(found, lowest));
   }
   if (!any_raised) return any_visible;
-  alignas(64) float factor[kStripRows];
-  for (int row = 0; row < state.lanes; row += kLanes) {
-    const VecF found = hn::Load(d, tile_max + row);
-    const VecF origin = hn::Load(d, state.origin + row);
-    const VecF offset = hn::Load(d, state.offset + row);
-    const MaskF raised = is_behind(row, found);
-    const VecF whole = hn::Ceil(hn::Mul(found, scale_log2));
-    const MaskF is_offset = hn::Lt(hn::Abs(whole), hn::Set(d, state.offset_limit));
-    const VecF new_origin = hn::IfThenElse(raised, hn::IfThenZeroElse(is_offset, found), origin);
-    const VecF new_offset = hn::IfThenElse(raised, hn::IfThenElseZero(is_offset, whole), offset);
-    const VecF exponent = hn::MulAdd(hn::Sub(origin, new_origin), scale_log2, hn::Sub(offset, new_offset));
-    const VecF power = hn::IfThenZeroElse(hn::Eq(offset, lowest), exp2(exponent));
-    const VecF scale = hn::IfThenElse(raised, power, hn::Set(d, 1.0f));
+  alignas(64) Real factor[kStripRows];
+  for (int row = 0; row < state.lanes; row += kLanes<Real>) {
+    const Vec<Real> found = hn::Load(d, tile_max + row);
+    const Vec<Real> origin = hn::Load(d, state.origin + row);
+    const Vec<Real> offset = hn::Load(d, state.offset + row);
+    const Mask<Real> raised = is_behind(row, found);
+    const Vec<Real> whole = hn::Ceil(hn::Mul(found, scale_log2));
+    const Mask<Real> is_offset = hn::Lt(hn::Abs(whole), hn::Set(d, state.offset_limit));
+    const Vec<Real> new_origin = hn::IfThenElse(raised, hn::IfThenZeroElse(is_offset, found), origin);
+    const Vec<Real> new_offset = hn::IfThenElse(raised, hn::IfThenElseZero(is_offset, whole), offset);
+    const Vec<Real> exponent = hn::MulAdd(hn::Sub(origin, new_origin), scale_log2, hn::Sub(offset, new_offset));
+    const Vec<Real> power = hn::IfThenZeroElse(hn::Eq(offset, lowest), exp2(exponent));
+    const Vec<Real> scale = hn::IfThenElse(raised, power, hn::Set(d, 1));
     hn::Store(new_origin, d, state.origin + row);
     hn::Store(new_offset, d, state.offset + row);
     hn::Store(scale, d, factor + row);
     hn::Store(hn::Mul(hn::Load(d, state.sum + row), scale), d, state.sum + row);
   }
   for (int row = 0; row < state.strip.num_rows; ++row) {
-    if (factor[row] == 1.0f) continue;
-    const VecF scale = hn::Set(d, factor[row]);
-    float* to = o + row * o_stride;
-    for (int64_t i = 0; i < o_stride; i += kLanes) hn::Store(hn::Mul(hn::Load(d, to + i), scale), d, to + i);
+    if (factor[row] == 1) continue;
+    const Vec<Real> scale = hn::Set(d, factor[row]);
+    Real* to = o + row * o_stride;
+    for (int64_t i = 0; i < o_stride; i += kLanes<Real>) hn::Store(hn::Mul(hn::Load(d, to + i), scale), d, to + i);
   }
   return any_visible;
 }
 
 // tile = 2^(scale_log2 (tile - origin) - offset); adds it to the sums. The sum of a tile is formed apart to keep
 // roundings short.
-inline void exponentiate(StripState& state, float* tile, int num_keys) {
-  const F32 d;
+template <typename Real>
+void exponentiate(StripState<Real>& state, Real* tile, int num_keys) {
+  const Tag<Real> d;
   const int lanes = state.lanes;
-  const VecF scale = hn::Set(d, state.scale_log2);
-  for (int row = 0; row < lanes; row += kLanes) {
-    const VecF origin = hn::Load(d, state.origin + row);
-    const VecF offset = hn::Load(d, state.offset + row);
-    const VecF base = hn::IfThenZeroElse(hn::Eq(offset, hn::Set(d, kMinusInfinity)), offset);
-    VecF even = hn::Zero(d);
-    VecF odd = hn::Zero(d);
-    float* score = tile + row;
+  const Vec<Real> scale = hn::Set(d, state.scale_log2);
+  for (int row = 0; row < lanes; row += kLanes<Real>) {
+    const Vec<Real> origin = hn::Load(d, state.origin + row);
+    const Vec<Real> offset = hn::Load(d, state.offset + row);
+    const Vec<Real> base = hn::IfThenZeroElse(hn::Eq(offset, hn::Set(d, kMinusInfinity<Real>)), offset);
+    Vec<Real> even = hn::Zero(d);
+    Vec<Real> odd = hn::Zero(d);
+    Real* score = tile + row;
     if (!hn::AllTrue(d, hn::Eq(origin, hn::Zero(d)))) {
       for (int i = 0; i < num_keys; ++i) {
         hn::Store(hn::Sub(hn::Load(d, score + i * lanes), origin), d, score + i * lanes);
@@ -141,15 +146,15 @@ inline void exponentiate(StripState& state, float* tile, int num_keys) {
     }
     int key = 0;
     for (; key + 2 <= num_keys; key += 2, score += 2 * lanes) {
-      const VecF first = exp2(hn::MulSub(hn::Load(d, score), scale, base));
-      const VecF second = exp2(hn::MulSub(hn::Load(d, score + lanes), scale, base));
+      const Vec<Real> first = exp2(hn::MulSub(hn::Load(d, score), scale, base));
+      const Vec<Real> second = exp2(hn::MulSub(hn::Load(d, score + lanes), scale, base));
       hn::Store(first, d, score);
       hn::Store(second, d, score + lanes);
       even = hn::Add(even, first);
       odd = hn::Add(odd, second);
     }
     if (key < num_keys) {
-      const VecF last = exp2(hn::MulSub(hn::Load(d, score), scale, base));
+      const Vec<Real> last = exp2(hn::MulSub(hn::Load(d, score), scale, base));
       hn::Store(last, d, score);
       even = hn::Add(even, last);
     }
@@ -158,14 +163,15 @@ inline void exponentiate(StripState& state, float* tile, int num_keys) {
 }
 
 // Keys [key_begin, key_end) of one tile for one strip; chunk_key = their place in the chunk.
-inline void attend_tile(StripState& state, const float* q, float* o, const VectorScratch& scratch, int64_t key_begin,
-                        int64_t key_end, int64_t chunk_key) {
+template <typename Real>
+void attend_tile(StripState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch, int64_t key_begin,
+                 int64_t key_end, int64_t chunk_key) {
   const core::AttentionArguments& p = *state.strip.arguments;
   const Strip& strip = state.strip;
   const int num_keys = static_cast<int>(key_end - key_begin);
   const int lanes = state.lanes;
-  alignas(64) float tile_max[kStripRows];
-  for (int row = 0; row < lanes; ++row) tile_max[row] = kMinusInfinity;
+  alignas(64) Real tile_max[kStripRows];
+  for (int row = 0; row < lanes; ++row) tile_max[row] = kMinusInfinity<Real>;
   multiply_scores(scratch.k + chunk_key * scratch.k_stride, scratch.k_stride, q, lanes, static_cast<int>(p.head_dim_qk),
                   num_keys, scratch.tile, tile_max);
   if (state.needs_chain) {
@@ -185,8 +191,9 @@ inline void attend_tile(StripState& state, const float* q, float* o, const Vecto
 }
 
 // Tiles of chunk [chunk_begin, chunk_end) that some row of the strip sees.
-inline void attend_chunk(StripState& state, const float* q, float* o, const VectorScratch& scratch, int64_t chunk_begin,
-                         int64_t chunk_end) {
+template <typename Real>
+void attend_chunk(StripState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch,
+                  int64_t chunk_begin, int64_t chunk_end) {
   const Strip& strip = state.strip;
   const int64_t stop = chunk_end < strip.keys_end ? chunk_end : strip.keys_end;
   for (int64_t begin = chunk_begin; begin < stop; begin += kTileKeys) {
@@ -200,8 +207,8 @@ inline void attend_chunk(StripState& state, const float* q, float* o, const Vect
   }
 }
 
-template <typename T>
-void store_strip(const StripState& state, const RowEnds& ends, const float* o, int64_t o_stride) {
+template <typename T, typename Real>
+void store_strip(const StripState<Real>& state, const RowEnds<Real>& ends, const Real* o, int64_t o_stride) {
   const core::AttentionArguments& p = *state.strip.arguments;
   const core::Sequence& s = *state.strip.sequence;
   const int dim = static_cast<int>(p.head_dim_v);
@@ -212,26 +219,24 @@ void store_strip(const StripState& state, const RowEnds& ends, const float* o, i
     if (state.sum[r] == 0) {  // o may be 0 * NaN
       std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
     } else {
-      store_row(o, hn::Set(F32(), ends.factor[r]), dim, to);
+      store_row(o, ends.factor[r], dim, to);
     }
-    if (p.lse().data != nullptr) std::memcpy(p.lse().row(s.batch_idx, row, head), &ends.lse[r], sizeof(float));
+    if (p.lse().data != nullptr) store_lse(p.lse(), s.batch_idx, row, head, ends.lse[r]);
   }
 }
 
-inline void end_strip(const StripState& state, const float* o, int64_t o_stride) {
-  RowEnds ends;
+template <typename Real>
+void end_strip(const StripState<Real>& state, const Real* o, int64_t o_stride) {
+  RowEnds<Real> ends;
   end_rows(state, ends);
-  switch (state.strip.arguments->out().dtype) {
-    case core::DType::bf16: return store_strip<BFloat16>(state, ends, o, o_stride);
-    case core::DType::f16: return store_strip<Float16>(state, ends, o, o_stride);
-    default: return store_strip<float>(state, ends, o, o_stride);
-  }
+  with_elements<Real>(state.strip.arguments->out().dtype,
+                      [&]<typename T>(const T*) HWY_ATTR { store_strip<T>(state, ends, o, o_stride); });
 }
 
 // False: the call was cancelled meanwhile, and nothing was stored.
-template <typename T>
+template <typename T, typename Real>
 bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
-              const VectorScratch& scratch) {
+              const VectorScratch<Real>& scratch) {
   const int num_strips = static_cast<int>((num_rows + kStripRows - 1) / kStripRows);
   const int64_t o_strip = kStripRows * scratch.o_stride;
   for (int n = 0; n < num_strips; ++n) {
@@ -257,7 +262,8 @@ bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const 
   return true;
 }
 
-inline void run_item(const core::AttentionArguments& p, const ForwardItem& item, const VectorScratch& scratch) {
+template <typename Real>
+void run_item(const core::AttentionArguments& p, const ForwardItem& item, const VectorScratch<Real>& scratch) {
   const int64_t row_end = item.row_begin + item.num_rows;
   if (item.batch_idx < 0) return fill_hidden_rows(p, item, item.row_begin, row_end);
   const core::Sequence s = core::sequence(p, item.batch_idx);
@@ -266,11 +272,8 @@ inline void run_item(const core::AttentionArguments& p, const ForwardItem& item,
   const int64_t num_rows = attend_end - item.row_begin;
   bool is_done = true;
   if (num_rows > 0) {
-    switch (p.dtype()) {
-      case core::DType::bf16: is_done = run_rows<BFloat16>(p, s, item, num_rows, scratch); break;
-      case core::DType::f16: is_done = run_rows<Float16>(p, s, item, num_rows, scratch); break;
-      default: is_done = run_rows<float>(p, s, item, num_rows, scratch);
-    }
+    is_done = with_elements<Real>(
+        p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, item, num_rows, scratch); });
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   // Compilers do so themselves, but not behind a call that took vectors. With upper halves left in use, whatever runs

@@ -29,16 +29,18 @@ namespace {
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Keys whose K and V rows fill about 256 KB of scratch.
+template <typename Real>
 int64_t chunk_keys(const core::AttentionShape& p) {
-  const int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
-  const int64_t keys = dim <= 64 ? 512 : dim <= 128 ? 256 : dim <= 256 ? 128 : kTileKeys;
+  const int64_t row_bytes = std::max(p.head_dim_qk, p.head_dim_v) * static_cast<int64_t>(sizeof(Real));
+  const int64_t keys = row_bytes <= 256 ? 512 : row_bytes <= 512 ? 256 : row_bytes <= 1024 ? 128 : kTileKeys;
   return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
 }
 
 // As many strips as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
+template <typename Real>
 int item_strips(const core::AttentionShape& p) {
-  constexpr int64_t kFloats = 288 << 10;
-  const int64_t most = std::clamp<int64_t>(kFloats / (kStripRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
+  constexpr int64_t kReals = (1152 << 10) / sizeof(Real);
+  const int64_t most = std::clamp<int64_t>(kReals / (kStripRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
   const int64_t strips = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kStripRows) / kStripRows;
   return static_cast<int>(std::min(strips, most));
 }
@@ -51,9 +53,10 @@ bool runs_alone(const core::AttentionShape& p) {
   return 2.0 * rows * static_cast<double>(p.heads_q * p.seqlen_kv * (p.head_dim_qk + p.head_dim_v)) < kFlops;
 }
 
-VectorScratch::VectorScratch(const core::AttentionShape& p, std::byte* base) {
-  const int64_t strips_per_item = item_strips(p);
-  chunk_keys = cpu::chunk_keys(p);
+template <typename Real>
+VectorScratch<Real>::VectorScratch(const core::AttentionShape& p, std::byte* base) {
+  const int64_t strips_per_item = item_strips<Real>(p);
+  chunk_keys = cpu::chunk_keys<Real>(p);
   q_stride = kStripRows * p.head_dim_qk;
   k_stride = round_up(p.head_dim_qk, 16);
   o_stride = round_up(p.head_dim_v, 16);
@@ -70,24 +73,27 @@ VectorScratch::VectorScratch(const core::AttentionShape& p, std::byte* base) {
   take(kTileKeys * kStripRows, tile);
 }
 
+template <typename Real>
 core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads) {
   const int64_t list = round_up(ForwardItems::scratch_bytes(shape, kStripRows), 64);
-  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch(shape, nullptr).bytes};
+  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch<Real>(shape, nullptr).bytes};
 }
 
-void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
+template <typename Real>
+void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace) {
   const int threads = runs_alone(arguments) ? 1 : plan.num_threads;
   auto* base = static_cast<std::byte*>(workspace.scratch);
-  const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips(arguments)), base);
+  const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips<Real>(arguments)), base);
   base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), 64);
-  const int64_t thread_bytes = VectorScratch(arguments, nullptr).bytes;
+  const int64_t thread_bytes = VectorScratch<Real>(arguments, nullptr).bytes;
   parallel_for(items.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
-    kernel.run_item(arguments, items[idx], VectorScratch(arguments, base + worker * thread_bytes));
+    kernel.run_item(arguments, items[idx], VectorScratch<Real>(arguments, base + worker * thread_bytes));
   });
 }
 
-void end_rows(const StripState& state, RowEnds& ends) {
+template <typename Real>
+void end_rows(const StripState<Real>& state, RowEnds<Real>& ends) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const core::AttentionArguments& p = *state.strip.arguments;
   const double keep_scale = dropout_of(p).keep_scale();
@@ -98,7 +104,7 @@ void end_rows(const StripState& state, RowEnds& ends) {
     const double natural_sink = p.sink ? p.sink.at(0, state.strip.head[r]) : -kInfinity;
     if (total == 0) {
       ends.factor[r] = 0;
-      ends.lse[r] = static_cast<float>(natural_sink);
+      ends.lse[r] = static_cast<Real>(natural_sink);
       continue;
     }
     if (top == -kInfinity) top = 0;  // a row of NaN
@@ -109,21 +115,23 @@ void end_rows(const StripState& state, RowEnds& ends) {
       total = total * scale + std::exp2(sink - largest);
       top = largest;
     }
-    ends.factor[r] = static_cast<float>(scale / total * keep_scale);
-    if (p.lse().data != nullptr) ends.lse[r] = static_cast<float>((top + std::log2(total)) * state.natural);
+    ends.factor[r] = static_cast<Real>(scale / total * keep_scale);
+    if (p.lse().data != nullptr) ends.lse[r] = static_cast<Real>((top + std::log2(total)) * state.natural);
   }
 }
 
-const VectorKernel& vector_kernel(InstructionSet set) {
+template <typename Real>
+const VectorKernel<Real>& vector_kernel(InstructionSet set) {
 #define TESSELLA_VECTOR_KERNEL(target) \
-  { &target::run_item, &target::score_chain, &target::dropout_chain, &target::merge_rows }
-  static constexpr VectorKernel kBaseline = {&HWY_STATIC_DISPATCH(run_item), &HWY_STATIC_DISPATCH(score_chain),
-                                             &HWY_STATIC_DISPATCH(dropout_chain), &HWY_STATIC_DISPATCH(merge_rows)};
-  static constexpr VectorKernel kNone;
+  { &target::run_item<Real>, &target::score_chain<Real>, &target::dropout_chain<Real>, &target::merge_rows<Real> }
+  static constexpr VectorKernel<Real> kBaseline = {
+      &HWY_STATIC_DISPATCH(run_item<Real>), &HWY_STATIC_DISPATCH(score_chain<Real>),
+      &HWY_STATIC_DISPATCH(dropout_chain<Real>), &HWY_STATIC_DISPATCH(merge_rows<Real>)};
+  static constexpr VectorKernel<Real> kNone;
   switch (set) {
     case InstructionSet::avx512: {
 #if HWY_TARGETS & HWY_AVX3
-      static constexpr VectorKernel kAvx512 = TESSELLA_VECTOR_KERNEL(N_AVX3);
+      static constexpr VectorKernel<Real> kAvx512 = TESSELLA_VECTOR_KERNEL(N_AVX3);
       return kAvx512;
 #else
       return kNone;
@@ -131,7 +139,7 @@ const VectorKernel& vector_kernel(InstructionSet set) {
     }
     case InstructionSet::avx2: {
 #if HWY_TARGETS & HWY_AVX2
-      static constexpr VectorKernel kAvx2 = TESSELLA_VECTOR_KERNEL(N_AVX2);
+      static constexpr VectorKernel<Real> kAvx2 = TESSELLA_VECTOR_KERNEL(N_AVX2);
       return kAvx2;
 #else
       return kNone;
@@ -139,7 +147,7 @@ const VectorKernel& vector_kernel(InstructionSet set) {
     }
     case InstructionSet::sse4: {
 #if HWY_TARGETS & HWY_SSE4
-      static constexpr VectorKernel kSse4 = TESSELLA_VECTOR_KERNEL(N_SSE4);
+      static constexpr VectorKernel<Real> kSse4 = TESSELLA_VECTOR_KERNEL(N_SSE4);
       return kSse4;
 #else
       return kNone;
@@ -152,7 +160,7 @@ const VectorKernel& vector_kernel(InstructionSet set) {
 }
 
 std::string vector_unavailable(InstructionSet set) {
-  if (vector_kernel(set).run_item == nullptr) return "not in this build";
+  if (vector_kernel<float>(set).run_item == nullptr) return "not in this build";
   const auto supported = static_cast<uint64_t>(hwy::SupportedTargets());
   switch (set) {
     case InstructionSet::avx512: return supported & HWY_AVX3 ? "" : "the CPU lacks AVX-512 F, BW, CD, DQ or VL";
@@ -162,6 +170,17 @@ std::string vector_unavailable(InstructionSet set) {
   }
   return "";
 }
+
+#define TESSELLA_INSTANTIATE(Real)                                                                        \
+  template VectorScratch<Real>::VectorScratch(const core::AttentionShape&, std::byte*);                   \
+  template core::WorkspaceSize vector_workspace<Real>(const core::AttentionShape&, int);                  \
+  template void run_vector(const VectorKernel<Real>&, const core::AttentionArguments&, const core::Plan&, \
+                           core::Workspace);                                                              \
+  template void end_rows(const StripState<Real>&, RowEnds<Real>&);                                        \
+  template const VectorKernel<Real>& vector_kernel(InstructionSet)
+TESSELLA_INSTANTIATE(float);
+TESSELLA_INSTANTIATE(double);
+#undef TESSELLA_INSTANTIATE
 
 }  // namespace tessella::cpu
 

@@ -1,4 +1,5 @@
-// The portable vector forward kernels: one algorithm compiled for several instruction sets by Highway.
+// The portable vector forward kernels: one algorithm compiled by Highway for several instruction sets, each
+// time for float and for double: Real is what a kernel computes in.
 //
 // Also lends its score and dropout chains to other kernels of the same instruction set, and has the rows of merge.
 #pragma once
@@ -21,27 +22,29 @@ inline constexpr int kStripRows = 48;  // a multiple of three vectors of every i
 inline constexpr int kTileKeys = 64;
 
 // A strip and its softmax state: probabilities are 2^(scale_log2 (score - origin) - offset).
+template <typename Real>
 struct StripState {
   Strip strip;
   // Of the lazy maximum, either a whole number as offset, or where that number would be no float the score as origin.
-  alignas(64) float origin[kStripRows];  // else 0
-  alignas(64) float offset[kStripRows];  // else 0; -inf while a row has seen nothing
-  alignas(64) float sum[kStripRows];
+  alignas(64) Real origin[kStripRows];  // else 0
+  alignas(64) Real offset[kStripRows];  // else 0; -inf while a row has seen nothing
+  alignas(64) Real sum[kStripRows];
   int lanes = 0;  // rows rounded up to whole vectors: the row stride of the strip's tiles
   bool needs_chain = false;
-  float scale_log2 = 1;    // of the scores that softmax sees
-  float offset_limit = 0;  // offsets are below it in size
-  double natural = 1;      // natural units in one of base 2
+  Real scale_log2 = 1;    // of the scores that softmax sees
+  Real offset_limit = 0;  // offsets are below it in size
+  double natural = 1;     // natural units in one of base 2
 };
 
-// Scratch of one thread. Sizes in floats; head dims padded to 16.
+// Scratch of one thread. Sizes in Reals; head dims padded to 16.
+template <typename Real>
 struct VectorScratch {
-  StripState* strips = nullptr;  // [item strips]
-  float* q = nullptr;            // [item strips][head_dim_qk][kStripRows]
-  float* o = nullptr;            // [item strips][kStripRows][head_dim_v]
-  float* k = nullptr;            // [chunk keys][head_dim_qk]
-  float* v = nullptr;            // panels of columns, [chunk keys][panel width] each
-  float* tile = nullptr;         // [kTileKeys][kStripRows] scores, then probabilities
+  StripState<Real>* strips = nullptr;  // [item strips]
+  Real* q = nullptr;                   // [item strips][head_dim_qk][kStripRows]
+  Real* o = nullptr;                   // [item strips][kStripRows][head_dim_v]
+  Real* k = nullptr;                   // [chunk keys][head_dim_qk]
+  Real* v = nullptr;                   // panels of columns, [chunk keys][panel width] each
+  Real* tile = nullptr;                // [kTileKeys][kStripRows] scores, then probabilities
   int64_t chunk_keys = 0;
   int64_t q_stride = 0;  // of one strip in q
   int64_t k_stride = 0;
@@ -51,18 +54,20 @@ struct VectorScratch {
   VectorScratch(const core::AttentionShape& shape, std::byte* base);
 };
 
+template <typename Real>
 struct VectorKernel {
   void (*run_item)(const core::AttentionArguments& arguments, const ForwardItem& item,
-                   const VectorScratch& scratch) = nullptr;
-  ScoreChain score_chain = nullptr;
-  DropoutChain dropout_chain = nullptr;
-  MergeRows merge_rows = nullptr;
+                   const VectorScratch<Real>& scratch) = nullptr;
+  ScoreChain<Real> score_chain = nullptr;
+  DropoutChain<Real> dropout_chain = nullptr;
+  MergeRows<Real> merge_rows = nullptr;
 };
 
 enum class InstructionSet { avx512, avx2, sse4, baseline };
 
 // Functions are null where the build does not have the instruction set. Says nothing about this machine.
-const VectorKernel& vector_kernel(InstructionSet set);
+template <typename Real>
+const VectorKernel<Real>& vector_kernel(InstructionSet set);
 
 // "" or why this machine or build cannot run it.
 std::string vector_unavailable(InstructionSet set);
@@ -70,16 +75,20 @@ std::string vector_unavailable(InstructionSet set);
 // Work too small to wake a second thread for: about 10 microseconds of a forward pass.
 bool runs_alone(const core::AttentionShape& shape);
 
+template <typename Real>
 core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads);
-void run_vector(const VectorKernel& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
+template <typename Real>
+void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace);
 
 // How the rows of a strip end: output is factor * o, or 0 where nothing was seen; LSE in natural
 // log, computed only if the call wants it.
+template <typename Real>
 struct RowEnds {
-  float factor[kStripRows];
-  float lse[kStripRows];
+  Real factor[kStripRows];
+  Real lse[kStripRows];
 };
-void end_rows(const StripState& state, RowEnds& ends);
+template <typename Real>
+void end_rows(const StripState<Real>& state, RowEnds<Real>& ends);
 
 }  // namespace tessella::cpu

@@ -20,28 +20,36 @@ int64_t item_rows(const core::MergeShape& shape) {
 
 }  // namespace
 
-MergeScratch::MergeScratch(const core::MergeShape& shape, std::byte* base) {
+template <typename Real>
+MergeScratch<Real>::MergeScratch(const core::MergeShape& shape, std::byte* base) {
   const int64_t row_bytes = round_up(shape.num_states * static_cast<int64_t>(sizeof *rows), kLine);
   bytes = row_bytes + round_up(shape.num_states * static_cast<int64_t>(sizeof *weights), kLine);
   if (base == nullptr) return;  // only the size is asked for
   rows = reinterpret_cast<const std::byte**>(base);
-  weights = reinterpret_cast<float*>(base + row_bytes);
+  weights = reinterpret_cast<Real*>(base + row_bytes);
 }
 
+template <typename Real>
 core::WorkspaceSize merge_workspace(const core::MergeShape& shape, int num_threads) {
-  return {.state_bytes = 0, .scratch_bytes = num_threads * MergeScratch(shape, nullptr).bytes};
+  return {.state_bytes = 0, .scratch_bytes = num_threads * MergeScratch<Real>(shape, nullptr).bytes};
 }
 
-void run_merge(MergeRows merge_rows, const core::MergeArguments& arguments, const core::Plan& plan,
+template <typename Real>
+void run_merge(MergeRows<Real> merge_rows, const core::MergeArguments& arguments, const core::Plan& plan,
                core::Workspace workspace) {
   const int64_t rows = arguments.batch * arguments.seqlen * arguments.heads;
   const int64_t step = item_rows(arguments);
   auto* base = static_cast<std::byte*>(workspace.scratch);
-  const int64_t thread_bytes = MergeScratch(arguments, nullptr).bytes;
+  const int64_t thread_bytes = MergeScratch<Real>(arguments, nullptr).bytes;
   parallel_for((rows + step - 1) / step, plan.num_threads, arguments.cancel, [&](int64_t item, int worker) {
     merge_rows(arguments, item * step, std::min(rows, (item + 1) * step),
-               MergeScratch(arguments, base + worker * thread_bytes));
+               MergeScratch<Real>(arguments, base + worker * thread_bytes));
   });
 }
+
+template core::WorkspaceSize merge_workspace<float>(const core::MergeShape&, int);
+template core::WorkspaceSize merge_workspace<double>(const core::MergeShape&, int);
+template void run_merge(MergeRows<float>, const core::MergeArguments&, const core::Plan&, core::Workspace);
+template void run_merge(MergeRows<double>, const core::MergeArguments&, const core::Plan&, core::Workspace);
 
 }  // namespace tessella::cpu

@@ -7,6 +7,9 @@
 #define TESSELLA_CPU_VECTOR_SCORE_INL_HPP
 #endif
 
+#include <limits>
+#include <type_traits>
+
 #include "cpu/exp2.hpp"
 #include "cpu/strip.hpp"
 #include "cpu/vector/convert-inl.hpp"
@@ -19,104 +22,130 @@ namespace tessella::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr float kMinusInfinity = -__builtin_inff();
+template <typename Real>
+inline constexpr Real kMinusInfinity = -std::numeric_limits<Real>::infinity();
 inline constexpr int kChainKeys = 64;  // keys that the score chain treats at a time
 
-// Polynomial near 0 (Cephes tanhf), 1 - 2 / (e^(2|x|) + 1) beyond; error about 1 unit in the last place.
-HWY_INLINE VecF tanh(VecF x) {
-  const F32 d;
-  const VecF one = hn::Set(d, 1.0f);
-  const VecF magnitude = hn::Abs(x);
-  const VecF square = hn::Mul(x, x);
-  VecF near = hn::MulAdd(square, hn::Set(d, -5.70498872745e-3f), hn::Set(d, 2.06390887954e-2f));
-  near = hn::MulAdd(near, square, hn::Set(d, -5.37397155531e-2f));
-  near = hn::MulAdd(near, square, hn::Set(d, 1.33314422036e-1f));
-  near = hn::MulAdd(near, square, hn::Set(d, -3.33332819422e-1f));
-  near = hn::MulAdd(hn::Mul(near, square), magnitude, magnitude);
+// (tanh(x) - x) / x^3 as a function of x^2, |x| < 0.625, of Cephes: tanhf and tanh.
+HWY_INLINE Vec<float> tanh_near_zero(Vec<float> square) {
+  static constexpr float kNumerator[] = {-3.33332819422e-1f, 1.33314422036e-1f, -5.37397155531e-2f, 2.06390887954e-2f,
+                                         -5.70498872745e-3f};
+  return polynomial(square, kNumerator);
+}
+HWY_INLINE Vec<double> tanh_near_zero(Vec<double> square) {
+  static constexpr double kNumerator[] = {-1.61468768441708447952e3, -9.92877231001918586564e1,
+                                          -9.64399179425052238628e-1};
+  static constexpr double kDenominator[] = {4.84406305325125486048e3, 2.23548839060100448583e3,
+                                            1.12811678491632931402e2, 1.0};
+  return hn::Div(polynomial(square, kNumerator), polynomial(square, kDenominator));
+}
 
-  const VecF saturated = hn::Set(d, 10.0f);  // tanh rounds to 1 from 9.02
-  const VecF clamped = hn::IfThenElse(hn::Gt(magnitude, saturated), saturated, magnitude);
-  const VecF power = exp2(hn::Mul(clamped, hn::Set(d, 2 * kLog2E)));
-  const VecF far = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(power, one)));
-  return hn::CopySignToAbs(hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), near, far), x);
+// A series near 0, 1 - 2 / (e^(2|x|) + 1) beyond; error about 1 unit in the last place.
+template <class V>
+HWY_INLINE V tanh(V x) {
+  using Real = hn::TFromV<V>;
+  const hn::DFromV<V> d;
+  const V one = hn::Set(d, 1);
+  const V magnitude = hn::Abs(x);
+  const V square = hn::Mul(x, x);
+  const V near = hn::MulAdd(hn::Mul(tanh_near_zero(square), square), magnitude, magnitude);
+
+  const V saturated = hn::Set(d, std::is_same_v<Real, double> ? 20 : 10);  // tanh rounds to 1 from 19.07 or 9.02
+  const V clamped = hn::IfThenElse(hn::Gt(magnitude, saturated), saturated, magnitude);
+  const V power = exp2(hn::Mul(clamped, hn::Set(d, 2 * kLog2E<Real>)));
+  const V far = hn::Sub(one, hn::Div(hn::Set(d, 2), hn::Add(power, one)));
+  return hn::CopySignToAbs(hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, Real{0.625})), near, far), x);
+}
+
+// Integers of 32 bits in lanes as wide as Real.
+template <typename Real, typename Int>
+HWY_INLINE auto load_ints(const Int* from) {
+  const hn::Rebind<Int, Tag<Real>> d;
+  if constexpr (std::is_same_v<Real, double>) {
+    return hn::PromoteTo(hn::Rebind<hwy::MakeWide<Int>, Tag<Real>>(), hn::Load(d, from));
+  } else {
+    return hn::Load(d, from);
+  }
 }
 
 // -inf where the band hides the key.
-inline void apply_band(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
-  const F32 d;
-  const I32 di;
-  const VecF hidden = hn::Set(d, kMinusInfinity);
-  for (int row = 0; row < lanes; row += kLanes) {
-    const VecI begin = hn::Load(di, strip.begin + row);
-    const VecI end = hn::Load(di, strip.end + row);
+template <typename Real>
+void apply_band(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const Tag<Real> d;
+  const IntTag<Real> di;
+  const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
+  for (int row = 0; row < lanes; row += kLanes<Real>) {
+    const IntVec<Real> begin = load_ints<Real>(strip.begin + row);
+    const IntVec<Real> end = load_ints<Real>(strip.end + row);
     for (int key = 0; key < num_keys; ++key) {
       const auto j = static_cast<int32_t>(key_begin + key);
-      const VecI first = j < strip.keep_end ? hn::Zero(di) : begin;
-      float* score = scores + key * lanes + row;
-      const VecI at = hn::Set(di, j);
-      const MaskF before = hn::RebindMask(d, hn::Lt(at, first));
-      const MaskF inside = hn::RebindMask(d, hn::Lt(at, end));
-      const VecF value = hn::IfThenElse(inside, hn::Load(d, score), hidden);
+      const IntVec<Real> first = j < strip.keep_end ? hn::Zero(di) : begin;
+      Real* score = scores + key * lanes + row;
+      const IntVec<Real> at = hn::Set(di, j);
+      const Mask<Real> before = hn::RebindMask(d, hn::Lt(at, first));
+      const Mask<Real> inside = hn::RebindMask(d, hn::Lt(at, end));
+      const Vec<Real> value = hn::IfThenElse(inside, hn::Load(d, score), hidden);
       hn::Store(hn::IfThenElse(before, hidden, value), d, score);
     }
   }
 }
 
 // bias[key][row] of up to kChainKeys keys.
-template <typename T>
-void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, float* bias) {
-  const core::AttentionArguments& p = *strip.arguments;
-  const core::ScoreOperand& from = p.bias;
-  const T* rows[kMaxStripRows] = {};
-  for (int r = 0; r < lanes; ++r) {
-    rows[r] = reinterpret_cast<const T*>(from.data) +
-              from.index(strip.sequence->batch_idx, strip.head[r], strip.query[r], strip.sequence->slot_kv + key_begin);
-  }
-  load_transposed(rows, lanes, num_keys, from.kv_stride, bias);
-}
-
-inline void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, float* bias) {
-  switch (strip.arguments->bias.dtype) {
-    case core::DType::bf16: return load_bias<BFloat16>(strip, lanes, key_begin, num_keys, bias);
-    case core::DType::f16: return load_bias<Float16>(strip, lanes, key_begin, num_keys, bias);
-    default: return load_bias<float>(strip, lanes, key_begin, num_keys, bias);
-  }
+template <typename Real>
+void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, Real* bias) {
+  const core::ScoreOperand& from = strip.arguments->bias;
+  with_elements<Real>(from.dtype, [&]<typename T>(const T*) HWY_ATTR {
+    const T* rows[kMaxStripRows] = {};
+    for (int r = 0; r < lanes; ++r) {
+      rows[r] = reinterpret_cast<const T*>(from.data) + from.index(strip.sequence->batch_idx, strip.head[r],
+                                                                   strip.query[r], strip.sequence->slot_kv + key_begin);
+    }
+    load_transposed(rows, lanes, num_keys, from.kv_stride, bias);
+  });
 }
 
 // NaN loses its low half, so that rounding it to bf16 by adding cannot carry out of it.
-HWY_INLINE VecF shorten_nan(VecF value) {
-  const F32 d;
-  const hn::RebindToUnsigned<F32> du;
+HWY_INLINE Vec<float> shorten_nan(Vec<float> value) {
+  const Tag<float> d;
+  const hn::RebindToUnsigned<Tag<float>> du;
   return hn::IfThenElse(hn::IsNaN(value), hn::And(value, hn::BitCast(d, hn::Set(du, 0xFFFF0000u))), value);
+}
+HWY_INLINE Vec<double> shorten_nan(Vec<double> value) { return value; }
+
+// Of products q.k, or of what softcap's tanh is given.
+template <typename Real>
+Real product_scale(const core::AttentionArguments& p) {
+  return p.features.has(core::Feature::softcap) ? Real{p.scale} / Real{p.softcap} : Real{p.scale};
 }
 
 // scale, softcap, bias, ALiBi on up to kChainKeys keys.
-inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
+template <typename Real>
+void apply_values(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const core::AttentionArguments& p = *strip.arguments;
   const core::Sequence& s = *strip.sequence;
   const bool has_bias = p.features.has(core::Feature::bias);
   const bool has_alibi = p.features.has(core::Feature::alibi);
   const bool has_softcap = p.features.has(core::Feature::softcap);
-  alignas(64) float bias[kChainKeys * kMaxStripRows];
-  alignas(64) float slope[kMaxStripRows] = {};
-  alignas(64) float position[kMaxStripRows];
+  alignas(64) Real bias[kChainKeys * kMaxStripRows];
+  alignas(64) Real slope[kMaxStripRows] = {};
+  alignas(64) Real position[kMaxStripRows];
   if (has_bias) load_bias(strip, lanes, key_begin, num_keys, bias);
   for (int r = 0; r < lanes; ++r) {
     if (has_alibi) slope[r] = p.alibi_slopes.at(s.batch_idx, strip.head[r]);
-    position[r] = static_cast<float>(s.band.position(strip.query[r]) - key_begin);
+    position[r] = static_cast<Real>(s.band.position(strip.query[r]) - key_begin);
   }
-  const F32 d;
-  const VecF scale = hn::Set(d, has_softcap ? p.scale / p.softcap : p.scale);
-  const VecF cap = hn::Set(d, p.softcap);
+  const Tag<Real> d;
+  const Vec<Real> scale = hn::Set(d, product_scale<Real>(p));
+  const Vec<Real> cap = hn::Set(d, p.softcap);
   for (int key = 0; key < num_keys; ++key) {
-    const VecF at = hn::Set(d, static_cast<float>(key));
-    for (int row = 0; row < lanes; row += kLanes) {
-      float* score = scores + key * lanes + row;
-      VecF value = hn::Mul(hn::Load(d, score), scale);
+    const Vec<Real> at = hn::Set(d, static_cast<Real>(key));
+    for (int row = 0; row < lanes; row += kLanes<Real>) {
+      Real* score = scores + key * lanes + row;
+      Vec<Real> value = hn::Mul(hn::Load(d, score), scale);
       if (has_softcap) value = hn::Mul(tanh(value), cap);
       if (has_bias) value = hn::Add(value, hn::Load(d, bias + key * lanes + row));
       if (has_alibi) {
-        const VecF distance = hn::Abs(hn::Sub(hn::Load(d, position + row), at));
+        const Vec<Real> distance = hn::Abs(hn::Sub(hn::Load(d, position + row), at));
         value = hn::NegMulAdd(hn::Load(d, slope + row), distance, value);
       }
       hn::Store(shorten_nan(value), d, score);
@@ -124,36 +153,39 @@ inline void apply_values(const Strip& strip, int lanes, float* scores, int64_t k
   }
 }
 
-inline void apply_documents(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
+template <typename Real>
+void apply_documents(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const core::AttentionArguments& p = *strip.arguments;
   const core::Sequence& s = *strip.sequence;
-  const F32 d;
-  const I32 di;
+  const Tag<Real> d;
+  const IntTag<Real> di;
   alignas(64) int32_t document[kMaxStripRows];
   for (int r = 0; r < lanes; ++r) document[r] = p.document_q.at(s.batch_idx, s.row_q + strip.query[r]);
-  const VecF hidden = hn::Set(d, kMinusInfinity);
+  const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
   for (int key = 0; key < num_keys; ++key) {
-    const VecI of_key = hn::Set(di, p.document_kv.at(s.batch_idx, s.row_kv + key_begin + key));
-    for (int row = 0; row < lanes; row += kLanes) {
-      float* score = scores + key * lanes + row;
-      const MaskF same = hn::RebindMask(d, hn::Eq(hn::Load(di, document + row), of_key));
+    const IntVec<Real> of_key = hn::Set(di, p.document_kv.at(s.batch_idx, s.row_kv + key_begin + key));
+    for (int row = 0; row < lanes; row += kLanes<Real>) {
+      Real* score = scores + key * lanes + row;
+      const Mask<Real> same = hn::RebindMask(d, hn::Eq(load_ints<Real>(document + row), of_key));
       hn::Store(hn::IfThenElse(same, hn::Load(d, score), hidden), d, score);
     }
   }
 }
 
-inline void apply_dense_mask(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
+template <typename Real>
+void apply_dense_mask(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const core::ScoreOperand& mask = strip.arguments->dense_mask;
   const int64_t slot = strip.sequence->slot_kv + key_begin;
   for (int r = 0; r < lanes; ++r) {
     const std::byte* row = mask.data + mask.index(strip.sequence->batch_idx, strip.head[r], strip.query[r], slot);
     for (int key = 0; key < num_keys; ++key) {
-      if (row[key * mask.kv_stride] == std::byte{0}) scores[key * lanes + r] = kMinusInfinity;
+      if (row[key * mask.kv_stride] == std::byte{0}) scores[key * lanes + r] = kMinusInfinity<Real>;
     }
   }
 }
 
-inline void apply_block_map(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
+template <typename Real>
+void apply_block_map(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const core::AttentionArguments& p = *strip.arguments;
   const int64_t slot = strip.sequence->slot_kv + key_begin;
   for (int key = 0; key < num_keys;) {
@@ -164,13 +196,14 @@ inline void apply_block_map(const Strip& strip, int lanes, float* scores, int64_
       const int64_t idx =
           p.block_map.index(strip.sequence->batch_idx, strip.head[r], strip.query[r] / p.block_q, block);
       if (p.block_map.data[idx] != std::byte{0}) continue;
-      for (int hidden = key; hidden < stop; ++hidden) scores[hidden * lanes + r] = kMinusInfinity;
+      for (int hidden = key; hidden < stop; ++hidden) scores[hidden * lanes + r] = kMinusInfinity<Real>;
     }
     key = stop;
   }
 }
 
-inline void score_chain(const Strip& strip, int lanes, float* scores, int64_t key_begin, int num_keys) {
+template <typename Real>
+void score_chain(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const core::Features features = strip.arguments->features;
   for (int key = 0; !scores_are_products(*strip.arguments) && key < num_keys; key += kChainKeys) {
     const int count = num_keys - key < kChainKeys ? num_keys - key : kChainKeys;
@@ -203,7 +236,8 @@ inline void random_words(const portable::Dropout& dropout, const DropoutRows& ro
   }
 }
 
-inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t key_begin, int num_keys) {
+template <typename Real>
+void dropout_chain(const Strip& strip, int lanes, Real* probs, int64_t key_begin, int num_keys) {
   const core::AttentionArguments& p = *strip.arguments;
   const portable::Dropout dropout = dropout_of(p);
   DropoutRows rows;
@@ -212,8 +246,9 @@ inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t k
     rows.block[r] = static_cast<uint32_t>(strip.query[r] >> 4);
     rows.row[r] = static_cast<uint32_t>(strip.query[r] & 15);
   }
-  const F32 d;
-  const hn::RebindToUnsigned<F32> du;
+  const Tag<Real> d;
+  const IntTag<Real> di;
+  const hn::RebindToUnsigned<Tag<Real>> du;
   const auto threshold = hn::Set(du, dropout.threshold);
   const auto low_half = hn::Set(du, 0xFFFFu);
   alignas(64) uint32_t words[2][kMaxStripRows];
@@ -224,11 +259,11 @@ inline void dropout_chain(const Strip& strip, int lanes, float* probs, int64_t k
       for (int part = 0; part < 4; ++part) {  // keys 2c, 2c + 1, 2c + 8, 2c + 9
         const int64_t key = (block << 4) + 2 * c + (part & 1) + (part >> 1) * 8;
         if (key < key_begin || key >= key_end) continue;
-        for (int row = 0; row < lanes; row += kLanes) {
-          const auto word = hn::Load(du, words[part >> 1] + row);
+        for (int row = 0; row < lanes; row += kLanes<Real>) {
+          const auto word = load_ints<Real>(words[part >> 1] + row);
           const auto bits = part & 1 ? hn::ShiftRight<16>(word) : hn::And(word, low_half);
-          const MaskF dropped = hn::RebindMask(d, hn::Lt(hn::BitCast(I32(), bits), hn::BitCast(I32(), threshold)));
-          float* prob = probs + (key - key_begin) * lanes + row;
+          const Mask<Real> dropped = hn::RebindMask(d, hn::Lt(hn::BitCast(di, bits), hn::BitCast(di, threshold)));
+          Real* prob = probs + (key - key_begin) * lanes + row;
           hn::Store(hn::IfThenZeroElse(dropped, hn::Load(d, prob)), d, prob);
         }
       }

@@ -1,4 +1,4 @@
-// The two register-tiled products of attention on fp32 scratch.
+// The two register-tiled products of attention.
 //
 //   score_tile  S^T[key][row] = sum_d K[key][d] * Q^T[d][row]     lanes are rows, K is broadcast
 //   value_tile  O[row][c]    += sum_key P[row][key] * V[key][c]    lanes are columns, P is broadcast
@@ -32,11 +32,11 @@ template <int kVectors>
 inline constexpr int kValueRows = kVectors == 1 ? 12 : kAccumulators / kVectors;
 
 // Also raises max[row] to the largest score; of scores with NaN among them max[row] may be any, or NaN.
-template <int kVectors>
-HWY_INLINE void score_tile(const float* HWY_RESTRICT k, int64_t k_stride, const float* HWY_RESTRICT q, int lanes,
-                           int dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
-  const F32 d;
-  VecF sum[kScoreKeys][kVectors];
+template <int kVectors, typename Real>
+HWY_INLINE void score_tile(const Real* HWY_RESTRICT k, int64_t k_stride, const Real* HWY_RESTRICT q, int lanes, int dim,
+                           Real* HWY_RESTRICT scores, Real* HWY_RESTRICT max) {
+  const Tag<Real> d;
+  Vec<Real> sum[kScoreKeys][kVectors];
   HWY_UNROLL(8)
   for (int key = 0; key < kScoreKeys; ++key) {
     HWY_UNROLL(3)
@@ -44,59 +44,61 @@ HWY_INLINE void score_tile(const float* HWY_RESTRICT k, int64_t k_stride, const 
   }
   HWY_UNROLL(1)
   for (int64_t i = 0; i < dim; ++i) {
-    VecF row[kVectors];
+    Vec<Real> row[kVectors];
     HWY_UNROLL(3)
-    for (int v = 0; v < kVectors; ++v) row[v] = hn::Load(d, q + i * lanes + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) row[v] = hn::Load(d, q + i * lanes + v * kLanes<Real>);
     HWY_UNROLL(8)
     for (int key = 0; key < kScoreKeys; ++key) {
-      const VecF value = hn::Set(d, k[key * k_stride + i]);
+      const Vec<Real> value = hn::Set(d, k[key * k_stride + i]);
       HWY_UNROLL(3)
       for (int v = 0; v < kVectors; ++v) sum[key][v] = hn::MulAdd(value, row[v], sum[key][v]);
     }
   }
   HWY_UNROLL(3)
   for (int v = 0; v < kVectors; ++v) {
-    VecF largest = hn::Load(d, max + v * kLanes);
+    Vec<Real> largest = hn::Load(d, max + v * kLanes<Real>);
     HWY_UNROLL(8)
     for (int key = 0; key < kScoreKeys; ++key) {
-      hn::Store(sum[key][v], d, scores + key * lanes + v * kLanes);
+      hn::Store(sum[key][v], d, scores + key * lanes + v * kLanes<Real>);
       largest = hn::Max(largest, sum[key][v]);
     }
-    hn::Store(largest, d, max + v * kLanes);
+    hn::Store(largest, d, max + v * kLanes<Real>);
   }
 }
 
 // scores[key][row] of num_keys keys (rounded up to kScoreKeys) and `lanes` rows; max as in score_tile.
-inline void multiply_scores(const float* k, int64_t k_stride, const float* q, int lanes, int dim, int num_keys,
-                            float* scores, float* max) {
+template <typename Real>
+void multiply_scores(const Real* k, int64_t k_stride, const Real* q, int lanes, int dim, int num_keys, Real* scores,
+                     Real* max) {
   for (int key = 0; key < num_keys; key += kScoreKeys) {
-    const float* k_rows = k + key * k_stride;
-    float* tile = scores + key * lanes;
+    const Real* k_rows = k + key * k_stride;
+    Real* tile = scores + key * lanes;
     int row = 0;
-    for (; row + kScoreVectors * kLanes <= lanes; row += kScoreVectors * kLanes) {
+    for (; row + kScoreVectors * kLanes<Real> <= lanes; row += kScoreVectors * kLanes<Real>) {
       score_tile<kScoreVectors>(k_rows, k_stride, q + row, lanes, dim, tile + row, max + row);
     }
-    if (row + 2 * kLanes <= lanes) {
+    if (row + 2 * kLanes<Real> <= lanes) {
       score_tile<2>(k_rows, k_stride, q + row, lanes, dim, tile + row, max + row);
-      row += 2 * kLanes;
+      row += 2 * kLanes<Real>;
     }
     if (row < lanes) score_tile<1>(k_rows, k_stride, q + row, lanes, dim, tile + row, max + row);
   }
 }
 
 // What a value tile is broadcast from: element [row][key] of a matrix of any strides.
+template <typename Real>
 struct Weights {
-  const float* data;
+  const Real* data;
   int64_t row_stride;
   int64_t key_stride;
 };
 
 // The tile is summed from zero and then added to o: shorter chains of roundings at no cost.
-template <int kRows, int kVectors>
-HWY_INLINE void value_tile(Weights weights, int num_keys, const float* HWY_RESTRICT v, int64_t v_stride,
-                           float* HWY_RESTRICT o, int64_t o_stride) {
-  const F32 d;
-  VecF sum[kRows][kVectors];
+template <int kRows, int kVectors, typename Real>
+HWY_INLINE void value_tile(Weights<Real> weights, int num_keys, const Real* HWY_RESTRICT v, int64_t v_stride,
+                           Real* HWY_RESTRICT o, int64_t o_stride) {
+  const Tag<Real> d;
+  Vec<Real> sum[kRows][kVectors];
   HWY_UNROLL(12)
   for (int row = 0; row < kRows; ++row) {
     HWY_UNROLL(4)
@@ -104,12 +106,12 @@ HWY_INLINE void value_tile(Weights weights, int num_keys, const float* HWY_RESTR
   }
   HWY_UNROLL(1)
   for (int64_t key = 0; key < num_keys; ++key) {
-    VecF value[kVectors];
+    Vec<Real> value[kVectors];
     HWY_UNROLL(4)
-    for (int c = 0; c < kVectors; ++c) value[c] = hn::Load(d, v + key * v_stride + c * kLanes);
+    for (int c = 0; c < kVectors; ++c) value[c] = hn::Load(d, v + key * v_stride + c * kLanes<Real>);
     HWY_UNROLL(12)
     for (int row = 0; row < kRows; ++row) {
-      const VecF prob = hn::Set(d, weights.data[key * weights.key_stride + row * weights.row_stride]);
+      const Vec<Real> prob = hn::Set(d, weights.data[key * weights.key_stride + row * weights.row_stride]);
       HWY_UNROLL(4)
       for (int c = 0; c < kVectors; ++c) sum[row][c] = hn::MulAdd(prob, value[c], sum[row][c]);
     }
@@ -118,19 +120,19 @@ HWY_INLINE void value_tile(Weights weights, int num_keys, const float* HWY_RESTR
   for (int row = 0; row < kRows; ++row) {
     HWY_UNROLL(4)
     for (int c = 0; c < kVectors; ++c) {
-      float* to = o + row * o_stride + c * kLanes;
+      Real* to = o + row * o_stride + c * kLanes<Real>;
       hn::Store(hn::Add(hn::Load(d, to), sum[row][c]), d, to);
     }
   }
 }
 
 // One panel of columns, kVectors vectors wide, for all rows of a strip.
-template <int kVectors>
-HWY_INLINE void multiply_panel(Weights weights, int num_rows, int num_keys, const float* v, int64_t v_stride, float* o,
-                               int64_t o_stride) {
+template <int kVectors, typename Real>
+HWY_INLINE void multiply_panel(Weights<Real> weights, int num_rows, int num_keys, const Real* v, int64_t v_stride,
+                               Real* o, int64_t o_stride) {
   constexpr int kRows = kValueRows<kVectors>;
   const auto from = [&](int row) {
-    return Weights{weights.data + row * weights.row_stride, weights.row_stride, weights.key_stride};
+    return Weights<Real>{weights.data + row * weights.row_stride, weights.row_stride, weights.key_stride};
   };
   int row = 0;
   for (; row + kRows <= num_rows; row += kRows) {
@@ -145,33 +147,35 @@ HWY_INLINE void multiply_panel(Weights weights, int num_rows, int num_keys, cons
 }
 
 // v: panels of kValueVectors vectors (the last may be narrower) of panel_keys keys each, see load_values.
-inline void multiply_values(const float* probs, int lanes, int num_rows, int num_keys, const float* v,
-                            int64_t panel_keys, int key_offset, float* o, int64_t o_stride) {
-  constexpr int kWidth = kValueVectors * kLanes;
-  const Weights weights{probs, 1, lanes};
+template <typename Real>
+void multiply_values(const Real* probs, int lanes, int num_rows, int num_keys, const Real* v, int64_t panel_keys,
+                     int key_offset, Real* o, int64_t o_stride) {
+  constexpr int kWidth = kValueVectors * kLanes<Real>;
+  const Weights<Real> weights{probs, 1, lanes};
   int64_t column = 0;
   for (; column + kWidth <= o_stride; column += kWidth) {
-    const float* panel = v + column * panel_keys + key_offset * kWidth;
+    const Real* panel = v + column * panel_keys + key_offset * kWidth;
     multiply_panel<kValueVectors>(weights, num_rows, num_keys, panel, kWidth, o + column, o_stride);
   }
   const int64_t width = o_stride - column;
-  const float* panel = v + column * panel_keys + key_offset * width;
-  switch (width / kLanes) {
-    case 1: return multiply_panel<1>(weights, num_rows, num_keys, panel, kLanes, o + column, o_stride);
-    case 2: return multiply_panel<2>(weights, num_rows, num_keys, panel, 2 * kLanes, o + column, o_stride);
-    case 3: return multiply_panel<3>(weights, num_rows, num_keys, panel, 3 * kLanes, o + column, o_stride);
+  const Real* panel = v + column * panel_keys + key_offset * width;
+  switch (width / kLanes<Real>) {
+    case 1: return multiply_panel<1>(weights, num_rows, num_keys, panel, kLanes<Real>, o + column, o_stride);
+    case 2: return multiply_panel<2>(weights, num_rows, num_keys, panel, 2 * kLanes<Real>, o + column, o_stride);
+    case 3: return multiply_panel<3>(weights, num_rows, num_keys, panel, 3 * kLanes<Real>, o + column, o_stride);
     default: return;
   }
 }
 
 // o[row][c] += sum_key weights[row][key] * v[key][c] for c in [0, stride), the row strides of v and o alike.
-inline void multiply_rows(Weights weights, int num_rows, int num_keys, const float* v, float* o, int64_t stride) {
-  constexpr int kWidth = kValueVectors * kLanes;
+template <typename Real>
+void multiply_rows(Weights<Real> weights, int num_rows, int num_keys, const Real* v, Real* o, int64_t stride) {
+  constexpr int kWidth = kValueVectors * kLanes<Real>;
   int64_t column = 0;
   for (; column + kWidth <= stride; column += kWidth) {
     multiply_panel<kValueVectors>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
   }
-  switch ((stride - column) / kLanes) {
+  switch ((stride - column) / kLanes<Real>) {
     case 1: return multiply_panel<1>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
     case 2: return multiply_panel<2>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
     case 3: return multiply_panel<3>(weights, num_rows, num_keys, v + column, stride, o + column, stride);
