@@ -1,0 +1,52 @@
+// Causal self-attention by tessella, and beside it the standard one, which keeps its matrix of probabilities.
+// q, k and v lie side by side: (batch, seqlen, 3, heads, head_dim); out and d_out: (batch, seqlen, heads, head_dim).
+#pragma once
+
+#include <tessella/backward.hpp>
+
+#include "layers.hpp"
+
+struct Attention {
+  bool standard;
+  int heads, head_dim, batch = 0, seqlen = 0;
+  const Floats* qkv = nullptr;
+  Floats out, d_qkv;
+  Floats lse;            // (batch, heads, seqlen): all that tessella keeps beside out
+  Floats probabilities;  // (batch, heads, seqlen, seqlen): what standard attention keeps
+
+  const Floats& forward(const Floats& input, int length) {
+    qkv = &input;
+    seqlen = length;
+    batch = static_cast<int>(qkv->size()) / (3 * seqlen * heads * head_dim);
+    out.resize(qkv->size() / 3);
+    lse.resize(static_cast<size_t>(batch) * heads * seqlen);
+    standard ? standard_forward() : tessella::forward(arguments(), {.mask = tessella::Mask::causal()});
+    return out;
+  }
+  const Floats& backward(const Floats& d_out) {
+    d_qkv.resize(qkv->size());
+    const auto [dq, dk, dv] = packed(d_qkv.data());
+    const tessella::Gradients gradients{.d_out = like_out(d_out.data()), .dq = dq, .dk = dk, .dv = dv};
+    standard ? standard_backward(d_out)
+             : tessella::backward(arguments(), gradients, {.mask = tessella::Mask::causal()});
+    return d_qkv;
+  }
+
+ private:
+  template <typename Data>
+  tessella::PackedQkv packed(Data* data) const {
+    return tessella::view_packed_qkv(data, tessella::f32, batch, seqlen, heads, head_dim);
+  }
+  template <typename Data>
+  tessella::TensorView like_out(Data* data) const {
+    return tessella::view(data, tessella::f32, {batch, seqlen, heads, head_dim});
+  }
+  tessella::ForwardArgs arguments() {
+    const auto [q, k, v] = packed(qkv->data());
+    const auto lse_view = tessella::view(lse.data(), tessella::f32, {batch, heads, seqlen});
+    return {.q = q, .k = k, .v = v, .out = like_out(out.data()), .lse = lse_view};
+  }
+
+  void standard_forward();
+  void standard_backward(const Floats& d_out);
+};
