@@ -1,4 +1,5 @@
 // Causal self-attention by tessella, and beside it the standard one, which keeps its matrix of probabilities.
+// Positions are told by ALiBi alone: a key's score falls by its head's slope times its distance.
 // q, k and v lie side by side: (batch, seqlen, 3, heads, head_dim); out and d_out: (batch, seqlen, heads, head_dim).
 #pragma once
 
@@ -10,10 +11,13 @@ struct Attention {
   bool standard;
   int heads, head_dim, batch = 0, seqlen = 0;
   const Floats* qkv = nullptr;
-  Floats out, d_qkv;
+  Floats slopes, out, d_qkv;
   Floats lse;            // (batch, heads, seqlen): all that tessella keeps beside out
   Floats probabilities;  // (batch, heads, seqlen, seqlen): what standard attention keeps
 
+  Attention(bool by_standard, int num_heads, int dim) : standard(by_standard), heads(num_heads), head_dim(dim) {
+    for (int head = 0; head < heads; ++head) slopes.push_back(std::pow(0.25f, static_cast<float>(head)));
+  }
   const Floats& forward(const Floats& input, int length) {
     qkv = &input;
     seqlen = length;
@@ -44,7 +48,8 @@ struct Attention {
   tessella::ForwardArgs arguments() {
     const auto [q, k, v] = packed(qkv->data());
     const auto lse_view = tessella::view(lse.data(), tessella::f32, {batch, heads, seqlen});
-    return {.q = q, .k = k, .v = v, .out = like_out(out.data()), .lse = lse_view};
+    const auto slopes_view = tessella::view(slopes.data(), tessella::f32, {heads});
+    return {.q = q, .k = k, .v = v, .out = like_out(out.data()), .lse = lse_view, .alibi_slopes = slopes_view};
   }
 
   void standard_forward();

@@ -1,12 +1,10 @@
-// The architecture of GPT-2, and AdamW.
+// The architecture of GPT-2 with ALiBi for its positions, and AdamW.
 #pragma once
 
 #include "attention.hpp"
 #include "layers.hpp"
 
 constexpr int kContext = 128, kLayers = 4, kHeads = 4, kWidth = 128;
-constexpr float kDeviation = 0.02f;           // of weights
-constexpr float kResidualDeviation = 0.007f;  // of those that write to the residual stream: 0.02 / sqrt(2 layers)
 
 inline void add(Floats& sum, const Floats& a, const Floats& b) {
   sum.resize(a.size());
@@ -23,11 +21,11 @@ struct Block {
   Block(bool standard, Parameters& parameters)
       : norm_1(kWidth, parameters),
         norm_2(kWidth, parameters),
-        qkv(kWidth, 3 * kWidth, kDeviation, parameters),
-        projection(kWidth, kWidth, kResidualDeviation, parameters),
-        up(kWidth, 4 * kWidth, kDeviation, parameters),
-        down(4 * kWidth, kWidth, kResidualDeviation, parameters),
-        attention{standard, kHeads, kWidth / kHeads} {}
+        qkv(kWidth, 3 * kWidth, parameters),
+        projection(kWidth, kWidth, parameters),
+        up(kWidth, 4 * kWidth, parameters),
+        down(4 * kWidth, kWidth, parameters),
+        attention(standard, kHeads, kWidth / kHeads) {}
   const Floats& forward(const Floats& x, int seqlen) {
     add(middle, x, projection.forward(attention.forward(qkv.forward(norm_1.forward(x)), seqlen)));
     add(out, middle, down.forward(gelu.forward(up.forward(norm_2.forward(middle)))));
@@ -44,15 +42,15 @@ class Gpt {
  public:
   Gpt(int vocabulary, bool standard_attention, unsigned seed)
       : parameters_{std::mt19937(seed), {}},
-        embedding_(vocabulary, kContext, kWidth, parameters_),
+        embedding_(vocabulary, kWidth, parameters_),
         norm_(kWidth, parameters_),
-        head_(kWidth, vocabulary, kDeviation, parameters_) {
+        head_(kWidth, vocabulary, parameters_) {
     for (int i = 0; i < kLayers; ++i) blocks_.emplace_back(standard_attention, parameters_);
   }
 
   // Logits (tokens, vocabulary) of sequences of seqlen tokens, one behind the other.
   const Floats& forward(const std::vector<int>& tokens, int seqlen) {
-    const Floats* x = &embedding_.forward(tokens, seqlen);
+    const Floats* x = &embedding_.forward(tokens);
     for (Block& block : blocks_) x = &block.forward(*x, seqlen);
     return head_.forward(norm_.forward(*x));
   }
@@ -78,11 +76,11 @@ class Gpt {
   }
 
   // The gradient of every parameter, after loss.
-  void backward(const std::vector<int>& tokens, int seqlen) {
+  void backward(const std::vector<int>& tokens) {
     for (Parameter& parameter : parameters_.all) parameter.gradient.assign(parameter.value.size(), 0);
     const Floats* d = &norm_.backward(head_.backward(d_logits_));
     for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) d = &block->backward(*d);
-    embedding_.backward(*d, tokens, seqlen);
+    embedding_.backward(*d, tokens);
   }
 
   // A step of AdamW, with gradients clipped to a norm of 1.

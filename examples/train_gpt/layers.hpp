@@ -42,27 +42,21 @@ inline void add_rows(Floats& sums, const Floats& x) {
 
 struct Embedding {
   size_t width;
-  Parameter &of_token, &of_position;
+  Parameter& weight;
   Floats out;
 
-  Embedding(int vocabulary, int context, int columns, Parameters& parameters)
-      : width(columns),
-        of_token(parameters.add_normal(vocabulary * columns, 0.02f)),
-        of_position(parameters.add_normal(context * columns, 0.02f)) {}
-  const Floats& forward(const std::vector<int>& tokens, int seqlen) {
-    out.resize(tokens.size() * width);
-    for (size_t i = 0; i < out.size(); ++i) {
-      const size_t row = i / width, j = i % width;
-      out[i] = of_token.value[tokens[row] * width + j] + of_position.value[row % seqlen * width + j];
+  Embedding(int vocabulary, int columns, Parameters& parameters)
+      : width(columns), weight(parameters.add_normal(vocabulary * columns, 0.05f)) {}
+  const Floats& forward(const std::vector<int>& tokens) {
+    out.clear();
+    for (const int token : tokens) {
+      const auto row = weight.value.begin() + static_cast<long>(token * width);
+      out.insert(out.end(), row, row + static_cast<long>(width));
     }
     return out;
   }
-  void backward(const Floats& d_out, const std::vector<int>& tokens, int seqlen) {
-    for (size_t i = 0; i < d_out.size(); ++i) {
-      const size_t row = i / width, j = i % width;
-      of_token.gradient[tokens[row] * width + j] += d_out[i];
-      of_position.gradient[row % seqlen * width + j] += d_out[i];
-    }
+  void backward(const Floats& d_out, const std::vector<int>& tokens) {
+    for (size_t i = 0; i < d_out.size(); ++i) weight.gradient[tokens[i / width] * width + i % width] += d_out[i];
   }
 };
 
@@ -73,10 +67,10 @@ struct Linear {
   const Floats* x = nullptr;
   Floats out, d_x;
 
-  Linear(int rows, int columns, float deviation, Parameters& parameters)
+  Linear(int rows, int columns, Parameters& parameters)
       : in(rows),
         width(columns),
-        weight(parameters.add_normal(rows * columns, deviation)),
+        weight(parameters.add_normal(rows * columns, 0.5f / std::sqrt(static_cast<float>(rows)))),
         bias(parameters.add(columns, 0)) {}
   const Floats& forward(const Floats& input) {
     x = &input;
@@ -139,7 +133,7 @@ struct LayerNorm {
   }
 };
 
-// As in GPT-2: 0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+// GPT-2's: 0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 struct Gelu {
   const Floats* x = nullptr;
   Floats sigmoid, out, d_x;

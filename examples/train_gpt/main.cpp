@@ -69,7 +69,7 @@ class Training {
     const Batch batch(corpus_.training, random_);
     model_.forward(batch.tokens, kContext);
     const float loss = model_.loss(batch.targets);
-    model_.backward(batch.tokens, kContext);
+    model_.backward(batch.tokens);
     // Grows while it warms up, then falls to a tenth along a cosine.
     const float done = static_cast<float>(std::max(step_ - kWarmUp, 0)) / static_cast<float>(num_steps_);
     const float warmth = std::min(1.f, static_cast<float>(++step_) / kWarmUp);

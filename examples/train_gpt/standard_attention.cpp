@@ -1,6 +1,6 @@
 #include "attention.hpp"
 
-// p = softmax(scale q k^T), causal, and out = p v.
+// p = softmax(scale q k^T - slope distance), causal, and out = p v.
 void Attention::standard_forward() {
   const int n = seqlen, d = head_dim, width = heads * d;
   const float scale = 1 / std::sqrt(static_cast<float>(d));
@@ -13,9 +13,10 @@ void Attention::standard_forward() {
       multiply(p, n, {q, 3 * width}, transposed({q + width, 3 * width}), n, n, d);
       for (int i = 0; i < n; ++i) {
         float* row = p + i * n;
+        for (int j = 0; j <= i; ++j) row[j] = scale * row[j] - slopes[head % heads] * static_cast<float>(i - j);
         const float max = *std::max_element(row, row + i + 1);
         float sum = 0;
-        for (int j = 0; j <= i; ++j) sum += row[j] = std::exp(scale * (row[j] - max));
+        for (int j = 0; j <= i; ++j) sum += row[j] = std::exp(row[j] - max);
         for (int j = 0; j < n; ++j) row[j] = j <= i ? row[j] / sum : 0;
       }
       multiply(&out[first + column], width, {p, n}, {q + 2 * width, 3 * width}, n, d, n);
