@@ -1,6 +1,8 @@
 // The architecture of GPT-2 with ALiBi for its positions, and AdamW.
 #pragma once
 
+#include <algorithm>
+
 #include "attention.hpp"
 #include "layers.hpp"
 
@@ -77,29 +79,22 @@ class Gpt {
 
   // The gradient of every parameter, after loss.
   void backward(const std::vector<int>& tokens) {
-    for (Parameter& parameter : parameters_.all) parameter.gradient.assign(parameter.value.size(), 0);
     const Floats* d = &norm_.backward(head_.backward(d_logits_));
     for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) d = &block->backward(*d);
     embedding_.backward(*d, tokens);
   }
 
-  // A step of AdamW, with gradients clipped to a norm of 1.
+  // A step of AdamW.
   void update(float learning_rate) {
     constexpr float beta_1 = 0.9f, beta_2 = 0.99f, decay = 0.1f;
-    float squares = 0;
-    for (const Parameter& parameter : parameters_.all) {
-      for (const float gradient : parameter.gradient) squares += gradient * gradient;
-    }
-    const float clip = std::min(1.f, 1 / std::sqrt(squares));
-    beta_1_power_ *= beta_1;
-    beta_2_power_ *= beta_2;
-    for (auto& [value, gradient, mean, square, decays] : parameters_.all) {
+    const float num_steps = static_cast<float>(++num_steps_);
+    const float mean_weight = 1 - std::pow(beta_1, num_steps), square_weight = 1 - std::pow(beta_2, num_steps);
+    for (auto& [value, gradient, mean, square] : parameters_.all) {
       for (size_t i = 0; i < value.size(); ++i) {
-        const float g = clip * gradient[i];
-        mean[i] = beta_1 * mean[i] + (1 - beta_1) * g;
-        square[i] = beta_2 * square[i] + (1 - beta_2) * g * g;
-        const float step = mean[i] / (1 - beta_1_power_) / (std::sqrt(square[i] / (1 - beta_2_power_)) + 1e-8f);
-        value[i] -= learning_rate * (step + (decays ? decay * value[i] : 0));
+        mean[i] = beta_1 * mean[i] + (1 - beta_1) * gradient[i];
+        square[i] = beta_2 * square[i] + (1 - beta_2) * gradient[i] * gradient[i];
+        const float direction = mean[i] / mean_weight / (std::sqrt(square[i] / square_weight) + 1e-8f);
+        value[i] -= learning_rate * (direction + decay * value[i]);
       }
     }
   }
@@ -111,5 +106,5 @@ class Gpt {
   LayerNorm norm_;
   Linear head_;
   Floats d_logits_;
-  float beta_1_power_ = 1, beta_2_power_ = 1;
+  int num_steps_ = 0;
 };

@@ -1,8 +1,8 @@
-// The layers of a GPT beside attention. Each keeps of its forward what its backward needs, and adds to the gradients of
-// its parameters. Activations are dense, (tokens, width); what a layer returns lives until its next call.
+// The layers of a GPT beside attention, without biases. Each keeps of its forward what its backward needs; backward
+// writes the gradients of its parameters. Activations are dense, (tokens, width); what a layer returns lives until its
+// next call.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <random>
@@ -14,7 +14,6 @@ using Floats = std::vector<float>;
 
 struct Parameter {
   Floats value, gradient, mean, square;  // the last two: AdamW's moments
-  bool decays;
 };
 
 // All of a model; layers keep references.
@@ -22,23 +21,13 @@ struct Parameters {
   std::mt19937 random;
   std::deque<Parameter> all;
 
-  Parameter& add(int size, float fill) {
-    return all.emplace_back(Parameter{Floats(size, fill), Floats(size), Floats(size), Floats(size), false});
-  }
-  Parameter& add_normal(int size, float deviation) {
-    Parameter& parameter = add(size, 0);
-    std::normal_distribution<float> normal(0, deviation);
+  Parameter& add(int size, float mean, float deviation) {
+    std::normal_distribution<float> normal(mean, deviation);
+    Parameter& parameter = all.emplace_back(Parameter{Floats(size), Floats(size), Floats(size), Floats(size)});
     for (float& x : parameter.value) x = normal(random);
-    parameter.decays = true;
     return parameter;
   }
 };
-
-inline void add_rows(Floats& sums, const Floats& x) {
-  for (size_t i = 0; i < x.size(); i += sums.size()) {
-    for (size_t j = 0; j < sums.size(); ++j) sums[j] += x[i + j];
-  }
-}
 
 struct Embedding {
   size_t width;
@@ -46,38 +35,34 @@ struct Embedding {
   Floats out;
 
   Embedding(int vocabulary, int columns, Parameters& parameters)
-      : width(columns), weight(parameters.add_normal(vocabulary * columns, 0.05f)) {}
+      : width(columns), weight(parameters.add(vocabulary * columns, 0, 0.05f)) {}
   const Floats& forward(const std::vector<int>& tokens) {
-    out.clear();
-    for (const int token : tokens) {
-      const auto row = weight.value.begin() + static_cast<long>(token * width);
-      out.insert(out.end(), row, row + static_cast<long>(width));
-    }
+    out.resize(tokens.size() * width);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = weight.value[tokens[i / width] * width + i % width];
     return out;
   }
   void backward(const Floats& d_out, const std::vector<int>& tokens) {
+    weight.gradient.assign(weight.value.size(), 0);
     for (size_t i = 0; i < d_out.size(); ++i) weight.gradient[tokens[i / width] * width + i % width] += d_out[i];
   }
 };
 
-// out = x weight + bias
+// out = x weight
 struct Linear {
   int in, width;
-  Parameter &weight, &bias;
+  Parameter& weight;
   const Floats* x = nullptr;
   Floats out, d_x;
 
   Linear(int rows, int columns, Parameters& parameters)
       : in(rows),
         width(columns),
-        weight(parameters.add_normal(rows * columns, 0.5f / std::sqrt(static_cast<float>(rows)))),
-        bias(parameters.add(columns, 0)) {}
+        weight(parameters.add(rows * columns, 0, 0.5f / std::sqrt(static_cast<float>(rows)))) {}
   const Floats& forward(const Floats& input) {
     x = &input;
     const int rows = static_cast<int>(x->size()) / in;
     out.resize(static_cast<size_t>(rows) * width);
-    for (size_t i = 0; i < out.size(); i += width) std::copy(bias.value.begin(), bias.value.end(), &out[i]);
-    parallel_multiply(out.data(), width, {x->data(), in}, {weight.value.data(), width}, rows, width, in, true);
+    parallel_multiply(out.data(), width, {x->data(), in}, {weight.value.data(), width}, rows, width, in);
     return out;
   }
   const Floats& backward(const Floats& d_out) {
@@ -85,19 +70,17 @@ struct Linear {
     const Matrix d{d_out.data(), width};
     d_x.resize(x->size());
     parallel_multiply(d_x.data(), in, d, transposed({weight.value.data(), width}), rows, in, width);
-    parallel_multiply(weight.gradient.data(), width, transposed({x->data(), in}), d, in, width, rows, true);
-    add_rows(bias.gradient, d_out);
+    parallel_multiply(weight.gradient.data(), width, transposed({x->data(), in}), d, in, width, rows);
     return d_x;
   }
 };
 
 struct LayerNorm {
   int width;
-  Parameter &gain, &bias;
+  Parameter& gain;
   Floats normal, inverse_deviation, out, d_x;
 
-  LayerNorm(int columns, Parameters& parameters)
-      : width(columns), gain(parameters.add(columns, 1)), bias(parameters.add(columns, 0)) {}
+  LayerNorm(int columns, Parameters& parameters) : width(columns), gain(parameters.add(columns, 1, 0)) {}
   const Floats& forward(const Floats& x) {
     normal.resize(x.size());
     out.resize(x.size());
@@ -109,13 +92,14 @@ struct LayerNorm {
       inverse_deviation.push_back(1 / std::sqrt(variance + 1e-5f));
       for (int j = 0; j < width; ++j) {
         normal[first + j] = (x[first + j] - mean) * inverse_deviation.back();
-        out[first + j] = normal[first + j] * gain.value[j] + bias.value[j];
+        out[first + j] = normal[first + j] * gain.value[j];
       }
     }
     return out;
   }
   const Floats& backward(const Floats& d_out) {
     d_x.resize(d_out.size());
+    gain.gradient.assign(width, 0);
     for (size_t first = 0; first < d_out.size(); first += width) {
       float mean = 0, projection = 0;  // of the normal row's gradient: its mean, its mean product with that row
       for (int j = 0; j < width; ++j) {
@@ -128,7 +112,6 @@ struct LayerNorm {
         d_x[first + j] = centred * inverse_deviation[first / width];
       }
     }
-    add_rows(bias.gradient, d_out);
     return d_x;
   }
 };

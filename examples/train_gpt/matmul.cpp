@@ -24,7 +24,6 @@ struct Panel {
   Matrix a;
   const Columns* b;
   int m, columns, k;
-  bool accumulate;
 };
 
 template <int kCount>
@@ -36,7 +35,7 @@ template <int kCount>
   }
   for (int i = 0; i < kCount; ++i) {
     float* c = panel.c + static_cast<long>(first + i) * panel.c_row;
-    for (int j = 0; j < panel.columns; ++j) c[j] = panel.accumulate ? c[j] + sums[i][j] : sums[i][j];
+    for (int j = 0; j < panel.columns; ++j) c[j] = sums[i][j];
   }
 }
 
@@ -57,7 +56,7 @@ auto* const multiply_panel_here = __builtin_cpu_supports("avx512f") ? multiply_p
 
 }  // namespace
 
-void multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k, bool accumulate) {
+void multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k) {
   std::vector<Columns> packed(k);  // columns of b side by side, and zeros past its last
   for (int j = 0; j < n; j += kColumns) {
     const int columns = std::min(kColumns, n - j);
@@ -65,13 +64,13 @@ void multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k, bool
       for (int i = 0; i < columns; ++i) packed[p][i] = b.data[p * b.row + (j + i) * b.column];
       for (int i = columns; i < kColumns; ++i) packed[p][i] = 0;
     }
-    multiply_panel_here({c + j, c_row, a, packed.data(), m, columns, k, accumulate});
+    multiply_panel_here({c + j, c_row, a, packed.data(), m, columns, k});
   }
 }
 
-void parallel_multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k, bool accumulate) {
+void parallel_multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k) {
   parallel((n + kColumns - 1) / kColumns, [&](int begin, int end) {
     const int first = begin * kColumns, columns = std::min(n, end * kColumns) - first;
-    multiply(c + first, c_row, a, {b.data + first * b.column, b.row, b.column}, m, columns, k, accumulate);
+    multiply(c + first, c_row, a, {b.data + first * b.column, b.row, b.column}, m, columns, k);
   });
 }

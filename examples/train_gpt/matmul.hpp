@@ -13,8 +13,8 @@ struct Matrix {
 };
 inline Matrix transposed(Matrix matrix) { return {matrix.data, matrix.column, matrix.row}; }
 
-// c = a b, or c += a b, in the calling thread. a: (m, k), b: (k, n), c: (m, n) with rows that are c_row apart.
-void multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k, bool accumulate = false);
+// c = a b, in the calling thread. a: (m, k), b: (k, n), c: (m, n) with rows that are c_row apart.
+void multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k);
 
 // The same by all threads. An element's bits do not depend on how many there are.
-void parallel_multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k, bool accumulate = false);
+void parallel_multiply(float* c, int c_row, Matrix a, Matrix b, int m, int n, int k);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "attention.hpp"
 
 // p = softmax(scale q k^T - slope distance), causal, and out = p v.
