@@ -24,15 +24,22 @@ struct Attention {
     batch = static_cast<int>(qkv->size()) / (3 * seqlen * heads * head_dim);
     out.resize(qkv->size() / 3);
     lse.resize(static_cast<size_t>(batch) * heads * seqlen);
-    standard ? standard_forward() : tessella::forward(arguments(), {.mask = tessella::Mask::causal()});
+    if (standard) {
+      standard_forward();
+    } else {
+      tessella::forward(arguments(), {.mask = tessella::Mask::causal()});
+    }
     return out;
   }
   const Floats& backward(const Floats& d_out) {
     d_qkv.resize(qkv->size());
-    const auto [dq, dk, dv] = packed(d_qkv.data());
-    const tessella::Gradients gradients{.d_out = like_out(d_out.data()), .dq = dq, .dk = dk, .dv = dv};
-    standard ? standard_backward(d_out)
-             : tessella::backward(arguments(), gradients, {.mask = tessella::Mask::causal()});
+    if (standard) {
+      standard_backward(d_out);
+    } else {
+      const auto [dq, dk, dv] = packed(d_qkv.data());
+      tessella::backward(arguments(), {.d_out = like_out(d_out.data()), .dq = dq, .dk = dk, .dv = dv},
+                         {.mask = tessella::Mask::causal()});
+    }
     return d_qkv;
   }
 
