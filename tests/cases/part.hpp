@@ -94,11 +94,12 @@ inline void scale_query(const Call& call, int64_t row, int power) {
     for (int64_t head = 0; head < q.shape[2]; ++head) {
       for (int64_t c = 0; c < q.shape[3]; ++c) {
         auto& value = values[element(q, 0, row, head) + c];
-        if (value << 1 != 0)
-          value = static_cast<std::remove_reference_t<decltype(value)>>(value + (power << mantissa_bits));
+        using Bits = std::remove_reference_t<decltype(value)>;
+        if (value << 1 != 0) value = static_cast<Bits>(value + (static_cast<Bits>(power) << mantissa_bits));
       }
     }
   };
+  if (q.dtype == TESSELLA_F64) return scale(static_cast<uint64_t*>(q.data), 52);
   if (q.dtype == TESSELLA_F32) return scale(static_cast<uint32_t*>(q.data), 23);
   scale(static_cast<uint16_t*>(q.data), 7);
 }

@@ -19,7 +19,7 @@ TEST_P(BatchInvariant, RowsKeepTheirBits) {
   const std::vector<int64_t> head_dims =
       GetParam().is_on_gpu() ? std::vector<int64_t>{64, 128, 256} : std::vector<int64_t>{48};
   for (const int64_t head_dim : head_dims) {
-    for (const char* dtype : {"bf16", "f32"}) {
+    for (const char* dtype : {"bf16", "f32", "f64"}) {
       if (!GetParam().computes(dtype) || (head_dim > 64 && dtype == std::string("f32"))) continue;
       for (const Whole& whole : wholes({.kernel = GetParam().name,
                                 .dtype = dtype,
@@ -39,7 +39,7 @@ TEST_P(BatchInvariant, RowsKeepTheirBits) {
 
 // Whatever a row holds, those beside it are right and have their bits.
 TEST_P(BatchInvariant, BesideVeryLargeScores) {
-  for (const char* dtype : {"bf16", "f32"}) {
+  for (const char* dtype : {"bf16", "f32", "f64"}) {
     if (!GetParam().computes(dtype)) continue;
     for (const int power : {21, 25, 30, 40}) {
       const Case c = {.kernel = GetParam().name,

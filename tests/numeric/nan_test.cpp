@@ -119,8 +119,8 @@ class Nan : public EachKernel {
   template <typename Change>
   void check(Change&& change, bool by_library = false) {
     by_library_ = by_library;
-    for (const char* dtype : {"f32", "bf16"}) {
-      if (!GetParam().computes(dtype) || (only_bf16_ && std::string_view(dtype) != "bf16")) continue;
+    for (const DType dtype : {f64, f32, bf16}) {
+      if (!GetParam().computes(name_of(dtype)) || (only_bf16_ && dtype != bf16)) continue;
       for (const int64_t n : kLengths) {
         Inputs in(n);
         change(in);
@@ -128,14 +128,16 @@ class Nan : public EachKernel {
         for (int64_t i = 0; i < n; ++i) {
           for (int64_t head = 0; head < kHeads; ++head) rows.push_back(expected_row(in, i, head));
         }
-        SCOPED_TRACE(std::string(dtype) + ", seqlen " + std::to_string(n));
-        for (const bool wants_lse : {true, false}) run(in, std::string_view(dtype) == "bf16", wants_lse, rows);
+        SCOPED_TRACE(std::string(name_of(dtype)) + ", seqlen " + std::to_string(n));
+        for (const bool wants_lse : {true, false}) run(in, dtype, wants_lse, rows);
       }
     }
   }
 
  private:
   bool by_library_ = false;
+
+  static const char* name_of(DType dtype) { return dtype == f64 ? "f64" : dtype == f32 ? "f32" : "bf16"; }
 
   void forward_where_the_kernel_is(const ForwardArgs& args, const AttentionOptions& options) {
     const detail::ForwardCall call(args, options);
@@ -160,22 +162,28 @@ class Nan : public EachKernel {
                                 << report.worst_expected;
   }
 
-  static std::vector<uint16_t> to_bf16(const std::vector<float>& from) {
-    std::vector<uint16_t> to;
-    for (const float x : from) to.push_back(portable::to_bfloat16(x).bits);
-    return to;
-  }
+  // The elements in every dtype.
+  struct Operand {
+    explicit Operand(const std::vector<float>& from) : wide(from), widest(from.begin(), from.end()) {
+      for (const float x : from) narrow.push_back(portable::to_bfloat16(x).bits);
+    }
+    TensorView view(DType dtype, int64_t length, int64_t heads) const {
+      const void* data = narrow.data();
+      if (dtype == f32) data = wide.data();
+      if (dtype == f64) data = widest.data();
+      return tessella::view(data, dtype, {1, length, heads, kHeadDim});
+    }
+    std::vector<uint16_t> narrow;
+    const std::vector<float>& wide;
+    std::vector<double> widest;
+  };
 
-  void run(const Inputs& in, bool is_bf16, bool wants_lse, const std::vector<Row>& rows) {
-    const std::vector<uint16_t> q = to_bf16(in.q), k = to_bf16(in.k), v = to_bf16(in.v);
+  void run(const Inputs& in, DType dtype, bool wants_lse, const std::vector<Row>& rows) {
+    const Operand q(in.q), k(in.k), v(in.v);
     std::vector<float> out(in.q.size(), 7), lse(static_cast<size_t>(kHeads * in.n), 7);
-    const auto input = [&](const std::vector<float>& wide, const std::vector<uint16_t>& narrow, int64_t heads) {
-      return is_bf16 ? view(static_cast<const void*>(narrow.data()), bf16, {1, in.n, heads, kHeadDim})
-                     : view(static_cast<const void*>(wide.data()), f32, {1, in.n, heads, kHeadDim});
-    };
-    ForwardArgs args{.q = input(in.q, q, kHeads),
-                     .k = input(in.k, k, 1),
-                     .v = input(in.v, v, 1),
+    ForwardArgs args{.q = q.view(dtype, in.n, kHeads),
+                     .k = k.view(dtype, in.n, 1),
+                     .v = v.view(dtype, in.n, 1),
                      .out = view(out.data(), f32, {1, in.n, kHeads, kHeadDim})};
     if (wants_lse) args.lse = view(lse.data(), f32, {1, kHeads, in.n});
     if (!in.bias.empty()) {
@@ -189,7 +197,7 @@ class Nan : public EachKernel {
     if (in.causal) options.mask = options.mask & Mask::causal();
     forward_where_the_kernel_is(args, options);
     if (by_library_) return;
-    const double tolerance = is_bf16 ? 0.01 : 1e-4;
+    const double tolerance = dtype == bf16 ? 0.01 : 1e-4;
     int wrong = 0;
     for (int64_t i = 0; i < in.n; ++i) {
       for (int64_t head = 0; head < kHeads && wrong < 4; ++head) {

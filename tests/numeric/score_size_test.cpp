@@ -56,20 +56,27 @@ constexpr int64_t kDim = 8;
 class Operand {
  public:
   Operand(const std::string& dtype, int64_t rows)
-      : is_f32_(dtype == "f32"), rows_(rows), wide_(static_cast<size_t>(rows * kDim)), narrow_(wide_.size()) {}
+      : dtype_(dtype),
+        rows_(rows),
+        widest_(static_cast<size_t>(rows * kDim)),
+        wide_(widest_.size()),
+        narrow_(wide_.size()) {}
   void set(int64_t row, float value) {
     const auto at = static_cast<size_t>(row * kDim);
+    widest_[at] = value;
     wide_[at] = value;
     narrow_[at] = portable::to_bfloat16(value).bits;
   }
   TensorView view() const {
-    if (is_f32_) return tessella::view(static_cast<const void*>(wide_.data()), f32, {1, rows_, 1, kDim});
+    if (dtype_ == "f64") return tessella::view(static_cast<const void*>(widest_.data()), f64, {1, rows_, 1, kDim});
+    if (dtype_ == "f32") return tessella::view(static_cast<const void*>(wide_.data()), f32, {1, rows_, 1, kDim});
     return tessella::view(static_cast<const void*>(narrow_.data()), bf16, {1, rows_, 1, kDim});
   }
 
  private:
-  bool is_f32_;
+  std::string dtype_;
   int64_t rows_;
+  std::vector<double> widest_;
   std::vector<float> wide_;
   std::vector<uint16_t> narrow_;
 };
@@ -78,7 +85,13 @@ class ScoreSize : public EachKernel {
  protected:
   // Out errs by some units in the last place of values of size 2, whatever the scores; LSE by one of its own.
   static void check(const Row& row) {
-    const std::string dtype = GetParam().computes("f32") ? "f32" : "bf16";
+    for (const char* dtype : {"f64", "f32", "bf16"}) {
+      const bool is_used = dtype == std::string("bf16") ? !GetParam().computes("f32") : GetParam().computes(dtype);
+      if (is_used) check_in(dtype, row);
+    }
+  }
+  static void check_in(const std::string& dtype, const Row& row) {
+    SCOPED_TRACE(dtype);
     const auto n = static_cast<int64_t>(row.v.size());
     // v is the first column: rows of 8 elements start at multiples of 16 bytes, which every kernel takes.
     Operand q(dtype, 1), k(dtype, n), v(dtype, n);
@@ -95,7 +108,7 @@ class ScoreSize : public EachKernel {
     run_on(GetParam(), args, {.out_dtype = f32, .num_threads = 1, .kernel = GetParam().name});
 
     const Result right = expected(row);
-    EXPECT_NEAR(static_cast<double>(out[0]), right.out, dtype == "f32" ? 6e-7 : 2e-2);
+    EXPECT_NEAR(static_cast<double>(out[0]), right.out, dtype == "bf16" ? 2e-2 : 6e-7);
     EXPECT_NEAR(static_cast<double>(lse), right.lse, 1.2e-7 * std::abs(right.lse) + 3e-7);
   }
 

@@ -31,7 +31,7 @@ class UpperHalves : public EachKernel {};
 
 TEST_P(UpperHalves, AreNotInUseBehindACall) {
   if (!can_tell()) GTEST_SKIP() << "this CPU does not tell which state is in use";
-  for (const char* dtype : {"bf16", "f16", "f32"}) {
+  for (const char* dtype : {"bf16", "f16", "f32", "f64"}) {
     if (!GetParam().computes(dtype)) continue;
     for (const char* out : {"", "f32"}) {
       for (const int64_t head_dim : {64, 70}) {

@@ -94,8 +94,15 @@ HWY_INLINE void store_floats(Vec<double> value, double* to) { hn::StoreU(value, 
 HWY_INLINE void store_floats(Vec<float> value, float* to) { hn::StoreU(value, Tag<float>(), to); }
 
 HWY_INLINE void store_floats(Vec<double> value, float* to) {
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  // Highway makes infinity the largest float there.
+  HWY_ALIGN double lanes[kLanes<double>];
+  hn::Store(value, Tag<double>(), lanes);
+  for (int i = 0; i < kLanes<double>; ++i) to[i] = static_cast<float>(lanes[i]);
+#else
   const hn::Rebind<float, Tag<double>> narrow;
   hn::StoreU(hn::DemoteTo(narrow, value), narrow, to);
+#endif
 }
 
 HWY_INLINE void store_floats(Vec<float> value, BFloat16* to) {
