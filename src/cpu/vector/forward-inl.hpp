@@ -40,8 +40,9 @@ void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, con
   const bool are_products = scores_are_products(p);
   state.needs_chain = needs_score_chain(p);
   state.scale_log2 = exponent_scale<Real>(p);
+  constexpr Real kExact = 2 / std::numeric_limits<Real>::epsilon();  // 2^24 or 2^53: whole numbers below it are exact
   // Products have been rounded at their size already.
-  state.offset_limit = HWY_NATIVE_FMA || are_products ? Real{1} / std::numeric_limits<Real>::epsilon() * 2 : Real{0};
+  state.offset_limit = HWY_NATIVE_FMA || are_products ? kExact : Real{0};
   // A sink is to be at the same distance from the scores in either unit.
   const double scale = are_products ? static_cast<double>(p.scale) : 1.0;
   state.natural = are_products && !p.sink ? kLn2 : scale / static_cast<double>(state.scale_log2);
