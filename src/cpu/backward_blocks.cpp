@@ -11,7 +11,6 @@
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/forward_vector.hpp"
-#include "hwy/cache_control.h"
 
 namespace tessella::cpu {
 namespace {
@@ -30,6 +29,15 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t all_rows(const AttentionShape& p) {
   return (p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();
+}
+
+// A thread that spins leaves the core to its twin.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
 }
 
 // Rows [begin, end) of a KV head of each sequence in turn: fn(sequence, kv_head, begin, end).
@@ -198,7 +206,7 @@ bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const Atten
   for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
     if (is_over(p, shared)) return false;
     if (spins < 256) {
-      hwy::Pause();
+      pause();
     } else {
       std::this_thread::yield();
     }
