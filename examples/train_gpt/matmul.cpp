@@ -50,8 +50,9 @@ template <int kCount>
 [[gnu::target("avx2,fma")]] void multiply_panel_avx2(const Panel& panel) { multiply_panel(panel); }
 void multiply_panel_sse(const Panel& panel) { multiply_panel(panel); }
 
+const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 auto* const multiply_panel_here = __builtin_cpu_supports("avx512f") ? multiply_panel_avx512
-                                  : __builtin_cpu_supports("fma")   ? multiply_panel_avx2
+                                  : has_avx2                        ? multiply_panel_avx2
                                                                     : multiply_panel_sse;
 
 }  // namespace

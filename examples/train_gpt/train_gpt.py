@@ -1,4 +1,4 @@
-"""The same GPT in PyTorch, whose only attention is tessella.torch's operator: train_gpt.py FILE [STEPS]"""
+"""The GPT's like in PyTorch, whose only attention is tessella.torch's operator: train_gpt.py FILE [STEPS]"""
 
 import pathlib
 import sys
@@ -27,7 +27,7 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
-text = pathlib.Path(sys.argv[1]).read_text()
+text = pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")
 steps = int(sys.argv[2]) if len(sys.argv) > 2 else 800
 alphabet = sorted(set(text))
 corpus = torch.tensor([alphabet.index(character) for character in text])

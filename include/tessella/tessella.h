@@ -301,9 +301,16 @@ enum {
  *
  *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
  *                   required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
- * those of the call too. page_table and scales are not supported d_out           shape of out   dtype of out or of q,
- * or f32 d_lse           shape of lse   f32 (f64 allowed for f64 inputs); NULL = 0 dq, dk, dv      shapes of q, k and v
- * dtype of q, or f32 d_bias          shape of bias   its dtype, or f32; the sum over axes on which bias broadcasts
+ *                   those of the call too. page_table and scales are not supported
+ *
+ *   d_out           shape of out: dtype of out or of q, or f32
+ *
+ *   d_lse           shape of lse: f32 (f64 allowed for f64 inputs); NULL = 0
+ *
+ *   dq, dk, dv      shapes of q, k and v: dtype of q, or f32
+ *
+ *   d_bias          shape of bias: its dtype, or f32; the sum over axes on which bias broadcasts
+ *
  *   d_sink          (heads_q) f32
  *   d_alibi_slopes  shape of alibi_slopes   f32
  *   accumulate      bits of tessella_gradient: these are added to what is there, in fp32 and rounded once

@@ -40,7 +40,9 @@ struct Dropout {
   // p * 65536, rounded; a p above 0 drops at least one entry of 65536, and a p below 1 keeps at least one.
   static constexpr uint32_t threshold_of(float probability) {
     if (probability <= 0) return 0;
-    const auto rounded = static_cast<uint32_t>(static_cast<double>(probability) * 65536 + 0.5);
+    const double scaled = static_cast<double>(probability) * 65536;
+    const auto whole = static_cast<uint32_t>(scaled);
+    const uint32_t rounded = scaled - whole >= 0.5 ? whole + 1 : whole;
     return rounded < 1 ? 1 : rounded > 65535 ? 65535 : rounded;
   }
 

@@ -162,6 +162,17 @@ TEST_P(Backward, EachFeature) {
   }
 }
 
+TEST_P(Backward, KeysThatNoQuerySeesMayHoldNaN) {
+  for (const std::string features : {"causal_top_left=1", "causal_top_left=1 softcap=2", "dense=k softcap=3",
+                                     "causal_top_left=1 softcap=2 dropout=0.2 bias=qk"}) {
+    each_dtype([&](const char* dtype) {
+      Case c = feature_case(GetParam().name, features + " masked_nan=1");
+      c.dtype = dtype;
+      expect_right(c);
+    });
+  }
+}
+
 TEST_P(Backward, RandomCases) {
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     expect_right(random_backward_case(seed, GetParam().name, GetParam().dtypes));

@@ -341,6 +341,21 @@ def test_autocast():
     assert torch.allclose(out.float(), layer(x, is_causal=True), atol=0.05)
 
 
+@pytest.mark.parametrize("widths", [{}, {"kdim": 48}])
+def test_first_weights_are_as_large_as_torchs(widths):
+    ours, torchs = MultiHeadAttention(64, 4, **widths), torch.nn.MultiheadAttention(64, 4, **widths)
+    of_torch = torchs.q_proj_weight if widths else torchs.in_proj_weight
+    assert ours.q_proj.weight.std().item() == pytest.approx(of_torch.std().item(), rel=0.05)
+
+
+def test_from_torch_keeps_what_is_frozen():
+    module = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    module.in_proj_weight.requires_grad_(False)
+    layer = MultiHeadAttention.from_torch(module)
+    frozen = {name for name, parameter in layer.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"q_proj.weight", "k_proj.weight", "v_proj.weight"}
+
+
 def test_state_dict():
     layer = MultiHeadAttention(32, 4, num_kv_heads=2, kdim=20)
     model = torch.nn.Sequential(layer)
@@ -402,11 +417,25 @@ WRONG = {
     "MultiHeadAttention: key_padding_mask is (9, 2), expected (2, 9)": (
         lambda: call(X, key_padding_mask=padding(9, 4, keys=9).T)
     ),
-    "MultiHeadAttention: key_padding_mask is torch.int64, expected bool or": (
+    "MultiHeadAttention: key_padding_mask is torch.int64, expected bool, torch.float32 or": (
         lambda: call(X, key_padding_mask=torch.ones(2, 9, dtype=torch.int64))
     ),
     "MultiHeadAttention: attn_mask is (9, 8), expected (9, 9), (8, 9, 9) or 4": (
         lambda: call(X, attn_mask=torch.ones(9, 8))
+    ),
+    "MultiHeadAttention: attn_mask is torch.float64, expected bool, torch.float32 or": (
+        lambda: call(X, attn_mask=torch.zeros(9, 9, dtype=torch.float64))
+    ),
+    "MultiHeadAttention: seqlens is torch.float32, expected a tensor of int32 or int64": (
+        lambda: call(X, seqlens=torch.tensor([3.9, 2]))
+    ),
+    "MultiHeadAttention: seqlens is list, expected a tensor of": lambda: call(X, seqlens=[3, 2]),
+    "forward: seqlens_kv[0] is 2147483647": lambda: call(X, seqlens=torch.tensor([(1 << 32) + 3, 2])),
+    "MultiHeadAttention: positions is (1,), expected (9,) or (2, 9)": (
+        lambda: MultiHeadAttention(32, 4, rotary_base=10.0)(X, positions=torch.tensor([5]))
+    ),
+    "MultiHeadAttention: positions is [5], expected a number or a tensor": (
+        lambda: MultiHeadAttention(32, 4, rotary_base=10.0)(X, positions=[5])
     ),
     "forward: k.shape": lambda: call(X, X[:1]),
     "load_state_dict: bias_k is given, expected weights without add_bias_kv": (

@@ -150,7 +150,7 @@ class Products {
 };
 
 // K, V and K^T of the block. Rows of K that hold NaN or infinity and that no query sees become zero in K^T, since
-// 0 * NaN is NaN; their scores and dP are masked.
+// 0 * NaN is NaN; P and dS of a hidden key are 0 whatever its products are.
 void pack_block(const BlockWork<float>& block, const AmxScratch& scratch) {
   const AttentionArguments& p = block.p;
   for (int64_t key = block.key_begin, tile = 0; key < block.key_end; key += kKeys, ++tile) {

@@ -8,7 +8,7 @@
 //
 // Own assembly because g++ 12's intrinsics do not tell the compiler that a tile load reads memory, and its
 // _tile_loadconfig names 8 of the 64 bytes as read, so stores to a local configuration are deleted.
-// Include inside the target region of forward_amx.cpp only.
+// Include inside the target region of forward_amx.cpp or backward_amx.cpp only.
 #pragma once
 
 #include <cstdint>

@@ -184,7 +184,9 @@ void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int 
   for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) {
     const Vec<Real> capped = tanh(hn::Mul(hn::Load(d, tile.products + i), scale));
     const Vec<Real> derivative = hn::NegMulAdd(capped, capped, hn::Set(d, 1));
-    hn::Store(hn::Mul(hn::Load(d, tile.d_scores + i), derivative), d, tile.d_scores + i);
+    const Vec<Real> d_score = hn::Load(d, tile.d_scores + i);
+    const Mask<Real> is_hidden = hn::Eq(d_score, hn::Zero(d));  // K of a hidden key may hold NaN
+    hn::Store(hn::IfThenZeroElse(is_hidden, hn::Mul(d_score, derivative)), d, tile.d_scores + i);
   }
 }
 

@@ -31,8 +31,9 @@ class Parameters {
   }
   Parameters(const Parameters& other) { *this = other; }
   Parameters& operator=(const Parameters& other) {
+    if (this == &other) return *this;
     bytes_ = other.bytes_;
-    std::memmove(data_, other.data_, bytes_);
+    std::memcpy(data_, other.data_, bytes_);
     return *this;
   }
 

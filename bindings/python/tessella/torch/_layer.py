@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -90,15 +91,26 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         # On "meta" no random numbers are drawn.
         layer = cls(module.embed_dim, module.num_heads, module.dropout, has_bias, device="meta", **made)
         layer.to_empty(device=weight.device).load_state_dict(module.state_dict())
-        layer.requires_grad_(any(parameter.requires_grad for parameter in module.parameters()))
+        of_torch = dict(module.named_parameters())
+        for name, parameter in layer.named_parameters():
+            projection, kind = name.split(".")
+            source = of_torch.get(name, of_torch.get(f"in_proj_{kind}"))
+            parameter.requires_grad_((of_torch[f"{projection}_weight"] if source is None else source).requires_grad)
         layer.train(module.training)
         return layer
 
     def reset_parameters(self) -> None:
-        """Draws the weights by torch's layer's rules: Xavier's for the projections of inputs; biases are 0."""
+        """Draws the weights by torch's layer's rules: Xavier's for the projections of inputs; biases are 0.
+
+        Inputs of one width have one matrix there, so its rows count together.
+        """
         self.out_proj.reset_parameters()
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            torch.nn.init.xavier_uniform_(projection.weight)
+        inputs = (self.q_proj, self.k_proj, self.v_proj)
+        is_one = self.kdim == self.vdim == self.embed_dim
+        rows = sum(projection.out_features for projection in inputs)
+        for projection in inputs:
+            bound = math.sqrt(6 / (projection.in_features + (rows if is_one else projection.out_features)))
+            torch.nn.init.uniform_(projection.weight, -bound, bound)
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             if projection.bias is not None:
                 torch.nn.init.zeros_(projection.bias)
@@ -132,6 +144,11 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             _require(positions is None, "positions", "given", "a layer with rotary_base")
         else:
             _require(key is None or key is query, "key", "another tensor than query", "query beside rotary_base")
+            if isinstance(positions, torch.Tensor):
+                shapes = (query.shape[-2:-1], query.shape[:-1])
+                _require(positions.shape in shapes, "positions", tuple(positions.shape), "{} or {}", *map(tuple, shapes))
+            else:
+                _require(positions is None or type(positions) is int, "positions", positions, "a number or a tensor")
         key = query if key is None else key
         value = key if value is None else value
         is_batched = query.dim() != 2
@@ -147,16 +164,21 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         if not is_batched:
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
             seqlens = None if seqlens is None else seqlens[None]
-        options = self._masks((q.shape[0], q.shape[1], k.shape[1]), key_padding_mask, attn_mask, is_causal)
+        sizes = (q.shape[0], q.shape[1], k.shape[1])
+        options = self._masks(sizes, q.dtype, key_padding_mask, attn_mask, is_causal)
         if seqlens is not None:
-            options["seqlens_kv"] = seqlens.to(torch.int32)
+            is_whole = isinstance(seqlens, torch.Tensor) and seqlens.dtype in (torch.int32, torch.int64)
+            _require(is_whole, "seqlens", getattr(seqlens, "dtype", type(seqlens).__name__), "a tensor of int32 or int64")
+            options["seqlens_kv"] = seqlens.clamp(-1, (1 << 31) - 1).to(torch.int32)  # what is too long stays so
         if self.rotary_base is not None:
             q, k = rotated(q, k, 0 if positions is None else positions, self.rotary_base)
         out = attention(q, k, v, dropout=self.dropout if self.training else 0.0, **options).flatten(-2)
         result: torch.Tensor = self.out_proj(out if is_batched else out[0])
         return result
 
-    def _masks(self, sizes: tuple[int, int, int], padding: Any, attn_mask: Any, is_causal: bool) -> dict[str, Any]:
+    def _masks(
+        self, sizes: tuple[int, int, int], dtype: Any, padding: Any, attn_mask: Any, is_causal: bool
+    ) -> dict[str, Any]:
         """The options mask and bias of attention."""
         batch, rows, keys = sizes
         if padding is not None:
@@ -173,7 +195,7 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             if mask is not None and mask.dtype is torch.bool:
                 visible = ~mask if visible is None else visible & ~mask
             elif mask is not None:
-                _require(mask.is_floating_point(), name, mask.dtype, "bool or a floating type")
+                _require(mask.dtype in (dtype, torch.float32), name, mask.dtype, "bool, {} or torch.float32", dtype)
                 bias = mask if bias is None else bias + mask
         if visible is None:
             return {"mask": "causal_top_left" if is_causal else None, "bias": bias}
@@ -205,6 +227,6 @@ def _count(name: str, value: Any) -> int:
 
 
 def _require(is_true: bool, name: str, got: Any, expected: str, *sizes: Any) -> None:
-    """sizes: what expected has braces for; torch's tracer makes a constant of a size that is put into a text."""
+    """sizes: what expected has braces for; torch's tracer makes a constant of a size that a sentence has."""
     if not is_true:
         raise InvalidArgument(f"MultiHeadAttention: {name} is {got}, expected {expected.format(*sizes)}")

@@ -116,7 +116,13 @@ class MultiHeadAttentionImpl : public ::torch::nn::Cloneable<MultiHeadAttentionI
     k_proj = made("k_proj", options.kdim, width_kv);
     v_proj = made("v_proj", options.vdim, width_kv);
     out_proj = made("out_proj", width, options.embed_dim);
-    for (const auto& projection : {q_proj, k_proj, v_proj}) ::torch::nn::init::xavier_uniform_(projection->weight);
+    // Inputs of one width have one matrix there, so its rows count together.
+    const bool is_one = options.kdim == options.embed_dim && options.vdim == options.embed_dim;
+    for (const auto& projection : {q_proj, k_proj, v_proj}) {
+      const int64_t rows = is_one ? width + 2 * width_kv : projection->weight.size(0);
+      const double bound = std::sqrt(6 / static_cast<double>(projection->weight.size(1) + rows));
+      ::torch::nn::init::uniform_(projection->weight, -bound, bound);
+    }
     for (const auto& projection : {q_proj, k_proj, v_proj, out_proj}) {
       if (options.bias) ::torch::nn::init::zeros_(projection->bias);
     }
@@ -142,7 +148,18 @@ class MultiHeadAttentionImpl : public ::torch::nn::Cloneable<MultiHeadAttentionI
     AttentionOptions call;
     Tensors tensors;
     set_masks(call, tensors, args, q, k);
-    if (args.seqlens.defined()) tensors.seqlens_kv = args.seqlens.to(at::kInt);
+    if (args.seqlens.defined()) {
+      const at::ScalarType type = args.seqlens.scalar_type();
+      detail::require(type == at::kInt || type == at::kLong,
+                      std::string("seqlens is a tensor of ") + at::toString(type) + ", expected int32 or int64");
+      tensors.seqlens_kv = args.seqlens.clamp(-1, std::numeric_limits<int32_t>::max()).to(at::kInt);
+    }
+    if (args.positions.defined()) {
+      const at::IntArrayRef rows = query.sizes().slice(0, query.dim() - 1);
+      detail::require(
+          args.positions.sizes() == rows || args.positions.sizes() == rows.slice(rows.size() - 1),
+          "positions is " + detail::shape_of(args.positions) + ", expected (seqlen_q) or (batch, seqlen_q)");
+    }
     if (options.rotary_base != 0) detail::rotate(q, k, args.positions, options.rotary_base);
     if (is_training() && options.dropout != 0) {
       call.dropout = static_cast<float>(options.dropout);
@@ -227,12 +244,16 @@ class MultiHeadAttention : public ::torch::nn::ModuleHolder<MultiHeadAttentionIm
         module->_qkv_same_embed_dim ? module->in_proj_weight.chunk(3)
                                     : std::vector{module->q_proj_weight, module->k_proj_weight, module->v_proj_weight};
     const std::vector projections{layer->q_proj, layer->k_proj, layer->v_proj};
+    const auto copy = [](const at::Tensor& to, const at::Tensor& from, const at::Tensor& parameter) {
+      to.copy_(from);
+      to.set_requires_grad(parameter.requires_grad());
+    };
     for (size_t i = 0; i < 3; ++i) {
-      projections[i]->weight.copy_(weights[i]);
-      if (given.bias()) projections[i]->bias.copy_(module->in_proj_bias.chunk(3)[i]);
+      copy(projections[i]->weight, weights[i], module->_qkv_same_embed_dim ? module->in_proj_weight : weights[i]);
+      if (given.bias()) copy(projections[i]->bias, module->in_proj_bias.chunk(3)[i], module->in_proj_bias);
     }
-    layer->out_proj->weight.copy_(module->out_proj->weight);
-    if (given.bias()) layer->out_proj->bias.copy_(module->out_proj->bias);
+    copy(layer->out_proj->weight, module->out_proj->weight, module->out_proj->weight);
+    if (given.bias()) copy(layer->out_proj->bias, module->out_proj->bias, module->out_proj->bias);
     return layer;
   }
 };
