@@ -25,7 +25,9 @@ def bert():
 
 def gpt2():
     """GPT-2 of half its depth: 6 layers, 12 heads of 64."""
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=6, vocab_size=8192, bos_token_id=0, eos_token_id=0))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=6, vocab_size=8192, bos_token_id=0, eos_token_id=0)
+    )
 
 
 def llama():

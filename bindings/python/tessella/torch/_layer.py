@@ -146,7 +146,9 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             _require(key is None or key is query, "key", "another tensor than query", "query beside rotary_base")
             if isinstance(positions, torch.Tensor):
                 shapes = (query.shape[-2:-1], query.shape[:-1])
-                _require(positions.shape in shapes, "positions", tuple(positions.shape), "{} or {}", *map(tuple, shapes))
+                _require(
+                    positions.shape in shapes, "positions", tuple(positions.shape), "{} or {}", *map(tuple, shapes)
+                )
             else:
                 _require(positions is None or type(positions) is int, "positions", positions, "a number or a tensor")
         key = query if key is None else key
@@ -168,7 +170,9 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         options = self._masks(sizes, q.dtype, key_padding_mask, attn_mask, is_causal)
         if seqlens is not None:
             is_whole = isinstance(seqlens, torch.Tensor) and seqlens.dtype in (torch.int32, torch.int64)
-            _require(is_whole, "seqlens", getattr(seqlens, "dtype", type(seqlens).__name__), "a tensor of int32 or int64")
+            _require(
+                is_whole, "seqlens", getattr(seqlens, "dtype", type(seqlens).__name__), "a tensor of int32 or int64"
+            )
             options["seqlens_kv"] = seqlens.clamp(-1, (1 << 31) - 1).to(torch.int32)  # what is too long stays so
         if self.rotary_base is not None:
             q, k = rotated(q, k, 0 if positions is None else positions, self.rotary_base)
