@@ -9,6 +9,7 @@
 
 #include "core/cancel.hpp"
 #include "core/message.hpp"
+#include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/forward_vector.hpp"
 
@@ -24,8 +25,6 @@ using core::Sequence;
 
 constexpr int64_t kRowsPerItem = 512;               // of the passes over rows, which only read and write them
 constexpr int64_t kSumsPerItem = int64_t{1} << 16;  // that are set to zero
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t all_rows(const AttentionShape& p) {
   return (p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();

@@ -65,21 +65,6 @@ struct BackwardShared {
   }
 };
 
-// Hands out memory, 64-byte aligned; a null base only counts.
-class Memory {
- public:
-  Memory(std::byte* base, int64_t& bytes) : base_(base), bytes_(bytes) {}
-  template <typename T>
-  void take(int64_t count, T*& pointer) {
-    pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-  }
-
- private:
-  std::byte* base_;
-  int64_t& bytes_;
-};
-
 // The queries of a strip beside a block of keys.
 template <typename Real>
 struct QueryStrip {

@@ -7,14 +7,13 @@
 #include <new>
 
 #include "core/sequence.hpp"
+#include "cpu/memory.hpp"
 #include "cpu/strip.hpp"
 
 namespace tessella::cpu {
 namespace {
 
 constexpr int64_t kItemsPerThread = 8;  // enough for a causal triangle to level out
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of one KV head over all sequences.
 int64_t total_rows(const core::AttentionShape& p) {

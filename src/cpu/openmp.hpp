@@ -11,8 +11,8 @@ struct OpenMp {
   int (*in_parallel)();
 };
 
-// libgomp, libomp or libiomp5, wherever the process has one: that of torch if torch is there, else the first that was
-// loaded; null where it has none.
+// libgomp, libomp or libiomp5: torch's if torch is loaded, else the first that was loaded. Null if the process has
+// none.
 const OpenMp* loaded_openmp();
 
 }  // namespace tessella::cpu

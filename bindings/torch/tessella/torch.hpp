@@ -42,8 +42,8 @@ struct Tensors {
   at::Tensor sink = {};
   at::Tensor seed = {}, offset = {};
   std::vector<at::Tensor> mod_args = {};
-  std::vector<at::Tensor> mask_arrays =
-      {};  // what the mask views, if the graph is to keep it until the backward is done
+  // What the mask views, if the graph is to keep it until the backward is done.
+  std::vector<at::Tensor> mask_arrays = {};
 };
 
 namespace detail {

@@ -16,8 +16,10 @@
 #include <string>
 
 #include "core/message.hpp"
+#include "cpu/amx/target-inl.hpp"
 #include "cpu/backward_blocks.hpp"
 #include "cpu/cpu_features.hpp"
+#include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/backward_vector.hpp"
 
@@ -25,15 +27,7 @@
 
 #include <immintrin.h>
 
-// As in forward_amx.cpp: code from here on may use AMX and AVX-512.
-#if defined(__clang__)
-#pragma clang attribute push(                                                                                          \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16"))), \
-    apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16")
-#endif
+TESSELLA_AMX_BEGIN
 
 #include "cpu/amx/pack-inl.hpp"
 #include "cpu/amx/tiles-inl.hpp"
@@ -50,9 +44,6 @@ constexpr int kStrip = 64;  // rows
 constexpr int kHalf = 32;   // rows of a pair of B tiles
 constexpr int kKeys = 32;   // of a tile
 constexpr int kBlockTiles = 8;
-constexpr int kQuadFloats = 4 * kTileFloats;  // of the four C tiles of a step
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A quarter of a megabyte of sums, and half as much of K, V and K^T.
 int64_t block_keys(const AttentionShape& p) {
@@ -61,7 +52,7 @@ int64_t block_keys(const AttentionShape& p) {
 }
 
 BackwardTiling tiling(const AttentionShape& p) {
-  return {block_keys(p), kStrip, ceil_div(p.head_dim_qk, kStepDims) * kStepDims, true};
+  return {block_keys(p), kStrip, round_up(p.head_dim_qk, kStepDims), true};
 }
 
 // Scratch of one thread. Steps and panels are 32 dims; "pairs" are two tiles of kTileElements.
@@ -112,14 +103,12 @@ int64_t scratch_bytes(const AttentionShape& p) {
                   vector_scratch_bytes<float>(p));  // run_bias is that of the vector kernel
 }
 
-const uint16_t* elements(const std::byte* address) { return reinterpret_cast<const uint16_t*>(address); }
-
 // Products of tiles; a product's sums are stored while the next one runs, or by release().
 class Products {
  public:
-  explicit Products(float* dump) : dump_(dump) { drop(); }
+  explicit Products(float* dump) : dump_(dump) { held_.hold_quad(dump); }
 
-  // C = A B, to four tiles of rows of stride_bytes: of 32 x 32 entries.
+  // C = A B: 32 rows of 32 floats, `stride` apart.
   void multiply(const uint16_t* a, const uint16_t* b, int steps, float* c, int64_t stride) {
     first_tile_step(a, b, held_, [] {});
     held_.hold(c, c + 16, c + 16 * stride, c + 16 * stride + 16, stride * 4);
@@ -130,21 +119,16 @@ class Products {
   template <typename AOf>
   void add(AOf&& a_of, const uint16_t* b, int steps, float* c) {
     resume_tile_step(a_of(0), b, c, held_, [] {});
-    held_.hold(c, c + kTileFloats, c + 2 * kTileFloats, c + 3 * kTileFloats, 64);
+    held_.hold_quad(c);
     for (int step = 1; step < steps; ++step) tile_step(a_of(step), b + step * kPairElements, [] {});
   }
 
   void release() {
-    held_.release<0>();
-    held_.release<1>();
-    held_.release<2>();
-    held_.release<3>();
-    drop();
+    held_.release_all();
+    held_.hold_quad(dump_);
   }
 
  private:
-  void drop() { held_.hold(dump_, dump_ + kTileFloats, dump_ + 2 * kTileFloats, dump_ + 3 * kTileFloats, 64); }
-
   float* dump_;
   HeldTiles held_;
 };
@@ -380,11 +364,7 @@ void end_rows(const AttentionArguments& p, const core::Sequence& s, int64_t kv_h
 }  // namespace
 }  // namespace tessella::cpu
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+TESSELLA_AMX_END
 
 namespace tessella::cpu {
 namespace {

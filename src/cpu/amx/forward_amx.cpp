@@ -28,9 +28,11 @@
 #include "core/message.hpp"
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
+#include "cpu/amx/target-inl.hpp"
 #include "cpu/cpu_features.hpp"
 #include "cpu/exp2.hpp"
 #include "cpu/forward_items.hpp"
+#include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/strip.hpp"
 #include "cpu/vector/forward_vector.hpp"
@@ -39,16 +41,7 @@
 
 #include <immintrin.h>
 
-// Code from here on may use AMX and AVX-512; headers above stay at the baseline, so that no inline function of theirs
-// is emitted with instructions other machines lack.
-#if defined(__clang__)
-#pragma clang attribute push(                                                                                          \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16"))), \
-    apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,bmi,bmi2,amx-tile,amx-bf16")
-#endif
+TESSELLA_AMX_BEGIN
 
 #include "cpu/amx/pack-inl.hpp"
 #include "cpu/amx/pipeline-inl.hpp"
@@ -65,8 +58,6 @@ constexpr int64_t kMaxWavePairs = 4096;              // bounds the memory of the
 constexpr int kPackUnits = 2;                        // a work item of packing
 constexpr int kMaxStrips = 16;
 constexpr int kLiveStrips = 4;  // in the pipeline at once if every strip has one block: S, P, P.V, finish
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Sizes that follow from the call's bounds.
 struct Layout {
@@ -146,8 +137,6 @@ struct Call {
   uint16_t* k_tiles(int64_t slot) const { return reinterpret_cast<uint16_t*>(packed) + slot * layout.pair_elements; }
   uint16_t* v_tiles(int64_t slot) const { return k_tiles(slot) + layout.units * layout.k_unit; }
 };
-
-const uint16_t* elements(const std::byte* address) { return reinterpret_cast<const uint16_t*>(address); }
 
 bool is_finite(const uint16_t* row, int64_t count) {
   return std::none_of(row, row + count, [](uint16_t x) { return (x & 0x7F80) == 0x7F80; });
@@ -455,11 +444,7 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
 }  // namespace
 }  // namespace tessella::cpu
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+TESSELLA_AMX_END
 
 namespace tessella::cpu {
 namespace {

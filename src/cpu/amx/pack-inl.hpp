@@ -20,6 +20,8 @@ namespace tessella::cpu::amx {
 
 inline constexpr int kStepDims = 32;
 
+inline const uint16_t* elements(const std::byte* address) { return reinterpret_cast<const uint16_t*>(address); }
+
 // First `count` of 32 lanes.
 inline __mmask32 lanes32(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << std::max<int64_t>(count, 0)) - 1);

@@ -124,15 +124,9 @@ class Pipeline {
            context_.dropout == nullptr;
   }
 
-  void drop_held() {
-    held_.hold(memory_.dump, memory_.dump + kTileFloats, memory_.dump + 2 * kTileFloats, memory_.dump + 3 * kTileFloats,
-               64);
-  }
+  void drop_held() { held_.hold_quad(memory_.dump); }
   void release_held() {
-    held_.release<0>();
-    held_.release<1>();
-    held_.release<2>();
-    held_.release<3>();
+    held_.release_all();
     drop_held();
     scores_held_ = false;
   }
@@ -180,7 +174,7 @@ class Pipeline {
       } else {
         first_tile_step(v + block_begin * kPairElements, probs + block_begin * kPairElements, held_, tick);
       }
-      held_.hold(o, o + kTileFloats, o + 2 * kTileFloats, o + 3 * kTileFloats, 64);
+      held_.hold_quad(o);
       scores_held_ = false;
 #pragma GCC unroll 4
       for (int block = block_begin + 1; block < block_end; ++block) {

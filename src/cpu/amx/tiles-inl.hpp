@@ -18,7 +18,8 @@ namespace tessella::cpu::amx {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileElements = 512;  // bf16 elements of an A or B tile: 16 rows of 64 bytes
 inline constexpr int kPairElements = 2 * kTileElements;
-inline constexpr int kTileFloats = 256;  // floats of a C tile
+inline constexpr int kTileFloats = 256;              // floats of a C tile
+inline constexpr int kQuadFloats = 4 * kTileFloats;  // of the four C tiles of a step
 
 // Operand of LDTILECFG: palette 1, every tile 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
@@ -83,9 +84,17 @@ struct HeldTiles {
     tile[3] = t3;
     stride_bytes = stride;
   }
+  // Four tiles that lie one behind the other.
+  void hold_quad(float* c) { hold(c, c + kTileFloats, c + 2 * kTileFloats, c + 3 * kTileFloats, 64); }
   template <int kTile>
   void release() const {
     tile_store<kTile>(tile[kTile], stride_bytes);
+  }
+  void release_all() const {
+    release<0>();
+    release<1>();
+    release<2>();
+    release<3>();
   }
 };
 

@@ -21,8 +21,6 @@ namespace {
 using core::AttentionShape;
 using core::Feature;
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
 // K, V and their gradients fill about half a megabyte.
 template <typename Real>
 int64_t block_keys(const AttentionShape& p) {

@@ -7,6 +7,7 @@
 
 #include "core/arguments.hpp"
 #include "cpu/backward_blocks.hpp"
+#include "cpu/memory.hpp"
 #include "cpu/vector/forward_vector.hpp"
 
 namespace tessella::cpu {

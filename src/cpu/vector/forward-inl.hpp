@@ -22,6 +22,7 @@
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "cpu/vector/merge-inl.hpp"
 #include "cpu/vector/score-inl.hpp"
 #include "cpu/vector/tiles-inl.hpp"
 #include "hwy/highway.h"
@@ -284,6 +285,10 @@ void run_item(const core::AttentionArguments& p, const ForwardItem& item, const 
   if (!is_done) throw core::Cancelled();
   fill_hidden_rows(p, item, num_rows > 0 ? attend_end : item.row_begin, row_end);
 }
+
+template <typename Real>
+inline constexpr VectorKernel<Real> kVectorKernel = {&run_item<Real>, &score_chain<Real>, &dropout_chain<Real>,
+                                                     &merge_rows<Real>};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu

@@ -16,17 +16,15 @@
 #include "hwy/foreach_target.h"  // must come before all that includes highway.h
 
 #include "cpu/vector/forward-inl.hpp"
-#include "cpu/vector/merge-inl.hpp"
 #include "hwy/highway.h"
 
 #if HWY_ONCE
 
+#include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 
 namespace tessella::cpu {
 namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Keys whose K and V rows fill about 256 KB of scratch.
 template <typename Real>
@@ -60,22 +58,18 @@ VectorScratch<Real>::VectorScratch(const core::AttentionShape& p, std::byte* bas
   q_stride = kStripRows * p.head_dim_qk;
   k_stride = round_up(p.head_dim_qk, 16);
   o_stride = round_up(p.head_dim_v, 16);
-  const auto take = [&](int64_t count, auto*& pointer) {
-    using Pointer = std::remove_reference_t<decltype(pointer)>;
-    pointer = base == nullptr ? nullptr : reinterpret_cast<Pointer>(base + bytes);  // null: only sizes are asked for
-    bytes += round_up(count * static_cast<int64_t>(sizeof(*pointer)), 64);
-  };
-  take(strips_per_item, strips);
-  take(strips_per_item * q_stride, q);
-  take(strips_per_item * kStripRows * o_stride, o);
-  take(chunk_keys * k_stride, k);
-  take(chunk_keys * o_stride, v);
-  take(kTileKeys * kStripRows, tile);
+  Memory memory(base, bytes);
+  memory.take(strips_per_item, strips);
+  memory.take(strips_per_item * q_stride, q);
+  memory.take(strips_per_item * kStripRows * o_stride, o);
+  memory.take(chunk_keys * k_stride, k);
+  memory.take(chunk_keys * o_stride, v);
+  memory.take(kTileKeys * kStripRows, tile);
 }
 
 template <typename Real>
 core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads) {
-  const int64_t list = round_up(ForwardItems::scratch_bytes(shape, kStripRows), 64);
+  const int64_t list = round_up(ForwardItems::scratch_bytes(shape, kStripRows), kLineBytes);
   return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch<Real>(shape, nullptr).bytes};
 }
 
@@ -85,7 +79,7 @@ void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments
   const int threads = runs_alone(arguments) ? 1 : plan.num_threads;
   auto* base = static_cast<std::byte*>(workspace.scratch);
   const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips<Real>(arguments)), base);
-  base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), 64);
+  base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), kLineBytes);
   const int64_t thread_bytes = VectorScratch<Real>(arguments, nullptr).bytes;
   parallel_for(items.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
     kernel.run_item(arguments, items[idx], VectorScratch<Real>(arguments, base + worker * thread_bytes));
@@ -122,41 +116,29 @@ void end_rows(const StripState<Real>& state, RowEnds<Real>& ends) {
 
 template <typename Real>
 const VectorKernel<Real>& vector_kernel(InstructionSet set) {
-#define TESSELLA_VECTOR_KERNEL(target) \
-  { &target::run_item<Real>, &target::score_chain<Real>, &target::dropout_chain<Real>, &target::merge_rows<Real> }
-  static constexpr VectorKernel<Real> kBaseline = {
-      &HWY_STATIC_DISPATCH(run_item<Real>), &HWY_STATIC_DISPATCH(score_chain<Real>),
-      &HWY_STATIC_DISPATCH(dropout_chain<Real>), &HWY_STATIC_DISPATCH(merge_rows<Real>)};
   static constexpr VectorKernel<Real> kNone;
   switch (set) {
-    case InstructionSet::avx512: {
+    case InstructionSet::avx512:
 #if HWY_TARGETS & HWY_AVX3
-      static constexpr VectorKernel<Real> kAvx512 = TESSELLA_VECTOR_KERNEL(N_AVX3);
-      return kAvx512;
+      return N_AVX3::kVectorKernel<Real>;
 #else
       return kNone;
 #endif
-    }
-    case InstructionSet::avx2: {
+    case InstructionSet::avx2:
 #if HWY_TARGETS & HWY_AVX2
-      static constexpr VectorKernel<Real> kAvx2 = TESSELLA_VECTOR_KERNEL(N_AVX2);
-      return kAvx2;
+      return N_AVX2::kVectorKernel<Real>;
 #else
       return kNone;
 #endif
-    }
-    case InstructionSet::sse4: {
+    case InstructionSet::sse4:
 #if HWY_TARGETS & HWY_SSE4
-      static constexpr VectorKernel<Real> kSse4 = TESSELLA_VECTOR_KERNEL(N_SSE4);
-      return kSse4;
+      return N_SSE4::kVectorKernel<Real>;
 #else
       return kNone;
 #endif
-    }
-    case InstructionSet::baseline: return kBaseline;
+    case InstructionSet::baseline: return HWY_STATIC_DISPATCH(kVectorKernel<Real>);
   }
   return kNone;
-#undef TESSELLA_VECTOR_KERNEL
 }
 
 std::string vector_unavailable(InstructionSet set) {

@@ -3,14 +3,11 @@
 
 #include <algorithm>
 
+#include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 
 namespace tessella::cpu {
 namespace {
-
-constexpr int64_t kLine = 64;
-
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // A piece of work of some 64 KB, so that handing it out costs nothing beside it.
 int64_t item_rows(const core::MergeShape& shape) {
@@ -22,11 +19,9 @@ int64_t item_rows(const core::MergeShape& shape) {
 
 template <typename Real>
 MergeScratch<Real>::MergeScratch(const core::MergeShape& shape, std::byte* base) {
-  const int64_t row_bytes = round_up(shape.num_states * static_cast<int64_t>(sizeof *rows), kLine);
-  bytes = row_bytes + round_up(shape.num_states * static_cast<int64_t>(sizeof *weights), kLine);
-  if (base == nullptr) return;  // only the size is asked for
-  rows = reinterpret_cast<const std::byte**>(base);
-  weights = reinterpret_cast<Real*>(base + row_bytes);
+  Memory memory(base, bytes);
+  memory.take(shape.num_states, rows);
+  memory.take(shape.num_states, weights);
 }
 
 template <typename Real>

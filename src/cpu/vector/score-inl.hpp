@@ -7,11 +7,10 @@
 #define TESSELLA_CPU_VECTOR_SCORE_INL_HPP
 #endif
 
-#include <limits>
-#include <type_traits>
-
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "cpu/exp2.hpp"
 #include "cpu/strip.hpp"
