@@ -169,10 +169,8 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         sizes = (q.shape[0], q.shape[1], k.shape[1])
         options = self._masks(sizes, q.dtype, key_padding_mask, attn_mask, is_causal)
         if seqlens is not None:
-            is_whole = isinstance(seqlens, torch.Tensor) and seqlens.dtype in (torch.int32, torch.int64)
-            _require(
-                is_whole, "seqlens", getattr(seqlens, "dtype", type(seqlens).__name__), "a tensor of int32 or int64"
-            )
+            given = seqlens.dtype if isinstance(seqlens, torch.Tensor) else type(seqlens).__name__
+            _require(given in (torch.int32, torch.int64), "seqlens", given, "a tensor of int32 or int64")
             options["seqlens_kv"] = seqlens.clamp(-1, (1 << 31) - 1).to(torch.int32)  # what is too long stays so
         if self.rotary_base is not None:
             q, k = rotated(q, k, 0 if positions is None else positions, self.rotary_base)
