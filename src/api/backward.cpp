@@ -41,6 +41,9 @@ class GradientReader {
     for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv}, {"scales", Feature::scales}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }
+    if (!a_.score_mod.empty() && a_.score_mod_gradient.empty()) {
+      invalid(message(function_, ": score_mod is given without score_mod_gradient, expected both"));
+    }
     core::Operand ignored;
     reader_.attention("q", forward_.q, is_packed_q(), ignored);  // says where the call's tensors are
     const auto of_out = reader_.attention("d_out", args_.d_out, is_packed_q(), a_.tensors[Name::d_out]);

@@ -67,11 +67,17 @@ std::string explain(const Plan& plan, std::string_view forced) {
 // The plan outlives the caller's C++ source.
 void keep_sources(Plan& plan) {
   auto* shape = std::get_if<AttentionShape>(&plan.shape);
-  if (shape == nullptr || (shape->score_mod.empty() && shape->mask_mod.empty())) return;
-  plan.sources = std::make_shared<const std::string>(std::string(shape->score_mod) + std::string(shape->mask_mod));
-  const std::string_view both = *plan.sources;
-  shape->mask_mod = both.substr(shape->score_mod.size());
-  shape->score_mod = both.substr(0, shape->score_mod.size());
+  if (shape == nullptr) return;
+  std::string all;
+  const std::array sources = {&shape->score_mod, &shape->mask_mod, &shape->score_mod_gradient};
+  for (const std::string_view* source : sources) all += *source;
+  if (all.empty()) return;
+  plan.sources = std::make_shared<const std::string>(std::move(all));
+  std::string_view rest = *plan.sources;
+  for (std::string_view* source : sources) {
+    *source = rest.substr(0, source->size());
+    rest.remove_prefix(source->size());
+  }
 }
 
 std::string refused_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {

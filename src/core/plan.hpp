@@ -18,7 +18,7 @@ struct Refusal {
 struct Plan {
   const Kernel* kernel = nullptr;
   Shape shape;                                 // of the largest call that it serves
-  std::shared_ptr<const std::string> sources;  // what score_mod and mask_mod of the shape point into
+  std::shared_ptr<const std::string> sources;  // what sources of modifications in the shape point into
   int num_threads = 1;
   WorkspaceSize workspace;
   std::shared_ptr<const void> prepared;  // what kernel->prepare made

@@ -59,11 +59,11 @@ struct AttentionShape {
   Features features;
   DType bias_dtype = DType::none;
   DType d_bias_dtype = DType::none;
-  std::array<DType, kMaxUserArrays> array_dtypes{};  // of mod_args
-  std::string_view score_mod, mask_mod;              // C++ source, "" = absent; not owned
-  int32_t num_threads = 0;                           // CPU: 0 = all that the process may use
-  int32_t num_sms = 0;                               // GPU: multiprocessors to use; 0 = all
-  bool batch_invariant = false;                      // a row must depend on nothing beside it
+  std::array<DType, kMaxUserArrays> array_dtypes{};          // of mod_args
+  std::string_view score_mod, mask_mod, score_mod_gradient;  // C++ source, "" = absent; not owned
+  int32_t num_threads = 0;                                   // CPU: 0 = all that the process may use
+  int32_t num_sms = 0;                                       // GPU: multiprocessors to use; 0 = all
+  bool batch_invariant = false;                              // a row must depend on nothing beside it
   QueryClass query_class = QueryClass::automatic;
   bool operator==(const AttentionShape&) const = default;
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/once.hpp"
+#include "cuda/backward_sm80/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
@@ -36,6 +37,15 @@ constexpr KernelRow kForwardSm80 = {
     .max_head_dim = 512,
     .recipe = forward_sm80_recipe,
     .cost = forward_sm80_cost};
+constexpr KernelRow kBackwardSm80 = {
+    .name = "cuda.backward_sm80",
+    .operation = core::Operation::backward,
+    .summary = "FlashAttention-2's backward by the matrix instructions of a warp, any GPU from Ampere on",
+    .architectures = "sm_80+",
+    .dtypes = kFloats,
+    .max_head_dim = 256,
+    .features = core::all_features().without(core::kFutureFeatures | core::Feature::paged_kv),
+    .recipe = backward_sm80_recipe};
 constexpr KernelRow kMerge = {.name = "cuda.merge",
                               .operation = core::Operation::merge,
                               .summary = "fp32, a few threads a row, any GPU from Ampere on",
@@ -65,8 +75,8 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(), kernel<kMerge>(), kernel<kStandard>(),
-                      kernel<kFlash1>()};
+    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(), kernel<kBackwardSm80>(),
+                      kernel<kMerge>(),       kernel<kStandard>(),    kernel<kFlash1>()};
   });
 }
 

@@ -18,11 +18,13 @@ bool same_kind(double got, double expected) {
 
 void Comparison::add(const Index& index, double got, double expected, double plain, double noise) {
   if (misplaced_) return;  // the first misplaced element is the worst there is
-  misplaced_ = !same_kind(got, expected);
+  // What is beyond the dtype's largest number becomes an infinity in the plain computation too.
+  const bool overflows = std::isfinite(expected) && std::isinf(plain) && got == plain;
+  misplaced_ = !same_kind(got, expected) && !overflows;
   Element element{index, got, expected, 0, std::isfinite(noise) ? noise : 0};
   if (misplaced_) {
     element.error = std::numeric_limits<double>::quiet_NaN();
-  } else if (std::isfinite(expected)) {
+  } else if (std::isfinite(expected) && !overflows) {
     element.error = std::abs(got - expected);
   }
   if (!any_ || element.error > largest_.error) largest_ = element;

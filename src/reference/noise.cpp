@@ -43,6 +43,13 @@ double score_unit(const AttentionArguments& p, double magnitude, double product)
 
 double square(double value) { return value * value; }
 
+// A power of two by which a row of tiny numbers becomes one of usual ones; else 1.
+double out_of_tiny(int64_t count, const double* row) {
+  double largest = 0;
+  for (int64_t c = 0; c < count; ++c) largest = std::max(largest, std::abs(row[c]));
+  return largest > 0 && largest < 0x1p-300 ? std::ldexp(1.0, -std::ilogb(largest)) : 1;
+}
+
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
 
 // |scale| times the size of the partial sums of q.k.
@@ -90,7 +97,10 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     sum_error = lse_error * lse_error;
   }
 
-  std::vector<double> squares(v.size());  // of the errors of out, summed over keys
+  // Of the errors of out, summed over keys; of them times `up`, as those of a row that dropout leaves next to nothing
+  // have squares that double lacks.
+  std::vector<double> squares(v.size());
+  const double up = out_of_tiny(p.head_dim_v, out);
   double partial_sum = 0;
   std::vector<double> partial_out(v.size());
   const DropoutFactor dropout(p);
@@ -112,15 +122,15 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, v.data());
     for (size_t c = 0; c < v.size(); ++c) {
       partial_out[c] += weight * kept * v[c];
-      squares[c] += square(prob_error * v[c]) + square(sum_unit(p) * partial_out[c]);
+      squares[c] += square(prob_error * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
     }
   }
 
   RowNoise noise{std::vector<double>(v.size())};
   for (size_t c = 0; c < v.size(); ++c) {
     const double value = std::abs(out[c]);
-    noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * value * value) + unit_roundoff(p.out_dtype()) * value +
-                   underflow_unit(p.out_dtype());
+    noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * square(value * up)) / up +
+                   unit_roundoff(p.out_dtype()) * value + underflow_unit(p.out_dtype());
   }
   // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e.
   const double lse_unit = unit_roundoff(p.lse().dtype == DType::f64 ? DType::f64 : DType::f32);

@@ -25,4 +25,8 @@ void finish(MergeCall& call) {
   if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }
 
+void finish(BackwardCall& call) {
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
 }  // namespace tessella::tests

@@ -5,6 +5,7 @@
 #include <exception>
 #include <optional>
 
+#include "api/backward.hpp"
 #include "api/forward.hpp"
 #include "core/sequence.hpp"
 #include "cuda/forward_sm80/config.hpp"
@@ -76,10 +77,9 @@ class WorkspaceMemory {
   Memory state_, scratch_;
 };
 
-}  // namespace
-
-std::string run_recipe(Call& call, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed, Texts texts) {
-  AttentionArguments p = api::read(&call.args(), call.options(), "emulated", nullptr);
+template <class SomeCall>
+std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed,
+                Texts texts) {
   for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
   std::optional<TextArrays> arrays;
   if (texts != Texts::none) {
@@ -104,6 +104,16 @@ std::string run_recipe(Call& call, MakeRecipe recipe_of, int64_t max_seqlen, uin
     return error.what();
   }
   return memory.state_is_zero() ? "" : "the state is not left zero";
+}
+
+}  // namespace
+
+std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, texts);
+}
+
+std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, texts);
 }
 
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/backward_call.hpp"
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
 #include "cuda/launch/recipe.hpp"
@@ -24,6 +25,8 @@ enum class Texts { none, usual, by_distance };
 std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts = Texts::none);
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);
 std::string run_sm80(Call& call, uint64_t seed);
+std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,
+                         Texts texts = Texts::none);
 
 // The same with results that are checked. `results`, if wanted, every byte of out and lse.
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr,

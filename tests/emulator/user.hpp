@@ -12,6 +12,10 @@ inline float score_mod(float score, int b, int h, int q, int k, float q_minus_k,
   if (!is_within || static_cast<float>(q - k) != q_minus_k) return NAN;
   return score - arrays.f32(0)[h] * fabsf(q_minus_k + static_cast<float>(len_kv - len_q));
 }
+inline float score_mod_gradient(float, float d_score, int b, int, int q, int k, float, const Arrays& arrays) {
+  const bool is_within = q >= 0 && q < arrays.i32(1)[b] && k >= 0 && k < arrays.i32(2)[b];
+  return is_within ? d_score : NAN;
+}
 inline bool mask_mod(int, int, int q, int k, const Arrays&) { return k <= q; }
 
 }  // namespace tessella::device::user

@@ -7,50 +7,17 @@
 #include <vector>
 
 #include "cases/backward_call.hpp"
+#include "cases/backward_features.hpp"
 #include "cases/kernels.hpp"
 #include "cases/tensor_places.hpp"
 
 namespace tessella::tests {
 namespace {
 
-// What the options and tensors of a forward call have, one case each.
-std::vector<std::string> features() {
-  return {"",
-          "window_right=0",
-          "window_left=3 window_right=1 keep_first=2",
-          "causal_top_left=1",
-          "chunk=4",
-          "prefix=1",
-          "document=1",
-          "dense=bqk",
-          "block_map=qk block_q=3 block_kv=2",
-          "packed_q=1 packed_kv=1",
-          "packed_q=1 packed_kv=1 seqlens_q=1 seqlens_kv=1 window_right=0",
-          "seqlens_q=1 seqlens_kv=1 leftpad_kv=1",
-          "bias=bhqk",
-          "bias=hk leftpad_kv=1 bias_f32=0",
-          "bias=q bias_f32=0",
-          "bias=1",
-          "alibi=h",
-          "alibi=bh window_right=0",
-          "softcap=2",
-          "softcap=1.5 bias=qk alibi=h sink=1 dropout=0.3 window_right=0",
-          "sink=1",
-          "sink=1 dense=qk",
-          "dropout=0.4",
-          "scale=-0.3",
-          "spread=8",
-          "d_lse=1",
-          "d_lse=1 sink=1 dropout=0.2 window_right=0"};
-}
-
 Case feature_case(const std::string& kernel, const std::string& feature) {
-  Case c = parse("batch=2 heads_q=4 heads_kv=2 seqlen_q=9 seqlen_kv=11 head_dim_qk=5 head_dim_v=7 seed=3 " + feature);
+  Case c =
+      with_feature("batch=2 heads_q=4 heads_kv=2 seqlen_q=9 seqlen_kv=11 head_dim_qk=5 head_dim_v=7 seed=3", feature);
   c.kernel = kernel;
-  c.gradients = "qkv";
-  if (!c.bias.empty()) c.gradients += 'b';
-  if (c.sink) c.gradients += 's';
-  if (!c.alibi.empty()) c.gradients += 'a';
   return c;
 }
 
@@ -107,7 +74,7 @@ void compare_with_differences(const BackwardCall& call, const std::string& name,
 }
 
 TEST(BackwardReference, IsTheSlopeOfTheForward) {
-  for (const std::string& feature : features()) {
+  for (const std::string& feature : backward_features()) {
     SCOPED_TRACE(feature);
     Case c = feature_case("reference.backward", feature);
     c.dtype = "f64";
@@ -147,7 +114,7 @@ class Backward : public EachKernel {
 };
 
 TEST_P(Backward, EachFeature) {
-  for (const std::string& feature : features()) {
+  for (const std::string& feature : backward_features()) {
     each_dtype([&](const char* dtype) {
       Case c = feature_case(GetParam().name, feature);
       c.dtype = dtype;

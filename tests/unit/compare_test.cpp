@@ -24,6 +24,15 @@ Comparison one(double got, double expected, double plain, double noise = 0, doub
   return comparison;
 }
 
+// A number beyond f16's: an infinity in the plain computation too, of the same sign, and nowhere else.
+TEST(Compare, AnOverflowIsThePlainComputationsToo) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  EXPECT_TRUE(one(-kInfinity, -116544, -kInfinity).passed());
+  EXPECT_FALSE(one(kInfinity, -116544, -kInfinity).passed());
+  EXPECT_FALSE(one(-kInfinity, -116544, -116544).passed());
+  EXPECT_FALSE(one(-kInfinity, 3, 3).passed());
+}
+
 TEST(Compare, NothingPasses) { EXPECT_TRUE(Comparison(2).passed()); }
 
 TEST(Compare, MisplacedNaNFails) {

@@ -10,6 +10,20 @@ std::string function(std::string_view head, std::string_view name, std::string_v
   return all.append(" {\n#line 1 \"").append(name).append("\"\n").append(text).append("\n#line 1 \"user.hpp\"\n}\n");
 }
 
+constexpr const char* kBegin =
+    "#pragma once\n#include \"cuda/device/score/arrays.hpp\"\nnamespace tessella::device::user {\n";
+constexpr const char* kEnd = "}  // namespace tessella::device::user\n";
+
+std::string functions(std::string_view score_mod, std::string_view mask_mod) {
+  return function(
+             "__device__ __forceinline__ float score_mod(float score, int b, int h, int q, int k, float q_minus_k, "
+             "const "
+             "Arrays& arrays)",
+             "score_mod", score_mod, "return score;") +
+         function("__device__ __forceinline__ bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)",
+                  "mask_mod", mask_mod, "return true;");
+}
+
 bool is_of_identifier(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
@@ -17,15 +31,17 @@ bool is_of_identifier(char c) {
 }  // namespace
 
 std::string user_source(std::string_view score_mod, std::string_view mask_mod) {
-  return "#pragma once\n#include \"cuda/device/score/arrays.hpp\"\nnamespace tessella::device::user {\n" +
+  return kBegin + functions(score_mod, mask_mod) + kEnd;
+}
+
+std::string user_source_with_gradient(std::string_view score_mod, std::string_view mask_mod,
+                                      std::string_view score_mod_gradient) {
+  return kBegin + functions(score_mod, mask_mod) +
          function(
-             "__device__ __forceinline__ float score_mod(float score, int b, int h, int q, int k, float q_minus_k, "
-             "const "
-             "Arrays& arrays)",
-             "score_mod", score_mod, "return score;") +
-         function("__device__ __forceinline__ bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)",
-                  "mask_mod", mask_mod, "return true;") +
-         "}  // namespace tessella::device::user\n";
+             "__device__ __forceinline__ float score_mod_gradient(float score, float d_score, int b, int h, int q, int "
+             "k, float q_minus_k, const Arrays& arrays)",
+             "score_mod_gradient", score_mod_gradient, "return d_score;") +
+         kEnd;
 }
 
 bool may_mention(std::string_view text, std::string_view identifier) {

@@ -10,6 +10,10 @@ namespace tessella::cuda {
 // messages name the sources "score_mod" and "mask_mod" and count their own lines.
 std::string user_source(std::string_view score_mod = {}, std::string_view mask_mod = {});
 
+// The same and user::score_mod_gradient, for backward.
+std::string user_source_with_gradient(std::string_view score_mod, std::string_view mask_mod,
+                                      std::string_view score_mod_gradient);
+
 // May the text name this identifier? Yes where in doubt: in comments, and where macros or escapes could spell it.
 bool may_mention(std::string_view text, std::string_view identifier);
 

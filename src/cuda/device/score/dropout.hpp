@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/schedule/schedule.hpp"
+#include "cuda/device/score/softmax.hpp"
 #include "portable/dropout.hpp"
 #include "portable/forward_params.hpp"
 
@@ -31,5 +32,33 @@ __device__ __forceinline__ void drop(float (&s)[Blocks][4], int j, const portabl
     if (random.word[word] >> 16 < dropout.threshold) pair[1] = 0;
   }
 }
+
+// What dropout leaves of 16 keys and 16 queries where rows are keys and columns queries, 8 of them in each of two
+// blocks of accumulators. All lanes of the warp call it.
+class Kept {
+ public:
+  Kept() = default;
+  // Lanes 4 g + t and 4 (g ^ 1) + t want the bits of the same two of Philox's lanes, those of queries 2 t and 2 t + 1:
+  // each draws one's.
+  __device__ __forceinline__ Kept(const portable::Dropout& dropout, uint64_t head_idx, int32_t block_q,
+                                  int32_t block_kv, int lane) {
+    const int key = lane / 4, is_odd = key % 2;
+    const portable::Random4 random = dropout.bits(head_idx, block_q, block_kv, (lane % 4 * 2 + is_odd) * 4 + key / 2);
+    uint32_t drawn = 0;  // bit w: of word w's even key, 4 + w: of its odd key
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      if ((random.word[word] & 0xFFFF) >= dropout.threshold) drawn |= 1u << word;
+      if (random.word[word] >> 16 >= dropout.threshold) drawn |= 16u << word;
+    }
+    const uint32_t got = __shfl_xor_sync(kAllLanes, drawn, 4);
+    const uint32_t mine = drawn >> is_odd * 4 & 15, other = got >> is_odd * 4 & 15;
+    bits_ = is_odd ? other | mine << 4 : mine | other << 4;  // of the even query, then of the odd one
+  }
+  // Of accumulator i of block j.
+  __device__ bool has(int j, int i) const { return (bits_ >> (i % 2 * 4 + i / 2 * 2 + j) & 1) != 0; }
+
+ private:
+  uint32_t bits_ = ~0u;
+};
 
 }  // namespace tessella::device

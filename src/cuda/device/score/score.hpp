@@ -124,31 +124,38 @@ class Score {
   template <bool AreWithin = false>
   __device__ __forceinline__ float value(float s, const Corner& corner, int32_t row, int32_t column,
                                          float of_diagonal = 0) const {
+    float tanh;
+    s = unmodified<AreWithin>(s, corner, row, column, tanh);
+    if constexpr (C.score_mod) {
+      const Place at = place<AreWithin>(corner, row, column);
+      const float q_minus_k = AreWithin ? of_diagonal : static_cast<float>(at.query - at.key);
+      s = user::score_mod(s, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_));
+    }
+    return s;
+  }
+
+  // The same before the caller's modification. tanh: of the softcap, or not written.
+  template <bool AreWithin = false>
+  __device__ __forceinline__ float unmodified(float s, const Corner& corner, int32_t row, int32_t column,
+                                              float& tanh) const {
     if constexpr (kAreProducts) {
       // Its size is that of slope times distance, its sign that of the slope.
       const float penalty = __fmaf_rn(slope_, static_cast<float>(row - column), corner.distance);
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      s = p_.softcap.cap * (kHasSeries ? kLog2e : 1.0f) * tanhf(s * p_.softcap.scale);
+      tanh = tanhf(s * p_.softcap.scale);
+      s = p_.softcap.cap * (kHasSeries ? kLog2e : 1.0f) * tanh;
     } else {
       s *= q_scale();
     }
-    int32_t query = corner.query + row, key = corner.key + column;
-    if constexpr (!AreWithin) {
-      query = min(query, sequence_.len_q - 1);
-      key = min(key, sequence_.len_kv - 1);
-    }
     if constexpr (C.bias) {
-      const int64_t at = bias_ + query * p_.bias.q_stride + (sequence_.slot_kv + key) * p_.bias.kv_stride;
+      const Place at = place<AreWithin>(corner, row, column);
+      const int64_t element = bias_ + at.query * p_.bias.q_stride + (sequence_.slot_kv + at.key) * p_.bias.kv_stride;
       constexpr Element kBias = C.bias_is_f32 ? Element::f32 : Element(C.element);
-      s += to_float<kBias>(p_.bias.data, at);
+      s += to_float<kBias>(p_.bias.data, element);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(corner.distance + static_cast<float>(row - column)), s);
-    if constexpr (C.score_mod) {
-      const float q_minus_k = AreWithin ? of_diagonal : static_cast<float>(query - key);
-      s = user::score_mod(s, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
-    }
     return s;
   }
 
@@ -157,7 +164,22 @@ class Score {
     return scale() * value(s, corner, row, column);
   }
 
+  // What ALiBi's slope is multiplied by.
+  __device__ float distance(const Corner& corner, int32_t row, int32_t column) const {
+    return fabsf(static_cast<float>(corner.query + row + sequence_.len_kv - sequence_.len_q - corner.key - column));
+  }
+
  private:
+  // Of the sequence's.
+  struct Place {
+    int32_t query, key;
+  };
+  template <bool AreWithin>
+  __device__ Place place(const Corner& corner, int32_t row, int32_t column) const {
+    const Place at = {corner.query + row, corner.key + column};
+    return AreWithin ? at : Place{min(at.query, sequence_.len_q - 1), min(at.key, sequence_.len_kv - 1)};
+  }
+
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
   // also divides slopes.
   __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }

@@ -1,0 +1,69 @@
+#include "cuda/backward_sm80/config.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/message.hpp"
+#include "cuda/compile/expression.hpp"
+#include "cuda/launch/score_config.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using portable::BackwardSm80Config;
+using portable::Element;
+
+int32_t padded(int64_t head_dim) {
+  for (const int32_t compiled : {32, 64, 96, 128, 192}) {
+    if (head_dim <= compiled) return compiled;
+  }
+  return 256;
+}
+
+// Tiles, best first. Long tiles of keys spare adds to dQ in memory; a block's K and V stay in shared memory, so wide
+// rows have short ones.
+struct Tiles {
+  int32_t tile_q, tile_kv, num_warps;
+};
+constexpr std::array kTiles = {Tiles{64, 128, 8}, Tiles{64, 64, 8}, Tiles{32, 64, 4},
+                               Tiles{32, 32, 4},  Tiles{16, 32, 2}, Tiles{16, 16, 1}};
+
+// Found with the assembler: with so many none of the kernels spills (tests/gpu/kernel_matrix_test.cpp).
+int accumulator_limit(const BackwardSm80Config& c) { return c.score.element == Element::f32 ? 128 : 192; }
+
+}  // namespace
+
+int accumulators(const BackwardSm80Config& c) {
+  return c.tile_kv * (c.head_dim_qk + c.head_dim_v + 2 * c.tile_q) / (c.num_warps * 32);
+}
+
+BackwardSm80Config backward_sm80_config(const core::AttentionShape& p, const DeviceInfo& device) {
+  const int64_t size = core::size_bytes(p.dtype());
+  const auto alignment = std::min(p.alignment(), p.operands[core::Name::d_out].alignment);
+  BackwardSm80Config c{
+      .score = score_config(p),
+      .head_dim_qk = padded(p.head_dim_qk),
+      .head_dim_v = padded(p.head_dim_v),
+      .vector_loads = alignment >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0,
+  };
+  for (const Tiles& tiles : kTiles) {
+    c.tile_q = tiles.tile_q;
+    c.tile_kv = tiles.tile_kv;
+    c.num_warps = tiles.num_warps;
+    if (accumulators(c) > accumulator_limit(c)) continue;
+    for (const int32_t stages : {2, 1}) {
+      c.stages = stages;
+      if (shared_bytes(c) <= device.shared_bytes_per_block) return c;
+    }
+  }
+  return c;
+}
+
+Program backward_program(const char* file, const char* kernel, const BackwardSm80Config& config,
+                         const std::string& user_source) {
+  return {.header = core::message("cuda/device/", file),
+          .expression = expression(kernel, "BackwardSm80Config", config),
+          .user_source = user_source};
+}
+
+}  // namespace tessella::cuda

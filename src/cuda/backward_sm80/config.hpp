@@ -1,0 +1,23 @@
+// What a call of backward_sm80 compiles to: a pure function of its head dims, types, alignment and features and of the
+// GPU's shared memory.
+#pragma once
+
+#include <string>
+
+#include "core/shape.hpp"
+#include "cuda/compile/program.hpp"
+#include "cuda/driver/gpus.hpp"
+#include "portable/backward_params.hpp"
+
+namespace tessella::cuda {
+
+portable::BackwardSm80Config backward_sm80_config(const core::AttentionShape& shape, const DeviceInfo& device);
+
+// One of its kernels: a file of device/ and a name in it.
+Program backward_program(const char* file, const char* kernel, const portable::BackwardSm80Config& config,
+                         const std::string& user_source);
+
+// Registers a thread spends on dK, dV and the scores of a tile.
+int accumulators(const portable::BackwardSm80Config& config);
+
+}  // namespace tessella::cuda

@@ -1,0 +1,224 @@
+#include "cuda/backward_sm80/recipe.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/message.hpp"
+#include "cuda/backward_sm80/config.hpp"
+#include "cuda/compile/user_source.hpp"
+#include "cuda/launch/classify.hpp"
+#include "cuda/launch/forward_arguments.hpp"
+#include "cuda/launch/tile_map.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::AttentionArguments;
+using core::AttentionShape;
+using core::Feature;
+using core::Gradient;
+using core::message;
+using core::Name;
+using portable::BackwardParams;
+using portable::BackwardSm80Config;
+
+int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
+
+// Tiles of a head's queries, those of packed sequences too (device/schedule/query_tiles.hpp).
+int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
+  const int64_t rows = p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q;
+  return rows / c.tile_q + p.batch + 1;
+}
+
+// Memory that the steps share, one piece behind the other.
+struct Scratch {
+  int64_t bytes = 0;
+  int64_t map, seen, rows, tiles, turns, dq_sums, slope_sums, ticket;
+
+  Scratch(const AttentionShape& p, const BackwardSm80Config& c, const TileMap& of_masks) {
+    const int64_t all_tiles = tiles_of_head(p, c) * p.heads_q;
+    const auto take = [this](int64_t count, size_t size) {
+      const int64_t at = bytes;
+      bytes += ceil_div(count * static_cast<int64_t>(size), 128) * 128;
+      return at;
+    };
+    rows = take(all_tiles * c.tile_q, sizeof(portable::BackwardRow));
+    tiles = take(all_tiles, sizeof(portable::QueryTile));
+    turns = take(all_tiles, sizeof(uint32_t));
+    const bool wants_dq = p.operands[Name::dq].dtype != core::DType::none;
+    dq_sums = take(wants_dq ? all_tiles * c.tile_q * c.head_dim_qk : 0, sizeof(float));
+    const bool wants_slopes = p.features.has(Feature::d_alibi_slopes);
+    slope_sums = take(wants_slopes ? p.batch * p.heads_q * ceil_div(p.seqlen_kv, c.tile_kv) : 0, sizeof(float));
+    ticket = take(1, sizeof(uint32_t));
+    map = take(of_masks.bytes(), 1);
+    seen = take(of_masks.seen_bytes(), 1);
+  }
+};
+
+portable::OperandParams operand(const core::Operand& t) {
+  return {t.data, t.batch_stride, t.row_stride, t.head_stride};
+}
+
+portable::GradientParams gradient(const AttentionArguments& p, Name name, Gradient of) {
+  const core::Operand& t = p.tensors[name];
+  return {operand(t), t.dtype == core::DType::f32 ? 1 : 0, p.accumulates(of) ? 1 : 0};
+}
+
+portable::HeadGradientParams head_gradient(const AttentionArguments& p, const core::ScoreGradient& t, Gradient of) {
+  return {reinterpret_cast<float*>(t.data), t.batch_stride, t.head_stride, p.accumulates(of) ? 1 : 0};
+}
+
+portable::ScoreGradientParams bias_gradient(const AttentionArguments& p) {
+  const core::ScoreGradient& t = p.d_bias;
+  return {t.data,
+          t.batch_stride,
+          t.head_stride,
+          t.q_stride,
+          t.kv_stride,
+          narrow(t.queries),
+          narrow(t.keys),
+          t.dtype == core::DType::f32 ? 1 : 0,
+          p.accumulates(Gradient::d_bias) ? 1 : 0};
+}
+
+// Rows of out and d_out hold whole pieces of 16 bytes at multiples of 16.
+bool rows_are_aligned(const AttentionArguments& p) {
+  const auto is_aligned = [&](const core::Operand& t) {
+    const int64_t size = core::size_bytes(t.dtype);
+    const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(t.data) % 16);
+    return (at | t.batch_stride * size | t.row_stride * size | t.head_stride * size) % 16 == 0;
+  };
+  return is_aligned(p.out()) && is_aligned(p.tensors[Name::d_out]) &&
+         p.head_dim_v * core::size_bytes(p.dtype()) % 16 == 0;
+}
+
+// KV heads whose key tiles run side by side: as many as fill the GPU with tiles of one head each, so that blocks that
+// begin together seldom wait for each other.
+int64_t section_heads(const AttentionShape& p, int64_t kv_tiles, const Concurrency& at_once) {
+  const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
+  return std::clamp<int64_t>(ceil_div(std::max<int64_t>(at_once.blocks, 1), std::max<int64_t>(kv_tiles, 1)), 1, heads);
+}
+
+BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Config& c, const core::Workspace& memory,
+                               const Concurrency& at_once) {
+  const TileMap map = tile_map(p, c);
+  const Scratch scratch(p, c, map);
+  const auto at = [&](int64_t place) { return static_cast<char*>(memory.scratch) + place; };
+  BackwardParams params{};
+  params.forward = forward_params(p, c, map, at(scratch.map), at_once);
+  params.forward.seen_keys = reinterpret_cast<uint32_t*>(at(scratch.seen));
+  params.d_out = operand(p.tensors[Name::d_out]);
+  params.d_lse = operand(p.tensors[Name::d_lse]);
+  params.dq = gradient(p, Name::dq, Gradient::dq);
+  params.dk = gradient(p, Name::dk, Gradient::dk);
+  params.dv = gradient(p, Name::dv, Gradient::dv);
+  params.d_bias = bias_gradient(p);
+  params.d_sink = head_gradient(p, p.d_sink, Gradient::d_sink);
+  params.d_alibi_slopes = head_gradient(p, p.d_alibi_slopes, Gradient::d_alibi_slopes);
+  params.rows = reinterpret_cast<portable::BackwardRow*>(at(scratch.rows));
+  params.tiles = reinterpret_cast<portable::QueryTile*>(at(scratch.tiles));
+  params.turns = reinterpret_cast<uint32_t*>(at(scratch.turns));
+  params.dq_sums = reinterpret_cast<float*>(at(scratch.dq_sums));
+  params.slope_sums = reinterpret_cast<float*>(at(scratch.slope_sums));
+  params.ticket = reinterpret_cast<uint32_t*>(at(scratch.ticket));
+  params.tiles_of_head = narrow(tiles_of_head(p, c));
+  params.kv_tiles = narrow(ceil_div(p.seqlen_kv, c.tile_kv));
+  params.section_heads = portable::divisor(narrow(section_heads(p, params.kv_tiles, at_once)));
+  params.heads_kv = narrow(p.heads_kv);
+  params.rows_are_aligned = rows_are_aligned(p) ? 1 : 0;
+  return params;
+}
+
+// blocks: of a call, 0 where it has none of the step.
+Step step_of(const char* file, const char* kernel, const BackwardSm80Config& c, const std::string& user, int threads,
+             int shared_bytes, int64_t (*blocks)(const AttentionArguments& call, const BackwardSm80Config& c)) {
+  return {.program = backward_program(file, kernel, c, user),
+          .threads = static_cast<unsigned>(threads),
+          .shared_bytes = shared_bytes,
+          .blocks_per_sm = c.blocks_per_sm,
+          .launch = [c, blocks](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                                const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& arguments = core::attention(call);
+            const int64_t count = blocks(arguments, c);
+            if (count == 0) return std::nullopt;
+            return Launch{{static_cast<unsigned>(count), 1, 1},
+                          Parameters(backward_params(arguments, c, workspace, at_once))};
+          }};
+}
+
+// Of the grids, as step_of() wants them.
+int64_t row_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
+  return forward_blocks(p, tile_map(p, c));
+}
+int64_t key_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
+  const bool wants_some = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
+                          p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
+  return wants_some ? p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) : 0;
+}
+int64_t dq_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
+  return p.tensors[Name::dq].data != nullptr ? row_blocks(p, c) : 0;
+}
+int64_t head_blocks(const AttentionArguments& p, const BackwardSm80Config&) {
+  const auto entries = [&](const core::ScoreGradient& t) {
+    return t.data == nullptr ? 0 : t.batch_stride == 0 ? 1 : p.batch;
+  };
+  return p.heads_q * std::max(entries(p.d_sink), entries(p.d_alibi_slopes));
+}
+int64_t bias_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
+  const core::ScoreGradient& t = p.d_bias;
+  if (t.data == nullptr) return 0;
+  const auto axis = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
+  return axis(t.batch_stride, p.batch) * axis(t.head_stride, p.heads_q) *
+         axis(t.q_stride, ceil_div(t.queries, c.tile_q)) * axis(t.kv_stride, ceil_div(t.keys, c.tile_kv));
+}
+
+std::string refusal(const AttentionShape& p, const BackwardSm80Config& c, const DeviceInfo& device) {
+  if (p.operands[Name::d_out].dtype != p.dtype()) {
+    return message("takes d_out of q's dtype, and it is ", core::name(p.operands[Name::d_out].dtype));
+  }
+  if (std::string lacking = lacks(p, shared_bytes(c), device); !lacking.empty()) return lacking;
+  if (std::string reason = too_large(p, c); !reason.empty()) return reason;
+  if (p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) > kMaxBlocks) {
+    return message("batch * heads_kv * seqlen_kv makes more than ", kMaxBlocks, " tiles");
+  }
+  return "";
+}
+
+}  // namespace
+
+Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const AttentionShape& bounds = core::attention(shape);
+  const BackwardSm80Config c = backward_sm80_config(bounds, device);
+  if (std::string reason = refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
+  const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
+  const int row_threads = portable::kBackwardRowThreads, row_bytes = portable::kBackwardRowBytes;
+  const int threads = c.num_warps * 32, bytes = shared_bytes(c);
+  Recipe recipe{
+      .workspace = {.scratch_bytes = Scratch(bounds, c, largest_tile_map(bounds, c)).bytes},
+      .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
+                             c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ",
+                             c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
+                             c.vector_loads ? "16-byte" : "scalar", " loads, ", bytes, " bytes of shared memory")};
+  if (c.score.mask == portable::MaskLevel::bits) {
+    recipe.steps.push_back(classify_step(
+        c, user,
+        [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
+            const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; }));
+  }
+  recipe.steps.push_back(step_of("backward_rows.hpp", "backward_rows", c, user, row_threads, row_bytes, row_blocks));
+  recipe.steps.push_back(step_of("backward_sm80.hpp", "backward_sm80", c, user, threads, bytes, key_blocks));
+  if (bounds.operands[Name::dq].dtype != core::DType::none) {
+    recipe.steps.push_back(step_of("backward_rows.hpp", "backward_dq", c, user, threads, 0, dq_blocks));
+  }
+  if (bounds.features.has_any(Feature::d_sink | Feature::d_alibi_slopes)) {
+    recipe.steps.push_back(
+        step_of("backward_rows.hpp", "backward_heads", c, user, row_threads, row_bytes, head_blocks));
+  }
+  if (bounds.features.has(Feature::d_bias)) {
+    recipe.steps.push_back(step_of("backward_bias.hpp", "backward_bias", c, user, threads, bytes, bias_blocks));
+  }
+  return recipe;
+}
+
+}  // namespace tessella::cuda

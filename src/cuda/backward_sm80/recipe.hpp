@@ -1,0 +1,10 @@
+// FlashAttention-2's backward by the matrix instructions of a warp (device/backward_sm80.hpp).
+#pragma once
+
+#include "cuda/launch/recipe.hpp"
+
+namespace tessella::cuda {
+
+Recipe backward_sm80_recipe(const core::Shape& bounds, const DeviceInfo& device);
+
+}  // namespace tessella::cuda

@@ -1,0 +1,267 @@
+// FlashAttention-2's backward (arXiv 2307.08691, algorithm 2) with the matrix instructions of one warp: any NVIDIA GPU
+// from Ampere on, bf16, f16 and fp32.
+//
+//   for each tile of keys of a KV head:                              a thread block
+//     dk = dv = 0                                                    registers
+//     for each query head of its group, each tile of queries that sees some of them:
+//       s^T = k q^T, dp^T = v do^T                                   registers
+//       p = e^(s - lse), dx = p (dp - delta) cap'(s)                 registers, then shared memory
+//       dv += p^T do, dk += dx^T q
+//       dq of the tile += dx k                                       in memory, in the order of key tiles
+//
+// dQ's sums lie in memory as the accumulators do, so that a warp adds 128 bytes at once. A word per tile of queries
+// says whose turn it is; blocks take the place of their start (a ticket), so that one that is waited for has begun.
+#pragma once
+
+#include "cuda/device/schedule/block_backward.hpp"
+#include "cuda/device/tile/gradient.hpp"
+
+namespace tessella::device {
+
+template <BackwardSm80Config C>
+struct BackwardSm80 : BlockBackward<C> {
+  using Block = BlockBackward<C>;
+  using Block::Block;
+  using Block::p, Block::thread, Block::lane, Block::warp, Block::sequence, Block::batch_idx, Block::head_kv,
+      Block::first_key, Block::kElement, Block::kThreads;
+  using typename Block::PartDK, typename Block::PartDQ, typename Block::PartDV, typename Block::PartS,
+      typename Block::TileP;
+
+  int32_t key_tile = 0;
+
+  // Sections of KV heads (of all sequences); in a section their key tiles take turns, the first ones first: those meet
+  // the most queries under a causal mask.
+  __device__ __forceinline__ void find_place() {
+    if (thread == 0) ptx::store_word(Block::s_word(0), atomicAdd(p.ticket, 1u));
+    __syncthreads();
+    const auto item = static_cast<int32_t>(ptx::load_word(Block::s_word(0)));
+    __syncthreads();
+    const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads.value;
+    const int32_t section = item / (width * p.kv_tiles), first_head = section * width;
+    const int32_t inside = item - first_head * p.kv_tiles, wide = min(width, heads - first_head);
+    key_tile = inside / wide;
+    const int32_t idx = first_head + inside - key_tile * wide;
+    batch_idx = idx / p.heads_kv;
+    head_kv = idx - batch_idx * p.heads_kv;
+    sequence = device::sequence(p.forward, batch_idx);
+    first_key = key_tile * C.tile_kv;
+  }
+
+  // Keys that element masks hide from every query become zeros in K, whatever they hold, as dQ sums over keys.
+  __device__ __forceinline__ void clear_unseen_keys() const {
+    constexpr int kWords = portable::kSeenWords;
+    const int32_t group = p.forward.group.value, tiles = (sequence.len_q + C.tile_q - 1) / C.tile_q;
+    uint32_t seen[kWords] = {};
+    for (int32_t i = thread; i < group * tiles; i += kThreads) {
+      const int32_t head_idx = head_kv * group + i / tiles, tile = i % tiles;
+      const auto head = Block::head(head_idx);
+      if (!head.keys(tile).sees(key_tile) || head.kind(tile, key_tile) == TileClass::hidden) continue;
+      const uint32_t* words = seen_keys(p.forward, tile_classes(p.forward, batch_idx, head_idx, tile) + key_tile);
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) seen[word] |= words[word];
+    }
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const uint32_t of_warp = __reduce_or_sync(kAllLanes, seen[word]);
+      if (lane == 0) ptx::store_word(Block::s_word(warp * kWords + word), of_warp);
+    }
+    __syncthreads();
+    for (int key = warp; key < C.tile_kv; key += C.num_warps) {
+      uint32_t is_seen = 0;
+      for (int of = 0; of < C.num_warps; ++of) {
+        is_seen |= ptx::load_word(Block::s_word(of * kWords + key / 32)) >> key % 32 & 1;
+      }
+      if (is_seen != 0) continue;
+      for (int chunk = lane; chunk < Block::TileK::kChunks; chunk += 32) {
+        ptx::store_chunk(Block::s_k() + Block::TileK::offset(key, chunk), {0, 0, 0, 0});
+      }
+    }
+  }
+
+  // P^T and dX^T to shared memory, as their products read them.
+  template <bool IsMasked>
+  __device__ __forceinline__ void store_gradients(const typename PartS::Accumulators& products,
+                                                  const typename PartS::Accumulators& d_probs,
+                                                  const typename Block::Visited::Visit& visit, int stage,
+                                                  float& slope) const {
+    const typename Block::Gradient gradient(p, sequence, batch_idx, visit.head_idx);
+    const int row = PartS::row(warp) + lane / 4, column = PartS::column(warp) + lane % 4 * 2;
+    Block::template gradients<IsMasked>(
+        products, d_probs, gradient, visit.head_idx, visit.tile, visit.has_elements, stage,
+        [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& corner) {
+          const int key = row + m * 16 + r * 8, query = column + j * 8;
+          store_pair(Block::s_probs(), key, query, first.prob, second.prob);
+          store_pair(Block::s_d_products(), key, query, first.d_product, second.d_product);
+          if constexpr (C.score.alibi) {
+            slope -= first.d_unmodified * gradient.distance(corner, j * 8, m * 16 + r * 8);
+            slope -= second.d_unmodified * gradient.distance(corner, j * 8 + 1, m * 16 + r * 8);
+          }
+        });
+  }
+  __device__ __forceinline__ static void store_pair(uint32_t tile, int key, int query, float first, float second) {
+    constexpr int kOfChunk = TileP::kChunkElements;
+    const uint32_t at = tile + TileP::offset(key, query / kOfChunk) + query % kOfChunk * Block::kElementBytes;
+    if constexpr (kElement == Element::f32) {
+      ptx::store_words(at, __float_as_uint(first), __float_as_uint(second));
+    } else {
+      ptx::store_word(at, Multiply<kElement>::pack(first, second));
+    }
+  }
+
+  __device__ uint32_t* turn(const typename Block::Visited::Visit& visit) const {
+    return p.turns + Block::head(visit.head_idx).first + visit.tile;
+  }
+  // Until the key tiles before this one have added to the tile's dQ. True if none did.
+  __device__ __forceinline__ bool wait_for_turn(const typename Block::Visited::Visit& visit) const {
+    const uint32_t now = ptx::acquire(turn(visit), ~portable::kHasSums, static_cast<uint32_t>(key_tile));
+    return (now & portable::kHasSums) == 0;
+  }
+  __device__ __forceinline__ void end_turn(const typename Block::Visited::Visit& visit) const {
+    const int32_t next = Block::head(visit.head_idx).next_key_tile(visit.tile, key_tile + 1);
+    ptx::fence_memory();
+    ptx::store_to_memory(turn(visit), static_cast<uint32_t>(next) | portable::kHasSums);
+  }
+
+  // dQ of the tile += dX K.
+  __device__ __forceinline__ void add_dq(const typename Block::Visited::Visit& visit, bool is_first) const {
+    typename PartDQ::Accumulators dq;
+    clear(dq);
+    multiply_shared<kElement, C.tile_kv, TileP, true, typename Block::TileK>(
+        dq, Block::s_d_products(), PartDQ::row(warp), Block::s_k(), PartDQ::column(warp), lane);
+    float* to = p.dq_sums + (Block::head(visit.head_idx).first + visit.tile) * (C.tile_q * C.head_dim_qk) + thread;
+#pragma unroll
+    for (int m = 0; m < PartDQ::kMBlocks; ++m) {
+#pragma unroll
+      for (int j = 0; j < PartDQ::kBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float* at = to + ((m * PartDQ::kBlocks + j) * 4 + i) * kThreads;
+          if (is_first) {
+            ptx::store_to_memory(at, dq[m][j][i]);
+          } else {
+            ptx::add_to_memory(at, dq[m][j][i]);
+          }
+        }
+      }
+    }
+  }
+
+  // The block's part of d_alibi_slopes of a head, of all threads in order.
+  __device__ __forceinline__ void store_slope(int32_t head_idx, float slope) const {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) slope += __shfl_xor_sync(kAllLanes, slope, lanes);
+    __syncthreads();
+    if (lane == 0) ptx::store_word(Block::s_word(1 + warp), __float_as_uint(slope));
+    __syncthreads();
+    if (thread != 0) return;
+    float sum = 0;
+    for (int i = 0; i < C.num_warps; ++i) sum += __uint_as_float(ptx::load_word(Block::s_word(1 + i)));
+    p.slope_sums[(static_cast<int64_t>(batch_idx) * p.forward.heads_q.value + head_idx) * p.kv_tiles + key_tile] = sum;
+  }
+
+  template <class Part>
+  __device__ __forceinline__ void store_keys(const portable::GradientParams& to,
+                                             const typename Part::Accumulators& sums, float factor,
+                                             int32_t head_dim) const {
+    if (to.tensor.data == nullptr) return;
+    const int64_t head = batch_idx * to.tensor.batch_stride + head_kv * to.tensor.head_stride;
+    device::store_gradients<kElement>(
+        to, sums, factor, first_key + Part::row(warp), sequence.len_kv, Part::column(warp), head_dim, lane,
+        [&](int32_t key) { return head + (sequence.row_kv + key) * to.tensor.row_stride; });
+  }
+};
+
+template <BackwardSm80Config C>
+__global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
+    backward_sm80(const __grid_constant__ BackwardParams p) {
+  using Block = BackwardSm80<C>;
+  using Visited = typename Block::Visited;
+  Block block(p, ptx::shared_address(ptx::dynamic_shared()));
+  block.find_place();
+  if (block.first_key >= block.sequence.len_kv) return;
+  const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
+  const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;
+
+  typename Block::PartDK::Accumulators dk;
+  typename Block::PartDV::Accumulators dv;
+  clear(dk);
+  clear(dv);
+  block.load_keys();
+  Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, first_head + group);
+  auto visit = visited.next();
+  if (visit.head_idx >= 0) block.load_queries(visit.head_idx, visit.tile, 0);
+  ptx::commit_copies();
+  ptx::wait_copies<0>();
+  __syncthreads();
+  block.prepare_keys();
+  if constexpr (Block::kHasMap) block.clear_unseen_keys();
+
+  int stage = 0;
+  float slope = 0;
+  int32_t head_of_slope = first_head;
+  auto last = visit;  // whose turn is not over
+  last.head_idx = -1;
+  while (visit.head_idx >= 0) {
+    ptx::wait_copies<0>();
+    __syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile
+    if (wants_dq && block.thread == 0 && last.head_idx >= 0) block.end_turn(last);
+    const auto next = visited.next();
+    if constexpr (C.stages > 1) {
+      if (next.head_idx >= 0) block.load_queries(next.head_idx, next.tile, 1 - stage);
+      ptx::commit_copies();
+    }
+    block.clear_queries(visit.head_idx, visit.tile, stage);
+    if constexpr (C.score.alibi) {
+      for (; wants_slope && head_of_slope < visit.head_idx; ++head_of_slope) {
+        block.store_slope(head_of_slope, slope);
+        slope = 0;
+      }
+    }
+    {
+      typename Block::PartS::Accumulators products, d_probs;
+      block.multiply(products, d_probs, stage);
+      if (visit.is_full) {
+        block.template store_gradients<false>(products, d_probs, visit, stage, slope);
+      } else {
+        block.template store_gradients<true>(products, d_probs, visit, stage, slope);
+      }
+    }
+    bool is_first = false;
+    if (wants_dq && block.lane == 0) is_first = block.wait_for_turn(visit);
+    is_first = __any_sync(kAllLanes, is_first);
+    __syncthreads();  // P and dX are there
+    if (p.dv.tensor.data != nullptr) {
+      multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
+          dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(stage), Block::PartDV::column(block.warp),
+          block.lane);
+    }
+    if (p.dk.tensor.data != nullptr) {
+      multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
+          dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(stage), Block::PartDK::column(block.warp),
+          block.lane);
+    }
+    if (wants_dq) block.add_dq(visit, is_first);
+    if constexpr (C.stages == 1) {
+      __syncthreads();  // all are done with q and d_out
+      if (next.head_idx >= 0) block.load_queries(next.head_idx, next.tile, 0);
+      ptx::commit_copies();
+    } else {
+      stage = 1 - stage;
+    }
+    last = visit;
+    visit = next;
+  }
+  __syncthreads();
+  if (wants_dq && block.thread == 0 && last.head_idx >= 0) block.end_turn(last);
+  if constexpr (C.score.alibi) {
+    for (; wants_slope && head_of_slope < first_head + group; ++head_of_slope) {
+      block.store_slope(head_of_slope, slope);
+      slope = 0;
+    }
+  }
+  block.template store_keys<typename Block::PartDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+  const float factor = C.score.dropout ? p.forward.keep_scale : 1.0f;
+  block.template store_keys<typename Block::PartDV>(p.dv, dv, factor, p.forward.head_dim_v);
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,30 @@
+// Memory that blocks share while they run: sums, and the words by which blocks take turns at them (PTX memory model,
+// scope gpu).
+#pragma once
+
+namespace tessella::device::ptx {
+
+// *to += value. Nobody waits for it; it is there for whoever acquires a word that its block wrote behind a fence.
+__device__ __forceinline__ void add_to_memory(float* to, float value) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_to_memory(float* to, float value) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+
+// Waits until the word's bits of `mask` are at least so much, and returns it: what its writer did before its
+// fence_memory() is there.
+__device__ __forceinline__ uint32_t acquire(const uint32_t* word, uint32_t mask, uint32_t least) {
+  uint32_t value;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  while ((value & mask) < least);
+  return value;
+}
+// Between what the block's threads did before a barrier that this thread has passed, and this thread's
+// store_to_memory().
+__device__ __forceinline__ void fence_memory() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void store_to_memory(uint32_t* to, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+}  // namespace tessella::device::ptx

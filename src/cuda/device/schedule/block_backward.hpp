@@ -1,0 +1,208 @@
+// A block of the backward kernels: tiles of keys, tiles of queries, and P and dX where they meet.
+//
+// Scores are transposed: S^T = K Q^T, so that P^T and dX^T lie in shared memory as the products dV += P^T dO and
+// dK += dX^T Q read them, row by row, and dQ = dX K reads dX^T by transposing loads.
+#pragma once
+
+#include "cuda/device/schedule/query_tiles.hpp"
+#include "cuda/device/score/dropout.hpp"
+#include "cuda/device/score/gradient.hpp"
+#include "cuda/device/tile/multiply_shared.hpp"
+#include "cuda/device/tile/tile.hpp"
+
+namespace tessella::device {
+
+using portable::BackwardSm80Config;
+using portable::MaskLevel;
+
+template <BackwardSm80Config C>
+struct BlockBackward {
+  static constexpr Element kElement = C.score.element;
+  static constexpr int kElementBytes = portable::size_bytes(kElement);
+  static constexpr int kThreads = C.num_warps * 32;
+  static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;
+  static constexpr portable::BackwardLayout kLayout = portable::layout(C);
+  using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
+  using TileV = Tile<C.tile_kv, C.head_dim_v, kElementBytes>;
+  using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
+  using TileDOut = Tile<C.tile_q, C.head_dim_v, kElementBytes>;
+  using TileP = Tile<C.tile_kv, C.tile_q, kElementBytes>;  // rows are keys
+  using PartS = WarpPart<C.tile_kv, C.tile_q, C.num_warps>;
+  using PartDK = WarpPart<C.tile_kv, C.head_dim_qk, C.num_warps>;
+  using PartDV = WarpPart<C.tile_kv, C.head_dim_v, C.num_warps>;
+  using PartDQ = WarpPart<C.tile_q, C.head_dim_qk, C.num_warps>;
+  using Gradient = ScoreGradient<C.score>;
+  using Visited = VisitedQueryTiles<C.tile_q, C.tile_kv, kHasMap>;
+  using Head = typename Visited::Head;
+  static_assert(C.tile_q <= 128, "tiles begin at their multiples, as portable::tile_queries() has them");
+
+  const BackwardParams& p;
+  uint32_t shared;
+  int thread, lane, warp;
+  // Set by the kernel.
+  BandedSequence<int64_t> sequence;
+  int32_t batch_idx = 0, head_kv = 0;
+  int32_t first_key = 0;  // of the tile, as the sequence's; negative before its first one
+
+  __device__ __forceinline__ BlockBackward(const BackwardParams& params, uint32_t address)
+      : p(params), shared(address), thread(static_cast<int>(threadIdx.x)), lane(thread % 32), warp(thread / 32) {}
+
+  __device__ uint32_t s_k() const { return shared; }
+  __device__ uint32_t s_v() const { return shared + kLayout.v_at; }
+  __device__ uint32_t s_q(int stage) const { return shared + kLayout.stages_at + stage * kLayout.stage_bytes; }
+  __device__ uint32_t s_d_out(int stage) const { return s_q(stage) + kLayout.d_out_at; }
+  __device__ uint32_t s_rows(int stage) const { return s_q(stage) + kLayout.rows_at; }
+  __device__ uint32_t s_probs() const { return shared + kLayout.probs_at; }
+  __device__ uint32_t s_d_products() const { return shared + kLayout.d_products_at; }
+  __device__ uint32_t s_word(int i) const { return shared + kLayout.words_at + i * 4; }
+
+  __device__ Head head(int32_t head_idx) const { return {p, sequence, batch_idx, head_idx}; }
+
+  // First element of a head of a tensor's rows, from a row on.
+  __device__ static HeadRows<false> head_rows(const portable::OperandParams& t, int32_t batch_idx, int32_t head_idx,
+                                              int32_t row) {
+    const int64_t at = batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride;
+    return {static_cast<const char*>(t.data) + at * kElementBytes, t.row_stride * kElementBytes};
+  }
+
+  template <class Tile, int Rows, class IsThere>
+  __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<false>& rows, int32_t first, int32_t columns,
+                                            const IsThere& is_there) const {
+    constexpr int kUnroll = 4;
+    load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, threadIdx.x, is_there);
+  }
+
+  // Keys that no query of the sequence sees become zeros, whatever they hold: 0 * NaN is NaN.
+  __device__ __forceinline__ void load_keys() const {
+    const KeyRange first = row_keys(sequence, 0), last = row_keys(sequence, sequence.len_q - 1);
+    const auto is_seen = [&](int32_t key) {
+      return key >= 0 && key < last.end && (key >= first.begin || key < p.forward.keep_first);
+    };
+    load_rows<TileK, C.tile_kv>(s_k(), head_rows(p.forward.k, batch_idx, head_kv, sequence.row_kv), first_key,
+                                p.forward.head_dim_qk, is_seen);
+    load_rows<TileV, C.tile_kv>(s_v(), head_rows(p.forward.v, batch_idx, head_kv, sequence.row_kv), first_key,
+                                p.forward.head_dim_v, is_seen);
+  }
+  // By every thread, behind a barrier.
+  __device__ __forceinline__ void prepare_keys() const {
+    if constexpr (kElement == Element::f32) prepare_q<kElement, TileK, kThreads>(s_k(), thread, false);
+  }
+
+  __device__ __forceinline__ void load_queries(int32_t head_idx, int32_t tile, int stage) const {
+    const int32_t first = tile * C.tile_q;
+    const auto is_there = [&](int32_t row) { return row < sequence.len_q; };
+    load_rows<TileQ, C.tile_q>(s_q(stage), head_rows(p.forward.q, batch_idx, head_idx, sequence.row_q), first,
+                               p.forward.head_dim_qk, is_there);
+    load_rows<TileDOut, C.tile_q>(s_d_out(stage), head_rows(p.d_out, batch_idx, head_idx, sequence.row_q), first,
+                                  p.forward.head_dim_v, is_there);
+    const BackwardRow* rows = p.rows + (head(head_idx).first + tile) * C.tile_q;
+    for (int row = thread; row < C.tile_q; row += kThreads) {
+      ptx::copy_chunk_async(s_rows(stage) + row * 16, rows + row, true);
+    }
+  }
+  __device__ BackwardRow row(int stage, int i) const {
+    const uint4 words = ptx::load_chunk(s_rows(stage) + i * 16);
+    return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
+            static_cast<int32_t>(words.w)};
+  }
+  // Rows that take no part become zeros, whatever they hold. Where the tile has none, nothing happens.
+  __device__ __forceinline__ void clear_queries(int32_t head_idx, int32_t tile, int stage) const {
+    if (p.tiles[head(head_idx).first + tile].smallest_end > 0) return;
+    for (int i = warp; i < C.tile_q; i += C.num_warps) {
+      if (row(stage, i).end > 0) continue;
+      for (int chunk = lane; chunk < TileQ::kChunks; chunk += 32) {
+        ptx::store_chunk(s_q(stage) + TileQ::offset(i, chunk), {0, 0, 0, 0});
+      }
+      for (int chunk = lane; chunk < TileDOut::kChunks; chunk += 32) {
+        ptx::store_chunk(s_d_out(stage) + TileDOut::offset(i, chunk), {0, 0, 0, 0});
+      }
+    }
+    __syncthreads();
+  }
+
+  // S^T without scale but with its sign, and dP^T.
+  __device__ __forceinline__ void multiply(typename PartS::Accumulators& products,
+                                           typename PartS::Accumulators& d_probs, int stage) const {
+    constexpr int kAhead = 2;
+    const int row = PartS::row(warp), column = PartS::column(warp);
+    const uint32_t q = TileQ::advance(s_q(stage), column, 0), d_out = TileDOut::advance(s_d_out(stage), column, 0);
+    multiply_qk<kElement, C.head_dim_qk, TileK, TileQ, kAhead>(products, s_k(), q, row, lane, [] {});
+    if (p.forward.scale < 0) {
+#pragma unroll
+      for (int m = 0; m < PartS::kMBlocks; ++m) {
+#pragma unroll
+        for (int j = 0; j < PartS::kBlocks; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) products[m][j][i] = -products[m][j][i];
+        }
+      }
+    }
+    multiply_qk<kElement, C.head_dim_v, TileV, TileDOut, kAhead>(d_probs, s_v(), d_out, row, lane, [] {});
+  }
+
+  // Calls use(m, j, r, first, second, corner) with the gradients of every pair of neighbouring queries: row r (0 or 1)
+  // of the lane in 16-key block m, block j of 8 queries. IsMasked: some score of the tile may be hidden. AnyKey: the
+  // tile's first key is no multiple of 16.
+  template <bool IsMasked, bool AnyKey = false, class Use>
+  __device__ __forceinline__ void gradients(const typename PartS::Accumulators& products,
+                                            const typename PartS::Accumulators& d_probs, const Gradient& gradient,
+                                            int32_t head_idx, int32_t tile, bool has_elements, int stage,
+                                            const Use& use) const {
+    const int32_t query = tile * C.tile_q + PartS::column(warp), key = first_key + PartS::row(warp);
+    const typename Gradient::Corner corner = gradient.corner(query + lane % 4 * 2, key + lane / 4);
+#pragma unroll
+    for (int pair = 0; pair < PartS::kBlocks; pair += 2) {
+      BackwardRow rows[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rows[i / 2][i % 2] = row(stage, PartS::column(warp) + (pair + i / 2) * 8 + lane % 4 * 2 + i % 2);
+      }
+#pragma unroll
+      for (int m = 0; m < PartS::kMBlocks; ++m) {
+        const KeptOf kept(*this, head_idx, query + pair * 8, key + m * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int half = i / 2, j = pair + half, r = i % 2;
+          ScoreGradients of[2];
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int n = r * 2 + c, down = j * 8 + c, right = m * 16 + r * 8;
+            const int32_t at_query = corner.query + down, at_key = corner.key + right;
+            of[c] = {0, 0, 0};
+            if (IsMasked && !is_visible(rows[half][c], head_idx, at_query, at_key, has_elements)) continue;
+            bool keeps = true;
+            if constexpr (C.score.dropout && AnyKey) {
+              keeps = dropout_of(p.forward).keeps(kept.head_idx, at_query, at_key);
+            } else if constexpr (C.score.dropout) {
+              keeps = kept.bits.has(half, n);
+            }
+            of[c] = gradient.of(products[m][j][n], d_probs[m][j][n], rows[half][c], keeps, corner, down, right);
+          }
+          use(m, j, r, of[0], of[1], corner);
+        }
+      }
+    }
+  }
+
+  // Of 16 queries and 16 keys.
+  struct KeptOf {
+    uint64_t head_idx = 0;
+    Kept bits;
+    __device__ __forceinline__ KeptOf(const BlockBackward& block, int32_t head, int32_t query, int32_t key) {
+      if constexpr (C.score.dropout) {
+        head_idx = dropout_head(block.p.forward, {block.batch_idx, head, 0, 0});
+        bits = Kept(dropout_of(block.p.forward), head_idx, query / 16, key / 16, block.lane);
+      }
+    }
+  };
+
+  __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t head_idx, int32_t query, int32_t key,
+                                             bool has_elements) const {
+    const bool in_band = KeyRange{of_row.begin, of_row.end}.sees(key, p.forward.keep_first) && key >= 0;
+    if constexpr (!kHasMap) return in_band;
+    return in_band &&
+           (!has_elements || device::is_visible<C.score>(p.forward, sequence, batch_idx, head_idx, query, key));
+  }
+};
+
+}  // namespace tessella::device

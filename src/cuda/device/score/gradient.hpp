@@ -1,0 +1,76 @@
+// From a score and the gradient of its probability to what the products of backward take, element by element
+// (docs/backward.md has the derivation).
+#pragma once
+
+#include "cuda/device/score/score.hpp"
+#include "portable/backward_params.hpp"
+#include "user.hpp"  // user::score_mod and user::score_mod_gradient: the caller's source
+
+namespace tessella::device {
+
+using portable::BackwardParams;
+using portable::BackwardRow;
+
+struct ScoreGradients {
+  float prob;          // P after dropout, whose factor is left out
+  float d_unmodified;  // of the score before the caller's modification
+  float d_product;     // of scale q . k
+};
+
+template <ScoreConfig C>
+class ScoreGradient {
+ public:
+  using Score = device::Score<C>;
+  using Corner = typename Score::Corner;
+  static_assert(!Score::kHasSeries, "P wants scores, and not exponents");
+
+  __device__ ScoreGradient(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
+      : p_(p.forward),
+        sequence_(sequence),
+        batch_idx_(batch_idx),
+        head_idx_(head_idx),
+        score_(p.forward, sequence, batch_idx, head_idx) {}
+
+  __device__ Corner corner(int32_t query, int32_t key) const { return score_.corner(query, key); }
+
+  // product: q . k with the sign of scale; d_prob: d_out . v; both of the query `row` and the key `column` behind the
+  // corner's. Both may lie past the lengths.
+  __device__ __forceinline__ ScoreGradients of(float product, float d_prob, const BackwardRow& of_row, bool is_kept,
+                                               const Corner& corner, int32_t row, int32_t column) const {
+    float tanh = 0;
+    const float unmodified = score_.unmodified(product, corner, row, column, tanh);
+    const int32_t query = min(corner.query + row, sequence_.len_q - 1);
+    const int32_t key = min(corner.key + column, sequence_.len_kv - 1);
+    const auto q_minus_k = static_cast<float>(query - key);
+    float score = unmodified;
+    if constexpr (C.score_mod) {
+      score = user::score_mod(unmodified, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
+    }
+    // The difference is taken in the scores' own units: a large LSE times log2(e) would be rounded.
+    const float exponent = __fmaf_rn(score, score_.scale(), -of_row.lse);
+    const float prob = ptx::exp2(exponent * kLog2e);
+    if constexpr (C.dropout) d_prob = is_kept ? d_prob * p_.keep_scale : 0.0f;
+    ScoreGradients gradients;
+    gradients.prob = !C.dropout || is_kept ? prob : 0.0f;
+    gradients.d_unmodified = prob * (d_prob - of_row.delta);
+    if constexpr (C.score_mod) {
+      gradients.d_unmodified = user::score_mod_gradient(unmodified, gradients.d_unmodified, batch_idx_, head_idx_,
+                                                        query, key, q_minus_k, Arrays(p_));
+    }
+    gradients.d_product = C.softcap ? gradients.d_unmodified * (1 - tanh * tanh) : gradients.d_unmodified;
+    return gradients;
+  }
+
+  // What a slope of ALiBi is multiplied by in a score, less the sign.
+  __device__ float distance(const Corner& corner, int32_t row, int32_t column) const {
+    return score_.distance(corner, row, column);
+  }
+
+ private:
+  const portable::ForwardParams& p_;
+  const Sequence& sequence_;
+  int32_t batch_idx_, head_idx_;
+  Score score_;
+};
+
+}  // namespace tessella::device

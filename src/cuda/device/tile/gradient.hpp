@@ -1,0 +1,61 @@
+// Rows of a gradient, from accumulators to memory. The accumulators' places are those of ptx/mma.hpp.
+#pragma once
+
+#include "cuda/device/score/score.hpp"
+#include "cuda/device/tile/multiply.hpp"
+#include "portable/backward_params.hpp"
+
+namespace tessella::device {
+
+using portable::GradientParams;
+
+// Element `at` of a gradient becomes value, or what is there and value.
+template <Element E>
+__device__ __forceinline__ void store_gradient(void* data, int64_t at, float value, bool is_f32, bool accumulates) {
+  if (E == Element::f32 || is_f32) {
+    float* to = static_cast<float*>(data) + at;
+    *to = accumulates ? *to + value : value;
+  } else if constexpr (E != Element::f32) {
+    uint16_t* to = static_cast<uint16_t*>(data) + at;
+    if (accumulates) value += to_float<E>(data, at);
+    *to = static_cast<uint16_t>(Multiply<E>::pack(value, 0));
+  }
+}
+
+// factor * c, 16 MBlocks rows of a gradient from `row` on and 8 Blocks columns from `column` on; rows from `end` on
+// and columns from head_dim on are not there. at_row(i): elements from data to row i.
+template <Element E, int MBlocks, int Blocks, class AtRow>
+__device__ __forceinline__ void store_gradients(const GradientParams& to, const float (&c)[MBlocks][Blocks][4],
+                                                float factor, int32_t row, int32_t end, int32_t column,
+                                                int32_t head_dim, int lane, const AtRow& at_row) {
+#pragma unroll
+  for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t i = row + m * 16 + r * 8 + lane / 4;
+      if (i >= end) continue;
+      const int64_t at = at_row(i);
+#pragma unroll
+      for (int j = 0; j < Blocks; ++j) {
+        const int32_t first = column + j * 8 + lane % 4 * 2;
+        const float pair[2] = {factor * c[m][j][r * 2], factor * c[m][j][r * 2 + 1]};
+        if (E != Element::f32 && !to.is_f32 && !to.accumulates && first + 1 < head_dim && (at + first) % 2 == 0 &&
+            reinterpret_cast<uintptr_t>(to.tensor.data) % 4 == 0) {
+          if constexpr (E != Element::f32) {
+            *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(to.tensor.data) + at + first) =
+                Multiply<E>::pack(pair[0], pair[1]);
+          }
+          continue;
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          if (first + n < head_dim) {
+            store_gradient<E>(to.tensor.data, at + first + n, pair[n], to.is_f32 != 0, to.accumulates != 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,52 @@
+// The features of backward, a case each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases/cases.hpp"
+
+namespace tessella::tests {
+
+// What the options and tensors of a forward call have, one case each.
+inline std::vector<std::string> backward_features() {
+  return {"",
+          "window_right=0",
+          "window_left=3 window_right=1 keep_first=2",
+          "causal_top_left=1",
+          "chunk=4",
+          "prefix=1",
+          "document=1",
+          "dense=bqk",
+          "block_map=qk block_q=3 block_kv=2",
+          "packed_q=1 packed_kv=1",
+          "packed_q=1 packed_kv=1 seqlens_q=1 seqlens_kv=1 window_right=0",
+          "seqlens_q=1 seqlens_kv=1 leftpad_kv=1",
+          "bias=bhqk",
+          "bias=hk leftpad_kv=1 bias_f32=0",
+          "bias=q bias_f32=0",
+          "bias=1",
+          "alibi=h",
+          "alibi=bh window_right=0",
+          "softcap=2",
+          "softcap=1.5 bias=qk alibi=h sink=1 dropout=0.3 window_right=0",
+          "sink=1",
+          "sink=1 dense=qk",
+          "dropout=0.4",
+          "scale=-0.3",
+          "spread=8",
+          "d_lse=1",
+          "d_lse=1 sink=1 dropout=0.2 window_right=0"};
+}
+
+// A case of these sizes with a feature, and all the gradients that it has.
+inline Case with_feature(const std::string& sizes, const std::string& feature) {
+  Case c = parse(sizes + " " + feature);
+  c.gradients = "qkv";
+  if (!c.bias.empty()) c.gradients += 'b';
+  if (c.sink) c.gradients += 's';
+  if (!c.alibi.empty()) c.gradients += 'a';
+  return c;
+}
+
+}  // namespace tessella::tests
