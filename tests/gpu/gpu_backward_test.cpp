@@ -27,7 +27,8 @@ class GpuBackward : public EachKernel {
 
 using Change = std::function<void(tessella_forward_args&, tessella_attention_options&)>;
 
-// Runs the call with its arguments and options changed, and holds what it computes against what the unchanged one means.
+// Runs the call with its arguments and options changed, and holds what it computes against what the unchanged one
+// means.
 void expect_same_meaning(const Case& c, const Change& change) {
   const auto text = [&] { return "--case \"" + to_string(c) + "\""; };
   BackwardCall call(c);
@@ -86,8 +87,8 @@ TEST_P(GpuBackward, AScoreModWithoutItsGradientIsRefused) {
   EXPECT_NE(std::string(tessella_last_error()).find("score_mod_gradient"), std::string::npos) << tessella_last_error();
 }
 
-// What blocks do at what time decides no bit: tiles of keys take turns at a query's gradient, and there are more of them
-// than multiprocessors.
+// What blocks do at what time decides no bit: tiles of keys take turns at a query's gradient, and there are more of
+// them than multiprocessors.
 class GpuBackwardRuns : public GpuBackward {
  protected:
   static int runs() {
