@@ -16,7 +16,8 @@ constexpr const char* kSizes =
 
 void expect_right(const Case& c) {
   BackwardCall call(c);
-  ASSERT_EQ(run_backward(call, cuda::standard_backward_recipe, c.max_seqlen, 1), "") << "--case \"" << to_string(c) << "\"";
+  ASSERT_EQ(run_backward(call, cuda::standard_backward_recipe, c.max_seqlen, 1), "")
+      << "--case \"" << to_string(c) << "\"";
   EXPECT_EQ(call.check(), "") << "--case \"" << to_string(c) << "\"";
 }
 
@@ -25,7 +26,8 @@ TEST(EmulatedStandardBackward, EachFeature) {
 }
 
 TEST(EmulatedStandardBackward, DTypesAndHeadDims) {
-  for (const char* sizes : {"dtype=f16 head_dim_qk=128 head_dim_v=128", "dtype=f32", "head_dim_qk=192 head_dim_v=100"}) {
+  for (const char* sizes :
+       {"dtype=f16 head_dim_qk=128 head_dim_v=128", "dtype=f32", "head_dim_qk=192 head_dim_v=100"}) {
     expect_right(with_feature(kSizes, std::string(sizes) + " window_right=0 dropout=0.3"));
   }
 }

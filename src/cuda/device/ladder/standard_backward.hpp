@@ -194,10 +194,10 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
     __syncthreads();  // all are done with the tiles
   }
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
-  store_gradients<C.score.element>(
-      p.dq, dq, p.forward.scale, first + Part::row(block.warp), block.sequence.len_q, Part::column(block.warp),
-      p.forward.head_dim_qk, block.lane,
-      [&](int32_t row) { return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride; });
+  store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(block.warp), block.sequence.len_q,
+                                   Part::column(block.warp), p.forward.head_dim_qk, block.lane, [&](int32_t row) {
+                                     return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride;
+                                   });
 }
 
 }  // namespace tessella::device
