@@ -34,7 +34,7 @@ void derive_shape(AttentionArguments& a) {
   for (const Name name : kNames) {
     const Operand& t = a.tensors[name];
     // Of the others kernels find out when they run.
-    const bool decides_loads = name == Name::q || name == Name::k || name == Name::v;
+    const bool decides_loads = name == Name::q || name == Name::k || name == Name::v || name == Name::d_out;
     a.operands[name] = {t.dtype, a.device.type != DeviceType::cpu && decides_loads ? alignment(t) : 1};
   }
   derive_mask_shape(a);
