@@ -73,11 +73,8 @@ void test_device(const at::Device& device) {
          "dropout");
 
   const at::Tensor leaf = q.clone().requires_grad_();
-  if (device.is_cuda()) {
-    expect_error(ts::ErrorCode::unsupported,
-                 "attention: k requires grad, and no kernel computes gradients on cuda:0 yet",
-                 [&] { attention(q, leaf, v); });
-  }
+  expect(near(attention(leaf, k, v), expected, 1e-5), "a leaf");
+  expect(attention(leaf, k, v).requires_grad(), "a result of a leaf");
   expect_error(ts::ErrorCode::unsupported, "attention: mod_args requires grad, and has no gradient, expected detach()",
                [&] { attention(q, k, v, {}, {.mod_args = {leaf}}); });
   {

@@ -320,6 +320,10 @@ def test_what_has_no_gradient_is_refused():
         tessella.torch.attention(q, k, v, **pages)
     with pytest.raises(tessella.Unsupported, match="^forward: mod_args requires grad, and has no gradient, expected"):
         tessella.torch.attention(q, k, v, score_mod="return score;", mod_args=[leaf(3)])
+    with pytest.raises(
+        tessella.InvalidArgument, match="and score_mod is given without score_mod_gradient, expected both"
+    ):
+        tessella.torch.attention(q, k, v, score_mod="return score;")
     for given in ({"out": torch.empty(2, 5, 4, 6)}, {"lse": torch.empty(2, 4, 5)}):
         with pytest.raises(tessella.Unsupported, match="^forward: a tensor requires grad, and a call with out or lse"):
             tessella.torch.attention(q, k, v, **given)
@@ -337,15 +341,6 @@ def test_what_changed_is_told():
         out.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
-def test_cuda_says_why():
-    q, k, v = (tensor.cuda() for tensor in leaves())
-    with pytest.raises(
-        tessella.Unsupported, match="^forward: a tensor requires grad, and no kernel computes gradients on"
-    ):
-        tessella.torch.attention(q, k, v)
 
 
 SDPA = {
