@@ -130,8 +130,8 @@ def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any
     head_dim = max(q.shape[-1], v.shape[-1])
     if q.device.type == "cuda" and head_dim > _MAX_HEAD_DIM_ON_CUDA:
         raise Unsupported(
-            f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on cuda, {_WITHOUT}, "
-            f"or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
+            f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on cuda, "
+            f"{_WITHOUT}, or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
         )
     for name, value in named.items():
         if name == "page_table":
