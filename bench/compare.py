@@ -21,7 +21,7 @@ memory that is there, others by autograd. They count 2.5 forwards, both passes 3
 examples:
   compare.py                                                             # on a GPU if there is one, else on the CPU
   compare.py --protocol family --head-dims 128 --contenders tessella,cuda.forward_sm90,sdpa,triton --json d128.json
-  compare.py --backward --protocol features                              # or --backward both: forward and backward in turn
+  compare.py --backward --protocol features                              # gradients; --backward both: both passes
   compare.py --device cpu --lengths 512,1024,2048,4096,8192 --plot plots
   compare.py --from-json d64.json d128.json d256.json --plot plots       # tables and plots again, nothing is measured
 """

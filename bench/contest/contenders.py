@@ -108,20 +108,24 @@ class OurRun:
             k, v, options["page_table"] = problem.pages()
             options["seqlens_kv"] = torch.full((cell.batch,), cell.seqlen, dtype=torch.int32, device=problem.device)
             self.tensors = (problem.q.detach(), k, v)
-        self.options = options
         self.forward_options = options if cell.has_gradients else {**options, "kernel": kernel}
         shape = (*problem.q.shape[:-1], cell.head_dim_v)
         self.out = torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.device)
         self.lse: torch.Tensor | None = None
+        self.workspace_bytes = 0  # that torch's allocator does not see
         chosen = [] if cell.work == "backward" else [tessella.plan(*self.tensors, **self.forward_options).kernel]
         if cell.has_gradients:
-            self.backward_options = {**options, "kernel": kernel}
-            plan = tessella.explain(*self.tensors, backward=True, **self.backward_options)
+            backward_options: dict[str, Any] = {**options, "kernel": kernel}
+            plan = tessella.explain(*self.tensors, backward=True, **backward_options)
             chosen += re.findall(r"^kernel: (\S+)", plan, re.MULTILINE)
+            if problem.device == "cuda":
+                self.workspace_bytes = sum(map(int, re.findall(r"(?:state|scratch) (\d+) bytes", plan)))
             lse_shape = (cell.heads_q, cell.seqlen) if cell.lengths else (cell.batch, cell.heads_q, cell.seqlen)
             self.lse = torch.full(lse_shape, math.nan, device=problem.device)
-            self.d_out = problem.d_out
-            self.gradients = dict(zip(("dq", "dk", "dv"), map(torch.empty_like, self.tensors)))
+            gradients = map(torch.empty_like, self.tensors)
+            arrays = (*self.tensors, self.out, self.lse, problem.d_out, *gradients)
+            names = ("q", "k", "v", "out", "lse", "d_out", "dq", "dk", "dv")
+            self.of_backward: dict[str, Any] = {**dict(zip(names, arrays)), **backward_options}
             self.forward()
         self.kernel = " + ".join(chosen)
         calls = {"forward": self.forward, "backward": self.backward, "both": self.both}
@@ -132,10 +136,7 @@ class OurRun:
         return self.out
 
     def backward(self) -> tuple[torch.Tensor, ...]:
-        tessella.attention_backward(
-            *self.tensors, self.out, self.lse, self.d_out, **self.gradients, **self.backward_options
-        )
-        return tuple(self.gradients.values())
+        return tessella.attention_backward(**self.of_backward)
 
     def both(self) -> tuple[torch.Tensor, ...]:
         self.forward()
@@ -234,7 +235,7 @@ def flex(problem: Problem) -> Run:
 
     cell, device = problem.cell, problem.device
     torch.compiler.reset()  # past a few shapes the compiler would fall back to eager code without a word
-    functorch_config = importlib.import_module("torch._functorch.config")
+    functorch_config: Any = importlib.import_module("torch._functorch.config")
     functorch_config.donated_buffer = False  # or a graph's backward would run once
     parts: list[Callable[..., Any]] = []
     if cell.causal:

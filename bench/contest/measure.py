@@ -104,6 +104,8 @@ def prepared(contender: Contender, problem: Problem) -> Side:
     found: dict[str, Any] = {"error": error, "memory_bytes": memory_bytes}
     if isinstance(run, OurRun):
         found["kernel"] = run.kernel
+        if memory_bytes is not None:
+            found["memory_bytes"] = memory_bytes + run.workspace_bytes
     return Side(run, problem.cell.flops, found)
 
 

@@ -185,7 +185,9 @@ def beside(record: Record, others: Sequence[str] = ("sdpa.flash", "sdpa.cudnn"))
             pairs = [(entry["results"].get(name), entry["results"].get(other)) for entry in record["cells"]]
             found = [one["rate"] / two["rate"] for one, two in pairs if one and two]
             if found:
-                lines.append(f"{name} / {other}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells")
+                lines.append(
+                    f"{name} / {other}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells"
+                )
     return lines
 
 
