@@ -34,7 +34,8 @@ void derive_shape(AttentionArguments& a) {
   for (const Name name : kNames) {
     const Operand& t = a.tensors[name];
     // Of the others kernels find out when they run.
-    const bool decides_loads = name == Name::q || name == Name::k || name == Name::v || name == Name::d_out;
+    const bool is_d_out = name == Name::d_out && t.dtype != DType::none;
+    const bool decides_loads = name == Name::q || name == Name::k || name == Name::v || is_d_out;
     a.operands[name] = {t.dtype, a.device.type != DeviceType::cpu && decides_loads ? alignment(t) : 1};
   }
   derive_mask_shape(a);

@@ -45,7 +45,8 @@ constexpr KernelRow kBackwardSm80 = {
     .dtypes = kFloats,
     .max_head_dim = 256,
     .features = core::all_features().without(core::kFutureFeatures | core::Feature::paged_kv),
-    .recipe = backward_sm80_recipe};
+    .recipe = backward_sm80_recipe,
+    .cost = backward_sm80_cost};
 constexpr KernelRow kMerge = {.name = "cuda.merge",
                               .operation = core::Operation::merge,
                               .summary = "fp32, a few threads a row, any GPU from Ampere on",
@@ -62,6 +63,17 @@ constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .automatic = 0,
                                  .recipe = standard_recipe,
                                  .cost = standard_cost};
+constexpr KernelRow kStandardBackward = {
+    .name = "cuda.standard_backward",
+    .operation = core::Operation::backward,
+    .summary = "standard attention's backward: three kernels, N x N matrices in memory",
+    .architectures = "sm_80+",
+    .dtypes = kFloats,
+    .max_head_dim = 256,
+    .features = core::all_features().without(core::kFutureFeatures | core::Feature::paged_kv),
+    .automatic = 0,
+    .recipe = standard_backward_recipe,
+    .cost = standard_backward_cost};
 constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
                                .summary = "FlashAttention-1: K, V outside; O, l, m rescaled in memory",
                                .architectures = "sm_80+",
@@ -75,8 +87,8 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(), kernel<kBackwardSm80>(),
-                      kernel<kMerge>(),       kernel<kStandard>(),    kernel<kFlash1>()};
+    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(),      kernel<kBackwardSm80>(), kernel<kMerge>(),
+                      kernel<kStandard>(),    kernel<kStandardBackward>(), kernel<kFlash1>()};
   });
 }
 

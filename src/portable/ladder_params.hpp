@@ -1,7 +1,8 @@
-// What the ladder's kernels on a GPU are compiled for and launched with: a forward kernel's arguments, and the memory
-// that these algorithms keep.
+// What the ladder's kernels on a GPU are compiled for and launched with: a forward or backward kernel's arguments, and
+// the memory that these algorithms keep. Those of backward are compiled for a BackwardSm80Config.
 #pragma once
 
+#include "portable/backward_params.hpp"
 #include "portable/forward_params.hpp"
 #include "portable/forward_sm80.hpp"
 
@@ -44,5 +45,13 @@ constexpr int64_t matrix_rows(const LadderConfig& c, const ForwardParams& p) { r
 constexpr int64_t matrix_columns(const LadderConfig& c, const ForwardParams& p) {
   return int64_t{p.kv_tiles} * c.tile_kv;
 }
+
+struct LadderBackwardParams {
+  BackwardParams backward;
+  // A matrix for each query head of each sequence, with a row for each key and a column for each query: whole tiles, in
+  // the type of q.
+  void* probs;
+  void* d_products;
+};
 
 }  // namespace tessella::portable

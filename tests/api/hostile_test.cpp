@@ -1,9 +1,11 @@
-// Tables in a GPU's memory may hold anything: no value makes a kernel write outside of out and lse or, under
+// Tables in a GPU's memory may hold anything: no value makes a kernel hang, write outside of its outputs or, under
 // compute-sanitizer, read outside of the tensors. What it computes of them does not matter.
 #include <gtest/gtest.h>
 
 #include <climits>
 
+#include "cases/backward_call.hpp"
+#include "cases/backward_features.hpp"
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
 #include "cases/random.hpp"
@@ -22,13 +24,17 @@ class Hostile : public EachKernel {
         c.guard = guard;
         c.seed = seed;
         c.plan = seed % 2 == 0;
-        Call call(c);
-        spoil(call.args(), seed);
-        ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
-        ASSERT_EQ(call.spoiled(), "") << "seed " << seed << ", " << to_string(c);
+        if (is_backward()) {
+          BackwardCall call(with_feature(to_string(c), "d_lse=1"));
+          run(call, *call.args().forward, c);
+        } else {
+          Call call(c);
+          run(call, call.args(), c);
+        }
       }
     }
   }
+  bool is_backward() const { return GetParam().operation == "backward"; }
 
   static Case base() {
     return {.batch = 4,
@@ -43,6 +49,13 @@ class Hostile : public EachKernel {
   }
 
  private:
+  template <class AnyCall>
+  static void run(AnyCall& call, const tessella_forward_args& args, const Case& c) {
+    spoil(args, c.seed);
+    ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(call.spoiled(), "") << to_string(c);
+  }
+
   static void spoil(const tessella_forward_args& args, uint64_t seed) {
     static constexpr int64_t kValues[] = {INT_MIN,     -1, 0,  1,   24,  69,  70,  71,      90,
                                           INT_MAX - 1, 25, 91, 200, 280, 360, 361, 1 << 20, INT_MAX};
@@ -79,6 +92,7 @@ TEST_P(Hostile, PackedOffsets) {
 }
 
 TEST_P(Hostile, Pages) {
+  if (is_backward()) GTEST_SKIP() << "backward has no pages";
   Case c = base();
   c.page_size = 16;
   run(c);
@@ -121,6 +135,7 @@ TEST_P(Hostile, BesideMasksAndBias) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Hostile);
 INSTANTIATE_TEST_SUITE_P(Kernels, Hostile, testing::ValuesIn(gpu_kernels()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(BackwardKernels, Hostile, testing::ValuesIn(gpu_kernels("backward")), kernel_test_name);
 
 }  // namespace
 }  // namespace tessella::tests

@@ -2,10 +2,11 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
+#include "cases/poisoned_workspace.hpp"
 #include "cases/random.hpp"
 #include "cases/tensor_places.hpp"
 #include "portable/float16.hpp"
@@ -15,7 +16,6 @@ namespace {
 
 Case forward_of(const Case& c) {
   Case forward = c;
-  forward.kernel = "reference.attention";
   forward.plan = false;
   forward.lse = true;
   return forward;
@@ -82,9 +82,10 @@ Memory like(const tessella_tensor& tensor, int32_t dtype, Placement placement, t
 }  // namespace
 
 BackwardCall::BackwardCall(const Case& c) : c_(c), forward_(forward_of(c)), options_(forward_.options()) {
-  if (forward_.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
   const tessella_forward_args& forward = forward_.args();
-  options_.kernel = c_.kernel.empty() ? nullptr : c_.kernel.c_str();
+  tessella_attention_options reference = options_;
+  reference.kernel = "reference.attention";
+  if (tessella_forward(&forward, &reference, nullptr) != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
   args_.forward = &forward;
   make_d_out();
   if (c_.d_lse) make_d_lse();
@@ -101,8 +102,9 @@ BackwardCall::BackwardCall(const Case& c) : c_(c), forward_(forward_of(c)), opti
 void BackwardCall::make_d_out() {
   const tessella_tensor& out = *forward_.args().out;
   const tessella_tensor& lse = *forward_.args().lse;
-  const int32_t dtype =
-      c_.kernel == "cpu.backward_amx" ? forward_.args().q->dtype : out.dtype;  // of the two that d_out may have
+  // Of the two that d_out may have, matrix instructions multiply that of q.
+  const bool is_of_q = c_.kernel == "cpu.backward_amx" || forward_.is_on_gpu();
+  const int32_t dtype = is_of_q ? forward_.args().q->dtype : out.dtype;
   d_out_memory_ = like(out, dtype, c_.guard ? Placement::guarded : Placement::aligned, d_out_);
   args_.d_out = &d_out_;
   Random random(c_.seed + 17);
@@ -144,29 +146,66 @@ void BackwardCall::poison_outputs() {
   }
 }
 
-tessella_status BackwardCall::run() {
-  if (!c_.plan) return tessella_backward(&args_, &options_, nullptr);
-  constexpr size_t kGuard = 256;
-  tessella_plan* plan = nullptr;
-  if (const tessella_status status = tessella_plan_make(&tagged_, &plan); status != TESSELLA_OK) return status;
-  tessella_workspace workspace{};
-  tessella_plan_workspace(plan, &workspace.state_bytes, &workspace.scratch_bytes);
-  const Memory state(workspace.state_bytes + kGuard, Placement::aligned);
-  const Memory scratch(workspace.scratch_bytes + kGuard, Placement::aligned);
-  std::memset(state.data(), kPoison, state.size());
-  std::memset(scratch.data(), kPoison, scratch.size());
-  workspace.state = state.data();
-  workspace.scratch = scratch.data();
-  tessella_status status = tessella_plan_initialize(plan, &workspace, nullptr);
-  if (status == TESSELLA_OK) status = tessella_plan_run(plan, &tagged_, &workspace, nullptr);
-  tessella_plan_free(plan);
-  for (size_t at = 0; at < kGuard; ++at) {
-    if (scratch.data()[workspace.scratch_bytes + at] != std::byte{kPoison}) spoiled_ = "wrote past the scratch";
+std::vector<HostBlock> BackwardCall::blocks() const {
+  std::vector<HostBlock> blocks = forward_.blocks();
+  for (HostBlock& block : blocks) block.is_output = false;
+  for (const Memory* memory : {&d_out_memory_, &d_lse_memory_}) {
+    if (memory->size() != 0) blocks.push_back({memory->data(), memory->size()});
   }
+  for (size_t n = 0; n < num_outputs_; ++n) {
+    blocks.push_back({outputs_[n].memory.data(), outputs_[n].memory.size(), true});
+  }
+  return blocks;
+}
+
+tessella_status BackwardCall::run() {
+  if (!c_.plan) return run_plain();
+  tessella_plan* plan = nullptr;
+  if (const tessella_status status = make_plan(&plan); status != TESSELLA_OK) return status;
+  const tessella_status status = run_plan(plan);
+  tessella_plan_free(plan);
   return status;
 }
 
-std::string BackwardCall::check() const {
+tessella_status BackwardCall::run_plain() {
+  if (!forward_.is_on_gpu()) return tessella_backward(&args_, &options_, nullptr);
+  GpuTwin twin(blocks(), forward_.wants_exact_memory());
+  const tessella_backward_args args = twin.args(args_, forward_.shows_device());
+  const tessella_status status = tessella_backward(&args, &options_, twin.stream());
+  spoiled_ = twin.download();
+  return status;
+}
+
+tessella_status BackwardCall::make_plan(tessella_plan** plan) const {
+  if (!forward_.is_on_gpu()) return tessella_plan_make(&tagged_, plan);
+  GpuTwin twin(blocks(), forward_.wants_exact_memory());
+  const tessella_backward_args args = twin.args(args_, forward_.shows_device());
+  const tessella_call call{sizeof call, TESSELLA_BACKWARD, &args, &options_};
+  return tessella_plan_make(&call, plan);
+}
+
+tessella_status BackwardCall::run_plan(const tessella_plan* plan) {
+  const PoisonedWorkspace poisoned(plan);
+  tessella_workspace workspace = poisoned.on_host();
+  std::optional<GpuTwin> twin;
+  tessella_backward_args args = args_;
+  if (forward_.is_on_gpu()) {
+    std::vector<HostBlock> all = blocks();
+    for (const HostBlock& block : poisoned.blocks()) all.push_back(block);
+    twin.emplace(all, forward_.wants_exact_memory());
+    args = twin->args(args_, forward_.shows_device());
+    workspace = poisoned.on(*twin);
+  }
+  void* stream = twin ? twin->stream() : nullptr;
+  const tessella_call call{sizeof call, TESSELLA_BACKWARD, &args, &options_};
+  if (const auto status = tessella_plan_initialize(plan, &workspace, stream); status != TESSELLA_OK) return status;
+  const tessella_status status = tessella_plan_run(plan, &call, &workspace, stream);
+  if (twin) spoiled_ = twin->download();
+  if (const std::string spoiled = poisoned.spoiled(); !spoiled.empty()) spoiled_ = spoiled;
+  return status;
+}
+
+std::string BackwardCall::spoiled() const {
   if (!spoiled_.empty()) return spoiled_;
   for (size_t n = 0; n < num_outputs_; ++n) {
     const Output& output = outputs_[n];
@@ -181,8 +220,13 @@ std::string BackwardCall::check() const {
       }
     }
   }
+  return "";
+}
+
+std::string BackwardCall::check(int64_t rows) const {
+  if (std::string wrong = spoiled(); !wrong.empty()) return wrong;
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
-  if (tessella_check(&tagged_, 0, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
+  if (tessella_check(&tagged_, rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed != 0) return "";
   std::ostringstream text;
   text << report.worst_tensor << "[" << report.worst_index[0] << ", " << report.worst_index[1] << ", "

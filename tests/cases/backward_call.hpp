@@ -1,4 +1,5 @@
-// A case of backward made real: a forward call with the reference's out and LSE, gradients, and the verdict.
+// A case of backward made real: a forward call with the reference's out and LSE, gradients, and the verdict. A kernel
+// of the GPU runs on twins of the tensors, as Call's do.
 #pragma once
 
 #include <array>
@@ -26,9 +27,15 @@ class BackwardCall {
 
   // Runs as the case says. TESSELLA_OK or the failure; the text is tessella_last_error().
   tessella_status run();
+  // A plan for it.
+  tessella_status make_plan(tessella_plan** plan) const;
+  // The memory of all its tensors; only gradients are outputs.
+  std::vector<HostBlock> blocks() const;
   void poison_outputs();
-  // "" or what is wrong: everything against the reference, and nothing written beside the gradients.
-  std::string check() const;
+  // "" or what was written that is no gradient.
+  std::string spoiled() const;
+  // "" or what is wrong: `rows` rows (0 = all) against the reference, and nothing written beside the gradients.
+  std::string check(int64_t rows = 0) const;
   // Elements of a gradient ("dq", "dk", "dv", "d_bias", "d_sink", "d_alibi_slopes"), in order of its axes.
   std::vector<double> values(const std::string& name) const;
   void set_values(const std::string& name, double value);
@@ -45,6 +52,8 @@ class BackwardCall {
   void make_d_out();
   void make_d_lse();
   const Output& output(const std::string& name) const;
+  tessella_status run_plain();
+  tessella_status run_plan(const tessella_plan* plan);
 
   Case c_;
   Call forward_;

@@ -59,6 +59,10 @@ class Call {
   // The memory of all its tensors.
   std::vector<HostBlock> blocks() const;
   bool is_on_gpu() const { return is_on_gpu_; }
+  // What its twins are like.
+  bool wants_exact_memory() const { return c_.guard || c_.layout == "huge"; }
+  // Else the library finds it out, from any tensor that has an element.
+  bool shows_device() const { return c_.seed % 2 == 0 || c_.batch == 0 || (c_.seqlen_q == 0 && c_.seqlen_kv == 0); }
 
   void poison_outputs();
   // "" or what was written that is not out or lse.
@@ -99,9 +103,6 @@ class Call {
   const tessella_tensor* table(std::vector<int32_t>& values);
   const tessella_tensor* own(const tessella_tensor& tensor);
   Placement placement() const;
-  bool wants_exact_memory() const { return c_.guard || c_.layout == "huge"; }
-  // Else the library finds it out, from any tensor that has an element.
-  bool shows_device() const { return c_.seed % 2 == 0 || c_.batch == 0 || (c_.seqlen_q == 0 && c_.seqlen_kv == 0); }
   // A tensor (batch, heads_q, queries, keys) with the named axes; value(b, h, q, k).
   template <typename Value>
   const tessella_tensor* score_tensor(int32_t dtype, const std::string& axes, int64_t queries, int64_t keys,

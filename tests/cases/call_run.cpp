@@ -6,6 +6,7 @@
 
 #include "cases/backward_call.hpp"
 #include "cases/call.hpp"
+#include "cases/poisoned_workspace.hpp"
 #include "cases/tagged.hpp"
 #include "cases/tensor_places.hpp"
 
@@ -61,36 +62,22 @@ tessella_status Call::make_plan(tessella_plan** plan) const {
 }
 
 tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) const {
-  constexpr size_t kGuard = 256;
-  tessella_workspace workspace{};
-  tessella_plan_workspace(plan, &workspace.state_bytes, &workspace.scratch_bytes);
-  const Memory state(workspace.state_bytes + kGuard, Placement::aligned);
-  const Memory scratch(workspace.scratch_bytes + kGuard, Placement::aligned);
-  std::memset(state.data(), kPoison, state.size());
-  std::memset(scratch.data(), kPoison, scratch.size());
-  workspace.state = state.data();
-  workspace.scratch = scratch.data();
+  const PoisonedWorkspace poisoned(plan);
+  tessella_workspace workspace = poisoned.on_host();
   std::optional<GpuTwin> twin;
   tessella_forward_args args = args_;
   if (is_on_gpu_) {
     std::vector<HostBlock> all = blocks();
-    for (const Memory* memory : {&state, &scratch}) all.push_back({memory->data(), memory->size(), true});
+    for (const HostBlock& block : poisoned.blocks()) all.push_back(block);
     twin.emplace(all, wants_exact_memory());
     args = twin->args(args_, shows_device());
-    workspace.state = twin->at(state.data());
-    workspace.scratch = twin->at(scratch.data());
+    workspace = poisoned.on(*twin);
   }
   void* stream = twin ? twin->stream() : nullptr;
   if (const auto status = tessella_plan_initialize(plan, &workspace, stream); status != TESSELLA_OK) return status;
   const tessella_status status = tessella_plan_run(plan, Tagged(args, options_), &workspace, stream);
   if (twin) text = twin->download();
-
-  const auto all = [](const std::byte* begin, size_t count, int value) {
-    return std::all_of(begin, begin + count, [&](std::byte byte) { return std::to_integer<int>(byte) == value; });
-  };
-  if (!all(state.data(), workspace.state_bytes, 0)) text = "the state was not left zero";
-  if (!all(state.data() + workspace.state_bytes, kGuard, kPoison)) text = "wrote past the state";
-  if (!all(scratch.data() + workspace.scratch_bytes, kGuard, kPoison)) text = "wrote past the scratch";
+  if (const std::string spoiled = poisoned.spoiled(); !spoiled.empty()) text = spoiled;
   return status;
 }
 

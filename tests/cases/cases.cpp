@@ -238,8 +238,11 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
 }
 
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
-  Case c = random_case(seed, kernel, dtypes);
-  Random random(seed + 1);
+  return backward_of(random_case(seed, kernel, dtypes));
+}
+
+Case backward_of(Case c) {
+  Random random(c.seed + 1);
   c.page_size = 0;
   c.lse = true;
   c.spread = std::min(c.spread, 8.0);

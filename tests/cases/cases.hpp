@@ -86,6 +86,9 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
 // The same of backward.
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);
 
+// A forward case as one of backward, with random gradients.
+Case backward_of(Case c);
+
 // A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
 void limit_work(Random& random, Case& c);
 

@@ -104,14 +104,16 @@ void apply(const Configuration& config, Random& random, Case& c) {
 
 }  // namespace
 
-Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engine) {
+Configuration configuration(int idx, std::string_view dtypes, Takes takes) {
+  const bool for_copy_engine = takes == Takes::copy_engine;
   std::istringstream stream{std::string(dtypes)};
   const std::vector<std::string> list{std::istream_iterator<std::string>(stream), {}};
   const auto count = static_cast<int>(list.size());
   std::vector<HeadDims> head_dims;
   for (const HeadDims& dims : kHeadDims) {
-    const bool is_whole = dims.qk % 8 == 0 && dims.v % 8 == 0 && dims.qk <= 256;
-    if (is_whole || !for_copy_engine) head_dims.push_back(dims);
+    const bool is_whole = dims.qk % 8 == 0 && dims.v % 8 == 0;
+    const bool is_small = dims.qk <= 256;
+    if ((is_whole || !for_copy_engine) && (is_small || takes == Takes::everything)) head_dims.push_back(dims);
   }
   const HeadDims dims = head_dims[static_cast<size_t>(idx / count) % head_dims.size()];
   Random random(static_cast<uint64_t>(idx));
@@ -130,6 +132,7 @@ Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engi
   config.paged = random.chance(0.25);
   config.lse = random.chance(0.5);
   config.batch_invariant = random.chance(0.2);
+  if (takes == Takes::backward) config.paged = config.batch_invariant = false;
   return config;
 }
 

@@ -27,11 +27,17 @@ struct Configuration {
 
 inline constexpr int kUsualConfigurations = 48;
 
-// The same for every seed, for as long as the dtypes stay the same. for_copy_engine: of what Hopper's kernel takes,
-// whole rows of 16 bytes to head dim 256.
-Configuration configuration(int idx, std::string_view dtypes, bool for_copy_engine);
+// What the kernels take of all that.
+enum class Takes {
+  everything,
+  copy_engine,  // as Hopper's kernel: whole rows of 16 bytes to head dim 256
+  backward,     // to head dim 256, without pages
+};
 
-// The smallest case of it.
+// The same for every seed, for as long as the dtypes stay the same.
+Configuration configuration(int idx, std::string_view dtypes, Takes takes);
+
+// The smallest case of it, of forward.
 Case smallest_case(const Configuration& configuration, std::string_view kernel);
 
 // random_case() of the same seed with the configuration's choices in place of its own.

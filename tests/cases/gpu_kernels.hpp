@@ -22,9 +22,9 @@ inline std::string gpu_arguments() {
   }
 }
 
-inline std::vector<KernelInfo> gpu_kernels() {
+inline std::vector<KernelInfo> gpu_kernels(const std::string& operation = "forward") {
   std::vector<KernelInfo> kernels;
-  for (const KernelInfo& kernel : kernels_of("forward")) {
+  for (const KernelInfo& kernel : kernels_of(operation)) {
     if (kernel.is_on_gpu()) kernels.push_back(kernel);
   }
   return kernels;

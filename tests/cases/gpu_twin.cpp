@@ -111,6 +111,33 @@ tessella_forward_args GpuTwin::args(const tessella_forward_args& host, bool show
   return args;
 }
 
+tessella_backward_args GpuTwin::args(const tessella_backward_args& host, bool shows_device) {
+  tessella_backward_args args = host;
+  forward_ = this->args(*host.forward, shows_device);
+  args.forward = &forward_;
+  for (const auto member : cli::kGradientMembers) {
+    if (host.*member != nullptr) args.*member = &tensors_.emplace_back(twin(*(host.*member), shows_device));
+  }
+  return args;
+}
+
+void GpuTwin::poison_outputs() const {
+  for (const auto& [host, device] : places_) {
+    if (host.is_output && host.bytes != 0) gpu_.fill(device, kPoison, host.bytes, stream());
+  }
+}
+
+std::vector<std::byte> GpuTwin::outputs() const {
+  std::vector<std::byte> all;
+  for (const auto& [host, device] : places_) {
+    if (!host.is_output || host.bytes == 0) continue;
+    const size_t at = all.size();
+    all.resize(at + host.bytes);
+    gpu_.copy_to_host(all.data() + at, device, host.bytes, stream());
+  }
+  return all;
+}
+
 std::string GpuTwin::download() {
   if (!image_.empty()) return spoiled_arena();
   std::string spoiled;
@@ -142,7 +169,7 @@ std::string GpuTwin::spoiled_arena() {
   }
   const auto [mine, theirs] = std::mismatch(image_.begin(), image_.end(), got.begin());
   if (mine == image_.end()) return "";
-  return "wrote outside of out and lse, at byte " + std::to_string(mine - image_.begin()) + " of the GPU's memory";
+  return "wrote outside of the outputs, at byte " + std::to_string(mine - image_.begin()) + " of the GPU's memory";
 }
 
 }  // namespace tessella::tests

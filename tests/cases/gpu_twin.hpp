@@ -39,10 +39,15 @@ class GpuTwin {
   // A tensor, and a call, over the twins. shows_device: tensors say where they are; otherwise the library finds out.
   tessella_tensor twin(const tessella_tensor& host, bool shows_device) const;
   tessella_forward_args args(const tessella_forward_args& host, bool shows_device);
+  tessella_backward_args args(const tessella_backward_args& host, bool shows_device);
   // Where the GPU has what lies at an address of a block; nullptr outside of them.
   void* at(const void* host) const;
   const cli::Gpu& gpu() const { return gpu_; }
   void* stream() const;
+
+  void poison_outputs() const;
+  // Waits for every byte of the outputs.
+  std::vector<std::byte> outputs() const;
 
   // Waits, and copies the outputs back. "" or what else was written.
   std::string download();
@@ -61,6 +66,7 @@ class GpuTwin {
   std::vector<std::byte> image_;          // of the thread's memory, as uploaded
   std::deque<tessella_tensor> tensors_;
   std::vector<tessella_tensor> mod_args_;
+  tessella_forward_args forward_{};  // of a backward call
 };
 
 }  // namespace tessella::tests

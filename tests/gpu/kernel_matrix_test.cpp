@@ -255,6 +255,17 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
   expect_lean(store, p, "in pairs");
 }
 
+// The same call of backward, with all gradients that it has.
+AttentionArguments backward(AttentionArguments p) {
+  p.features = p.features.without(Feature::paged_kv) | Feature::d_sink;
+  if (p.features.has(Feature::alibi)) p.features |= Feature::d_alibi_slopes;
+  if (p.features.has(Feature::bias)) p.features |= Feature::d_bias;
+  for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {
+    p.operands[name] = p.operands[core::Name::q];
+  }
+  return p;
+}
+
 // Those are there to be read and compared: they may spill.
 TEST(LadderKernels, Compile) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
@@ -262,7 +273,8 @@ TEST(LadderKernels, Compile) {
   for (const Row& row : {Row{0, 3, 0, 2, true}, Row{1, 1, kAll, 0, false}, Row{2, 1, 0, 1, true}}) {
     const AttentionArguments p = problem(row);
     const int arch = kArchs[row.arch_idx];
-    for (const Recipe& recipe : {standard_recipe(p, typical_device(arch)), flash_1_recipe(p, typical_device(arch))}) {
+    for (const Recipe& recipe : {standard_recipe(p, typical_device(arch)), flash_1_recipe(p, typical_device(arch)),
+                                 standard_backward_recipe(backward(p), typical_device(arch))}) {
       ASSERT_EQ(recipe.refusal, "");
       for (const Step& step : recipe.steps) {
         const auto cubin = store.get(step.program, {.arch = arch});

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cases/backward_call.hpp"
 #include "cases/backward_features.hpp"
+#include "cases/configurations.hpp"
 #include "cases/kernels.hpp"
 #include "cases/tensor_places.hpp"
 
@@ -111,11 +113,10 @@ class Backward : public EachKernel {
       if (GetParam().computes(dtype)) fn(dtype);
     }
   }
-};
-
-TEST_P(Backward, EachFeature) {
-  for (const std::string& feature : backward_features()) {
-    each_dtype([&](const char* dtype) {
+  // Of a dtype that the kernel need not compute.
+  void expect_each_feature(const char* dtype) const {
+    if (!GetParam().computes(dtype)) GTEST_SKIP() << GetParam().name << " does not compute " << dtype;
+    for (const std::string& feature : backward_features()) {
       Case c = feature_case(GetParam().name, feature);
       c.dtype = dtype;
       expect_right(c);
@@ -125,9 +126,15 @@ TEST_P(Backward, EachFeature) {
       c.plan = true;
       c.seed = 9;
       expect_right(c);
-    });
+    }
   }
-}
+};
+
+// A test a dtype: the kernels of a GPU are compiled for every feature.
+TEST_P(Backward, EachFeatureF64) { expect_each_feature("f64"); }
+TEST_P(Backward, EachFeatureF32) { expect_each_feature("f32"); }
+TEST_P(Backward, EachFeatureBf16) { expect_each_feature("bf16"); }
+TEST_P(Backward, EachFeatureF16) { expect_each_feature("f16"); }
 
 TEST_P(Backward, KeysThatNoQuerySeesMayHoldNaN) {
   for (const std::string features : {"causal_top_left=1", "causal_top_left=1 softcap=2", "dense=k softcap=3",
@@ -141,8 +148,12 @@ TEST_P(Backward, KeysThatNoQuerySeesMayHoldNaN) {
 }
 
 TEST_P(Backward, RandomCases) {
+  constexpr int kConfigurations = 6;  // of a GPU's kernels, which are compiled for them
   for (uint64_t seed = 1; seed <= 150; ++seed) {
-    expect_right(random_backward_case(seed, GetParam().name, GetParam().dtypes));
+    const auto& [name, dtypes] = std::tie(GetParam().name, GetParam().dtypes);
+    const Configuration config = configuration(static_cast<int>(seed % kConfigurations), dtypes, Takes::backward);
+    expect_right(GetParam().is_on_gpu() ? backward_of(random_case_of(config, seed, name))
+                                        : random_backward_case(seed, name, dtypes));
   }
 }
 

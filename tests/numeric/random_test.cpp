@@ -23,15 +23,18 @@
 #include <thread>
 #include <vector>
 
+#include "cases/backward_call.hpp"
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
 #include "cases/configurations.hpp"
 
 namespace {
 
+using tessella::tests::BackwardCall;
 using tessella::tests::Call;
 using tessella::tests::Case;
 using tessella::tests::Outcome;
+using tessella::tests::Takes;
 using tessella::tests::Verdict;
 
 struct Arguments {
@@ -50,7 +53,10 @@ struct Kernel {
   bool is_on_gpu;
   bool is_backward;
   tessella::tests::Configuration configuration(int idx) const {
-    return tessella::tests::configuration(idx, dtypes, name == "cuda.forward_sm90");
+    const Takes takes = is_backward                   ? Takes::backward
+                        : name == "cuda.forward_sm90" ? Takes::copy_engine
+                                                      : Takes::everything;
+    return tessella::tests::configuration(idx, dtypes, takes);
   }
 };
 
@@ -109,10 +115,20 @@ void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>&
 }
 
 Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
-  if (kernel.is_backward) return tessella::tests::random_backward_case(seed, kernel.name, kernel.dtypes);
-  if (!kernel.is_on_gpu) return tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
-  return random_case_of(kernel.configuration(idx), seed, kernel.name);
+  const Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
+                                  : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
+  return kernel.is_backward ? tessella::tests::backward_of(c) : c;
+}
+
+// With the gradients that decide what is compiled.
+Case smallest_case(const Kernel& kernel, int idx) {
+  Case c = smallest_case(kernel.configuration(idx), kernel.name);
+  if (!kernel.is_backward) return c;
+  c.gradients = "qkvs";
+  c.sink = true;
+  if (!c.bias.empty()) c.gradients += 'b';
+  return c;
 }
 
 int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
@@ -146,7 +162,7 @@ bool make_plan(const Case& c) {
   std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
   try {
     tessella_plan* plan = nullptr;
-    const tessella_status status = Call(c).make_plan(&plan);
+    const tessella_status status = c.gradients.empty() ? Call(c).make_plan(&plan) : BackwardCall(c).make_plan(&plan);
     tessella_plan_free(plan);
     if (status == TESSELLA_OK || status == TESSELLA_UNSUPPORTED) return true;
     print_failure(tessella_last_error());
@@ -162,7 +178,7 @@ int run_configs(const Arguments& arguments, const std::vector<Kernel>& list) {
   for (const Kernel& kernel : list) {
     if (!kernel.is_on_gpu) continue;
     for (int idx = 0; idx < arguments.max_configs; ++idx) {
-      cases.push_back(smallest_case(kernel.configuration(idx), kernel.name));
+      cases.push_back(smallest_case(kernel, idx));
     }
   }
   if (!arguments.compile_only) {

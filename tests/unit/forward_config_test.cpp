@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "cases/arguments.hpp"
+#include "core/arguments.hpp"
+#include "cuda/backward_sm80/config.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm90/config.hpp"
@@ -254,6 +256,17 @@ TEST(ForwardSm80Config, TwoBlocksHideEachOthersLatencyOnLargeGpus) {
       EXPECT_EQ(c.blocks_per_sm, 2) << head_dim;
     }
   }
+}
+
+TEST(BackwardSm80Config, LoadsPiecesOf16BytesWhereRowsOfDOutAreAlignedToo) {
+  core::AttentionArguments a =
+      tests::gpu_arguments({.seqlen_q = 64, .seqlen_kv = 64, .head_dim_qk = 64, .head_dim_v = 64});
+  a.tensors[core::Name::d_out] = a.tensors[core::Name::out];
+  core::derive_shape(a);
+  EXPECT_TRUE(backward_sm80_config(a, typical_device(90)).vector_loads);
+  a.tensors[core::Name::d_out].row_stride += 1;
+  core::derive_shape(a);
+  EXPECT_FALSE(backward_sm80_config(a, typical_device(90)).vector_loads);
 }
 
 TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {

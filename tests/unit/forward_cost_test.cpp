@@ -44,6 +44,32 @@ TEST(ForwardCost, IsWhatTheLoopsMove) {
   EXPECT_EQ(flash_1.extra_bytes, 256 * state);
 }
 
+TEST(BackwardCost, IsWhatTheLoopsMove) {
+  AttentionArguments p = problem(256);  // 4 tiles of queries, 8 of keys
+  std::byte memory{};
+  for (const core::Name name : {core::Name::dq, core::Name::dk, core::Name::dv}) {
+    p.tensors[name] = p.tensors[core::Name::q];
+    p.tensors[name].data = &memory;
+  }
+  constexpr portable::BackwardSm80Config kBackward{
+      .head_dim_qk = 64, .head_dim_v = 64, .tile_q = 64, .tile_kv = 32, .num_warps = 4};
+  const double row = 64 * 2, query = 16, sums = 64 * 4, matrix = 256 * 256 * 2;
+  const double first_step = 256 * (2 * row + 4 + query), results = 256 * 3 * row;
+  const Cost flash = cuda::backward_cost(p, kBackward, 77);
+  EXPECT_EQ(flash.score_passes, 1);
+  EXPECT_EQ(flash.bytes_moved, first_step + 256 * 2 * row + 8 * 256 * (2 * row + query + 2 * sums) + results);
+  EXPECT_EQ(flash.extra_bytes, 77);
+  const Cost standard = cuda::standard_backward_cost(p, kBackward, 77);
+  EXPECT_EQ(standard.score_passes, 3);
+  EXPECT_EQ(standard.bytes_moved,
+            first_step + 256 * 2 * row + 2 * 8 * 256 * (2 * row + query) + 5 * matrix + 4 * 256 * row + results);
+  EXPECT_EQ(cuda::standard_backward_bytes(p, kBackward), 2 * matrix);
+  p.features = Feature::window;
+  p.window_right = 0;
+  EXPECT_LT(cuda::backward_cost(p, kBackward, 0).bytes_moved, 0.7 * flash.bytes_moved);
+  EXPECT_EQ(cuda::standard_backward_cost(p, kBackward, 0).bytes_moved, standard.bytes_moved);
+}
+
 TEST(ForwardCost, OnlyStandardNeedsNByN) {
   const auto growth = [](auto cost) {
     return cost(problem(8192), kConfig).extra_bytes / cost(problem(4096), kConfig).extra_bytes;

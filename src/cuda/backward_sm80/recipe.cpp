@@ -5,9 +5,11 @@
 
 #include "core/message.hpp"
 #include "cuda/backward_sm80/config.hpp"
+#include "cuda/backward_sm80/steps.hpp"
 #include "cuda/compile/user_source.hpp"
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
+#include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/tile_map.hpp"
 
 namespace tessella::cuda {
@@ -34,7 +36,7 @@ int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
 // Memory that the steps share, one piece behind the other.
 struct Scratch {
   int64_t bytes = 0;
-  int64_t map, seen, rows, tiles, turns, dq_sums, slope_sums, ticket;
+  int64_t map, seen, rows, tiles, turns, dq_sums, slope_sums, ticket;  // dq_sums: the last
 
   Scratch(const AttentionShape& p, const BackwardSm80Config& c, const TileMap& of_masks) {
     const int64_t all_tiles = tiles_of_head(p, c) * p.heads_q;
@@ -46,13 +48,13 @@ struct Scratch {
     rows = take(all_tiles * c.tile_q, sizeof(portable::BackwardRow));
     tiles = take(all_tiles, sizeof(portable::QueryTile));
     turns = take(all_tiles, sizeof(uint32_t));
-    const bool wants_dq = p.operands[Name::dq].dtype != core::DType::none;
-    dq_sums = take(wants_dq ? all_tiles * c.tile_q * c.head_dim_qk : 0, sizeof(float));
     const bool wants_slopes = p.features.has(Feature::d_alibi_slopes);
     slope_sums = take(wants_slopes ? p.batch * p.heads_q * ceil_div(p.seqlen_kv, c.tile_kv) : 0, sizeof(float));
     ticket = take(1, sizeof(uint32_t));
     map = take(of_masks.bytes(), 1);
     seen = take(of_masks.seen_bytes(), 1);
+    const bool wants_dq = p.operands[Name::dq].dtype != core::DType::none;
+    dq_sums = take(wants_dq ? all_tiles * c.tile_q * c.head_dim_qk : 0, sizeof(float));
   }
 };
 
@@ -105,6 +107,8 @@ int64_t section_heads(const AttentionShape& p, int64_t kv_tiles, const Concurren
   return std::min(wanted, heads);
 }
 
+}  // namespace
+
 BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Config& c, const core::Workspace& memory,
                                const Concurrency& at_once) {
   const TileMap map = tile_map(p, c);
@@ -135,6 +139,12 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   return params;
 }
 
+int64_t backward_row_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
+  return forward_blocks(p, tile_map(p, c));
+}
+
+namespace {
+
 // blocks: of a call, 0 where it has none of the step.
 Step step_of(const char* file, const char* kernel, const BackwardSm80Config& c, const std::string& user, int threads,
              int shared_bytes, int64_t (*blocks)(const AttentionArguments& call, const BackwardSm80Config& c)) {
@@ -153,16 +163,13 @@ Step step_of(const char* file, const char* kernel, const BackwardSm80Config& c, 
 }
 
 // Of the grids, as step_of() wants them.
-int64_t row_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
-  return forward_blocks(p, tile_map(p, c));
-}
 int64_t key_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
   const bool wants_some = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
                           p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
   return wants_some ? p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) : 0;
 }
 int64_t dq_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
-  return p.tensors[Name::dq].data != nullptr ? row_blocks(p, c) : 0;
+  return p.tensors[Name::dq].data != nullptr ? backward_row_blocks(p, c) : 0;
 }
 int64_t head_blocks(const AttentionArguments& p, const BackwardSm80Config&) {
   const auto entries = [&](const core::ScoreGradient& t) {
@@ -178,7 +185,14 @@ int64_t bias_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
          axis(t.q_stride, ceil_div(t.queries, c.tile_q)) * axis(t.kv_stride, ceil_div(t.keys, c.tile_kv));
 }
 
-std::string refusal(const AttentionShape& p, const BackwardSm80Config& c, const DeviceInfo& device) {
+}  // namespace
+
+int64_t backward_bytes(const AttentionShape& bounds, const BackwardSm80Config& c, bool with_dq_sums) {
+  const Scratch scratch(bounds, c, largest_tile_map(bounds, c));
+  return with_dq_sums ? scratch.bytes : scratch.dq_sums;
+}
+
+std::string backward_refusal(const AttentionShape& p, const BackwardSm80Config& c, const DeviceInfo& device) {
   if (p.operands[Name::d_out].dtype != p.dtype()) {
     return message("takes d_out of q's dtype, and it is ", core::name(p.operands[Name::d_out].dtype));
   }
@@ -190,40 +204,57 @@ std::string refusal(const AttentionShape& p, const BackwardSm80Config& c, const 
   return "";
 }
 
-}  // namespace
-
-Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
-  const AttentionShape& bounds = core::attention(shape);
-  const BackwardSm80Config c = backward_sm80_config(bounds, device);
-  if (std::string reason = refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
-  const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
-  const int row_threads = portable::kBackwardRowThreads, row_bytes = portable::kBackwardRowBytes;
-  const int threads = c.num_warps * 32, bytes = shared_bytes(c);
-  Recipe recipe{
-      .workspace = {.scratch_bytes = Scratch(bounds, c, largest_tile_map(bounds, c)).bytes},
-      .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
-                             c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ",
-                             c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
-                             c.vector_loads ? "16-byte" : "scalar", " loads, ", bytes, " bytes of shared memory")};
+std::vector<Step> steps_before(const BackwardSm80Config& c, const std::string& user) {
+  std::vector<Step> steps;
   if (c.score.mask == portable::MaskLevel::bits) {
-    recipe.steps.push_back(classify_step(
+    steps.push_back(classify_step(
         c, user,
         [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
             const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; }));
   }
-  recipe.steps.push_back(step_of("backward_rows.hpp", "backward_rows", c, user, row_threads, row_bytes, row_blocks));
+  steps.push_back(step_of("backward_rows.hpp", "backward_rows", c, user, portable::kBackwardRowThreads,
+                          portable::kBackwardRowBytes, backward_row_blocks));
+  return steps;
+}
+
+std::vector<Step> steps_behind(const AttentionShape& bounds, const BackwardSm80Config& c, const std::string& user) {
+  std::vector<Step> steps;
+  if (bounds.features.has_any(Feature::d_sink | Feature::d_alibi_slopes)) {
+    steps.push_back(step_of("backward_rows.hpp", "backward_heads", c, user, portable::kBackwardRowThreads,
+                            portable::kBackwardRowBytes, head_blocks));
+  }
+  if (bounds.features.has(Feature::d_bias)) {
+    steps.push_back(
+        step_of("backward_bias.hpp", "backward_bias", c, user, c.num_warps * 32, shared_bytes(c), bias_blocks));
+  }
+  return steps;
+}
+
+Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const AttentionShape& bounds = core::attention(shape);
+  const BackwardSm80Config c = backward_sm80_config(bounds, device);
+  if (std::string reason = backward_refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
+  const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
+  const int threads = c.num_warps * 32, bytes = shared_bytes(c);
+  Recipe recipe{
+      .workspace = {.scratch_bytes = backward_bytes(bounds, c, true)},
+      .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
+                             c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ",
+                             c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
+                             c.vector_loads ? "16-byte" : "scalar", " loads, ", bytes, " bytes of shared memory"),
+      .steps = steps_before(c, user)};
   recipe.steps.push_back(step_of("backward_sm80.hpp", "backward_sm80", c, user, threads, bytes, key_blocks));
   if (bounds.operands[Name::dq].dtype != core::DType::none) {
     recipe.steps.push_back(step_of("backward_rows.hpp", "backward_dq", c, user, threads, 0, dq_blocks));
   }
-  if (bounds.features.has_any(Feature::d_sink | Feature::d_alibi_slopes)) {
-    recipe.steps.push_back(
-        step_of("backward_rows.hpp", "backward_heads", c, user, row_threads, row_bytes, head_blocks));
-  }
-  if (bounds.features.has(Feature::d_bias)) {
-    recipe.steps.push_back(step_of("backward_bias.hpp", "backward_bias", c, user, threads, bytes, bias_blocks));
-  }
+  for (Step& step : steps_behind(bounds, c, user)) recipe.steps.push_back(std::move(step));
   return recipe;
+}
+
+core::Cost backward_sm80_cost(const core::Arguments& call, const DeviceInfo& device) {
+  const AttentionArguments& arguments = core::attention(call);
+  const BackwardSm80Config c = backward_sm80_config(arguments, device);
+  return backward_cost(arguments, c, static_cast<double>(backward_bytes(arguments, c, true)));
 }
 
 }  // namespace tessella::cuda

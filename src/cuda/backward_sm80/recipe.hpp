@@ -6,5 +6,6 @@
 namespace tessella::cuda {
 
 Recipe backward_sm80_recipe(const core::Shape& bounds, const DeviceInfo& device);
+core::Cost backward_sm80_cost(const core::Arguments& arguments, const DeviceInfo& device);
 
 }  // namespace tessella::cuda

@@ -56,6 +56,30 @@ struct Head {
   }
 };
 
+constexpr double kRowBytes = sizeof(portable::BackwardRow);
+
+// Bytes of a row of what backward reads and writes; 0 where it is not wanted.
+struct GradientRows {
+  double d_out, dq, dk, dv;
+  double first_step;  // reads d_out, out, LSE and its gradient, and writes what later steps read
+  double group;
+
+  explicit GradientRows(const AttentionArguments& p) : group(static_cast<double>(p.group())) {
+    const auto row = [&](core::Name name, int64_t dim) {
+      const core::Operand& t = p.tensors[name];
+      return t.data == nullptr ? 0.0 : static_cast<double>(dim * core::size_bytes(t.dtype));
+    };
+    d_out = static_cast<double>(p.head_dim_v * core::size_bytes(p.dtype()));
+    dq = row(core::Name::dq, p.head_dim_qk);
+    dk = row(core::Name::dk, p.head_dim_qk);
+    dv = row(core::Name::dv, p.head_dim_v);
+    first_step = d_out + static_cast<double>(p.head_dim_v * core::size_bytes(p.out_dtype())) + 4 +
+                 (p.features.has(Feature::d_lse) ? 4 : 0) + kRowBytes;
+  }
+  // What a group's heads have once.
+  double of_keys(double bytes) const { return bytes / group; }
+};
+
 double state_bytes(const ForwardTiles& c) { return (c.head_dim_v + 2) * 4.0; }
 double matrix_heads(const core::AttentionShape& p) { return static_cast<double>(p.batch * p.heads_q); }
 double matrix_rows(const core::AttentionShape& p, const ForwardTiles& c) {
@@ -91,8 +115,41 @@ core::Cost flash_1_cost(const AttentionArguments& p, const ForwardTiles& c) {
   return {.score_passes = h.slices, .bytes_moved = h.heads * bytes, .extra_bytes = flash_1_bytes(p, c)};
 }
 
+core::Cost backward_cost(const AttentionArguments& p, const portable::BackwardSm80Config& c, double extra_bytes) {
+  const Head h(p, c);
+  const GradientRows rows(p);
+  const double sums = rows.dq > 0 ? c.head_dim_qk * 4.0 : 0;
+  // A visit adds to the sums; the first one only writes them, and they are read once more for dQ.
+  const double bytes = h.len_q * rows.first_step + h.visits_rows * (h.q_bytes + rows.d_out + kRowBytes + 2 * sums) +
+                       h.len_q * rows.dq + h.len_kv * rows.of_keys(h.k_bytes + h.v_bytes + rows.dk + rows.dv);
+  return {.score_passes = 1, .bytes_moved = h.heads * bytes, .extra_bytes = extra_bytes};
+}
+
+core::Cost standard_backward_cost(const AttentionArguments& p, const portable::BackwardSm80Config& c,
+                                  double extra_bytes) {
+  const Head h(p, c);
+  const GradientRows rows(p);
+  const double matrix = h.len_q * h.len_kv * static_cast<double>(core::size_bytes(p.dtype()));
+  const double queries = h.kv_tiles * h.len_q * (h.q_bytes + rows.d_out + kRowBytes);  // all, for every tile of keys
+  double passes = 1;
+  double bytes = h.len_q * rows.first_step + h.len_kv * (h.k_bytes + h.v_bytes) + queries + 2 * matrix;
+  if (rows.dk + rows.dv > 0) {
+    ++passes;
+    bytes += queries + 2 * matrix + h.len_kv * rows.of_keys(rows.dk + rows.dv);
+  }
+  if (rows.dq > 0) {
+    ++passes;
+    bytes += h.tiles_q * h.len_kv * h.k_bytes + matrix + h.len_q * rows.dq;
+  }
+  return {.score_passes = passes, .bytes_moved = h.heads * bytes, .extra_bytes = extra_bytes};
+}
+
 double standard_bytes(const core::AttentionShape& p, const ForwardTiles& c) {
   return matrix_heads(p) * matrix_rows(p, c) * static_cast<double>(largest_tile_map(p, c).kv_tiles * c.tile_kv) * 4;
+}
+
+double standard_backward_bytes(const core::AttentionShape& p, const ForwardTiles& c) {
+  return 2 * standard_bytes(p, c) / 4 * static_cast<double>(core::size_bytes(p.dtype()));
 }
 
 double flash_1_bytes(const core::AttentionShape& p, const ForwardTiles& c) {

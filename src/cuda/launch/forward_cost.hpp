@@ -4,6 +4,7 @@
 
 #include "core/kernel.hpp"
 #include "cuda/launch/forward_tiles.hpp"
+#include "portable/backward_params.hpp"
 
 namespace tessella::cuda {
 
@@ -11,8 +12,15 @@ core::Cost forward_cost(const core::AttentionArguments& arguments, const Forward
 core::Cost standard_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 core::Cost flash_1_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
+// extra_bytes: scratch.
+core::Cost backward_cost(const core::AttentionArguments& arguments, const portable::BackwardSm80Config& config,
+                         double extra_bytes);
+core::Cost standard_backward_cost(const core::AttentionArguments& arguments, const portable::BackwardSm80Config& config,
+                                  double extra_bytes);
+
 // Memory that the ladder's kernels keep.
 double standard_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
 double flash_1_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
+double standard_backward_bytes(const core::AttentionShape& shape, const ForwardTiles& tiles);
 
 }  // namespace tessella::cuda

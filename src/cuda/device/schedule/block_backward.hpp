@@ -74,14 +74,18 @@ struct BlockBackward {
 
   // Keys that no query of the sequence sees become zeros, whatever they hold: 0 * NaN is NaN.
   __device__ __forceinline__ void load_keys() const {
+    load_k();
+    load_of_keys<TileV>(s_v(), p.forward.v, p.forward.head_dim_v);
+  }
+  __device__ __forceinline__ void load_k() const { load_of_keys<TileK>(s_k(), p.forward.k, p.forward.head_dim_qk); }
+  template <class Tile>
+  __device__ __forceinline__ void load_of_keys(uint32_t to, const portable::OperandParams& from,
+                                               int32_t columns) const {
     const KeyRange first = row_keys(sequence, 0), last = row_keys(sequence, sequence.len_q - 1);
     const auto is_seen = [&](int32_t key) {
       return key >= 0 && key < last.end && (key >= first.begin || key < p.forward.keep_first);
     };
-    load_rows<TileK, C.tile_kv>(s_k(), head_rows(p.forward.k, batch_idx, head_kv, sequence.row_kv), first_key,
-                                p.forward.head_dim_qk, is_seen);
-    load_rows<TileV, C.tile_kv>(s_v(), head_rows(p.forward.v, batch_idx, head_kv, sequence.row_kv), first_key,
-                                p.forward.head_dim_v, is_seen);
+    load_rows<Tile, C.tile_kv>(to, head_rows(from, batch_idx, head_kv, sequence.row_kv), first_key, columns, is_seen);
   }
   // By every thread, behind a barrier.
   __device__ __forceinline__ void prepare_keys() const {

@@ -1,0 +1,34 @@
+// What backward's algorithms on a GPU have in common: their memory, and the steps before and behind their tiles.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/launch/recipe.hpp"
+#include "portable/backward_params.hpp"
+
+namespace tessella::cuda {
+
+// Why no algorithm in these tiles runs the call, or "".
+std::string backward_refusal(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
+                             const DeviceInfo& device);
+
+// Of scratch; dQ's sums are the last of it.
+int64_t backward_bytes(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
+                       bool with_dq_sums);
+
+portable::BackwardParams backward_params(const core::AttentionArguments& arguments,
+                                         const portable::BackwardSm80Config& config, const core::Workspace& workspace,
+                                         const Concurrency& at_once);
+
+// Classes of tiles, and what each query brings along.
+std::vector<Step> steps_before(const portable::BackwardSm80Config& config, const std::string& user_source);
+// Gradients of sinks, slopes and bias.
+std::vector<Step> steps_behind(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
+                               const std::string& user_source);
+
+// Of a grid with a block for each tile of queries (device/backward_rows.hpp: RowTile).
+int64_t backward_row_blocks(const core::AttentionArguments& arguments, const portable::BackwardSm80Config& config);
+
+}  // namespace tessella::cuda
