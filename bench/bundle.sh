@@ -24,11 +24,11 @@ for program in $programs; do install -m 755 -s "$program" "$folder"; done
 ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
 cp "$source"/bench/*.py "$source/tests/gpu/gpu.sh" "$folder"
-# For compare.py: TESSELLA_LIBRARY=libtessella.so PYTHONPATH=python.
+# For compare.py and python/tests: TESSELLA_LIBRARY=libtessella.so PYTHONPATH=python.
 rm -rf "${folder:?}/contest" "${folder:?}/python"
 mkdir "$folder/python"
 cp -r "$source/bench/contest" "$folder"
-cp -r "$source/bindings/python/tessella" "$folder/python"
+cp -r "$source/bindings/python/tessella" "$source/bindings/python/tests" "$folder/python"
 
 for file in "$folder/$soname" $(for p in $programs; do echo "$folder/$(basename "$p")"; done); do
   if ! readelf -d "$file" | grep -q 'RUNPATH.*\$ORIGIN'; then echo "note: $(basename "$file") needs LD_LIBRARY_PATH" >&2; fi

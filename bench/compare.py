@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tessella's forward beside every attention library installed here: one process, all of a cell in turn.
+"""Tessella beside every attention library installed here: one process, all of a cell in turn.
 
 Exit status: 0 done, 1 an output of ours was wrong, 2 bad input.
 
@@ -15,10 +15,13 @@ contenders:
   flash_attn, fa3, fa4, flashinfer, xformers
 Who is missing or refuses a cell is listed with the reason. Each output is checked against double on sampled rows before
 it is timed. On an H200 ours are held to bars: live cuDNN times what the best library has reached beside cuDNN.
+With --backward gradients are computed, which triton and flashinfer do not: ours by tessella.attention_backward into
+memory that is there, others by autograd. They count 2.5 forwards, both passes 3.5.
 
 examples:
   compare.py                                                             # on a GPU if there is one, else on the CPU
   compare.py --protocol family --head-dims 128 --contenders tessella,cuda.forward_sm90,sdpa,triton --json d128.json
+  compare.py --backward --protocol features                              # gradients; --backward both: both passes
   compare.py --device cpu --lengths 512,1024,2048,4096,8192 --plot plots
   compare.py --from-json d64.json d128.json d256.json --plot plots       # tables and plots again, nothing is measured
 """
@@ -58,6 +61,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU")
     parser.add_argument("--protocol", choices=PROTOCOLS, help="default: family on cuda, layer on cpu")
+    parser.add_argument(
+        "--backward",
+        dest="work",
+        nargs="?",
+        choices=("backward", "both"),
+        const="backward",
+        default="forward",
+        help="gradients in the forward's stead, or after it",
+    )
     parser.add_argument("--contenders", type=words, default=[], metavar="NAME,...", help="sdpa means all of sdpa.*")
     parser.add_argument("--lengths", type=numbers, default=[], metavar="N,...", help="sequence lengths")
     parser.add_argument("--head-dims", type=numbers, default=[], metavar="D,...")
@@ -125,7 +137,7 @@ def measured(options: argparse.Namespace) -> Record:
     protocol = options.protocol or ("family" if device == "cuda" else "layer")
     window_s = options.window or (0.5 if device == "cuda" else 0.1)
     contenders, missing = chosen(options.contenders, device)
-    cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths, options.cases)
+    cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths, options.cases, options.work)
     if options.cases and not cells:
         names = dict.fromkeys(cell.case for cell in PROTOCOLS[protocol].cells([], [], []) if cell.case)
         raise ValueError(f"--cases: {', '.join(options.cases)}, expected of {protocol}: {', '.join(names) or 'none'}")
@@ -152,6 +164,7 @@ def measured(options: argparse.Namespace) -> Record:
         "commit": options.commit or commit(),
         "device": device,
         "protocol": protocol,
+        "work": options.work,
         "window_s": window_s,
         "rounds": ROUNDS,
         "machine": machine,
@@ -179,9 +192,9 @@ def joined(paths: Sequence[pathlib.Path]) -> Record:
     records: list[Record] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     whole = records[0]
     for path, other in zip(paths[1:], records[1:]):
-        for field in ("device", "protocol", "commit", "window_s", "machine", "versions"):
-            if other[field] != whole[field]:
-                raise ValueError(f"{path} has {field} {other[field]}, and {paths[0]} {whole[field]}")
+        for field in ("device", "protocol", "work", "commit", "window_s", "machine", "versions"):
+            if other.get(field) != whole.get(field):
+                raise ValueError(f"{path} has {field} {other.get(field)}, and {paths[0]} {whole.get(field)}")
         whole["cells"] += other["cells"]
         whole["missing"] |= other["missing"]
         whole["command"] += f" ; {other['command']}"

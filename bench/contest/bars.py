@@ -34,6 +34,8 @@ class Bars:
         cell = entry["cell"]
         if gpu != self.gpu or cell["dtype"] != "bf16" or ratio is None or live is None:
             return None
+        if cell.get("work", "forward") != "forward":
+            return None
         if not cell["case"] and not self._is_of_family(cell):
             return None
         return float(ratio * live["rate"])

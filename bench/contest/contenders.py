@@ -1,7 +1,8 @@
 """Who takes part: Tessella, what PyTorch brings, our Triton program, and the libraries that users install.
 
 A contender prepares a problem and gives back a run: a call without arguments that returns out of (batch, seqlen, heads,
-head_dim), packed (total, heads, head_dim). What it cannot compute it refuses, with the reason.
+head_dim), packed (total, heads, head_dim), or the gradients dq, dk and dv. What it cannot compute it refuses, with the
+reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .problem import Problem
 from .protocol import SOFTCAP
 
-Run = Callable[[], torch.Tensor]
+Run = Callable[[], Any]  # out, or dq, dk and dv
 
 
 class Refused(Exception):
@@ -71,15 +72,19 @@ def torch_reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
 # Tessella
 
 ALIBI_TEXT = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);"
+ALIBI_GRADIENT_TEXT = "return d_score;"
 CAUSAL_TEXT = "return k <= q;"
 
 
 class OurRun:
-    """tessella.torch.attention, and the name of the kernel that it chooses."""
+    """tessella.torch.attention, tessella.attention_backward or both, and the names of the kernels that they choose.
+
+    kernel: of the backward, where gradients are computed.
+    """
 
     def __init__(self, problem: Problem, kernel: str | None) -> None:
         cell = problem.cell
-        options: dict[str, Any] = {"kernel": kernel}
+        options: dict[str, Any] = {}
         if cell.window is not None:
             options["mask"] = tessella.window(cell.window, 0)
         elif cell.causal and cell.as_text:
@@ -91,24 +96,54 @@ class OurRun:
         elif cell.score == "alibi" and cell.as_text:
             options["score_mod"] = ALIBI_TEXT
             options["mod_args"] = [problem.slopes]
+            if cell.has_gradients:
+                options["score_mod_gradient"] = ALIBI_GRADIENT_TEXT
         elif cell.score == "alibi":
             options["alibi_slopes"] = problem.slopes
         if cell.lengths:
             options |= {"max_seqlen_q": max(cell.lengths), "max_seqlen_kv": max(cell.lengths)}
             options |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_kv": problem.cu_seqlens}
-        self.tensors = (problem.q, problem.k, problem.v)
+        self.tensors = (problem.q.detach(), problem.k.detach(), problem.v.detach())
         if cell.page_size:
             k, v, options["page_table"] = problem.pages()
             options["seqlens_kv"] = torch.full((cell.batch,), cell.seqlen, dtype=torch.int32, device=problem.device)
-            self.tensors = (problem.q, k, v)
-        self.options = options
-        self.kernel = tessella.plan(*self.tensors, **options).kernel
+            self.tensors = (problem.q.detach(), k, v)
+        self.forward_options = options if cell.has_gradients else {**options, "kernel": kernel}
         shape = (*problem.q.shape[:-1], cell.head_dim_v)
         self.out = torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.device)
+        self.lse: torch.Tensor | None = None
+        self.workspace_bytes = 0  # that torch's allocator does not see
+        chosen = [] if cell.work == "backward" else [tessella.plan(*self.tensors, **self.forward_options).kernel]
+        if cell.has_gradients:
+            backward_options: dict[str, Any] = {**options, "kernel": kernel}
+            plan = tessella.explain(*self.tensors, backward=True, **backward_options)
+            chosen += re.findall(r"^kernel: (\S+)", plan, re.MULTILINE)
+            if problem.device == "cuda":
+                self.workspace_bytes = sum(map(int, re.findall(r"(?:state|scratch) (\d+) bytes", plan)))
+            lse_shape = (cell.heads_q, cell.seqlen) if cell.lengths else (cell.batch, cell.heads_q, cell.seqlen)
+            self.lse = torch.full(lse_shape, math.nan, device=problem.device)
+            gradients = map(torch.empty_like, self.tensors)
+            arrays = (*self.tensors, self.out, self.lse, problem.d_out, *gradients)
+            names = ("q", "k", "v", "out", "lse", "d_out", "dq", "dk", "dv")
+            self.of_backward: dict[str, Any] = {**dict(zip(names, arrays)), **backward_options}
+            self.forward()
+        self.kernel = " + ".join(chosen)
+        calls = {"forward": self.forward, "backward": self.backward, "both": self.both}
+        self.call = calls[cell.work]
 
-    def __call__(self) -> torch.Tensor:
-        tessella.torch.attention(*self.tensors, out=self.out, **self.options)
+    def forward(self) -> torch.Tensor:
+        tessella.torch.attention(*self.tensors, out=self.out, lse=self.lse, **self.forward_options)
         return self.out
+
+    def backward(self) -> tuple[torch.Tensor, ...]:
+        return tessella.attention_backward(**self.of_backward)
+
+    def both(self) -> tuple[torch.Tensor, ...]:
+        self.forward()
+        return self.backward()
+
+    def __call__(self) -> Any:
+        return self.call()
 
 
 EVERY_FEATURE_IN_PLACE = (
@@ -119,6 +154,7 @@ EVERY_FEATURE_IN_PLACE = (
     "softcap",
     "ALiBi",
     "caller's text",
+    "gradients",
 )
 EVERY_FEATURE = (*EVERY_FEATURE_IN_PLACE, "pages")
 
@@ -128,8 +164,35 @@ def ours(name: str, device: str, kernel: str | None = None) -> Contender:
 
 
 def our_kernels() -> list[Contender]:
-    """Each kernel of the library under its own name."""
+    """Each kernel of the library under its own name; one of a backward goes with the forward that is chosen."""
     return [ours(kernel.name, kernel.device, kernel.name) for kernel in tessella.kernels()]
+
+
+# Gradients of other libraries
+
+
+def differentiated(prepare: Callable[[Problem], Run]) -> Callable[[Problem], Run]:
+    """The run itself, or its gradients by autograd; the forward of a backward alone runs once."""
+
+    def prepare_both(problem: Problem) -> Run:
+        if not problem.cell.has_gradients:
+            return prepare(problem)
+        inputs = (problem.q, problem.k, problem.v)
+        with torch.enable_grad():
+            run = prepare(problem)
+            out = run() if problem.cell.work == "backward" else None
+
+        def backward() -> Any:
+            return torch.autograd.grad(out, inputs, problem.d_out, retain_graph=True)
+
+        def both() -> Any:
+            with torch.enable_grad():
+                made = run()
+            return torch.autograd.grad(made, inputs, problem.d_out)
+
+        return both if out is None else backward
+
+    return prepare_both
 
 
 # PyTorch
@@ -172,6 +235,8 @@ def flex(problem: Problem) -> Run:
 
     cell, device = problem.cell, problem.device
     torch.compiler.reset()  # past a few shapes the compiler would fall back to eager code without a word
+    functorch_config: Any = importlib.import_module("torch._functorch.config")
+    functorch_config.donated_buffer = False  # or a graph's backward would run once
     parts: list[Callable[..., Any]] = []
     if cell.causal:
         parts.append(lambda b, h, i, j: i >= j)
@@ -293,32 +358,36 @@ def xformers(problem: Problem) -> Run:
     return run
 
 
+def library(name: str, prepare: Callable[[Problem], Run], *fields: Any, **named: Any) -> Contender:
+    return Contender(name, differentiated(prepare), *fields, **named)
+
+
 BOTH = ("cpu", "cuda")
-HEADS = ("grouped heads", "head_dim_v of its own")
+HEADS = ("grouped heads", "head_dim_v of its own", "gradients")
 LIBRARIES = [
-    Contender("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (*HEADS, "packed lengths"), BOTH),
-    Contender("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch", HEADS),
-    Contender("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
-    Contender("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
-    Contender("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_IN_PLACE, BOTH, named_only_on="cpu"),
+    library("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (*HEADS, "packed lengths"), BOTH),
+    library("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch", HEADS),
+    library("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
+    library("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
+    library("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_IN_PLACE, BOTH, named_only_on="cpu"),
     Contender("triton", triton, "triton"),
-    Contender(
+    library(
         "flash_attn",
         flash_attention("flash_attn"),
         "flash_attn.flash_attn_interface",
-        ("grouped heads", "window", "packed lengths", "softcap", "ALiBi"),
+        ("grouped heads", "window", "packed lengths", "softcap", "ALiBi", "gradients"),
     ),
-    Contender(
+    library(
         "fa3",
         flash_attention("flash_attn_interface"),
         "flash_attn_interface",
         (*HEADS, "window", "packed lengths", "softcap"),
     ),
-    Contender(
+    library(
         "fa4", flash_attention("flash_attn.cute"), "flash_attn.cute", (*HEADS, "window", "packed lengths", "softcap")
     ),
-    Contender("flashinfer", flashinfer, "flashinfer", (*HEADS, "window", "packed lengths", "softcap")),
-    Contender("xformers", xformers, "xformers.ops", ("head_dim_v of its own", "window", "packed lengths")),
+    library("flashinfer", flashinfer, "flashinfer", (*HEADS[:2], "window", "packed lengths", "softcap")),
+    library("xformers", xformers, "xformers.ops", ("head_dim_v of its own", "window", "packed lengths", "gradients")),
 ]
 
 

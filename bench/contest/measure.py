@@ -49,8 +49,10 @@ def status_bytes(field: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
 
 
-def peak_memory(prepare: Callable[[], Run], device: str) -> tuple[Run, torch.Tensor, int | None]:
+def peak_memory(prepare: Callable[[], Run], device: str) -> tuple[Run, Any, int | None]:
     """The run, its output, and the bytes that both took beyond the inputs at most: output and workspace.
+
+    Of a backward also what its forward left: out, lse and a graph.
 
     On a GPU of torch's allocator, in the second call, as the first may compile and tune; on a CPU of resident memory,
     in the first call; None where the system does not tell.
@@ -102,6 +104,8 @@ def prepared(contender: Contender, problem: Problem) -> Side:
     found: dict[str, Any] = {"error": error, "memory_bytes": memory_bytes}
     if isinstance(run, OurRun):
         found["kernel"] = run.kernel
+        if memory_bytes is not None:
+            found["memory_bytes"] = memory_bytes + run.workspace_bytes
     return Side(run, problem.cell.flops, found)
 
 

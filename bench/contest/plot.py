@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from .protocol import short
-from .report import Entry, Record, number, unit
+from .report import Entry, Record, number, unit, work
 
 # One colour for one contender in every figure; ours are the dark ones.
 COLOURS = {
@@ -63,7 +63,8 @@ def draw(record: Record, folder: pathlib.Path) -> list[pathlib.Path]:
         cells = [entry for entry in record["cells"] if entry["cell"]["dtype"] == dtype]
         names = list(dict.fromkeys(name for entry in cells for name in entry["results"]))
         for kind, fill in (("rate", bars_of_rate), ("memory", lines_of_memory)):
-            path = folder / f"{record['protocol']}-{record['device']}-{dtype}-{kind}.png"
+            of = "" if work(record) == "forward" else f"{record['work']}-"
+            path = folder / f"{of}{record['protocol']}-{record['device']}-{dtype}-{kind}.png"
             fill(pyplot, record, panels(cells), names).savefig(path, dpi=110, bbox_inches="tight")
             pyplot.close("all")
             written.append(path)
@@ -80,7 +81,7 @@ def axes_of(pyplot: Any, record: Record, groups: dict[str, list[Entry]], what: s
     )
     machine = record["machine"].get("gpu") or record["machine"].get("cpu", "")
     dtype = next(iter(groups.values()))[0]["cell"]["dtype"]
-    figure.suptitle(f"Forward, {dtype}, {record['protocol']}: {what}\n{machine}, {record['date']}")
+    figure.suptitle(f"{work(record).capitalize()}, {dtype}, {record['protocol']}: {what}\n{machine}, {record['date']}")
     return figure, [axes for column in grid.T for axes in column]
 
 

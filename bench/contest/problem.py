@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -13,10 +15,15 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 # a wrong mask, or TF32 where fp32 was asked for, is above.
 BOUNDS = {"bf16": 2e-2, "f16": 3e-3, "f32": 5e-5}
 NUM_CHECKED_HEADS, NUM_CHECKED_ROWS = 4, 16
+NUM_CHECKED_GRADIENTS = 2  # KV heads of a sequence, each with all that read it
+CHUNK = 1 << 26  # scores of a reference at once
 
 
 class Problem:
-    """q, k, v of (batch, seqlen, heads, head_dim), packed (total, heads, head_dim); random, the same each time."""
+    """q, k, v of (batch, seqlen, heads, head_dim), packed (total, heads, head_dim); random, the same each time.
+
+    For gradients q, k and v require grad, and d_out is beside them.
+    """
 
     def __init__(self, cell: Cell, device: str) -> None:
         self.cell = cell
@@ -35,6 +42,10 @@ class Problem:
         self.q = random(cell.heads_q, cell.head_dim)
         self.k = random(cell.heads_kv, cell.head_dim)
         self.v = random(cell.heads_kv, cell.head_dim_v)
+        if cell.has_gradients:
+            self.d_out = random(cell.heads_q, cell.head_dim_v)
+            for tensor in (self.q, self.k, self.v):
+                tensor.requires_grad_()
         # the slopes of the ALiBi paper: 2^(-8 (h + 1) / heads)
         self.slopes = torch.exp2(-8 * torch.arange(1, cell.heads_q + 1, device=device).float() / cell.heads_q)
         self.lengths = cell.lengths or (cell.seqlen,) * cell.batch
@@ -65,8 +76,55 @@ class Problem:
 
         return pool(self.k), pool(self.v), order.to(torch.int32).reshape(cell.batch, per_sequence)
 
-    def error(self, out: torch.Tensor) -> float:
-        """||out - reference|| / ||reference|| over sampled rows, in double; NaN if any of `out` is not finite."""
+    def error(self, made: torch.Tensor | Sequence[torch.Tensor]) -> float:
+        """||out - reference|| / ||reference|| over sampled rows, in double; NaN if any of `out` is not finite.
+
+        made: out, or dq, dk and dv, of which the largest error counts.
+        """
+        return self._error_of_out(made) if isinstance(made, torch.Tensor) else self._error_of_gradients(made)
+
+    def _error_of_gradients(self, made: Sequence[torch.Tensor]) -> float:
+        inputs = (self.q, self.k, self.v)
+        if any(got.shape != of.shape or not bool(torch.isfinite(got).all()) for got, of in zip(made, inputs)):
+            return math.nan
+        difference, norm = [0.0] * 3, [0.0] * 3
+        for sequence, heads, head_kv, expected in self._gradients:
+            got = [torch.stack([self._sequence(made[0], sequence, head) for head in heads])]
+            got += [self._sequence(gradient, sequence, head_kv) for gradient in made[1:]]
+            for of_idx, (one, other) in enumerate(zip(got, expected)):
+                difference[of_idx] += float((one.double() - other).square().sum())
+                norm[of_idx] += float(other.square().sum())
+        return max(math.sqrt(one / other) for one, other in zip(difference, norm))
+
+    @functools.cached_property
+    def _gradients(self) -> list[tuple[int, range, int, list[torch.Tensor]]]:
+        """Sequence, heads, their KV head, and (dq of the heads, dk, dv) in double."""
+        choose = torch.Generator().manual_seed(1)
+        cell, found = self.cell, []
+        group = cell.heads_q // cell.heads_kv
+        for _ in range(NUM_CHECKED_GRADIENTS):
+            sequence = int(torch.randint(len(self.lengths), (1,), generator=choose))
+            head_kv = int(torch.randint(cell.heads_kv, (1,), generator=choose))
+            heads = range(head_kv * group, (head_kv + 1) * group)
+            k, v = (self._sequence(t, sequence, head_kv).detach().double().requires_grad_() for t in (self.k, self.v))
+            dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
+            rows_at_once = max(1, CHUNK // len(k))
+            for head in heads:
+                q, d_out = (self._sequence(t, sequence, head).detach().double() for t in (self.q, self.d_out))
+                parts = []
+                for rows in torch.arange(len(q), device=self.device).split(rows_at_once):
+                    with torch.enable_grad():
+                        q_rows = q[rows].requires_grad_()
+                        out = self._attend(q_rows, k, v, head, rows)
+                    d_rows, d_keys, d_values = torch.autograd.grad(out, (q_rows, k, v), d_out[rows])
+                    parts.append(d_rows)
+                    dk += d_keys
+                    dv += d_values
+                dq.append(torch.cat(parts))
+            found.append((sequence, heads, head_kv, [torch.stack(dq), dk.detach(), dv.detach()]))
+        return found
+
+    def _error_of_out(self, out: torch.Tensor) -> float:
         if out.shape != (*self.q.shape[:-1], self.cell.head_dim_v):
             return math.nan
         if not bool(torch.isfinite(out).all()):
@@ -92,10 +150,14 @@ class Problem:
         return tensor[sequence, :, head]
 
     def _reference(self, sequence: int, head: int, rows: torch.Tensor) -> torch.Tensor:
-        cell = self.cell
-        head_kv = head * cell.heads_kv // cell.heads_q
+        head_kv = head * self.cell.heads_kv // self.cell.heads_q
         q = self._sequence(self.q, sequence, head)[rows].double()
         k, v = (self._sequence(t, sequence, head_kv).double() for t in (self.k, self.v))
+        return self._attend(q, k, v, head, rows)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head: int, rows: torch.Tensor) -> torch.Tensor:
+        """out of those rows of a head, in double."""
+        cell = self.cell
         scores = q @ k.T / math.sqrt(cell.head_dim)
         distance = rows[:, None] - torch.arange(len(k), device=self.device)
         if cell.score == "softcap":

@@ -1,4 +1,4 @@
-"""What is measured: cells, each one forward call, and the protocols that list them."""
+"""What is measured: cells, each one call or a pair of them, and the protocols that list them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 SOFTCAP = 30.0
+# What a cell computes -> its operations beside the forward's, as the papers count them: of five products two are the
+# forward's, the backward recomputes one.
+WORK = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Cell:
     page_size: int = 0  # of k and v, whose pages lie in random order; 0: not paged
     score: str = ""  # "softcap" or "alibi"
     as_text: bool = False  # what is special enters as the caller's text, which a kernel is compiled with
+    work: str = "forward"  # of WORK; "both": forward and backward in turn
 
     @property
     def label(self) -> str:
@@ -45,13 +49,18 @@ class Cell:
             "softcap": self.score == "softcap",
             "ALiBi": self.score == "alibi",
             "caller's text": self.as_text,
+            "gradients": self.has_gradients,
         }
         return [name for name, is_present in present.items() if is_present]
 
     @property
+    def has_gradients(self) -> bool:
+        return self.work != "forward"
+
+    @property
     def flops(self) -> float:
         """Useful work: 2 (head_dim + head_dim_v) a visible pair; a causal mask counts as half, as in the papers."""
-        return 2.0 * self.heads_q * (self.head_dim + self.head_dim_v) * self._num_pairs()
+        return WORK[self.work] * 2.0 * self.heads_q * (self.head_dim + self.head_dim_v) * self._num_pairs()
 
     def _num_pairs(self) -> float:
         if self.window is not None:
@@ -123,11 +132,16 @@ class Protocol:
     cells_at: Callable[[str, int, bool, int], Iterator[Cell]]
 
     def cells(
-        self, dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int], cases: Sequence[str] = ()
+        self,
+        dtypes: Sequence[str],
+        head_dims: Sequence[int],
+        lengths: Sequence[int],
+        cases: Sequence[str] = (),
+        work: str = "forward",
     ) -> list[Cell]:
         """Every cell; an empty selection means the protocol's own, and all cases."""
         return [
-            cell
+            dataclasses.replace(cell, work=work)
             for dtype in dtypes or self.dtypes
             for head_dim in head_dims or self.head_dims
             for causal in (False, True)

@@ -177,11 +177,30 @@ def kernels(record: Record) -> str:
     return ", ".join(f"{kernel} in {count} cells" for kernel, count in found.items())
 
 
+def beside(record: Record, others: Sequence[str] = ("sdpa.flash", "sdpa.cudnn")) -> list[str]:
+    """Ours over torch's best, over the cells that both computed."""
+    lines = []
+    for name in filter(is_ours, names(record)):
+        for other in others:
+            pairs = [(entry["results"].get(name), entry["results"].get(other)) for entry in record["cells"]]
+            found = [one["rate"] / two["rate"] for one, two in pairs if one and two]
+            if found:
+                lines.append(
+                    f"{name} / {other}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells"
+                )
+    return lines
+
+
+def work(record: Record) -> str:
+    """What all its cells compute; records of old have no word for it."""
+    return {"backward": "backward", "both": "forward and backward"}.get(record.get("work", ""), "forward")
+
+
 def heading(record: Record) -> str:
     machine = "; ".join(f"{key} {value}" for key, value in record["machine"].items())
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     lines = [
-        f"# {record['protocol']} on {record['device']}, {record['date']}",
+        f"# {work(record)}, {record['protocol']} on {record['device']}, {record['date']}",
         machine,
         f"commit {record['commit']}; {versions}",
         f"windows of {record['window_s']} s, median of {record['rounds']}, all contenders of a cell in turn",
@@ -205,8 +224,13 @@ def report(record: Record, bars: Bars) -> str:
                 sections.append(f"The bar: {RIVAL} in this run times the ratios of bench/contest/h200_bars.json.")
         if watt_table := watts(record):
             sections += ["## Watts and SM clock in MHz", watt_table]
-        sections += ["## MiB beyond the inputs: output and workspace", memory(record)]
-        sections += ["## Error of sampled rows against double: ||out - reference|| / ||reference||", errors(record)]
+        has_gradients = work(record) != "forward"
+        held = "out, lse, gradients and workspace" if has_gradients else "output and workspace"
+        sections += [f"## MiB beyond the inputs: {held}", memory(record)]
+        checked = "the worst of dq, dk, dv of sampled heads" if has_gradients else "sampled rows"
+        sections += [f"## Error of {checked} against double: ||out - reference|| / ||reference||", errors(record)]
     if lines := refusals(record):
         sections += ["## Not measured", "\n".join(lines)]
+    if lines := beside(record):
+        sections += ["## Ours over torch's FlashAttention-2 and cuDNN", "\n".join(f"- {line}" for line in lines)]
     return "\n\n".join(sections) + "\n"

@@ -1,5 +1,6 @@
 """Real contenders on a CPU, with sizes of no account; needs torch."""
 
+import dataclasses
 import json
 
 import pytest
@@ -137,3 +138,49 @@ def test_a_whole_run_on_a_gpu(tmp_path, monkeypatch):
         assert entry["results"]["tessella"]["kernel"].startswith("cuda.")
         assert entry["results"]["tessella"]["memory_bytes"] > 0
         assert {"sdpa.flash", "sdpa.math"} <= set(entry["results"])
+
+
+@pytest.mark.parametrize("work", ["backward", "both"])
+@pytest.mark.parametrize("cell", cells("features"), ids=lambda cell: cell.label)
+def test_gradients_are_computed_right_or_refused(cell, work):
+    cell = dataclasses.replace(cell, work=work)
+    taking_part, _ = contenders.chosen(["tessella", "sdpa"], "cpu")
+    entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
+    if cell.as_text or cell.page_size:
+        assert not entry["results"] and "tessella" in entry["refused"]
+    else:
+        found = entry["results"]["tessella"]
+        assert found["error"] <= problem.BOUNDS["bf16"]
+        assert found["kernel"].split(" + ")[-1].startswith("cpu.backward")
+    assert not any(reason.startswith("wrong") for reason in entry["refused"].values())
+
+
+def test_wrong_gradients_are_not_timed():
+    def differs(change):
+        def prepare(given):
+            right = contenders.sdpa(contenders.SDPBackend.MATH)
+            gradients = contenders.differentiated(right)(given)()
+            return lambda: change(*gradients)
+
+        return prepare
+
+    changes = {
+        "dq": lambda dq, dk, dv: (1.1 * dq, dk, dv),
+        "dk": lambda dq, dk, dv: (dq, dk.roll(1, 1), dv),
+        "dv": lambda dq, dk, dv: (dq, dk, dv * torch.nan),
+        "heads": lambda dq, dk, dv: (dq, dk, dv[:, :, :1]),
+    }
+    wrong = [
+        contenders.Contender(name, differs(change), features=contenders.EVERY_FEATURE)
+        for name, change in changes.items()
+    ]
+    cell = dataclasses.replace(cells("layer")[0], work="backward")
+    entry = measure.measure_cell(cell, wrong, "cpu", 0.001)
+    assert not entry["results"]
+    assert all(entry["refused"][name].startswith("wrong: error") for name in changes)
+
+
+def test_who_has_no_gradients_says_so():
+    forward_alone = contenders.Contender("forward", lambda given: lambda: given.q, devices=("cpu",))
+    entry = measure.measure_cell(dataclasses.replace(cells("layer")[0], work="both"), [forward_alone], "cpu", 0.001)
+    assert entry["refused"] == {"forward": "has no gradients"}

@@ -61,3 +61,13 @@ def test_a_plain_twin_has_none_of_what_costs_extra(cell):
         assert plain.features == []
         assert plain.causal == cell.causal
         assert plain.batch * plain.seqlen == cell.seqlen * (1 if cell.lengths else cell.batch)
+
+
+def test_a_backward_counts_two_and_a_half_forwards():
+    of_work = {work: cells("family", work=work)[0] for work in ("forward", "backward", "both")}
+    assert {work: cell.flops / of_work["forward"].flops for work, cell in of_work.items()} == {
+        "forward": 1,
+        "backward": 2.5,
+        "both": 3.5,
+    }
+    assert of_work["forward"].features == [] and of_work["both"].features == ["gradients"]

@@ -130,3 +130,21 @@ def test_an_unknown_dtype_is_refused(capsys):
     with pytest.raises(SystemExit):
         compare.parse_arguments(["--dtypes", "bf16,f23"])
     assert "f23" in capsys.readouterr().err
+
+
+def test_a_report_ends_with_ours_over_torchs():
+    cells = fake.entries({"tessella": 300, "sdpa.flash": 400, "sdpa.cudnn": 600}, head_dims=[64])
+    del cells[0]["results"]["sdpa.cudnn"]
+    text = report(fake.record(cells, work="backward"), Bars())
+    assert text.startswith("# backward, family on cuda")
+    assert text.endswith(
+        "- tessella / sdpa.flash: geomean 0.750, least 0.750, 12 cells\n"
+        "- tessella / sdpa.cudnn: geomean 0.500, least 0.500, 11 cells\n"
+    )
+
+
+def test_gradients_have_no_bar():
+    entry, *_ = fake.entries({"tessella": 600, "sdpa.cudnn": 500})
+    assert Bars().rate(entry, "NVIDIA H200") is not None
+    entry["cell"]["work"] = "backward"
+    assert Bars().rate(entry, "NVIDIA H200") is None

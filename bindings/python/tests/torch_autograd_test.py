@@ -17,19 +17,19 @@ def fresh():
     torch.compiler.reset()
 
 
-def leaves(dtype=torch.float32, heads_kv=2):
+def leaves(dtype=torch.float32, heads_kv=2, device="cpu"):
     """q, k and v, bshd."""
     torch.manual_seed(6)
     shapes = ((2, 5, 4, 8), (2, 7, heads_kv, 8), (2, 7, heads_kv, 6))
-    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    return [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes]
 
 
-def leaf(*shape, dtype=torch.float32):
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
+def leaf(*shape, dtype=torch.float32, device="cpu"):
+    return torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
 
 
-def by_torch(q, k, v, bias=None, visible=None, sink=None, alibi_slopes=None, softcap=0.0):
-    """out and lse written out; bshd."""
+def by_torch(q, k, v, bias=None, visible=None, sink=None, alibi_slopes=None, softcap=0.0, kept=1.0):
+    """out and lse written out; bshd. kept: what dropout multiplies weights by."""
     k, v = (tensor.repeat_interleave(q.shape[2] // k.shape[2], 2) for tensor in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
     if softcap:
@@ -37,7 +37,8 @@ def by_torch(q, k, v, bias=None, visible=None, sink=None, alibi_slopes=None, sof
     if bias is not None:
         scores = scores + bias
     if alibi_slopes is not None:
-        distance = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
+        rows, keys = (torch.arange(tensor.shape[1], device=q.device) for tensor in (q, k))
+        distance = rows[:, None] + k.shape[1] - q.shape[1] - keys
         scores = scores - alibi_slopes[..., None, None] * distance.abs()
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
@@ -45,11 +46,12 @@ def by_torch(q, k, v, bias=None, visible=None, sink=None, alibi_slopes=None, sof
         scores = torch.cat([scores, sink[:, None, None].expand(*scores.shape[:-1], 1)], -1)
     lse = scores.logsumexp(-1)
     probs = torch.exp(scores - lse[..., None])[..., : k.shape[1]]
-    return torch.einsum("bhqk,bkhd->bqhd", probs, v), lse
+    return torch.einsum("bhqk,bkhd->bqhd", probs * kept, v), lse
 
 
 def causal(q, k):
-    return torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+    rows, keys = (torch.arange(tensor.shape[1], device=q.device) for tensor in (q, k))
+    return keys <= rows[:, None] + k.shape[1] - q.shape[1]
 
 
 IN_DOUBLE = {
@@ -112,23 +114,126 @@ def assert_close(got, want, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_all_gradients_are_those_of_torch(dtype):
-    q, k, v = leaves(dtype)
-    bias, sink, slopes = leaf(4, 5, 7), leaf(4), leaf(4)
+def test_all_gradients_are_those_of_torch(dtype, device):
+    if device == "cuda" and dtype is torch.float64:
+        pytest.skip("no kernel computes float64 on GPUs")
+    q, k, v = leaves(dtype, device=device)
+    bias, sink, slopes = leaf(4, 5, 7, device=device), leaf(4, device=device), leaf(4, device=device)
     tensors = (q, k, v, bias, sink, slopes)
-    weights = torch.randn(2, 5, 4, 6), torch.randn(2, 4, 5)
+    weights = torch.randn(2, 5, 4, 6, device=device), torch.randn(2, 4, 5, device=device)
     out, lse = tessella.torch.attention(
         q, k, v, bias=bias, sink=sink, alibi_slopes=slopes, mask="causal", softcap=3.0, return_lse=True
     )
     got = torch.autograd.grad((out * weights[0]).sum() + (lse * weights[1]).sum(), tensors)
     assert [one.dtype for one in got] == [tensor.dtype for tensor in tensors]
-    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    out, lse = by_torch(*wide[:3], bias=wide[3], sink=wide[4], alibi_slopes=wide[5], visible=causal(q, k), softcap=3.0)
-    assert_close(got, torch.autograd.grad((out * weights[0]).sum() + (lse * weights[1]).sum(), wide), dtype)
+    inputs = wide(*tensors)
+    q, k, v, bias, sink, slopes = inputs
+    out, lse = by_torch(q, k, v, bias=bias, sink=sink, alibi_slopes=slopes, visible=causal(q, k), softcap=3.0)
+    assert_close(got, torch.autograd.grad((out * weights[0]).sum() + (lse * weights[1]).sum(), inputs), dtype)
 
 
-def test_of_lse_alone_and_of_neither():
-    q, k, v = leaves()
+def wide(*tensors):
+    """The same numbers in double, as leaves."""
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
+def longer(dtype, device, heads_kv=4):
+    """q, k and v of several tiles."""
+    torch.manual_seed(7)
+    shapes = ((2, 130, 4, 64), (2, 150, heads_kv, 64), (2, 150, heads_kv, 64))
+    return [torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in shapes]
+
+
+def keeps(q, k, **options):
+    """1 / (1 - dropout) where a call keeps a weight, else 0: v that is 1 at one key and one dim shows each weight."""
+    v = torch.eye(k.shape[1], device=q.device)[None, :, None].expand(len(q), -1, k.shape[2], -1)
+    with torch.no_grad():
+        out = tessella.torch.attention(q.float(), k.float(), v.contiguous(), **options)
+    return (out != 0).transpose(1, 2).double() / (1 - options["dropout"])
+
+
+def near(q, k):
+    """The keys of a window of 40 before a query and 3 after it."""
+    rows, keys = (torch.arange(tensor.shape[1], device=q.device) for tensor in (q, k))
+    distance = rows[:, None] + k.shape[1] - q.shape[1] - keys
+    return (distance <= 40) & (distance >= -3)
+
+
+DROPOUT = {"dropout": 0.3, "seed": 11}
+# KV heads, options, and what the composition is given of (q, k).
+FEATURES = {
+    "plain": (4, {}, lambda q, k: {}),
+    "causal": (4, {"mask": "causal"}, lambda q, k: {"visible": causal(q, k)}),
+    "grouped heads": (2, {"mask": "causal"}, lambda q, k: {"visible": causal(q, k)}),
+    "one KV head": (1, {}, lambda q, k: {}),
+    "window and softcap": (
+        2,
+        {"mask": tessella.window(40, 3), "softcap": 2.0},
+        lambda q, k: {"visible": near(q, k), "softcap": 2.0},
+    ),
+    "dropout": (2, DROPOUT, lambda q, k: {"kept": keeps(q, k, **DROPOUT)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(name, dtype, device):
+    heads_kv, options, of_composition = FEATURES[name]
+    tensors = longer(dtype, device, heads_kv)
+    d_out = torch.randn(2, 130, 4, 64, device=device).to(dtype)
+    got = torch.autograd.grad(tessella.torch.attention(*tensors, **options), tensors, d_out)
+    inputs = wide(*tensors)
+    out, _ = by_torch(*inputs, **of_composition(*tensors[:2]))
+    assert_close(got, torch.autograd.grad(out, inputs, d_out.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 130, 150), (4, 130, 150), (2, 1, 1, 150), (4, 1, 150), (150,)], ids=str)
+def test_gradients_of_bias(shape, dtype, device):
+    q, k, v = longer(dtype, device, 2)
+    tensors = (q, k, v, leaf(*shape, device=device))
+    d_out = torch.randn(2, 130, 4, 64, device=device).to(dtype)
+    got = torch.autograd.grad(tessella.torch.attention(*tensors[:3], bias=tensors[3], mask="causal"), tensors, d_out)
+    inputs = wide(*tensors)
+    out, _ = by_torch(*inputs[:3], bias=inputs[3], visible=causal(q, k))
+    assert_close(got, torch.autograd.grad(out, inputs, d_out.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_packed(dtype, device):
+    lengths = (70, 1, 0, 129)
+    torch.manual_seed(8)
+    tensors = [torch.randn(sum(lengths), heads, 64, device=device).to(dtype).requires_grad_() for heads in (4, 2, 2)]
+    d_out = torch.randn(sum(lengths), 4, 64, device=device).to(dtype)
+    ends = torch.tensor((0, *lengths)).cumsum(0).to(device=device, dtype=torch.int32)
+    packed = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": 129, "max_seqlen_kv": 129}
+    got = torch.autograd.grad(tessella.torch.attention(*tensors, mask="causal", **packed), tensors, d_out)
+    inputs = wide(*tensors)
+    parts = [[part[None] for part in tensor.split(lengths)] for tensor in inputs]
+    out = torch.cat([by_torch(q, k, v, visible=causal(q, k))[0][0] for q, k, v in zip(*parts) if q.shape[1]])
+    assert_close(got, torch.autograd.grad(out, inputs, d_out.double()), dtype)
+
+
+def test_gradients_of_micro_batches_add_up(device):
+    torch.manual_seed(9)
+    project = torch.nn.Linear(64, 3 * 64, device=device)
+    x = torch.randn(8, 40, 64, device=device)
+
+    def backward(part):
+        q, k, v = (tensor.unflatten(-1, (4, 16)) for tensor in project(part).chunk(3, -1))
+        tessella.torch.attention(q, k, v, mask="causal").square().sum().backward()
+
+    def gradients(parts):
+        project.zero_grad()
+        for part in parts:
+            backward(part)
+        return [parameter.grad.clone() for parameter in project.parameters()]
+
+    assert_close(gradients(x.split(2)), gradients([x]), torch.float32)
+
+
+def test_of_lse_alone_and_of_neither(device):
+    q, k, v = leaves(device=device)
     _, lse = tessella.torch.attention(q, k, v, return_lse=True)
     got = torch.autograd.grad(lse.sum(), (q, k, v))
     _, lse = by_torch(q, k, v)
@@ -140,7 +245,7 @@ def test_of_lse_alone_and_of_neither():
 
 
 @pytest.mark.parametrize("needed", ["q", "k", "v", "kv", "b", "sa", "qb"])
-def test_only_what_is_needed_is_computed(needed, monkeypatch):
+def test_only_what_is_needed_is_computed(needed, monkeypatch, device):
     from tessella.torch import _operator
 
     seen = []
@@ -159,7 +264,8 @@ def test_only_what_is_needed_is_computed(needed, monkeypatch):
             return backward(args, options, stream)
 
     names = {"q": "dq", "k": "dk", "v": "dv", "b": "d_bias", "s": "d_sink", "a": "d_alibi_slopes"}
-    tensors = dict(zip("qkvbsa", (*leaves(), leaf(5, 7), leaf(4), leaf(4))))
+    of_scores = (leaf(*shape, device=device) for shape in ((5, 7), (4,), (4,)))
+    tensors = dict(zip("qkvbsa", (*leaves(device=device), *of_scores)))
     for name, tensor in tensors.items():
         tensor.requires_grad_(name in needed)
 
@@ -174,23 +280,23 @@ def test_only_what_is_needed_is_computed(needed, monkeypatch):
         assert (tensor.grad is not None) == (name in needed)
 
 
-def test_memory_has_the_order_of_the_input():
-    q, k, v = leaves()
+def test_memory_has_the_order_of_the_input(device):
+    q, k, v = leaves(device=device)
     q_rows = q.transpose(1, 2).contiguous().detach().requires_grad_()  # bhsd in memory
     got = torch.autograd.grad(tessella.torch.attention(q_rows.transpose(1, 2), k, v).sum(), q_rows)[0]
     assert got.is_contiguous()
-    wide = torch.randn(2, 7, 1, 6, requires_grad=True)
-    got = torch.autograd.grad(tessella.torch.attention(q, k, wide.expand(2, 7, 2, 6)).sum(), wide)[0]
-    want = torch.autograd.grad(by_torch(q, k, wide.expand(2, 7, 2, 6))[0].sum(), wide)[0]
+    one_head = leaf(2, 7, 1, 6, device=device)
+    got = torch.autograd.grad(tessella.torch.attention(q, k, one_head.expand(2, 7, 2, 6)).sum(), one_head)[0]
+    want = torch.autograd.grad(by_torch(q, k, one_head.expand(2, 7, 2, 6))[0].sum(), one_head)[0]
     assert_close([got], [want], torch.float32)
 
 
-def test_rows_without_keys():
-    q, k, v = leaves()
-    bias = torch.zeros(5, 7)
+def test_rows_without_keys(device):
+    q, k, v = leaves(device=device)
+    bias = torch.zeros(5, 7, device=device)
     bias[2] = -torch.inf
     bias.requires_grad_()
-    visible = torch.ones(5, 7, dtype=torch.bool)
+    visible = torch.ones(5, 7, dtype=torch.bool, device=device)
     visible[2] = False
     for options in ({"bias": bias}, {"mask": tessella.dense(visible)}):
         out, lse = tessella.torch.attention(q, k, v, return_lse=True, **options)
@@ -207,14 +313,14 @@ def loss(q, k, v, bias):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_compiles_whole(backend, dynamic):
-    tensors = (*leaves(), leaf(7))
+def test_compiles_whole(backend, dynamic, device):
+    tensors = (*leaves(device=device), leaf(7, device=device))
     want = torch.autograd.grad(loss(*tensors), tensors)
     compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=dynamic)
     assert_close(torch.autograd.grad(compiled(*tensors), tensors), want, torch.float32)
 
 
-def test_a_graph_has_the_operators():
+def test_a_graph_has_the_operators(device):
     from torch._dynamo.backends.common import aot_autograd
 
     graphs = []
@@ -223,15 +329,15 @@ def test_a_graph_has_the_operators():
         graphs.append([str(node.target) for node in graph.graph.nodes if "tessella" in str(node.target)])
         return graph.forward
 
-    tensors = (*leaves(), leaf(7))
+    tensors = (*leaves(device=device), leaf(7, device=device))
     compiled = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
     compiled(*tensors).backward()
     assert graphs == [["tessella.attention_lse.default"], ["tessella.attention_backward.default"]]
 
 
-def test_dropout_in_a_compiled_function():
+def test_dropout_in_a_compiled_function(device):
     """The seed is drawn once: the backward drops what the forward did."""
-    q, k, v = leaves()
+    q, k, v = leaves(device=device)
     compiled = torch.compile(
         lambda v: tessella.torch.attention(q.detach(), k.detach(), v, dropout=0.5), fullgraph=True, backend="aot_eager"
     )
@@ -243,8 +349,8 @@ def test_dropout_in_a_compiled_function():
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoint_replays_dropout(use_reentrant):
-    q, k, v = leaves()
+def test_checkpoint_replays_dropout(use_reentrant, device):
+    q, k, v = leaves(device=device)
 
     def call(q, k, v):
         return tessella.torch.attention(torch.sin(q), k, v, dropout=0.5, mask="causal").sin()
@@ -268,9 +374,9 @@ class Trained(torch.nn.Module):
         return tessella.torch.attention(q * self.scale, k, v, mask="causal")
 
 
-def test_an_exported_program_trains():
-    q, k, v = (tensor.detach() for tensor in leaves())
-    module = Trained()
+def test_an_exported_program_trains(device):
+    q, k, v = (tensor.detach() for tensor in leaves(device=device))
+    module = Trained().to(device)
     exported = torch.export.export(module, (q, k, v)).module()
     exported(q, k, v).square().sum().backward()
     module(q, k, v).square().sum().backward()
@@ -278,19 +384,19 @@ def test_an_exported_program_trains():
 
 
 @pytest.mark.parametrize("operator", ["attention", "attention_lse"])
-def test_opcheck(operator):
+def test_opcheck(operator, device):
     function = getattr(torch.ops.tessella, operator).default
     for named in (
         {},
-        {"bias": leaf(7), "window_right": 0, "softcap": 3.0},
-        {"sink": leaf(4), "alibi_slopes": leaf(2, 4)},
+        {"bias": leaf(7, device=device), "window_right": 0, "softcap": 3.0},
+        {"sink": leaf(4, device=device), "alibi_slopes": leaf(2, 4, device=device)},
     ):
-        torch.library.opcheck(function, tuple(leaves()), named)
+        torch.library.opcheck(function, tuple(leaves(device=device)), named)
 
 
-def test_opcheck_of_backward():
-    q, k, v = (tensor.detach() for tensor in leaves())
-    bias = torch.randn(5, 7)
+def test_opcheck_of_backward(device):
+    q, k, v = (tensor.detach() for tensor in leaves(device=device))
+    bias = torch.randn(5, 7, device=device)
     out, lse = tessella.torch.attention(q, k, v, bias=bias, return_lse=True)
     function = torch.ops.tessella.attention_backward.default
     utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -302,8 +408,8 @@ def test_opcheck_of_backward():
     assert [tuple(gradient.shape) for gradient in made] == [(0,), (0,), (0,), (5, 7), (0,), (0,)]
 
 
-def test_double_backward_is_refused():
-    q, k, v = leaves()
+def test_double_backward_is_refused(device):
+    q, k, v = leaves(device=device)
     out = tessella.torch.attention(q, k, v)
     gradient = torch.autograd.grad(out.square().sum(), q, create_graph=True)[0]  # as such it is right
     assert_close([gradient], torch.autograd.grad(by_torch(q, k, v)[0].square().sum(), q), torch.float32)
@@ -320,6 +426,10 @@ def test_what_has_no_gradient_is_refused():
         tessella.torch.attention(q, k, v, **pages)
     with pytest.raises(tessella.Unsupported, match="^forward: mod_args requires grad, and has no gradient, expected"):
         tessella.torch.attention(q, k, v, score_mod="return score;", mod_args=[leaf(3)])
+    with pytest.raises(
+        tessella.InvalidArgument, match="and score_mod is given without score_mod_gradient, expected both"
+    ):
+        tessella.torch.attention(q, k, v, score_mod="return score;")
     for given in ({"out": torch.empty(2, 5, 4, 6)}, {"lse": torch.empty(2, 4, 5)}):
         with pytest.raises(tessella.Unsupported, match="^forward: a tensor requires grad, and a call with out or lse"):
             tessella.torch.attention(q, k, v, **given)
@@ -339,34 +449,26 @@ def test_what_changed_is_told():
         out.sum().backward()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
-def test_cuda_says_why():
-    q, k, v = (tensor.cuda() for tensor in leaves())
-    with pytest.raises(
-        tessella.Unsupported, match="^forward: a tensor requires grad, and no kernel computes gradients on"
-    ):
-        tessella.torch.attention(q, k, v)
-
-
 SDPA = {
-    "plain": lambda: {},
-    "causal": lambda: {"is_causal": True},
-    "bool mask": lambda: {"attn_mask": torch.ones(5, 7).tril(2).bool()},
-    "float mask": lambda: {"attn_mask": leaf(2, 1, 5, 7)},
-    "float mask of all": lambda: {"attn_mask": leaf(5, 7)},
+    "plain": lambda device: {},
+    "causal": lambda device: {"is_causal": True},
+    "bool mask": lambda device: {"attn_mask": torch.ones(5, 7, device=device).tril(2).bool()},
+    "float mask": lambda device: {"attn_mask": leaf(2, 1, 5, 7, device=device)},
+    "float mask of all": lambda device: {"attn_mask": leaf(5, 7, device=device)},
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SDPA)
-def test_sdpa(name, dtype):
-    q, k, v = (tensor.detach().transpose(1, 2).to(dtype).requires_grad_() for tensor in leaves(heads_kv=4))
-    options = SDPA[name]()
+def test_sdpa(name, dtype, device):
+    made = leaves(heads_kv=4, device=device)
+    q, k, v = (tensor.detach().transpose(1, 2).to(dtype).requires_grad_() for tensor in made)
+    options = SDPA[name](device)
     tensors = [q, k, v]
     if options.get("attn_mask") is not None and options["attn_mask"].requires_grad:
         options["attn_mask"] = options["attn_mask"].detach().to(dtype).requires_grad_()
         tensors.append(options["attn_mask"])
-    weights = torch.randn(2, 4, 5, 6)
+    weights = torch.randn(2, 4, 5, 6, device=device)
     want = torch.autograd.grad((functional.scaled_dot_product_attention(q, k, v, **options) * weights).sum(), tensors)
     with tessella.torch.use_for_sdpa():
         got = torch.autograd.grad(
@@ -387,11 +489,12 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("model", ["torch's layer", "layer", "compiled layer"])
-def test_a_model_trains(model):
+def test_a_model_trains(model, device):
     torch.manual_seed(3)
     layer = Layer() if "torch" not in model else torch.nn.TransformerDecoderLayer(32, 4, dropout=0, batch_first=True)
+    layer.to(device)
     called = torch.compile(layer, fullgraph=True) if "compiled" in model else layer
-    x = torch.randn(2, 6, 32)
+    x = torch.randn(2, 6, 32, device=device)
 
     def gradients():
         called(x, x).square().mean().backward()
@@ -407,13 +510,13 @@ def test_a_model_trains(model):
     assert_close(got, want, torch.float32)
 
 
-def test_autocast():
+def test_autocast(device):
     torch.manual_seed(3)
-    project = torch.nn.Linear(16, 3 * 16)
-    x = torch.randn(2, 6, 16)
+    project = torch.nn.Linear(16, 3 * 16, device=device)
+    x = torch.randn(2, 6, 16, device=device)
 
     def gradients(attend):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             q, k, v = (t.unflatten(-1, (2, 8)) for t in project(x).chunk(3, -1))
             out = attend(q, k, v)
             assert out.dtype == torch.bfloat16

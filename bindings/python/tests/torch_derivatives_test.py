@@ -14,7 +14,7 @@ def fresh():
     torch.compiler.reset()
 
 
-def test_gradients_are_taken_on_the_cpu_alone(qkv):
+def test_gradients_are_taken_where_they_are_needed(qkv):
     q, k, v = qkv
     expected = tessella.torch.attention(q, k, v)
     leaf = q.clone().requires_grad_()
@@ -23,19 +23,8 @@ def test_gradients_are_taken_on_the_cpu_alone(qkv):
             out = tessella.torch.attention(leaf, k, v)
         assert (out == expected).all() and not out.requires_grad
     assert (tessella.torch.attention(leaf.detach(), k, v) == expected).all()
-    if q.device.type == "cpu":
-        assert (tessella.torch.attention(leaf, k, v) == expected).all()
-        return
-    text = (
-        "^forward: a tensor requires grad, and no kernel computes gradients on cuda yet, expected a call under torch.no"
-    )
-    for inputs in ((leaf, k, v), (q, leaf[:, :, :2], v)):
-        with pytest.raises(tessella.Unsupported, match=text):
-            tessella.torch.attention(*inputs)
-    with pytest.raises(tessella.Unsupported, match=text):
-        tessella.torch.attention(q, k, v, sink=torch.ones(4, device=q.device, requires_grad=True))
-    with pytest.raises(Exception, match="a tensor requires grad, and no kernel computes gradients on cuda yet"):
-        torch.compile(tessella.torch.attention, fullgraph=True)(leaf, k, v)
+    out = tessella.torch.attention(leaf, k, v)
+    assert (out == expected).all() and out.requires_grad
 
 
 class Around(torch.nn.Module):
@@ -92,8 +81,6 @@ def written_out(q, k, v, bias=0):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REVERSE)
 def test_transforms_of_reverse_mode(name, qkv):
-    if qkv[0].device.type != "cpu":
-        pytest.skip("gradients are taken on the CPU")
     q, k, v = qkv
     expected = REVERSE[name](lambda q: written_out(q, k, v), q)
     torch.compiler.reset()
@@ -103,7 +90,7 @@ def test_transforms_of_reverse_mode(name, qkv):
         module = torch.export.export(Around(k, v), (q,)).module()
         assert close([REVERSE[name](module, q)], [expected])
         if name != "grad of compiled":
-            bias = torch.randn(13)
+            bias = torch.randn(13, device=q.device)
             got = REVERSE[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
             torch.compiler.reset()
             assert close([got], [REVERSE[name](lambda bias: written_out(q, k, v, bias), bias)])
@@ -111,8 +98,6 @@ def test_transforms_of_reverse_mode(name, qkv):
 
 @pytest.mark.parametrize("name", SECOND)
 def test_second_derivatives_are_refused(name, qkv):
-    if qkv[0].device.type != "cpu":
-        pytest.skip("gradients are taken on the CPU")
     q, k, v = qkv
     with pytest.raises(tessella.Unsupported, match="^backward: a gradient of gradients is taken, and there is none"):
         SECOND[name](lambda q: tessella.torch.attention(q, k, v), q)
@@ -126,7 +111,7 @@ def test_derivatives_of_other_kinds_are_refused(name, qkv):
         tessella.Unsupported,
         match="^forward: a tensor (requires grad|has a tangent), and (there is no|no kernel|a call)",
     )
-    if name in FORWARD or q.device.type != "cpu":
+    if name in FORWARD:
         with refused:
             DERIVATIVES[name](lambda q: tessella.torch.attention(q, k, v), q)
         with refused:

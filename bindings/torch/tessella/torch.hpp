@@ -5,7 +5,7 @@
 //
 // Nothing is copied. On a GPU work is queued on torch's current stream, and the workspace is of torch's allocator; on
 // the CPU as many threads run as at::get_num_threads() says. Failures throw tessella::Error, those of torch's
-// own allocation c10::Error; nothing is touched then. On the CPU autograd has the gradients.
+// own allocation c10::Error; nothing is touched then. Autograd has the gradients.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -306,7 +306,6 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
     refuse(ErrorCode::unsupported, std::string(first) + " requires grad, and " + reason +
                                        ", expected a call under torch::NoGradGuard, or a detached tensor");
   };
-  if (q.defined() && !q.is_cpu()) no("no kernel computes gradients on " + q.device().str() + " yet");
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
   return true;
@@ -341,9 +340,9 @@ inline TensorView view(const at::Tensor& tensor) { return detail::required(tenso
 //   returns  (batch, seqlen_q, heads_q, head_dim_v), dtype of q or options.out_dtype
 // head_dim is contiguous; other strides are free. Fewer axes and packed sequences as in tessella.h. dropout's seed is
 // that of the options, 0 where not set, or a tensor: none is drawn, and calls with the same seed drop the same entries.
-// On the CPU autograd has the gradients of q, k, v, bias, alibi_slopes and sink, where tensors that the mask views
+// Autograd has the gradients of q, k, v, bias, alibi_slopes and sink, where tensors that the mask views
 // (unless they are mask_arrays too) and the options' allocator and flag must live until the backward is done. Throws
-// Error: unsupported for a tensor that requires grad on a GPU, else as tessella::forward.
+// Error as tessella::forward and tessella::backward.
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             AttentionOptions options = {}, Tensors tensors = {}) {
   if (detail::is_differentiable(q, k, v, tensors)) {

@@ -20,21 +20,33 @@ int32_t padded(int64_t head_dim) {
   return 256;
 }
 
-// Tiles, best first. Long tiles of keys spare adds to dQ in memory; a block's K and V stay in shared memory, so wide
-// rows have short ones.
+// Tiles, best first. Long tiles of keys spare adds to dQ in memory; long ones of queries spare barriers. A block's K
+// and V stay in shared memory and its dK and dV in registers, so wide rows have short ones.
 struct Tiles {
   int32_t tile_q, tile_kv, num_warps;
 };
-constexpr std::array kTiles = {Tiles{64, 128, 8}, Tiles{64, 64, 8}, Tiles{32, 64, 4},
-                               Tiles{32, 32, 4},  Tiles{16, 32, 2}, Tiles{16, 16, 1}};
+constexpr std::array kTiles = {Tiles{128, 128, 8}, Tiles{64, 128, 8}, Tiles{32, 128, 8}, Tiles{64, 64, 8},
+                               Tiles{32, 64, 8},   Tiles{32, 32, 4},  Tiles{16, 32, 4},  Tiles{16, 16, 4}};
+
+// How much the features add to the registers between the products.
+int weight(const BackwardSm80Config& c) {
+  const portable::ScoreConfig& score = c.score;
+  return (score.softcap ? 1 : 0) + (score.alibi ? 1 : 0) + (score.dropout ? 2 : 0) +
+         (score.mask == portable::MaskLevel::bits ? 2 : 0) + (score.score_mod ? 2 : 0) + (score.bias ? 2 : 0);
+}
 
 // Found with the assembler: with so many none of the kernels spills (tests/gpu/kernel_matrix_test.cpp).
-int accumulator_limit(const BackwardSm80Config& c) { return c.score.element == Element::f32 ? 128 : 192; }
+int accumulator_limit(const BackwardSm80Config& c) {
+  if (c.score.element == Element::f32) return weight(c) > 1 ? 96 : 144;
+  return weight(c) > 3 ? 128 : weight(c) > 1 ? 160 : 192;
+}
 
 }  // namespace
 
 int accumulators(const BackwardSm80Config& c) {
-  return c.tile_kv * (c.head_dim_qk + c.head_dim_v + 2 * c.tile_q) / (c.num_warps * 32);
+  const int warps_of_scores = std::min(c.num_warps, c.tile_kv / 16 * (c.tile_q / 16));
+  return c.tile_kv * (c.head_dim_qk + c.head_dim_v) / (c.num_warps * 32) +
+         2 * c.tile_kv * c.tile_q / (warps_of_scores * 32);
 }
 
 BackwardSm80Config backward_sm80_config(const core::AttentionShape& p, const DeviceInfo& device) {

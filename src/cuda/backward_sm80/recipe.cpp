@@ -95,11 +95,16 @@ bool rows_are_aligned(const AttentionArguments& p) {
          p.head_dim_v * core::size_bytes(p.dtype()) % 16 == 0;
 }
 
-// KV heads whose key tiles run side by side: as many as fill the GPU with tiles of one head each, so that blocks that
-// begin together seldom wait for each other.
+// KV heads whose key tiles run side by side: as many as fill the GPU with key tiles of one head each, so that blocks
+// that begin together seldom wait for each other; more, up to half of what the L2 cache holds of q, d_out and dQ's
+// sums, as blocks of a head that begin further apart wait less.
 int64_t section_heads(const AttentionShape& p, int64_t kv_tiles, const Concurrency& at_once) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
-  return std::clamp<int64_t>(ceil_div(std::max<int64_t>(at_once.blocks, 1), std::max<int64_t>(kv_tiles, 1)), 1, heads);
+  const int64_t row_bytes = (p.head_dim_qk + p.head_dim_v) * core::size_bytes(p.dtype()) + 4 * p.head_dim_qk;
+  const int64_t bytes = std::max<int64_t>(p.seqlen_q * p.group() * row_bytes, 1);
+  const int64_t wanted =
+      std::max({ceil_div(at_once.blocks, std::max<int64_t>(kv_tiles, 1)), at_once.l2_bytes / 2 / bytes, int64_t{1}});
+  return std::min(wanted, heads);
 }
 
 }  // namespace

@@ -37,17 +37,18 @@ struct BackwardBias : BlockBackward<C> {
     ptx::wait_copies<0>();
     __syncthreads();
     Block::prepare_keys();
-    Block::clear_queries(head_idx, tile, 0);
-    __syncthreads();
-    typename PartS::Accumulators products, d_probs;
-    Block::multiply(products, d_probs, 0);
-    const typename Block::Gradient gradient(p, sequence, batch_idx, head_idx);
-    Block::template gradients<true, true>(
-        products, d_probs, gradient, head_idx, tile, Block::kHasMap, 0,
-        [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
-          sums[m][j][r * 2] += first.d_unmodified;
-          sums[m][j][r * 2 + 1] += second.d_unmodified;
-        });
+    Block::clear_idle_queries(0);
+    if (PartS::has(warp)) {
+      typename PartS::Accumulators products, d_probs;
+      Block::multiply(products, d_probs, 0);
+      const typename Block::Gradient gradient(p, sequence, batch_idx, head_idx);
+      Block::template gradients<true, true>(
+          products, d_probs, gradient, head_idx, tile, Block::kHasMap, 0,
+          [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
+            sums[m][j][r * 2] += first.d_unmodified;
+            sums[m][j][r * 2 + 1] += second.d_unmodified;
+          });
+    }
     __syncthreads();  // before the next tile's copies
   }
 
@@ -57,7 +58,7 @@ struct BackwardBias : BlockBackward<C> {
     const portable::ScoreGradientParams& to = p.d_bias;
     auto* all = reinterpret_cast<float*>(ptx::dynamic_shared());
 #pragma unroll
-    for (int m = 0; m < PartS::kMBlocks; ++m) {
+    for (int m = 0; m < (PartS::has(warp) ? PartS::kMBlocks : 0); ++m) {
 #pragma unroll
       for (int j = 0; j < PartS::kBlocks; ++j) {
 #pragma unroll

@@ -160,7 +160,8 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_rows(const __gri
   }
   tile.smallest_begin = min(tile.smallest_begin, tile.largest_end);
   p.tiles[head.first + at.tile] = tile;
-  p.turns[head.first + at.tile] = static_cast<uint32_t>(head.next_key_tile(at.tile, 0));
+  p.turns[head.first + at.tile] =
+      static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.forward.keep_first), 0));
 }
 
 // dQ of a tile of queries: scale times its sums, which lie as backward_sm80 has them, or 0 where no key was seen.
@@ -188,6 +189,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
       }
     }
   }
+  if (!Part::has(warp)) return;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
   store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(warp), s.len_q, Part::column(warp),
                                    p.forward.head_dim_qk, thread % 32,

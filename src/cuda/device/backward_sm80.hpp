@@ -24,6 +24,7 @@ struct BackwardSm80 : BlockBackward<C> {
   using Block::Block;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::sequence, Block::batch_idx, Block::head_kv,
       Block::first_key, Block::kElement, Block::kThreads;
+  using Visit = typename Block::Visited::Visit;
   using typename Block::PartDK, typename Block::PartDQ, typename Block::PartDV, typename Block::PartS,
       typename Block::TileP;
 
@@ -81,9 +82,8 @@ struct BackwardSm80 : BlockBackward<C> {
   // P^T and dX^T to shared memory, as their products read them.
   template <bool IsMasked>
   __device__ __forceinline__ void store_gradients(const typename PartS::Accumulators& products,
-                                                  const typename PartS::Accumulators& d_probs,
-                                                  const typename Block::Visited::Visit& visit, int stage,
-                                                  float& slope) const {
+                                                  const typename PartS::Accumulators& d_probs, const Visit& visit,
+                                                  int stage, float& slope) const {
     const typename Block::Gradient gradient(p, sequence, batch_idx, visit.head_idx);
     const int row = PartS::row(warp) + lane / 4, column = PartS::column(warp) + lane % 4 * 2;
     Block::template gradients<IsMasked>(
@@ -108,22 +108,24 @@ struct BackwardSm80 : BlockBackward<C> {
     }
   }
 
-  __device__ uint32_t* turn(const typename Block::Visited::Visit& visit) const {
-    return p.turns + Block::head(visit.head_idx).first + visit.tile;
-  }
-  // Until the key tiles before this one have added to the tile's dQ. True if none did.
-  __device__ __forceinline__ bool wait_for_turn(const typename Block::Visited::Visit& visit) const {
+  // Until the key tiles before this one have added to the tile's dQ. For the whole block, which reads in word 0 whether
+  // any has.
+  __device__ __forceinline__ void wait_for_turn(const Visit& visit) const {
     const uint32_t now = ptx::acquire(turn(visit), ~portable::kHasSums, static_cast<uint32_t>(key_tile));
-    return (now & portable::kHasSums) == 0;
+    ptx::store_word(Block::s_word(0), now & portable::kHasSums);
   }
-  __device__ __forceinline__ void end_turn(const typename Block::Visited::Visit& visit) const {
-    const int32_t next = Block::head(visit.head_idx).next_key_tile(visit.tile, key_tile + 1);
+  // Behind a barrier that follows the block's adds.
+  __device__ __forceinline__ void end_turn(const Visit& visit) const {
+    if (!visit.is_there()) return;
     ptx::fence_memory();
-    ptx::store_to_memory(turn(visit), static_cast<uint32_t>(next) | portable::kHasSums);
+    ptx::store_to_memory(turn(visit), static_cast<uint32_t>(visit.next_key_tile) | portable::kHasSums);
+  }
+  __device__ uint32_t* turn(const Visit& visit) const {
+    return p.turns + Block::head(visit.head_idx).first + visit.tile;
   }
 
   // dQ of the tile += dX K.
-  __device__ __forceinline__ void add_dq(const typename Block::Visited::Visit& visit, bool is_first) const {
+  __device__ __forceinline__ void add_dq(const Visit& visit, bool is_first) const {
     typename PartDQ::Accumulators dq;
     clear(dq);
     multiply_shared<kElement, C.tile_kv, TileP, true, typename Block::TileK>(
@@ -163,7 +165,7 @@ struct BackwardSm80 : BlockBackward<C> {
   __device__ __forceinline__ void store_keys(const portable::GradientParams& to,
                                              const typename Part::Accumulators& sums, float factor,
                                              int32_t head_dim) const {
-    if (to.tensor.data == nullptr) return;
+    if (to.tensor.data == nullptr || !Part::has(warp)) return;
     const int64_t head = batch_idx * to.tensor.batch_stride + head_kv * to.tensor.head_stride;
     device::store_gradients<kElement>(
         to, sums, factor, first_key + Part::row(warp), sequence.len_kv, Part::column(warp), head_dim, lane,
@@ -181,6 +183,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   if (block.first_key >= block.sequence.len_kv) return;
   const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
   const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;
+  const bool takes_turns = wants_dq && block.thread == 0;
 
   typename Block::PartDK::Accumulators dk;
   typename Block::PartDV::Accumulators dv;
@@ -189,7 +192,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   block.load_keys();
   Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, first_head + group);
   auto visit = visited.next();
-  if (visit.head_idx >= 0) block.load_queries(visit.head_idx, visit.tile, 0);
+  if (visit.is_there()) block.load_queries(visit.head_idx, visit.tile, 0);
   ptx::commit_copies();
   ptx::wait_copies<0>();
   __syncthreads();
@@ -199,25 +202,24 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   int stage = 0;
   float slope = 0;
   int32_t head_of_slope = first_head;
-  auto last = visit;  // whose turn is not over
-  last.head_idx = -1;
-  while (visit.head_idx >= 0) {
+  typename Block::Visit last;  // whose turn is not over
+  while (visit.is_there()) {
     ptx::wait_copies<0>();
     __syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile
-    if (wants_dq && block.thread == 0 && last.head_idx >= 0) block.end_turn(last);
+    if (takes_turns) block.end_turn(last);
     const auto next = visited.next();
     if constexpr (C.stages > 1) {
-      if (next.head_idx >= 0) block.load_queries(next.head_idx, next.tile, 1 - stage);
+      if (next.is_there()) block.load_queries(next.head_idx, next.tile, 1 - stage);
       ptx::commit_copies();
     }
-    block.clear_queries(visit.head_idx, visit.tile, stage);
+    if (visit.has_idle) block.clear_idle_queries(stage);
     if constexpr (C.score.alibi) {
       for (; wants_slope && head_of_slope < visit.head_idx; ++head_of_slope) {
         block.store_slope(head_of_slope, slope);
         slope = 0;
       }
     }
-    {
+    if (Block::PartS::has(block.warp)) {
       typename Block::PartS::Accumulators products, d_probs;
       block.multiply(products, d_probs, stage);
       if (visit.is_full) {
@@ -226,24 +228,23 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         block.template store_gradients<true>(products, d_probs, visit, stage, slope);
       }
     }
-    bool is_first = false;
-    if (wants_dq && block.lane == 0) is_first = block.wait_for_turn(visit);
-    is_first = __any_sync(kAllLanes, is_first);
-    __syncthreads();  // P and dX are there
-    if (p.dv.tensor.data != nullptr) {
+    if (takes_turns) block.wait_for_turn(visit);
+    __syncthreads();  // P and dX are there, and it is the block's turn
+    const bool is_first = wants_dq && ptx::load_word(block.s_word(0)) == 0;
+    if (p.dv.tensor.data != nullptr && Block::PartDV::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
           dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(stage), Block::PartDV::column(block.warp),
           block.lane);
     }
-    if (p.dk.tensor.data != nullptr) {
+    if (p.dk.tensor.data != nullptr && Block::PartDK::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
           dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(stage), Block::PartDK::column(block.warp),
           block.lane);
     }
-    if (wants_dq) block.add_dq(visit, is_first);
+    if (wants_dq && Block::PartDQ::has(block.warp)) block.add_dq(visit, is_first);
     if constexpr (C.stages == 1) {
       __syncthreads();  // all are done with q and d_out
-      if (next.head_idx >= 0) block.load_queries(next.head_idx, next.tile, 0);
+      if (next.is_there()) block.load_queries(next.head_idx, next.tile, 0);
       ptx::commit_copies();
     } else {
       stage = 1 - stage;
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     visit = next;
   }
   __syncthreads();
-  if (wants_dq && block.thread == 0 && last.head_idx >= 0) block.end_turn(last);
+  if (takes_turns) block.end_turn(last);
   if constexpr (C.score.alibi) {
     for (; wants_slope && head_of_slope < first_head + group; ++head_of_slope) {
       block.store_slope(head_of_slope, slope);

@@ -78,7 +78,7 @@ def attention(
         num_threads: torch.get_num_threads() where it is absent.
         seed: without one, dropout draws an int64 tensor from the default generator of q's device (torch.manual_seed).
             The kernel reads it in memory, so that each replay of a CUDA graph drops other entries.
-        gradients: on the CPU, of q, k, v, bias, sink and alibi_slopes, from those of out and lse, by the operator
+        gradients: of q, k, v, bias, sink and alibi_slopes, from those of out and lse, by the operator
             tessella::attention_backward; those that nothing needs are not computed.
 
     Args:
@@ -89,8 +89,9 @@ def attention(
         options: those of tessella.Options.
 
     Raises:
-        Unsupported: in grad mode a tensor requires grad on CUDA, or beside page_table, out= or lse=; a tensor has a
-            tangent of forward mode; a gradient of gradients, where it is taken; else as `tessella.attention`.
+        Unsupported: in grad mode a tensor requires grad beside page_table, out= or lse=, or on CUDA with a head_dim
+            above 256; a tensor has a tangent of forward mode; a gradient of gradients, where it is taken; else as
+            `tessella.attention`.
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):

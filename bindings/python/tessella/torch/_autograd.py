@@ -13,7 +13,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-found, unused-ignore]
 
 from .._backward_call import BITS, GRADIENTS
-from .._errors import Unsupported
+from .._errors import InvalidArgument, Unsupported
 from . import _operator
 
 _forward_ad: Any = torch.autograd.forward_ad
@@ -24,6 +24,7 @@ _single_level: Any = _functorch_utils.enable_single_level_autograd_function
 _Function: Any = torch.autograd.function._SingleLevelFunction
 _GRADIENT_OF = {of: name for name, of in GRADIENTS.items()}
 _WITHOUT = "expected a call under torch.no_grad() or torch.inference_mode(), or detached tensors"
+_MAX_HEAD_DIM_ON_CUDA = 256  # of cuda.backward_sm80; forwards go further
 
 
 def _needs_gradient(arguments: Iterable[Any]) -> bool:
@@ -118,20 +119,29 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
 
 def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
     """out and lse with gradients."""
-    _require_gradients(q, named)
+    _require_gradients(q, v, named)
     arrays = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
     scalars = {name: value for name, value in named.items() if name not in arrays}
     return _apply(_Attention, keys, tuple(arrays), scalars, q, k, v, *arrays.values())
 
 
-def _require_gradients(q: torch.Tensor, named: Mapping[str, Any]) -> None:
-    if q.device.type == "cuda":
-        raise Unsupported(f"forward: a tensor requires grad, and no kernel computes gradients on cuda yet, {_WITHOUT}")
+def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
+    """Refuses at once what the backward would refuse when the forward is done."""
+    head_dim = max(q.shape[-1], v.shape[-1])
+    if q.device.type == "cuda" and head_dim > _MAX_HEAD_DIM_ON_CUDA:
+        raise Unsupported(
+            f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on cuda, "
+            f"{_WITHOUT}, or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
+        )
     for name, value in named.items():
         if name == "page_table":
             raise Unsupported(f"forward: a tensor requires grad, and keys in pages have no gradients, {_WITHOUT}")
         if name not in _GRADIENT_OF and _needs_gradient((value,)):
             raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
+    if named.get("score_mod") and not named.get("score_mod_gradient"):
+        raise InvalidArgument(
+            "forward: a tensor requires grad, and score_mod is given without score_mod_gradient, expected both"
+        )
 
 
 def _attention_out(*_: Any, **__: Any) -> NoReturn:

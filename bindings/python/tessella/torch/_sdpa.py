@@ -39,13 +39,13 @@ def sdpa_report() -> SdpaReport:
 
 
 class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_grad
-    """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, on the CPU with gradients, in all threads.
+    """Routes torch.nn.functional.scaled_dot_product_attention to Tessella, with gradients, in all threads.
 
     A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, in a `with`
     statement until its end, as a decorator while the function runs. Statements of several threads may end in any
-    order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would (gradients
-    on a GPU, float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report`
-    counts it with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay
+    order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would
+    (float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it
+    with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay
     torch's.
 
     >>> with tessella.torch.use_for_sdpa():
@@ -203,8 +203,6 @@ def _refusal(
     device = query.device.type
     if device not in ("cpu", "cuda"):
         return f"query is on {device}"
-    if device == "cuda" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "a tensor requires grad, and there is no backward on cuda yet"
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"query has dtype {query.dtype}"
     if torch.is_autocast_enabled(device) and query.dtype != torch.get_autocast_dtype(device):

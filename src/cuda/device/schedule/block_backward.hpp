@@ -109,9 +109,8 @@ struct BlockBackward {
     return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
             static_cast<int32_t>(words.w)};
   }
-  // Rows that take no part become zeros, whatever they hold. Where the tile has none, nothing happens.
-  __device__ __forceinline__ void clear_queries(int32_t head_idx, int32_t tile, int stage) const {
-    if (p.tiles[head(head_idx).first + tile].smallest_end > 0) return;
+  // Rows that take no part become zeros, whatever they hold.
+  __device__ __forceinline__ void clear_idle_queries(int stage) const {
     for (int i = warp; i < C.tile_q; i += C.num_warps) {
       if (row(stage, i).end > 0) continue;
       for (int chunk = lane; chunk < TileQ::kChunks; chunk += 32) {

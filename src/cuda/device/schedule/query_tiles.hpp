@@ -48,8 +48,8 @@ struct HeadTiles {
     return static_cast<TileClass>(tile_classes(p.forward, batch_idx, head_idx, tile)[key_tile]);
   }
   // The first key tile from `from` on that some query of the tile sees, or the end.
-  __device__ int32_t next_key_tile(int32_t tile, int32_t from) const {
-    const KeyTiles seen = keys(tile);
+  __device__ int32_t next_key_tile(int32_t tile, const KeyTiles& seen, int32_t from) const {
+    if (!HasMap && from >= seen.kept && from < seen.begin) return seen.begin;
     while (from < seen.end && (!seen.sees(from) || kind(tile, from) == TileClass::hidden)) ++from;
     return from;
   }
@@ -64,10 +64,13 @@ class VisitedQueryTiles {
   using Head = HeadTiles<TileQ, TileKv, HasMap>;
 
   struct Visit {
-    int32_t head_idx;  // -1: there is none left
-    int32_t tile;
-    bool is_full;       // each of its queries sees each of the keys
-    bool has_elements;  // element masks hide some
+    int32_t head_idx = -1;  // -1: there is none left
+    int32_t tile = 0;
+    int32_t next_key_tile = 0;  // the first one behind this block's that the tile's queries see; in the first warp
+    bool is_full = false;       // each of its queries sees each of the keys
+    bool has_idle = false;      // some of its rows take no part
+    bool has_elements = false;  // element masks hide some
+    __device__ bool is_there() const { return head_idx >= 0; }
   };
 
   __device__ VisitedQueryTiles(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t key_tile,
@@ -88,7 +91,9 @@ class VisitedQueryTiles {
       if (visible_ != 0) {
         const int bit = 31 - __clz(static_cast<int>(visible_));
         visible_ &= ~(1u << bit);
-        return {head_, base_ + bit, (full_ >> bit & 1) != 0, (partial_ >> bit & 1) != 0};
+        const int32_t next_key_tile = __shfl_sync(kAllLanes, next_key_tile_, bit);
+        const auto has = [bit](uint32_t bits) { return (bits >> bit & 1) != 0; };
+        return {head_, base_ + bit, next_key_tile, has(full_), has(idle_), has(partial_)};
       }
       base_ -= 32;
       if (base_ < 0) {
@@ -97,7 +102,7 @@ class VisitedQueryTiles {
       }
       look();
     }
-    return {-1, 0, false, false};
+    return {};
   }
 
  private:
@@ -108,16 +113,20 @@ class VisitedQueryTiles {
     if (head_ >= end_head_) return;
     const Head head(p_, sequence_, batch_idx_, head_);
     const int32_t mine = base_ + static_cast<int32_t>(threadIdx.x % 32);
-    bool sees = false, is_full = false;
+    bool sees = false, is_full = false, has_idle = false;
     TileClass kind = TileClass::hidden;
     if (mine < tiles()) {
-      const KeyTiles keys = head.keys(mine);
+      const QueryTile tile = p_.tiles[head.first + mine];
+      const KeyTiles keys = key_tiles<TileKv>(tile, p_.forward.keep_first);
       sees = keys.sees(key_tile_);
       is_full = keys.is_full(key_tile_);
+      has_idle = tile.smallest_end <= 0;
       if (sees) kind = head.kind(mine, key_tile_);
+      if (threadIdx.x < 32 && kind != TileClass::hidden) next_key_tile_ = head.next_key_tile(mine, keys, key_tile_ + 1);
     }
     visible_ = __ballot_sync(kAllLanes, sees && kind != TileClass::hidden);
     full_ = __ballot_sync(kAllLanes, is_full && kind == TileClass::full);
+    idle_ = __ballot_sync(kAllLanes, has_idle);
     partial_ = __ballot_sync(kAllLanes, kind == TileClass::partial);
   }
 
@@ -125,7 +134,8 @@ class VisitedQueryTiles {
   const Sequence& sequence_;
   int32_t batch_idx_, key_tile_;
   int32_t head_, end_head_, base_;
-  uint32_t visible_ = 0, full_ = 0, partial_ = 0;
+  int32_t next_key_tile_ = 0;  // of the lane's tile
+  uint32_t visible_ = 0, full_ = 0, idle_ = 0, partial_ = 0;
 };
 
 }  // namespace tessella::device

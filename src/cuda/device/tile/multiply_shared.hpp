@@ -7,7 +7,8 @@
 
 namespace tessella::device {
 
-// How `warps` warps share a product of `rows` x `columns`: the cut that reads least of shared memory.
+// How warps share a product of `rows` x `columns`: the cut that reads least of shared memory, of as many warps as there
+// are blocks of 16 x 16 for.
 struct WarpGrid {
   int rows, columns;  // warps along each
 };
@@ -22,17 +23,18 @@ constexpr WarpGrid warp_grid(int rows, int columns, int warps) {
       least = reads;
     }
   }
-  return best;
+  return best.rows == 0 ? warp_grid(rows, columns, warps / 2) : best;
 }
 
 // One warp's part of a product of Rows x Columns, and its accumulators.
 template <int Rows, int Columns, int Warps>
 struct WarpPart {
   static constexpr WarpGrid kGrid = warp_grid(Rows, Columns, Warps);
-  static_assert(kGrid.rows > 0, "warps must share the product in blocks of 16 x 16");
+  static constexpr int kWarps = kGrid.rows * kGrid.columns;  // that have one
   static constexpr int kRows = Rows / kGrid.rows, kColumns = Columns / kGrid.columns;
   static constexpr int kMBlocks = kRows / 16, kBlocks = kColumns / 8;
   using Accumulators = float[kMBlocks][kBlocks][4];
+  __device__ static bool has(int warp) { return kWarps == Warps || warp < kWarps; }
   __device__ static int row(int warp) { return warp / kGrid.columns * kRows; }
   __device__ static int column(int warp) { return warp % kGrid.columns * kColumns; }
 };
