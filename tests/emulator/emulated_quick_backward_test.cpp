@@ -14,8 +14,8 @@
 namespace tessella::tests {
 namespace {
 
-// Right under every schedule, and of the same bits. Two heads on one, three tiles of queries and four of keys: blocks run
-// in pairs, and those of a pair take turns at the same queries.
+// Right under every schedule, and of the same bits. Two heads on one, three tiles of queries and four of keys: blocks
+// run in pairs, and those of a pair take turns at the same queries.
 void expect_right(const std::string& features) {
   const Case c = with_feature(
       "dtype=bf16 heads_q=2 heads_kv=1 seqlen_q=150 seqlen_kv=500 head_dim_qk=32 head_dim_v=32 seed=1", features);

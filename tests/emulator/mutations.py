@@ -180,24 +180,23 @@ MUTATIONS = [
     Mutation(
         "dq_first_store",
         "backward_sm80.hpp",
-        "return (now & portable::kHasSums) == 0;",
-        "return key_tile == 0;",
+        "const bool is_first = wants_dq && ptx::load_word(block.s_word(0)) == 0;",
+        "const bool is_first = wants_dq && block.key_tile == 0;",
         "Windows",
         BACKWARD,
     ),
     Mutation(
         "dq_last_turn",
         "backward_sm80.hpp",
-        "__syncthreads(); if (wants_dq && block.thread == 0 && last.head_idx >= 0) block.end_turn(last); "
-        "if constexpr (C.score.alibi)",
-        "if (wants_dq && block.thread == 0 && last.head_idx >= 0) block.end_turn(last); if constexpr (C.score.alibi)",
+        "__syncthreads(); if (takes_turns) block.end_turn(last); if constexpr (C.score.alibi)",
+        "if (takes_turns) block.end_turn(last); if constexpr (C.score.alibi)",
         "Turns",
         BACKWARD,
     ),
     Mutation(
         "gradients_meeting",
         "backward_sm80.hpp",
-        "__syncthreads();  // P and dX are there",
+        "__syncthreads();  // P and dX are there, and it is the block's turn",
         "",
         "Turns",
         BACKWARD,
@@ -213,7 +212,7 @@ MUTATIONS = [
     Mutation(
         "dead_rows",
         "backward_sm80.hpp",
-        "block.clear_queries(visit.head_idx, visit.tile, stage);",
+        "if (visit.has_idle) block.clear_idle_queries(stage);",
         "",
         "DeadRows",
         BACKWARD,
