@@ -6,7 +6,8 @@
 #   sanitizer  hostile tables, odd sizes and random cases under compute-sanitizer, if it is there
 #
 # All of them where none is named. KERNEL=cuda.forward_sm90 takes that kernel's tests alone. A test may take
-# SECONDS_A_TEST (300). Output of what fails is printed; the last line is "N passed, N failed".
+# SECONDS_A_TEST (300); TESSELLA_TEST_REPEATS (1000) is how often backward must give the same bits. Output of what fails is
+# printed; the last line is "N passed, N failed".
 set -uo pipefail
 folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|sanitizer]...}" && pwd) || exit 2
 shift
