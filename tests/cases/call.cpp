@@ -59,6 +59,7 @@ Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   if (c_.page_size > 0) make_pages(random);
   make_operands(random);
   make_masks(random);
+  if (c_.masked_nan && args_.dense_mask != nullptr) spoil_keys_of_no_query();
   make_scores(random);
   make_options();
 }
@@ -317,6 +318,34 @@ void Call::make_masks(Random& random) {
     std::vector<int32_t>& lengths = tables_.emplace_back();
     for (int64_t b = 0; b < c_.batch; ++b) lengths.push_back(static_cast<int32_t>(random.in(0, slots_kv(b) + 2)));
     args_.prefix_lengths = table(lengths);
+  }
+}
+
+// NaN where a dense mask hides a key from every query, too.
+void Call::spoil_keys_of_no_query() {
+  const tessella_tensor& mask = *args_.dense_mask;
+  const auto sees = [&](int64_t b, int64_t h, int64_t i, int64_t slot) {
+    const int64_t idx[] = {b, h, i, slot};
+    int64_t at = 0;
+    for (int axis = 0; axis < 4; ++axis) at += idx[axis] % mask.shape[axis] * mask.strides[axis];
+    return static_cast<const uint8_t*>(mask.data)[at] != 0;
+  };
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
+    for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
+      bool is_seen = false;
+      for (int64_t h = 0; h < c_.heads_q; ++h) {
+        for (int64_t i = 0; i < queries; ++i) is_seen = is_seen || sees(b, h, i, slot);
+      }
+      if (is_seen) continue;
+      const auto [batch_idx, row] = row_kv(b, slot);
+      for (const tessella_tensor* t : {&k_.tensor, &v_.tensor}) {
+        for (int64_t head = 0; head < c_.heads_kv; ++head) {
+          const int64_t dim = t->shape[t->ndim - 1];
+          for (int64_t c = 0; c < dim; ++c) set(*t, element(*t, batch_idx, row, head) + c, std::nan(""));
+        }
+      }
+    }
   }
 }
 

@@ -95,6 +95,7 @@ class Call {
   void make_lengths(Random& random);
   void make_operands(Random& random);
   void make_masks(Random& random);
+  void spoil_keys_of_no_query();
   void make_scores(Random& random);
   void make_options();
   void make_pages(Random& random);

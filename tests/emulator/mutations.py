@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Breaks forward_sm90 in one way after the other, in a copy of the tree, and expects a test of the emulator to fail.
+"""Breaks forward_sm90 and backward_sm80 in one way after the other, in a copy of the tree, and expects a test of the
+emulator to fail.
 
 tests/emulator/mutations.py [--folder FOLDER] [NAME ...]
 
@@ -17,18 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[2]
-TARGET = "emulated_quick_test"
+FORWARD, BACKWARD = "emulated_quick_test", "emulated_quick_backward_test"
 SECONDS = 300  # that a broken kernel may take
 
 
 class Mutation(NamedTuple):
-    """A break. found: stands in the file once, whatever the white space between its words. test: that fails."""
+    """A break. found: stands in the file once, whatever the white space between its words. test: of target, that fails."""
 
     name: str
     file: str
     found: str
     instead: str
     test: str
+    target: str = FORWARD
 
 
 MUTATIONS = [
@@ -158,6 +160,79 @@ MUTATIONS = [
         "",
         "Dropout",
     ),
+    Mutation(
+        "lost_add",
+        "backward_sm80.hpp",
+        "ptx::add_to_memory(at, dq[m][j][i]);",
+        "if (thread != 77) ptx::add_to_memory(at, dq[m][j][i]);",
+        "Turns",
+        BACKWARD,
+    ),
+    Mutation("turn_fence", "backward_sm80.hpp", "ptx::fence_memory();", "", "Turns", BACKWARD),
+    Mutation(
+        "dq_turn_wait",
+        "backward_sm80.hpp",
+        "~portable::kHasSums, static_cast<uint32_t>(key_tile));",
+        "~portable::kHasSums, 0u);",
+        "Turns",
+        BACKWARD,
+    ),
+    Mutation(
+        "dq_first_store",
+        "backward_sm80.hpp",
+        "const bool is_first = wants_dq && ptx::load_word(block.s_word(0)) == 0;",
+        "const bool is_first = wants_dq && block.key_tile == 0;",
+        "Windows",
+        BACKWARD,
+    ),
+    Mutation(
+        "dq_last_turn",
+        "backward_sm80.hpp",
+        "__syncthreads(); if (takes_turns) block.end_turn(last); if constexpr (C.score.alibi)",
+        "if (takes_turns) block.end_turn(last); if constexpr (C.score.alibi)",
+        "Turns",
+        BACKWARD,
+    ),
+    Mutation(
+        "gradients_meeting",
+        "backward_sm80.hpp",
+        "__syncthreads();  // P and dX are there, and it is the block's turn",
+        "",
+        "Turns",
+        BACKWARD,
+    ),
+    Mutation(
+        "queries_landed",
+        "backward_sm80.hpp",
+        "__syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile",
+        "",
+        "Turns",
+        BACKWARD,
+    ),
+    Mutation(
+        "dead_rows",
+        "backward_sm80.hpp",
+        "if (visit.has_idle) block.clear_idle_queries(stage);",
+        "",
+        "DeadRows",
+        BACKWARD,
+    ),
+    Mutation(
+        "unseen_keys",
+        "backward_sm80.hpp",
+        "if constexpr (Block::kHasMap) block.clear_unseen_keys();",
+        "",
+        "UnseenKeys",
+        BACKWARD,
+    ),
+    Mutation(
+        "slope_of_a_warp",
+        "backward_sm80.hpp",
+        "if (lane == 0) ptx::store_word(Block::s_word(1 + warp), __float_as_uint(slope)); __syncthreads();",
+        "if (lane == 0) ptx::store_word(Block::s_word(1 + warp), __float_as_uint(slope));",
+        "Slopes",
+        BACKWARD,
+    ),
 ]
 
 
@@ -199,14 +274,14 @@ def apply(mutation: Mutation, tree: Path) -> tuple[Path, str]:
     return files[0], held
 
 
-def build(tree: Path) -> Path:
-    """The test's binary."""
+def build(tree: Path, target: str) -> Path:
+    """The binary of tests."""
     folder = tree / "build"
     if not (folder / "build.ninja").is_file():
         options = ["-DCMAKE_BUILD_TYPE=Release", "-DTESSELLA_BUILD_TESTS=ON", "-DTESSELLA_EMBED_KERNELS=OFF"]
         run("cmake", "-S", str(tree), "-B", str(folder), "-G", "Ninja", *options, cwd=tree)
-    run("cmake", "--build", str(folder), "--target", TARGET, cwd=tree)
-    return next(path for path in folder.rglob(TARGET) if path.is_file())
+    run("cmake", "--build", str(folder), "--target", target, cwd=tree)
+    return next(path for path in folder.rglob(target) if path.is_file())
 
 
 def failure(binary: Path, tests: str) -> str:
@@ -236,16 +311,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         tree = args.folder.resolve() if args.folder else Path(temporary)
         copy_tree(tree)
-        if said := failure(build(tree), "*"):
-            raise SystemExit(f"{TARGET} fails before anything is broken: {said}")
+        mutations = [mutation for mutation in MUTATIONS if not args.names or mutation.name in args.names]
+        for target in sorted({mutation.target for mutation in mutations}):
+            if said := failure(build(tree, target), "*"):
+                raise SystemExit(f"{target} fails before anything is broken: {said}")
         passed = failed = 0
-        for mutation in MUTATIONS:
-            if args.names and mutation.name not in args.names:
-                continue
+        for mutation in mutations:
             start = time.monotonic()
             path, held = apply(mutation, tree)
             try:
-                said = failure(build(tree), f"*.{mutation.test}")
+                said = failure(build(tree, mutation.target), f"*.{mutation.test}")
             finally:
                 path.write_text(held)
             passed += said != ""

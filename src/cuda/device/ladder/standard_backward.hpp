@@ -72,6 +72,7 @@ struct StandardBackward : BackwardSm80<C> {
   // P and dX where tiles meet, whose rows are in shared memory.
   __device__ __forceinline__ void store_scores(const LadderBackwardParams& params, int32_t head_idx, int32_t tile,
                                                float& slope) const {
+    if (!PartS::has(warp)) return;
     typename PartS::Accumulators products, d_probs;
     Block::multiply(products, d_probs, 0);
     const typename Block::Gradient gradient(p, sequence, batch_idx, head_idx);
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(C.num_warps * 32)
   for (int32_t tile = 0; tile < block.tiles_q(); ++tile) {
     block.load_queries(head_idx, tile, 0);
     block.wait();
-    block.clear_queries(head_idx, tile, 0);
+    block.clear_idle_queries(0);
     block.store_scores(params, head_idx, tile, slope);
     __syncthreads();  // all are done with q and d_out
   }
@@ -152,13 +153,17 @@ __global__ void __launch_bounds__(C.num_warps * 32)
       block.load_matrix(block.s_probs(), params.probs, head_idx, tile);
       block.load_matrix(block.s_d_products(), params.d_products, head_idx, tile);
       block.wait();
-      block.clear_queries(head_idx, tile, 0);
-      multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
-          dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(0), Block::PartDV::column(block.warp),
-          block.lane);
-      multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
-          dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(0), Block::PartDK::column(block.warp),
-          block.lane);
+      block.clear_idle_queries(0);
+      if (Block::PartDV::has(block.warp)) {
+        multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
+            dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(0), Block::PartDV::column(block.warp),
+            block.lane);
+      }
+      if (Block::PartDK::has(block.warp)) {
+        multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
+            dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(0), Block::PartDK::column(block.warp),
+            block.lane);
+      }
       __syncthreads();  // all are done with the tiles
     }
   }
@@ -189,10 +194,13 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
     block.load_matrix(block.s_d_products(), params.d_products, at.head_idx, at.tile);
     block.wait();
     if constexpr (Block::kHasMap) block.clear_unseen_keys(at.head_idx, at.tile);
-    multiply_shared<C.score.element, C.tile_kv, typename Block::TileP, true, typename Block::TileK>(
-        dq, block.s_d_products(), Part::row(block.warp), block.s_k(), Part::column(block.warp), block.lane);
+    if (Part::has(block.warp)) {
+      multiply_shared<C.score.element, C.tile_kv, typename Block::TileP, true, typename Block::TileK>(
+          dq, block.s_d_products(), Part::row(block.warp), block.s_k(), Part::column(block.warp), block.lane);
+    }
     __syncthreads();  // all are done with the tiles
   }
+  if (!Part::has(block.warp)) return;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
   store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(block.warp), block.sequence.len_q,
                                    Part::column(block.warp), p.forward.head_dim_qk, block.lane, [&](int32_t row) {
