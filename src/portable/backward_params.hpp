@@ -50,7 +50,7 @@ struct alignas(16) QueryTile {
 struct BackwardLayout {
   int32_t v_at, stages_at, stage_bytes, d_out_at, rows_at, probs_at, d_products_at, words_at, bytes;
 };
-inline constexpr int32_t kBackwardWords = 64;
+inline constexpr int32_t kBackwardWords = 128;
 
 constexpr BackwardLayout layout(const BackwardSm80Config& c) {
   const int32_t size = size_bytes(c.score.element);

@@ -30,7 +30,8 @@ struct BackwardBias : BlockBackward<C> {
            (first_key + C.tile_kv > of.smallest_begin || first_key < p.forward.keep_first);
   }
 
-  __device__ __forceinline__ void add_tile(int32_t head_idx, int32_t tile, typename PartS::Accumulators& sums) const {
+  __device__ __forceinline__ void add_tile(int32_t head_idx, int32_t tile, typename PartS::Accumulators& sums) {
+    Block::find_thread();
     Block::load_keys();
     Block::load_queries(head_idx, tile, 0);
     ptx::commit_copies();
@@ -38,6 +39,7 @@ struct BackwardBias : BlockBackward<C> {
     __syncthreads();
     Block::prepare_keys();
     Block::clear_idle_queries(0);
+    Block::find_thread();
     if (PartS::has(warp)) {
       typename PartS::Accumulators products, d_probs;
       Block::multiply(products, d_probs, 0);

@@ -24,7 +24,6 @@ struct BackwardSm80 : BlockBackward<C> {
   using Block::Block;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::sequence, Block::batch_idx, Block::head_kv,
       Block::first_key, Block::kElement, Block::kThreads;
-  using Visit = typename Block::Visited::Visit;
   using typename Block::PartDK, typename Block::PartDQ, typename Block::PartDV, typename Block::PartS,
       typename Block::TileP;
 
@@ -82,7 +81,7 @@ struct BackwardSm80 : BlockBackward<C> {
   // P^T and dX^T to shared memory, as their products read them.
   template <bool IsMasked>
   __device__ __forceinline__ void store_gradients(const typename PartS::Accumulators& products,
-                                                  const typename PartS::Accumulators& d_probs, const Visit& visit,
+                                                  const typename PartS::Accumulators& d_probs, const QueryVisit& visit,
                                                   int stage, float& slope) const {
     const typename Block::Gradient gradient(p, sequence, batch_idx, visit.head_idx);
     const int row = PartS::row(warp) + lane / 4, column = PartS::column(warp) + lane % 4 * 2;
@@ -110,22 +109,22 @@ struct BackwardSm80 : BlockBackward<C> {
 
   // Until the key tiles before this one have added to the tile's dQ. For the whole block, which reads in word 0 whether
   // any has.
-  __device__ __forceinline__ void wait_for_turn(const Visit& visit) const {
+  __device__ __forceinline__ void wait_for_turn(const QueryVisit& visit) const {
     const uint32_t now = ptx::acquire(turn(visit), ~portable::kHasSums, static_cast<uint32_t>(key_tile));
     ptx::store_word(Block::s_word(0), now & portable::kHasSums);
   }
   // Behind a barrier that follows the block's adds.
-  __device__ __forceinline__ void end_turn(const Visit& visit) const {
+  __device__ __forceinline__ void end_turn(const QueryVisit& visit) const {
     if (!visit.is_there()) return;
     ptx::fence_memory();
     ptx::store_to_memory(turn(visit), static_cast<uint32_t>(visit.next_key_tile) | portable::kHasSums);
   }
-  __device__ uint32_t* turn(const Visit& visit) const {
+  __device__ uint32_t* turn(const QueryVisit& visit) const {
     return p.turns + Block::head(visit.head_idx).first + visit.tile;
   }
 
   // dQ of the tile += dX K.
-  __device__ __forceinline__ void add_dq(const Visit& visit, bool is_first) const {
+  __device__ __forceinline__ void add_dq(const QueryVisit& visit, bool is_first) const {
     typename PartDQ::Accumulators dq;
     clear(dq);
     multiply_shared<kElement, C.tile_kv, TileP, true, typename Block::TileK>(
@@ -190,10 +189,20 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   clear(dk);
   clear(dv);
   block.load_keys();
-  Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, first_head + group);
-  auto visit = visited.next();
-  if (visit.is_there()) block.load_queries(visit.head_idx, visit.tile, 0);
-  ptx::commit_copies();
+  const Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, block.s_word(64));
+  const bool finds_visits = block.warp == 0;
+  if (finds_visits) {
+    visited.begin();
+    visited.next(0);
+  }
+  __syncthreads();
+  const auto load = [&](int slot, int stage) {
+    const QueryVisit visit = visited.visit(slot);
+    if (visit.is_there()) block.load_queries(visit.head_idx, visit.tile, stage);
+    ptx::commit_copies();
+  };
+  load(0, 0);
+  if (finds_visits) visited.next(1);
   ptx::wait_copies<0>();
   __syncthreads();
   block.prepare_keys();
@@ -202,16 +211,16 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   int stage = 0;
   float slope = 0;
   int32_t head_of_slope = first_head;
-  typename Block::Visit last;  // whose turn is not over
-  while (visit.is_there()) {
+  int slot = 0;
+  const auto after = [](int i) { return i == Visited::kSlots - 1 ? 0 : i + 1; };
+  for (; visited.visit(slot).is_there(); slot = after(slot)) {
     ptx::wait_copies<0>();
     __syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile
-    if (takes_turns) block.end_turn(last);
-    const auto next = visited.next();
-    if constexpr (C.stages > 1) {
-      if (next.is_there()) block.load_queries(next.head_idx, next.tile, 1 - stage);
-      ptx::commit_copies();
-    }
+    block.find_thread();
+    if (takes_turns) block.end_turn(visited.visit(after(after(slot))));
+    if constexpr (C.stages > 1) load(after(slot), 1 - stage);
+    if (finds_visits) visited.next(after(after(slot)));
+    const QueryVisit visit = visited.visit(slot);
     if (visit.has_idle) block.clear_idle_queries(stage);
     if constexpr (C.score.alibi) {
       for (; wants_slope && head_of_slope < visit.head_idx; ++head_of_slope) {
@@ -219,6 +228,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
         slope = 0;
       }
     }
+    block.find_thread();
     if (Block::PartS::has(block.warp)) {
       typename Block::PartS::Accumulators products, d_probs;
       block.multiply(products, d_probs, stage);
@@ -230,6 +240,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     if (takes_turns) block.wait_for_turn(visit);
     __syncthreads();  // P and dX are there, and it is the block's turn
+    block.find_thread();
     const bool is_first = wants_dq && ptx::load_word(block.s_word(0)) == 0;
     if (p.dv.tensor.data != nullptr && Block::PartDV::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
@@ -241,19 +252,17 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
           dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(stage), Block::PartDK::column(block.warp),
           block.lane);
     }
+    block.find_thread();
     if (wants_dq && Block::PartDQ::has(block.warp)) block.add_dq(visit, is_first);
     if constexpr (C.stages == 1) {
       __syncthreads();  // all are done with q and d_out
-      if (next.is_there()) block.load_queries(next.head_idx, next.tile, 0);
-      ptx::commit_copies();
+      load(after(slot), 0);
     } else {
       stage = 1 - stage;
     }
-    last = visit;
-    visit = next;
   }
   __syncthreads();
-  if (takes_turns) block.end_turn(last);
+  if (takes_turns) block.end_turn(visited.visit(after(after(slot))));
   if constexpr (C.score.alibi) {
     for (; wants_slope && head_of_slope < first_head + group; ++head_of_slope) {
       block.store_slope(head_of_slope, slope);

@@ -20,6 +20,7 @@ struct BlockBackward {
   static constexpr Element kElement = C.score.element;
   static constexpr int kElementBytes = portable::size_bytes(kElement);
   static constexpr int kThreads = C.num_warps * 32;
+  static constexpr bool kLoadsElements = C.score.bias || C.score.score_mod || C.score.mask == MaskLevel::bits;
   static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;
   static constexpr portable::BackwardLayout kLayout = portable::layout(C);
   using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
@@ -38,14 +39,23 @@ struct BlockBackward {
 
   const BackwardParams& p;
   uint32_t shared;
-  int thread, lane, warp;
+  int32_t thread = 0, lane = 0, warp = 0;
   // Set by the kernel.
   BandedSequence<int64_t> sequence;
   int32_t batch_idx = 0, head_kv = 0;
   int32_t first_key = 0;  // of the tile, as the sequence's; negative before its first one
 
   __device__ __forceinline__ BlockBackward(const BackwardParams& params, uint32_t address)
-      : p(params), shared(address), thread(static_cast<int>(threadIdx.x)), lane(thread % 32), warp(thread / 32) {}
+      : p(params), shared(address) {
+    find_thread();
+  }
+  // Anew: what the compiler found of the thread's places before takes no register.
+  __device__ __forceinline__ void find_thread() {
+    thread = static_cast<int32_t>(threadIdx.x);
+    ptx::forget(thread);
+    lane = thread % 32;
+    warp = thread / 32;
+  }
 
   __device__ uint32_t s_k() const { return shared; }
   __device__ uint32_t s_v() const { return shared + kLayout.v_at; }
@@ -69,7 +79,8 @@ struct BlockBackward {
   __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<false>& rows, int32_t first, int32_t columns,
                                             const IsThere& is_there) const {
     constexpr int kUnroll = 4;
-    load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, threadIdx.x, is_there);
+    load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll>(to, rows, first, columns, static_cast<uint32_t>(thread),
+                                                             is_there);
   }
 
   // Keys that no query of the sequence sees become zeros, whatever they hold: 0 * NaN is NaN.
@@ -126,7 +137,7 @@ struct BlockBackward {
   // S^T without scale but with its sign, and dP^T.
   __device__ __forceinline__ void multiply(typename PartS::Accumulators& products,
                                            typename PartS::Accumulators& d_probs, int stage) const {
-    constexpr int kAhead = 2;
+    constexpr int kAhead = 1;
     const int row = PartS::row(warp), column = PartS::column(warp);
     const uint32_t q = TileQ::advance(s_q(stage), column, 0), d_out = TileDOut::advance(s_d_out(stage), column, 0);
     multiply_qk<kElement, C.head_dim_qk, TileK, TileQ, kAhead>(products, s_k(), q, row, lane, [] {});
@@ -183,6 +194,8 @@ struct BlockBackward {
           }
           use(m, j, r, of[0], of[1], corner);
         }
+        // What some elements load is used before more is loaded: a whole tile's would fill all registers.
+        if (kLoadsElements) ptx::keep_loads_in_place();
       }
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/ptx/global.hpp"
+#include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/schedule/sequence.hpp"
 #include "cuda/device/score/mask.hpp"
 #include "cuda/device/tile/keys.hpp"
@@ -55,87 +56,136 @@ struct HeadTiles {
   }
 };
 
+// A tile of queries that a block of keys meets.
+struct QueryVisit {
+  int32_t head_idx;  // -1: there is none left
+  int32_t tile;
+  int32_t next_key_tile;  // the first one behind the block's that the tile's queries see
+  bool is_full;           // each of its queries sees each of the keys
+  bool has_idle;          // some of its rows take no part
+  bool has_elements;      // element masks hide some
+  __device__ bool is_there() const { return head_idx >= 0; }
+};
+
 // Tiles of queries that see some key of a tile, from the last to the first, head by head of a group. So the blocks of a
 // head's key tiles, which begin in the order of their keys, come to a tile in that order, one after the other, and
-// seldom wait. Every thread of a warp holds 32 tiles as bits.
+// seldom wait. One warp finds them, 32 tiles at once, for the whole block: all of it lies in shared memory, for
+// registers are short.
 template <int TileQ, int TileKv, bool HasMap>
 class VisitedQueryTiles {
  public:
   using Head = HeadTiles<TileQ, TileKv, HasMap>;
-
-  struct Visit {
-    int32_t head_idx = -1;  // -1: there is none left
-    int32_t tile = 0;
-    int32_t next_key_tile = 0;  // the first one behind this block's that the tile's queries see; in the first warp
-    bool is_full = false;       // each of its queries sees each of the keys
-    bool has_idle = false;      // some of its rows take no part
-    bool has_elements = false;  // element masks hide some
-    __device__ bool is_there() const { return head_idx >= 0; }
-  };
+  static constexpr int kSlots = 3;  // of visits: the last one, this one, the next one
+  static constexpr int kWords = 8 + 32 + kSlots * 4;
 
   __device__ VisitedQueryTiles(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t key_tile,
-                               int32_t first_head, int32_t end_head)
+                               int32_t first_head, uint32_t s_words)
       : p_(p),
         sequence_(sequence),
         batch_idx_(batch_idx),
         key_tile_(key_tile),
-        head_(first_head),
-        end_head_(end_head),
-        base_(top()) {
-    if (base_ < 0) head_ = end_head_;
-    look();
+        first_head_(first_head),
+        s_words_(s_words),
+        lane_(static_cast<int32_t>(threadIdx.x % 32)) {}
+
+  // By the whole warp, as next().
+  __device__ void begin() const {
+    if (lane_ < kSlots) store_visit(lane_, -1, 0, 0);
+    if (lane_ == 0) {
+      set(kHead, first_head_);
+      set(kBase, top());
+    }
+    __syncwarp();
+    if (top() >= 0) look(first_head_, top());
   }
 
-  __device__ Visit next() {
-    while (head_ < end_head_) {
-      if (visible_ != 0) {
-        const int bit = 31 - __clz(static_cast<int>(visible_));
-        visible_ &= ~(1u << bit);
-        const int32_t next_key_tile = __shfl_sync(kAllLanes, next_key_tile_, bit);
-        const auto has = [bit](uint32_t bits) { return (bits >> bit & 1) != 0; };
-        return {head_, base_ + bit, next_key_tile, has(full_), has(idle_), has(partial_)};
+  // Writes the next visit into a slot.
+  __device__ void next(int slot) const {
+    int32_t head = get(kHead), base = get(kBase);
+    auto visible = static_cast<uint32_t>(get(kVisible));
+    __syncwarp();
+    while (base >= 0 && visible == 0) {
+      base -= 32;
+      if (base < 0) {
+        if (++head == first_head_ + p_.forward.group.value) break;
+        base = top();
       }
-      base_ -= 32;
-      if (base_ < 0) {
-        base_ = top();
-        ++head_;
-      }
-      look();
+      visible = look(head, base);
     }
-    return {};
+    if (lane_ == 0) {
+      if (base < 0 || visible == 0) {
+        store_visit(slot, -1, 0, 0);
+      } else {
+        const int bit = 31 - __clz(static_cast<int>(visible));
+        visible &= ~(1u << bit);
+        const auto has = [&](int word) { return static_cast<uint32_t>(get(word)) >> bit & 1; };
+        const uint32_t flags = has(kFull) | has(kIdle) << 1 | has(kPartial) << 2;
+        store_visit(slot, head, base + bit, static_cast<uint32_t>(get(kNextKeyTiles + bit)) << 3 | flags);
+      }
+      set(kHead, head);
+      set(kBase, base);
+      set(kVisible, static_cast<int32_t>(visible));
+    }
+    __syncwarp();
+  }
+
+  // By any thread, behind a barrier.
+  __device__ QueryVisit visit(int slot) const {
+    const uint4 words = ptx::load_chunk(s_words_ + (kVisits + slot * 4) * 4);
+    return {static_cast<int32_t>(words.x),
+            static_cast<int32_t>(words.y),
+            static_cast<int32_t>(words.z >> 3),
+            (words.z & 1) != 0,
+            (words.z & 2) != 0,
+            (words.z & 4) != 0};
   }
 
  private:
+  enum Word { kHead, kBase, kVisible, kFull, kIdle, kPartial, kNextKeyTiles = 8, kVisits = 40 };
+  __device__ int32_t get(int word) const { return static_cast<int32_t>(ptx::load_word(s_words_ + word * 4)); }
+  __device__ void set(int word, int32_t value) const {
+    ptx::store_word(s_words_ + word * 4, static_cast<uint32_t>(value));
+  }
+  __device__ void store_visit(int slot, int32_t head, int32_t tile, uint32_t rest) const {
+    ptx::store_chunk(s_words_ + (kVisits + slot * 4) * 4,
+                     {static_cast<uint32_t>(head), static_cast<uint32_t>(tile), rest, 0});
+  }
+
   __device__ int32_t tiles() const { return (sequence_.len_q + TileQ - 1) / TileQ; }
   __device__ int32_t top() const { return (tiles() + 31) / 32 * 32 - 32; }
-  // By a whole warp.
-  __device__ void look() {
-    if (head_ >= end_head_) return;
-    const Head head(p_, sequence_, batch_idx_, head_);
-    const int32_t mine = base_ + static_cast<int32_t>(threadIdx.x % 32);
-    bool sees = false, is_full = false, has_idle = false;
+
+  // Tiles from `base` on, a lane each. Returns those that are visited.
+  __device__ uint32_t look(int32_t head_idx, int32_t base) const {
+    const Head head(p_, sequence_, batch_idx_, head_idx);
+    const int32_t mine = base + lane_;
+    bool is_full = false, has_idle = false;
     TileClass kind = TileClass::hidden;
     if (mine < tiles()) {
       const QueryTile tile = p_.tiles[head.first + mine];
       const KeyTiles keys = key_tiles<TileKv>(tile, p_.forward.keep_first);
-      sees = keys.sees(key_tile_);
-      is_full = keys.is_full(key_tile_);
+      if (keys.sees(key_tile_)) kind = head.kind(mine, key_tile_);
+      is_full = keys.is_full(key_tile_) && kind == TileClass::full;
       has_idle = tile.smallest_end <= 0;
-      if (sees) kind = head.kind(mine, key_tile_);
-      if (threadIdx.x < 32 && kind != TileClass::hidden) next_key_tile_ = head.next_key_tile(mine, keys, key_tile_ + 1);
+      if (kind != TileClass::hidden) set(kNextKeyTiles + lane_, head.next_key_tile(mine, keys, key_tile_ + 1));
     }
-    visible_ = __ballot_sync(kAllLanes, sees && kind != TileClass::hidden);
-    full_ = __ballot_sync(kAllLanes, is_full && kind == TileClass::full);
-    idle_ = __ballot_sync(kAllLanes, has_idle);
-    partial_ = __ballot_sync(kAllLanes, kind == TileClass::partial);
+    const uint32_t visible = __ballot_sync(kAllLanes, kind != TileClass::hidden);
+    const uint32_t full = __ballot_sync(kAllLanes, is_full), idle = __ballot_sync(kAllLanes, has_idle);
+    const uint32_t partial = __ballot_sync(kAllLanes, kind == TileClass::partial);
+    if (lane_ == 0) {
+      set(kVisible, static_cast<int32_t>(visible));
+      set(kFull, static_cast<int32_t>(full));
+      set(kIdle, static_cast<int32_t>(idle));
+      set(kPartial, static_cast<int32_t>(partial));
+    }
+    __syncwarp();
+    return visible;
   }
 
   const BackwardParams& p_;
   const Sequence& sequence_;
-  int32_t batch_idx_, key_tile_;
-  int32_t head_, end_head_, base_;
-  int32_t next_key_tile_ = 0;  // of the lane's tile
-  uint32_t visible_ = 0, full_ = 0, idle_ = 0, partial_ = 0;
+  int32_t batch_idx_, key_tile_, first_head_;
+  uint32_t s_words_;
+  int32_t lane_;
 };
 
 }  // namespace tessella::device

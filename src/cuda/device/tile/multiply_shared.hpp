@@ -18,7 +18,7 @@ constexpr WarpGrid warp_grid(int rows, int columns, int warps) {
   for (int along = 1; along <= warps; along *= 2) {
     if (rows % (16 * along) != 0 || columns % (16 * (warps / along)) != 0) continue;
     const int reads = rows / along + columns / (warps / along);
-    if (best.rows == 0 || reads < least) {
+    if (best.rows == 0 || reads <= least) {
       best = {along, warps / along};
       least = reads;
     }
