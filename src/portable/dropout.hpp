@@ -67,7 +67,8 @@ struct Dropout {
     const int row = static_cast<int>(i & 15);
     const int col = static_cast<int>(j & 15);
     const Random4 random = bits(head_idx, i >> 4, j >> 4, (row & 7) * 4 + ((col & 7) >> 1));
-    const uint32_t word = random.word[(row >> 3) | (col >> 3) << 1];
+    const uint32_t near = row < 8 ? random.word[0] : random.word[1], far = row < 8 ? random.word[2] : random.word[3];
+    const uint32_t word = col < 8 ? near : far;
     return (col & 1 ? word >> 16 : word & 0xFFFF) >= threshold;
   }
 };

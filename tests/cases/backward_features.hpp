@@ -20,6 +20,8 @@ inline std::vector<std::string> backward_features() {
           "dense=bqk",
           "block_map=qk block_q=3 block_kv=2",
           "packed_q=1 packed_kv=1",
+          "packed_q=1 seqlens_kv=1",
+          "packed_kv=1 seqlens_q=1",
           "packed_q=1 packed_kv=1 seqlens_q=1 seqlens_kv=1 window_right=0",
           "seqlens_q=1 seqlens_kv=1 leftpad_kv=1",
           "bias=bhqk",

@@ -13,6 +13,7 @@
 #include "cases/arguments.hpp"
 #include "core/error.hpp"
 #include "core/sequence.hpp"
+#include "cuda/backward_sm80/recipe.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/forward_sm80/config.hpp"
@@ -266,6 +267,35 @@ AttentionArguments backward(AttentionArguments p) {
   return p;
 }
 
+// backward_sm80: every feature at one size, and nothing or everything at every size.
+class KernelMatrixBackward : public testing::TestWithParam<int> {};
+
+TEST_P(KernelMatrixBackward, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  size_t idx = 0;
+  for (const Row& row : rows()) {
+    const HeadDims& dims = kHeadDims[row.dims_idx];
+    const FeatureSet& set = kFeatureSets[row.set_idx];
+    if (dims.qk > 256 || dims.v > 256 || set.batch_invariant || set.features == core::Features(Feature::paged_kv)) {
+      continue;
+    }
+    if (idx++ % kParts != static_cast<size_t>(GetParam())) continue;
+    const AttentionArguments p = backward(problem(row));
+    const DeviceInfo device = typical_device(kArchs[row.arch_idx]);
+    const Recipe recipe = backward_sm80_recipe(p, device);
+    const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(device.arch);
+    ASSERT_EQ(recipe.refusal, "") << what;
+    for (const Step& step : recipe.steps) {
+      const auto cubin = store.get(step.program, {.arch = device.arch});
+      const Resources& takes = cubin->resources;
+      EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0)
+          << what << ": " << step.program.expression.substr(0, 45) << "\n"
+          << cubin->log;
+    }
+  }
+}
+
 // Those are there to be read and compared: they may spill.
 TEST(LadderKernels, Compile) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
@@ -309,6 +339,7 @@ TEST(KernelMatrixMerge, CompilesWithoutSpills) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrix, testing::Range(0, kParts));
+INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrixBackward, testing::Range(0, kParts));
 
 }  // namespace
 

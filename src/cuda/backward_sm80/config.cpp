@@ -26,28 +26,54 @@ struct Tiles {
   int32_t tile_q, tile_kv, num_warps;
 };
 constexpr std::array kTiles = {Tiles{128, 128, 8}, Tiles{64, 128, 8}, Tiles{32, 128, 8}, Tiles{64, 64, 8},
-                               Tiles{32, 64, 8},   Tiles{32, 32, 4},  Tiles{16, 32, 4},  Tiles{16, 16, 4}};
+                               Tiles{32, 64, 8},   Tiles{32, 32, 8},  Tiles{16, 32, 4},  Tiles{16, 16, 4}};
 
 // How much the features add to the registers between the products.
 int weight(const BackwardSm80Config& c) {
   const portable::ScoreConfig& score = c.score;
-  return (score.softcap ? 1 : 0) + (score.alibi ? 1 : 0) + (score.dropout ? 2 : 0) +
-         (score.mask == portable::MaskLevel::bits ? 2 : 0) + (score.score_mod ? 2 : 0) + (score.bias ? 2 : 0);
+  const bool has_bits = score.mask == portable::MaskLevel::bits;
+  return (score.alibi ? 1 : 0) + (score.dropout ? 2 : 0) + (has_bits ? 2 : 0) + (score.score_mod ? 2 : 0) +
+         (score.bias ? 2 : 0);
 }
 
-// Found with the assembler: with so many none of the kernels spills (tests/gpu/kernel_matrix_test.cpp).
-int accumulator_limit(const BackwardSm80Config& c) {
-  if (c.score.element == Element::f32) return weight(c) > 1 ? 96 : 144;
-  return weight(c) > 3 ? 128 : weight(c) > 1 ? 160 : 192;
+// Registers that a kernel may spend by its accumulators: the first row whose bounds hold the call. Found with the
+// assembler: with so many none spills (tests/gpu/kernel_matrix_test.cpp).
+struct Limit {
+  bool is_f32;
+  int32_t max_dim;  // the larger head dim, as compiled
+  int max_weight;
+  int registers;
+};
+constexpr int kAnyWeight = 100;
+constexpr std::array kLimits = {Limit{true, 128, 1, 160},           // operands are split in two
+                                Limit{true, 256, kAnyWeight, 112},  // beside features or the addresses of wide rows
+                                Limit{false, 128, 0, 256},          // plain and softcap
+                                Limit{false, 128, 1, 224},          // the slope and distances
+                                Limit{false, 256, 3, 176},          // addresses of loads, or random bits
+                                Limit{false, 256, kAnyWeight, 120}};
+
+int limit(const BackwardSm80Config& c) {
+  return std::ranges::find_if(kLimits,
+                              [&](const Limit& row) {
+                                return row.is_f32 == (c.score.element == Element::f32) &&
+                                       std::max(c.head_dim_qk, c.head_dim_v) <= row.max_dim &&
+                                       weight(c) <= row.max_weight;
+                              })
+      ->registers;
+}
+
+// Of S and dP together.
+int score_accumulators(const BackwardSm80Config& c) {
+  const int warps = std::min(c.num_warps, c.tile_kv / 16 * (c.tile_q / 16));
+  return 2 * c.tile_kv * c.tile_q / (warps * 32);
+}
+
+// dK and dV, and scores, which want half as many more for what becomes of them.
+int registers(const BackwardSm80Config& c) {
+  return c.tile_kv * (c.head_dim_qk + c.head_dim_v) / (c.num_warps * 32) + score_accumulators(c) * 3 / 2;
 }
 
 }  // namespace
-
-int accumulators(const BackwardSm80Config& c) {
-  const int warps_of_scores = std::min(c.num_warps, c.tile_kv / 16 * (c.tile_q / 16));
-  return c.tile_kv * (c.head_dim_qk + c.head_dim_v) / (c.num_warps * 32) +
-         2 * c.tile_kv * c.tile_q / (warps_of_scores * 32);
-}
 
 BackwardSm80Config backward_sm80_config(const core::AttentionShape& p, const DeviceInfo& device) {
   const int64_t size = core::size_bytes(p.dtype());
@@ -62,7 +88,7 @@ BackwardSm80Config backward_sm80_config(const core::AttentionShape& p, const Dev
     c.tile_q = tiles.tile_q;
     c.tile_kv = tiles.tile_kv;
     c.num_warps = tiles.num_warps;
-    if (accumulators(c) > accumulator_limit(c)) continue;
+    if (registers(c) > limit(c)) continue;
     for (const int32_t stages : {2, 1}) {
       c.stages = stages;
       if (shared_bytes(c) <= device.shared_bytes_per_block) return c;

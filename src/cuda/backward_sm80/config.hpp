@@ -17,7 +17,4 @@ portable::BackwardSm80Config backward_sm80_config(const core::AttentionShape& sh
 Program backward_program(const char* file, const char* kernel, const portable::BackwardSm80Config& config,
                          const std::string& user_source);
 
-// Registers a thread spends on dK, dV and the scores of a tile.
-int accumulators(const portable::BackwardSm80Config& config);
-
 }  // namespace tessella::cuda

@@ -140,7 +140,8 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
 }
 
 int64_t backward_row_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
-  return forward_blocks(p, tile_map(p, c));
+  const bool is_packed = p.features.has_any(Feature::packed_q | Feature::packed_kv);
+  return tile_map(p, c).tiles_q * p.heads_q * (p.batch + (is_packed ? 1 : 0));
 }
 
 namespace {

@@ -12,8 +12,8 @@ namespace tessella::device {
 using portable::GradientParams;
 using portable::kBackwardRowThreads;
 
-// A tile of queries of a head of a sequence. Blocks count tiles fastest, then heads, sequences; packed tensors have one
-// sequence more, of the rows behind the last one.
+// A tile of queries of a head of a sequence. Blocks count tiles fastest, then heads, sequences; where q or k is packed,
+// there is one sequence more, of the rows behind the last one.
 struct RowTile {
   int32_t batch_idx, head_idx, tile;
   __device__ explicit RowTile(const BackwardParams& p) {
@@ -47,7 +47,9 @@ __device__ __forceinline__ void zero_all_unused(const BackwardParams& p, const S
   const portable::ForwardParams& f = p.forward;
   const bool is_rest = at.batch_idx == f.batch;
   const int32_t batch_q = f.cu_seqlens_q.data != nullptr ? 0 : at.batch_idx;
-  zero_unused(p.dq, batch_q, at.head_idx, s.row_q + s.len_q, s.row_q + s.slots_q, f.head_dim_qk, at.tile, f.tiles_q);
+  if (!is_rest || f.cu_seqlens_q.data != nullptr) {
+    zero_unused(p.dq, batch_q, at.head_idx, s.row_q + s.len_q, s.row_q + s.slots_q, f.head_dim_qk, at.tile, f.tiles_q);
+  }
   const int32_t head_kv = f.group.quotient(at.head_idx);
   if (head_kv * f.group.value != at.head_idx) return;
   const bool is_packed = f.cu_seqlens_kv.data != nullptr;
@@ -176,6 +178,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
   if (first >= s.len_q) return;
   const int64_t tile = typename Block::Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
   const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  if (!Part::has(warp)) return;
   const bool has_sums = (p.turns[tile] & portable::kHasSums) != 0;
   const float* from = p.dq_sums + tile * (C.tile_q * C.head_dim_qk) + thread;
   typename Part::Accumulators dq;
@@ -185,11 +188,10 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
     for (int j = 0; j < Part::kBlocks; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dq[m][j][i] = has_sums ? from[((m * Part::kBlocks + j) * 4 + i) * Block::kThreads] : 0.0f;
+        dq[m][j][i] = has_sums ? from[((m * Part::kBlocks + j) * 4 + i) * Part::kThreads] : 0.0f;
       }
     }
   }
-  if (!Part::has(warp)) return;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
   store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(warp), s.len_q, Part::column(warp),
                                    p.forward.head_dim_qk, thread % 32,

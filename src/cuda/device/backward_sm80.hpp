@@ -136,7 +136,7 @@ struct BackwardSm80 : BlockBackward<C> {
       for (int j = 0; j < PartDQ::kBlocks; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float* at = to + ((m * PartDQ::kBlocks + j) * 4 + i) * kThreads;
+          float* at = to + ((m * PartDQ::kBlocks + j) * 4 + i) * PartDQ::kThreads;
           if (is_first) {
             ptx::store_to_memory(at, dq[m][j][i]);
           } else {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   clear(dv);
   block.load_keys();
   const Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, block.s_word(64));
-  const bool finds_visits = block.warp == 0;
+  const bool finds_visits = block.warp == C.num_warps - 1;  // the first one ends turns
   if (finds_visits) {
     visited.begin();
     visited.next(0);
@@ -212,14 +212,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   float slope = 0;
   int32_t head_of_slope = first_head;
   int slot = 0;
-  const auto after = [](int i) { return i == Visited::kSlots - 1 ? 0 : i + 1; };
-  for (; visited.visit(slot).is_there(); slot = after(slot)) {
+  const auto after = [&](int steps) { return (slot + steps) % Visited::kSlots; };
+  for (; visited.visit(slot).is_there(); slot = after(1)) {
     ptx::wait_copies<0>();
     __syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile
     block.find_thread();
-    if (takes_turns) block.end_turn(visited.visit(after(after(slot))));
-    if constexpr (C.stages > 1) load(after(slot), 1 - stage);
-    if (finds_visits) visited.next(after(after(slot)));
+    if (takes_turns) block.end_turn(visited.visit(after(Visited::kSlots - 1)));
+    if constexpr (C.stages > 1) load(after(1), 1 - stage);
+    if (finds_visits) visited.next(after(2));
     const QueryVisit visit = visited.visit(slot);
     if (visit.has_idle) block.clear_idle_queries(stage);
     if constexpr (C.score.alibi) {
@@ -256,13 +256,13 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     if (wants_dq && Block::PartDQ::has(block.warp)) block.add_dq(visit, is_first);
     if constexpr (C.stages == 1) {
       __syncthreads();  // all are done with q and d_out
-      load(after(slot), 0);
+      load(after(1), 0);
     } else {
       stage = 1 - stage;
     }
   }
   __syncthreads();
-  if (takes_turns) block.end_turn(visited.visit(after(after(slot))));
+  if (takes_turns) block.end_turn(visited.visit(after(Visited::kSlots - 1)));
   if constexpr (C.score.alibi) {
     for (; wants_slope && head_of_slope < first_head + group; ++head_of_slope) {
       block.store_slope(head_of_slope, slope);

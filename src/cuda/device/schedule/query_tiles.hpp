@@ -75,7 +75,7 @@ template <int TileQ, int TileKv, bool HasMap>
 class VisitedQueryTiles {
  public:
   using Head = HeadTiles<TileQ, TileKv, HasMap>;
-  static constexpr int kSlots = 3;  // of visits: the last one, this one, the next one
+  static constexpr int kSlots = 4;  // of visits: the last one, this one, and the next two
   static constexpr int kWords = 8 + 32 + kSlots * 4;
 
   __device__ VisitedQueryTiles(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t key_tile,

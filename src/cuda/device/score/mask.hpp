@@ -109,7 +109,7 @@ __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p
 // A warp a tile of C.tile_q x C.tile_kv: writes its class into the tile map, if the band leaves any of it. Warps count
 // key tiles fastest, then query tiles, heads and batches that have a map of their own.
 template <ClassifyConfig C>
-__global__ void __launch_bounds__(portable::kClassifyWarps * 32)
+__global__ void __launch_bounds__(portable::kClassifyWarps * 32, 8)
     classify_tiles(const __grid_constant__ portable::ForwardParams p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint32_t tile_idx = blockIdx.x * portable::kClassifyWarps + threadIdx.x / 32;

@@ -30,7 +30,7 @@ constexpr WarpGrid warp_grid(int rows, int columns, int warps) {
 template <int Rows, int Columns, int Warps>
 struct WarpPart {
   static constexpr WarpGrid kGrid = warp_grid(Rows, Columns, Warps);
-  static constexpr int kWarps = kGrid.rows * kGrid.columns;  // that have one
+  static constexpr int kWarps = kGrid.rows * kGrid.columns, kThreads = kWarps * 32;  // that have one
   static constexpr int kRows = Rows / kGrid.rows, kColumns = Columns / kGrid.columns;
   static constexpr int kMBlocks = kRows / 16, kBlocks = kColumns / 8;
   using Accumulators = float[kMBlocks][kBlocks][4];
