@@ -240,7 +240,8 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
     double sum = 0;
     for (int32_t i = thread; i < s.len_q; i += kBackwardRowThreads) {
       const BackwardRow row = rows[i];
-      if (row.delta != 0) sum -= static_cast<double>(ptx::exp2((sink - row.lse) * kLog2e) * row.delta);
+      if (row.delta != 0)
+        sum -= exp(static_cast<double>(sink) - static_cast<double>(row.lse)) * static_cast<double>(row.delta);
     }
     return sum;
   });
