@@ -109,7 +109,7 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
 // Rows and tiles of queries as the step behind this one reads them, whose turn is first at each tile's dQ, no ticket
 // given yet, and zeros in rows of gradients that are of no query or key.
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(kBackwardRowThreads) backward_rows(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
   const RowTile at(p);
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
@@ -181,21 +181,17 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
   if (!Part::has(warp)) return;
   const bool has_sums = (p.turns[tile] & portable::kHasSums) != 0;
   const float* from = p.dq_sums + tile * (C.tile_q * C.head_dim_qk) + thread;
-  typename Part::Accumulators dq;
-#pragma unroll
-  for (int m = 0; m < Part::kMBlocks; ++m) {
-#pragma unroll
-    for (int j = 0; j < Part::kBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        dq[m][j][i] = has_sums ? from[((m * Part::kBlocks + j) * 4 + i) * Part::kThreads] : 0.0f;
-      }
-    }
-  }
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
-  store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(warp), s.len_q, Part::column(warp),
-                                   p.forward.head_dim_qk, thread % 32,
-                                   [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
+#pragma unroll 4
+  for (int block = 0; block < Part::kMBlocks * Part::kBlocks; ++block) {
+    float dq[1][1][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) dq[0][0][i] = has_sums ? from[(block * 4 + i) * Part::kThreads] : 0.0f;
+    store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(warp) + block / Part::kBlocks * 16,
+                                     s.len_q, Part::column(warp) + block % Part::kBlocks * 8, p.forward.head_dim_qk,
+                                     thread % 32,
+                                     [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
+  }
 }
 
 // The sum over all threads, in thread 0.

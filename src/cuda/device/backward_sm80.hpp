@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     ptx::wait_copies<0>();
     __syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile
     block.find_thread();
-    if (takes_turns) block.end_turn(visited.visit(after(Visited::kSlots - 1)));
+    const QueryVisit last = visited.visit(after(Visited::kSlots - 1));
+    if (takes_turns) block.end_turn(last);
     if constexpr (C.stages > 1) load(after(1), 1 - stage);
     if (finds_visits) visited.next(after(2));
     const QueryVisit visit = visited.visit(slot);
@@ -262,7 +263,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
   }
   __syncthreads();
-  if (takes_turns) block.end_turn(visited.visit(after(Visited::kSlots - 1)));
+  const QueryVisit last = visited.visit(after(Visited::kSlots - 1));
+  if (takes_turns) block.end_turn(last);
   if constexpr (C.score.alibi) {
     for (; wants_slope && head_of_slope < first_head + group; ++head_of_slope) {
       block.store_slope(head_of_slope, slope);

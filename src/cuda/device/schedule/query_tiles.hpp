@@ -129,15 +129,13 @@ class VisitedQueryTiles {
     __syncwarp();
   }
 
-  // By any thread, behind a barrier.
+  // By whole warps, behind a barrier. The exchange tells the compiler that all lanes have the same, which then computes
+  // addresses once a warp.
   __device__ QueryVisit visit(int slot) const {
     const uint4 words = ptx::load_chunk(s_words_ + (kVisits + slot * 4) * 4);
-    return {static_cast<int32_t>(words.x),
-            static_cast<int32_t>(words.y),
-            static_cast<int32_t>(words.z >> 3),
-            (words.z & 1) != 0,
-            (words.z & 2) != 0,
-            (words.z & 4) != 0};
+    const auto first = [](uint32_t word) { return static_cast<int32_t>(__shfl_sync(kAllLanes, word, 0)); };
+    const int32_t rest = first(words.z);
+    return {first(words.x), first(words.y), rest >> 3, (rest & 1) != 0, (rest & 2) != 0, (rest & 4) != 0};
   }
 
  private:

@@ -109,7 +109,7 @@ __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p
 // A warp a tile of C.tile_q x C.tile_kv: writes its class into the tile map, if the band leaves any of it. Warps count
 // key tiles fastest, then query tiles, heads and batches that have a map of their own.
 template <ClassifyConfig C>
-__global__ void __launch_bounds__(portable::kClassifyWarps * 32, 8)
+__global__ void __launch_bounds__(portable::kClassifyWarps * 32, 4)
     classify_tiles(const __grid_constant__ portable::ForwardParams p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint32_t tile_idx = blockIdx.x * portable::kClassifyWarps + threadIdx.x / 32;
@@ -127,18 +127,36 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32, 8)
   const KeyTiles seen = key_tiles<C.tile_kv>(row_keys(s, first_q), row_keys(s, first_q + rows - 1), p.keep_first);
   if (!seen.sees(tile_kv_idx)) return;
   int32_t pairs = 0, visible = 0;
+  if constexpr (C.masks.block_map && num_masks(C.masks) == 1) {
+    // Once an entry of the map.
+    const auto slot = static_cast<int32_t>(s.slot_kv) + first_kv;
+    const int32_t first_row = p.block_map_q.quotient(first_q), first_column = p.block_map_kv.quotient(slot);
+    const int32_t entry_rows = p.block_map_q.quotient(first_q + rows - 1) - first_row + 1;
+    const int32_t columns = p.block_map_kv.quotient(slot + keys - 1) - first_column + 1;
+    for (int32_t entry = lane; entry < entry_rows * columns; entry += 32) {
+      const int32_t i = max((first_row + entry / columns) * p.block_map_q.value, first_q);
+      const int32_t j = max((first_column + entry % columns) * p.block_map_kv.value, slot) - s.slot_kv;
+      visible += is_visible<C.masks>(p, s, batch_idx, head_idx, i, j) ? 1 : 0;
+      ++pairs;
+    }
+  } else {
 #pragma unroll
-  for (int first = 0; first < C.tile_kv; first += 32) {
-    const int32_t j = first_kv + min(first + lane, keys - 1);  // a key twice does no harm
+    for (int first = 0; first < C.tile_kv; first += 32) {
+      const int32_t j = first_kv + min(first + lane, keys - 1);  // a key twice does no harm
 #pragma unroll 8
-    for (int i = 0; i < rows; ++i) visible += is_visible<C.masks>(p, s, batch_idx, head_idx, first_q + i, j) ? 1 : 0;
-    pairs += rows;
+      for (int i = 0; i < rows; ++i) visible += is_visible<C.masks>(p, s, batch_idx, head_idx, first_q + i, j) ? 1 : 0;
+      pairs += rows;
+    }
   }
   const bool sees = __any_sync(kAllLanes, visible > 0);
   const bool hides = __any_sync(kAllLanes, visible < pairs);
   uint8_t* to = tile_classes(p, batch_idx, head_idx, tile_q_idx) + tile_kv_idx;
   if (lane == 0) *to = static_cast<uint8_t>(!sees ? TileClass::hidden : hides ? TileClass::partial : TileClass::full);
   if (p.seen_keys == nullptr || !sees) return;
+  if (!hides && seen.is_full(tile_kv_idx)) {  // each query sees each key
+    if (lane < portable::kSeenWords) seen_keys(p, to)[lane] = ~0u;
+    return;
+  }
   write_seen_keys<C.masks, C.tile_kv>(p, s, batch_idx, head_idx, first_q, rows, first_kv, seen_keys(p, to));
 }
 
