@@ -263,7 +263,8 @@ typedef struct tessella_attention_options {
   const char* mask_mod;
   int64_t scale_block;         /* rows that have one entry of q_scale, k_scale, v_scale, out_scale, amax; 0 = all */
   tessella_dtype out_dtype;    /* checked against out where given */
-  int32_t deterministic;       /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed */
+  int32_t deterministic;       /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed:
+                                  gradients on a GPU may then be faster and differ in their last bits */
   int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t query_class;         /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
   int32_t num_splits;          /* 0 = automatic */

@@ -162,6 +162,7 @@ AttentionArguments read(const tessella_backward_args* args, const tessella_atten
   AttentionArguments arguments =
       normalize(forward, options, function, memory == Memory::written ? Memory::read : memory);
   GradientReader(given, forward, function, memory, arguments).run();
+  arguments.in_any_order = options.deterministic == 2;
   core::validate(arguments, function);
   const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
                              (options.check_device_values != 0 || core::environment_check_device_values());

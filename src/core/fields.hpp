@@ -74,6 +74,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
   f(FieldName{"batch_invariant"}, &S::batch_invariant, Fit::equal);
+  f(FieldName{"in_any_order"}, &S::in_any_order, Fit::equal);
   f(FieldName{"query_class"}, &S::query_class, Fit::equal);
 }
 

@@ -64,6 +64,7 @@ struct AttentionShape {
   int32_t num_threads = 0;                                   // CPU: 0 = all that the process may use
   int32_t num_sms = 0;                                       // GPU: multiprocessors to use; 0 = all
   bool batch_invariant = false;                              // a row must depend on nothing beside it
+  bool in_any_order = false;                                 // backward: sums need not be the same bits in every run
   QueryClass query_class = QueryClass::automatic;
   bool operator==(const AttentionShape&) const = default;
 

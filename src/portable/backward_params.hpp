@@ -17,6 +17,7 @@ struct BackwardSm80Config {
   int32_t stages = 1;         // tiles of q and d_out in shared memory
   int32_t blocks_per_sm = 1;  // registers are left for so many
   bool vector_loads = true;   // rows of q, k, v and d_out start at multiples of 16 bytes and hold whole 16-byte chunks
+  bool in_order = true;       // parts of dQ are added in the order of key tiles
   bool operator==(const BackwardSm80Config&) const = default;
 };
 
@@ -31,6 +32,7 @@ constexpr void fields(const BackwardSm80Config& c, const Visit& visit) {
   visit("stages", c.stages);
   visit("blocks_per_sm", c.blocks_per_sm);
   visit("vector_loads", c.vector_loads);
+  visit("in_order", c.in_order);
 }
 
 // A query as the kernels behind the first step know it. Rows that are of no query, and those with an LSE of -inf, take

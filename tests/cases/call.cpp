@@ -390,6 +390,7 @@ void Call::make_options() {
   options_.offset = c_.seed << 20;
   options_.max_seqlen_q = options_.max_seqlen_kv = c_.max_seqlen;
   options_.batch_invariant = c_.batch_invariant ? 1 : 0;
+  if (c_.in_any_order) options_.deterministic = 2;
   options_.causal_top_left = c_.causal_top_left ? 1 : 0;
   options_.window_left = c_.window_left;
   options_.window_right = c_.window_right;

@@ -56,6 +56,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("threads", c.threads);
   visit("plan", c.plan);
   visit("batch_invariant", c.batch_invariant);
+  visit("in_any_order", c.in_any_order);
   visit("max_seqlen", c.max_seqlen);
   visit("memory_seed", c.memory_seed);
   visit("guard", c.guard);

@@ -96,6 +96,7 @@ void apply(const Configuration& config, Random& random, Case& c) {
     c.max_seqlen = 8192;
   }
   c.batch_invariant = config.batch_invariant;
+  c.in_any_order = config.in_any_order;
   align(config, random, c);
   mask(config, random, c);
   page(config, random, c);
@@ -132,7 +133,10 @@ Configuration configuration(int idx, std::string_view dtypes, Takes takes) {
   config.paged = random.chance(0.25);
   config.lse = random.chance(0.5);
   config.batch_invariant = random.chance(0.2);
-  if (takes == Takes::backward) config.paged = config.batch_invariant = false;
+  if (takes == Takes::backward) {
+    config.paged = config.batch_invariant = false;
+    config.in_any_order = random.chance(0.2);
+  }
   return config;
 }
 

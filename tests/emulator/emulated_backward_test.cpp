@@ -64,6 +64,10 @@ TEST(EmulatedBackward, UnseenKeysAndQueriesMayHoldNaN) {
   }
 }
 
+TEST(EmulatedBackward, InAnyOrder) {
+  for (const uint64_t seed : {1, 2, 3}) expect_right(with_feature(kSizes, "window_right=0 in_any_order=1"), seed);
+}
+
 // A plan for longer sequences, and gradients of which only some are wanted.
 TEST(EmulatedBackward, PartsOfIt) {
   for (const char* wanted : {"q", "k", "v", "a", "b", "s", "qk"}) {

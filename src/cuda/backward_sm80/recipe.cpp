@@ -237,13 +237,13 @@ Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) 
   if (std::string reason = backward_refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
   const int threads = c.num_warps * 32, bytes = shared_bytes(c);
-  Recipe recipe{
-      .workspace = {.scratch_bytes = backward_bytes(bounds, c, true)},
-      .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
-                             c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ",
-                             c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
-                             c.vector_loads ? "16-byte" : "scalar", " loads, ", bytes, " bytes of shared memory"),
-      .steps = steps_before(c, user)};
+  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, c, true)},
+                .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
+                                       c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk,
+                                       " and ", c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
+                                       c.vector_loads ? "16-byte" : "scalar", " loads, dQ's sums in ",
+                                       c.in_order ? "order, " : "any order, ", bytes, " bytes of shared memory"),
+                .steps = steps_before(c, user)};
   recipe.steps.push_back(step_of("backward_sm80.hpp", "backward_sm80", c, user, threads, bytes, key_blocks));
   if (bounds.operands[Name::dq].dtype != core::DType::none) {
     recipe.steps.push_back(step_of("backward_rows.hpp", "backward_dq", c, user, threads, 0, dq_blocks));

@@ -118,6 +118,11 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
   const int32_t first = at.tile * C.tile_q;
   if (at.batch_idx == p.forward.batch || first >= s.len_q) return;
   const Head head(p, s, at.batch_idx, at.head_idx);
+  if (!C.in_order && p.dq.tensor.data != nullptr) {
+    constexpr int kSums = C.tile_q * C.head_dim_qk;
+    float* sums = p.dq_sums + (head.first + at.tile) * kSums;
+    for (auto i = static_cast<int>(threadIdx.x); i < kSums; i += kBackwardRowThreads) sums[i] = 0;
+  }
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
   QueryTile tile = {0x7FFFFFFF, 0x7FFFFFFF, 0, 0};
@@ -163,7 +168,9 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
   tile.smallest_begin = min(tile.smallest_begin, tile.largest_end);
   p.tiles[head.first + at.tile] = tile;
   p.turns[head.first + at.tile] =
-      static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.forward.keep_first), 0));
+      !C.in_order
+          ? portable::kHasSums
+          : static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.forward.keep_first), 0));
 }
 
 // dQ of a tile of queries: scale times its sums, which lie as backward_sm80 has them, or 0 where no key was seen.

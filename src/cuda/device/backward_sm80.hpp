@@ -9,8 +9,9 @@
 //       dv += p^T do, dk += dx^T q
 //       dq of the tile += dx k                                       in memory, in the order of key tiles
 //
-// dQ's sums lie in memory as the accumulators do, so that a warp adds 128 bytes at once. A word per tile of queries
-// says whose turn it is; blocks take the place of their start (a ticket), so that one that is waited for has begun.
+// dQ's sums lie in memory as the accumulators do, so that a warp adds 128 bytes at once. With in_order a word per tile
+// of queries says whose turn it is; blocks take the place of their start (a ticket), so that one that is waited for has
+// begun.
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   if (block.first_key >= block.sequence.len_kv) return;
   const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
   const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;
-  const bool takes_turns = wants_dq && block.thread == 0;
+  const bool takes_turns = C.in_order && wants_dq && block.thread == 0;
 
   typename Block::PartDK::Accumulators dk;
   typename Block::PartDV::Accumulators dv;
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     if (takes_turns) block.wait_for_turn(visit);
     __syncthreads();  // P and dX are there, and it is the block's turn
     block.find_thread();
-    const bool is_first = wants_dq && ptx::load_word(block.s_word(0)) == 0;
+    const bool is_first = C.in_order && wants_dq && ptx::load_word(block.s_word(0)) == 0;
     if (p.dv.tensor.data != nullptr && Block::PartDV::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
           dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(stage), Block::PartDV::column(block.warp),
