@@ -26,10 +26,12 @@ using core::unsupported;
 // Adds the gradients to the arguments of the forward call.
 class GradientReader {
  public:
-  GradientReader(const tessella_backward_args& args, const tessella_forward_args& forward, const char* function,
-                 Memory memory, AttentionArguments& arguments)
+  GradientReader(const tessella_backward_args& args, const tessella_forward_args& forward,
+                 const tessella_attention_options& options, const char* function, Memory memory,
+                 AttentionArguments& arguments)
       : args_(args),
         forward_(forward),
+        options_(options),
         function_(function),
         memory_(memory),
         a_(arguments),
@@ -37,10 +39,12 @@ class GradientReader {
 
   void run() {
     a_.operation = core::Operation::backward;
+    a_.in_any_order = options_.deterministic == 2;
     if (forward_.lse == nullptr) invalid(message(function_, ": forward.lse is NULL, expected what the call wrote"));
     for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv}, {"scales", Feature::scales}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }
+    a_.score_mod_gradient = options_.score_mod_gradient == nullptr ? "" : options_.score_mod_gradient;
     if (!a_.score_mod.empty() && a_.score_mod_gradient.empty()) {
       invalid(message(function_, ": score_mod is given without score_mod_gradient, expected both"));
     }
@@ -145,6 +149,7 @@ class GradientReader {
 
   const tessella_backward_args& args_;
   const tessella_forward_args& forward_;
+  const tessella_attention_options& options_;
   const char* function_;
   Memory memory_;
   AttentionArguments& a_;
@@ -161,8 +166,7 @@ AttentionArguments read(const tessella_backward_args* args, const tessella_atten
   const tessella_forward_args forward = grown(given.forward, function);
   AttentionArguments arguments =
       normalize(forward, options, function, memory == Memory::written ? Memory::read : memory);
-  GradientReader(given, forward, function, memory, arguments).run();
-  arguments.in_any_order = options.deterministic == 2;
+  GradientReader(given, forward, options, function, memory, arguments).run();
   core::validate(arguments, function);
   const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
                              (options.check_device_values != 0 || core::environment_check_device_values());

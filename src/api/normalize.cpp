@@ -446,8 +446,7 @@ class Normalizer {
     };
     p_.score_mod = source("score_mod", options_.score_mod, Feature::score_mod);
     p_.mask_mod = source("mask_mod", options_.mask_mod, Feature::mask_mod);
-    p_.score_mod_gradient = options_.score_mod_gradient == nullptr ? "" : options_.score_mod_gradient;
-    if (p_.score_mod.empty() && !p_.score_mod_gradient.empty()) {
+    if (p_.score_mod.empty() && options_.score_mod_gradient != nullptr && options_.score_mod_gradient[0] != '\0') {
       invalid(message(function_, ": score_mod_gradient is given, expected it beside score_mod"));
     }
     if (args_.num_mod_args < 0 || args_.num_mod_args > core::kMaxUserArrays) {

@@ -14,10 +14,9 @@ struct BackwardSm80Config {
   int32_t tile_q = 0;
   int32_t tile_kv = 0;
   int32_t num_warps = 0;
-  int32_t stages = 1;         // tiles of q and d_out in shared memory
-  int32_t blocks_per_sm = 1;  // registers are left for so many
-  bool vector_loads = true;   // rows of q, k, v and d_out start at multiples of 16 bytes and hold whole 16-byte chunks
-  bool in_order = true;       // parts of dQ are added in the order of key tiles
+  int32_t stages = 1;        // tiles of q and d_out in shared memory
+  bool vector_loads = true;  // rows of q, k, v and d_out start at multiples of 16 bytes and hold whole 16-byte chunks
+  bool in_order = true;      // parts of dQ are added in the order of key tiles
   bool operator==(const BackwardSm80Config&) const = default;
 };
 
@@ -30,7 +29,6 @@ constexpr void fields(const BackwardSm80Config& c, const Visit& visit) {
   visit("tile_kv", c.tile_kv);
   visit("num_warps", c.num_warps);
   visit("stages", c.stages);
-  visit("blocks_per_sm", c.blocks_per_sm);
   visit("vector_loads", c.vector_loads);
   visit("in_order", c.in_order);
 }
@@ -110,7 +108,7 @@ struct BackwardParams {
   uint32_t* ticket;   // blocks that have begun
   int32_t tiles_of_head;
   int32_t kv_tiles;       // of the longest sequence
-  Divisor section_heads;  // KV heads whose key tiles run side by side
+  int32_t section_heads;  // KV heads whose key tiles run side by side
   int32_t heads_kv;
   int32_t rows_are_aligned;  // those of out and d_out: at multiples of 16 bytes, of whole pieces of 16 bytes
 };

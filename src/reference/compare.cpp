@@ -18,8 +18,10 @@ bool same_kind(double got, double expected) {
 
 void Comparison::add(const Index& index, double got, double expected, double plain, double noise) {
   if (misplaced_) return;  // the first misplaced element is the worst there is
-  // What is beyond the dtype's largest number becomes an infinity in the plain computation too.
-  const bool overflows = std::isfinite(expected) && std::isinf(plain) && got == plain;
+  // What is beyond the dtype's largest number, or rounds to it, becomes an infinity in the plain computation too.
+  constexpr double kNearLargestF16 = 0x1p14;
+  const bool is_large = std::isfinite(expected) && std::abs(expected) > kNearLargestF16;
+  const bool overflows = is_large && std::isinf(plain) && got == plain;
   misplaced_ = !same_kind(got, expected) && !overflows;
   Element element{index, got, expected, 0, std::isfinite(noise) ? noise : 0};
   if (misplaced_) {

@@ -91,6 +91,16 @@ TEST_P(Hostile, PackedOffsets) {
   run(c);
 }
 
+// Of several tiles of keys, of which backward's blocks wait for each other.
+TEST_P(Hostile, LongPackedOffsets) {
+  Case c = base();
+  c.seqlen_q = c.seqlen_kv = 600;
+  c.packed_q = true;
+  run(c);
+  c.window_left = 150;
+  run(c);
+}
+
 TEST_P(Hostile, Pages) {
   if (is_backward()) GTEST_SKIP() << "backward has no pages";
   Case c = base();

@@ -180,16 +180,18 @@ MUTATIONS = [
     Mutation(
         "dq_first_store",
         "backward_sm80.hpp",
-        "const bool is_first = wants_dq && ptx::load_word(block.s_word(0)) == 0;",
-        "const bool is_first = wants_dq && block.key_tile == 0;",
+        "const bool is_first = in_order && ptx::load_word(block.s_word(0)) == 0;",
+        "const bool is_first = in_order && block.key_tile == 0;",
         "Windows",
         BACKWARD,
     ),
     Mutation(
         "dq_last_turn",
         "backward_sm80.hpp",
-        "__syncthreads(); if (takes_turns) block.end_turn(visited.visit(after(after(slot)))); if constexpr",
-        "if (takes_turns) block.end_turn(visited.visit(after(after(slot)))); if constexpr",
+        "__syncthreads(); const QueryVisit last = visited.visit(after(Visited::kSlots - 1)); "
+        "if (takes_turns) block.end_turn(last); if constexpr (C.score",
+        "const QueryVisit last = visited.visit(after(Visited::kSlots - 1)); "
+        "if (takes_turns) block.end_turn(last); if constexpr (C.score",
         "Turns",
         BACKWARD,
     ),

@@ -99,7 +99,7 @@ class GpuBackwardRuns : public GpuBackward {
     const std::string heads =
         "heads_kv=" + std::to_string(512 / head_dim) + " heads_q=" + std::to_string(512 / head_dim * 2);
     const std::string dims = " head_dim_qk=" + std::to_string(head_dim) + " head_dim_v=" + std::to_string(head_dim);
-    Case c = with_feature(heads + dims + " dtype=bf16 batch=4 seqlen_q=300 seqlen_kv=520 seed=2", features);
+    Case c = with_feature(heads + dims + " dtype=bf16 batch=8 seqlen_q=300 seqlen_kv=1100 seed=2", features);
     c.kernel = GetParam().name;
     BackwardCall call(c);
     GpuTwin twin(call.blocks(), false);

@@ -133,7 +133,7 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   params.ticket = reinterpret_cast<uint32_t*>(at(scratch.ticket));
   params.tiles_of_head = narrow(tiles_of_head(p, c));
   params.kv_tiles = narrow(ceil_div(p.seqlen_kv, c.tile_kv));
-  params.section_heads = portable::divisor(narrow(section_heads(p, params.kv_tiles, at_once)));
+  params.section_heads = narrow(section_heads(p, params.kv_tiles, at_once));
   params.heads_kv = narrow(p.heads_kv);
   params.rows_are_aligned = rows_are_aligned(p) ? 1 : 0;
   return params;
@@ -152,7 +152,6 @@ Step step_of(const char* file, const char* kernel, const BackwardSm80Config& c, 
   return {.program = backward_program(file, kernel, c, user),
           .threads = static_cast<unsigned>(threads),
           .shared_bytes = shared_bytes,
-          .blocks_per_sm = c.blocks_per_sm,
           .launch = [c, blocks](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                                 const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);

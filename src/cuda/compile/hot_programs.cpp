@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/backward_sm80/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
@@ -34,6 +35,13 @@ std::vector<HotProgram> hot_programs() {
       add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 90});
       // For what comes after Hopper.
       add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 80, .ptx = true});
+      core::AttentionShape backward = plain;
+      backward.operation = core::Operation::backward;
+      for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {
+        backward.operands[name] = {dtype, 16};
+      }
+      add("cuda.backward_sm80", backward_sm80_recipe(backward, ampere), {.arch = 80});
+      add("cuda.backward_sm80", backward_sm80_recipe(backward, hopper), {.arch = 90});
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;

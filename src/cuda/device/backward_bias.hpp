@@ -20,7 +20,7 @@ struct BackwardBias : BlockBackward<C> {
   using Block::Block;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::sequence, Block::batch_idx, Block::head_kv,
       Block::first_key;
-  using typename Block::PartS;
+  using typename Block::FragmentS;
 
   // Tile kv_tile of slots, whose first one may be of no key.
   __device__ __forceinline__ bool sees(int32_t head_idx, int32_t tile) const {
@@ -30,7 +30,7 @@ struct BackwardBias : BlockBackward<C> {
            (first_key + C.tile_kv > of.smallest_begin || first_key < p.forward.keep_first);
   }
 
-  __device__ __forceinline__ void add_tile(int32_t head_idx, int32_t tile, typename PartS::Accumulators& sums) {
+  __device__ __forceinline__ void add_tile(int32_t head_idx, int32_t tile, typename FragmentS::Accumulators& sums) {
     Block::find_thread();
     Block::load_keys();
     Block::load_queries(head_idx, tile, 0);
@@ -40,8 +40,8 @@ struct BackwardBias : BlockBackward<C> {
     Block::prepare_keys();
     Block::clear_idle_queries(0);
     Block::find_thread();
-    if (PartS::has(warp)) {
-      typename PartS::Accumulators products, d_probs;
+    if (FragmentS::has(warp)) {
+      typename FragmentS::Accumulators products, d_probs;
       Block::multiply(products, d_probs, 0);
       const typename Block::Gradient gradient(p, sequence, batch_idx, head_idx);
       Block::template gradients<true, true>(
@@ -55,18 +55,18 @@ struct BackwardBias : BlockBackward<C> {
   }
 
   // Of one tile, or of each row or column of tiles that are summed: the sums lie in shared memory, [key][query].
-  __device__ __forceinline__ void store(const typename PartS::Accumulators& sums, int32_t entry_batch,
+  __device__ __forceinline__ void store(const typename FragmentS::Accumulators& sums, int32_t entry_batch,
                                         int32_t entry_head, int32_t first_query, int32_t first_slot) const {
     const portable::ScoreGradientParams& to = p.d_bias;
     auto* all = reinterpret_cast<float*>(ptx::dynamic_shared());
 #pragma unroll
-    for (int m = 0; m < (PartS::has(warp) ? PartS::kMBlocks : 0); ++m) {
+    for (int m = 0; m < (FragmentS::has(warp) ? FragmentS::kMBlocks : 0); ++m) {
 #pragma unroll
-      for (int j = 0; j < PartS::kBlocks; ++j) {
+      for (int j = 0; j < FragmentS::kBlocks; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int key = PartS::row(warp) + m * 16 + i / 2 * 8 + lane / 4;
-          const int query = PartS::column(warp) + j * 8 + lane % 4 * 2 + i % 2;
+          const int key = FragmentS::row(warp) + m * 16 + i / 2 * 8 + lane / 4;
+          const int query = FragmentS::column(warp) + j * 8 + lane % 4 * 2 + i % 2;
           all[key * C.tile_q + query] = sums[m][j][i];
         }
       }
@@ -93,8 +93,7 @@ struct BackwardBias : BlockBackward<C> {
 
 // Blocks count tiles of slots fastest, then tiles of queries, heads and batches of d_bias.
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
-    backward_bias(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(C.num_warps * 32) backward_bias(const __grid_constant__ BackwardParams p) {
   const portable::ScoreGradientParams& to = p.d_bias;
   const bool sums_q = to.q_stride == 0, sums_kv = to.kv_stride == 0;
   const bool sums_heads = to.head_stride == 0, sums_batches = to.batch_stride == 0;
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   const int32_t entry_head = take(sums_heads ? 1 : heads), entry_batch = block_idx;
 
   BackwardBias<C> block(p, ptx::shared_address(ptx::dynamic_shared()));
-  typename BackwardBias<C>::PartS::Accumulators sums;
+  typename BackwardBias<C>::FragmentS::Accumulators sums;
   clear(sums);
   const BiasAxis batches(sums_batches, entry_batch, p.forward.batch), of_heads(sums_heads, entry_head, heads);
   const BiasAxis queries(sums_q, q_tile, q_tiles), slots(sums_kv, kv_tile, kv_tiles);

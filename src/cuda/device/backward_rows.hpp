@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
     if (is_query && lse != -kInfinity) {
       const KeyRange keys = row_keys(s, query);
       const float d_lse = p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse)];
+      // An LSE of inf makes NaN of what it meets, as the forward's out is NaN.
       row = {lse == kInfinity ? lse - lse : lse, dot - d_lse, keys.begin, keys.end};
     }
     if (lane % 8 == 0) p.rows[(head.first + at.tile) * C.tile_q + i] = row;
@@ -177,7 +178,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_constant__ BackwardParams p) {
   using Block = BlockBackward<C>;
-  using Part = typename Block::PartDQ;
+  using Fragment = typename Block::FragmentDQ;
   const RowTile at(p);
   if (at.batch_idx == p.forward.batch) return;
   const BandedSequence<int64_t> s = sequence(p.forward, at.batch_idx);
@@ -185,19 +186,19 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
   if (first >= s.len_q) return;
   const int64_t tile = typename Block::Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
   const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  if (!Part::has(warp)) return;
+  if (!Fragment::has(warp)) return;
   const bool has_sums = (p.turns[tile] & portable::kHasSums) != 0;
   const float* from = p.dq_sums + tile * (C.tile_q * C.head_dim_qk) + thread;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
 #pragma unroll 4
-  for (int block = 0; block < Part::kMBlocks * Part::kBlocks; ++block) {
+  for (int block = 0; block < Fragment::kMBlocks * Fragment::kBlocks; ++block) {
     float dq[1][1][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) dq[0][0][i] = has_sums ? from[(block * 4 + i) * Part::kThreads] : 0.0f;
-    store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(warp) + block / Part::kBlocks * 16,
-                                     s.len_q, Part::column(warp) + block % Part::kBlocks * 8, p.forward.head_dim_qk,
-                                     thread % 32,
-                                     [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
+    for (int i = 0; i < 4; ++i) dq[0][0][i] = has_sums ? from[(block * 4 + i) * Fragment::kThreads] : 0.0f;
+    store_gradients<C.score.element>(
+        p.dq, dq, p.forward.scale, first + Fragment::row(warp) + block / Fragment::kBlocks * 16, s.len_q,
+        Fragment::column(warp) + block % Fragment::kBlocks * 8, p.forward.head_dim_qk, thread % 32,
+        [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
   }
 }
 

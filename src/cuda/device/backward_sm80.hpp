@@ -25,7 +25,7 @@ struct BackwardSm80 : BlockBackward<C> {
   using Block::Block;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::sequence, Block::batch_idx, Block::head_kv,
       Block::first_key, Block::kElement, Block::kThreads;
-  using typename Block::PartDK, typename Block::PartDQ, typename Block::PartDV, typename Block::PartS,
+  using typename Block::FragmentDK, typename Block::FragmentDQ, typename Block::FragmentDV, typename Block::FragmentS,
       typename Block::TileP;
 
   int32_t key_tile = 0;
@@ -37,7 +37,7 @@ struct BackwardSm80 : BlockBackward<C> {
     __syncthreads();
     const auto item = static_cast<int32_t>(ptx::load_word(Block::s_word(0)));
     __syncthreads();
-    const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads.value;
+    const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads;
     const int32_t section = item / (width * p.kv_tiles), first_head = section * width;
     const int32_t inside = item - first_head * p.kv_tiles, wide = min(width, heads - first_head);
     key_tile = inside / wide;
@@ -46,6 +46,17 @@ struct BackwardSm80 : BlockBackward<C> {
     head_kv = idx - batch_idx * p.heads_kv;
     sequence = device::sequence(p.forward, batch_idx);
     first_key = key_tile * C.tile_kv;
+  }
+
+  // Whether each tile of queries is of one sequence: so it is where packed sequences follow one another. Else no result
+  // is right, and nobody waits for what may never come. By whole warps.
+  __device__ __forceinline__ bool sequences_are_apart() const {
+    const portable::TableParams& table = p.forward.cu_seqlens_q;
+    bool descends = false;
+    for (int32_t i = lane; table.data != nullptr && i < p.forward.batch; i += 32) {
+      descends |= entry(table, i + 1) < entry(table, i);
+    }
+    return !__any_sync(kAllLanes, descends);
   }
 
   // Keys that element masks hide from every query become zeros in K, whatever they hold, as dQ sums over keys.
@@ -81,11 +92,11 @@ struct BackwardSm80 : BlockBackward<C> {
 
   // P^T and dX^T to shared memory, as their products read them.
   template <bool IsMasked>
-  __device__ __forceinline__ void store_gradients(const typename PartS::Accumulators& products,
-                                                  const typename PartS::Accumulators& d_probs, const QueryVisit& visit,
-                                                  int stage, float& slope) const {
+  __device__ __forceinline__ void store_gradients(const typename FragmentS::Accumulators& products,
+                                                  const typename FragmentS::Accumulators& d_probs,
+                                                  const QueryVisit& visit, int stage, float& slope) const {
     const typename Block::Gradient gradient(p, sequence, batch_idx, visit.head_idx);
-    const int row = PartS::row(warp) + lane / 4, column = PartS::column(warp) + lane % 4 * 2;
+    const int row = FragmentS::row(warp) + lane / 4, column = FragmentS::column(warp) + lane % 4 * 2;
     Block::template gradients<IsMasked>(
         products, d_probs, gradient, visit.head_idx, visit.tile, visit.has_elements, stage,
         [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& corner) {
@@ -126,18 +137,18 @@ struct BackwardSm80 : BlockBackward<C> {
 
   // dQ of the tile += dX K.
   __device__ __forceinline__ void add_dq(const QueryVisit& visit, bool is_first) const {
-    typename PartDQ::Accumulators dq;
+    typename FragmentDQ::Accumulators dq;
     clear(dq);
     multiply_shared<kElement, C.tile_kv, TileP, true, typename Block::TileK>(
-        dq, Block::s_d_products(), PartDQ::row(warp), Block::s_k(), PartDQ::column(warp), lane);
+        dq, Block::s_d_products(), FragmentDQ::row(warp), Block::s_k(), FragmentDQ::column(warp), lane);
     float* to = p.dq_sums + (Block::head(visit.head_idx).first + visit.tile) * (C.tile_q * C.head_dim_qk) + thread;
 #pragma unroll
-    for (int m = 0; m < PartDQ::kMBlocks; ++m) {
+    for (int m = 0; m < FragmentDQ::kMBlocks; ++m) {
 #pragma unroll
-      for (int j = 0; j < PartDQ::kBlocks; ++j) {
+      for (int j = 0; j < FragmentDQ::kBlocks; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float* at = to + ((m * PartDQ::kBlocks + j) * 4 + i) * PartDQ::kThreads;
+          float* at = to + ((m * FragmentDQ::kBlocks + j) * 4 + i) * FragmentDQ::kThreads;
           if (is_first) {
             ptx::store_to_memory(at, dq[m][j][i]);
           } else {
@@ -161,21 +172,20 @@ struct BackwardSm80 : BlockBackward<C> {
     p.slope_sums[(static_cast<int64_t>(batch_idx) * p.forward.heads_q.value + head_idx) * p.kv_tiles + key_tile] = sum;
   }
 
-  template <class Part>
+  template <class Fragment>
   __device__ __forceinline__ void store_keys(const portable::GradientParams& to,
-                                             const typename Part::Accumulators& sums, float factor,
+                                             const typename Fragment::Accumulators& sums, float factor,
                                              int32_t head_dim) const {
-    if (to.tensor.data == nullptr || !Part::has(warp)) return;
+    if (to.tensor.data == nullptr || !Fragment::has(warp)) return;
     const int64_t head = batch_idx * to.tensor.batch_stride + head_kv * to.tensor.head_stride;
     device::store_gradients<kElement>(
-        to, sums, factor, first_key + Part::row(warp), sequence.len_kv, Part::column(warp), head_dim, lane,
+        to, sums, factor, first_key + Fragment::row(warp), sequence.len_kv, Fragment::column(warp), head_dim, lane,
         [&](int32_t key) { return head + (sequence.row_kv + key) * to.tensor.row_stride; });
   }
 };
 
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
-    backward_sm80(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(C.num_warps * 32) backward_sm80(const __grid_constant__ BackwardParams p) {
   using Block = BackwardSm80<C>;
   using Visited = typename Block::Visited;
   Block block(p, ptx::shared_address(ptx::dynamic_shared()));
@@ -183,14 +193,15 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   if (block.first_key >= block.sequence.len_kv) return;
   const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
   const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;
-  const bool takes_turns = C.in_order && wants_dq && block.thread == 0;
+  const bool in_order = C.in_order && wants_dq && block.sequences_are_apart();
+  const bool takes_turns = in_order && block.thread == 0;
 
-  typename Block::PartDK::Accumulators dk;
-  typename Block::PartDV::Accumulators dv;
+  typename Block::FragmentDK::Accumulators dk;
+  typename Block::FragmentDV::Accumulators dv;
   clear(dk);
   clear(dv);
   block.load_keys();
-  const Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, block.s_word(64));
+  const Visited visited(p, block.sequence, block.batch_idx, block.key_tile, first_head, block.s_word(Block::kVisitsAt));
   const bool finds_visits = block.warp == C.num_warps - 1;  // the first one ends turns
   if (finds_visits) {
     visited.begin();
@@ -231,8 +242,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       }
     }
     block.find_thread();
-    if (Block::PartS::has(block.warp)) {
-      typename Block::PartS::Accumulators products, d_probs;
+    if (Block::FragmentS::has(block.warp)) {
+      typename Block::FragmentS::Accumulators products, d_probs;
       block.multiply(products, d_probs, stage);
       if (visit.is_full) {
         block.template store_gradients<false>(products, d_probs, visit, stage, slope);
@@ -243,19 +254,19 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     if (takes_turns) block.wait_for_turn(visit);
     __syncthreads();  // P and dX are there, and it is the block's turn
     block.find_thread();
-    const bool is_first = C.in_order && wants_dq && ptx::load_word(block.s_word(0)) == 0;
-    if (p.dv.tensor.data != nullptr && Block::PartDV::has(block.warp)) {
+    const bool is_first = in_order && ptx::load_word(block.s_word(0)) == 0;
+    if (p.dv.tensor.data != nullptr && Block::FragmentDV::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
-          dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(stage), Block::PartDV::column(block.warp),
-          block.lane);
+          dv, block.s_probs(), Block::FragmentDV::row(block.warp), block.s_d_out(stage),
+          Block::FragmentDV::column(block.warp), block.lane);
     }
-    if (p.dk.tensor.data != nullptr && Block::PartDK::has(block.warp)) {
+    if (p.dk.tensor.data != nullptr && Block::FragmentDK::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
-          dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(stage), Block::PartDK::column(block.warp),
-          block.lane);
+          dk, block.s_d_products(), Block::FragmentDK::row(block.warp), block.s_q(stage),
+          Block::FragmentDK::column(block.warp), block.lane);
     }
     block.find_thread();
-    if (wants_dq && Block::PartDQ::has(block.warp)) block.add_dq(visit, is_first);
+    if (wants_dq && Block::FragmentDQ::has(block.warp)) block.add_dq(visit, is_first);
     if constexpr (C.stages == 1) {
       __syncthreads();  // all are done with q and d_out
       load(after(1), 0);
@@ -272,9 +283,9 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       slope = 0;
     }
   }
-  block.template store_keys<typename Block::PartDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+  block.template store_keys<typename Block::FragmentDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
   const float factor = C.score.dropout ? p.forward.keep_scale : 1.0f;
-  block.template store_keys<typename Block::PartDV>(p.dv, dv, factor, p.forward.head_dim_v);
+  block.template store_keys<typename Block::FragmentDV>(p.dv, dv, factor, p.forward.head_dim_v);
 }
 
 }  // namespace tessella::device

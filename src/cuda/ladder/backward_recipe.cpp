@@ -50,7 +50,6 @@ Step step_of(const char* kernel, const BackwardSm80Config& c, const std::string&
                       .user_source = user},
           .threads = static_cast<unsigned>(c.num_warps) * 32,
           .shared_bytes = shared_bytes(c),
-          .blocks_per_sm = c.blocks_per_sm,
           .launch = [c, blocks](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                                 const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);

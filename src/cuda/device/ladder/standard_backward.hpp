@@ -21,7 +21,7 @@ struct StandardBackward : BackwardSm80<C> {
   using Block = BackwardSm80<C>;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::sequence, Block::batch_idx, Block::head_kv,
       Block::first_key, Block::key_tile, Block::kElement, Block::kElementBytes, Block::kThreads;
-  using typename Block::PartS, typename Block::TileP, typename Block::TileK;
+  using typename Block::FragmentS, typename Block::TileP, typename Block::TileK;
 
   __device__ __forceinline__ explicit StandardBackward(const LadderBackwardParams& params)
       : Block(params.backward, ptx::shared_address(ptx::dynamic_shared())) {}
@@ -72,11 +72,11 @@ struct StandardBackward : BackwardSm80<C> {
   // P and dX where tiles meet, whose rows are in shared memory.
   __device__ __forceinline__ void store_scores(const LadderBackwardParams& params, int32_t head_idx, int32_t tile,
                                                float& slope) const {
-    if (!PartS::has(warp)) return;
-    typename PartS::Accumulators products, d_probs;
+    if (!FragmentS::has(warp)) return;
+    typename FragmentS::Accumulators products, d_probs;
     Block::multiply(products, d_probs, 0);
     const typename Block::Gradient gradient(p, sequence, batch_idx, head_idx);
-    const int row = PartS::row(warp) + lane / 4, column = PartS::column(warp) + lane % 4 * 2;
+    const int row = FragmentS::row(warp) + lane / 4, column = FragmentS::column(warp) + lane % 4 * 2;
     Block::template gradients<true>(
         products, d_probs, gradient, head_idx, tile, Block::kHasMap, 0,
         [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& corner) {
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(C.num_warps * 32)
   Block block(params);
   block.head_kv = block.find_keys(p.heads_kv);
   if (block.first_key >= block.sequence.len_kv) return;
-  typename Block::PartDK::Accumulators dk;
-  typename Block::PartDV::Accumulators dv;
+  typename Block::FragmentDK::Accumulators dk;
+  typename Block::FragmentDV::Accumulators dv;
   clear(dk);
   clear(dv);
   const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
@@ -154,29 +154,29 @@ __global__ void __launch_bounds__(C.num_warps * 32)
       block.load_matrix(block.s_d_products(), params.d_products, head_idx, tile);
       block.wait();
       block.clear_idle_queries(0);
-      if (Block::PartDV::has(block.warp)) {
+      if (Block::FragmentDV::has(block.warp)) {
         multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
-            dv, block.s_probs(), Block::PartDV::row(block.warp), block.s_d_out(0), Block::PartDV::column(block.warp),
-            block.lane);
+            dv, block.s_probs(), Block::FragmentDV::row(block.warp), block.s_d_out(0),
+            Block::FragmentDV::column(block.warp), block.lane);
       }
-      if (Block::PartDK::has(block.warp)) {
+      if (Block::FragmentDK::has(block.warp)) {
         multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
-            dk, block.s_d_products(), Block::PartDK::row(block.warp), block.s_q(0), Block::PartDK::column(block.warp),
-            block.lane);
+            dk, block.s_d_products(), Block::FragmentDK::row(block.warp), block.s_q(0),
+            Block::FragmentDK::column(block.warp), block.lane);
       }
       __syncthreads();  // all are done with the tiles
     }
   }
-  block.template store_keys<typename Block::PartDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+  block.template store_keys<typename Block::FragmentDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
   const float factor = C.score.dropout ? p.forward.keep_scale : 1.0f;
-  block.template store_keys<typename Block::PartDV>(p.dv, dv, factor, p.forward.head_dim_v);
+  block.template store_keys<typename Block::FragmentDV>(p.dv, dv, factor, p.forward.head_dim_v);
 }
 
 // A block for each tile of queries of each head.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_constant__ LadderBackwardParams params) {
   using Block = StandardBackward<C>;
-  using Part = typename Block::PartDQ;
+  using Fragment = typename Block::FragmentDQ;
   const BackwardParams& p = params.backward;
   const RowTile at(p);
   if (at.batch_idx == p.forward.batch) return;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
   block.sequence = sequence(p.forward, at.batch_idx);
   const int32_t first = at.tile * C.tile_q;
   if (first >= block.sequence.len_q) return;
-  typename Part::Accumulators dq;
+  typename Fragment::Accumulators dq;
   clear(dq);
   for (int32_t tile = 0; tile * C.tile_kv < block.sequence.len_kv; ++tile) {
     block.set_keys(tile);
@@ -194,16 +194,16 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
     block.load_matrix(block.s_d_products(), params.d_products, at.head_idx, at.tile);
     block.wait();
     if constexpr (Block::kHasMap) block.clear_unseen_keys(at.head_idx, at.tile);
-    if (Part::has(block.warp)) {
+    if (Fragment::has(block.warp)) {
       multiply_shared<C.score.element, C.tile_kv, typename Block::TileP, true, typename Block::TileK>(
-          dq, block.s_d_products(), Part::row(block.warp), block.s_k(), Part::column(block.warp), block.lane);
+          dq, block.s_d_products(), Fragment::row(block.warp), block.s_k(), Fragment::column(block.warp), block.lane);
     }
     __syncthreads();  // all are done with the tiles
   }
-  if (!Part::has(block.warp)) return;
+  if (!Fragment::has(block.warp)) return;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
-  store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Part::row(block.warp), block.sequence.len_q,
-                                   Part::column(block.warp), p.forward.head_dim_qk, block.lane, [&](int32_t row) {
+  store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Fragment::row(block.warp), block.sequence.len_q,
+                                   Fragment::column(block.warp), p.forward.head_dim_qk, block.lane, [&](int32_t row) {
                                      return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride;
                                    });
 }

@@ -28,13 +28,16 @@ struct BlockBackward {
   using TileQ = Tile<C.tile_q, C.head_dim_qk, kElementBytes>;
   using TileDOut = Tile<C.tile_q, C.head_dim_v, kElementBytes>;
   using TileP = Tile<C.tile_kv, C.tile_q, kElementBytes>;  // rows are keys
-  using PartS = WarpPart<C.tile_kv, C.tile_q, C.num_warps>;
-  using PartDK = WarpPart<C.tile_kv, C.head_dim_qk, C.num_warps>;
-  using PartDV = WarpPart<C.tile_kv, C.head_dim_v, C.num_warps>;
-  using PartDQ = WarpPart<C.tile_q, C.head_dim_qk, C.num_warps>;
+  using FragmentS = WarpFragment<C.tile_kv, C.tile_q, C.num_warps>;
+  using FragmentDK = WarpFragment<C.tile_kv, C.head_dim_qk, C.num_warps>;
+  using FragmentDV = WarpFragment<C.tile_kv, C.head_dim_v, C.num_warps>;
+  using FragmentDQ = WarpFragment<C.tile_q, C.head_dim_qk, C.num_warps>;
   using Gradient = ScoreGradient<C.score>;
   using Visited = VisitedQueryTiles<C.tile_q, C.tile_kv, kHasMap>;
   using Head = typename Visited::Head;
+  static constexpr int kVisitsAt = 64;  // words before: whose turn, sums of warps, keys that are seen
+  static_assert(C.num_warps * portable::kSeenWords <= kVisitsAt &&
+                kVisitsAt + Visited::kWords <= portable::kBackwardWords && C.tile_kv <= 32 * portable::kSeenWords);
   static_assert(C.tile_q <= 128, "tiles begin at their multiples, as portable::tile_queries() has them");
 
   const BackwardParams& p;
@@ -135,17 +138,17 @@ struct BlockBackward {
   }
 
   // S^T without scale but with its sign, and dP^T.
-  __device__ __forceinline__ void multiply(typename PartS::Accumulators& products,
-                                           typename PartS::Accumulators& d_probs, int stage) const {
+  __device__ __forceinline__ void multiply(typename FragmentS::Accumulators& products,
+                                           typename FragmentS::Accumulators& d_probs, int stage) const {
     constexpr int kAhead = 1;
-    const int row = PartS::row(warp), column = PartS::column(warp);
+    const int row = FragmentS::row(warp), column = FragmentS::column(warp);
     const uint32_t q = TileQ::advance(s_q(stage), column, 0), d_out = TileDOut::advance(s_d_out(stage), column, 0);
     multiply_qk<kElement, C.head_dim_qk, TileK, TileQ, kAhead>(products, s_k(), q, row, lane, [] {});
     if (p.forward.scale < 0) {
 #pragma unroll
-      for (int m = 0; m < PartS::kMBlocks; ++m) {
+      for (int m = 0; m < FragmentS::kMBlocks; ++m) {
 #pragma unroll
-        for (int j = 0; j < PartS::kBlocks; ++j) {
+        for (int j = 0; j < FragmentS::kBlocks; ++j) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) products[m][j][i] = -products[m][j][i];
         }
@@ -158,22 +161,22 @@ struct BlockBackward {
   // of the lane in 16-key block m, block j of 8 queries. IsMasked: some score of the tile may be hidden. AnyKey: the
   // tile's first key is no multiple of 16.
   template <bool IsMasked, bool AnyKey = false, class Use>
-  __device__ __forceinline__ void gradients(const typename PartS::Accumulators& products,
-                                            const typename PartS::Accumulators& d_probs, const Gradient& gradient,
+  __device__ __forceinline__ void gradients(const typename FragmentS::Accumulators& products,
+                                            const typename FragmentS::Accumulators& d_probs, const Gradient& gradient,
                                             int32_t head_idx, int32_t tile, bool has_elements, int stage,
                                             const Use& use) const {
-    const int32_t query = tile * C.tile_q + PartS::column(warp), key = first_key + PartS::row(warp);
+    const int32_t query = tile * C.tile_q + FragmentS::column(warp), key = first_key + FragmentS::row(warp);
     const typename Gradient::Corner corner = gradient.corner(query + lane % 4 * 2, key + lane / 4);
 #pragma unroll
-    for (int pair = 0; pair < PartS::kBlocks; pair += 2) {
+    for (int pair = 0; pair < FragmentS::kBlocks; pair += 2) {
       BackwardRow rows[2][2];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        rows[i / 2][i % 2] = row(stage, PartS::column(warp) + (pair + i / 2) * 8 + lane % 4 * 2 + i % 2);
+        rows[i / 2][i % 2] = row(stage, FragmentS::column(warp) + (pair + i / 2) * 8 + lane % 4 * 2 + i % 2);
       }
 #pragma unroll
-      for (int m = 0; m < PartS::kMBlocks; ++m) {
-        const KeptOf kept(*this, head_idx, query + pair * 8, key + m * 16);
+      for (int m = 0; m < FragmentS::kMBlocks; ++m) {
+        const KeptOf<AnyKey> kept(*this, head_idx, query + pair * 8, key + m * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int half = i / 2, j = pair + half, r = i % 2;
@@ -201,12 +204,13 @@ struct BlockBackward {
   }
 
   // Of 16 queries and 16 keys.
+  template <bool AnyKey>
   struct KeptOf {
     uint64_t head_idx = 0;
     Kept bits;
     __device__ __forceinline__ KeptOf(const BlockBackward& block, int32_t head, int32_t query, int32_t key) {
-      if constexpr (C.score.dropout) {
-        head_idx = dropout_head(block.p.forward, {block.batch_idx, head, 0, 0});
+      if constexpr (C.score.dropout) head_idx = dropout_head(block.p.forward, {block.batch_idx, head, 0, 0});
+      if constexpr (C.score.dropout && !AnyKey) {
         bits = Kept(dropout_of(block.p.forward), head_idx, query / 16, key / 16, block.lane);
       }
     }

@@ -28,7 +28,7 @@ constexpr WarpGrid warp_grid(int rows, int columns, int warps) {
 
 // One warp's part of a product of Rows x Columns, and its accumulators.
 template <int Rows, int Columns, int Warps>
-struct WarpPart {
+struct WarpFragment {
   static constexpr WarpGrid kGrid = warp_grid(Rows, Columns, Warps);
   static constexpr int kWarps = kGrid.rows * kGrid.columns, kThreads = kWarps * 32;  // that have one
   static constexpr int kRows = Rows / kGrid.rows, kColumns = Columns / kGrid.columns;
