@@ -11,11 +11,11 @@ contenders:
   cuda.*, cpu.*     each of our kernels by its name, as `tessella kernels` lists them
   sdpa.*            torch's scaled_dot_product_attention: flash, cudnn, efficient, math (standard attention)
   flex              FlexAttention, compiled; on a CPU only if named, as it compiles for seconds in each cell
-  triton            FlashAttention-2 in Triton, bench/contest/triton_attention.py
+  triton            FlashAttention-2 in Triton, bench/contest/triton_attention.py and triton_backward.py
   flash_attn, fa3, fa4, flashinfer, xformers
 Who is missing or refuses a cell is listed with the reason. Each output is checked against double on sampled rows before
 it is timed. On an H200 ours are held to bars: live cuDNN times what the best library has reached beside cuDNN.
-With --backward gradients are computed, which triton and flashinfer do not: ours by tessella.attention_backward into
+With --backward gradients are computed, which flashinfer does not: ours by tessella.attention_backward into
 memory that is there, others by autograd. They count 2.5 forwards, both passes 3.5.
 
 examples:

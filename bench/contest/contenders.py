@@ -279,6 +279,10 @@ def triton(problem: Problem) -> Run:
     cell = problem.cell
     if cell.head_dim not in HEAD_DIMS or cell.dtype == "f32":
         raise Refused(f"written for bf16 and f16, head_dim {', '.join(map(str, HEAD_DIMS))}")
+    if cell.has_gradients:
+        from .triton_backward import Attention
+
+        return lambda: Attention.apply(problem.q, problem.k, problem.v, cell.causal)
     return lambda: attention(problem.q, problem.k, problem.v, cell.causal)[0]
 
 
@@ -370,7 +374,7 @@ LIBRARIES = [
     library("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
     library("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
     library("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_IN_PLACE, BOTH, named_only_on="cpu"),
-    Contender("triton", triton, "triton"),
+    library("triton", triton, "triton", ("gradients",)),
     library(
         "flash_attn",
         flash_attention("flash_attn"),
