@@ -289,7 +289,8 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
 inline bool needs_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
 // Whether autograd's graph gets a node: refuses what has no gradients.
-inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tensors& tensors) {
+inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const AttentionOptions& options, const Tensors& tensors) {
   if (!c10::GradMode::is_enabled()) return false;
   const std::pair<const char*, const at::Tensor*> inputs[] = {{"q", &q},
                                                               {"k", &k},
@@ -306,6 +307,15 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
     refuse(ErrorCode::unsupported, std::string(first) + " requires grad, and " + reason +
                                        ", expected a call under torch::NoGradGuard, or a detached tensor");
   };
+  if (q.defined() && q.is_cuda() && options.out_dtype == f32 && q.scalar_type() != at::kFloat) {
+    no("on cuda an out of f32 beside q of 16 bits has no gradients");
+  }
+  constexpr int64_t kMaxHeadDimOnCuda = 256;
+  for (const at::Tensor* tensor : {&q, &v}) {
+    if (!tensor->defined() || !tensor->is_cuda() || tensor->dim() == 0 || tensor->size(-1) <= kMaxHeadDimOnCuda)
+      continue;
+    no("no kernel computes gradients of head_dim " + std::to_string(tensor->size(-1)) + " on cuda");
+  }
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
   return true;
@@ -345,7 +355,7 @@ inline TensorView view(const at::Tensor& tensor) { return detail::required(tenso
 // Error as tessella::forward and tessella::backward.
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             AttentionOptions options = {}, Tensors tensors = {}) {
-  if (detail::is_differentiable(q, k, v, tensors)) {
+  if (detail::is_differentiable(q, k, v, options, tensors)) {
     return std::get<0>(detail::differentiated(q, k, v, std::move(options), tensors));
   }
   detail::run_forward(q, k, v, options, tensors);
@@ -355,7 +365,7 @@ inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::
 // The same, and the natural logarithm of the softmax's sum: (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32.
 inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                         AttentionOptions options = {}, Tensors tensors = {}) {
-  if (detail::is_differentiable(q, k, v, tensors)) {
+  if (detail::is_differentiable(q, k, v, options, tensors)) {
     return detail::differentiated(q, k, v, std::move(options), tensors);
   }
   detail::required(q, "q");

@@ -32,7 +32,7 @@ struct BackwardSm80 : BlockBackward<C> {
 
   // Sections of KV heads (of all sequences); in a section their key tiles take turns, the first ones first: those meet
   // the most queries under a causal mask.
-  __device__ __forceinline__ void find_place() {
+  __device__ __forceinline__ void take_ticket() {
     if (thread == 0) ptx::store_word(Block::s_word(0), atomicAdd(p.ticket, 1u));
     __syncthreads();
     const auto item = static_cast<int32_t>(ptx::load_word(Block::s_word(0)));
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_sm80(const __grid_c
   using Block = BackwardSm80<C>;
   using Visited = typename Block::Visited;
   Block block(p, ptx::shared_address(ptx::dynamic_shared()));
-  block.find_place();
+  block.take_ticket();
   if (block.first_key >= block.sequence.len_kv) return;
   const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
   const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;

@@ -126,7 +126,12 @@ def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
 
 
 def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
-    """Refuses at once what the backward would refuse when the forward is done."""
+    """Refuses at once what has no gradients, before the forward is done."""
+    if q.device.type == "cuda" and named.get("out_dtype") is torch.float32 and q.dtype is not torch.float32:
+        raise Unsupported(
+            f"forward: a tensor requires grad, and on cuda an out of float32 beside {q.dtype} has no gradients, "
+            f"{_WITHOUT}, or out_dtype of q"
+        )
     head_dim = max(q.shape[-1], v.shape[-1])
     if q.device.type == "cuda" and head_dim > _MAX_HEAD_DIM_ON_CUDA:
         raise Unsupported(

@@ -13,8 +13,8 @@ namespace tessella::device {
 using portable::BackwardParams;
 using portable::QueryTile;
 
-// The first tile of a sequence among those of its head: tiles of packed sequences follow one another, and a sequence
-// has one at most that is not full.
+// The first tile of a sequence among those of its head. A sequence has one tile at most that is not full, so packed
+// ones have tiles of their own where their offsets ascend.
 template <int TileQ>
 __device__ __forceinline__ int32_t first_tile(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx) {
   const int64_t row =
@@ -96,7 +96,7 @@ class VisitedQueryTiles {
       set(kBase, top());
     }
     __syncwarp();
-    if (top() >= 0) look(first_head_, top());
+    if (top() >= 0) find_tiles(first_head_, top());
   }
 
   // Writes the next visit into a slot.
@@ -110,7 +110,7 @@ class VisitedQueryTiles {
         if (++head == first_head_ + p_.forward.group.value) break;
         base = top();
       }
-      visible = look(head, base);
+      visible = find_tiles(head, base);
     }
     if (lane_ == 0) {
       if (base < 0 || visible == 0) {
@@ -153,7 +153,7 @@ class VisitedQueryTiles {
   __device__ int32_t top() const { return (tiles() + 31) / 32 * 32 - 32; }
 
   // Tiles from `base` on, a lane each. Returns those that are visited.
-  __device__ uint32_t look(int32_t head_idx, int32_t base) const {
+  __device__ uint32_t find_tiles(int32_t head_idx, int32_t base) const {
     const Head head(p_, sequence_, batch_idx_, head_idx);
     const int32_t mine = base + lane_;
     bool is_full = false, has_idle = false;

@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_piece(const void* from, int64_t at, float (
   }
 }
 
-// Where the piece of the states has 16 bytes, that of out has 8, 16 or 32, at a multiple of 8 or 16.
+// Of elements of another type than those that the piece was loaded of it has 8 or 32 bytes, at a multiple of 8 or 16.
 template <Element E, int N>
 __device__ __forceinline__ void store_piece(void* to, int64_t at, const float (&values)[N]) {
   if constexpr (E == Element::f32) {
