@@ -280,6 +280,9 @@ TEST_P(KernelMatrixBackward, CompilesWithoutSpills) {
     if (dims.qk > 256 || dims.v > 256 || set.batch_invariant || set.features == core::Features(Feature::paged_kv)) {
       continue;
     }
+    // f16 differs from bf16 by one instruction, and Ada from Ampere by its shared memory.
+    const bool is_usual = row.dtype_idx != 1 && kArchs[row.arch_idx] != 89;
+    if (g_full ? !is_representative(row) && (row.dtype_idx != 0 || !row.is_aligned || !is_usual) : !is_usual) continue;
     if (idx++ % kParts != static_cast<size_t>(GetParam())) continue;
     const AttentionArguments p = backward(problem(row));
     const DeviceInfo device = typical_device(kArchs[row.arch_idx]);
