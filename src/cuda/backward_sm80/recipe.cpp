@@ -58,10 +58,6 @@ struct Scratch {
   }
 };
 
-portable::OperandParams operand(const core::Operand& t) {
-  return {t.data, t.batch_stride, t.row_stride, t.head_stride};
-}
-
 portable::GradientParams gradient(const AttentionArguments& p, Name name, Gradient of) {
   const core::Operand& t = p.tensors[name];
   return {operand(t), t.dtype == core::DType::f32 ? 1 : 0, p.accumulates(of) ? 1 : 0};
@@ -84,17 +80,6 @@ portable::ScoreGradientParams bias_gradient(const AttentionArguments& p) {
           p.accumulates(Gradient::d_bias) ? 1 : 0};
 }
 
-// Rows of out and d_out hold whole pieces of 16 bytes at multiples of 16.
-bool rows_are_aligned(const AttentionArguments& p) {
-  const auto is_aligned = [&](const core::Operand& t) {
-    const int64_t size = core::size_bytes(t.dtype);
-    const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(t.data) % 16);
-    return (at | t.batch_stride * size | t.row_stride * size | t.head_stride * size) % 16 == 0;
-  };
-  return is_aligned(p.out()) && is_aligned(p.tensors[Name::d_out]) &&
-         p.head_dim_v * core::size_bytes(p.dtype()) % 16 == 0;
-}
-
 // KV heads whose key tiles run side by side: as many as fill the GPU with key tiles of one head each, so that blocks
 // that begin together seldom wait for each other; more, up to half of what the L2 cache holds of q, d_out and dQ's
 // sums, as blocks of a head that begin further apart wait less.
@@ -113,7 +98,7 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
                                const Concurrency& at_once) {
   const TileMap map = tile_map(p, c);
   const Scratch scratch(p, c, map);
-  const auto at = [&](int64_t place) { return static_cast<char*>(memory.scratch) + place; };
+  const auto at = [&](int64_t bytes) { return static_cast<char*>(memory.scratch) + bytes; };
   BackwardParams params{};
   params.forward = forward_params(p, c, map, at(scratch.map), at_once);
   params.forward.seen_keys = reinterpret_cast<uint32_t*>(at(scratch.seen));
@@ -135,7 +120,8 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   params.kv_tiles = narrow(ceil_div(p.seqlen_kv, c.tile_kv));
   params.section_heads = narrow(section_heads(p, params.kv_tiles, at_once));
   params.heads_kv = narrow(p.heads_kv);
-  params.rows_are_aligned = rows_are_aligned(p) ? 1 : 0;
+  params.rows_are_aligned =
+      rows_are_aligned(p.out(), p.head_dim_v) && rows_are_aligned(p.tensors[Name::d_out], p.head_dim_v) ? 1 : 0;
   return params;
 }
 
@@ -144,25 +130,44 @@ int64_t backward_row_blocks(const AttentionArguments& p, const BackwardSm80Confi
   return tile_map(p, c).tiles_q * p.heads_q * (p.batch + (is_packed ? 1 : 0));
 }
 
-namespace {
-
-// blocks: of a call, 0 where it has none of the step.
-Step step_of(const char* file, const char* kernel, const BackwardSm80Config& c, const std::string& user, int threads,
-             int shared_bytes, int64_t (*blocks)(const AttentionArguments& call, const BackwardSm80Config& c)) {
-  return {.program = backward_program(file, kernel, c, user),
+Step backward_step(const Program& program, const BackwardSm80Config& c, int threads, int shared_bytes,
+                   BackwardBlocks blocks, BackwardParameters parameters) {
+  return {.program = program,
           .threads = static_cast<unsigned>(threads),
           .shared_bytes = shared_bytes,
-          .launch = [c, blocks](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                                const core::Workspace& workspace) -> std::optional<Launch> {
+          .launch = [c, blocks, parameters](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                                            const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);
             const int64_t count = blocks(arguments, c);
             if (count == 0) return std::nullopt;
-            return Launch{{static_cast<unsigned>(count), 1, 1},
-                          Parameters(backward_params(arguments, c, workspace, at_once))};
+            return Launch{{static_cast<unsigned>(count), 1, 1}, parameters(arguments, c, workspace, at_once)};
           }};
 }
 
-// Of the grids, as step_of() wants them.
+namespace {
+
+Parameters parameters(const AttentionArguments& p, const BackwardSm80Config& c, const core::Workspace& workspace,
+                      const Concurrency& at_once) {
+  return Parameters(backward_params(p, c, workspace, at_once));
+}
+
+// Over tiles of scores.
+Step tile_step(const char* file, const char* kernel, const BackwardSm80Config& c, const std::string& user,
+               BackwardBlocks blocks) {
+  return backward_step(backward_program(file, kernel, c, user), c, c.num_warps * 32, shared_bytes(c), blocks,
+                       parameters);
+}
+// Over rows, which know no score: one program serves the calls of every feature.
+Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int shared_bytes, BackwardBlocks blocks) {
+  BackwardSm80Config of_rows = c;
+  of_rows.score = {.element = c.score.element, .mask = c.score.mask};
+  of_rows.stages = 1;
+  of_rows.vector_loads = true;
+  return backward_step(backward_program("backward_rows.hpp", kernel, of_rows, user_source()), c, threads, shared_bytes,
+                       blocks, parameters);
+}
+
+// Of the grids.
 int64_t key_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
   const bool wants_some = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
                           p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
@@ -212,20 +217,19 @@ std::vector<Step> steps_before(const BackwardSm80Config& c, const std::string& u
         [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
             const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; }));
   }
-  steps.push_back(step_of("backward_rows.hpp", "backward_rows", c, user, portable::kBackwardRowThreads,
-                          portable::kBackwardRowBytes, backward_row_blocks));
+  steps.push_back(
+      row_step("backward_rows", c, portable::kBackwardRowThreads, portable::kBackwardRowBytes, backward_row_blocks));
   return steps;
 }
 
 std::vector<Step> steps_behind(const AttentionShape& bounds, const BackwardSm80Config& c, const std::string& user) {
   std::vector<Step> steps;
   if (bounds.features.has_any(Feature::d_sink | Feature::d_alibi_slopes)) {
-    steps.push_back(step_of("backward_rows.hpp", "backward_heads", c, user, portable::kBackwardRowThreads,
-                            portable::kBackwardRowBytes, head_blocks));
+    steps.push_back(
+        row_step("backward_heads", c, portable::kBackwardRowThreads, portable::kBackwardRowBytes, head_blocks));
   }
   if (bounds.features.has(Feature::d_bias)) {
-    steps.push_back(
-        step_of("backward_bias.hpp", "backward_bias", c, user, c.num_warps * 32, shared_bytes(c), bias_blocks));
+    steps.push_back(tile_step("backward_bias.hpp", "backward_bias", c, user, bias_blocks));
   }
   return steps;
 }
@@ -235,17 +239,17 @@ Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) 
   const BackwardSm80Config c = backward_sm80_config(bounds, device);
   if (std::string reason = backward_refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
-  const int threads = c.num_warps * 32, bytes = shared_bytes(c);
-  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, c, true)},
-                .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
-                                       c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk,
-                                       " and ", c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
-                                       c.vector_loads ? "16-byte" : "scalar", " loads, dQ's sums in ",
-                                       c.in_order ? "order, " : "any order, ", bytes, " bytes of shared memory"),
-                .steps = steps_before(c, user)};
-  recipe.steps.push_back(step_of("backward_sm80.hpp", "backward_sm80", c, user, threads, bytes, key_blocks));
+  Recipe recipe{
+      .workspace = {.scratch_bytes = backward_bytes(bounds, c, true)},
+      .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
+                             c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ",
+                             c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
+                             c.vector_loads ? "16-byte" : "scalar", " loads, dQ's sums in ",
+                             c.in_order ? "order, " : "any order, ", shared_bytes(c), " bytes of shared memory"),
+      .steps = steps_before(c, user)};
+  recipe.steps.push_back(tile_step("backward_sm80.hpp", "backward_sm80", c, user, key_blocks));
   if (bounds.operands[Name::dq].dtype != core::DType::none) {
-    recipe.steps.push_back(step_of("backward_rows.hpp", "backward_dq", c, user, threads, 0, dq_blocks));
+    recipe.steps.push_back(row_step("backward_dq", c, c.num_warps * 32, 0, dq_blocks));
   }
   for (Step& step : steps_behind(bounds, c, user)) recipe.steps.push_back(std::move(step));
   return recipe;

@@ -22,6 +22,14 @@ portable::BackwardParams backward_params(const core::AttentionArguments& argumen
                                          const portable::BackwardSm80Config& config, const core::Workspace& workspace,
                                          const Concurrency& at_once);
 
+// A kernel of backward. blocks: of a call, 0 where it has none of the step.
+using BackwardBlocks = int64_t (*)(const core::AttentionArguments& call, const portable::BackwardSm80Config& config);
+using BackwardParameters = Parameters (*)(const core::AttentionArguments& call,
+                                          const portable::BackwardSm80Config& config, const core::Workspace& workspace,
+                                          const Concurrency& at_once);
+Step backward_step(const Program& program, const portable::BackwardSm80Config& config, int threads, int shared_bytes,
+                   BackwardBlocks blocks, BackwardParameters parameters);
+
 // Classes of tiles, and what each query brings along.
 std::vector<Step> steps_before(const portable::BackwardSm80Config& config, const std::string& user_source);
 // Gradients of sinks, slopes and bias.

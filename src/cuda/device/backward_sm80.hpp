@@ -83,10 +83,7 @@ struct BackwardSm80 : BlockBackward<C> {
       for (int of = 0; of < C.num_warps; ++of) {
         is_seen |= ptx::load_word(Block::s_word(of * kWords + key / 32)) >> key % 32 & 1;
       }
-      if (is_seen != 0) continue;
-      for (int chunk = lane; chunk < Block::TileK::kChunks; chunk += 32) {
-        ptx::store_chunk(Block::s_k() + Block::TileK::offset(key, chunk), {0, 0, 0, 0});
-      }
+      if (is_seen == 0) Block::template clear_row<typename Block::TileK>(Block::s_k(), key);
     }
   }
 

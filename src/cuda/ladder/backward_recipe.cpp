@@ -3,7 +3,6 @@
 #include "core/message.hpp"
 #include "cuda/backward_sm80/config.hpp"
 #include "cuda/backward_sm80/steps.hpp"
-#include "cuda/compile/expression.hpp"
 #include "cuda/compile/user_source.hpp"
 #include "cuda/ladder/recipe.hpp"
 #include "cuda/launch/forward_arguments.hpp"
@@ -42,22 +41,11 @@ double all_bytes(const AttentionShape& p, const BackwardSm80Config& c) {
   return static_cast<double>(backward_bytes(p, c, false)) + standard_backward_bytes(p, c);
 }
 
-// blocks: of a call, 0 where it has none of the kernel.
-Step step_of(const char* kernel, const BackwardSm80Config& c, const std::string& user,
-             int64_t (*blocks)(const AttentionArguments& call, const BackwardSm80Config& c)) {
-  return {.program = {.header = "cuda/device/ladder/standard_backward.hpp",
-                      .expression = expression(kernel, "BackwardSm80Config", c),
-                      .user_source = user},
-          .threads = static_cast<unsigned>(c.num_warps) * 32,
-          .shared_bytes = shared_bytes(c),
-          .launch = [c, blocks](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                                const core::Workspace& workspace) -> std::optional<Launch> {
-            const AttentionArguments& arguments = core::attention(call);
-            const int64_t count = blocks(arguments, c);
-            if (count == 0) return std::nullopt;
-            return Launch{{static_cast<unsigned>(count), 1, 1},
-                          Parameters(standard_params(arguments, c, workspace, at_once))};
-          }};
+Step step_of(const char* kernel, const BackwardSm80Config& c, const std::string& user, BackwardBlocks blocks) {
+  return backward_step(
+      backward_program("ladder/standard_backward.hpp", kernel, c, user), c, c.num_warps * 32, shared_bytes(c), blocks,
+      [](const AttentionArguments& p, const BackwardSm80Config& config, const core::Workspace& memory,
+         const Concurrency& at_once) { return Parameters(standard_params(p, config, memory, at_once)); });
 }
 
 bool wants(const AttentionArguments& p, Name name) { return p.tensors[name].data != nullptr; }

@@ -16,10 +16,6 @@ using core::DType;
 using core::Feature;
 using portable::divisor;
 
-portable::OperandParams operand(const core::Operand& t) {
-  return {t.data, t.batch_stride, t.row_stride, t.head_stride};
-}
-
 portable::ScoreOperandParams score_operand(const core::ScoreOperand& t) {
   return {t.data, t.batch_stride, t.head_stride, t.q_stride, t.kv_stride};
 }
@@ -31,13 +27,6 @@ portable::TableParams table(const core::Table<T>& t) {
 
 // One value a sequence.
 portable::TableParams of_sequences(const core::Table<int32_t>& t) { return {t.data, 0, t.batch_stride}; }
-
-bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
-  const int64_t size = size_bytes(out.dtype);
-  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data) % 16);
-  const int64_t all = at | head_dim * size | out.batch_stride * size | out.row_stride * size | out.head_stride * size;
-  return all % 16 == 0;
-}
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
@@ -52,6 +41,17 @@ bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig
 }
 
 }  // namespace
+
+portable::OperandParams operand(const core::Operand& t) {
+  return {t.data, t.batch_stride, t.row_stride, t.head_stride};
+}
+
+bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
+  const int64_t size = size_bytes(out.dtype);
+  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data) % 16);
+  const int64_t all = at | head_dim * size | out.batch_stride * size | out.row_stride * size | out.head_stride * size;
+  return all % 16 == 0;
+}
 
 std::string lacks(const core::AttentionShape& p, int32_t shared_bytes, const DeviceInfo& device) {
   if (shared_bytes > device.shared_bytes_per_block) {

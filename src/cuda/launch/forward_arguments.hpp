@@ -22,6 +22,10 @@ portable::ForwardSm90Params forward_sm90_params(const core::AttentionArguments& 
                                                 const portable::ForwardSm90Config& config, const TileMap& map,
                                                 void* counter, void* scratch, const Concurrency& at_once);
 
+portable::OperandParams operand(const core::Operand& tensor);
+// Whether all rows begin at multiples of 16 bytes and are whole pieces of 16.
+bool rows_are_aligned(const core::Operand& tensor, int64_t head_dim);
+
 // What the GPU lacks for a kernel whose blocks take this much shared memory, or "".
 std::string lacks(const core::AttentionShape& shape, int32_t shared_bytes, const DeviceInfo& device);
 

@@ -99,10 +99,8 @@ struct StandardBackward : BackwardSm80<C> {
     const uint32_t* seen =
         seen_keys(p.forward, tile_classes(p.forward, batch_idx, head_idx, tile) + (meets ? key_tile : 0));
     for (int key = warp; key < C.tile_kv; key += C.num_warps) {
-      if (meets && (seen[key / 32] >> key % 32 & 1) != 0) continue;
-      for (int chunk = lane; chunk < TileK::kChunks; chunk += 32) {
-        ptx::store_chunk(Block::s_k() + TileK::offset(key, chunk), {0, 0, 0, 0});
-      }
+      const bool is_seen = meets && (seen[key / 32] >> key % 32 & 1) != 0;
+      if (!is_seen) Block::template clear_row<TileK>(Block::s_k(), key);
     }
     __syncthreads();
   }

@@ -123,16 +123,19 @@ struct BlockBackward {
     return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
             static_cast<int32_t>(words.w)};
   }
+  // By a whole warp.
+  template <class Tile>
+  __device__ __forceinline__ void clear_row(uint32_t tile, int row) const {
+    for (int chunk = lane; chunk < Tile::kChunks; chunk += 32) {
+      ptx::store_chunk(tile + Tile::offset(row, chunk), {0, 0, 0, 0});
+    }
+  }
   // Rows that take no part become zeros, whatever they hold.
   __device__ __forceinline__ void clear_idle_queries(int stage) const {
     for (int i = warp; i < C.tile_q; i += C.num_warps) {
       if (row(stage, i).end > 0) continue;
-      for (int chunk = lane; chunk < TileQ::kChunks; chunk += 32) {
-        ptx::store_chunk(s_q(stage) + TileQ::offset(i, chunk), {0, 0, 0, 0});
-      }
-      for (int chunk = lane; chunk < TileDOut::kChunks; chunk += 32) {
-        ptx::store_chunk(s_d_out(stage) + TileDOut::offset(i, chunk), {0, 0, 0, 0});
-      }
+      clear_row<TileQ>(s_q(stage), i);
+      clear_row<TileDOut>(s_d_out(stage), i);
     }
     __syncthreads();
   }

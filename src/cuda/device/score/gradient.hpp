@@ -25,11 +25,7 @@ class ScoreGradient {
   static_assert(!Score::kHasSeries, "P wants scores, and not exponents");
 
   __device__ ScoreGradient(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
-      : p_(p.forward),
-        sequence_(sequence),
-        batch_idx_(batch_idx),
-        head_idx_(head_idx),
-        score_(p.forward, sequence, batch_idx, head_idx) {}
+      : p_(p.forward), batch_idx_(batch_idx), head_idx_(head_idx), score_(p.forward, sequence, batch_idx, head_idx) {}
 
   __device__ Corner corner(int32_t query, int32_t key) const { return score_.corner(query, key); }
 
@@ -39,12 +35,11 @@ class ScoreGradient {
                                                const Corner& corner, int32_t row, int32_t column) const {
     float tanh = 0;
     const float unmodified = score_.unmodified(product, corner, row, column, tanh);
-    const int32_t query = min(corner.query + row, sequence_.len_q - 1);
-    const int32_t key = min(corner.key + column, sequence_.len_kv - 1);
-    const auto q_minus_k = static_cast<float>(query - key);
+    const auto at = score_.template place<false>(corner, row, column);
+    const auto q_minus_k = static_cast<float>(at.query - at.key);
     float score = unmodified;
     if constexpr (C.score_mod) {
-      score = user::score_mod(unmodified, batch_idx_, head_idx_, query, key, q_minus_k, Arrays(p_));
+      score = user::score_mod(unmodified, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_));
     }
     // The difference is taken in the scores' own units: a large LSE times log2(e) would be rounded.
     const float exponent = __fmaf_rn(score, score_.scale(), -of_row.lse);
@@ -55,7 +50,7 @@ class ScoreGradient {
     gradients.d_unmodified = prob * (d_prob - of_row.delta);
     if constexpr (C.score_mod) {
       gradients.d_unmodified = user::score_mod_gradient(unmodified, gradients.d_unmodified, batch_idx_, head_idx_,
-                                                        query, key, q_minus_k, Arrays(p_));
+                                                        at.query, at.key, q_minus_k, Arrays(p_));
     }
     gradients.d_product = C.softcap ? gradients.d_unmodified * (1 - tanh * tanh) : gradients.d_unmodified;
     return gradients;
@@ -68,7 +63,6 @@ class ScoreGradient {
 
  private:
   const portable::ForwardParams& p_;
-  const Sequence& sequence_;
   int32_t batch_idx_, head_idx_;
   Score score_;
 };

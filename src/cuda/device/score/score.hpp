@@ -118,6 +118,16 @@ class Score {
     return (first_query <= sequence_.len_q - queries) & (first_key <= sequence_.len_kv - keys);
   }
 
+  // A query and a key of the sequence: the last ones where they lie past the lengths, unless AreWithin.
+  struct Place {
+    int32_t query, key;
+  };
+  template <bool AreWithin>
+  __device__ Place place(const Corner& corner, int32_t row, int32_t column) const {
+    const Place at = {corner.query + row, corner.key + column};
+    return AreWithin ? at : Place{min(at.query, sequence_.len_q - 1), min(at.key, sequence_.len_kv - 1)};
+  }
+
   // The score of the query `row` and the key `column` behind the corner's, out of s = q . k with the sign of scale.
   // Both may lie past the lengths unless AreWithin: then a modification's q - k is of_diagonal, q_minus_k()'s, one
   // value for all scores of a diagonal.
@@ -170,16 +180,6 @@ class Score {
   }
 
  private:
-  // Of the sequence's.
-  struct Place {
-    int32_t query, key;
-  };
-  template <bool AreWithin>
-  __device__ Place place(const Corner& corner, int32_t row, int32_t column) const {
-    const Place at = {corner.query + row, corner.key + column};
-    return AreWithin ? at : Place{min(at.query, sequence_.len_q - 1), min(at.key, sequence_.len_kv - 1)};
-  }
-
   // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
   // also divides slopes.
   __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
