@@ -162,10 +162,11 @@ class Normalizer {
       invalid(message(function_, ": num_splits is ", options_.num_splits,
                       ", expected 0 or 1 beside batch_invariant, which splits keys at multiples of a constant"));
     }
-    if (options_.num_splits < 0 || options_.num_splits > 1) {
-      unsupported(message(function_, ": num_splits is ", options_.num_splits,
-                          ", expected 0 or 1: no forward kernel splits keys"));
+    constexpr int32_t kMostSplits = 1024;
+    if (options_.num_splits < 0 || options_.num_splits > kMostSplits) {
+      invalid(message(function_, ": num_splits is ", options_.num_splits, ", expected 0 (automatic) to ", kMostSplits));
     }
+    p_.num_splits = options_.num_splits;
   }
 
   void query_class() {

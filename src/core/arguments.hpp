@@ -60,6 +60,9 @@ struct AttentionArguments : AttentionShape {
   int64_t first_key = 0;
   int64_t whole_heads_q = 0;        // query heads of the whole; 0: heads_q
   const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
+  void* schedule = nullptr;         // on a GPU, as the plan's kernel made it
+  int64_t schedule_bytes = 0;
+  bool cache_is_settled = false;  // nothing that is queued before writes what the call reads, but q
 
   // Of backward, for which out and lse are inputs.
   ScoreGradient d_bias;          // f32, or the dtype of bias

@@ -42,7 +42,7 @@ std::string shown_fields(const S& shape) {
   fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
     const auto& value = std::invoke(get, shape);
     const std::string_view owner = field.owner;
-    const bool is_always = owner == "operation" || owner == "device" || fit == Fit::at_most;
+    const bool is_always = owner == "operation" || owner == "device" || fit == Fit::at_most || fit == Fit::at_most_few;
     const bool is_never = fit == Fit::hint || fit == Fit::at_least || owner == "features";
     if (is_never || (value == std::invoke(get, defaults) && !is_always)) return;
     text << (text.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
@@ -105,6 +105,9 @@ std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
     return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
   }
   if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
+  if (shape.num_splits > 1 && !kernel.serves_few) {
+    return message("does not split keys, and num_splits is ", shape.num_splits);
+  }
   return "";
 }
 std::string refused_mixture(const Kernel&, const MergeShape&) { return ""; }
@@ -198,6 +201,7 @@ void check_fields(const S& plan, const S& call, const char* function) {
     } else if constexpr (std::is_integral_v<Value>) {
       switch (fit) {
         case Fit::at_most:
+        case Fit::at_most_few:
           if (got > made_for) mismatch(made_for, "at most ", ", the plan's bound");
           break;
         case Fit::at_least:

@@ -35,6 +35,7 @@ enum class Feature : uint32_t {
   d_bias = 1u << 25,  // backward: gradients that are wanted beside those of q, k and v
   d_sink = 1u << 26,
   d_alibi_slopes = 1u << 27,
+  schedule = 1u << 30,  // of a decode call, made before on the GPU
 };
 
 class Features {
@@ -86,6 +87,7 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::mask_mod, "mask_mod"},
     {Feature::scales, "scales"},
     {Feature::slice, "slice"},
+    {Feature::schedule, "schedule"},
     {Feature::d_lse, "d_lse"},
     {Feature::d_bias, "d_bias"},
     {Feature::d_sink, "d_sink"},
@@ -102,11 +104,14 @@ inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 // Known to the API, and of no kernel but perhaps the reference yet.
 inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 
+// Of decoding alone.
+inline constexpr Features kDecodeFeatures = Feature::schedule;
+
 // Of backward alone.
 inline constexpr Features kGradientFeatures =
     Feature::d_lse | Feature::d_bias | Feature::d_sink | Feature::d_alibi_slopes;
 
-constexpr Features forward_features() { return all_features().without(kGradientFeatures); }
+constexpr Features forward_features() { return all_features().without(kGradientFeatures | kDecodeFeatures); }
 
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;

@@ -15,10 +15,11 @@ namespace tessella::core {
 // How a member of a call's shape must stand to that of the plan.
 enum class Fit {
   equal,
-  at_most,   // lengths: plans of the cache are made for rounded ones
-  at_least,  // alignments
-  if_given,  // equal, where the call says anything
-  hint,      // decides tiles, not what can be computed: plans of the cache are made for rounded ones
+  at_most,      // lengths: plans of the cache are made for rounded ones
+  at_most_few,  // likewise; small ones are rounded to powers of two, for kernels of few queries
+  at_least,     // alignments
+  if_given,     // equal, where the call says anything
+  hint,         // decides tiles, not what can be computed: plans of the cache are made for rounded ones
 };
 
 // "heads_q", "q.dtype", "mod_args[2].dtype". Put together only to be shown.
@@ -41,7 +42,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"device"}, &S::device, Fit::equal);
   f(FieldName{"features"}, &S::features, Fit::equal);  // before the operands that they bring
   f(FieldName{"batch"}, &S::batch, Fit::equal);
-  f(FieldName{"seqlen_q"}, &S::seqlen_q, Fit::at_most);
+  f(FieldName{"seqlen_q"}, &S::seqlen_q, Fit::at_most_few);
   f(FieldName{"seqlen_kv"}, &S::seqlen_kv, Fit::at_most);
   f(FieldName{"heads_q"}, &S::heads_q, Fit::equal);
   f(FieldName{"heads_kv"}, &S::heads_kv, Fit::equal);
@@ -73,6 +74,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"rows_grow"}, &S::rows_grow, Fit::hint);
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
+  f(FieldName{"num_splits"}, &S::num_splits, Fit::equal);
   f(FieldName{"batch_invariant"}, &S::batch_invariant, Fit::equal);
   f(FieldName{"in_any_order"}, &S::in_any_order, Fit::equal);
   f(FieldName{"query_class"}, &S::query_class, Fit::equal);
@@ -115,7 +117,11 @@ S rounded(S shape) {
   fields(std::type_identity<S>(), [&](const FieldName&, auto get, Fit fit) {
     auto& value = std::invoke(get, shape);
     if constexpr (std::is_same_v<decltype(value), int64_t&>) {
-      if (fit == Fit::at_most || fit == Fit::hint) value = rounded_length(value);
+      if (fit == Fit::at_most_few && value < 64) {
+        value = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(value, 1))));
+      } else if (fit == Fit::at_most || fit == Fit::at_most_few || fit == Fit::hint) {
+        value = rounded_length(value);
+      }
     }
   });
   return shape;

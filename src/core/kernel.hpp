@@ -41,7 +41,7 @@ struct Kernel {
   uint32_t dtypes = 0;                     // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
   Features features;         // those it supports
-  bool serves_few = false;   // is of query_class few; every kernel is of query_class many
+  bool serves_few = false;   // is of query_class few, and splits keys; every kernel is of query_class many
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
@@ -59,6 +59,9 @@ struct Kernel {
   // Compiles and loads what runs of plans of this shape need, so that run does nothing that a graph capture forbids.
   // Its result lives in Plan::prepared. May be null.
   std::shared_ptr<const void> (*prepare)(const Shape&) = nullptr;
+  // Bytes of the schedule that runs of plans of this shape may follow, and what queues the making of it. Null: none.
+  int64_t (*schedule_bytes)(const Shape&) = nullptr;
+  void (*schedule)(const Arguments&, const Plan&, void* stream) = nullptr;
   // stream: of the device; ignored on the CPU.
   void (*run)(const Arguments&, const Plan&, Workspace, void* stream) = nullptr;
 };

@@ -63,6 +63,7 @@ struct AttentionShape {
   std::string_view score_mod, mask_mod, score_mod_gradient;  // C++ source, "" = absent; not owned
   int32_t num_threads = 0;                                   // CPU: 0 = all that the process may use
   int32_t num_sms = 0;                                       // GPU: multiprocessors to use; 0 = all
+  int32_t num_splits = 0;                                    // of keys, over blocks; 0 = automatic
   bool batch_invariant = false;                              // a row must depend on nothing beside it
   bool in_any_order = false;                                 // backward: sums need not be the same bits in every run
   QueryClass query_class = QueryClass::automatic;

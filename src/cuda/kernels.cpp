@@ -5,6 +5,7 @@
 
 #include "core/once.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
+#include "cuda/decode/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
@@ -20,6 +21,31 @@ using core::dtype_bit;
 constexpr uint32_t kHalves = dtype_bit(DType::bf16) | dtype_bit(DType::f16);
 constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
 
+// Masks that are bands, and what enters a score without memory of its own.
+constexpr core::Features kDecodeFeatures =
+    core::forward_features().without(core::kFutureFeatures | core::kElementMasks | core::kModFeatures |
+                                     core::Feature::bias | core::Feature::dropout) |
+    core::Feature::schedule;
+
+constexpr KernelRow kDecode = {.name = "cuda.decode",
+                               .summary = "Flash-Decoding: few queries, keys split over blocks, one launch",
+                               .architectures = "sm_80+",
+                               .dtypes = kFloats,
+                               .max_head_dim = 256,
+                               .features = kDecodeFeatures,
+                               .serves_few = true,
+                               .recipe = decode_recipe,
+                               .cost = decode_cost};
+constexpr KernelRow kDecodeUnifiedMax = {
+    .name = "cuda.decode_unified_max",
+    .summary = "FlashDecoding++'s softmax: one maximum for all rows, recomputed where it does not serve",
+    .architectures = "sm_80+",
+    .dtypes = kFloats,
+    .max_head_dim = 256,
+    .features = kDecodeFeatures,
+    .automatic = 0,
+    .recipe = decode_unified_max_recipe,
+    .cost = decode_cost};
 constexpr KernelRow kForwardSm90 = {
     .name = "cuda.forward_sm90",
     .summary = "FlashAttention-3 with Hopper's copy engine and warpgroup matrix instructions",
@@ -44,7 +70,7 @@ constexpr KernelRow kBackwardSm80 = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::Feature::paged_kv),
+    .features = core::all_features().without(core::kFutureFeatures | core::kDecodeFeatures | core::Feature::paged_kv),
     .recipe = backward_sm80_recipe,
     .cost = backward_sm80_cost};
 constexpr KernelRow kMerge = {.name = "cuda.merge",
@@ -70,7 +96,7 @@ constexpr KernelRow kStandardBackward = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::Feature::paged_kv),
+    .features = core::all_features().without(core::kFutureFeatures | core::kDecodeFeatures | core::Feature::paged_kv),
     .automatic = 0,
     .recipe = standard_backward_recipe,
     .cost = standard_backward_cost};
@@ -87,8 +113,10 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(),      kernel<kBackwardSm80>(), kernel<kMerge>(),
-                      kernel<kStandard>(),    kernel<kStandardBackward>(), kernel<kFlash1>()};
+    return std::array{
+        kernel<kDecode>(), kernel<kForwardSm90>(), kernel<kForwardSm80>(),      kernel<kBackwardSm80>(),
+        kernel<kMerge>(),  kernel<kStandard>(),    kernel<kStandardBackward>(), kernel<kDecodeUnifiedMax>(),
+        kernel<kFlash1>()};
   });
 }
 

@@ -57,6 +57,7 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
 }
 
 inline void __syncthreads() { tessella::emulator::named_barrier(0, tessella::emulator::num_threads(), true); }
+inline int __syncthreads_or(int value) { return tessella::emulator::block_or(value != 0) ? 1 : 0; }
 inline void __syncwarp() { tessella::emulator::exchange({}); }
 template <typename T>
 T __shfl_sync(uint32_t, T value, int lane, int width = 32) {

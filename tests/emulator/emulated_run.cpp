@@ -19,9 +19,9 @@ namespace {
 using core::AttentionArguments;
 
 // Few multiprocessors and a small cache: sections of few heads, and a last one of more.
-cuda::DeviceInfo small_gpu() {
+cuda::DeviceInfo small_gpu(int num_sms = 3) {
   cuda::DeviceInfo device = cuda::typical_device(90);
-  device.num_sms = 3;
+  device.num_sms = num_sms;
   device.l2_bytes = 256 << 10;
   return device;
 }
@@ -79,7 +79,7 @@ class WorkspaceMemory {
 
 template <class SomeCall>
 std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed,
-                Texts texts) {
+                Texts texts, const Gpu& gpu = {}) {
   for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
   std::optional<TextArrays> arrays;
   if (texts != Texts::none) {
@@ -87,14 +87,22 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
     use_texts(p, texts);
     core::derive_mask_shape(p);
   }
+  p.num_splits = gpu.num_splits;
+  if (gpu.scheduled) p.features |= core::Feature::schedule;
   core::AttentionShape bounds = p;
   bounds.seqlen_q = std::max(p.seqlen_q, max_seqlen);
   bounds.seqlen_kv = std::max(p.seqlen_kv, max_seqlen);
-  const cuda::DeviceInfo device = small_gpu();
+  const cuda::DeviceInfo device = small_gpu(gpu.num_sms);
   const cuda::Recipe recipe = recipe_of(bounds, device);
   if (!recipe.refusal.empty()) return recipe.refusal;
   const WorkspaceMemory memory(recipe.workspace);
+  Memory schedule(static_cast<size_t>(recipe.schedule_bytes), Placement::guarded);
+  if (gpu.scheduled) p.schedule = schedule.data();
   try {
+    for (const cuda::Step& step : recipe.schedule) {
+      const auto launch = step.launch(bounds, &p, cuda::concurrency(step, bounds, device), {});
+      if (launch) run_step(step, *launch, seed);
+    }
     for (const cuda::Step& step : recipe.steps) {
       const auto launch = step.launch(bounds, &p, concurrency_of(step, bounds, device), memory.workspace());
       if (launch) run_step(step, *launch, seed);
@@ -110,6 +118,11 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
 
 std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts) {
   return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, texts);
+}
+
+std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, Texts::none,
+             gpu);
 }
 
 std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts) {

@@ -23,6 +23,13 @@ enum class Texts { none, usual, by_distance };
 // Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
 // is wrong.
 std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts = Texts::none);
+// Decoding, on a GPU of so many multiprocessors, by which keys are split; or in so many splits, or by a schedule.
+struct Gpu {
+  int num_sms = 3;
+  int num_splits = 0;
+  bool scheduled = false;
+};
+std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu);
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);
 std::string run_sm80(Call& call, uint64_t seed);
 std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,

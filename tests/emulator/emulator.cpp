@@ -42,6 +42,8 @@ struct Fiber {
   std::function<bool()> ready;                           // empty: it may run
   Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
   std::vector<std::pair<size_t, size_t>> stores;         // not fenced: where in `shared`, bytes
+  uint64_t cluster_phase = 0;                            // in which it arrived
+  uint64_t votes = 1;                                    // of the block
   uint64_t path = 0;                                     // hash of the places that as_warpgroup() named
   bool has_ended = false;
 };
@@ -51,6 +53,12 @@ struct Warp {
   Given given[2][kLanes];
   unsigned num_given = 0;
   uint64_t exchanges = 0;
+};
+
+// Of a block, this one and the one before.
+struct Vote {
+  uint64_t turn[2] = {0, 0};
+  bool any[2] = {false, false};
 };
 
 struct NamedBarrier {
@@ -83,7 +91,8 @@ class Cluster {
         fibers_(size_t{size} * threads),
         warps_per_block_((threads + kLanes - 1) / kLanes),
         warps_(size_t{size} * warps_per_block_),
-        named_(size_t{size} * kNamedBarriers) {
+        named_(size_t{size} * kNamedBarriers),
+        votes_(size) {
     for (unsigned i = 0; i < fibers_.size(); ++i) {
       fibers_[i].thread_idx.x = i % threads;
       fibers_[i].block = i / threads;
@@ -160,6 +169,24 @@ class Cluster {
     meet(named_[running_->block * kNamedBarriers + static_cast<size_t>(barrier)], threads, waits);
   }
   void sync_cluster() { meet(of_all_, static_cast<int>(fibers_.size()), true); }
+  void arrive_at_cluster() {
+    running_->cluster_phase = of_all_.phases;
+    meet(of_all_, static_cast<int>(fibers_.size()), false);
+  }
+  void wait_for_cluster() {
+    wait_until([this, phase = running_->cluster_phase] { return of_all_.phases != phase; });
+  }
+  bool block_or(bool mine) {
+    Vote& vote = votes_[running_->block];
+    const uint64_t turn = running_->votes++;
+    if (vote.turn[turn % 2] != turn) {
+      vote.turn[turn % 2] = turn;
+      vote.any[turn % 2] = false;
+    }
+    vote.any[turn % 2] = vote.any[turn % 2] || mine;
+    named_barrier(0, static_cast<int>(threads_), true);
+    return vote.any[turn % 2];
+  }
 
   bool may_use(size_t block) const { return running_ == nullptr ? block < size_ : block == running_->block; }
   bool has_ended(uint32_t shared_address) const {
@@ -247,6 +274,7 @@ class Cluster {
   size_t late_warp_ = kNoWarp;
   std::vector<NamedBarrier> named_;
   NamedBarrier of_all_;
+  std::vector<Vote> votes_;
   std::vector<uint16_t> num_readers_ = std::vector<uint16_t>(sizeof shared / kChunk);
   ucontext_t scheduler_;
   std::exception_ptr error_;
@@ -305,6 +333,10 @@ void fence_async() {
   auto& stores = g_cluster->running_->stores;
   for (const auto& [place, bytes] : stores) std::memcpy(g_async + place, shared + place, bytes);
   stores.clear();
+}
+void receive(uint32_t address, const void* from, size_t bytes) {
+  if (g_cluster->has_ended(address)) throw std::logic_error("bytes for a block that has ended");
+  std::memcpy(at(address, bytes), from, bytes);
 }
 void check_async_write(uint32_t chunk) {
   g_cluster->check_fenced(place_of(chunk));
@@ -370,6 +402,9 @@ void as_warpgroup(uint64_t place) {
 const Given* exchange(const Given& mine) { return g_cluster->exchange(mine); }
 void named_barrier(int barrier, int threads, bool waits) { g_cluster->named_barrier(barrier, threads, waits); }
 void sync_cluster() { g_cluster->sync_cluster(); }
+void arrive_at_cluster() { g_cluster->arrive_at_cluster(); }
+void wait_for_cluster() { g_cluster->wait_for_cluster(); }
+bool block_or(bool mine) { return g_cluster->block_or(mine); }
 
 void init_barrier(uint32_t address, uint32_t count) {
   g_cluster->barriers_[address] = {.count = count, .pending = count};

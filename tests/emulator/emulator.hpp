@@ -50,7 +50,7 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
 // place in a block they hold which block of its cluster it is.
 inline constexpr size_t kMaxShared = 232448;
 inline constexpr uint32_t kBlockBytes = 1 << 24;
-inline constexpr unsigned kMaxCluster = 2;
+inline constexpr unsigned kMaxCluster = 8;
 char* dynamic_shared();
 uint32_t shared_address(const void* pointer);
 // The same place in another block of the cluster.
@@ -70,6 +70,9 @@ void store(uint32_t address, const T& value) {
   store_bytes(address, &value, sizeof value);
 }
 void fence_async();
+// What another block of the cluster has sent lands, as a thread's store. Throws std::logic_error where that block has
+// ended.
+void receive(uint32_t address, const void* from, size_t bytes);
 
 // What the copy engine writes: chunks of kChunk bytes, in any block of the cluster. Checked when the copy begins and
 // when it lands.
@@ -103,6 +106,10 @@ const Given* exchange(const Given& mine);
 // Counted barriers: named ones, and those in shared memory.
 void named_barrier(int barrier, int threads, bool waits);
 void sync_cluster();
+void arrive_at_cluster();
+void wait_for_cluster();
+// Whether some thread of the block says so; all of them come here.
+bool block_or(bool mine);
 void init_barrier(uint32_t address, uint32_t count);
 void arrive(uint32_t address, uint32_t expected_bytes);
 void complete_bytes(uint32_t address, uint32_t bytes);

@@ -76,6 +76,9 @@ struct Recipe {
   core::WorkspaceSize workspace;
   std::string description;  // one line: tiles, shared memory
   std::vector<Step> steps;
+  // What makes the call's schedule, in memory of the caller: queued once for many runs (design.md, section 3).
+  int64_t schedule_bytes = 0;
+  std::vector<Step> schedule;
 };
 
 // On a GPU with nothing else to do, for a call that may ask for fewer multiprocessors. Of a cluster's blocks only the

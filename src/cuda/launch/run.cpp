@@ -20,7 +20,7 @@ struct PreparedStep {
 
 // What a plan holds.
 struct Prepared {
-  std::vector<PreparedStep> steps;
+  std::vector<PreparedStep> steps, schedule;
 };
 
 // The step, or what takes its place.
@@ -68,8 +68,11 @@ std::string describe(const Recipe& recipe, const DeviceInfo& device) {
 
 std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device) {
   auto prepared = std::make_shared<Prepared>();
-  for (const Step& step : recipe.steps) {
-    prepared->steps.push_back(prepare_step(without_spills(step, device.arch), bounds, device));
+  for (const auto& [steps, to] :
+       {std::pair{&recipe.steps, &prepared->steps}, {&recipe.schedule, &prepared->schedule}}) {
+    for (const Step& step : *steps) {
+      to->push_back(prepare_step(without_spills(step, device.arch), bounds, device));
+    }
   }
   const bool holds_clusters =
       std::ranges::all_of(prepared->steps, [](const PreparedStep& step) { return step.at_once.holds_clusters; });
@@ -77,9 +80,12 @@ std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bou
   return prepared;
 }
 
-void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream) {
+namespace {
+
+void queue(const std::vector<PreparedStep>& steps, const core::Arguments& arguments, const core::Plan& plan,
+           const core::Workspace& workspace, void* stream) {
   const CurrentDevice current(core::device(plan.shape).id);
-  for (const auto& [step, kernel, at_once] : static_cast<const Prepared*>(plan.prepared.get())->steps) {
+  for (const auto& [step, kernel, at_once] : steps) {
     const std::optional<Launch> launch = step.launch(plan.shape, arguments, at_once, workspace);
     if (!launch) continue;
     const auto& [x, y, z] = launch->grid;
@@ -87,6 +93,18 @@ void run(const core::Arguments& arguments, const core::Plan& plan, const core::W
         {.grid = {x, y, z}, .threads = step.threads, .cluster = step.cluster, .is_dependent = step.is_dependent},
         launch->parameters.data(), launch->parameters.bytes(), stream);
   }
+}
+
+const Prepared& prepared(const core::Plan& plan) { return *static_cast<const Prepared*>(plan.prepared.get()); }
+
+}  // namespace
+
+void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream) {
+  queue(prepared(plan).steps, arguments, plan, workspace, stream);
+}
+
+void make_schedule(const core::Arguments& arguments, const core::Plan& plan, void* stream) {
+  queue(prepared(plan).schedule, arguments, plan, {}, stream);
 }
 
 }  // namespace tessella::cuda

@@ -22,6 +22,7 @@ struct KernelRow {
   uint32_t dtypes = 0;
   int64_t max_head_dim = 0;
   core::Features features = core::forward_features().without(core::kFutureFeatures);
+  bool serves_few = false;
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
   Recipe (*recipe)(const core::Shape& bounds, const DeviceInfo& device) = nullptr;
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
@@ -32,6 +33,7 @@ std::string unavailable(const KernelRow& row, core::Device device);
 std::string describe(const Recipe& recipe, const DeviceInfo& device);
 std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device);
 void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream);
+void make_schedule(const core::Arguments& arguments, const core::Plan& plan, void* stream);
 
 template <const KernelRow& row>
 Recipe recipe(const core::Shape& bounds) {
@@ -49,6 +51,7 @@ core::Kernel kernel() {
       .dtypes = row.dtypes,
       .max_head_dim = row.max_head_dim,
       .features = row.features,
+      .serves_few = row.serves_few,
       .automatic = row.automatic,
       .unavailable = [](core::Device device) { return unavailable(row, device); },
       .refuses = [](const core::Shape& shape) { return recipe<row>(shape).refusal; },
@@ -58,6 +61,8 @@ core::Kernel kernel() {
                   : +[](const core::Arguments& a) { return row.cost(a, device_info(core::device(core::shape(a)).id)); },
       .describe = [](const core::Shape& s, int) { return describe(recipe<row>(s), device_info(core::device(s).id)); },
       .prepare = [](const core::Shape& s) { return prepare(recipe<row>(s), s, device_info(core::device(s).id)); },
+      .schedule_bytes = [](const core::Shape& shape) { return recipe<row>(shape).schedule_bytes; },
+      .schedule = make_schedule,
       .run = [](const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace,
                 void* stream) { run(arguments, plan, workspace, stream); }};
 }

@@ -27,4 +27,28 @@ __device__ __forceinline__ void store_to_memory(uint32_t* to, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// 16 or 8 bytes that another block has stored, past this multiprocessor's cache.
+__device__ __forceinline__ void load_from_memory(float (&x)[4], const float* from) {
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void load_from_memory(float (&x)[2], const float* from) {
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "l"(from) : "memory");
+}
+__device__ __forceinline__ void store_to_memory(float* to, const float (&x)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_to_memory(float* to, const float (&x)[2]) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(to), "f"(x[0]), "f"(x[1]) : "memory");
+}
+// Counts an arrival. True for the last of `count`, which leaves the word zero. Between fences.
+__device__ __forceinline__ bool is_last_arrival(uint32_t* word, uint32_t count) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(count - 1) : "memory");
+  return before == count - 1;
+}
+
 }  // namespace tessella::device::ptx

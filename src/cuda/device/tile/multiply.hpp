@@ -162,16 +162,19 @@ __device__ __forceinline__ void add(float (&to)[MBlocks][Blocks][4], const float
   }
 }
 
-// Makes a tile of q what multiply_qk() takes. Scores are wanted for |scale|, so a negative one turns q's signs; fp32 is
-// rounded to 22 bits behind the point, two tf32 terms, but what has no such neighbour. Then the block needs a barrier.
+// Makes a word of q what products take. Scores are wanted for |scale|, so a negative one turns q's signs; fp32 is
+// rounded to 22 bits behind the point, two tf32 terms, but what has no such neighbour.
+template <Element E>
+__device__ __forceinline__ uint32_t prepared_q(uint32_t word, bool is_negative) {
+  const uint32_t signs = !is_negative ? 0 : E == Element::f32 ? 0x80000000 : 0x80008000;
+  constexpr uint32_t kLast = 0x7F7FFFFE;
+  const bool rounds = E == Element::f32 && (word & 0x7FFFFFFF) <= kLast;
+  return (rounds ? (word + 1) & ~1u : word) ^ signs;
+}
+// The same of a tile for multiply_qk(). Then the block needs a barrier.
 template <Element E, class TileQ, int Threads>
 __device__ __forceinline__ void prepare_q(uint32_t tile_q, int thread, bool is_negative) {
-  const uint32_t signs = !is_negative ? 0 : E == Element::f32 ? 0x80000000 : 0x80008000;
-  const auto prepared = [&](uint32_t word) {
-    constexpr uint32_t kLast = 0x7F7FFFFE;
-    const bool rounds = E == Element::f32 && (word & 0x7FFFFFFF) <= kLast;
-    return (rounds ? (word + 1) & ~1u : word) ^ signs;
-  };
+  const auto prepared = [&](uint32_t word) { return prepared_q<E>(word, is_negative); };
   constexpr int kUnroll = E == Element::f32 ? 2 : 1;
 #pragma unroll kUnroll
   for (int at = thread * 16; at < TileQ::kBytes; at += Threads * 16) {

@@ -2,6 +2,8 @@
 // time, at the latest when a thread of the block comes to a fence.
 #pragma once
 
+#include <array>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,5 +42,18 @@ inline void fence_memory() {
   for (const auto& write : std::exchange(pending_writes()[emulator::block_idx().x], {})) write();
 }
 inline void store_to_memory(uint32_t* to, uint32_t value) { *to = value; }
+template <size_t N>
+void load_from_memory(float (&x)[N], const float* from) {
+  std::memcpy(x, from, sizeof x);
+}
+template <size_t N>
+void store_to_memory(float* to, const float (&x)[N]) {
+  write_later([to, words = std::to_array(x)] { std::memcpy(to, words.data(), sizeof words); });
+}
+inline bool is_last_arrival(uint32_t* word, uint32_t count) {
+  const bool is_last = *word == count - 1;
+  *word = is_last ? 0 : *word + 1;
+  return is_last;
+}
 
 }  // namespace tessella::device::ptx

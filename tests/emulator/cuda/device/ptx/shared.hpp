@@ -20,6 +20,15 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = 0; i < 4; ++i) r[i] = load_word(rows[i * 8 + lane / 4].words[0] + lane % 4 * 4);
 }
+inline uint32_t transpose(uint32_t pair) {
+  const emulator::Given* given = emulator::exchange({{pair, 0, 0, 0}});
+  const uint32_t lane = threadIdx.x % 32;
+  const auto element = [&](uint32_t row) {
+    const uint32_t word = given[row * 4 + lane / 8].words[0];
+    return (lane / 4 % 2 == 0 ? word : word >> 16) & 0xFFFF;
+  };
+  return element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
+}
 inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
   const emulator::Given* rows = emulator::exchange({{address, 0, 0, 0}});
   const uint32_t lane = threadIdx.x % 32;

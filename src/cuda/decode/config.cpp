@@ -1,0 +1,123 @@
+#include "cuda/decode/config.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/compile/expression.hpp"
+#include "cuda/launch/score_config.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::AttentionShape;
+using core::Feature;
+using portable::DecodeConfig;
+using portable::Element;
+
+int32_t padded(int64_t head_dim) {
+  for (const int32_t compiled : {32, 64, 96, 128, 192}) {
+    if (head_dim <= compiled) return compiled;
+  }
+  return 256;
+}
+
+// With so many bytes of keys and values on their way a multiprocessor draws its part of the memory's rate.
+constexpr int32_t kBytesUnderWay = 128 << 10;
+constexpr int32_t kMostDepth = 6;
+
+// Registers of a thread that grow with rows: o, and scores, probabilities, maxima and sums of a step. Found with the
+// assembler: with so many nothing spills (tests/gpu/kernel_matrix_test.cpp).
+int32_t accumulators(const DecodeConfig& c) {
+  const int32_t blocks = c.rows / 8, pieces = c.head_dim_v / 16;
+  return blocks * (4 * ((pieces + c.num_warps - 1) / c.num_warps) + 12);
+}
+int32_t accumulator_limit(const DecodeConfig& c) {
+  if (c.score.element == Element::f32) return 40;  // operands are split in two
+  return std::max(c.head_dim_qk, c.head_dim_v) > 192 ? 80 : 144;
+}
+
+// Steps ahead: as many as are wanted and fit; 0 if not even one does.
+int32_t depth(DecodeConfig c, const DeviceInfo& device) {
+  const int32_t row_bytes = (c.head_dim_qk + c.head_dim_v) * portable::size_bytes(c.score.element);
+  const int32_t wanted = std::clamp(kBytesUnderWay / (portable::step_keys(c) * row_bytes), 1, kMostDepth);
+  for (c.depth = wanted; c.depth > 0; --c.depth) {
+    if (shared_bytes(c) <= device.shared_bytes_per_block) break;
+  }
+  return c.depth;
+}
+
+constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+}  // namespace
+
+DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
+  DecodeConfig c{.score = score_config(p),
+                 .head_dim_qk = padded(p.head_dim_qk),
+                 .head_dim_v = padded(p.head_dim_v),
+                 .unified_max = unified_max};
+  // A row's bits must not depend on the queries beside it.
+  const int64_t rows = p.batch_invariant ? p.group() : decode_rows(p);
+  c.rows = std::max<int32_t>(static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(rows, 1, kMostDecodeRows)))), 8);
+  // Rows that do not fit are several tiles, which read keys and values once each.
+  for (; c.rows >= 8; c.rows /= 2) {
+    for (const int32_t least_depth : {2, 1}) {
+      for (c.num_warps = 8; c.num_warps >= 2; c.num_warps /= 2) {
+        c.depth = depth(c, device);
+        if (c.depth >= least_depth && accumulators(c) <= accumulator_limit(c)) return c;
+      }
+    }
+  }
+  c.rows = 8;  // wants more shared memory than there is, as the recipe says
+  c.num_warps = 2;
+  c.depth = 1;
+  return c;
+}
+
+Program decode_program(const DecodeConfig& config) {
+  return {.header = "cuda/device/decode.hpp", .expression = expression("decode", "DecodeConfig", config)};
+}
+Program decode_schedule_program() {
+  return {.header = "cuda/device/decode_schedule.hpp", .expression = "tessella::device::decode_schedule"};
+}
+
+// Measured on an H100 (docs/results): about 64 blocks with 128 KB on their way draw the memory's rate, and fewer parts
+// cost less to merge; from half as many units as multiprocessors on a block has a whole unit.
+Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const DeviceInfo& device) {
+  Splits s;
+  const bool has_clusters = device.arch >= 90;
+  const int64_t sequences = p.batch + (p.features.has(Feature::packed_q) ? 1 : 0);
+  s.rows = static_cast<int32_t>(std::clamp<int64_t>(decode_rows(p), 1, c.rows));
+  s.row_tiles = std::max<int64_t>(ceil(decode_rows(p), s.rows), 1);
+  s.units = sequences * p.heads_kv * s.row_tiles;
+  const int64_t num_sms = std::max(device.num_sms, 1), units = std::max<int64_t>(s.units, 1);
+  const int64_t keys = p.most_keys();
+  if (p.batch_invariant) {
+    // Constants: eight steps of a cluster of two, or of a block where there are no clusters.
+    constexpr int64_t kInvariantKeys = 4096;
+    s.cluster = has_clusters ? 2 : 1;
+    s.split_rounds = static_cast<int32_t>(kInvariantKeys / (s.cluster * portable::step_keys(c)));
+    s.parts = ceil(p.seqlen_kv, kInvariantKeys) + (p.features.has(Feature::keep_first) ? 1 : 0);
+    s.parts = std::max<int64_t>(s.parts, 1);
+    return s;
+  }
+  if (p.features.has(Feature::schedule)) {  // by what does not change with lengths
+    s.cluster = has_clusters && units < num_sms / 4 ? 2 : 1;
+    s.pieces = num_sms / s.cluster;
+    return s;
+  }
+  const int64_t steps = std::max<int64_t>(ceil(keys, portable::step_keys(c)), 1);
+  int64_t blocks = p.num_splits;  // of a unit
+  if (blocks == 0) {
+    const int64_t wanted = has_clusters ? std::max<int64_t>(num_sms / 2, 1) : num_sms;
+    blocks = 2 * units >= num_sms ? 1 : std::min(std::max<int64_t>(wanted / units, 1), steps);
+    if (blocks > 1 && has_clusters) blocks = blocks < portable::kMostClusterBlocks
+                                       ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(blocks)))
+                                       : blocks / portable::kMostClusterBlocks * portable::kMostClusterBlocks;
+  }
+  s.cluster = 1;
+  while (has_clusters && s.cluster < portable::kMostClusterBlocks && blocks % (s.cluster * 2) == 0) s.cluster *= 2;
+  s.parts = blocks / s.cluster;
+  return s;
+}
+
+}  // namespace tessella::cuda

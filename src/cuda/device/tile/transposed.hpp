@@ -1,0 +1,177 @@
+// The two products of decoding on one warp's fragments: S^T = K Q^T and O^T += V^T P^T. Keys, then columns of v, are
+// the 16 rows of a matrix instruction, and few query rows its 8 columns: no place is wasted on rows that are not there.
+//
+// fp32 as in multiply.hpp: two tf32 terms, and long sums made of short ones.
+#pragma once
+
+#include "cuda/device/tile/multiply.hpp"
+#include "cuda/device/tile/tile.hpp"
+
+namespace tessella::device {
+
+// Blocks: of 8 query rows. s[n]: lane l has keys l / 4 and l / 4 + 8 of query rows 8 n + l % 4 * 2 and the next.
+template <Element E>
+struct Transposed {
+  using A = typename Multiply<E>::A;
+  static constexpr int kProbWords = 2;  // of a lane, for 16 keys and 8 rows
+
+  __device__ static __forceinline__ A left(const uint32_t (&words)[4]) { return Multiply<E>::split(words); }
+  // Probabilities of 16 keys, from where scores lie to where the right operand takes them, in shared memory.
+  __device__ static __forceinline__ void store_probs(uint32_t to, const float (&p)[4], int lane) {
+    ptx::store_words(to + lane * 8, ptx::transpose(Multiply<E>::pack(p[0], p[1])),
+                     ptx::transpose(Multiply<E>::pack(p[2], p[3])));
+  }
+  struct Probs {
+    uint2 b;
+  };
+  __device__ static __forceinline__ Probs load_probs(uint32_t from, int lane) {
+    return {ptx::load_words(from + lane * 8)};
+  }
+  // Columns [16 piece, 16 piece + 16) of 16 rows of v.
+  template <class TileV>
+  struct Values {
+    A a;
+    __device__ __forceinline__ Values(uint32_t tile, int piece, int lane) {
+      const uint32_t at = tile + TileV::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      uint32_t words[4];
+      ptx::load_matrices_transposed(words, TileV::advance(at, 0, piece * 2));
+      a = left(words);
+    }
+  };
+  template <class TileV>
+  __device__ static __forceinline__ void multiply(float (&o)[4], const Values<TileV>& v, const Probs& p) {
+    Multiply<E>::multiply(o, v.a, p.b.x, p.b.y);
+  }
+};
+
+template <>
+struct Transposed<Element::f32> {
+  using A = typename Multiply<Element::f32>::A;
+  using M = Multiply<Element::f32>;
+
+  __device__ static __forceinline__ A left(const uint32_t (&words)[4]) {
+    A a;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) M::split(words[i], a.high[i], a.low[i]);
+    return a;
+  }
+  // [key][row]
+  __device__ static __forceinline__ void store_probs(uint32_t to, const float (&p)[4], int lane) {
+    const uint32_t at = to + (lane / 4 * 8 + lane % 4 * 2) * 4;
+    ptx::store_words(at, __float_as_uint(p[0]), __float_as_uint(p[1]));
+    ptx::store_words(at + 8 * 32, __float_as_uint(p[2]), __float_as_uint(p[3]));
+  }
+  struct Probs {
+    uint32_t b[4];
+  };
+  __device__ static __forceinline__ Probs load_probs(uint32_t from, int lane) {
+    Probs p;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p.b[i] = ptx::load_word(from + ((i * 4 + lane % 4) * 8 + lane / 4) * 4);
+    return p;
+  }
+  template <class TileV>
+  struct Values {
+    A a[2];  // of 8 keys each
+    __device__ __forceinline__ Values(uint32_t tile, int piece, int lane) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = step * 8 + i / 2 * 4 + lane % 4, column = i % 2 * 8 + lane / 4;
+          const uint32_t word = ptx::load_word(tile + TileV::offset(key, piece * 4 + column / 4) + column % 4 * 4);
+          M::split<false>(word, a[step].high[i], a[step].low[i]);
+        }
+      }
+    }
+  };
+  template <class TileV>
+  __device__ static __forceinline__ void multiply(float (&o)[4], const Values<TileV>& v, const Probs& p) {
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) M::multiply<false>(sum, v.a[step], p.b[step * 2], p.b[step * 2 + 1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[i] += sum[i];
+  }
+};
+
+// The right operands of query rows, prepared as multiply.hpp's prepare_q() does: from shared memory each time, or kept
+// in registers where they are few.
+template <Element E, class TileQ, int Blocks, int Steps>
+class QueryOperands {
+ public:
+  static constexpr bool kInRegisters = E != Element::f32 && Blocks * Steps <= 16;
+  static_assert(Steps % 2 == 0);
+
+  __device__ __forceinline__ QueryOperands(uint32_t tile, int lane)
+      : address_(tile + TileQ::offset(lane % 8, lane / 8)) {
+    if constexpr (kInRegisters) {
+#pragma unroll
+      for (int n = 0; n < Blocks; ++n) {
+#pragma unroll
+        for (int step = 0; step < Steps; step += 2) load(kept_[n][step / 2], n, step);
+      }
+    }
+  }
+  // Of steps `step` (even) and the next of a panel: b0 and b1 of each.
+  __device__ __forceinline__ void get(uint32_t (&b)[4], int n, int panel, int step) const {
+    if constexpr (kInRegisters) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[i] = kept_[n][step / 2][i];
+    } else {
+      load(b, n, step, panel);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(uint32_t (&b)[4], int n, int step, int panel = 0) const {
+    ptx::load_matrices(b, TileQ::advance(address_, n * 8, step * 2) + panel * TileQ::kPanelBytes);
+  }
+  uint32_t address_;
+  uint32_t kept_[kInRegisters ? Blocks : 1][kInRegisters ? Steps / 2 : 1][4];
+};
+
+// s = k . q^T of 16 keys.
+template <Element E, class TileK, int Steps, int Blocks, class Queries>
+__device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
+  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads.
+  constexpr int kPanelSteps = Multiply<E>::kSumsApart ? TileK::kPanelChunks / 2 : Steps;
+  const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
+  // With few blocks even steps and odd ones have sums of their own: chains half as long. Those of fp32 are short.
+  constexpr int kChains = Blocks <= 2 ? 2 : 1;
+  float sums[kChains][Blocks][4];
+  clear(sums);
+#pragma unroll
+  for (int n = 0; n < Blocks; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+  const auto add = [&] {
+#pragma unroll
+    for (int n = 0; n < Blocks; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] += kChains == 2 ? sums[0][n][i] + sums[kChains - 1][n][i] : sums[0][n][i];
+    }
+    clear(sums);
+  };
+#pragma unroll 1
+  for (int panel = 0; panel < Steps / kPanelSteps; ++panel) {
+#pragma unroll
+    for (int step = 0; step < kPanelSteps; step += 2) {
+      typename Transposed<E>::A left[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t words[4];
+        ptx::load_matrices(words, TileK::advance(k, 0, (step + i) * 2) + panel * TileK::kPanelBytes);
+        left[i] = Transposed<E>::left(words);
+      }
+#pragma unroll
+      for (int n = 0; n < Blocks; ++n) {
+        uint32_t b[4];
+        queries.get(b, n, panel, step);
+        Multiply<E>::multiply(sums[0][n], left[0], b[0], b[1]);
+        Multiply<E>::multiply(sums[kChains - 1][n], left[1], b[2], b[3]);
+      }
+    }
+    add();
+  }
+}
+
+}  // namespace tessella::device

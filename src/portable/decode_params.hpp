@@ -1,0 +1,105 @@
+// Decoding: what its kernels are compiled for, how they lay out shared memory, and their arguments.
+//
+// A block's query rows are the queries of one sequence and one KV head together: row = query * group + head of the
+// group. Its warps take 16 keys each, a step. The blocks of a cluster take a step each, a round.
+#pragma once
+
+#include "portable/forward_params.hpp"
+#include "portable/score_config.hpp"
+
+namespace tessella::portable {
+
+inline constexpr int32_t kDecodeTile = 16;     // keys of a warp's step: the depth of a matrix instruction
+inline constexpr int32_t kMostClusterBlocks = 8;  // that every GPU with clusters runs
+
+struct DecodeConfig {
+  ScoreConfig score;
+  int32_t head_dim_qk = 0;  // as compiled: rows are padded to it with zeros
+  int32_t head_dim_v = 0;
+  int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
+  int32_t num_warps = 0;  // each scores keys of its own and sums columns of its own
+  int32_t depth = 0;      // steps whose keys and values are on their way
+  // Exponents are taken against one number for all rows (FlashDecoding++, arXiv 2311.01282, section 3), with a guard.
+  bool unified_max = false;
+  bool operator==(const DecodeConfig&) const = default;
+};
+
+template <class Visit>
+constexpr void fields(const DecodeConfig& c, const Visit& visit) {
+  visit("score", c.score);
+  visit("head_dim_qk", c.head_dim_qk);
+  visit("head_dim_v", c.head_dim_v);
+  visit("rows", c.rows);
+  visit("num_warps", c.num_warps);
+  visit("depth", c.depth);
+  visit("unified_max", c.unified_max);
+}
+
+constexpr int32_t step_keys(const DecodeConfig& c) { return c.num_warps * kDecodeTile; }
+
+// Shared memory of a block, in bytes from its start.
+struct DecodeLayout {
+  int32_t keys;       // [depth][warp] tiles of k
+  int32_t values;     // [depth + 1][warp] tiles of v; in the end the block's rows of out, f32
+  int32_t queries;    // one tile of q
+  int32_t probs;      // [2][warp][rows / 8] right operands of the second product
+  int32_t row_infos;  // [rows] of RowInfo (device/decode.hpp)
+  int32_t drafts;     // [65] bits of draft_mask: a word a query, and what any of them sees
+  int32_t tops;       // [warp][rows] largest scores, then sums
+  int32_t maxima;     // [rows]
+  int32_t received;   // [block of the cluster][its slice] of 16 bytes; then [block][rows] maximum and sum
+  int32_t barrier;    // and the word by which a block learns that it is the last
+  int32_t bytes;
+};
+inline constexpr int32_t kRowInfoBytes = 16;
+inline constexpr int32_t kMostDraftQueries = 64;
+// Floats from one row of out to the next in shared memory: rows of a warp's store meet different banks.
+constexpr int32_t out_pitch(const DecodeConfig& c) { return c.head_dim_v + 4; }
+constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.element == Element::f32 ? 512 : 256; }
+
+constexpr DecodeLayout layout(const DecodeConfig& c) {
+  const int32_t size = size_bytes(c.score.element);
+  const int32_t value_bytes = (c.depth + 1) * step_keys(c) * c.head_dim_v * size;
+  const int32_t out_bytes = c.rows * out_pitch(c) * 4;
+  DecodeLayout at{};
+  at.values = at.keys + c.depth * step_keys(c) * c.head_dim_qk * size;
+  at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
+  at.probs = at.queries + c.rows * c.head_dim_qk * size;
+  at.row_infos = at.probs + 2 * c.num_warps * c.rows / 8 * probs_bytes(c);
+  at.drafts = at.row_infos + c.rows * kRowInfoBytes;
+  at.tops = at.drafts + (kMostDraftQueries + 2) * 8;
+  at.maxima = at.tops + c.num_warps * c.rows * 4;
+  at.received = at.maxima + c.rows * 4;
+  at.barrier = at.received + (c.rows * c.head_dim_v / 4 + kMostClusterBlocks) * 16 + kMostClusterBlocks * c.rows * 8;
+  at.bytes = at.barrier + 16;
+  return at;
+}
+constexpr int32_t shared_bytes(const DecodeConfig& c) { return layout(c).bytes; }
+
+// Words of a schedule, all i32: rounds of a piece, a piece for each cluster; the first round of every sequence on the
+// line of all, and the line's end; the sequence in which each piece begins. (device/schedule/decode_work.hpp)
+inline constexpr int32_t kScheduleStarts = 1;
+constexpr int64_t schedule_words(int64_t batch, int64_t pieces) { return kScheduleStarts + batch + 1 + pieces; }
+// What it takes to begin with a sequence's head, in rounds.
+inline constexpr int32_t kUnitOverhead = 1;
+
+inline constexpr int32_t kScheduleThreads = 256;
+
+struct DecodeParams {
+  ForwardParams forward;
+  int32_t* schedule;        // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
+  float* partial;           // results of clusters that share a unit: [slot][row][column of v], then
+  float* partial_sums;      // [slot][row] maximum and sum
+  uint32_t* arrived;        // [unit][block of the cluster]; zero before and after
+  Divisor heads_kv, row_tiles, parts;
+  Divisor slice;         // pieces of 4 columns of out that a block of a cluster merges
+  int32_t rows;          // query rows of a tile, at most the config's
+  int32_t cluster;       // blocks
+  int32_t pieces;        // of a schedule; 0: none
+  int32_t split_rounds;  // keys are cut at multiples of so many rounds; 0: each unit's evenly into `parts`
+  int32_t round_keys;    // cluster x keys of a step
+  int32_t sequences;     // batch, and one for rows of packed tensors behind the last sequence
+  int32_t cache_is_settled;
+};
+
+}  // namespace tessella::portable
