@@ -9,8 +9,9 @@
 
 namespace tessella::portable {
 
-inline constexpr int32_t kDecodeTile = 16;     // keys of a warp's step: the depth of a matrix instruction
-inline constexpr int32_t kMostClusterBlocks = 8;  // that every GPU with clusters runs
+inline constexpr int32_t kDecodeTile = 16;          // keys of a warp's step: the depth of a matrix instruction
+inline constexpr int32_t kLongestDecode = 1 << 29;  // keys or query rows: sums of three fit in 32 bits
+inline constexpr int32_t kMostClusterBlocks = 8;    // that every GPU with clusters runs
 
 struct DecodeConfig {
   ScoreConfig score;
@@ -87,10 +88,10 @@ inline constexpr int32_t kScheduleThreads = 256;
 
 struct DecodeParams {
   ForwardParams forward;
-  int32_t* schedule;        // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
-  float* partial;           // results of clusters that share a unit: [slot][row][column of v], then
-  float* partial_sums;      // [slot][row] maximum and sum
-  uint32_t* arrived;        // [unit][block of the cluster]; zero before and after
+  int32_t* schedule;    // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
+  float* partial;       // results of clusters that share a unit: [slot][row][column of v], then
+  float* partial_sums;  // [slot][row] maximum and sum
+  uint32_t* arrived;    // [unit][block of the cluster]; zero before and after
   Divisor heads_kv, row_tiles, parts;
   Divisor slice;         // pieces of 4 columns of out that a block of a cluster merges
   int32_t rows;          // query rows of a tile, at most the config's

@@ -67,8 +67,8 @@ TEST(EmulatedDecode, HeadDimsAndTypes) {
 TEST(EmulatedDecode, Features) {
   for (const auto& change : std::vector<void (*)(Case&)>{
            [](Case& c) { c.window_left = 100, c.window_right = 0; },
-           [](Case& c) { c.window_left = 50, c.window_right = 0, c.keep_first = 20; },
-           [](Case& c) { c.chunk = 256; }, [](Case& c) { c.prefix = true; }, [](Case& c) { c.sink = true; },
+           [](Case& c) { c.window_left = 50, c.window_right = 0, c.keep_first = 20; }, [](Case& c) { c.chunk = 256; },
+           [](Case& c) { c.prefix = true; }, [](Case& c) { c.sink = true; },
            [](Case& c) { c.alibi = "bh", c.window_right = 0; }, [](Case& c) { c.softcap = 5; },
            [](Case& c) { c.seqlens_q = c.seqlens_kv = true; }, [](Case& c) { c.leftpad_kv = true; },
            [](Case& c) { c.packed_q = true; }, [](Case& c) { c.packed_q = c.packed_kv = true; },

@@ -57,7 +57,8 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
                  .unified_max = unified_max};
   // A row's bits must not depend on the queries beside it.
   const int64_t rows = p.batch_invariant ? p.group() : decode_rows(p);
-  c.rows = std::max<int32_t>(static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(rows, 1, kMostDecodeRows)))), 8);
+  c.rows = std::max<int32_t>(
+      static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(rows, 1, kMostDecodeRows)))), 8);
   // Rows that do not fit are several tiles, which read keys and values once each.
   for (; c.rows >= 8; c.rows /= 2) {
     for (const int32_t least_depth : {2, 1}) {
@@ -110,9 +111,10 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
   if (blocks == 0) {
     const int64_t wanted = has_clusters ? std::max<int64_t>(num_sms / 2, 1) : num_sms;
     blocks = 2 * units >= num_sms ? 1 : std::min(std::max<int64_t>(wanted / units, 1), steps);
-    if (blocks > 1 && has_clusters) blocks = blocks < portable::kMostClusterBlocks
-                                       ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(blocks)))
-                                       : blocks / portable::kMostClusterBlocks * portable::kMostClusterBlocks;
+    if (blocks > 1 && has_clusters)
+      blocks = blocks < portable::kMostClusterBlocks
+                   ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(blocks)))
+                   : blocks / portable::kMostClusterBlocks * portable::kMostClusterBlocks;
   }
   s.cluster = 1;
   while (has_clusters && s.cluster < portable::kMostClusterBlocks && blocks % (s.cluster * 2) == 0) s.cluster *= 2;

@@ -48,6 +48,9 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   } const tiles = {c.score, c.head_dim_v, c.rows, portable::kDecodeTile};
   DecodeParams params{};
   params.forward = forward_params(a, tiles, {}, nullptr, at_once);
+  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
+    *bound = std::min<int64_t>(*bound, portable::kLongestDecode);  // beyond it they say no more
+  }
   params.partial = static_cast<float*>(workspace.scratch);
   params.partial_sums = params.partial + partial_floats(s, c);
   params.arrived = static_cast<uint32_t*>(workspace.state);
@@ -115,14 +118,16 @@ std::string refused(const AttentionShape& p, bool is_named) {
   if (p.alignment() < 16 || p.head_dim_qk * size % 16 != 0 || p.head_dim_v * size % 16 != 0) {
     return "takes rows of q, k and v that begin at multiples of 16 bytes and fill them";
   }
-  if (p.batch_invariant && !is_few) return "is for few queries, and batch_invariant without query_class few is for many";
+  if (p.batch_invariant && !is_few)
+    return "is for few queries, and batch_invariant without query_class few is for many";
   if (is_named || is_few) return "";
   if (decode_rows(p) > kMostDecodeRows) {
-    return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p), " (",
-                   p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
+    return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
+                   " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
   }
   constexpr int64_t kFewQueries = 8;  // which no other kernel has tiles for
-  if (p.seqlen_q > kFewQueries && p.seqlen_kv < 4 * p.seqlen_q && p.num_splits <= 1 && !p.features.has(Feature::schedule)) {
+  if (p.seqlen_q > kFewQueries && p.seqlen_kv < 4 * p.seqlen_q && p.num_splits <= 1 &&
+      !p.features.has(Feature::schedule)) {
     return message("is for caches, and ", p.seqlen_q, " queries have at most ", p.seqlen_kv, " keys");
   }
   return "";
@@ -135,6 +140,9 @@ Recipe recipe(const AttentionShape& bounds, const DeviceInfo& device, bool unifi
   const Splits splits = decode_splits(bounds, config, device);
   const int64_t rounds = bounds.seqlen_kv / portable::step_keys(config) + 2;
   constexpr int64_t kMost = 1 << 30;
+  if (std::max(bounds.seqlen_kv, decode_rows(bounds)) > portable::kLongestDecode) {
+    return {.refusal = message("takes at most ", portable::kLongestDecode, " keys of a sequence")};
+  }
   if (splits.clusters() * splits.cluster > kMost || splits.units > kMost / splits.cluster ||
       (splits.pieces > 0 && splits.units > kMost / (rounds + splits.pieces))) {
     return {.refusal = message("splits ", splits.units, " units of keys, which is too many")};

@@ -37,6 +37,16 @@ struct RowInfo {
 };
 static_assert(sizeof(RowInfo) == portable::kRowInfoBytes);
 
+// What a cluster computes at a time.
+struct DecodeWork {
+  DecodeUnit unit;
+  Sequence32 sequence;
+  int32_t first_row, num_rows;  // of the unit's query rows
+  KeyRange visible, full;       // keys that some row sees, beside those of keep_first, and that all rows see
+  Rounds rounds;
+  Part part;
+};
+
 // A softmax that is not finished: o unscaled, relative to the maximum.
 struct State {
   float max = -kInfinity, sum = 0;
@@ -49,8 +59,8 @@ struct Decode {
   static constexpr Element E = C.score.element;
   static constexpr int kThreads = C.num_warps * 32;
   static constexpr int kBlocks = C.rows / 8;
-  static constexpr int kPieces = C.head_dim_v / 16;                                // of 16 columns
-  static constexpr int kOwnPieces = (kPieces + C.num_warps - 1) / C.num_warps;     // of a warp
+  static constexpr int kPieces = C.head_dim_v / 16;                             // of 16 columns
+  static constexpr int kOwnPieces = (kPieces + C.num_warps - 1) / C.num_warps;  // of a warp
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kStepKeys = portable::step_keys(C);
   static constexpr int kElementBytes = portable::size_bytes(E);
@@ -66,6 +76,7 @@ struct Decode {
   char* shared;
   uint32_t base;
   int thread, lane, warp;
+  int32_t rank;        // of the block in its cluster
   uint32_t phase = 0;  // of the cluster's barrier
 
   __device__ __forceinline__ explicit Decode(const DecodeParams& params)
@@ -74,9 +85,9 @@ struct Decode {
         base(ptx::shared_address(shared)),
         thread(static_cast<int>(threadIdx.x)),
         lane(thread % 32),
-        warp(thread / 32) {}
+        warp(thread / 32),
+        rank(static_cast<int32_t>(blockIdx.x & static_cast<unsigned>(p.cluster - 1))) {}  // a power of two
 
-  __device__ int32_t rank() const { return static_cast<int32_t>(blockIdx.x) % p.cluster; }
   __device__ RowInfo* row_infos() const { return reinterpret_cast<RowInfo*>(shared + kAt.row_infos); }
   __device__ uint64_t* drafts() const { return reinterpret_cast<uint64_t*>(shared + kAt.drafts); }
   __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [warp][row]
@@ -100,19 +111,39 @@ struct Decode {
 
   // ---- before the loop ----
 
-  __device__ __forceinline__ void find_row_infos(const DecodeWork& work) const {
-    if (thread >= C.rows) return;
-    const int32_t query = work.rows.query(p, thread);
-    const int32_t head = (work.rows.first_row + thread) - query * p.forward.group.value;
-    const KeyRange keys = row_keys(work.sequence, query);
-    RowInfo& info = row_infos()[thread];
-    info = {keys.begin, keys.end, query + work.sequence.len_kv - work.sequence.len_q, 0.0f};
-    if constexpr (C.score.alibi) {
-      const int32_t head_idx = work.unit.head_kv * p.forward.group.value + min(head, p.forward.group.value - 1);
-      const portable::TableParams& slopes = p.forward.alibi_slopes;
-      info.slope = static_cast<const float*>(slopes.data)[work.unit.batch_idx * slopes.batch_stride +
-                                                          head_idx * slopes.stride];
+  // The next work of the block's cluster: what its rows see, and which rounds it takes. False if there is none.
+  __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
+    while (works.next_unit(work.unit)) {
+      work.sequence = sequence<int32_t>(p.forward, work.unit.batch_idx);
+      work.first_row = work.unit.row_tile * p.rows;
+      work.num_rows = clamp(work.sequence.len_q * p.forward.group.value - work.first_row, 0, p.rows);
+      if (thread < C.rows) row_infos()[thread] = row_info(work, min(thread, max(work.num_rows - 1, 0)));
+      __syncthreads();
+      const RowInfo &first = row_infos()[0], &last = row_infos()[C.rows - 1];
+      work.visible = {first.begin, last.end};
+      work.full = {last.begin, first.end};
+      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(work.visible, p.forward.keep_first, kStepKeys * p.cluster);
+      work.part = Part();
+      if (works.part(work.unit, work.rounds, work.part)) return true;
+      __syncthreads();
     }
+    return false;
+  }
+  __device__ __forceinline__ RowInfo row_info(const DecodeWork& work, int32_t row) const {
+    const int32_t query = p.forward.group.quotient(work.first_row + row);
+    const KeyRange keys = row_keys(work.sequence, query);
+    RowInfo info = {keys.begin, keys.end, query + work.sequence.len_kv - work.sequence.len_q, 0.0f};
+    if constexpr (C.score.alibi) {
+      const portable::TableParams& slopes = p.forward.alibi_slopes;
+      info.slope = static_cast<const float*>(
+          slopes.data)[work.unit.batch_idx * slopes.batch_stride + head_of(work, row) * slopes.stride];
+    }
+    return info;
+  }
+  // Of q's heads, of a query row.
+  __device__ __forceinline__ int32_t head_of(const DecodeWork& work, int row) const {
+    const int32_t at = work.first_row + row;
+    return work.unit.head_kv * p.forward.group.value + at - p.forward.group.quotient(at) * p.forward.group.value;
   }
 
   // Query rows to shared memory, prepared for products; rows and columns that are not there become zeros.
@@ -127,9 +158,10 @@ struct Decode {
     for (int i = 0; i < kOwnChunks; ++i) {
       const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       loaded.chunks[i] = {0, 0, 0, 0};
-      if (row >= work.rows.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
+      if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
       const int64_t at = element_of(p.forward.q, work, row) + chunk * TileQ::kChunkElements;
-      loaded.chunks[i] = *reinterpret_cast<const uint4*>(static_cast<const char*>(p.forward.q.data) + at * kElementBytes);
+      loaded.chunks[i] =
+          *reinterpret_cast<const uint4*>(static_cast<const char*>(p.forward.q.data) + at * kElementBytes);
     }
     return loaded;
   }
@@ -149,16 +181,15 @@ struct Decode {
   // First element of a query row in q, out or lse.
   template <class Tensor>
   __device__ __forceinline__ int64_t element_of(const Tensor& tensor, const DecodeWork& work, int row) const {
-    const int32_t at = work.rows.first_row + row, query = p.forward.group.quotient(at);
-    const int32_t head_idx = work.unit.head_kv * p.forward.group.value + at - query * p.forward.group.value;
-    return row_offset(tensor, {work.unit.batch_idx, head_idx, 0, 0}, work.sequence, query);
+    return row_offset(tensor, {work.unit.batch_idx, head_of(work, row), 0, 0}, work.sequence,
+                      p.forward.group.quotient(work.first_row + row));
   }
 
   // ---- the loop ----
 
   // The first key of the warp's tile in the round that count() counts as `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
-    return ((work.rounds.at(idx) * p.cluster + rank()) * C.num_warps + warp) * portable::kDecodeTile;
+    return ((work.rounds.at(idx) * p.cluster + rank) * C.num_warps + warp) * portable::kDecodeTile;
   }
 
   // Softcap and ALiBi.
@@ -279,54 +310,14 @@ struct Decode {
     }
   }
 
-  // Which keys all query rows of the unit see.
-  struct FullKeys {
-    int32_t begin, end;
-    __device__ bool hold(int32_t tile) const { return tile >= begin && tile + portable::kDecodeTile <= end; }
-  };
-
   // The work's steps of this block: o and sums over its keys, relative to maxima. Unified: relative to zero, and true
   // if some score lies too far above.
   template <bool Unified>
   __device__ __forceinline__ bool attend(const DecodeWork& work, bool waits_for_q, Rows& rows, Sums& o) const {
     QueryChunks chunks;
     if (!waits_for_q) chunks = load_queries(work);  // first: behind the tiles it would come last
-    find_row_infos(work);
-    const KeyRange first_row = row_keys(work.sequence, work.rows.query(p, 0));
-    const KeyRange last_row = row_keys(work.sequence, work.rows.query(p, C.rows));
-    const FullKeys full = {last_row.begin, first_row.end};
-    const CacheRows cache(p.forward, work, {first_row.begin, last_row.end}, kElementBytes);
-
-    // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
-    // has its scores, values when all warps are at the next step's barrier.
-    typename CacheRows::Row ahead;
-    const auto find = [&](int32_t idx) {
-      if (idx < work.end) ahead = cache.find(first_key(work, idx), lane);
-    };
-    const auto load_keys = [&](int32_t idx) {
-      if (idx < work.end) cache.load_keys<TileK>(s_keys((idx - work.begin) % C.depth), ahead, lane);
-      ptx::commit_copies();
-    };
-    const auto load_values = [&](int32_t idx) {
-      if (idx < work.end) cache.load_values<TileV>(s_values((idx - work.begin) % (C.depth + 1), warp), ahead, lane);
-      ptx::commit_copies();
-    };
-    constexpr int kLater = 2 * C.depth - 1;  // groups of copies begun after those that a step waits for
-#pragma unroll 1
-    for (int32_t idx = work.begin; idx < work.begin + C.depth; ++idx) {
-      find(idx);
-      load_keys(idx);
-      load_values(idx);
-    }
-    find(work.begin + C.depth);
-    if (waits_for_q) {
-      ptx::wait_for_previous_kernel();
-      chunks = load_queries(work);
-    }
-    store_queries(chunks);
-    __syncthreads();
-    const Queries queries(base + kAt.queries, lane);
-
+    const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, work.visible,
+                          kElementBytes);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -337,51 +328,77 @@ struct Decode {
     }
     clear(o);
     const float log2_of_score = scale_log2();
-    int stage = 0, stage_v = 0;
     bool is_above = false;
+    Queries queries(base + kAt.queries, lane);
+
+    // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
+    // has its scores, values when all warps are at the next step's barrier. The first turns only copy.
+    constexpr int kLater = 2 * C.depth - 1;  // groups of copies begun after those that a step waits for
+    int stage = 0, stage_v = 0, free_v = 0;  // free_v: for values that are copied
+    CacheTile ahead = {false, 0, -1};
+    if (work.part.begin < work.part.end) ahead = cache.find(first_key(work, work.part.begin), lane);
 #pragma unroll 1
-    for (int32_t idx = work.begin; idx < work.end; ++idx) {
-      ptx::wait_copies<kLater>();
-      __syncwarp();
+    for (int32_t idx = work.part.begin - C.depth; idx < work.part.end; ++idx) {
+      const bool is_step = idx >= work.part.begin, copies = idx + C.depth < work.part.end;
+      if (idx == work.part.begin) {
+        if (waits_for_q) {
+          ptx::wait_for_previous_kernel();
+          chunks = load_queries(work);
+        }
+        store_queries(chunks);
+        __syncthreads();
+        queries.load();
+      }
       float s[kBlocks][4], probs[kBlocks][4];
-      multiply_kq<E, TileK, kSteps>(s, s_keys(stage), queries, lane);
-      __syncwarp();  // all lanes have read the keys
-      load_keys(idx + C.depth);
-      const int32_t tile = first_key(work, idx);
-      modify(s, tile + lane / 4);
-      if (!full.hold(tile)) mask(s, tile + lane / 4);
-      bool is_raised = false;
+      if (is_step) {
+        ptx::wait_copies<kLater>();
+        __syncwarp();
+        multiply_kq<E, TileK, kSteps>(s, s_keys(stage), queries, lane);
+        __syncwarp();  // all lanes have read the keys
+      }
+      if (copies) cache.load_keys<TileK>(s_keys(stage), ahead, lane);
+      ptx::commit_copies();
+      const int buffer = idx & 1;
+      if (is_step) {
+        const int32_t tile = first_key(work, idx);
+        modify(s, tile + lane / 4);
+        if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, tile + lane / 4);
+        bool is_raised = false;
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
+        for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if constexpr (Unified) {
-            is_above |= s[n][i] * log2_of_score > kHighestExponent;
-          } else {
-            is_raised |= is_behind(rows.max[n][i % 2], s[n][i], log2_of_score);
+          for (int i = 0; i < 4; ++i) {
+            if constexpr (Unified) {
+              is_above |= s[n][i] * log2_of_score > kHighestExponent;
+            } else {
+              is_raised |= is_behind(rows.max[n][i % 2], s[n][i], log2_of_score);
+            }
           }
         }
-      }
-      const int buffer = (idx - work.begin) % 2;
-      exponentiate(s, rows, log2_of_score, probs, buffer);
-      ptx::wait_copies<kLater>();
-      if constexpr (Unified) {
-        __syncthreads();
-      } else if (__syncthreads_or(is_raised)) {
-        raise_max(s, rows, o, log2_of_score);
         exponentiate(s, rows, log2_of_score, probs, buffer);
-        __syncthreads();
-      }
+        ptx::wait_copies<kLater>();
+        if constexpr (Unified) {
+          __syncthreads();
+        } else if (__syncthreads_or(is_raised)) {
+          raise_max(s, rows, o, log2_of_score);
+          exponentiate(s, rows, log2_of_score, probs, buffer);
+          __syncthreads();
+        }
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
+        for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows.sum[n][i % 2] += probs[n][i];
+          for (int i = 0; i < 4; ++i) rows.sum[n][i % 2] += probs[n][i];
+        }
       }
-      load_values(idx + C.depth);
-      find(idx + C.depth + 1);
-      multiply_values(o, stage_v, buffer);
+      if (copies) cache.load_values<TileV>(s_values(free_v, warp), ahead, lane);
+      ptx::commit_copies();
+      free_v = free_v == C.depth ? 0 : free_v + 1;
       stage = stage + 1 == C.depth ? 0 : stage + 1;
-      stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      if (idx + C.depth + 1 < work.part.end) ahead = cache.find(first_key(work, idx + C.depth + 1), lane);
+      if (is_step) {
+        multiply_values(o, stage_v, buffer);
+        stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      }
     }
     ptx::wait_copies<0>();
     return is_above;
@@ -391,7 +408,7 @@ struct Decode {
 
   // Exponents against zero serve where probabilities neither overflow (f16) nor vanish: as far as this block sees.
   __device__ __forceinline__ bool sums_are_small(const DecodeWork& work) const {
-    if (thread >= work.rows.num_rows || work.begin == work.end) return false;
+    if (thread >= work.num_rows || work.part.begin == work.part.end) return false;
     const RowInfo& info = row_infos()[thread];
     return info.begin < info.end && !(staged(thread * kQuads).sum >= kSmallestSum);
   }
@@ -436,35 +453,39 @@ struct Decode {
     return state;
   }
 
-  // Merges `count` states in order. max_of(i), add(i, weight, merged).
-  template <class MaxOf, class Add>
-  __device__ __forceinline__ State merged(int count, const MaxOf& max_of, const Add& add) const {
+  // Merges `count` states in order. sums_of(i): maximum and sum; load(i, o).
+  template <class SumsOf, class Load>
+  __device__ __forceinline__ State merged(int count, const SumsOf& sums_of, const Load& load) const {
     State all;
 #pragma unroll 4
-    for (int i = 0; i < count; ++i) all.max = fmaxf(all.max, max_of(i));
+    for (int i = 0; i < count; ++i) all.max = fmaxf(all.max, sums_of(i).x);
     const float log2_of_score = scale_log2(), from = offset(all.max);
 #pragma unroll 4
-    for (int i = 0; i < count; ++i) add(i, ptx::exp2((max_of(i) - from) * log2_of_score), all);
-    return all;
-  }
-  __device__ __forceinline__ static void add_state(State& all, float weight, float sum, const float (&o)[4]) {
-    all.sum = __fmaf_rn(weight, sum, all.sum);
+    for (int i = 0; i < count; ++i) {
+      const float2 sums = sums_of(i);
+      const float weight = ptx::exp2((sums.x - from) * log2_of_score);
+      float of_state[4];
+      load(i, of_state);
+      all.sum = __fmaf_rn(weight, sums.y, all.sum);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) all.o[i] = __fmaf_rn(weight, o[i], all.o[i]);
+      for (int j = 0; j < 4; ++j) all.o[j] = __fmaf_rn(weight, of_state[j], all.o[j]);
+    }
+    return all;
   }
 
   // Four columns of a row of out, and with the first of them the row's lse.
   __device__ __forceinline__ void write(const DecodeWork& work, int item, const State& state) const {
     const int row = item / kQuads, column = item % kQuads * 4;
-    if (row >= work.rows.num_rows || column >= p.forward.head_dim_v) return;
+    if (row >= work.num_rows || column >= p.forward.head_dim_v) return;
     const portable::ForwardParams& f = p.forward;
-    const int32_t head_in_group = work.rows.first_row + row - f.group.quotient(work.rows.first_row + row) * f.group.value;
+    const int32_t head_in_group = work.first_row + row - f.group.quotient(work.first_row + row) * f.group.value;
     const bool has_sink = f.sink.data != nullptr;
     const float sink = has_sink ? static_cast<const float*>(
                                       f.sink.data)[(work.unit.head_kv * f.group.value + head_in_group) * f.sink.stride]
                                 : 0.0f;
     const RowResult result = finish(state.max, state.sum, scale(), has_sink, sink);
-    if (column == 0 && f.lse.data != nullptr) static_cast<float*>(f.lse.data)[element_of(f.lse, work, row)] = result.lse;
+    if (column == 0 && f.lse.data != nullptr)
+      static_cast<float*>(f.lse.data)[element_of(f.lse, work, row)] = result.lse;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = state.o[i] * result.factor;
@@ -485,57 +506,45 @@ struct Decode {
   }
 
   __device__ __forceinline__ float* partial(const DecodeWork& work, int part, int item) const {
-    return p.partial + (int64_t{work.slot_of(part)} * p.rows * kQuads + item) * 4;
+    return p.partial + (int64_t{work.part.slot_of(part)} * p.rows * kQuads + item) * 4;
   }
   __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int part, int row) const {
-    return p.partial_sums + (int64_t{work.slot_of(part)} * p.rows + row) * 2;
+    return p.partial_sums + (int64_t{work.part.slot_of(part)} * p.rows + row) * 2;
   }
 
-  // The unit's states meet in memory. `first` and `count`: of the items of this block; state_of(i): its own of item
-  // first + i. The last to come merges them all.
-  template <class StateOf>
-  __device__ __forceinline__ void meet(const DecodeWork& work, int first, int count, const StateOf& state_of) const {
-    for (int i = thread; i < count; i += kThreads) {
-      const State state = state_of(i);
-      const int item = first + i;
-      ptx::store_to_memory(partial(work, work.part, item), state.o);
-      // Of a row that several blocks have, each writes the same.
-      if (i == 0 || item % kQuads == 0) {
-        const float sums[2] = {state.max, state.sum};
-        ptx::store_to_memory(partial_sums(work, work.part, item / kQuads), sums);
-      }
-    }
+  // Leaves the state of an item for the cluster that comes last.
+  __device__ __forceinline__ void leave(const DecodeWork& work, int first, int item, const State& state) const {
+    ptx::store_to_memory(partial(work, work.part.idx, item), state.o);
+    if (item != first && item % kQuads != 0) return;
+    const float sums[2] = {state.max, state.sum};  // of a row that several blocks have, each leaves the same
+    ptx::store_to_memory(partial_sums(work, work.part.idx, item / kQuads), sums);
+  }
+  // Whether all other clusters of the unit have left theirs.
+  __device__ __forceinline__ bool is_last(const DecodeWork& work) const {
+    uint32_t* vote = reinterpret_cast<uint32_t*>(shared + kAt.barrier + 8);
     __syncthreads();
-    uint32_t* is_last = reinterpret_cast<uint32_t*>(shared + kAt.barrier + 8);
     if (thread == 0) {
       ptx::fence_memory();
-      *is_last = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank(), work.num_parts) ? 1 : 0;
+      *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.part.of) ? 1 : 0;
       ptx::fence_memory();
     }
     __syncthreads();
-    if (*is_last == 0) return;
-    for (int i = thread; i < count; i += kThreads) {
-      const int item = first + i;
+    return *vote != 0;
+  }
+  __device__ __forceinline__ State state_of_parts(const DecodeWork& work, int item) const {
+    const auto sums_of = [&](int part) {
       float sums[2];
-      const auto max_of = [&](int part) {
-        ptx::load_from_memory(sums, partial_sums(work, part, item / kQuads));
-        return sums[0];
-      };
-      write(work, item, merged(work.num_parts, max_of, [&](int part, float weight, State& all) {
-              float part_o[4];
-              ptx::load_from_memory(part_o, partial(work, part, item));
-              ptx::load_from_memory(sums, partial_sums(work, part, item / kQuads));
-              add_state(all, weight, sums[1], part_o);
-            }));
-    }
+      ptx::load_from_memory(sums, partial_sums(work, part, item / kQuads));
+      return make_float2(sums[0], sums[1]);
+    };
+    return merged(work.part.of, sums_of,
+                  [&](int part, float(&of_part)[4]) { ptx::load_from_memory(of_part, partial(work, part, item)); });
   }
 
   // Blocks of a cluster: each gets the others' states of its own slice of items.
   __device__ __forceinline__ int slice_items() const { return p.slice.value; }
   __device__ __forceinline__ int items() const { return p.rows * kQuads; }
-  __device__ uint32_t received(int from, int i) const {
-    return base + kAt.received + (from * slice_items() + i) * 16;
-  }
+  __device__ uint32_t received(int from, int i) const { return base + kAt.received + (from * slice_items() + i) * 16; }
   __device__ uint32_t received_sums(int from, int row) const {
     return base + kAt.received + p.cluster * slice_items() * 16 + (from * p.rows + row) * 8;
   }
@@ -544,7 +553,7 @@ struct Decode {
     for (int item = thread; item < items(); item += kThreads) {
       const int to = p.slice.quotient(item);
       const State state = staged(item);
-      ptx::send(ptx::address_in(to, received(rank(), item - to * slice_items())), state.o,
+      ptx::send(ptx::address_in(to, received(rank, item - to * slice_items())), state.o,
                 ptx::address_in(to, barrier()));
     }
 #pragma unroll 1
@@ -552,44 +561,40 @@ struct Decode {
       const int to = i % p.cluster, row = i / p.cluster;
       const State state = staged(row * kQuads);
       const float sums[2] = {state.max, state.sum};
-      ptx::send(ptx::address_in(to, received_sums(rank(), row)), sums, ptx::address_in(to, barrier()));
+      ptx::send(ptx::address_in(to, received_sums(rank, row)), sums, ptx::address_in(to, barrier()));
     }
   }
-  __device__ __forceinline__ State state_of_cluster(int first, int i) const {
-    const int row = (first + i) / kQuads;
-    const auto sums_of = [&](int from) { return ptx::load_words(received_sums(from, row)); };
-    return merged(
-        p.cluster, [&](int from) { return __uint_as_float(sums_of(from).x); },
-        [&](int from, float weight, State& all) {
-          const uint4 words = ptx::load_chunk(received(from, i));
-          const float o[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
-                              __uint_as_float(words.w)};
-          add_state(all, weight, __uint_as_float(sums_of(from).y), o);
-        });
+  __device__ __forceinline__ State state_of_cluster(int first, int item) const {
+    const auto sums_of = [&](int from) {
+      const uint2 words = ptx::load_words(received_sums(from, item / kQuads));
+      return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
+    };
+    return merged(p.cluster, sums_of, [&](int from, float(&of_block)[4]) {
+      const uint4 words = ptx::load_chunk(received(from, item - first));
+      of_block[0] = __uint_as_float(words.x), of_block[1] = __uint_as_float(words.y);
+      of_block[2] = __uint_as_float(words.z), of_block[3] = __uint_as_float(words.w);
+    });
   }
 
   // Of a sequence's rows that belong to no query.
   __device__ __forceinline__ void write_rows_without_query(const DecodeWork& work) const {
-    if (work.part != 0 || work.unit.row_tile != 0 || rank() != 0) return;
+    if (work.part.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
     if (work.sequence.len_q == work.sequence.slots_q) return;
 #pragma unroll 1
     for (int32_t head = 0; head < p.forward.group.value; ++head) {
       const WorkTile tile = {work.unit.batch_idx, work.unit.head_kv * p.forward.group.value + head, 0, 0};
-      const ZeroRows<kThreads> rows = {p.forward, tile, work.sequence, 0, p.forward.head_dim_v,
-                                       E == Element::f32 || p.forward.out_is_f32};
+      const ZeroRows<kThreads> rows = {
+          p.forward, tile, work.sequence, 0, p.forward.head_dim_v, E == Element::f32 || p.forward.out_is_f32};
       rows.write(work.sequence.len_q, work.sequence.slots_q, -kInfinity);
     }
   }
 
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {
-    if (work.rows.num_rows == 0) {
-      if (waits_for_q) ptx::wait_for_previous_kernel();
-      return write_rows_without_query(work);
-    }
     const bool is_cluster = ptx::kHasClusters && p.cluster > 1;
-    const int first = rank() * slice_items(), count = clamp(items() - first, 0, slice_items());
+    const int first = rank * slice_items(), end = min(first + slice_items(), items());
     if constexpr (ptx::kHasClusters) {
       if (is_cluster) {
+        const int count = max(end - first, 0);
         if (thread == 0) ptx::arrive_expecting(barrier(), p.cluster * (count * 16 + p.rows * 8));
         ptx::arrive_at_cluster();  // what the others send may come
       }
@@ -612,15 +617,21 @@ struct Decode {
         phase ^= 1;
       }
     }
-    const auto state_of = [&](int i) { return is_cluster ? state_of_cluster(first, i) : staged(i); };
-    if (work.num_parts == 1) {
+    // Once; twice for the last of a unit's clusters.
+    for (bool has_all = work.part.of == 1, is_first = true;; has_all = true, is_first = false) {
 #pragma unroll 1
-      for (int i = thread; i < count; i += kThreads) write(work, first + i, state_of(i));
-    } else {
-      meet(work, first, count, state_of);
+      for (int item = first + thread; item < end; item += kThreads) {
+        const State state = !is_first    ? state_of_parts(work, item)
+                            : is_cluster ? state_of_cluster(first, item)
+                                         : staged(item);
+        if (has_all) {
+          write(work, item, state);
+        } else {
+          leave(work, first, item, state);
+        }
+      }
+      if (has_all || !is_last(work)) break;
     }
-    write_rows_without_query(work);
-    __syncthreads();  // shared memory is free for the next work
   }
 };
 
@@ -639,11 +650,17 @@ __global__ void __launch_bounds__(C.num_warps * 32, 1) decode(const __grid_const
   }
   bool waits_for_q = p.cache_is_settled != 0;
   if (!waits_for_q) ptx::wait_for_previous_kernel();
-  DecodeWorks works(p, static_cast<int32_t>(blockIdx.x) / p.cluster, Decode<C>::kStepKeys * p.cluster);
+  DecodeWorks works(p, static_cast<int32_t>(blockIdx.x) / p.cluster);
   DecodeWork work;
-  while (works.next(work)) {
-    block.compute(work, waits_for_q);
+  while (block.begin(works, work)) {
+    if (work.num_rows > 0) {
+      block.compute(work, waits_for_q);
+    } else if (waits_for_q) {
+      ptx::wait_for_previous_kernel();
+    }
     waits_for_q = false;
+    block.write_rows_without_query(work);
+    __syncthreads();  // shared memory is free for the next work
   }
 }
 

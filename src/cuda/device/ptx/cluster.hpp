@@ -7,8 +7,12 @@ namespace tessella::device::ptx {
 inline constexpr bool kHasClusters = true;
 
 // Arrives without a fence: says that what others may write to is free. A fence would wait for all the warp's memory.
-__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // The same address in another block of the cluster.
 __device__ __forceinline__ uint32_t address_in(uint32_t block, uint32_t address) {
@@ -18,10 +22,9 @@ __device__ __forceinline__ uint32_t address_in(uint32_t block, uint32_t address)
 }
 // Stores to another block's memory; its barrier there counts the bytes when they have landed.
 __device__ __forceinline__ void send(uint32_t to, const float (&x)[4], uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to), "f"(x[0]),
-      "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
-      : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+               "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+               : "memory");
 }
 __device__ __forceinline__ void send(uint32_t to, const float (&x)[2], uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(to), "f"(x[0]),
@@ -41,7 +44,9 @@ __device__ __forceinline__ void wait_for_sent(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 #else
 inline constexpr bool kHasClusters = false;
 

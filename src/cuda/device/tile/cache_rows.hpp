@@ -2,66 +2,102 @@
 // pages of any size.
 #pragma once
 
-#include "cuda/device/schedule/decode_work.hpp"
+#include "cuda/device/tile/keys.hpp"
 #include "cuda/device/tile/rows.hpp"
 #include "cuda/device/tile/tile.hpp"
+#include "portable/decode_params.hpp"
 
 namespace tessella::device {
+
+// 16 rows. Most lie one behind the other and are all seen: a run, of which each lane knows the first. Of others lane i
+// knows where row i % 16 lies.
+struct CacheTile {
+  bool is_run;
+  int32_t page, row;  // row -1: nobody sees the key
+};
 
 class CacheRows {
  public:
   // Of one sequence and KV head. visible: keys that some query row of the unit sees, beside those of keep_first; all
   // others are never read.
-  __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const DecodeWork& work, KeyRange visible,
-                                       int32_t element_bytes)
+  __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
+                                       int32_t head_kv, KeyRange visible, int32_t element_bytes)
       : p_(p),
         visible_(visible),
-        row_kv_(work.sequence.row_kv),
-        batch_idx_(work.unit.batch_idx),
+        row_kv_(sequence.row_kv),
+        batch_idx_(batch_idx),
         element_bytes_(element_bytes),
-        keys_(static_cast<const char*>(p.k.data) + work.unit.head_kv * p.k.head_stride * element_bytes),
-        values_(static_cast<const char*>(p.v.data) + work.unit.head_kv * p.v.head_stride * element_bytes) {}
+        keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * element_bytes),
+        values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * element_bytes) {}
 
-  // Lane i knows where key first_key + i % 16 lies. It is there a while before it is used: a page is looked up.
-  struct Row {
-    int32_t page, row;  // row -1: nobody sees the key
-  };
-  __device__ __forceinline__ Row find(int32_t first_key, int lane) const {
-    const int32_t key = first_key + lane % portable::kDecodeTile;
-    if (!visible_.sees(key, p_.keep_first)) return {0, -1};
-    if (p_.page_table.data == nullptr) return {batch_idx_, row_kv_ + key};
-    const PagedRow paged = paged_row(p_, batch_idx_, row_kv_ + key);
-    return {paged.page, paged.row};
+  // It is there a while before it is used: a page is looked up.
+  __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
+    constexpr int32_t kKeys = portable::kDecodeTile;
+    const int32_t first = row_kv_ + first_key;
+    const int32_t row_in_page =
+        p_.page_table.data == nullptr ? 0 : first - p_.page_size.quotient(first) * p_.page_size.value;
+    CacheTile tile;
+    tile.is_run = first_key >= visible_.begin && first_key + kKeys <= visible_.end &&
+                  (p_.page_table.data == nullptr || row_in_page + kKeys <= p_.page_size.value);
+    const int32_t key = tile.is_run ? first_key : first_key + lane % kKeys;
+    tile.page = batch_idx_;
+    tile.row = -1;
+    if (!tile.is_run && !visible_.sees(key, p_.keep_first)) return tile;
+    tile.row = row_kv_ + key;
+    if (p_.page_table.data != nullptr) {
+      const PagedRow paged = paged_row(p_, batch_idx_, tile.row);
+      tile.page = paged.page;
+      tile.row = paged.row;
+    }
+    return tile;
   }
 
-  // Copies the keys' rows of k or v to a tile; those that nobody sees become zeros.
+  // Copies the tile's rows of k or v; those that nobody sees become zeros.
   template <class TileK>
-  __device__ __forceinline__ void load_keys(uint32_t to, const Row& row, int lane) const {
-    load<TileK>(to, keys_, p_.k, p_.head_dim_qk, row, lane);
+  __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane) const {
+    load<TileK>(to, keys_, p_.k, p_.head_dim_qk, tile, lane);
   }
   template <class TileV>
-  __device__ __forceinline__ void load_values(uint32_t to, const Row& row, int lane) const {
-    load<TileV>(to, values_, p_.v, p_.head_dim_v, row, lane);
+  __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
+    load<TileV>(to, values_, p_.v, p_.head_dim_v, tile, lane);
   }
 
  private:
   template <class Tile>
   __device__ __forceinline__ void load(uint32_t to, const char* first, const portable::OperandParams& of,
-                                       int32_t columns, const Row& row, int lane) const {
+                                       int32_t columns, const CacheTile& tile, int lane) const {
     // Lanes that copy a row side by side.
     constexpr int kLanes = 32 % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
     constexpr int kRowsAStep = 32 / kLanes;
-    const int64_t mine = row.row < 0 ? -1 : (row.page * of.batch_stride + row.row * of.row_stride) * element_bytes_;
+    const int own_row = lane / kLanes, own_chunk = lane % kLanes;
+    const char* source =
+        first + (tile.page * of.batch_stride + tile.row * of.row_stride) * element_bytes_ + own_chunk * 16;
+    if (tile.is_run) {
+      const int64_t row_bytes = of.row_stride * element_bytes_;
+      source += own_row * row_bytes;
 #pragma unroll
-    for (int step = 0; step < portable::kDecodeTile; step += kRowsAStep) {
-      const int of_row = step + lane / kLanes;
-      const int64_t offset = __shfl_sync(kAllLanes, mine, of_row);
-      const char* source = first + max(offset, int64_t{0}) + lane % kLanes * 16;
+      for (int step = 0; step < portable::kDecodeTile; step += kRowsAStep) {
+#pragma unroll
+        for (int part = 0; part < Tile::kChunks; part += kLanes) {
+          const int chunk = part + own_chunk;
+          // Rows eight apart have the same swizzle.
+          const uint32_t target = Tile::advance(to + Tile::offset(own_row + step % 8, chunk), step - step % 8, 0);
+          ptx::copy_chunk_async(target, source + part * 16, chunk * Tile::kChunkElements < columns);
+        }
+        source += kRowsAStep * row_bytes;
+      }
+      return;
+    }
+    const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(source)) - own_chunk * 16;
+#pragma unroll 1
+    for (int row = own_row; row < portable::kDecodeTile; row += kRowsAStep) {
+      const bool is_seen = __shfl_sync(kAllLanes, tile.row, row) >= 0;
+      const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, place, row)));
 #pragma unroll
       for (int part = 0; part < Tile::kChunks; part += kLanes) {
-        const int chunk = part + lane % kLanes;
-        ptx::copy_chunk_async(to + Tile::offset(of_row, chunk), source + part * 16,
-                              offset >= 0 && chunk * Tile::kChunkElements < columns);
+        const int chunk = part + own_chunk;
+        ptx::copy_chunk_async(to + Tile::offset(row, chunk), at + chunk * 16,
+                              is_seen && chunk * Tile::kChunkElements < columns);
       }
     }
   }
