@@ -18,8 +18,11 @@ struct DecodeConfig {
   int32_t head_dim_qk = 0;  // as compiled: rows are padded to it with zeros
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
-  int32_t num_warps = 0;  // each scores keys of its own and sums columns of its own
-  int32_t depth = 0;      // steps whose keys and values are on their way
+  int32_t num_warps = 0;  // each scores keys of its own
+  // Few rows: each warp sums all columns over its keys, and waits for no other. Else each sums columns of its own over
+  // the keys of all.
+  bool warps_alone = false;
+  int32_t depth = 0;  // steps whose keys and values are on their way
   // Exponents are taken against one number for all rows (FlashDecoding++, arXiv 2311.01282, section 3), with a guard.
   bool unified_max = false;
   bool operator==(const DecodeConfig&) const = default;
@@ -32,22 +35,26 @@ constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("head_dim_v", c.head_dim_v);
   visit("rows", c.rows);
   visit("num_warps", c.num_warps);
+  visit("warps_alone", c.warps_alone);
   visit("depth", c.depth);
   visit("unified_max", c.unified_max);
 }
 
+// Warps that have one maximum and one o.
+constexpr int32_t group_warps(const DecodeConfig& c) { return c.warps_alone ? 1 : c.num_warps; }
+constexpr int32_t groups(const DecodeConfig& c) { return c.num_warps / group_warps(c); }
 constexpr int32_t step_keys(const DecodeConfig& c) { return c.num_warps * kDecodeTile; }
 
 // Shared memory of a block, in bytes from its start.
 struct DecodeLayout {
   int32_t keys;       // [depth][warp] tiles of k
-  int32_t values;     // [depth + 1][warp] tiles of v; in the end the block's rows of out, f32
+  int32_t values;     // [depth + 1][warp] tiles of v; in the end rows of out of each group of warps, f32
   int32_t queries;    // one tile of q
   int32_t probs;      // [2][warp][rows / 8] right operands of the second product
   int32_t row_infos;  // [rows] of RowInfo (device/decode.hpp)
   int32_t drafts;     // [65] bits of draft_mask: a word a query, and what any of them sees
   int32_t tops;       // [warp][rows] largest scores, then sums
-  int32_t maxima;     // [rows]
+  int32_t maxima;     // [group of warps][rows]
   int32_t received;   // [block of the cluster][its slice] of 16 bytes; then [block][rows] maximum and sum
   int32_t barrier;    // and the word by which a block learns that it is the last
   int32_t bytes;
@@ -61,7 +68,7 @@ constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.element ==
 constexpr DecodeLayout layout(const DecodeConfig& c) {
   const int32_t size = size_bytes(c.score.element);
   const int32_t value_bytes = (c.depth + 1) * step_keys(c) * c.head_dim_v * size;
-  const int32_t out_bytes = c.rows * out_pitch(c) * 4;
+  const int32_t out_bytes = groups(c) * c.rows * out_pitch(c) * 4;
   DecodeLayout at{};
   at.values = at.keys + c.depth * step_keys(c) * c.head_dim_qk * size;
   at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
@@ -70,7 +77,7 @@ constexpr DecodeLayout layout(const DecodeConfig& c) {
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;
   at.tops = at.drafts + (kMostDraftQueries + 2) * 8;
   at.maxima = at.tops + c.num_warps * c.rows * 4;
-  at.received = at.maxima + c.rows * 4;
+  at.received = at.maxima + (groups(c) * c.rows * 4 + 15) / 16 * 16;
   at.barrier = at.received + (c.rows * c.head_dim_v / 4 + kMostClusterBlocks) * 16 + kMostClusterBlocks * c.rows * 8;
   at.bytes = at.barrier + 16;
   return at;
@@ -93,13 +100,13 @@ struct DecodeParams {
   float* partial_sums;  // [slot][row] maximum and sum
   uint32_t* arrived;    // [unit][block of the cluster]; zero before and after
   Divisor heads_kv, row_tiles, parts;
-  Divisor slice;         // pieces of 4 columns of out that a block of a cluster merges
-  int32_t rows;          // query rows of a tile, at most the config's
-  int32_t cluster;       // blocks
-  int32_t pieces;        // of a schedule; 0: none
-  int32_t split_rounds;  // keys are cut at multiples of so many rounds; 0: each unit's evenly into `parts`
-  int32_t round_keys;    // cluster x keys of a step
-  int32_t sequences;     // batch, and one for rows of packed tensors behind the last sequence
+  Divisor slice;            // pieces of 4 columns of out that a block of a cluster merges
+  int32_t rows;             // query rows of a tile, at most the config's
+  int32_t cluster;          // blocks
+  int32_t pieces;           // of a schedule; 0: none
+  int32_t split_rounds;     // keys are cut at multiples of so many rounds; 0: each unit's evenly into `parts`
+  int32_t log2_round_keys;  // cluster x keys of a step
+  int32_t sequences;        // batch, and one for rows of packed tensors behind the last sequence
   int32_t cache_is_settled;
 };
 

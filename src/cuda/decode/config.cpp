@@ -28,12 +28,15 @@ constexpr int32_t kMostDepth = 6;
 // Registers of a thread that grow with rows: o, and scores, probabilities, maxima and sums of a step. Found with the
 // assembler: with so many nothing spills (tests/gpu/kernel_matrix_test.cpp).
 int32_t accumulators(const DecodeConfig& c) {
-  const int32_t blocks = c.rows / 8, pieces = c.head_dim_v / 16;
-  return blocks * (4 * ((pieces + c.num_warps - 1) / c.num_warps) + 12);
+  const int32_t blocks = c.rows / 8, pieces = c.head_dim_v / 16, warps = portable::group_warps(c);
+  return blocks * (4 * ((pieces + warps - 1) / warps) + 12);
 }
+// Of which a warp may have all columns to itself.
+constexpr int32_t kMostAlone = 96;
 int32_t accumulator_limit(const DecodeConfig& c) {
   if (c.score.element == Element::f32) return 40;  // operands are split in two
-  return std::max(c.head_dim_qk, c.head_dim_v) > 192 ? 80 : 144;
+  const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
+  return dim > 192 ? 80 : dim > 128 ? 112 : 144;
 }
 
 // Steps ahead: as many as are wanted and fit; 0 if not even one does.
@@ -63,6 +66,8 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
   for (; c.rows >= 8; c.rows /= 2) {
     for (const int32_t least_depth : {2, 1}) {
       for (c.num_warps = 8; c.num_warps >= 2; c.num_warps /= 2) {
+        c.warps_alone = true;
+        c.warps_alone = accumulators(c) <= std::min(kMostAlone, accumulator_limit(c));
         c.depth = depth(c, device);
         if (c.depth >= least_depth && accumulators(c) <= accumulator_limit(c)) return c;
       }
@@ -81,8 +86,30 @@ Program decode_schedule_program() {
   return {.header = "cuda/device/decode_schedule.hpp", .expression = "tessella::device::decode_schedule"};
 }
 
-// Measured on an H100 (docs/results): about 64 blocks with 128 KB on their way draw the memory's rate, and fewer parts
-// cost less to merge; from half as many units as multiprocessors on a block has a whole unit.
+namespace {
+
+// Blocks of a unit without a schedule, and how many of them are a cluster. Measured on an H100 (docs/results).
+struct Blocks {
+  int64_t cluster, parts;
+};
+Blocks blocks_of_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_clusters) {
+  if (2 * units >= num_sms) return {1, 1};
+  if (!has_clusters) return {1, std::clamp<int64_t>(num_sms / units, 1, steps)};
+  // All multiprocessors, where each has enough to do that meeting in memory costs little.
+  constexpr int64_t kFewUnits = 8, kManySteps = 8;
+  const int64_t pairs = num_sms / 2 / units;
+  if (units >= kFewUnits && steps >= kManySteps * 2 * pairs) return {2, pairs};
+  // Else a cluster, which meets in shared memory: three eighths of them draw nearly the memory's rate.
+  int64_t cluster = 1;
+  while (cluster < portable::kMostClusterBlocks && 8 * units * cluster < 3 * num_sms && 2 * cluster <= steps)
+    cluster *= 2;
+  constexpr int64_t kStepsOfSecond = 4;  // that earn another cluster its meeting
+  const int64_t parts = cluster < portable::kMostClusterBlocks ? 1 : num_sms / 2 / units / cluster;
+  return {cluster, std::clamp<int64_t>(parts, 1, std::max<int64_t>(steps / kStepsOfSecond / cluster, 1))};
+}
+
+}  // namespace
+
 Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const DeviceInfo& device) {
   Splits s;
   const bool has_clusters = device.arch >= 90;
@@ -90,35 +117,26 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
   s.rows = static_cast<int32_t>(std::clamp<int64_t>(decode_rows(p), 1, c.rows));
   s.row_tiles = std::max<int64_t>(ceil(decode_rows(p), s.rows), 1);
   s.units = sequences * p.heads_kv * s.row_tiles;
-  const int64_t num_sms = std::max(device.num_sms, 1), units = std::max<int64_t>(s.units, 1);
-  const int64_t keys = p.most_keys();
+  const int64_t num_sms = std::max(device.num_sms, 2), units = std::max<int64_t>(s.units, 1);
   if (p.batch_invariant) {
-    // Constants: eight steps of a cluster of two, or of a block where there are no clusters.
     constexpr int64_t kInvariantKeys = 4096;
     s.cluster = has_clusters ? 2 : 1;
     s.split_rounds = static_cast<int32_t>(kInvariantKeys / (s.cluster * portable::step_keys(c)));
-    s.parts = ceil(p.seqlen_kv, kInvariantKeys) + (p.features.has(Feature::keep_first) ? 1 : 0);
-    s.parts = std::max<int64_t>(s.parts, 1);
-    return s;
-  }
-  if (p.features.has(Feature::schedule)) {  // by what does not change with lengths
+    s.parts = std::max<int64_t>(ceil(p.seqlen_kv, kInvariantKeys), 1) + (p.features.has(Feature::keep_first) ? 1 : 0);
+  } else if (p.features.has(Feature::schedule)) {  // by what does not change with lengths
     s.cluster = has_clusters && units < num_sms / 4 ? 2 : 1;
     s.pieces = num_sms / s.cluster;
-    return s;
+  } else if (p.num_splits > 0) {
+    while (has_clusters && s.cluster < portable::kMostClusterBlocks && p.num_splits % (s.cluster * 2) == 0) {
+      s.cluster *= 2;
+    }
+    s.parts = p.num_splits / s.cluster;
+  } else {
+    const int64_t steps = std::max<int64_t>(ceil(p.most_keys(), portable::step_keys(c)), 1);
+    const Blocks blocks = blocks_of_unit(units, steps, num_sms, has_clusters);
+    s.cluster = static_cast<int32_t>(blocks.cluster);
+    s.parts = blocks.parts;
   }
-  const int64_t steps = std::max<int64_t>(ceil(keys, portable::step_keys(c)), 1);
-  int64_t blocks = p.num_splits;  // of a unit
-  if (blocks == 0) {
-    const int64_t wanted = has_clusters ? std::max<int64_t>(num_sms / 2, 1) : num_sms;
-    blocks = 2 * units >= num_sms ? 1 : std::min(std::max<int64_t>(wanted / units, 1), steps);
-    if (blocks > 1 && has_clusters)
-      blocks = blocks < portable::kMostClusterBlocks
-                   ? static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(blocks)))
-                   : blocks / portable::kMostClusterBlocks * portable::kMostClusterBlocks;
-  }
-  s.cluster = 1;
-  while (has_clusters && s.cluster < portable::kMostClusterBlocks && blocks % (s.cluster * 2) == 0) s.cluster *= 2;
-  s.parts = blocks / s.cluster;
   return s;
 }
 

@@ -1,6 +1,7 @@
 #include "cuda/decode/recipe.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "core/message.hpp"
@@ -68,7 +69,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   params.pieces = narrow(s.pieces);
   params.split_rounds = s.split_rounds;
   params.sequences = narrow(sequences(a));
-  params.round_keys = s.cluster * portable::step_keys(c);
+  params.log2_round_keys = std::countr_zero(static_cast<uint32_t>(s.cluster * portable::step_keys(c)));
   params.cache_is_settled = a.cache_is_settled ? 1 : 0;
   return params;
 }

@@ -18,6 +18,7 @@
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/cluster.hpp"
 #include "cuda/device/ptx/global.hpp"
+#include "cuda/device/ptx/order.hpp"
 #include "cuda/device/schedule/decode_work.hpp"
 #include "cuda/device/score/score.hpp"
 #include "cuda/device/tile/cache_rows.hpp"
@@ -59,10 +60,10 @@ struct Decode {
   static constexpr Element E = C.score.element;
   static constexpr int kThreads = C.num_warps * 32;
   static constexpr int kBlocks = C.rows / 8;
-  static constexpr int kPieces = C.head_dim_v / 16;                             // of 16 columns
-  static constexpr int kOwnPieces = (kPieces + C.num_warps - 1) / C.num_warps;  // of a warp
+  static constexpr int kPieces = C.head_dim_v / 16;  // of 16 columns
+  static constexpr int kGroupWarps = portable::group_warps(C), kGroups = portable::groups(C);
+  static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
   static constexpr int kQuads = C.head_dim_v / 4;
-  static constexpr int kStepKeys = portable::step_keys(C);
   static constexpr int kElementBytes = portable::size_bytes(E);
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk, kElementBytes>;
   using TileV = Tile<portable::kDecodeTile, C.head_dim_v, kElementBytes>;
@@ -91,8 +92,14 @@ struct Decode {
   __device__ RowInfo* row_infos() const { return reinterpret_cast<RowInfo*>(shared + kAt.row_infos); }
   __device__ uint64_t* drafts() const { return reinterpret_cast<uint64_t*>(shared + kAt.drafts); }
   __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [warp][row]
-  __device__ float* maxima() const { return reinterpret_cast<float*>(shared + kAt.maxima); }
-  __device__ float* staged_out() const { return reinterpret_cast<float*>(shared + kAt.values); }
+  __device__ float* maxima() const {                                                      // [group][row]
+    return reinterpret_cast<float*>(shared + kAt.maxima);
+  }
+  __device__ float* staged_out(int group) const {
+    return reinterpret_cast<float*>(shared + kAt.values) + group * C.rows * portable::out_pitch(C);
+  }
+  __device__ int group() const { return warp / kGroupWarps; }
+  __device__ int first_of_group() const { return group() * kGroupWarps; }
   __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * C.num_warps + warp) * TileK::kBytes; }
   __device__ uint32_t s_values(int stage, int of_warp) const {
     return base + kAt.values + (stage * C.num_warps + of_warp) * TileV::kBytes;
@@ -108,6 +115,8 @@ struct Decode {
 
   // Of the lane's query rows, two in each block of 8.
   __device__ int row_of(int n, int c) const { return n * 8 + lane % 4 * 2 + c; }
+  // The same where it is rarely asked: places of all rows, found before the loop, would take registers in it.
+  __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
 
   // ---- before the loop ----
 
@@ -122,7 +131,7 @@ struct Decode {
       const RowInfo &first = row_infos()[0], &last = row_infos()[C.rows - 1];
       work.visible = {first.begin, last.end};
       work.full = {last.begin, first.end};
-      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(work.visible, p.forward.keep_first, kStepKeys * p.cluster);
+      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(work.visible, p.forward.keep_first, p.log2_round_keys);
       work.part = Part();
       if (works.part(work.unit, work.rounds, work.part)) return true;
       __syncthreads();
@@ -219,7 +228,7 @@ struct Decode {
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& info = row_infos()[row_of(n, c)];
+        const RowInfo& info = row_infos()[row_anew(n, c)];
         const KeyRange keys = {info.begin, info.end};
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
@@ -237,13 +246,31 @@ struct Decode {
   static constexpr float kHighestExponent = 14, kSmallestSum = 0x1p-8f;  // with exponents against zero
 
   __device__ __forceinline__ static float offset(float max) { return max == -kInfinity ? 0.0f : max; }
+  // Probabilities of the warp's 16 keys to shared memory; sums: of those of this lane.
   __device__ __forceinline__ void exponentiate(const float (&s)[kBlocks][4], const Rows& rows, float scale_log2,
-                                               float (&probs)[kBlocks][4], int buffer) const {
+                                               int buffer, float (&sums)[kBlocks][2]) const {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
+      float probs[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) probs[n][i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
-      Transposed<E>::store_probs(s_probs(buffer, warp, n), probs[n], lane);
+      for (int i = 0; i < 4; ++i) probs[i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
+      Transposed<E>::store_probs(s_probs(buffer, warp, n), probs, lane);
+    }
+  }
+
+  // All warps of the group are here: what they stored and copied is there for each other. True if some lane says so.
+  template <bool Votes>
+  __device__ __forceinline__ static bool meet_and_vote(bool mine) {
+    if constexpr (C.warps_alone) {
+      __syncwarp();
+      return Votes && __any_sync(kAllLanes, mine);
+    } else if constexpr (Votes) {
+      return __syncthreads_or(mine) != 0;
+    } else {
+      __syncthreads();
+      return false;
     }
   }
 
@@ -264,22 +291,25 @@ struct Decode {
     return (score - max) * scale_log2 > kLag;  // true from -inf on, false for -inf twice
   }
   __device__ __forceinline__ void raise_max(const float (&s)[kBlocks][4], Rows& rows, Sums& o, float scale_log2) const {
+    float tops_of_rows[kBlocks][2];
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float top = max_of_keys(fmaxf(s[n][c], s[n][c + 2]));
-        if (lane < 4) tops()[warp * C.rows + row_of(n, c)] = top;
+        tops_of_rows[n][c] = max_of_keys(fmaxf(s[n][c], s[n][c + 2]));
+        if (!C.warps_alone && lane < 4) tops()[warp * C.rows + row_anew(n, c)] = tops_of_rows[n][c];
       }
     }
-    __syncthreads();
+    if constexpr (!C.warps_alone) __syncthreads();
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        float top = -kInfinity;
+        float top = tops_of_rows[n][c];
+        if constexpr (!C.warps_alone) {
 #pragma unroll
-        for (int w = 0; w < C.num_warps; ++w) top = fmaxf(top, tops()[w * C.rows + row_of(n, c)]);
+          for (int w = 0; w < C.num_warps; ++w) top = fmaxf(top, tops()[w * C.rows + row_anew(n, c)]);
+        }
         if (!is_behind(rows.max[n][c], top, scale_log2)) continue;
         const float factor = ptx::exp2((rows.max[n][c] - top) * scale_log2);
         rows.max[n][c] = top;
@@ -294,16 +324,19 @@ struct Decode {
   }
 
   __device__ __forceinline__ void multiply_values(Sums& o, int stage, int buffer) const {
-#pragma unroll
-    for (int w = 0; w < C.num_warps; ++w) {
+    // Unrolled, loads of several tiles take registers that many rows or fp32 lack.
+    constexpr int kUnroll = kBlocks >= 8 || E == Element::f32 ? 1 : kGroupWarps;
+#pragma unroll kUnroll
+    for (int w = 0; w < kGroupWarps; ++w) {
+      const int of_warp = first_of_group() + w;
       typename Transposed<E>::Probs probs[kBlocks];
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) probs[n] = Transposed<E>::load_probs(s_probs(buffer, w, n), lane);
+      for (int n = 0; n < kBlocks; ++n) probs[n] = Transposed<E>::load_probs(s_probs(buffer, of_warp, n), lane);
 #pragma unroll
       for (int piece = 0; piece < kOwnPieces; ++piece) {
-        const int own = piece * C.num_warps + warp;
-        if (kPieces % C.num_warps != 0 && own >= kPieces) continue;
-        const typename Transposed<E>::template Values<TileV> values(s_values(stage, w), own, lane);
+        const int own = piece * kGroupWarps + warp % kGroupWarps;
+        if (kPieces % kGroupWarps != 0 && own >= kPieces) continue;
+        const typename Transposed<E>::template Values<TileV> values(s_values(stage, of_warp), own, lane);
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) Transposed<E>::template multiply<TileV>(o[piece][n], values, probs[n]);
       }
@@ -314,8 +347,12 @@ struct Decode {
   // if some score lies too far above.
   template <bool Unified>
   __device__ __forceinline__ bool attend(const DecodeWork& work, bool waits_for_q, Rows& rows, Sums& o) const {
+    // Queries are asked for first: behind the tiles they would come last. Many would take registers until they are
+    // there.
+    constexpr bool kStoresAtOnce = kOwnChunks > 2;
     QueryChunks chunks;
-    if (!waits_for_q) chunks = load_queries(work);  // first: behind the tiles it would come last
+    if (!waits_for_q) chunks = load_queries(work);
+    if (kStoresAtOnce && !waits_for_q) store_queries(chunks);
     const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, work.visible,
                           kElementBytes);
 #pragma unroll
@@ -329,76 +366,81 @@ struct Decode {
     clear(o);
     const float log2_of_score = scale_log2();
     bool is_above = false;
-    Queries queries(base + kAt.queries, lane);
 
     // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
-    // has its scores, values when all warps are at the next step's barrier. The first turns only copy.
-    constexpr int kLater = 2 * C.depth - 1;  // groups of copies begun after those that a step waits for
-    int stage = 0, stage_v = 0, free_v = 0;  // free_v: for values that are copied
+    // has its scores, values when its group is at the next step's barrier.
+    const int32_t begin = work.part.begin, end = work.part.end;
     CacheTile ahead = {false, 0, -1};
-    if (work.part.begin < work.part.end) ahead = cache.find(first_key(work, work.part.begin), lane);
-#pragma unroll 1
-    for (int32_t idx = work.part.begin - C.depth; idx < work.part.end; ++idx) {
-      const bool is_step = idx >= work.part.begin, copies = idx + C.depth < work.part.end;
-      if (idx == work.part.begin) {
-        if (waits_for_q) {
-          ptx::wait_for_previous_kernel();
-          chunks = load_queries(work);
-        }
-        store_queries(chunks);
-        __syncthreads();
-        queries.load();
-      }
-      float s[kBlocks][4], probs[kBlocks][4];
-      if (is_step) {
-        ptx::wait_copies<kLater>();
-        __syncwarp();
-        multiply_kq<E, TileK, kSteps>(s, s_keys(stage), queries, lane);
-        __syncwarp();  // all lanes have read the keys
-      }
-      if (copies) cache.load_keys<TileK>(s_keys(stage), ahead, lane);
+    const auto find = [&](int32_t idx) {
+      if (idx < end) ahead = cache.find(first_key(work, idx), lane);
+    };
+    const auto load_keys = [&](int32_t idx, int stage) {
+      if (idx < end) cache.load_keys<TileK>(s_keys(stage), ahead, lane);
       ptx::commit_copies();
-      const int buffer = idx & 1;
-      if (is_step) {
-        const int32_t tile = first_key(work, idx);
-        modify(s, tile + lane / 4);
-        if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, tile + lane / 4);
-        bool is_raised = false;
+    };
+    const auto load_values = [&](int32_t idx, int stage) {
+      if (idx < end) cache.load_values<TileV>(s_values(stage, warp), ahead, lane);
+      ptx::commit_copies();
+    };
+    find(begin);
+#pragma unroll 1
+    for (int i = 0; i < C.depth; ++i) {
+      load_keys(begin + i, i);
+      load_values(begin + i, i);
+      find(begin + i + 1);
+    }
+    if (waits_for_q) {
+      ptx::wait_for_previous_kernel();
+      chunks = load_queries(work);
+    }
+    if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
+    __syncthreads();
+    const Queries queries(base + kAt.queries, lane);
+
+    constexpr int kLater = 2 * C.depth - 1;  // groups of copies begun after those that a step waits for
+    int stage = 0, stage_v = 0, free_v = C.depth;
+#pragma unroll 1
+    for (int32_t idx = begin; idx < end; ++idx) {
+      ptx::wait_copies<kLater>();
+      __syncwarp();
+      float s[kBlocks][4], sums[kBlocks][2];
+      multiply_kq<E, TileK, kSteps>(s, s_keys(stage), queries, lane);
+      __syncwarp();  // all lanes have read the keys
+      load_keys(idx + C.depth, stage);
+      stage = stage + 1 == C.depth ? 0 : stage + 1;
+      const int32_t tile = first_key(work, idx);
+      modify(s, tile + lane / 4);
+      if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, tile + lane / 4);
+      bool is_raised = false;
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
+      for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            if constexpr (Unified) {
-              is_above |= s[n][i] * log2_of_score > kHighestExponent;
-            } else {
-              is_raised |= is_behind(rows.max[n][i % 2], s[n][i], log2_of_score);
-            }
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (Unified) {
+            is_above |= s[n][i] * log2_of_score > kHighestExponent;
+          } else {
+            is_raised |= is_behind(rows.max[n][i % 2], s[n][i], log2_of_score);
           }
         }
-        exponentiate(s, rows, log2_of_score, probs, buffer);
-        ptx::wait_copies<kLater>();
-        if constexpr (Unified) {
-          __syncthreads();
-        } else if (__syncthreads_or(is_raised)) {
-          raise_max(s, rows, o, log2_of_score);
-          exponentiate(s, rows, log2_of_score, probs, buffer);
-          __syncthreads();
-        }
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) rows.sum[n][i % 2] += probs[n][i];
-        }
       }
-      if (copies) cache.load_values<TileV>(s_values(free_v, warp), ahead, lane);
-      ptx::commit_copies();
+      const int buffer = (idx - begin) & 1;
+      exponentiate(s, rows, log2_of_score, buffer, sums);
+      ptx::wait_copies<kLater>();
+      if (meet_and_vote<!Unified>(is_raised)) {
+        raise_max(s, rows, o, log2_of_score);
+        exponentiate(s, rows, log2_of_score, buffer, sums);
+        meet_and_vote<false>(false);
+      }
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) rows.sum[n][c] += sums[n][c];
+      }
+      load_values(idx + C.depth, free_v);
       free_v = free_v == C.depth ? 0 : free_v + 1;
-      stage = stage + 1 == C.depth ? 0 : stage + 1;
-      if (idx + C.depth + 1 < work.part.end) ahead = cache.find(first_key(work, idx + C.depth + 1), lane);
-      if (is_step) {
-        multiply_values(o, stage_v, buffer);
-        stage_v = stage_v == C.depth ? 0 : stage_v + 1;
-      }
+      find(idx + C.depth + 1);
+      multiply_values(o, stage_v, buffer);
+      stage_v = stage_v == C.depth ? 0 : stage_v + 1;
     }
     ptx::wait_copies<0>();
     return is_above;
@@ -421,56 +463,76 @@ struct Decode {
       for (int c = 0; c < 2; ++c) {
         const float sum = sum_of_keys(rows.sum[n][c]);
         if (lane >= 4) continue;
-        tops()[warp * C.rows + row_of(n, c)] = sum;
-        if (warp == 0) maxima()[row_of(n, c)] = rows.max[n][c];
+        tops()[warp * C.rows + row_anew(n, c)] = sum;
+        if (warp == first_of_group()) maxima()[group() * C.rows + row_anew(n, c)] = rows.max[n][c];
       }
     }
     __syncthreads();  // all warps are done with values, whose place the rows take
 #pragma unroll
     for (int piece = 0; piece < kOwnPieces; ++piece) {
-      const int own = piece * C.num_warps + warp;
-      if (kPieces % C.num_warps != 0 && own >= kPieces) continue;
+      const int own = piece * kGroupWarps + warp % kGroupWarps;
+      if (kPieces % kGroupWarps != 0 && own >= kPieces) continue;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          staged_out()[row_of(n, i % 2) * portable::out_pitch(C) + own * 16 + lane / 4 + i / 2 * 8] = o[piece][n][i];
+          staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + own * 16 + lane / 4 + i / 2 * 8] =
+              o[piece][n][i];
         }
       }
     }
     __syncthreads();
   }
-  // An item is four columns of a row.
-  __device__ __forceinline__ State staged(int item) const {
-    const int row = item / kQuads;
-    State state;
-    state.max = maxima()[row];
-#pragma unroll
-    for (int w = 0; w < C.num_warps; ++w) state.sum += tops()[w * C.rows + row];
-    const float* from = staged_out() + row * portable::out_pitch(C) + item % kQuads * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) state.o[i] = from[i];
-    return state;
-  }
-
-  // Merges `count` states in order. sums_of(i): maximum and sum; load(i, o).
+  // Merges `count` states in order. sums_of(i): maximum and sum; load(i, o). So many at a time are on their way.
   template <class SumsOf, class Load>
   __device__ __forceinline__ State merged(int count, const SumsOf& sums_of, const Load& load) const {
+    constexpr int kAtOnce = 8;
     State all;
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) all.max = fmaxf(all.max, sums_of(i).x);
-    const float log2_of_score = scale_log2(), from = offset(all.max);
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) {
-      const float2 sums = sums_of(i);
-      const float weight = ptx::exp2((sums.x - from) * log2_of_score);
-      float of_state[4];
-      load(i, of_state);
-      all.sum = __fmaf_rn(weight, sums.y, all.sum);
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) all.o[j] = __fmaf_rn(weight, of_state[j], all.o[j]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < count) all.max = fmaxf(all.max, sums_of(first + i).x);
+      }
+    }
+    const float log2_of_score = scale_log2(), from = offset(all.max);
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
+      float2 sums[kAtOnce];
+      float o[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        sums[i] = make_float2(-kInfinity, 0);
+        o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+        if (first + i >= count) continue;
+        sums[i] = sums_of(first + i);
+        load(first + i, o[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = ptx::exp2((sums[i].x - from) * log2_of_score);
+        all.sum = __fmaf_rn(weight, sums[i].y, all.sum);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) all.o[j] = __fmaf_rn(weight, o[i][j], all.o[j]);
+      }
     }
     return all;
+  }
+
+  // The block's own state. An item is four columns of a row.
+  __device__ __forceinline__ State staged(int item) const {
+    const int row = item / kQuads;
+    const auto sums_of = [&](int of_group) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kGroupWarps; ++w) sum += tops()[(of_group * kGroupWarps + w) * C.rows + row];
+      return make_float2(maxima()[of_group * C.rows + row], sum);
+    };
+    return merged(kGroups, sums_of, [&](int of_group, float(&of)[4]) {
+      const float* from = staged_out(of_group) + row * portable::out_pitch(C) + item % kQuads * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) of[i] = from[i];
+    });
   }
 
   // Four columns of a row of out, and with the first of them the row's lse.
@@ -526,7 +588,7 @@ struct Decode {
     if (thread == 0) {
       ptx::fence_memory();
       *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.part.of) ? 1 : 0;
-      ptx::fence_memory();
+      if (*vote != 0) ptx::fence_memory();
     }
     __syncthreads();
     return *vote != 0;
@@ -640,12 +702,9 @@ __global__ void __launch_bounds__(C.num_warps * 32, 1) decode(const __grid_const
   Decode<C> block(p);
   ptx::let_next_kernel_start();
   if constexpr (ptx::kHasClusters) {
-    if (p.cluster > 1) {
-      if (block.thread == 0) {
-        ptx::init_barrier(block.barrier(), 1);
-        ptx::publish_barriers();
-      }
-      __syncthreads();
+    if (p.cluster > 1 && block.thread == 0) {  // the others of the block know of it when begin() has met
+      ptx::init_barrier(block.barrier(), 1);
+      ptx::publish_barriers();
     }
   }
   bool waits_for_q = p.cache_is_settled != 0;

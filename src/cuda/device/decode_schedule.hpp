@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(portable::kScheduleThreads) decode_schedule(co
   const auto length = [&](int32_t batch_idx) {
     const Sequence32 of = sequence<int32_t>(p.forward, batch_idx);
     const KeyRange keys = {row_keys(of, 0).begin, row_keys(of, max(of.len_q - 1, 0)).end};
-    const int32_t count = of.len_q == 0 ? 0 : Rounds(keys, p.forward.keep_first, p.round_keys).count();
+    const int32_t count = of.len_q == 0 ? 0 : Rounds(keys, p.forward.keep_first, p.log2_round_keys).count();
     return units * (max(count, 1) + portable::kUnitOverhead);
   };
   int32_t sum = 0;

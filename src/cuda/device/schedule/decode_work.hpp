@@ -24,10 +24,10 @@ struct Rounds {
   int32_t kept = 0, begin = 0, end = 0;
 
   Rounds() = default;
-  // Those with keys of [keys.begin, keys.end) or below keep_first.
-  __device__ __forceinline__ Rounds(KeyRange keys, int32_t keep_first, int32_t round_keys) {
-    const auto ceil = [=](int32_t count) { return (count + round_keys - 1) / round_keys; };
-    begin = keys.begin / round_keys;
+  // Those with keys of [keys.begin, keys.end) or below keep_first. Of 2^log2_keys keys each.
+  __device__ __forceinline__ Rounds(KeyRange keys, int32_t keep_first, int32_t log2_keys) {
+    const auto ceil = [=](int32_t count) { return (count + (1 << log2_keys) - 1) >> log2_keys; };
+    begin = keys.begin >> log2_keys;
     end = max(ceil(keys.end), begin);
     kept = min(ceil(min(keep_first, keys.end)), begin);
   }

@@ -104,9 +104,7 @@ class QueryOperands {
   static_assert(Steps % 2 == 0);
 
   __device__ __forceinline__ QueryOperands(uint32_t tile, int lane)
-      : address_(tile + TileQ::offset(lane % 8, lane / 8)) {}
-  // When the tile is there.
-  __device__ __forceinline__ void load() {
+      : address_(tile + TileQ::offset(lane % 8, lane / 8)) {
     if constexpr (kInRegisters) {
 #pragma unroll
       for (int n = 0; n < Blocks; ++n) {
