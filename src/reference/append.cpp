@@ -5,6 +5,7 @@
 #include "reference/append.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/new_rows.hpp"
 #include "core/plan.hpp"
@@ -56,15 +57,18 @@ void append_run(const core::Arguments& arguments, const core::Plan& plan, core::
     const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
     if (!at.is_new) return;
     auto* row = reinterpret_cast<double*>(static_cast<std::byte*>(workspace.scratch) + worker * row_bytes(a));
-    core::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
-                               const AppendArguments::Rows& rows) {
-      for (int64_t head = 0; head < shape.heads; ++head) {
-        appended_row(a, names, shape, rows, at, head, row);
-        std::byte* into = names.is_cache ? rows.into.row(at.slot, at.row, head)
-                                         : rows.into.row(at.from_batch, at.from_row, head);
-        store_row(into, a.dtype(), shape.head_dim, row);
-      }
-    });
+    core::appended_rows(
+        a, [&](const core::AppendedNames& names, const core::RowsShape& shape, const AppendArguments::Rows& rows) {
+          for (int64_t head = 0; head < shape.heads; ++head) {
+            appended_row(a, names, shape, rows, at, head, row);
+            std::byte* into =
+                names.is_cache ? rows.into.row(at.slot, at.row, head) : rows.into.row(at.from_batch, at.from_row, head);
+            // What is not rotated keeps every bit, that of a signalling NaN too.
+        std::memmove(into, rows.from.row(at.from_batch, at.from_row, head),
+                     static_cast<size_t>(core::bytes_of(a.dtype(), shape.head_dim)));
+        if (names.is_rotated) store_row(into, a.dtype(), a.rotary_dim, row);
+          }
+        });
   });
 }
 
