@@ -64,7 +64,8 @@ std::string on_gpu(const Tensors& tensors, bool exact, Run&& run) {
 }
 
 // Bytes that changed and should not have: those of every tensor but the ones marked.
-std::string spoiled(const Tensors& tensors, const std::vector<std::pair<const Tensors::Tensor*, std::vector<bool>>>& may) {
+std::string spoiled(const Tensors& tensors,
+                    const std::vector<std::pair<const Tensors::Tensor*, std::vector<bool>>>& may) {
   for (const auto& tensor : tensors.all()) {
     const auto found = std::find_if(may.begin(), may.end(), [&](const auto& one) { return one.first == tensor.get(); });
     for (size_t byte = 0; byte < tensor->before.size(); ++byte) {
@@ -98,8 +99,8 @@ Tensors::Tensor& Tensors::add(int32_t dtype, const std::vector<int64_t>& shape, 
     step = step * std::max<int64_t>(t.shape[axis], 1) + (i + 1 == shape.size() ? gap : 0);
   }
   const int64_t size = bytes_of(dtype), front = guard ? 0 : before * size, behind = guard ? 0 : 64;
-  made.memory = Memory(static_cast<size_t>(front + span_bytes(t) + behind),
-                       guard ? Placement::guarded : Placement::aligned);
+  made.memory =
+      Memory(static_cast<size_t>(front + span_bytes(t) + behind), guard ? Placement::guarded : Placement::aligned);
   if (made.memory.size() != 0) std::memset(made.memory.data(), kPoison, made.memory.size());
   t.data = made.memory.data() + front;
   return made;
@@ -123,11 +124,10 @@ std::string to_string(const AppendCase& c) {
        << " seqlen_kv=" << c.seqlen_kv << " heads_kv=" << c.heads_kv << " heads_q=" << c.heads_q
        << " head_dim_qk=" << c.head_dim_qk << " head_dim_v=" << c.head_dim_v << " k=" << c.k << " v=" << c.v
        << " page_size=" << c.page_size << " heads_first=" << c.heads_first << " slots=" << c.slots
-       << " ragged=" << c.ragged << " packed=" << c.packed << " leftpad=" << c.leftpad
-       << " rotary_dim=" << c.rotary_dim << " interleaved=" << c.interleaved << " f32_angles=" << c.f32_angles
-       << " rotary_offsets=" << c.rotary_offsets << " in_place=" << c.in_place << " offset=" << c.offset
-       << " gap=" << c.gap << " guard=" << c.guard << " plan=" << c.plan << " num_threads=" << c.num_threads
-       << " seed=" << c.seed;
+       << " ragged=" << c.ragged << " packed=" << c.packed << " leftpad=" << c.leftpad << " rotary_dim=" << c.rotary_dim
+       << " interleaved=" << c.interleaved << " f32_angles=" << c.f32_angles << " rotary_offsets=" << c.rotary_offsets
+       << " in_place=" << c.in_place << " offset=" << c.offset << " gap=" << c.gap << " guard=" << c.guard
+       << " plan=" << c.plan << " num_threads=" << c.num_threads << " seed=" << c.seed;
   return text.str();
 }
 
@@ -201,14 +201,16 @@ AppendCall::AppendCall(const AppendCase& c) : c_(c) {
   const int64_t num_slots = c.page_size > 0 ? c.batch * pages_of_sequence_ + 3 : c.slots ? c.batch + 2 : c.batch;
   std::vector<int32_t> shuffled(static_cast<size_t>(num_slots));
   std::iota(shuffled.begin(), shuffled.end(), 0);
-  for (size_t i = shuffled.size(); i > 1; --i) std::swap(shuffled[i - 1], shuffled[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+  for (size_t i = shuffled.size(); i > 1; --i)
+    std::swap(shuffled[i - 1], shuffled[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
   if (c.page_size > 0) {
     for (size_t b = 0; b < batch; ++b) {
       for (int64_t page = 0; page < pages_of_sequence_; ++page) {
         const bool is_written = page * page_size < seqlens_[b] && (page + 1) * page_size > seqlens_[b] - new_[b];
         const int32_t hostile[] = {-1, 1 << 30, 0};
-        pages_.push_back(is_written && new_[b] > 0 ? shuffled[b * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(page)]
-                                                   : random.one_of(hostile));
+        pages_.push_back(is_written && new_[b] > 0
+                             ? shuffled[b * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(page)]
+                             : random.one_of(hostile));
       }
     }
   }
@@ -336,7 +338,10 @@ std::string AppendCall::check() {
   std::vector<std::pair<const Tensors::Tensor*, std::vector<bool>>> may;
   std::string wrong;
   const int64_t size = size_of(c_.dtype);
-  const double unit = c_.dtype == TESSELLA_F64 ? 0x1p-52 : c_.dtype == TESSELLA_F32 ? 0x1p-23 : c_.dtype == TESSELLA_BF16 ? 0x1p-8 : 0x1p-11;
+  const double unit = c_.dtype == TESSELLA_F64    ? 0x1p-52
+                      : c_.dtype == TESSELLA_F32  ? 0x1p-23
+                      : c_.dtype == TESSELLA_BF16 ? 0x1p-8
+                                                  : 0x1p-11;
   const auto rows = [&](const char* name, const Tensors::Tensor* from, const Tensors::Tensor* into, bool is_cache,
                         bool is_rotated, int64_t heads, int64_t dim) {
     if (from == nullptr) return;
@@ -354,7 +359,8 @@ std::string AppendCall::check() {
           };
           int64_t place = own(into);
           if (is_cache && c_.page_size > 0) {
-            const int32_t page = pages_[of * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(row / c_.page_size)];
+            const int32_t page =
+                pages_[of * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(row / c_.page_size)];
             place = at_of(into) + byte_at(into->tensor, page, row % c_.page_size, head);
           } else if (is_cache) {
             place = at_of(into) + byte_at(into->tensor, slots_[of], row, head);
@@ -469,7 +475,9 @@ CopyPagesCall::CopyPagesCall(const CopyPagesCase& c) : c_(c) {
     const auto target = static_cast<size_t>(i);
     const auto source = static_cast<size_t>(random.in(c.num_pairs, c.num_pages - 1));
     const bool is_skipped = random.chance(0.15), is_itself = random.chance(0.1);
-    pairs.push_back(is_skipped ? -1 - static_cast<int32_t>(random.below(5)) : is_itself ? pages[target] : pages[source]);
+    pairs.push_back(is_skipped  ? -1 - static_cast<int32_t>(random.below(5))
+                    : is_itself ? pages[target]
+                                : pages[source]);
     pairs.push_back(pages[target]);
   }
   pairs_ = &tensors_.add_table(pairs, {c.num_pairs, 2});

@@ -25,20 +25,20 @@ struct AppendCase {
   int64_t head_dim_v = 64;
   bool k = true;
   bool v = true;
-  int64_t page_size = 0;      // 0: contiguous
-  bool heads_first = false;   // the cache is (slots, heads, rows, head_dim) in memory
-  bool slots = false;         // cache_batch_idx
-  bool ragged = false;        // seqlens_new
-  bool packed = false;        // cu_seqlens_new
+  int64_t page_size = 0;     // 0: contiguous
+  bool heads_first = false;  // the cache is (slots, heads, rows, head_dim) in memory
+  bool slots = false;        // cache_batch_idx
+  bool ragged = false;       // seqlens_new
+  bool packed = false;       // cu_seqlens_new
   bool leftpad = false;
-  int64_t rotary_dim = 0;     // 0: none
+  int64_t rotary_dim = 0;  // 0: none
   bool interleaved = false;
-  bool f32_angles = true;     // else of the dtype of the rows
+  bool f32_angles = true;  // else of the dtype of the rows
   bool rotary_offsets = false;
-  bool in_place = false;      // q_out is q
-  int32_t offset = 0;         // elements by which rows and caches miss their alignment
-  int64_t gap = 0;            // elements behind every row of every head
-  bool guard = false;         // tensors end where an unreadable page begins
+  bool in_place = false;  // q_out is q
+  int32_t offset = 0;     // elements by which rows and caches miss their alignment
+  int64_t gap = 0;        // elements behind every row of every head
+  bool guard = false;     // tensors end where an unreadable page begins
   bool plan = false;
   int32_t num_threads = 0;
   uint64_t seed = 1;
@@ -89,7 +89,6 @@ class AppendCall {
   tessella_tensor* table(const std::string& name);
 
  private:
-
   AppendCase c_;
   Tensors tensors_;
   std::vector<int32_t> new_, seqlens_, leftpad_, offsets_, cu_, slots_, pages_;
