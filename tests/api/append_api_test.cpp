@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cases/append_call.hpp"
+#include "cases/copy_pages_call.hpp"
 #include "cases/tensor_places.hpp"
 #include "tessella/append.hpp"
 #include "tessella/copy_pages.hpp"

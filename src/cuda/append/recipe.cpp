@@ -16,9 +16,16 @@ using portable::AppendConfig;
 using portable::AppendParams;
 
 portable::AppendRows rows(const core::RowsShape& shape, const AppendArguments::Rows& t) {
-  return {t.from.data,          t.into.data,       t.from.batch_stride, t.from.row_stride,
-          t.from.head_stride,   t.into.batch_stride, t.into.row_stride, t.into.head_stride,
-          static_cast<int32_t>(shape.heads), static_cast<int32_t>(shape.head_dim)};
+  return {t.from.data,
+          t.into.data,
+          t.from.batch_stride,
+          t.from.row_stride,
+          t.from.head_stride,
+          t.into.batch_stride,
+          t.into.row_stride,
+          t.into.head_stride,
+          static_cast<int32_t>(shape.heads),
+          static_cast<int32_t>(shape.head_dim)};
 }
 
 // Threads of a row: a power of two, as many as the longest has pieces or the next more, at most those of a warp.

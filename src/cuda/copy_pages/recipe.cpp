@@ -68,7 +68,9 @@ Recipe copy_pages_recipe(const core::Shape& shape, const DeviceInfo& device) {
     recipe.steps.push_back(copy_pages_step(config, first, last, device.arch >= 90));
   }
   const size_t steps = recipe.steps.size();
-  recipe.description = message(config.piece_bytes, steps == 1 ? "-byte loads, 1 step" : message("-byte loads, ", steps, " steps of at most ", kMostPools, " pools"));
+  recipe.description = message(
+      config.piece_bytes,
+      steps == 1 ? "-byte loads, 1 step" : message("-byte loads, ", steps, " steps of at most ", kMostPools, " pools"));
   return recipe;
 }
 

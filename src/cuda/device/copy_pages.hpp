@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(portable::kCopyPagesThreads, portable::kCopyPa
   for (int64_t item = blockIdx.x; item < p.num_items; item += gridDim.x) {
     const int64_t whole = item / p.parts;
     const int64_t pool_idx = whole / p.num_pairs;
-    const auto* pair = static_cast<const int32_t*>(p.pairs.data) + (whole - pool_idx * p.num_pairs) * p.pairs.batch_stride;
+    const auto* pair =
+        static_cast<const int32_t*>(p.pairs.data) + (whole - pool_idx * p.num_pairs) * p.pairs.batch_stride;
     const int32_t from = pair[0], into = pair[p.pairs.stride];
     const bool is_copied = from >= 0 && from < p.num_pages && into >= 0 && into < p.num_pages && from != into;
     if (!is_copied) continue;
