@@ -70,8 +70,14 @@ TEST(EmulatedAppend, RandomCases) {
 TEST(EmulatedAppend, ManyRowsAndPieces) {
   for (const int32_t dtype : {TESSELLA_F32, TESSELLA_BF16}) {
     for (const bool packed : {false, true}) {
-      expect_right({.dtype = dtype, .batch = 3, .seqlen_new = 300, .seqlen_kv = 310, .heads_q = 4, .page_size = 16,
-                    .packed = packed, .rotary_dim = 64});
+      expect_right({.dtype = dtype,
+                    .batch = 3,
+                    .seqlen_new = 300,
+                    .seqlen_kv = 310,
+                    .heads_q = 4,
+                    .page_size = 16,
+                    .packed = packed,
+                    .rotary_dim = 64});
       expect_right({.dtype = dtype, .head_dim_qk = 776, .head_dim_v = 521, .packed = packed, .rotary_dim = 640});
       if (testing::Test::HasFatalFailure()) return;
     }
