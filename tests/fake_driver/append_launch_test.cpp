@@ -79,7 +79,8 @@ void in_child(size_t params_bytes, void (*fn)()) {
                   });
 }
 
-// 16 threads have a row of 128 bf16, so 16 rows are a block's: a decode step of 4 sequences with 8 heads takes 4 blocks.
+// 16 threads have a row of 128 bf16, so 16 rows are a block's: a decode step of 4 sequences with 8 heads takes 4
+// blocks.
 TEST(AppendLaunch, OneLaunchOfNoMoreBlocksThanRowsWant) {
   in_child(sizeof(portable::AppendParams), [] {
     const core::Kernel& kernel = kernel_named("cuda.append");
@@ -109,9 +110,10 @@ TEST(AppendLaunch, ExplainsItsLoads) {
     const auto says = [&](const char* words) { return kernel.describe(core::shape(&a), 1).rfind(words, 0) == 0; };
     EXPECT_TRUE(says("16-byte loads"));
     a.rotary = DType::f32;
-    for (const auto& [rotary_dim, is_interleaved, words] :
-         {std::tuple{int64_t{128}, false, "16-byte loads"}, {int64_t{24}, true, "16-byte loads"},
-          {int64_t{24}, false, "scalar loads"}, {int64_t{20}, true, "scalar loads"}}) {
+    for (const auto& [rotary_dim, is_interleaved, words] : {std::tuple{int64_t{128}, false, "16-byte loads"},
+                                                            {int64_t{24}, true, "16-byte loads"},
+                                                            {int64_t{24}, false, "scalar loads"},
+                                                            {int64_t{20}, true, "scalar loads"}}) {
       a.rotary_dim = rotary_dim;
       a.rotary_interleaved = is_interleaved;
       EXPECT_TRUE(says(words)) << rotary_dim << is_interleaved;
@@ -127,10 +129,11 @@ TEST(CopyPagesLaunch, AStepForAsManyPoolsAsParametersHold) {
   in_child(sizeof(portable::CopyPagesParams), [] {
     const core::Kernel& kernel = kernel_named("cuda.copy_pages");
     // A page has 2048 pieces of 16 bytes, of which a block has 1024 at a time.
-    for (const auto& [pools, pairs, grids] :
-         {std::tuple{1, int64_t{3}, std::vector<unsigned>{6}}, {60, int64_t{2}, std::vector<unsigned>{240}},
-          {61, int64_t{1}, std::vector<unsigned>{120, 2}}, {160, int64_t{9}, std::vector<unsigned>{400, 400, 400}},
-          {2, int64_t{0}, std::vector<unsigned>{}}}) {
+    for (const auto& [pools, pairs, grids] : {std::tuple{1, int64_t{3}, std::vector<unsigned>{6}},
+                                              {60, int64_t{2}, std::vector<unsigned>{240}},
+                                              {61, int64_t{1}, std::vector<unsigned>{120, 2}},
+                                              {160, int64_t{9}, std::vector<unsigned>{400, 400, 400}},
+                                              {2, int64_t{0}, std::vector<unsigned>{}}}) {
       const CopyPagesArguments a = copy_arguments(pools, pairs);
       const core::Plan plan = planned(kernel, core::shape(&a));
       fake_driver()->launches.clear();

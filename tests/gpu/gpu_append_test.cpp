@@ -24,7 +24,8 @@ bool has_kernel(const std::string& operation, std::string& name, std::string& pr
 }
 
 int32_t hostile(Random& random) {
-  const int32_t values[] = {std::numeric_limits<int32_t>::min(), -1000, -1, 0, 1, 3, 17, 40, 1000, std::numeric_limits<int32_t>::max()};
+  const int32_t values[] = {std::numeric_limits<int32_t>::min(), -1000, -1, 0, 1, 3, 17, 40, 1000,
+                            std::numeric_limits<int32_t>::max()};
   return random.chance(0.2) ? static_cast<int32_t>(random.bits()) : random.one_of(values);
 }
 
