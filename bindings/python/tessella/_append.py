@@ -55,14 +55,14 @@ def append(
         k, v: the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
             page_size, heads_kv, head_dim). Their dtype is that of the new rows.
         seqlens_kv: (batch) int32, rows in use after the append, left padding included.
-        page_table: (batch, pages) int32: row r of a sequence is row r % page_size of page page_table[b, r // page_size].
+        page_table: (batch, pages) int32: row r of a sequence is in page page_table[b, r // page_size].
         cache_batch_idx: (batch) int32: sequence b has slot cache_batch_idx[b] of the caches. Not beside page_table.
         leftpad_kv: (batch) int32: so many first rows are padding.
         seqlens_new: (batch) int32: so many rows of a sequence are new, its first ones; None = all.
         cu_seqlens_new: (batch + 1) int32, of packed k_new, v_new and q.
         rotary: (cos, sin), each (positions, rotary_dim / 2), float32 or the dtype of the new rows. The first rotary_dim
             columns of k_new and q are rotated by the angles of the row's position (RoFormer, arXiv 2104.09864).
-        rotary_interleaved: columns 2j and 2j + 1 turn together (GPT-J); else j and j + rotary_dim / 2 (GPT-NeoX, Llama).
+        rotary_interleaved: columns 2j and 2j + 1 turn together (GPT-J); else j and j + rotary_dim / 2 (GPT-NeoX).
         rotary_offsets: (batch) int32: the position of the row that goes to row r is r - leftpad_kv + rotary_offsets.
         q: (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): rotated by the same positions.
         q_out: what q is written to, rotated; it may be q itself. Made when absent.

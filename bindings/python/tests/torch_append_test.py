@@ -105,6 +105,8 @@ def test_the_operators_pass_opcheck(device):
     }
     pools = [torch.zeros_like(pool) for pool in step.pools]
     torch.library.opcheck(torch.ops.tessella.append.default, (step.k_new, step.v_new, *pools, step.seqlens), named)
+    if torch.__version__ < "2.5":  # which follows no operator that writes the tensors of a list
+        return
     pairs = torch.tensor([[0, 1]], device=device, dtype=torch.int32)
     torch.library.opcheck(torch.ops.tessella.copy_pages.default, (pools, pairs))
 
