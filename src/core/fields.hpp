@@ -106,7 +106,7 @@ void fields(std::type_identity<AppendShape>, F&& f) {
   using S = AppendShape;
   f(FieldName{"operation"}, &S::operation, Fit::equal);
   f(FieldName{"device"}, &S::device, Fit::equal);
-  f(FieldName{"batch"}, &S::batch, Fit::equal);
+  f(FieldName{"batch"}, &S::batch, Fit::at_most);
   f(FieldName{"seqlen_new"}, &S::seqlen_new, Fit::at_most);
   f(FieldName{"total_new"}, &S::total_new, Fit::at_most);
   f(

@@ -213,10 +213,14 @@ TEST(AppendPlans, ExplainAndRun) {
   c.seqlen_new = 6;
   refused(c, "plan_run: seqlen_new is 6, expected at most 5, the plan's bound");
   c = contiguous();
+  c.batch = 3;
+  refused(c, "plan_run: batch is 3, expected at most 2, the plan's bound");
+  c = contiguous();
   c.heads_q = 2;
   refused(c, "plan_run: q.heads is 2, expected 4, what the plan was made for");
   // Tables are no matter of the plan's.
   c = contiguous();
+  c.batch = 1;
   c.page_size = 2;
   c.ragged = true;
   AppendCall paged(c);
