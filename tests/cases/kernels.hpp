@@ -29,7 +29,7 @@ struct KernelInfo {
 };
 inline void PrintTo(const KernelInfo& kernel, std::ostream* stream) { *stream << kernel.name; }
 
-// Those that compute the operation: "forward", "backward", "merge".
+// Those that compute the operation: "forward", "backward", "merge", "append", "copy_pages".
 inline std::vector<KernelInfo> kernels_of(const std::string& operation) {
   std::vector<KernelInfo> kernels;
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {

@@ -261,15 +261,45 @@ void call(Bytes& bytes) {
   if (wanted >> 9 & 1) sized.options.kernel = nullptr;
   expect_sane(tessella_backward(&backward, &sized.options, nullptr));
 
+  // k and v as new rows, into caches like them, by the call's lengths and pages; q turned by what was its bias.
+  tessella_append_args append = TESSELLA_APPEND_ARGS_INIT;
+  tessella_append_options append_options = TESSELLA_APPEND_OPTIONS_INIT;
+  append.k_new = args.k;
+  append.v_new = args.v;
+  gradient(10, append.k, args.k);
+  gradient(11, append.v, args.v);
+  gradient(12, append.q_out, args.q);
+  append.q = args.q;
+  append.seqlens_kv = args.seqlens_kv;
+  append.seqlens_new = args.seqlens_q;
+  append.cu_seqlens_new = args.cu_seqlens_kv;
+  append.page_table = args.page_table;
+  append.leftpad_kv = args.leftpad_kv;
+  if (wanted >> 13 & 1) append.rotary_cos = append.rotary_sin = args.bias;
+  if (wanted >> 14 & 1) append_options.rotary_interleaved = bytes.byte() % 3;
+  expect_sane(tessella_append(&append, &append_options, nullptr));
+
+  // Pages of the caches, by any pairs.
+  tessella_copy_pages_args copy_pages = TESSELLA_COPY_PAGES_ARGS_INIT;
+  tessella_tensor pools[2] = {};
+  for (const tessella_tensor* cache : {append.k, append.v}) {
+    if (cache != nullptr) pools[copy_pages.num_pools++] = *cache;
+  }
+  copy_pages.pools = pools;
+  copy_pages.pairs = args.page_table;
+  expect_sane(tessella_copy_pages(&copy_pages, nullptr, nullptr));
+
   tessella_plan* plan = nullptr;
-  const int32_t operation = bytes.byte() % 8 == 0 ? bytes.byte() % 9 - 1 : TESSELLA_FORWARD;
+  const int32_t operation = bytes.byte() % 8 == 0 ? bytes.byte() % 10 - 1 : TESSELLA_FORWARD;
   const tessella_merge_args no_states = TESSELLA_MERGE_ARGS_INIT;
-  const bool is_merge = operation == TESSELLA_MERGE;
-  const void* args_of = is_merge                         ? static_cast<const void*>(&no_states)
-                        : operation == TESSELLA_BACKWARD ? static_cast<const void*>(&backward)
-                                                         : &args;
-  const tessella_call tagged{sizeof tagged, operation, args_of,
-                             is_merge ? nullptr : static_cast<const void*>(&sized.options)};
+  tessella_call tagged{sizeof tagged, operation, &args, &sized.options};
+  switch (operation) {
+    case TESSELLA_BACKWARD: tagged.args = &backward; break;
+    case TESSELLA_MERGE: tagged.args = &no_states, tagged.options = nullptr; break;
+    case TESSELLA_APPEND: tagged.args = &append, tagged.options = &append_options; break;
+    case TESSELLA_COPY_PAGES: tagged.args = &copy_pages, tagged.options = nullptr; break;
+    default: break;
+  }
   if (tessella_plan_make(&tagged, &plan) == TESSELLA_OK) tessella_plan_free(plan);
   const char* reason = nullptr;
   tessella_kernel_refusal(kernel % tessella_kernel_count(), &tagged, &reason);

@@ -15,7 +15,7 @@ struct KernelEntry {
 };
 
 std::vector<KernelEntry> list_kernels();
-// Those that compute the operation, "forward", "backward" or "merge".
+// Those that compute the operation, "forward", "backward", "merge" ...
 std::vector<KernelEntry> kernels_of(std::string_view operation);
 
 // "" if the kernel would run this call.

@@ -15,7 +15,7 @@ class Kernel(NamedTuple):
     """One kernel of the library."""
 
     name: str
-    operation: str  # "forward", "backward" or "merge"
+    operation: str  # "forward", "backward", "merge", "append" or "copy_pages"
     summary: str
     device: str  # "cpu" or "cuda"
     architectures: str  # what it is made for: "avx2", "sm_90a", "any"
