@@ -14,8 +14,8 @@ struct PageCopy {
   int32_t target;
 };
 
-// A sequence is a list of pages and a length: its row r is row r % page_size of its page r / page_size. Sequences of one
-// fork hold the same pages until one of them writes. A failure leaves all as it was.
+// A sequence is a list of pages and a length: its row r is row r % page_size of its page r / page_size. Sequences of
+// one fork hold the same pages until one of them writes. A failure leaves all as it was.
 class Pages {
  public:
   Pages(int64_t num_pages, int64_t page_size);

@@ -1,4 +1,5 @@
-// The allocator of pages: random walks beside a model that keeps every sequence's rows by value, and each failure by hand.
+// The allocator of pages: random walks beside a model that keeps every sequence's rows by value, and each failure by
+// hand.
 #include "core/pages.hpp"
 
 #include <gtest/gtest.h>
@@ -252,22 +253,33 @@ TEST(Pages, EachBadCallHasItsSentence) {
       {[] { Pages(0, 4); }, "pages_make: num_pages is 0, expected 1 to 2147483647"},
       {[] { Pages(4, int64_t{1} << 31); }, "pages_make: page_size is 2147483648, expected 1 to 2147483647"},
       {[&] { pages.fork(-1); }, "pages_fork: id is -1, expected a sequence that was made and is not released"},
-      {[&] { pages.release(Ids{a, gone}); },
+      {[&] {
+         pages.release(Ids{a, gone});
+       },
        "pages_release: ids[1] is 2, expected a sequence that was made and is not released"},
-      {[&] { pages.release(Ids{a, b, a}); }, "pages_release: ids has 0 twice, expected each sequence once"},
-      {[&] { pages.reserve(Ids{b, b}, Ids{1, 2}); }, "pages_reserve: ids has 1 twice, expected each sequence once"},
-      {[&] { pages.reserve(Ids{b, a}, Ids{1, 4}); },
+      {[&] {
+         pages.release(Ids{a, b, a});
+       },
+       "pages_release: ids has 0 twice, expected each sequence once"},
+      {[&] {
+         pages.reserve(Ids{b, b}, Ids{1, 2});
+       },
+       "pages_reserve: ids has 1 twice, expected each sequence once"},
+      {[&] {
+         pages.reserve(Ids{b, a}, Ids{1, 4});
+       },
        "pages_reserve: lengths[1] is 4, expected 5, the length of sequence 0, to 2147483647"},
       {[&] { pages.reserve(Ids{b}, Ids{int64_t{1} << 31}); },
        "pages_reserve: lengths[0] is 2147483648, expected 0, the length of sequence 1, to 2147483647"},
-      {[&] { pages.truncate(Ids{b, a}, Ids{0, 6}); },
+      {[&] {
+         pages.truncate(Ids{b, a}, Ids{0, 6});
+       },
        "pages_truncate: lengths[1] is 6, expected 0 to 5, the length of sequence 0"},
       {[&] { pages.truncate(Ids{a}, Ids{-1}); },
        "pages_truncate: lengths[0] is -1, expected 0 to 5, the length of sequence 0"},
       {[&] { length_of(pages, 3); },
        "pages_lengths: ids[0] is 3, expected a sequence that was made and is not released"},
-      {[&] { table_row(pages, a, 1); },
-       "pages_table: num_columns is 1, expected at least 2, the pages of sequence 0"},
+      {[&] { table_row(pages, a, 1); }, "pages_table: num_columns is 1, expected at least 2, the pages of sequence 0"},
   };
   for (const auto& [call, sentence] : calls) {
     try {
