@@ -62,10 +62,11 @@ typedef int32_t tessella_operation;
 enum {
   TESSELLA_FORWARD = 1,  /* tessella_forward_args, tessella_attention_options */
   TESSELLA_BACKWARD = 2, /* tessella_backward_args, tessella_attention_options */
-  TESSELLA_APPEND = 3,   /* `unsupported`, as quantize and linear: no kernel computes it yet */
+  TESSELLA_APPEND = 3,   /* tessella_append_args, tessella_append_options */
   TESSELLA_MERGE = 4,    /* tessella_merge_args, tessella_merge_options */
-  TESSELLA_QUANTIZE = 5,
-  TESSELLA_LINEAR = 6
+  TESSELLA_QUANTIZE = 5, /* `unsupported`, as linear: no kernel computes it yet */
+  TESSELLA_LINEAR = 6,
+  TESSELLA_COPY_PAGES = 7 /* tessella_copy_pages_args, tessella_copy_pages_options */
 };
 
 typedef int32_t tessella_device_type; /* DLPack's numbers */
@@ -375,6 +376,103 @@ typedef struct tessella_merge_options {
 #define TESSELLA_MERGE_OPTIONS_INIT \
   { sizeof(tessella_merge_options), 0, 0, 0, 0, 0, 0 }
 
+/* New rows of keys and values that go into a cache, rotated on their way.
+ *
+ *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim)   f64, f32, bf16 or f16. Either
+ *                  may be NULL, and then its cache is
+ *   k, v           the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
+ *                  page_size, heads_kv, head_dim)   the dtype of the new rows
+ *   seqlens_kv     (batch) i32, required: rows in use after the append, left padding included. The new rows of a
+ *                  sequence become rows [seqlens_kv - new, seqlens_kv) of it; the attention that follows takes the same
+ *                  array
+ *   seqlens_new    (batch) i32: so many rows of a sequence are new, its first ones; the others are not read. NULL = all
+ *   cu_seqlens_new (batch + 1) i32: sequence b is rows [cu[b], cu[b + 1]) of packed k_new, v_new and q; cu[0] = 0
+ *   page_table     (batch, pages) i32: row r of a sequence is row r % page_size of page page_table[b, r / page_size].
+ *                  Entries of pages without a new row may hold anything
+ *   cache_batch_idx (batch) i32: sequence b has its rows in slot cache_batch_idx[b]; else slot b. Not beside page_table
+ *   leftpad_kv     (batch) i32: the first rows of a sequence that are padding
+ *   rotary_cos, rotary_sin   (positions, rotary_dim / 2), both or none   f32 or the dtype of the new rows. The first
+ *                  rotary_dim columns of k_new are rotated by the angles of the row's position (RoFormer, arXiv
+ *                  2104.09864), in fp32 (f64 in double) and rounded once; the others, and v_new, are copied
+ *   rotary_offsets (batch) i32: the position of the row that goes to row r is r - leftpad_kv + rotary_offsets. NULL = 0
+ *   q, q_out       (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): q_out is written with the rows
+ *                  of q, rotated by the positions of the new rows. Dtype of the new rows. It may be q, the very same
+ *                  view. Both or none
+ *
+ * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a place in the cache
+ * and a position without angles are errors, and so are two sequences that write one row. On a GPU such rows are not
+ * written, positions are clamped, and that sequences write rows of their own is the caller's to see to. */
+typedef struct tessella_append_args {
+  size_t struct_size;
+  const tessella_tensor* k_new;
+  const tessella_tensor* v_new;
+  const tessella_tensor* k;
+  const tessella_tensor* v;
+  const tessella_tensor* seqlens_kv;
+  const tessella_tensor* seqlens_new;
+  const tessella_tensor* cu_seqlens_new;
+  const tessella_tensor* page_table;
+  const tessella_tensor* cache_batch_idx;
+  const tessella_tensor* leftpad_kv;
+  const tessella_tensor* rotary_cos;
+  const tessella_tensor* rotary_sin;
+  const tessella_tensor* rotary_offsets;
+  const tessella_tensor* q;
+  const tessella_tensor* q_out;
+} tessella_append_args;
+
+#define TESSELLA_APPEND_ARGS_INIT \
+  { sizeof(tessella_append_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* As the options of attention of the same names. */
+typedef struct tessella_append_options {
+  size_t struct_size;
+  int32_t rotary_interleaved; /* 0: columns j and j + rotary_dim / 2 turn together (GPT-NeoX); 1: 2j and 2j + 1 (GPT-J) */
+  int32_t num_sms;
+  int32_t num_threads;
+  int32_t check_device_values;
+  int64_t max_seqlen_new; /* upper bound of `new` (packed: total) that a plan is made for; 0 = the tensors' size */
+  const char* kernel;
+  const tessella_allocator* allocator;
+  const int32_t* cancel;
+} tessella_append_options;
+
+#define TESSELLA_APPEND_OPTIONS_INIT \
+  { sizeof(tessella_append_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Pages that are copied: what a sequence that is forked needs before it writes to a page that it has in common with
+ * another.
+ *
+ *   pools          num_pools tensors (num_pages, page_size, heads, head_dim), all of one dtype, any, and of as many
+ *                  pages; the other axes may differ: k and v of every layer
+ *   pairs          (n, 2) i32: page pairs[i][0] of each pool is copied to page pairs[i][1] of the same pool. A negative
+ *                  source is no copy
+ *
+ * No target is in another pair, or it is chance what it holds: an error on the CPU, and the caller's to see to on a GPU.
+ * A page outside of the pools is an error on the CPU; a GPU skips that pair. */
+typedef struct tessella_copy_pages_args {
+  size_t struct_size;
+  const tessella_tensor* pools;
+  int32_t num_pools;
+  const tessella_tensor* pairs;
+} tessella_copy_pages_args;
+
+#define TESSELLA_COPY_PAGES_ARGS_INIT \
+  { sizeof(tessella_copy_pages_args), 0, 0, 0 }
+
+/* As the options of attention of the same names. */
+typedef struct tessella_copy_pages_options {
+  size_t struct_size;
+  int32_t num_sms;
+  int32_t num_threads;
+  const char* kernel;
+  const tessella_allocator* allocator;
+  const int32_t* cancel;
+} tessella_copy_pages_options;
+
+#define TESSELLA_COPY_PAGES_OPTIONS_INIT \
+  { sizeof(tessella_copy_pages_options), 0, 0, 0, 0, 0 }
+
 /* Arguments and options of any operation: what plans and questions take. */
 typedef struct tessella_call {
   size_t struct_size;
@@ -418,10 +516,19 @@ TESSELLA_API tessella_status tessella_backward(const tessella_backward_args* arg
 TESSELLA_API tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options,
                                             void* stream);
 
+/* Writes new keys and values into a cache, with rotary embeddings. stream: as for forward. */
+TESSELLA_API tessella_status tessella_append(const tessella_append_args* args, const tessella_append_options* options,
+                                             void* stream);
+
+/* Copies pages within pools. stream: as for forward. */
+TESSELLA_API tessella_status tessella_copy_pages(const tessella_copy_pages_args* args,
+                                                 const tessella_copy_pages_options* options, void* stream);
+
 /* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
  * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type.
- * A plan of merge is made for its number of states, and for a seqlen up to this one (or max_seqlen where larger). */
+ * A plan of merge is made for its number of states, and for a seqlen up to this one (or max_seqlen where larger).
+ * So is a plan of append, for max_seqlen_new, and one of copy_pages for its number of pools, and of pairs up to this. */
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */
@@ -438,7 +545,7 @@ TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 /* Compares sampled rows of a call's out, and of its lse where given, with the reference in double, on the CPU. Tensors
  * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
  * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
- * compare, nor does a backward that accumulates. A NaN of out or lse is right where the reference has one, and where a
+ * compare, nor does an append with q_out in place of q or a backward that accumulates. A NaN of out or lse is right where the reference has one, and where a
  * NaN or infinity of a key that some query sees may reach (docs/numerics.md); one of a gradient only where the
  * reference has it. */
 typedef struct tessella_check_report {
@@ -462,7 +569,7 @@ TESSELLA_API tessella_status tessella_check(const tessella_call* call, int64_t n
 typedef struct tessella_kernel_info {
   size_t struct_size;
   const char* name;
-  const char* operation; /* "forward", "backward", "merge" */
+  const char* operation; /* "forward", "backward", "merge", "append", "copy_pages" */
   const char* summary;
   const char* device;        /* "cpu" or "cuda" */
   const char* architectures; /* what it is made for: "sm_90a", "sm_80+" (that and later), "avx2", "any" */

@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include "api/append.hpp"
 #include "api/backward.hpp"
+#include "api/copy_pages.hpp"
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
 #include "api/info.hpp"
@@ -110,13 +112,18 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
       return fn(static_cast<const tessella_backward_args*>(given.args),
                 api::grown(static_cast<const tessella_attention_options*>(given.options), function));
     case core::Operation::append:
+      return fn(static_cast<const tessella_append_args*>(given.args),
+                api::grown(static_cast<const tessella_append_options*>(given.options), function));
+    case core::Operation::copy_pages:
+      return fn(static_cast<const tessella_copy_pages_args*>(given.args),
+                api::grown(static_cast<const tessella_copy_pages_options*>(given.options), function));
     case core::Operation::quantize:
     case core::Operation::linear:
       core::unsupported(core::message(function, ": operation is ", name(static_cast<core::Operation>(given.operation)),
                                       ", and no kernel computes it yet"));
   }
   core::unsupported(
-      core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 6"));
+      core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 7"));
 }
 
 // A plain call: its plan from the cache, its workspace from the allocator.
@@ -173,6 +180,16 @@ tessella_status tessella_backward(const tessella_backward_args* args, const tess
 
 tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options, void* stream) {
   return guarded([&] { run_call(args, api::grown(options, "merge"), stream, "merge"); });
+}
+
+tessella_status tessella_append(const tessella_append_args* args, const tessella_append_options* options,
+                                void* stream) {
+  return guarded([&] { run_call(args, api::grown(options, "append"), stream, "append"); });
+}
+
+tessella_status tessella_copy_pages(const tessella_copy_pages_args* args, const tessella_copy_pages_options* options,
+                                    void* stream) {
+  return guarded([&] { run_call(args, api::grown(options, "copy_pages"), stream, "copy_pages"); });
 }
 
 tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {

@@ -76,9 +76,8 @@ void HostMemory::copy_axes(std::byte* to, const std::byte* from, int64_t element
   }
 }
 
-HostCopy::HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream)
-    : host_(arguments), memory_(arguments.device, stream) {
-  host_.device = {};
+template <>
+void HostCopy<core::AttentionArguments>::copy(Copied copied) {
   const auto copy_one = [&](auto, auto& member, auto... sizes) {
     if constexpr (std::is_same_v<decltype(member), core::ScoreOperand&>) {
       memory_.copy(member, host_.batch, host_.heads_q, sizes...);
@@ -99,9 +98,8 @@ HostCopy::HostCopy(const core::AttentionArguments& arguments, Copied copied, voi
   }
 }
 
-MergeHostCopy::MergeHostCopy(const core::MergeArguments& arguments, void* stream)
-    : host_(arguments), memory_(arguments.device, stream) {
-  host_.device = {};
+template <>
+void HostCopy<core::MergeArguments>::copy(Copied) {
   const auto copy_one = [&](core::Operand& operand, int64_t dim) {
     memory_.copy(operand, host_.batch, host_.seqlen, host_.heads, dim);
   };
@@ -109,6 +107,24 @@ MergeHostCopy::MergeHostCopy(const core::MergeArguments& arguments, void* stream
                      [&](const core::FieldName&, core::Operand& operand, int64_t dim) { copy_one(operand, dim); });
   copy_one(host_.result.out, host_.head_dim);
   copy_one(host_.result.lse, 1);
+}
+
+template <>
+void HostCopy<core::AppendArguments>::copy(Copied copied) {
+  core::append_tables(host_, [&](const char*, core::Table<int32_t>& table, int64_t batch, int64_t count) {
+    memory_.copy(table, batch, count);
+  });
+  if (copied == Copied::tables) return;
+  core::append_operands(host_, [&](const char*, core::Operand& operand, bool, int64_t batch, int64_t rows,
+                                   int64_t heads, int64_t dim) { memory_.copy(operand, batch, rows, heads, dim); });
+}
+
+template <>
+void HostCopy<core::CopyPagesArguments>::copy(Copied) {
+  memory_.copy(host_.pairs, host_.num_pairs, 2);
+  core::copied_pools(host_, [&](const core::FieldName&, core::CopyPagesArguments::Pool& pool) {
+    memory_.copy(pool.pages, host_.num_pages, pool.rows, pool.heads, pool.head_dim);
+  });
 }
 
 }  // namespace tessella::api

@@ -44,24 +44,29 @@ class HostMemory {
 };
 
 // Calls made of the copies are calls of the CPU.
+template <typename Arguments>
 class HostCopy {
  public:
-  HostCopy(const core::AttentionArguments& arguments, Copied copied, void* stream);
-  const core::AttentionArguments& arguments() const { return host_; }
+  HostCopy(const Arguments& arguments, Copied copied, void* stream)
+      : host_(arguments), memory_(arguments.device, stream) {
+    host_.device = {};
+    copy(copied);
+  }
+  const Arguments& arguments() const { return host_; }
 
  private:
-  core::AttentionArguments host_;
+  void copy(Copied copied);
+
+  Arguments host_;
   HostMemory memory_;
 };
-
-class MergeHostCopy {
- public:
-  MergeHostCopy(const core::MergeArguments& arguments, void* stream);
-  const core::MergeArguments& arguments() const { return host_; }
-
- private:
-  core::MergeArguments host_;
-  HostMemory memory_;
-};
+template <>
+void HostCopy<core::AttentionArguments>::copy(Copied copied);
+template <>
+void HostCopy<core::MergeArguments>::copy(Copied copied);
+template <>
+void HostCopy<core::AppendArguments>::copy(Copied copied);
+template <>
+void HostCopy<core::CopyPagesArguments>::copy(Copied copied);
 
 }  // namespace tessella::api

@@ -169,7 +169,7 @@ reference::CheckReport check(const MergeArguments& arguments, int64_t num_rows, 
   }
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_merge(arguments, num_rows, seed);
   cuda::synchronize(arguments.device);
-  return reference::check_merge(MergeHostCopy(arguments, nullptr).arguments(), num_rows, seed);
+  return reference::check_merge(HostCopy(arguments, Copied::all, nullptr).arguments(), num_rows, seed);
 }
 
 }  // namespace tessella::api

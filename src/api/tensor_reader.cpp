@@ -265,6 +265,18 @@ core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tens
   return {reinterpret_cast<const int32_t*>(t.data), batched ? t.strides[0] : 0, t.strides[t.ndim - 1]};
 }
 
+core::Table<int32_t> TensorReader::pairs(const char* name, const tessella_tensor& tensor) {
+  const View t = view(name, tensor);
+  if (t.dtype != DType::i32) {
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
+  }
+  if (t.ndim != 2 || t.shape[1] != 2) {
+    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
+                    ", expected (n, 2) = (pairs, source and target)"));
+  }
+  return {reinterpret_cast<const int32_t*>(t.data), t.strides[0], t.strides[1]};
+}
+
 core::UserArray TensorReader::array(const char* name, const tessella_tensor& tensor) {
   const View t = view(name, tensor);
   const bool is_read = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16 ||

@@ -60,6 +60,9 @@ class TensorReader {
   core::Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch,
                                int64_t rows, const char* axis = "seqlen");
 
+  // (n, 2): n pairs of i32.
+  core::Table<int32_t> pairs(const char* name, const tessella_tensor& tensor);
+
   // Any shape, dense.
   core::UserArray array(const char* name, const tessella_tensor& tensor);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/tensors.hpp"
+
 namespace tessella::core {
 namespace {
 
@@ -60,11 +62,37 @@ void derive_shape(MergeArguments& a) {
   if (a.result.lse.dtype != DType::none) a.features |= Feature::lse;
 }
 
-Shape shape(const Arguments& arguments) {
-  if (const auto* const* attention = std::get_if<const AttentionArguments*>(&arguments)) {
-    return static_cast<const AttentionShape&>(**attention);
+void derive_shape(AppendArguments& a) {
+  const bool is_cpu = a.device.type == DeviceType::cpu;
+  a.rows.alignment = is_cpu ? 1 : 16;
+  appended_rows(a, [&](const AppendedNames&, const RowsShape&, const AppendArguments::Rows& rows) {
+    a.rows.dtype = rows.from.dtype;
+    if (!is_cpu) a.rows.alignment = std::min({a.rows.alignment, alignment(rows.from), alignment(rows.into)});
+  });
+  a.rotary = a.cos.dtype;
+}
+
+void derive_shape(CopyPagesArguments& a) {
+  const bool is_cpu = a.device.type == DeviceType::cpu;
+  a.num_pools = static_cast<int64_t>(a.given.size());
+  a.pools = {a.given.front().pages.dtype, is_cpu ? 1 : 16};
+  if (is_cpu) return;
+  for (const CopyPagesArguments::Pool& pool : a.given) {
+    const auto row_bytes = static_cast<uint64_t>(16 | bytes_of(a.pools.dtype, pool.head_dim));
+    const auto of_rows = static_cast<int32_t>(row_bytes & (~row_bytes + 1));
+    a.pools.alignment = std::min({a.pools.alignment, alignment(pool.pages), of_rows});
   }
-  return static_cast<const MergeShape&>(merge(arguments));
+}
+
+namespace {
+AttentionShape shape_of(const AttentionArguments& a) { return a; }
+MergeShape shape_of(const MergeArguments& a) { return a; }
+AppendShape shape_of(const AppendArguments& a) { return a; }
+CopyPagesShape shape_of(const CopyPagesArguments& a) { return a; }
+}  // namespace
+
+Shape shape(const Arguments& arguments) {
+  return std::visit([](const auto* a) { return Shape(shape_of(*a)); }, arguments);
 }
 
 }  // namespace tessella::core

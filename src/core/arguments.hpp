@@ -118,13 +118,58 @@ struct MergeArguments : MergeShape {
 
 void derive_shape(MergeArguments& arguments);
 
+struct AppendArguments : AppendShape {
+  // new: (batch, seqlen_new, heads, head_dim). into: the cache, (slots, seqlen_kv, heads, head_dim) or (num_pages,
+  // page_size, ...); of q: q_out, which has the axes of q.
+  struct Rows {
+    Operand from, into;
+  };
+  Rows k_rows, v_rows, q_rows;
+  Operand cos, sin;                // (1, positions, 1, rotary_dim / 2), f32 or the dtype of the rows
+  int64_t positions = 0;           // that have an angle
+  Table<int32_t> seqlens_kv;       // (batch) rows in use of the cache, new ones included
+  Table<int32_t> seqlens_new;      // (batch) rows that are new, the first ones
+  Table<int32_t> cu_seqlens_new;   // (batch + 1) first row of each sequence in the packed tensors
+  Table<int32_t> page_table;       // (batch, seqlen_kv / page_size)
+  Table<int32_t> cache_batch_idx;  // (batch) slot of each sequence in the cache
+  Table<int32_t> leftpad_kv;       // (batch)
+  Table<int32_t> rotary_offsets;   // (batch) added to positions
+  int64_t num_slots = 0;           // of k and of v; paged: pages
+  int64_t seqlen_kv = 0;           // rows that a sequence may have in the cache
+  int64_t page_size = 0;           // 0: they are not paged
+  const int32_t* cancel = nullptr;
+
+  int64_t tokens() const { return cu_seqlens_new ? total_new : batch * seqlen_new; }
+};
+
+void derive_shape(AppendArguments& arguments);
+
+struct CopyPagesArguments : CopyPagesShape {
+  struct Pool {
+    Operand pages;  // (num_pages, rows, heads, head_dim)
+    int64_t rows = 0, heads = 0, head_dim = 0;
+  };
+  std::vector<Pool> given;
+  Table<int32_t> pairs;  // (num_pairs, 2) source and target
+  const int32_t* cancel = nullptr;
+};
+
+void derive_shape(CopyPagesArguments& arguments);
+
 // Of any operation; points to the call's.
-using Arguments = std::variant<const AttentionArguments*, const MergeArguments*>;
+using Arguments =
+    std::variant<const AttentionArguments*, const MergeArguments*, const AppendArguments*, const CopyPagesArguments*>;
 
 inline const AttentionArguments& attention(const Arguments& arguments) {
   return *std::get<const AttentionArguments*>(arguments);
 }
 inline const MergeArguments& merge(const Arguments& arguments) { return *std::get<const MergeArguments*>(arguments); }
+inline const AppendArguments& append(const Arguments& arguments) {
+  return *std::get<const AppendArguments*>(arguments);
+}
+inline const CopyPagesArguments& copy_pages(const Arguments& arguments) {
+  return *std::get<const CopyPagesArguments*>(arguments);
+}
 
 // The call's own shape.
 Shape shape(const Arguments& arguments);

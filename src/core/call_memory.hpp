@@ -13,9 +13,14 @@ enum class Access { read, written };
 namespace detail {
 
 template <typename T>
-MemoryBox memory_box(const AttentionArguments&, const Table<T>& t, int64_t batch, int64_t count) {
+MemoryBox memory_box(const Table<T>& t, int64_t batch, int64_t count) {
   constexpr int64_t kBytes = sizeof(T);
   return core::memory_box(t.data, kBytes, {{{batch, t.batch_stride * kBytes}, {count, t.stride * kBytes}, {}, {}}});
+}
+
+template <typename T>
+MemoryBox memory_box(const AttentionArguments&, const Table<T>& t, int64_t batch, int64_t count) {
+  return memory_box(t, batch, count);
 }
 
 template <typename Byte>
@@ -63,6 +68,27 @@ void call_memory(const MergeArguments& a, F&& f) {
   merge_inputs(a, [&](const FieldName& name, const Operand& t, int64_t dim) { f(name, box(t, dim), Access::read); });
   f(FieldName{"out"}, box(a.result.out, a.head_dim), Access::written);
   f(FieldName{"lse"}, box(a.result.lse, 1), Access::written);
+  f(FieldName{"cancel"}, memory_box(a.cancel, sizeof(int32_t)), Access::read);
+}
+
+template <typename F>
+void call_memory(const AppendArguments& a, F&& f) {
+  append_operands(a, [&](const char* name, const Operand& t, bool is_written, int64_t batch, int64_t rows,
+                         int64_t heads, int64_t dim) {
+    f(FieldName{name}, memory_box(t, batch, rows, heads, dim), is_written ? Access::written : Access::read);
+  });
+  append_tables(a, [&](const char* name, const Table<int32_t>& t, int64_t batch, int64_t count) {
+    f(FieldName{name}, detail::memory_box(t, batch, count), Access::read);
+  });
+  f(FieldName{"cancel"}, memory_box(a.cancel, sizeof(int32_t)), Access::read);
+}
+
+template <typename F>
+void call_memory(const CopyPagesArguments& a, F&& f) {
+  copied_pools(a, [&](const FieldName& name, const CopyPagesArguments::Pool& pool) {
+    f(name, memory_box(pool.pages, a.num_pages, pool.rows, pool.heads, pool.head_dim), Access::written);
+  });
+  f(FieldName{"pairs"}, detail::memory_box(a.pairs, a.num_pairs, 2), Access::read);
   f(FieldName{"cancel"}, memory_box(a.cancel, sizeof(int32_t)), Access::read);
 }
 

@@ -1,5 +1,6 @@
 #include "core/choose.hpp"
 
+#include <algorithm>
 #include <array>
 #include <sstream>
 #include <tuple>
@@ -52,8 +53,8 @@ std::string shown_fields(const S& shape) {
 
 std::string explain(const Plan& plan, std::string_view forced) {
   std::string text = std::visit(
-      [](const auto& shape) { return message(shown_fields(shape), "\nfeatures: ", names(shape.features), "\n"); },
-      plan.shape);
+      [](const auto& shape) { return shown_fields(shape); }, plan.shape);
+  text += message("\nfeatures: ", names(features(plan.shape)), "\n");
   text += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
                   forced.empty() ? "" : ", named by the caller", "\n");
   if (plan.kernel->device == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");
@@ -92,6 +93,11 @@ std::string refused_head_dims(const Kernel& kernel, const AttentionShape& shape)
 std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
   return refused_head_dim(kernel, "head_dim", shape.head_dim);
 }
+std::string refused_head_dims(const Kernel& kernel, const AppendShape& shape) {
+  return refused_head_dim(kernel, "head_dim",
+                          std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
+}
+std::string refused_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
 // Why not, of what today's kernels all lack: operands of several dtypes, a class of few queries.
 std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
@@ -107,7 +113,20 @@ std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
   if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
   return "";
 }
-std::string refused_mixture(const Kernel&, const MergeShape&) { return ""; }
+template <typename S>
+std::string refused_mixture(const Kernel&, const S&) {
+  return "";
+}
+
+// What tells where a call's tensors are.
+const char* first_tensor(Operation operation) {
+  switch (operation) {
+    case Operation::merge: return "outs are on ";
+    case Operation::append: return "caches are on ";
+    case Operation::copy_pages: return "pools are on ";
+    default: return "q is on ";
+  }
+}
 
 // Threads a call asks for.
 int asked_threads(const Shape& shape) {
@@ -117,12 +136,11 @@ int asked_threads(const Shape& shape) {
 }  // namespace
 
 std::string refusal(const Kernel& kernel, const Shape& shape) {
-  const auto [operation, device, features] =
-      std::visit([](const auto& s) { return std::tuple(s.operation, s.device, s.features); }, shape);
+  const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
     return message("runs on ", name(kernel.device), " tensors, and ",
-                   operation == Operation::merge ? "outs are on " : "q is on ", place(device));
+                   first_tensor(operation), place(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
@@ -135,7 +153,7 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
            shape)) {
     if (!reason.empty()) return reason;
   }
-  const Features missing = features.without(kernel.features);
+  const Features missing = features(shape).without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
   return kernel.refuses == nullptr ? std::string() : kernel.refuses(shape);
 }

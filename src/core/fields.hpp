@@ -101,6 +101,50 @@ void fields(std::type_identity<MergeShape>, F&& f) {
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
 }
 
+template <typename F>
+void fields(std::type_identity<AppendShape>, F&& f) {
+  using S = AppendShape;
+  f(FieldName{"operation"}, &S::operation, Fit::equal);
+  f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"batch"}, &S::batch, Fit::equal);
+  f(FieldName{"seqlen_new"}, &S::seqlen_new, Fit::at_most);
+  f(FieldName{"total_new"}, &S::total_new, Fit::at_most);
+  f(
+      FieldName{"rows", "dtype"}, [](auto& shape) -> auto& { return shape.rows.dtype; }, Fit::equal);
+  f(
+      FieldName{"rows", "alignment"}, [](auto& shape) -> auto& { return shape.rows.alignment; }, Fit::at_least);
+  const auto rows = [&f](const char* name, RowsShape S::*member) {
+    f(
+        FieldName{name, "heads"}, [member](auto& shape) -> auto& { return (shape.*member).heads; }, Fit::equal);
+    f(
+        FieldName{name, "head_dim"}, [member](auto& shape) -> auto& { return (shape.*member).head_dim; }, Fit::equal);
+  };
+  rows("k_new", &S::k_new);
+  rows("v_new", &S::v_new);
+  rows("q", &S::q);
+  f(FieldName{"rotary_cos", "dtype"}, &S::rotary, Fit::equal);
+  f(FieldName{"rotary_dim"}, &S::rotary_dim, Fit::equal);
+  f(FieldName{"rotary_interleaved"}, &S::rotary_interleaved, Fit::equal);
+  f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
+  f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
+}
+
+template <typename F>
+void fields(std::type_identity<CopyPagesShape>, F&& f) {
+  using S = CopyPagesShape;
+  f(FieldName{"operation"}, &S::operation, Fit::equal);
+  f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"num_pools"}, &S::num_pools, Fit::equal);
+  f(FieldName{"num_pages"}, &S::num_pages, Fit::equal);
+  f(FieldName{"num_pairs"}, &S::num_pairs, Fit::at_most);
+  f(
+      FieldName{"pools", "dtype"}, [](auto& shape) -> auto& { return shape.pools.dtype; }, Fit::equal);
+  f(
+      FieldName{"pools", "alignment"}, [](auto& shape) -> auto& { return shape.pools.alignment; }, Fit::at_least);
+  f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
+  f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
+}
+
 // A length to a quarter of a power of two: a sequence that grows meets few plans, and no workspace is over a quarter
 // too large.
 constexpr int64_t rounded_length(int64_t length) {

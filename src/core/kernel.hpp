@@ -64,6 +64,7 @@ struct Kernel {
 };
 
 constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }
+inline constexpr uint32_t kAllDTypes = (dtype_bit(kLastDType) << 1) - dtype_bit(DType::f64);
 
 using KernelTable = std::span<const Kernel>;
 

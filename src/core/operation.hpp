@@ -5,7 +5,7 @@
 
 namespace tessella::core {
 
-enum class Operation : int32_t { forward = 1, backward, append, merge, quantize, linear };
+enum class Operation : int32_t { forward = 1, backward, append, merge, quantize, linear, copy_pages };
 
 constexpr const char* name(Operation operation) {
   switch (operation) {
@@ -15,6 +15,7 @@ constexpr const char* name(Operation operation) {
     case Operation::merge: return "merge";
     case Operation::quantize: return "quantize";
     case Operation::linear: return "linear";
+    case Operation::copy_pages: return "copy_pages";
   }
   return "";
 }

@@ -96,10 +96,54 @@ struct MergeShape {
   DType dtype() const { return states.dtype; }
 };
 
-using Shape = std::variant<AttentionShape, MergeShape>;
+// Heads and head dim of rows; none where they are absent.
+struct RowsShape {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  bool operator==(const RowsShape&) const = default;
+};
+
+// Of append: rows k_new and v_new go into the caches k and v, q is rotated as k_new is. Where rows go is in tables, of
+// which no plan knows.
+struct AppendShape {
+  Operation operation = Operation::append;
+  Device device;
+  OperandShape rows;  // of all rows and caches
+  int64_t batch = 0;
+  int64_t seqlen_new = 0;  // rows of a sequence of k_new, v_new and q; packed: 0
+  int64_t total_new = 0;   // rows of the packed tensors; otherwise seqlen_new
+  RowsShape k_new, v_new, q;
+  DType rotary = DType::none;  // of cos and sin
+  int64_t rotary_dim = 0;      // columns that are rotated; 0: none
+  bool rotary_interleaved = false;
+  int32_t num_threads = 0;
+  int32_t num_sms = 0;
+  bool operator==(const AppendShape&) const = default;
+
+  DType dtype() const { return rows.dtype; }
+};
+
+// Of copy_pages: pages of every pool are copied to other pages of that pool.
+struct CopyPagesShape {
+  Operation operation = Operation::copy_pages;
+  Device device;
+  OperandShape pools;  // all of them; alignment: that of a row's bytes too
+  int64_t num_pools = 0;
+  int64_t num_pages = 0;
+  int64_t num_pairs = 0;
+  int32_t num_threads = 0;
+  int32_t num_sms = 0;
+  bool operator==(const CopyPagesShape&) const = default;
+
+  DType dtype() const { return pools.dtype; }
+};
+
+using Shape = std::variant<AttentionShape, MergeShape, AppendShape, CopyPagesShape>;
 
 inline const AttentionShape& attention(const Shape& shape) { return std::get<AttentionShape>(shape); }
 inline const MergeShape& merge(const Shape& shape) { return std::get<MergeShape>(shape); }
+inline const AppendShape& append(const Shape& shape) { return std::get<AppendShape>(shape); }
+inline const CopyPagesShape& copy_pages(const Shape& shape) { return std::get<CopyPagesShape>(shape); }
 
 inline Device device(const Shape& shape) {
   return std::visit([](const auto& s) { return s.device; }, shape);
@@ -107,8 +151,16 @@ inline Device device(const Shape& shape) {
 inline Operation operation(const Shape& shape) {
   return std::visit([](const auto& s) { return s.operation; }, shape);
 }
-inline DType dtype(const Shape& shape) {  // of q, or of the states
+inline DType dtype(const Shape& shape) {  // of q, of the states, of rows and caches, of the pools
   return std::visit([](const auto& s) { return s.dtype(); }, shape);
+}
+inline Features features(const Shape& shape) {  // none of operations whose kernels all do everything
+  return std::visit(
+      [](const auto& s) {
+        if constexpr (requires { s.features; }) return s.features;
+        return Features();
+      },
+      shape);
 }
 
 }  // namespace tessella::core

@@ -84,4 +84,56 @@ void merge_inputs(A& a, F&& f) {
   }
 }
 
+// Rows that an append moves, and the names of what they come from and go into.
+struct AppendedNames {
+  const char* from;
+  const char* into;
+  bool is_cache;    // into a cache; q goes into q_out, row by row
+  bool is_rotated;  // if anything is
+};
+// f(AppendedNames, RowsShape, Rows) of those that are given.
+template <typename A, typename F>
+void appended_rows(A& a, F&& f) {
+  if (a.k_new.heads > 0) f(AppendedNames{"k_new", "k", true, true}, a.k_new, a.k_rows);
+  if (a.v_new.heads > 0) f(AppendedNames{"v_new", "v", true, false}, a.v_new, a.v_rows);
+  if (a.q.heads > 0) f(AppendedNames{"q", "q_out", false, true}, a.q, a.q_rows);
+}
+
+// What an append reads and writes: f(name, Operand, is_written, batch, rows, heads, dim).
+template <typename A, typename F>
+void append_operands(A& a, F&& f) {
+  const bool is_packed = static_cast<bool>(a.cu_seqlens_new);
+  const int64_t batch = is_packed ? 1 : a.batch;
+  appended_rows(a, [&](const AppendedNames& names, const RowsShape& shape, auto& rows) {
+    f(names.from, rows.from, false, batch, a.total_new, shape.heads, shape.head_dim);
+    if (names.is_cache) {
+      const int64_t rows_of_slot = a.page_table ? a.page_size : a.seqlen_kv;
+      f(names.into, rows.into, true, a.num_slots, rows_of_slot, shape.heads, shape.head_dim);
+    } else {
+      f(names.into, rows.into, true, batch, a.total_new, shape.heads, shape.head_dim);
+    }
+  });
+  if (a.rotary_dim == 0) return;
+  f("rotary_cos", a.cos, false, int64_t{1}, a.positions, int64_t{1}, a.rotary_dim / 2);
+  f("rotary_sin", a.sin, false, int64_t{1}, a.positions, int64_t{1}, a.rotary_dim / 2);
+}
+
+// Lengths, offsets and pages of an append: f(name, Table, batch, count).
+template <typename A, typename F>
+void append_tables(A& a, F&& f) {
+  f("seqlens_kv", a.seqlens_kv, a.batch, 1);
+  if (a.seqlens_new) f("seqlens_new", a.seqlens_new, a.batch, 1);
+  if (a.cu_seqlens_new) f("cu_seqlens_new", a.cu_seqlens_new, 1, a.batch + 1);
+  if (a.page_table) f("page_table", a.page_table, a.batch, a.seqlen_kv / a.page_size);
+  if (a.cache_batch_idx) f("cache_batch_idx", a.cache_batch_idx, a.batch, 1);
+  if (a.leftpad_kv) f("leftpad_kv", a.leftpad_kv, a.batch, 1);
+  if (a.rotary_offsets) f("rotary_offsets", a.rotary_offsets, a.batch, 1);
+}
+
+// f(FieldName, Pool) for every pool.
+template <typename A, typename F>
+void copied_pools(A& a, F&& f) {
+  for (size_t i = 0; i < a.given.size(); ++i) f(FieldName{"pools", nullptr, static_cast<int>(i)}, a.given[i]);
+}
+
 }  // namespace tessella::core

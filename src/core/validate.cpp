@@ -9,46 +9,14 @@
 #include <utility>
 #include <variant>
 
-#include "core/call_memory.hpp"
 #include "core/error.hpp"
 #include "core/memory_range.hpp"
 #include "core/message.hpp"
+#include "core/overlaps.hpp"
 #include "core/tensors.hpp"
 
 namespace tessella::core {
 namespace {
-
-struct NamedMemory {
-  FieldName name;
-  MemoryBox box;
-};
-
-[[noreturn]] void fail_overlap(const char* function, const FieldName& name, const FieldName& other,
-                               const char* exception = "") {
-  invalid(message(function, ": ", name, " overlaps ", other, ", expected memory of its own", exception));
-}
-
-// Throws if an output shares a byte with other memory of the call. may_share(output, input): a pair that may.
-template <typename Arguments, typename MayShare>
-void validate_outputs(const Arguments& arguments, const char* function, MayShare&& may_share) {
-  std::array<NamedMemory, 6> outputs;
-  size_t count = 0;
-  call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
-    if (access == Access::read) return;
-    for (size_t i = 0; i < count; ++i) {
-      if (overlap(outputs[i].box, box)) fail_overlap(function, name, outputs[i].name);
-    }
-    outputs[count++] = {name, box};
-  });
-  call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
-    if (access == Access::written) return;
-    for (size_t i = 0; i < count; ++i) {
-      if (overlap(outputs[i].box, box) && !may_share(outputs[i].name, name)) {
-        fail_overlap(function, outputs[i].name, name);
-      }
-    }
-  });
-}
 
 class Validator {
  public:
@@ -224,8 +192,7 @@ class MergeValidator {
   }
 
   bool is_same_view(const Operand& a, const Operand& b) const {
-    return a.data == b.data && a.dtype == b.dtype && (a_.batch == 1 || a.batch_stride == b.batch_stride) &&
-           (a_.seqlen == 1 || a.row_stride == b.row_stride) && (a_.heads == 1 || a.head_stride == b.head_stride);
+    return core::is_same_view(a, b, a_.batch, a_.seqlen, a_.heads);
   }
 
   const MergeArguments& a_;

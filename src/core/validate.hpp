@@ -10,9 +10,12 @@ namespace tessella::core {
 // is and what was expected.
 void validate(const AttentionArguments& arguments, const char* function);
 void validate(const MergeArguments& arguments, const char* function);
+void validate(const AppendArguments& arguments, const char* function);
+void validate(const CopyPagesArguments& arguments, const char* function);
 
 // The part that reads tables, which lie on the host here.
 void validate_tables(const AttentionArguments& arguments, const char* function);
+void validate_tables(const AppendArguments& arguments, const char* function);
 
 // Throws Error(invalid_argument) if the workspace shares memory with what the call points to.
 void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, Workspace workspace,
@@ -21,5 +24,7 @@ void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, W
 // The part that also holds for the bounds of a plan: sizes whose arithmetic fits.
 void validate_sizes(const AttentionShape& shape, const char* function);
 void validate_sizes(const MergeShape& shape, const char* function);
+void validate_sizes(const AppendShape& shape, const char* function);
+void validate_sizes(const CopyPagesShape& shape, const char* function);
 
 }  // namespace tessella::core

@@ -8,6 +8,8 @@
 #include "core/once.hpp"
 #include "cpu/amx/backward_amx.hpp"
 #include "cpu/amx/forward_amx.hpp"
+#include "cpu/append.hpp"
+#include "cpu/copy_pages.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
@@ -111,6 +113,25 @@ struct MergeRow {
   }
 };
 
+constexpr core::Kernel kAppend = {.name = "cpu.append",
+                                  .operation = core::Operation::append,
+                                  .summary = "plain loops, a row at a time, fp32 or f64",
+                                  .dtypes = dtype_bit(core::DType::f64) | dtype_bit(core::DType::f32) |
+                                            dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16),
+                                  .max_head_dim = std::numeric_limits<int32_t>::max(),
+                                  .workspace = append_workspace,
+                                  .threads = threads_for,
+                                  .describe = append_text,
+                                  .run = run_append};
+constexpr core::Kernel kCopyPages = {.name = "cpu.copy_pages",
+                                     .operation = core::Operation::copy_pages,
+                                     .summary = "copies of memory, a page at a time",
+                                     .dtypes = core::kAllDTypes,
+                                     .max_head_dim = std::numeric_limits<int32_t>::max(),
+                                     .threads = threads_for,
+                                     .describe = copy_pages_text,
+                                     .run = run_copy_pages};
+
 auto all_kernels() {
   const std::array kernels = {
 #if defined(__x86_64__)
@@ -143,6 +164,8 @@ auto all_kernels() {
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
                                                "any"),
 #endif
+    kAppend,
+    kCopyPages,
   };
   return kernels;
 }

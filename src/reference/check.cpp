@@ -8,12 +8,12 @@
 
 #include "core/cancel.hpp"
 #include "core/sequence.hpp"
-#include "portable/dropout.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
 #include "reference/merge.hpp"
 #include "reference/noise.hpp"
 #include "reference/rest.hpp"
+#include "reference/sampled_row.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {
@@ -165,16 +165,6 @@ class Checker {
   std::vector<float> plain_;
   RowNoise noise_;
 };
-
-// One row from each of `samples` equal parts of all rows.
-int64_t sampled_row(int64_t sample, int64_t samples, int64_t total, uint64_t seed) {
-  const auto part = static_cast<int64_t>(static_cast<__int128>(sample) * total / samples);
-  const auto next = static_cast<int64_t>(static_cast<__int128>(sample + 1) * total / samples);
-  const portable::Random4 random =
-      portable::philox4x32_7({{static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32), 0, 0}},
-                             static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-  return part + random.word[0] % (next - part);
-}
 
 // Whether a state that counts is not finite there: its weight may be 0 in fp32, and 0 * infinity is NaN.
 bool any_is_not_finite(const core::MergeArguments& a, int64_t batch_idx, int64_t row, int64_t head, int64_t c) {

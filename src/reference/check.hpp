@@ -36,5 +36,8 @@ CheckReport check_backward(const core::AttentionArguments& arguments, int64_t nu
 
 // The same as check_forward of merge.
 CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
+CheckReport check_append(const core::AppendArguments& arguments, int64_t num_rows, uint64_t seed);
+// Copies are held to every bit.
+CheckReport check_copy_pages(const core::CopyPagesArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

@@ -6,8 +6,10 @@
 
 #include "core/once.hpp"
 #include "core/plan.hpp"
+#include "reference/append.hpp"
 #include "reference/attention.hpp"
 #include "reference/backward.hpp"
+#include "reference/copy_pages.hpp"
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/ladder.hpp"
 #include "reference/merge.hpp"
@@ -76,6 +78,22 @@ core::KernelTable reference_kernels() {
                      .workspace = merge_workspace,
                      .threads = num_threads,
                      .run = merge_run},
+        core::Kernel{.name = "reference.append",
+                     .operation = core::Operation::append,
+                     .summary = "plain loops in double, the oracle",
+                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .max_head_dim = kAnyHeadDim,
+                     .automatic = core::dtype_bit(core::DType::f64),
+                     .workspace = append_workspace,
+                     .threads = num_threads,
+                     .run = append_run},
+        core::Kernel{.name = "reference.copy_pages",
+                     .operation = core::Operation::copy_pages,
+                     .summary = "plain loops, the oracle",
+                     .dtypes = core::kAllDTypes,
+                     .max_head_dim = kAnyHeadDim,
+                     .automatic = 0,
+                     .run = copy_pages_run},
         ladder_kernel<kStandard>(),
         ladder_kernel<kSafeSoftmax>(),
         ladder_kernel<kOnlineSoftmax>(),

@@ -1,0 +1,297 @@
+#include "api/append.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "api/grow.hpp"
+#include "api/host_copy.hpp"
+#include "api/tensor_reader.hpp"
+#include "core/environment.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+#include "core/tensors.hpp"
+#include "core/validate.hpp"
+#include "cuda/driver/memory.hpp"
+
+namespace tessella::api {
+namespace {
+
+using core::AppendArguments;
+using core::DType;
+using core::invalid;
+using core::message;
+
+class AppendNormalizer {
+ public:
+  AppendNormalizer(const tessella_append_args& args, const tessella_append_options& options, const char* function,
+                   Memory memory)
+      : args_(args),
+        options_(options),
+        reader_(function, memory != Memory::none),
+        function_(function),
+        memory_(memory) {}
+
+  AppendArguments run() {
+    presence();
+    if (args_.cu_seqlens_new != nullptr) a_.batch = reader_.length("cu_seqlens_new", *args_.cu_seqlens_new) - 1;
+    new_rows("k_new", args_.k_new, a_.k_new, a_.k_rows.from);
+    new_rows("v_new", args_.v_new, a_.v_new, a_.v_rows.from);
+    cache("k", args_.k, a_.k_new, a_.k_rows.into);
+    cache("v", args_.v, a_.v_new, a_.v_rows.into);
+    queries();
+    tables();
+    rotary();
+    outputs();
+    options();
+    core::derive_shape(a_);
+    return a_;
+  }
+
+ private:
+  void presence() const {
+    if (args_.k_new == nullptr && args_.v_new == nullptr) {
+      invalid(message(function_, ": k_new and v_new are NULL, expected one of them or both"));
+    }
+    const auto together = [&](const char* name, const tessella_tensor* tensor, const char* beside,
+                              const tessella_tensor* other) {
+      if ((tensor == nullptr) == (other == nullptr)) return;
+      invalid(message(function_, ": ", tensor == nullptr ? name : beside, " is NULL, expected it beside ",
+                      tensor == nullptr ? beside : name));
+    };
+    together("k_new", args_.k_new, "k", args_.k);
+    together("v_new", args_.v_new, "v", args_.v);
+    together("rotary_cos", args_.rotary_cos, "rotary_sin", args_.rotary_sin);
+    together("q", args_.q, "q_out", args_.q_out);
+    const auto needs = [&](const char* name, const tessella_tensor* tensor, bool has, const char* beside) {
+      if (tensor != nullptr && !has) invalid(message(function_, ": ", name, " is given, expected it beside ", beside));
+    };
+    needs("q", args_.q, args_.rotary_cos != nullptr, "rotary_cos and rotary_sin");
+    needs("rotary_offsets", args_.rotary_offsets, args_.rotary_cos != nullptr, "rotary_cos and rotary_sin");
+    needs("rotary_cos", args_.rotary_cos, args_.k_new != nullptr || args_.q != nullptr, "k_new or q");
+    if (args_.page_table != nullptr && args_.cache_batch_idx != nullptr) {
+      invalid(message(function_, ": cache_batch_idx is given, expected it absent beside page_table"));
+    }
+    if (args_.seqlens_kv == nullptr) invalid(message(function_, ": seqlens_kv is NULL, expected a tensor"));
+  }
+
+  bool is_packed() const { return args_.cu_seqlens_new != nullptr; }
+
+  // k_new, v_new or q. The first one read says how many rows there are, and of what dtype.
+  void new_rows(const char* name, const tessella_tensor* tensor, core::RowsShape& shape, core::Operand& operand) {
+    if (tensor == nullptr) return;
+    const TensorAxes axes = reader_.attention(name, tensor, is_packed(), operand);
+    if (first_ == nullptr) {
+      if (!core::is_float(operand.dtype)) {
+        invalid(message(function_, ": ", name, ".dtype is ", core::name(operand.dtype),
+                        ", expected f64, f32, bf16 or f16"));
+      }
+      first_ = name;
+      dtype_ = operand.dtype;
+      if (!is_packed()) a_.batch = axes.batch;
+      a_.total_new = axes.rows;
+      a_.seqlen_new = is_packed() ? 0 : axes.rows;
+    }
+    of_dtype(name, operand.dtype);
+    const auto same = [&](int axis, int64_t got, int64_t expected, const char* what) {
+      if (got != expected) {
+        reader_.mismatch(name, *tensor, 4, axis, got, expected, message("the ", what, " of ", first_).c_str());
+      }
+    };
+    if (!is_packed()) same(0, axes.batch, a_.batch, "batch");
+    same(1, axes.rows, a_.total_new, "rows");
+    for (const auto& [label, size] : {std::pair{"heads", axes.heads}, std::pair{"head_dim", axes.head_dim}}) {
+      if (size < 1) invalid(message(function_, ": ", label, " of ", name, " is ", size, ", expected at least 1"));
+    }
+    shape = {axes.heads, axes.head_dim};
+  }
+
+  void of_dtype(const char* name, DType dtype) const {
+    if (dtype == dtype_) return;
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(dtype), ", expected ", core::name(dtype_), " = ",
+                    first_, ".dtype"));
+  }
+
+  // k or v. The first one read says how many slots or pages there are, and of how many rows.
+  void cache(const char* name, const tessella_tensor* tensor, const core::RowsShape& rows, core::Operand& operand) {
+    if (tensor == nullptr) return;
+    const bool is_paged = args_.page_table != nullptr;
+    if (is_paged && tensor->ndim != 4) {
+      invalid(message(function_, ": ", name, " has ", tensor->ndim,
+                      " axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"));
+    }
+    const TensorAxes axes = reader_.attention(name, tensor, false, operand);
+    of_dtype(name, operand.dtype);
+    const std::string from = message(name, "_new");
+    const auto same = [&](int axis, int64_t got, int64_t expected, const std::string& what) {
+      if (got != expected) reader_.mismatch(name, *tensor, 4, axis, got, expected, what.c_str());
+    };
+    if (first_cache_ == nullptr) {
+      first_cache_ = name;
+      a_.num_slots = axes.batch;
+      a_.seqlen_kv = axes.rows;
+      if (is_paged) pages(name, axes);
+    }
+    same(0, axes.batch, a_.num_slots, message(first_cache_, ".shape[0]"));
+    same(1, axes.rows, is_paged ? a_.page_size : a_.seqlen_kv, message("the rows of ", first_cache_));
+    same(2, axes.heads, rows.heads, message("the heads of ", from));
+    same(3, axes.head_dim, rows.head_dim, message(from, ".shape[-1]"));
+    if (!is_paged && args_.cache_batch_idx == nullptr && axes.batch != a_.batch) {
+      reader_.mismatch(name, *tensor, 4, 0, axes.batch, a_.batch, message("the batch of ", from).c_str());
+    }
+  }
+
+  void pages(const char* name, const TensorAxes& axes) {
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (axes.batch < 1 || axes.rows < 1 || axes.batch > kMost || axes.rows > kMost) {
+      invalid(message(function_, ": ", name, " has ", axes.batch, " pages of ", axes.rows, " rows, expected 1 to ",
+                      kMost, " of each"));
+    }
+    a_.page_size = axes.rows;
+    const tessella_tensor& table = *args_.page_table;
+    const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
+    a_.page_table = reader_.per_row("page_table", table, false, a_.batch, pages, "pages");
+    a_.seqlen_kv = std::min(pages, kMost) * a_.page_size;  // validate() refuses what is longer
+  }
+
+  void queries() {
+    if (args_.q == nullptr) return;
+    new_rows("q", args_.q, a_.q, a_.q_rows.from);
+    const TensorAxes axes = reader_.attention("q_out", args_.q_out, is_packed(), a_.q_rows.into);
+    of_dtype("q_out", a_.q_rows.into.dtype);
+    const auto same = [&](int axis, int64_t got, int64_t expected, const char* what) {
+      if (got != expected) reader_.mismatch("q_out", *args_.q_out, 4, axis, got, expected, what);
+    };
+    if (!is_packed()) same(0, axes.batch, a_.batch, "q.shape[0]");
+    same(1, axes.rows, a_.total_new, "the rows of q");
+    same(2, axes.heads, a_.q.heads, "the heads of q");
+    same(3, axes.head_dim, a_.q.head_dim, "q.shape[-1]");
+  }
+
+  void tables() {
+    const auto table = [&](const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning) {
+      return tensor == nullptr ? core::Table<int32_t>() : reader_.table<int32_t>(name, tensor, size, meaning);
+    };
+    a_.seqlens_kv = table("seqlens_kv", args_.seqlens_kv, a_.batch, "batch");
+    a_.seqlens_new = table("seqlens_new", args_.seqlens_new, a_.batch, "batch");
+    a_.cu_seqlens_new = table("cu_seqlens_new", args_.cu_seqlens_new, a_.batch + 1, "batch + 1");
+    a_.cache_batch_idx = table("cache_batch_idx", args_.cache_batch_idx, a_.batch, "batch");
+    a_.leftpad_kv = table("leftpad_kv", args_.leftpad_kv, a_.batch, "batch");
+    a_.rotary_offsets = table("rotary_offsets", args_.rotary_offsets, a_.batch, "batch");
+  }
+
+  void rotary() {
+    if (args_.rotary_cos == nullptr) return;
+    const auto angles = [&](const char* name, const tessella_tensor& tensor, core::Operand& operand) {
+      if (tensor.ndim != 2) {
+        invalid(message(function_, ": ", name, " has ", tensor.ndim, " axes, expected (positions, rotary_dim / 2)"));
+      }
+      const TensorAxes axes = reader_.attention(name, &tensor, false, operand);
+      if (operand.dtype != DType::f32 && operand.dtype != dtype_) {
+        invalid(message(function_, ": ", name, ".dtype is ", core::name(operand.dtype), ", expected f32",
+                        dtype_ == DType::f32 ? "" : message(" or ", core::name(dtype_), " = ", first_, ".dtype")));
+      }
+      return axes;
+    };
+    const TensorAxes cos = angles("rotary_cos", *args_.rotary_cos, a_.cos);
+    const TensorAxes sin = angles("rotary_sin", *args_.rotary_sin, a_.sin);
+    const tessella_tensor& t = *args_.rotary_sin;
+    if (sin.rows != cos.rows || sin.head_dim != cos.head_dim || a_.sin.dtype != a_.cos.dtype) {
+      invalid(message(function_, ": rotary_sin has shape (", t.shape[0], ", ", t.shape[1], ") and dtype ",
+                      core::name(a_.sin.dtype), ", expected (", cos.rows, ", ", cos.head_dim, ") and ",
+                      core::name(a_.cos.dtype), ", those of rotary_cos"));
+    }
+    if (cos.rows < 1 || cos.head_dim < 1) {
+      invalid(message(function_, ": rotary_cos has shape (", cos.rows, ", ", cos.head_dim,
+                      "), expected at least one position and one angle"));
+    }
+    a_.positions = cos.rows;
+    a_.rotary_dim = 2 * cos.head_dim;
+    for (const auto& [name, rows] : {std::pair{"k_new", a_.k_new}, std::pair{"q", a_.q}}) {
+      if (rows.heads == 0 || a_.rotary_dim <= rows.head_dim) continue;
+      invalid(message(function_, ": rotary_cos.shape[1] is ", cos.head_dim, ", expected at most ", rows.head_dim / 2,
+                      ", half the head_dim of ", name));
+    }
+  }
+
+  void outputs() const {
+    for (const auto& [label, tensor] :
+         {std::pair{"k", args_.k}, std::pair{"v", args_.v}, std::pair{"q_out", args_.q_out}}) {
+      if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
+        invalid(message(function_, ": ", label, " is read-only, expected memory that may be written"));
+      }
+    }
+  }
+
+  void options() {
+    a_.device = reader_.device();
+    for (const auto& [name, value] : {std::pair{"rotary_interleaved", options_.rotary_interleaved},
+                                      std::pair{"check_device_values", options_.check_device_values}}) {
+      if (value != 0 && value != 1) invalid(message(function_, ": ", name, " is ", value, ", expected 0 or 1"));
+    }
+    a_.rotary_interleaved = options_.rotary_interleaved != 0;
+    if (a_.rotary_interleaved && a_.rotary_dim == 0) {
+      invalid(message(function_, ": rotary_interleaved is 1, expected 0 without rotary_cos and rotary_sin"));
+    }
+    a_.num_threads = options_.num_threads;
+    a_.num_sms = options_.num_sms;
+    a_.cancel = options_.cancel;
+    if (a_.num_sms != 0 && a_.device.type == core::DeviceType::cpu) {
+      core::unsupported(message(function_, ": option num_sms is for GPUs, and caches are on the CPU"));
+    }
+    if (options_.max_seqlen_new < 0 || (options_.max_seqlen_new > 0 && options_.max_seqlen_new < a_.total_new)) {
+      invalid(message(function_, ": max_seqlen_new is ", options_.max_seqlen_new, ", expected 0 or at least ",
+                      a_.total_new, ", the rows of ", first_));
+    }
+  }
+
+  const tessella_append_args& args_;
+  const tessella_append_options& options_;
+  TensorReader reader_;
+  const char* function_;
+  Memory memory_;
+  const char* first_ = nullptr;  // of the new rows, and of the caches
+  const char* first_cache_ = nullptr;
+  DType dtype_ = DType::none;
+  AppendArguments a_;
+};
+
+}  // namespace
+
+tessella_append_options grown(const tessella_append_options* options, const char* function) {
+  const tessella_append_options defaults = TESSELLA_APPEND_OPTIONS_INIT;
+  return options == nullptr ? defaults : grow(options, defaults, function, "options");
+}
+
+AppendArguments read(const tessella_append_args* args, const tessella_append_options& options, const char* function,
+                     void* stream, Memory memory) {
+  const tessella_append_args defaults = TESSELLA_APPEND_ARGS_INIT;
+  const tessella_append_args given = grow(args, defaults, function, "args");
+  const AppendArguments arguments = AppendNormalizer(given, options, function, memory).run();
+  core::validate(arguments, function);
+  const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
+                             (options.check_device_values != 0 || core::environment_check_device_values());
+  if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
+  return arguments;
+}
+
+core::AppendShape bounds(const core::AppendShape& shape, const tessella_append_options& options) {
+  core::AppendShape bounds = shape;
+  bounds.total_new = std::max(shape.total_new, options.max_seqlen_new);
+  if (shape.seqlen_new == shape.total_new) bounds.seqlen_new = bounds.total_new;
+  return bounds;
+}
+
+reference::CheckReport check(const AppendArguments& arguments, int64_t num_rows, uint64_t seed) {
+  if (arguments.q.heads > 0 && arguments.q_rows.from.data == arguments.q_rows.into.data) {
+    invalid("check: q_out is q, expected memory of its own: the append has written over what it read");
+  }
+  if (arguments.device.type == core::DeviceType::cpu) return reference::check_append(arguments, num_rows, seed);
+  cuda::synchronize(arguments.device);
+  const HostCopy copy(arguments, Copied::all, nullptr);
+  core::validate_tables(copy.arguments(), "check");
+  return reference::check_append(copy.arguments(), num_rows, seed);
+}
+
+}  // namespace tessella::api

@@ -1,0 +1,141 @@
+#include "cpu/append.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "core/new_rows.hpp"
+#include "core/tensors.hpp"
+#include "cpu/parallel.hpp"
+#include "portable/float16.hpp"
+#include "portable/rotary.hpp"
+
+namespace tessella::cpu {
+namespace {
+
+using core::AppendArguments;
+using core::DType;
+using portable::BFloat16;
+using portable::Float16;
+
+// Calls fn with a null pointer to the type of the dtype's elements.
+template <typename Fn>
+void with_element(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::f64: return fn(static_cast<const double*>(nullptr));
+    case DType::f32: return fn(static_cast<const float*>(nullptr));
+    case DType::bf16: return fn(static_cast<const BFloat16*>(nullptr));
+    default: return fn(static_cast<const Float16*>(nullptr));
+  }
+}
+
+template <typename T>
+using RealOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+RealOf<T> load(T value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return portable::to_float(value);
+  }
+}
+template <typename T>
+T rounded(RealOf<T> value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return portable::to_bfloat16(value);
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    return portable::to_float16(value);
+  } else {
+    return value;
+  }
+}
+
+// into may be from. cos, sin: of the rotary_dim / 2 angles.
+template <typename T>
+void rotate_row(const T* from, T* into, int64_t rotary_dim, bool is_interleaved, const RealOf<T>* cos,
+                const RealOf<T>* sin) {
+  const auto angles = [&](auto is_of_neighbours) {
+    for (int64_t j = 0; j < rotary_dim / 2; ++j) {
+      const int64_t first = portable::first_column(j, is_of_neighbours);
+      const int64_t second = portable::second_column(j, rotary_dim, is_of_neighbours);
+      const auto turned = portable::rotate(load(from[first]), load(from[second]), cos[j], sin[j]);
+      into[first] = rounded<T>(turned.first);
+      into[second] = rounded<T>(turned.second);
+    }
+  };
+  if (is_interleaved) {
+    angles(std::true_type());
+  } else {
+    angles(std::false_type());
+  }
+}
+
+// The rows of one token: its keys, values and queries.
+template <typename T>
+void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T>* cos, RealOf<T>* sin) {
+  with_element(a.rotary, [&]<typename Angle>(const Angle*) {
+    if constexpr (!std::is_same_v<Angle, double> || std::is_same_v<T, double>) {
+      const auto* cos_row = reinterpret_cast<const Angle*>(a.cos.row(0, at.position, 0));
+      const auto* sin_row = reinterpret_cast<const Angle*>(a.sin.row(0, at.position, 0));
+      for (int64_t j = 0; j < a.rotary_dim / 2; ++j) {
+        cos[j] = load(cos_row[j]);
+        sin[j] = load(sin_row[j]);
+      }
+    }
+  });
+  core::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
+                             const AppendArguments::Rows& rows) {
+    const int64_t rotary_dim = names.is_rotated ? a.rotary_dim : 0;
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      const auto* from = reinterpret_cast<const T*>(rows.from.row(at.from_batch, at.from_row, head));
+      auto* into = reinterpret_cast<T*>(names.is_cache ? rows.into.row(at.slot, at.row, head)
+                                                       : rows.into.row(at.from_batch, at.from_row, head));
+      rotate_row(from, into, rotary_dim, a.rotary_interleaved, cos, sin);
+      if (into == from) continue;
+      std::memcpy(into + rotary_dim, from + rotary_dim, static_cast<size_t>(shape.head_dim - rotary_dim) * sizeof(T));
+    }
+  });
+}
+
+int64_t token_bytes(const core::AppendShape& p) {
+  int64_t elements = 0;
+  for (const core::RowsShape& rows : {p.k_new, p.v_new, p.q}) elements += rows.heads * rows.head_dim;
+  return elements * core::size_bytes(p.dtype());
+}
+
+// A piece of work of some 64 KB, so that handing it out costs nothing beside it.
+int64_t item_tokens(const core::AppendShape& p) {
+  return std::clamp<int64_t>((int64_t{64} << 10) / token_bytes(p), 1, 4096);
+}
+
+// Cosines and sines of a token, for each thread.
+int64_t thread_bytes(const core::AppendShape& p) {
+  return (p.rotary_dim * static_cast<int64_t>(sizeof(double)) + 63) / 64 * 64;
+}
+
+}  // namespace
+
+core::WorkspaceSize append_workspace(const core::Shape& shape, int num_threads) {
+  return {.state_bytes = 0, .scratch_bytes = num_threads * thread_bytes(core::append(shape))};
+}
+
+std::string append_text(const core::Shape&, int num_threads) { return "a row at a time, " + threads_text(num_threads); }
+
+void run_append(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+  const AppendArguments& a = core::append(arguments);
+  const portable::NewRowTables tables = core::new_row_tables(a);
+  const int64_t tokens = a.tokens(), step = item_tokens(a);
+  auto* base = static_cast<std::byte*>(workspace.scratch);
+  with_element(a.dtype(), [&]<typename T>(const T*) {
+    parallel_for((tokens + step - 1) / step, plan.num_threads, a.cancel, [&](int64_t item, int worker) {
+      auto* cos = reinterpret_cast<RealOf<T>*>(base + worker * thread_bytes(a));
+      for (int64_t token = item * step; token < std::min(tokens, (item + 1) * step); ++token) {
+        const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
+        if (at.is_new) append_token<T>(a, at, cos, cos + a.rotary_dim / 2);
+      }
+    });
+  });
+}
+
+}  // namespace tessella::cpu

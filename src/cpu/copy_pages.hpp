@@ -1,0 +1,15 @@
+// copy_pages on the CPU.
+#pragma once
+
+#include <string>
+
+#include "core/arguments.hpp"
+#include "core/kernel.hpp"
+#include "core/plan.hpp"
+
+namespace tessella::cpu {
+
+std::string copy_pages_text(const core::Shape& shape, int num_threads);
+void run_copy_pages(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
+
+}  // namespace tessella::cpu
