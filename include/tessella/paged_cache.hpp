@@ -24,6 +24,7 @@
 #include <vector>
 
 #include <tessella/append.hpp>
+#include <tessella/copy_pages.hpp>
 #include <tessella/pages.hpp>
 #include <tessella/tensor.hpp>
 
@@ -53,8 +54,8 @@ class PagedCache {
       add(v_, sizes, sizes.head_dim_v == 0 ? sizes.head_dim : sizes.head_dim_v);
     }
   }
-  // Pools (num_pages, page_size, heads_kv, head_dim) of the caller's, one a layer, which outlive the cache. Either order
-  // of token and head is a matter of strides (view_bhsd). Views of a GPU's memory say so.
+  // Pools (num_pages, page_size, heads_kv, head_dim) of the caller's, one a layer, which outlive the cache. Either
+  // order of token and head is a matter of strides (view_bhsd). Views of a GPU's memory say so.
   PagedCache(std::vector<TensorView> k, std::vector<TensorView> v)
       : pages_(size_of(k, v, 0), size_of(k, v, 1)), k_(std::move(k)), v_(std::move(v)) {
     for (const TensorView& pool : pools()) {
@@ -63,6 +64,7 @@ class PagedCache {
                     "PagedCache: expected pools (num_pages, page_size, heads_kv, head_dim) of the same pages");
       }
     }
+    if (!is_on_gpu()) copy({});  // the copies to come do not fail
   }
 
   // Of a layer: what attention takes.
@@ -81,20 +83,17 @@ class PagedCache {
   int64_t new_sequence() { return pages_.new_sequence(); }
   int64_t fork(int64_t id) { return pages_.fork(id); }
   void release(const std::vector<int64_t>& ids) { pages_.release(ids); }
-  void truncate(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) {
-    pages_.truncate(ids, lengths);
-  }
+  void truncate(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) { pages_.truncate(ids, lengths); }
   // Gives the sequences these lengths, the tokens to be appended counted, and copies the pages that must be. For pools
   // on a GPU it is pages().reserve() and, where there are copies, copy_pages(pools(), pairs, {}, stream): pairs lie in
   // the GPU's memory, and bringing them there is the caller's.
   void reserve(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) {
-    if (k_[0].c_tensor().device_type == TESSELLA_CUDA) {
+    if (is_on_gpu()) {
       throw Error(ErrorCode::invalid_argument,
                   "PagedCache::reserve: the pools are on a GPU, expected pages().reserve() and copy_pages()");
     }
     const std::vector<PageCopy> copies = pages_.reserve(ids, lengths);
-    if (copies.empty()) return;
-    copy_pages(pools(), tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}));
+    if (!copies.empty()) copy(copies);
   }
 
   std::vector<int32_t> seqlens(const std::vector<int64_t>& ids) const { return pages_.seqlens(ids); }
@@ -110,6 +109,11 @@ class PagedCache {
   }
 
  private:
+  bool is_on_gpu() const { return k_[0].c_tensor().device_type == TESSELLA_CUDA; }
+  void copy(const std::vector<PageCopy>& copies) const {
+    copy_pages(pools(),
+               tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}, {}, {TESSELLA_CPU, 0}));
+  }
   void add(std::vector<TensorView>& pools, const PagedCacheSizes& sizes, int64_t head_dim) {
     int64_t bytes = size_bits(sizes.dtype) / 8;
     for (const int64_t length : {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}) {
@@ -124,7 +128,8 @@ class PagedCache {
   size_t idx_of(int layer) const {
     if (layer < 0 || layer >= num_layers()) {
       throw Error(ErrorCode::invalid_argument, ("PagedCache: layer is " + std::to_string(layer) + ", expected 0 to " +
-                                                std::to_string(num_layers() - 1)).c_str());
+                                                std::to_string(num_layers() - 1))
+                                                   .c_str());
     }
     return static_cast<size_t>(layer);
   }

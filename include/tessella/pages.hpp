@@ -67,8 +67,8 @@ class Pages {
     require_lengths("pages_reserve: lengths has another size than ids, expected a length for each", ids, lengths);
     std::vector<PageCopy> copies(ids.size());
     int64_t num_copies = 0;
-    detail::check(tessella_pages_reserve(pages_.get(), ids.data(), lengths.data(), size_of(ids), copies.data(),
-                                         &num_copies));
+    detail::check(
+        tessella_pages_reserve(pages_.get(), ids.data(), lengths.data(), size_of(ids), copies.data(), &num_copies));
     copies.resize(static_cast<size_t>(num_copies));
     return copies;
   }
@@ -95,8 +95,8 @@ class Pages {
       for (const int64_t length : lengths(ids)) num_columns = std::max(num_columns, (length - 1) / page_size_ + 1);
     }
     PageTable table{std::vector<int32_t>(ids.size() * static_cast<size_t>(num_columns)), size_of(ids), num_columns};
-    detail::check(tessella_pages_table(pages_.get(), ids.data(), size_of(ids), table.entries.data(), num_columns,
-                                       num_columns));
+    detail::check(
+        tessella_pages_table(pages_.get(), ids.data(), size_of(ids), table.entries.data(), num_columns, num_columns));
     return table;
   }
 

@@ -427,7 +427,8 @@ typedef struct tessella_append_args {
 /* As the options of attention of the same names. */
 typedef struct tessella_append_options {
   size_t struct_size;
-  int32_t rotary_interleaved; /* 0: columns j and j + rotary_dim / 2 turn together (GPT-NeoX); 1: 2j and 2j + 1 (GPT-J) */
+  int32_t
+      rotary_interleaved; /* 0: columns j and j + rotary_dim / 2 turn together (GPT-NeoX); 1: 2j and 2j + 1 (GPT-J) */
   int32_t num_sms;
   int32_t num_threads;
   int32_t check_device_values;
@@ -448,8 +449,8 @@ typedef struct tessella_append_options {
  *   pairs          (n, 2) i32: page pairs[i][0] of each pool is copied to page pairs[i][1] of the same pool. A negative
  *                  source is no copy
  *
- * No target is in another pair, or it is chance what it holds: an error on the CPU, and the caller's to see to on a GPU.
- * A page outside of the pools is an error on the CPU; a GPU skips that pair. */
+ * No target is in another pair, or it is chance what it holds: an error on the CPU, and the caller's to see to on a
+ * GPU. A page outside of the pools is an error on the CPU; a GPU skips that pair. */
 typedef struct tessella_copy_pages_args {
   size_t struct_size;
   const tessella_tensor* pools;
@@ -528,7 +529,8 @@ TESSELLA_API tessella_status tessella_copy_pages(const tessella_copy_pages_args*
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
  * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type.
  * A plan of merge is made for its number of states, and for a seqlen up to this one (or max_seqlen where larger).
- * So is a plan of append, for max_seqlen_new, and one of copy_pages for its number of pools, and of pairs up to this. */
+ * So is a plan of append, for max_seqlen_new, and one of copy_pages for its number of pools, and of pairs up to this.
+ */
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */
@@ -545,9 +547,9 @@ TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 /* Compares sampled rows of a call's out, and of its lse where given, with the reference in double, on the CPU. Tensors
  * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
  * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
- * compare, nor does an append with q_out in place of q or a backward that accumulates. A NaN of out or lse is right where the reference has one, and where a
- * NaN or infinity of a key that some query sees may reach (docs/numerics.md); one of a gradient only where the
- * reference has it. */
+ * compare, nor does an append with q_out in place of q or a backward that accumulates. A NaN of out or lse is right
+ * where the reference has one, and where a NaN or infinity of a key that some query sees may reach (docs/numerics.md);
+ * one of a gradient only where the reference has it. */
 typedef struct tessella_check_report {
   size_t struct_size;
   int64_t rows;           /* rows compared */

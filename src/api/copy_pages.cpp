@@ -21,7 +21,8 @@ using core::message;
 CopyPagesArguments::Pool pool(TensorReader& reader, const char* function, const std::string& name,
                               const tessella_tensor& tensor, CopyPagesArguments& a) {
   if (tensor.ndim != 4) {
-    invalid(message(function, ": ", name, " has ", tensor.ndim, " axes, expected (num_pages, page_size, heads, head_dim)"));
+    invalid(
+        message(function, ": ", name, " has ", tensor.ndim, " axes, expected (num_pages, page_size, heads, head_dim)"));
   }
   CopyPagesArguments::Pool pool;
   const TensorAxes axes = reader.attention(name.c_str(), &tensor, false, pool.pages);

@@ -52,8 +52,7 @@ std::string shown_fields(const S& shape) {
 }
 
 std::string explain(const Plan& plan, std::string_view forced) {
-  std::string text = std::visit(
-      [](const auto& shape) { return shown_fields(shape); }, plan.shape);
+  std::string text = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
   text += message("\nfeatures: ", names(features(plan.shape)), "\n");
   text += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
                   forced.empty() ? "" : ", named by the caller", "\n");
@@ -94,8 +93,7 @@ std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
   return refused_head_dim(kernel, "head_dim", shape.head_dim);
 }
 std::string refused_head_dims(const Kernel& kernel, const AppendShape& shape) {
-  return refused_head_dim(kernel, "head_dim",
-                          std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
+  return refused_head_dim(kernel, "head_dim", std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
 }
 std::string refused_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
@@ -139,8 +137,7 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and ",
-                   first_tensor(operation), place(device));
+    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation), place(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;

@@ -61,7 +61,8 @@ class AppendValidator {
       const int64_t leftpad = a_.leftpad_kv ? a_.leftpad_kv.at(b) : 0;
       const int64_t end = a_.seqlens_kv.at(b);
       expect(leftpad >= 0, "leftpad_kv", b, leftpad, "at least 0");
-      expect(end <= a_.seqlen_kv, "seqlens_kv", b, end, "at most ", a_.seqlen_kv, ", the rows that a sequence may have");
+      expect(end <= a_.seqlen_kv, "seqlens_kv", b, end, "at most ", a_.seqlen_kv,
+             ", the rows that a sequence may have");
       expect(end >= leftpad + rows, "seqlens_kv", b, end, "at least ", leftpad + rows, ", the left padding and the ",
              rows, " new rows, which count");
       if (rows == 0) continue;
@@ -126,8 +127,8 @@ class AppendValidator {
       const int64_t first = page * a_.page_size;
       const int32_t slot = a_.page_table.at(b, page);
       if (slot < 0 || slot >= a_.num_slots) {
-        invalid(message(function_, ": page_table[", b, "][", page, "] is ", slot, ", expected 0 to ",
-                        a_.num_slots - 1, ", the pages of k"));
+        invalid(message(function_, ": page_table[", b, "][", page, "] is ", slot, ", expected 0 to ", a_.num_slots - 1,
+                        ", the pages of k"));
       }
       written.push_back({slot, std::max(begin - first, int64_t{0}), std::min(end - first, a_.page_size), b});
     }
@@ -208,8 +209,9 @@ class CopyPagesValidator {
       uses.push_back({from, i, false});
       uses.push_back({into, i, true});
     }
-    std::sort(uses.begin(), uses.end(),
-              [](const Use& x, const Use& y) { return std::pair(x.page, !x.is_target) < std::pair(y.page, !y.is_target); });
+    std::sort(uses.begin(), uses.end(), [](const Use& x, const Use& y) {
+      return std::pair(x.page, !x.is_target) < std::pair(y.page, !y.is_target);
+    });
     for (size_t i = 1; i < uses.size(); ++i) {
       const Use& target = uses[i - 1];
       if (!target.is_target || uses[i].page != target.page) continue;

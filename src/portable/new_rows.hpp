@@ -23,8 +23,8 @@ struct NewRowTables {
 };
 
 struct NewRow {
-  bool is_new = false;     // it is a row of some sequence
-  int32_t batch_idx = 0;   // its sequence, and where it lies in the tensors of new rows
+  bool is_new = false;    // it is a row of some sequence
+  int32_t batch_idx = 0;  // its sequence, and where it lies in the tensors of new rows
   int32_t from_batch = 0;
   int32_t from_row = 0;
   bool is_kept = false;  // it has a place in the cache
@@ -46,8 +46,10 @@ constexpr int32_t sequence_of(const NewRowTables& t, int32_t row) {
   int32_t low = 0, high = t.batch - 1;
   while (low < high) {
     const int32_t middle = low + (high - low + 1) / 2;
-    if (entry_of(t.cu_seqlens_new, 0, middle) <= row) low = middle;
-    else high = middle - 1;
+    if (entry_of(t.cu_seqlens_new, 0, middle) <= row)
+      low = middle;
+    else
+      high = middle - 1;
   }
   return low;
 }

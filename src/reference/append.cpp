@@ -56,15 +56,15 @@ void append_run(const core::Arguments& arguments, const core::Plan& plan, core::
     const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
     if (!at.is_new) return;
     auto* row = reinterpret_cast<double*>(static_cast<std::byte*>(workspace.scratch) + worker * row_bytes(a));
-    core::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
-                               const AppendArguments::Rows& rows) {
-      for (int64_t head = 0; head < shape.heads; ++head) {
-        appended_row(a, names, shape, rows, at, head, row);
-        std::byte* into = names.is_cache ? rows.into.row(at.slot, at.row, head)
-                                         : rows.into.row(at.from_batch, at.from_row, head);
-        store_row(into, a.dtype(), shape.head_dim, row);
-      }
-    });
+    core::appended_rows(
+        a, [&](const core::AppendedNames& names, const core::RowsShape& shape, const AppendArguments::Rows& rows) {
+          for (int64_t head = 0; head < shape.heads; ++head) {
+            appended_row(a, names, shape, rows, at, head, row);
+            std::byte* into =
+                names.is_cache ? rows.into.row(at.slot, at.row, head) : rows.into.row(at.from_batch, at.from_row, head);
+            store_row(into, a.dtype(), shape.head_dim, row);
+          }
+        });
   });
 }
 

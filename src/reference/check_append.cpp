@@ -44,8 +44,8 @@ class RowsChecker {
   void row(const portable::NewRow& at, int64_t head) {
     appended_row(a_, names_, shape_, rows_, at, head, expected_.data());
     appended_row(a_, names_, shape_, rows_, at, head, plain_.data());
-    const std::byte* got = names_.is_cache ? rows_.into.row(at.slot, at.row, head)
-                                           : rows_.into.row(at.from_batch, at.from_row, head);
+    const std::byte* got =
+        names_.is_cache ? rows_.into.row(at.slot, at.row, head) : rows_.into.row(at.from_batch, at.from_row, head);
     const bool is_f64 = a_.dtype() == core::DType::f64;
     for (int64_t c = 0; c < shape_.head_dim; ++c) {
       const double value = expected_[static_cast<size_t>(c)];
@@ -71,9 +71,9 @@ class RowsChecker {
     };
     const double terms = size(from, a_.dtype(), c) * size(a_.cos.row(0, at.position, 0), a_.rotary, j) +
                          size(from, a_.dtype(), other) * size(a_.sin.row(0, at.position, 0), a_.rotary, j);
-    return std::isfinite(terms) ? 3 * unit * terms + unit_roundoff(a_.dtype()) * std::abs(value) +
-                                      underflow_unit(a_.dtype())
-                                : 0;
+    return std::isfinite(terms)
+               ? 3 * unit * terms + unit_roundoff(a_.dtype()) * std::abs(value) + underflow_unit(a_.dtype())
+               : 0;
   }
 
   const AppendArguments& a_;
@@ -90,25 +90,25 @@ class RowsChecker {
 CheckReport check_append(const AppendArguments& a, int64_t num_rows, uint64_t seed) {
   const portable::NewRowTables tables = core::new_row_tables(a);
   std::optional<CheckReport> found;
-  core::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
-                             const AppendArguments::Rows& rows) {
-    RowsChecker checker(a, names, shape, rows);
-    const int64_t total = a.tokens() * shape.heads;
-    const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
-    int64_t compared = 0;
-    for (int64_t sample = 0; sample < samples; ++sample) {
-      core::end_if_cancelled(a.cancel);
-      const int64_t idx = sampled_row(sample, samples, total, seed);
-      const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(idx / shape.heads));
-      if (!at.is_new) continue;
-      checker.row(at, idx % shape.heads);
-      ++compared;
-    }
-    const CheckReport report = checker.report(compared);
-    const int64_t all = compared + (found ? found->rows : 0);
-    if (!found || (found->passed && !report.passed)) found = report;
-    found->rows = all;
-  });
+  core::appended_rows(
+      a, [&](const core::AppendedNames& names, const core::RowsShape& shape, const AppendArguments::Rows& rows) {
+        RowsChecker checker(a, names, shape, rows);
+        const int64_t total = a.tokens() * shape.heads;
+        const int64_t samples = num_rows <= 0 || num_rows > total ? total : num_rows;
+        int64_t compared = 0;
+        for (int64_t sample = 0; sample < samples; ++sample) {
+          core::end_if_cancelled(a.cancel);
+          const int64_t idx = sampled_row(sample, samples, total, seed);
+          const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(idx / shape.heads));
+          if (!at.is_new) continue;
+          checker.row(at, idx % shape.heads);
+          ++compared;
+        }
+        const CheckReport report = checker.report(compared);
+        const int64_t all = compared + (found ? found->rows : 0);
+        if (!found || (found->passed && !report.passed)) found = report;
+        found->rows = all;
+      });
   return *found;
 }
 

@@ -106,7 +106,8 @@ int main(void) {
   EXPECT(tessella_pages_reserve(pages, ids, &two, 1, &copy, &num_copies) == TESSELLA_OK && num_copies == 1);
   EXPECT(tessella_pages_table(pages, ids, 2, table, 1, 1) == TESSELLA_OK);
   EXPECT(copy.source == table[1] && copy.target == table[0]);
-  EXPECT(tessella_pages_release(pages, ids, 2) == TESSELLA_OK && tessella_pages_fork(pages, ids[0], ids) != TESSELLA_OK);
+  EXPECT(tessella_pages_release(pages, ids, 2) == TESSELLA_OK &&
+         tessella_pages_fork(pages, ids[0], ids) != TESSELLA_OK);
   tessella_pages_free(pages);
 
   tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;

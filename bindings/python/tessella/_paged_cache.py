@@ -17,6 +17,8 @@ from ._pages import Pages, require_int32s
 from ._scalars import INT32, integer
 
 _DTYPES = (d.F64, d.F32, d.BF16, d.F16)
+# Before the first copy: the pools are checked, and a GPU's kernel is there, so that those to come do not fail.
+_NO_COPIES = numpy.empty((0, 2), numpy.int32)
 
 
 class PagedCache:
@@ -76,6 +78,7 @@ class PagedCache:
         except (Error, TypeError) as error:
             name_function(error, "PagedCache")
             raise
+        self._copy(_NO_COPIES)
 
     @classmethod
     def from_tensors(cls, k_pages: Any, v_pages: Any, *, layout: str = "bshd") -> PagedCache:
@@ -104,6 +107,7 @@ class PagedCache:
             name_function(error, "PagedCache.from_tensors")
             raise
         cache._layers = list(zip(k, v))
+        cache._copy(_NO_COPIES)
         return cache
 
     @property
@@ -173,10 +177,7 @@ class PagedCache:
         """
         copies = self._pages.reserve(ids, lengths)
         if len(copies):
-            from . import copy_pages
-
-            pools = [pool for layer in self._layers for pool in layer]
-            copy_pages(pools, kind_of(self.k).copied(copies, self.k))
+            self._copy(copies)
 
     def page_table(self, ids: Any, *, out: Any = None) -> Any:
         """(len(ids), pages) int32 beside the pools: as many columns as the longest sequence has pages.
@@ -205,6 +206,12 @@ class PagedCache:
         from . import append
 
         return append(k_new, v_new, *self.layer(layer), seqlens, page_table=page_table, **options)
+
+    def _copy(self, copies: Any) -> None:
+        from . import copy_pages
+
+        pools = [pool for layer in self._layers for pool in layer]
+        copy_pages(pools, kind_of(self.k).copied(copies, self.k))
 
 
 def _array_on(device: Any, dtype: Any) -> Any:

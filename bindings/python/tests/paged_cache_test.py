@@ -55,7 +55,7 @@ def test_memory_of_the_caller(layout):
     one = tessella.PagedCache.from_tensors(k, v, layout=layout)
     assert one.num_layers == 1 and one.pages.page_size == 4 and one.k.shape == (6, 4, 2, 8)
     assert np.shares_memory(one.k, k) and np.shares_memory(one.v, v)
-    two = tessella.PagedCache.from_tensors([k, k + 1], [v, v + 1], layout=layout)
+    two = tessella.PagedCache.from_tensors([k, k + 1], (v, v + 1), layout=layout)
     assert two.num_layers == 2 and (two.layer(1)[1] == 1).all()
 
 
