@@ -5,6 +5,7 @@
 #include "reference/append.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/new_rows.hpp"
 #include "core/plan.hpp"
@@ -62,7 +63,10 @@ void append_run(const core::Arguments& arguments, const core::Plan& plan, core::
             appended_row(a, names, shape, rows, at, head, row);
             std::byte* into =
                 names.is_cache ? rows.into.row(at.slot, at.row, head) : rows.into.row(at.from_batch, at.from_row, head);
-            store_row(into, a.dtype(), shape.head_dim, row);
+            // What is not rotated keeps every bit, that of a signalling NaN too.
+        std::memmove(into, rows.from.row(at.from_batch, at.from_row, head),
+                     static_cast<size_t>(core::bytes_of(a.dtype(), shape.head_dim)));
+        if (names.is_rotated) store_row(into, a.dtype(), a.rotary_dim, row);
           }
         });
   });
