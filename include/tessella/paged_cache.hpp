@@ -12,12 +12,13 @@
 //                  .page_table = table.view()}, {.mask = ts::Mask::causal()});
 //   }
 //
-// Failures throw tessella::Error.
+// Failures throw tessella::Error. Threads may share a cache; the rows of a sequence are written by one at a time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -92,6 +93,8 @@ class PagedCache {
       throw Error(ErrorCode::invalid_argument,
                   "PagedCache::reserve: the pools are on a GPU, expected pages().reserve() and copy_pages()");
     }
+    // A page that is still to be copied may be released meanwhile; nobody gets it before the copy is made.
+    const std::lock_guard lock(*reserving_);
     const std::vector<PageCopy> copies = pages_.reserve(ids, lengths);
     if (!copies.empty()) copy(copies);
   }
@@ -142,6 +145,7 @@ class PagedCache {
   }
 
   Pages pages_;
+  std::unique_ptr<std::mutex> reserving_ = std::make_unique<std::mutex>();
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<TensorView> k_, v_;
 };

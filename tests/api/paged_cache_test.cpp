@@ -10,6 +10,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tessella/attention.hpp"
@@ -99,10 +100,8 @@ class Walk {
       rows.k.insert(rows.k.end(), k.begin(), k.end());
       rows.v.insert(rows.v.end(), v.begin(), v.end());
       std::vector<float> out(static_cast<size_t>(num_new * kHeadsQ * kDimV), kNan), expected = out;
-      ts::ForwardArgs args{.q = view(q, kHeadsQ, kDim),
-                           .k = cache_.k(layer),
-                           .v = cache_.v(layer),
-                           .out = view(out, kHeadsQ, kDimV)};
+      ts::ForwardArgs args{
+          .q = view(q, kHeadsQ, kDim), .k = cache_.k(layer), .v = cache_.v(layer), .out = view(out, kHeadsQ, kDimV)};
       args.seqlens_kv = seqlens;
       args.page_table = table.view();
       ts::forward(args, {.mask = ts::Mask::causal()});
@@ -153,6 +152,43 @@ TEST(PagedCache, WalksInMemoryOfTheCaller) {
   }
 }
 
+// Each thread forks and appends to sequences of its own in pages of all, and finds its own rows.
+TEST(PagedCache, ThreadsShareACache) {
+  ts::PagedCache cache({.num_pages = 64, .page_size = 4, .heads_kv = 1, .head_dim = 1});
+  const auto work = [&](float first) {
+    const auto append = [&](int64_t id, std::vector<float> rows) {
+      const int32_t length = cache.seqlens({id})[0] + static_cast<int32_t>(rows.size());
+      cache.reserve({id}, {length});
+      const ts::PageTable table = cache.page_table({id});
+      cache.append({.k_new = view(rows, 1, 1),
+                    .v_new = view(rows, 1, 1),
+                    .seqlens_kv = ts::view(&length, ts::i32, {1}),
+                    .page_table = table.view()});
+    };
+    const auto expect_rows = [&](int64_t id, const std::vector<float>& rows) {
+      const ts::PageTable table = cache.page_table({id});
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_EQ(static_cast<const float*>(cache.k().data())[table.entries[i / 4] * 4 + static_cast<int>(i % 4)],
+                  rows[i]);
+      }
+    };
+    for (int round = 0; round < 300 && !testing::Test::HasFailure(); ++round, first += 10) {
+      const int64_t parent = cache.new_sequence();
+      append(parent, {first, first + 1, first + 2, first + 3, first + 4});
+      const int64_t child = cache.fork(parent);
+      append(child, {first + 5});
+      append(parent, {first + 6});
+      expect_rows(child, {first, first + 1, first + 2, first + 3, first + 4, first + 5});
+      expect_rows(parent, {first, first + 1, first + 2, first + 3, first + 4, first + 6});
+      cache.release({parent, child});
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const float first : {0.f, 100000.f, 200000.f, 300000.f}) threads.emplace_back(work, first);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(cache.pages().num_free(), 64);
+}
+
 template <typename Fn>
 void expect_invalid(const Fn& fn, const std::string& sentence) {
   try {
@@ -174,9 +210,14 @@ TEST(PagedCache, WhatItRefuses) {
                  "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more");
   expect_invalid([&] { ts::PagedCache({.num_pages = 0, .page_size = 4, .heads_kv = 1, .head_dim = 8}); },
                  "pages_make: num_pages is 0, expected 1 to 2147483647");
-  expect_invalid([&] { ts::PagedCache({pool(4), pool(4)}, {second}); }, "PagedCache: expected as many pools of k as of v");
+  expect_invalid(
+      [&] {
+        ts::PagedCache({pool(4), pool(4)}, {second});
+      },
+      "PagedCache: expected as many pools of k as of v");
   expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(8)}); }, "PagedCache: expected pools (num_pages, page_size, ");
-  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(4)}); }, "copy_pages: pools[1] overlaps pools[0], expected memory");
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(4)}); },
+                 "copy_pages: pools[1] overlaps pools[0], expected memory");
   ts::PagedCache cache({pool(4)}, {second});
   expect_invalid([&] { cache.k(1); }, "PagedCache: layer is 1, expected 0 to 0");
   expect_invalid([&] { cache.v(-1); }, "PagedCache: layer is -1, expected 0 to 0");

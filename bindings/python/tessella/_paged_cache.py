@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class PagedCache:
         num_layers: int = 1,
     ) -> None:
         try:
-            self._pages = Pages(num_pages, page_size)
+            self._set_pages(num_pages, page_size)
             heads, dim, num_layers = (
                 integer(name, value, (1, INT32[1]))
                 for name, value in (("heads_kv", heads_kv), ("head_dim", head_dim), ("num_layers", num_layers))
@@ -102,13 +103,17 @@ class PagedCache:
                             f"{name}[{layer}] has {pool.shape[0]} pages of {pool.shape[1]} rows, "
                             f"expected {num_pages} of {page_size} as k_pages[0]"
                         )
-            cache._pages = Pages(num_pages, page_size)
+            cache._set_pages(num_pages, page_size)
         except (Error, TypeError) as error:
             name_function(error, "PagedCache.from_tensors")
             raise
         cache._layers = list(zip(k, v))
         cache._copy(_NO_COPIES)
         return cache
+
+    def _set_pages(self, num_pages: int, page_size: int) -> None:
+        self._pages = Pages(num_pages, page_size)
+        self._reserving = threading.Lock()
 
     @property
     def pages(self) -> Pages:
@@ -175,9 +180,11 @@ class PagedCache:
         Raises:
             OutOfMemory: there are not enough free pages; nothing was changed.
         """
-        copies = self._pages.reserve(ids, lengths)
-        if len(copies):
-            self._copy(copies)
+        # A page that is still to be copied may be released meanwhile; nobody gets it before the copy is made.
+        with self._reserving:
+            copies = self._pages.reserve(ids, lengths)
+            if len(copies):
+                self._copy(copies)
 
     def page_table(self, ids: Any, *, out: Any = None) -> Any:
         """(len(ids), pages) int32 beside the pools: as many columns as the longest sequence has pages.

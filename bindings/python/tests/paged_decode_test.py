@@ -1,5 +1,7 @@
 """Random walks of decoding with tessella.PagedCache: each step gives what attention over the history gives."""
 
+import threading
+
 import numpy as np
 import pytest
 import tessella
@@ -113,6 +115,27 @@ def test_random_walk(make, memory):
     assert num_steps > 20 and num_refused > 0
     cache.release(list(rows))
     assert cache.num_free == 20
+
+
+def test_nobody_gets_a_page_before_it_is_copied(monkeypatch):
+    cache = tessella.PagedCache(4, 4, HEADS_KV, DIM, dtype="float32")
+    parent = cache.new_sequence()
+    cache.reserve(parent, 3)
+    child, other = cache.fork(parent), cache.new_sequence()
+    thread = threading.Thread(target=cache.reserve, args=(other, 4))
+    copy, waited = cache._copy, []
+
+    def slow_copy(copies):
+        cache.release(parent)  # page 0 is free, and still a source
+        thread.start()
+        thread.join(0.2)
+        waited.append(thread.is_alive())
+        copy(copies)
+
+    monkeypatch.setattr(cache, "_copy", slow_copy)
+    cache.reserve(child, 4)
+    thread.join()
+    assert waited == [True] and cache.page_table([child, other]).tolist() == [[1], [0]]
 
 
 def test_rotary():
