@@ -172,7 +172,7 @@ TEST(PagedCache, ThreadsShareACache) {
                   rows[i]);
       }
     };
-    for (int round = 0; round < 300 && !testing::Test::HasFailure(); ++round, first += 10) {
+    for (int round = 0; round < 2000 && !testing::Test::HasFailure(); ++round, first += 10) {
       const int64_t parent = cache.new_sequence();
       append(parent, {first, first + 1, first + 2, first + 3, first + 4});
       const int64_t child = cache.fork(parent);

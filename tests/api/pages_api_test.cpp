@@ -129,7 +129,7 @@ TEST(PagesApi, ErrorsAreThrown) {
 TEST(PagesApi, ThreadsShareAnObject) {
   ts::Pages pages(1000, 4);
   const auto work = [&] {
-    for (int64_t round = 1; round <= 300; ++round) {
+    for (int64_t round = 1; round <= 5000; ++round) {
       const int64_t parent = pages.new_sequence();
       (void)pages.reserve({parent}, {round % 30 + 1});
       const int64_t child = pages.fork(parent);
