@@ -1,4 +1,4 @@
-// Decoding with keys and values in pages: two sequences have a prompt in common, by a fork, and go on with other tokens.
+// Decoding with keys and values in pages: two sequences have a prompt in common, by a fork, and go on each by itself.
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -19,7 +19,6 @@ std::vector<float> project(const std::vector<int>& tokens, size_t heads, double 
 ts::TensorView view(std::vector<float>& rows, int64_t heads) {
   return ts::view(rows.data(), ts::f32, {1, static_cast<int64_t>(rows.size()) / (heads * kDim), heads, kDim});
 }
-
 int main() try {
   ts::PagedCache cache({.num_pages = 16, .page_size = 8, .heads_kv = kHeadsKv, .head_dim = kDim});
   float error = 0;
@@ -33,7 +32,8 @@ int main() try {
     const ts::PageTable table = cache.page_table({id});
     const std::vector<int32_t> lengths = cache.seqlens({id});
     const auto seqlens = ts::view(lengths.data(), ts::i32, {1});
-    cache.append({.k_new = view(k, kHeadsKv), .v_new = view(v, kHeadsKv), .seqlens_kv = seqlens, .page_table = table.view()});
+    const ts::TensorView k_new = view(k, kHeadsKv), v_new = view(v, kHeadsKv);
+    cache.append({.k_new = k_new, .v_new = v_new, .seqlens_kv = seqlens, .page_table = table.view()});
     ts::ForwardArgs args{.q = view(q, kHeads), .k = cache.k(), .v = cache.v(), .out = view(out, kHeads)};
     args.seqlens_kv = seqlens;
     args.page_table = table.view();
