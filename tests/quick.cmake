@@ -28,6 +28,7 @@ quick(amx_refused_test)
 quick(forward_test "ForwardChoice|Kernels/Forward.(Plain|EachFeature|EmptySizes)/")
 quick(nan_test "Kernels/Nan.InOneVisibleKey/")
 quick(merge_test "Kernels/Merge.")
+quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims)|CopyPages.RandomCases)/")
 quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.
@@ -36,11 +37,13 @@ quick(schedule_test)
 quick(emulated_forward_test "EmulatedSm90.Half|EmulatedSm80.Masks")
 quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")
 quick(emulated_merge_test)
+quick(emulated_append_test "RandomCases")
 quick(emulated_toy_test)
 quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api backward_api backward_refusal dlpack merge_api operands paged_cache pages_api plan refusal sharing)
+foreach(part api append_api backward_api backward_refusal dlpack merge_api operands paged_cache pages_api plan refusal
+    sharing)
   quick(${part}_test)
 endforeach()

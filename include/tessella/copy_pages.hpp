@@ -49,8 +49,8 @@ struct CopyPagesCall {
 
 }  // namespace detail
 
-// pools: (num_pages, page_size, heads, head_dim). pairs: (n, 2) i32, source and target. CPU: returns when done. GPU: work
-// is queued on the stream.
+// pools: (num_pages, page_size, heads, head_dim). pairs: (n, 2) i32, source and target. CPU: returns when done. GPU:
+// work is queued on the stream.
 inline void copy_pages(const std::vector<TensorView>& pools, const TensorView& pairs,
                        const CopyPagesOptions& options = {}, void* stream = nullptr) {
   const detail::CopyPagesCall call(pools, pairs, options);

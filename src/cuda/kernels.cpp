@@ -2,9 +2,12 @@
 #include "cuda/kernels.hpp"
 
 #include <array>
+#include <limits>
 
 #include "core/once.hpp"
+#include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
+#include "cuda/copy_pages/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
@@ -55,6 +58,22 @@ constexpr KernelRow kMerge = {.name = "cuda.merge",
                               .max_head_dim = 1 << 20,
                               .features = core::Feature::lse,
                               .recipe = merge_recipe};
+constexpr KernelRow kAppend = {.name = "cuda.append",
+                               .operation = core::Operation::append,
+                               .summary = "fp32, a few threads a row, any GPU from Ampere on",
+                               .architectures = "sm_80+",
+                               .dtypes = kFloats,
+                               .max_head_dim = 1 << 20,
+                               .features = {},
+                               .recipe = append_recipe};
+constexpr KernelRow kCopyPages = {.name = "cuda.copy_pages",
+                                  .operation = core::Operation::copy_pages,
+                                  .summary = "a block a portion of a page, any GPU from Ampere on",
+                                  .architectures = "sm_80+",
+                                  .dtypes = core::kAllDTypes,
+                                  .max_head_dim = std::numeric_limits<int32_t>::max(),
+                                  .features = {},
+                                  .recipe = copy_pages_recipe};
 constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .summary = "standard attention: three kernels, an N x N matrix in memory",
                                  .architectures = "sm_80+",
@@ -87,7 +106,8 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(),      kernel<kBackwardSm80>(), kernel<kMerge>(),
+    return std::array{kernel<kForwardSm90>(), kernel<kForwardSm80>(),      kernel<kBackwardSm80>(),
+                      kernel<kMerge>(),       kernel<kAppend>(),           kernel<kCopyPages>(),
                       kernel<kStandard>(),    kernel<kStandardBackward>(), kernel<kFlash1>()};
   });
 }

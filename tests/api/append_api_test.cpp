@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cases/append_call.hpp"
+#include "cases/copy_pages_call.hpp"
 #include "cases/tensor_places.hpp"
 #include "tessella/append.hpp"
 #include "tessella/copy_pages.hpp"
@@ -25,7 +26,14 @@ tessella_tensor& edit(const tessella_tensor* t) { return *const_cast<tessella_te
 int32_t& value(const tessella_tensor* t, int64_t idx) { return static_cast<int32_t*>(t->data)[idx]; }
 
 AppendCase contiguous() {
-  return {.batch = 2, .seqlen_new = 3, .seqlen_kv = 9, .heads_kv = 2, .heads_q = 4, .head_dim_qk = 8, .head_dim_v = 6, .rotary_dim = 6};
+  return {.batch = 2,
+          .seqlen_new = 3,
+          .seqlen_kv = 9,
+          .heads_kv = 2,
+          .heads_q = 4,
+          .head_dim_qk = 8,
+          .head_dim_v = 6,
+          .rotary_dim = 6};
 }
 AppendCase with(void (*change)(AppendCase&)) {
   AppendCase c = contiguous();
@@ -49,8 +57,7 @@ const AppendCase kSlots = with([](AppendCase& c) { c.slots = true; });
 const AppendCase kPadded = with([](AppendCase& c) { c.leftpad = true; });
 
 const Refusal kRefusals[] = {
-    {"nothing_new", kPlain,
-     [](AppendCall& c) { c.args().k_new = c.args().v_new = nullptr; }, kInvalid,
+    {"nothing_new", kPlain, [](AppendCall& c) { c.args().k_new = c.args().v_new = nullptr; }, kInvalid,
      "append: k_new and v_new are NULL, expected one of them or both"},
     {"cache_absent", kPlain, [](AppendCall& c) { c.args().k = nullptr; }, kInvalid,
      "append: k is NULL, expected it beside k_new"},
@@ -160,8 +167,7 @@ const Refusal kRefusals[] = {
      "append: q_out overlaps q, expected memory of its own, or the same view"},
     {"interleaved", kPlain, [](AppendCall& c) { c.options().rotary_interleaved = 2; }, kInvalid,
      "append: rotary_interleaved is 2, expected 0 or 1"},
-    {"num_threads", kPlain, [](AppendCall& c) { c.options().num_threads = -1; }, kInvalid,
-     "append: num_threads is -1"},
+    {"num_threads", kPlain, [](AppendCall& c) { c.options().num_threads = -1; }, kInvalid, "append: num_threads is -1"},
     {"num_sms", kPlain, [](AppendCall& c) { c.options().num_sms = 4; }, TESSELLA_UNSUPPORTED,
      "append: option num_sms is for GPUs, and caches are on the CPU"},
     {"max_seqlen_new", kPlain, [](AppendCall& c) { c.options().max_seqlen_new = 2; }, kInvalid,
@@ -190,9 +196,9 @@ TEST(AppendPlans, ExplainAndRun) {
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
   const std::string text = tessella_plan_explain(plan);
-  for (const char* part :
-       {"operation=append device=cpu", "batch=2", "seqlen_new=5", "rows.dtype=f32", "k_new.heads=2", "k_new.head_dim=8",
-        "v_new.head_dim=6", "q.heads=4", "rotary_cos.dtype=f32", "rotary_dim=6", "features: none", "kernel: cpu.append"}) {
+  for (const char* part : {"operation=append device=cpu", "batch=2", "seqlen_new=5", "rows.dtype=f32", "k_new.heads=2",
+                           "k_new.head_dim=8", "v_new.head_dim=6", "q.heads=4", "rotary_cos.dtype=f32", "rotary_dim=6",
+                           "features: none", "kernel: cpu.append"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
@@ -389,8 +395,8 @@ TEST(CopyPagesPlans, ExplainAndRun) {
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
   const std::string text = tessella_plan_explain(plan);
-  for (const char* part :
-       {"operation=copy_pages device=cpu num_pools=2 num_pages=12 num_pairs=3 pools.dtype=bf16", "kernel: cpu.copy_pages"}) {
+  for (const char* part : {"operation=copy_pages device=cpu num_pools=2 num_pages=12 num_pairs=3 pools.dtype=bf16",
+                           "kernel: cpu.copy_pages"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();

@@ -6,19 +6,13 @@
 #include <numeric>
 #include <sstream>
 
-#include "cases/gpu_twin.hpp"
 #include "cases/random.hpp"
-#include "cases/tensor_places.hpp"
 #include "portable/float16.hpp"
 
 namespace tessella::tests {
 namespace {
 
 constexpr int32_t kFloats[] = {TESSELLA_F64, TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16};
-
-int64_t bytes_of(int32_t dtype) {
-  return dtype == TESSELLA_U8 || dtype == TESSELLA_I8 || dtype == TESSELLA_F8E4M3FN ? 1 : size_of(dtype);
-}
 
 template <typename T>
 T read(const std::byte* at) {
@@ -44,78 +38,7 @@ void store(std::byte* at, int32_t dtype, double value) {
   }
 }
 
-// Byte of element (b, row, head, 0); of packed tensors b is 0.
-int64_t byte_at(const tessella_tensor& t, int64_t b, int64_t row, int64_t head) {
-  return element(t, b, row, head) * bytes_of(t.dtype);
-}
-
-int64_t span_bytes(const tessella_tensor& t) { return extent(t) * bytes_of(t.dtype); }
-
-// On twins of the tensors in a GPU's memory: run(the tensors' twins by their addresses). What was written comes back.
-template <typename Run>
-std::string on_gpu(const Tensors& tensors, bool exact, Run&& run) {
-  std::vector<HostBlock> blocks;
-  for (const auto& tensor : tensors.all()) {
-    blocks.push_back({static_cast<std::byte*>(tensor->tensor.data), static_cast<size_t>(span_bytes(tensor->tensor)),
-                      tensor->is_written});
-  }
-  GpuTwin twin(blocks, exact);
-  return run(twin) == TESSELLA_OK ? twin.download() : "";
-}
-
-// Bytes that changed and should not have: those of every tensor but the ones marked.
-std::string spoiled(const Tensors& tensors, const std::vector<std::pair<const Tensors::Tensor*, std::vector<bool>>>& may) {
-  for (const auto& tensor : tensors.all()) {
-    const auto found = std::find_if(may.begin(), may.end(), [&](const auto& one) { return one.first == tensor.get(); });
-    for (size_t byte = 0; byte < tensor->before.size(); ++byte) {
-      if (found != may.end() && found->second[byte]) continue;
-      if (tensor->memory.data()[byte] != tensor->before[byte]) {
-        return "byte " + std::to_string(byte) + " of " + std::to_string(tensor->before.size()) +
-               (tensor->is_written ? " of an output changed" : " of an input changed");
-      }
-    }
-  }
-  return "";
-}
-
 }  // namespace
-
-Tensors::Tensor& Tensors::add(int32_t dtype, const std::vector<int64_t>& shape, bool heads_first, int64_t gap,
-                              int64_t before, bool guard, bool is_written) {
-  Tensor& made = *all_.emplace_back(std::make_unique<Tensor>());
-  made.is_written = is_written;
-  tessella_tensor& t = made.tensor;
-  t.dtype = dtype;
-  t.ndim = static_cast<int32_t>(shape.size());
-  std::vector<int> order(shape.size());  // of axes in memory, outermost first
-  std::iota(order.begin(), order.end(), 0);
-  if (heads_first && t.ndim >= 3) std::swap(order[shape.size() - 2], order[shape.size() - 3]);
-  int64_t step = 1;
-  for (size_t i = shape.size(); i-- > 0;) {
-    const int axis = order[i];
-    t.shape[axis] = shape[static_cast<size_t>(axis)];
-    t.strides[axis] = step;
-    step = step * std::max<int64_t>(t.shape[axis], 1) + (i + 1 == shape.size() ? gap : 0);
-  }
-  const int64_t size = bytes_of(dtype), front = guard ? 0 : before * size, behind = guard ? 0 : 64;
-  made.memory = Memory(static_cast<size_t>(front + span_bytes(t) + behind),
-                       guard ? Placement::guarded : Placement::aligned);
-  if (made.memory.size() != 0) std::memset(made.memory.data(), kPoison, made.memory.size());
-  t.data = made.memory.data() + front;
-  return made;
-}
-
-Tensors::Tensor& Tensors::add_table(const std::vector<int32_t>& values, const std::vector<int64_t>& shape) {
-  Tensor& made = add(TESSELLA_I32, shape, false, 0, 0, true, false);
-  if (!values.empty()) std::memcpy(made.tensor.data, values.data(), values.size() * sizeof(int32_t));
-  return made;
-}
-
-void Tensors::remember() {
-  for (const auto& tensor : all_) {
-    tensor->before.assign(tensor->memory.data(), tensor->memory.data() + tensor->memory.size());
-  }
-}
 
 std::string to_string(const AppendCase& c) {
   std::ostringstream text;
@@ -123,11 +46,10 @@ std::string to_string(const AppendCase& c) {
        << " seqlen_kv=" << c.seqlen_kv << " heads_kv=" << c.heads_kv << " heads_q=" << c.heads_q
        << " head_dim_qk=" << c.head_dim_qk << " head_dim_v=" << c.head_dim_v << " k=" << c.k << " v=" << c.v
        << " page_size=" << c.page_size << " heads_first=" << c.heads_first << " slots=" << c.slots
-       << " ragged=" << c.ragged << " packed=" << c.packed << " leftpad=" << c.leftpad
-       << " rotary_dim=" << c.rotary_dim << " interleaved=" << c.interleaved << " f32_angles=" << c.f32_angles
-       << " rotary_offsets=" << c.rotary_offsets << " in_place=" << c.in_place << " offset=" << c.offset
-       << " gap=" << c.gap << " guard=" << c.guard << " plan=" << c.plan << " num_threads=" << c.num_threads
-       << " seed=" << c.seed;
+       << " ragged=" << c.ragged << " packed=" << c.packed << " leftpad=" << c.leftpad << " rotary_dim=" << c.rotary_dim
+       << " interleaved=" << c.interleaved << " f32_angles=" << c.f32_angles << " rotary_offsets=" << c.rotary_offsets
+       << " in_place=" << c.in_place << " offset=" << c.offset << " gap=" << c.gap << " guard=" << c.guard
+       << " plan=" << c.plan << " num_threads=" << c.num_threads << " seed=" << c.seed;
   return text.str();
 }
 
@@ -201,14 +123,16 @@ AppendCall::AppendCall(const AppendCase& c) : c_(c) {
   const int64_t num_slots = c.page_size > 0 ? c.batch * pages_of_sequence_ + 3 : c.slots ? c.batch + 2 : c.batch;
   std::vector<int32_t> shuffled(static_cast<size_t>(num_slots));
   std::iota(shuffled.begin(), shuffled.end(), 0);
-  for (size_t i = shuffled.size(); i > 1; --i) std::swap(shuffled[i - 1], shuffled[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+  for (size_t i = shuffled.size(); i > 1; --i)
+    std::swap(shuffled[i - 1], shuffled[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
   if (c.page_size > 0) {
     for (size_t b = 0; b < batch; ++b) {
       for (int64_t page = 0; page < pages_of_sequence_; ++page) {
         const bool is_written = page * page_size < seqlens_[b] && (page + 1) * page_size > seqlens_[b] - new_[b];
         const int32_t hostile[] = {-1, 1 << 30, 0};
-        pages_.push_back(is_written && new_[b] > 0 ? shuffled[b * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(page)]
-                                                   : random.one_of(hostile));
+        pages_.push_back(is_written && new_[b] > 0
+                             ? shuffled[b * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(page)]
+                             : random.one_of(hostile));
       }
     }
   }
@@ -315,7 +239,7 @@ tessella_status AppendCall::run() {
     return planned;
   };
   if (!c_.kernel.starts_with("cuda.")) return call_it(nullptr);
-  spoiled_ = on_gpu(tensors_, c_.guard, [&](GpuTwin& twin) {
+  spoiled_ = tensors_.run_on_gpu(c_.guard, [&](GpuTwin& twin) {
     tessella_tensor twins[15];
     size_t count = 0;
     for (const tessella_tensor** arg :
@@ -333,14 +257,17 @@ tessella_status AppendCall::run() {
 
 std::string AppendCall::check() {
   if (!spoiled_.empty()) return spoiled_ + ", " + to_string(c_);
-  std::vector<std::pair<const Tensors::Tensor*, std::vector<bool>>> may;
+  std::vector<Tensors::Written> may;
   std::string wrong;
   const int64_t size = size_of(c_.dtype);
-  const double unit = c_.dtype == TESSELLA_F64 ? 0x1p-52 : c_.dtype == TESSELLA_F32 ? 0x1p-23 : c_.dtype == TESSELLA_BF16 ? 0x1p-8 : 0x1p-11;
+  const double unit = c_.dtype == TESSELLA_F64    ? 0x1p-52
+                      : c_.dtype == TESSELLA_F32  ? 0x1p-23
+                      : c_.dtype == TESSELLA_BF16 ? 0x1p-8
+                                                  : 0x1p-11;
   const auto rows = [&](const char* name, const Tensors::Tensor* from, const Tensors::Tensor* into, bool is_cache,
                         bool is_rotated, int64_t heads, int64_t dim) {
     if (from == nullptr) return;
-    std::vector<bool> written(into->memory.size(), false);
+    Tensors::Bytes written(into->memory.size(), false);
     const auto at_of = [](const Tensors::Tensor* t) {  // bytes of the memory before the tensor
       return static_cast<std::byte*>(t->tensor.data) - t->memory.data();
     };
@@ -354,7 +281,8 @@ std::string AppendCall::check() {
           };
           int64_t place = own(into);
           if (is_cache && c_.page_size > 0) {
-            const int32_t page = pages_[of * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(row / c_.page_size)];
+            const int32_t page =
+                pages_[of * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(row / c_.page_size)];
             place = at_of(into) + byte_at(into->tensor, page, row % c_.page_size, head);
           } else if (is_cache) {
             place = at_of(into) + byte_at(into->tensor, slots_[of], row, head);
@@ -390,12 +318,12 @@ std::string AppendCall::check() {
         }
       }
     }
-    may.emplace_back(into, std::move(written));
+    may.push_back({into, std::move(written)});
   };
   rows("k", k_new_, k_, true, true, c_.heads_kv, c_.head_dim_qk);
   rows("v", v_new_, v_, true, false, c_.heads_kv, c_.head_dim_v);
   rows("q_out", q_, q_out_, false, true, c_.heads_q, c_.head_dim_qk);
-  if (wrong.empty()) wrong = spoiled(tensors_, may);
+  if (wrong.empty()) wrong = tensors_.spoiled(may);
   if (!wrong.empty()) return wrong + ", " + to_string(c_);
   if (c_.in_place && c_.heads_q > 0) return "";
   tessella_append_options options = options_;
@@ -406,6 +334,8 @@ std::string AppendCall::check() {
   return report.passed != 0 ? "" : "tessella_check did not pass, " + to_string(c_);
 }
 
+std::string AppendCall::check_bounds() const { return tensors_.spoiled(tensors_.all_elements()); }
+
 std::vector<std::byte> AppendCall::results() const {
   std::vector<std::byte> bytes;
   for (const auto& tensor : tensors_.all()) {
@@ -414,113 +344,6 @@ std::vector<std::byte> AppendCall::results() const {
     }
   }
   return bytes;
-}
-
-std::string to_string(const CopyPagesCase& c) {
-  std::ostringstream text;
-  text << "kernel=" << c.kernel << " dtype=" << c.dtype << " num_pools=" << c.num_pools << " num_pages=" << c.num_pages
-       << " page_size=" << c.page_size << " heads=" << c.heads << " head_dim=" << c.head_dim
-       << " heads_first=" << c.heads_first << " gap=" << c.gap << " offset=" << c.offset << " guard=" << c.guard
-       << " num_pairs=" << c.num_pairs << " num_threads=" << c.num_threads << " seed=" << c.seed;
-  return text.str();
-}
-
-CopyPagesCase random_copy_pages(const std::string& kernel, uint64_t seed) {
-  Random random(seed);
-  CopyPagesCase c{.kernel = kernel, .seed = seed};
-  const int32_t dtypes[] = {TESSELLA_F64, TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16, TESSELLA_U8, TESSELLA_F8E4M3FN};
-  c.dtype = random.one_of(dtypes);
-  c.num_pools = static_cast<int32_t>(random.chance(0.1) ? random.in(60, 170) : random.in(1, 5));
-  c.num_pages = random.in(random.chance(0.05) ? 0 : 1, 20);
-  const int64_t sizes[] = {1, 2, 3, 16};
-  c.page_size = random.one_of(sizes);
-  c.heads = random.in(1, 3);
-  const int64_t dims[] = {1, 3, 8, 16, 48, 64, 100, 128};
-  c.head_dim = random.one_of(dims);
-  c.heads_first = random.chance(0.4);
-  c.gap = random.chance(0.3) ? random.in(1, 16) : 0;
-  c.offset = random.chance(0.3) ? static_cast<int32_t>(random.below(16)) : 0;
-  c.guard = random.chance(0.3);
-  c.num_pairs = random.in(0, c.num_pages / 2);
-  c.num_threads = static_cast<int32_t>(random.below(4));
-  return c;
-}
-
-CopyPagesCall::CopyPagesCall(const CopyPagesCase& c) : c_(c) {
-  Random random(c.seed + 1000);
-  for (int32_t i = 0; i < c.num_pools; ++i) {
-    const int64_t head_dim = c.head_dim + (i % 2 == 0 ? 0 : 16);  // pools differ
-    Tensors::Tensor& pool = tensors_.add(c.dtype, {c.num_pages, c.page_size, c.heads, head_dim}, c.heads_first, c.gap,
-                                         c.offset, c.guard, true);
-    for (size_t byte = 0; byte < pool.memory.size(); ++byte) {
-      pool.memory.data()[byte] = static_cast<std::byte>(random.bits());
-    }
-    pools_.push_back(&pool);
-    pool_tensors_.push_back(pool.tensor);
-  }
-  std::vector<int32_t> pages(static_cast<size_t>(c.num_pages));
-  std::iota(pages.begin(), pages.end(), 0);
-  for (size_t i = pages.size(); i > 1; --i) {
-    std::swap(pages[i - 1], pages[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
-  }
-  // Targets are the first pages of the shuffled list, sources the others.
-  std::vector<int32_t> pairs;
-  for (int64_t i = 0; i < c.num_pairs; ++i) {
-    const auto target = static_cast<size_t>(i);
-    const auto source = static_cast<size_t>(random.in(c.num_pairs, c.num_pages - 1));
-    const bool is_skipped = random.chance(0.15), is_itself = random.chance(0.1);
-    pairs.push_back(is_skipped ? -1 - static_cast<int32_t>(random.below(5)) : is_itself ? pages[target] : pages[source]);
-    pairs.push_back(pages[target]);
-  }
-  pairs_ = &tensors_.add_table(pairs, {c.num_pairs, 2});
-  args_.pools = pool_tensors_.data();
-  args_.num_pools = c.num_pools;
-  args_.pairs = &pairs_->tensor;
-  options_.num_threads = c.num_threads;
-  options_.kernel = c_.kernel.empty() ? nullptr : c_.kernel.c_str();
-}
-
-tessella_status CopyPagesCall::run() {
-  remember();
-  if (!c_.kernel.starts_with("cuda.")) return tessella_copy_pages(&args_, &options_, nullptr);
-  tessella_status status = TESSELLA_OK;
-  spoiled_ = on_gpu(tensors_, c_.guard, [&](GpuTwin& twin) {
-    std::vector<tessella_tensor> pools;
-    for (const tessella_tensor& pool : pool_tensors_) pools.push_back(twin.twin(pool, true));
-    const tessella_tensor pairs = twin.twin(pairs_->tensor, true);
-    tessella_copy_pages_args args = args_;
-    args.pools = pools.data();
-    args.pairs = &pairs;
-    return status = tessella_copy_pages(&args, &options_, twin.stream());
-  });
-  return status;
-}
-
-std::string CopyPagesCall::check() {
-  if (!spoiled_.empty()) return spoiled_ + ", " + to_string(c_);
-  std::vector<std::pair<const Tensors::Tensor*, std::vector<bool>>> may;
-  for (const Tensors::Tensor* pool : pools_) {
-    std::vector<bool> written(pool->memory.size(), false);
-    const int64_t first = static_cast<std::byte*>(pool->tensor.data) - pool->memory.data();
-    for (int64_t pair = 0; pair < c_.num_pairs; ++pair) {
-      const int32_t from = pairs()[2 * pair], into = pairs()[2 * pair + 1];
-      if (from < 0 || from >= c_.num_pages || into < 0 || into >= c_.num_pages) continue;
-      for (int64_t row = 0; row < c_.page_size; ++row) {
-        for (int64_t head = 0; head < c_.heads; ++head) {
-          const int64_t bytes = pool->tensor.shape[3] * bytes_of(c_.dtype);
-          const int64_t place = first + byte_at(pool->tensor, into, row, head);
-          std::fill_n(written.begin() + place, bytes, true);
-          const std::byte* source = pool->before.data() + first + byte_at(pool->tensor, from, row, head);
-          if (std::memcmp(pool->memory.data() + place, source, static_cast<size_t>(bytes)) != 0) {
-            return "page " + std::to_string(into) + " is not page " + std::to_string(from) + ", " + to_string(c_);
-          }
-        }
-      }
-    }
-    may.emplace_back(pool, std::move(written));
-  }
-  if (std::string text = spoiled(tensors_, may); !text.empty()) return text + ", " + to_string(c_);
-  return "";
 }
 
 }  // namespace tessella::tests

@@ -25,6 +25,14 @@ void finish(MergeCall& call) {
   if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }
 
+void finish(AppendCall& call) {
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
+void finish(CopyPagesCall& call) {
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
 void finish(BackwardCall& call) {
   if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }

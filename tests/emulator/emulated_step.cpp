@@ -29,6 +29,8 @@ void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed)
 
 void finish(Call&) {}
 void finish(MergeCall& call) { call.bring_back(); }
+void finish(AppendCall&) {}
+void finish(CopyPagesCall&) {}
 void finish(BackwardCall&) {}
 
 }  // namespace tessella::tests

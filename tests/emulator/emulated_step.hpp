@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "cases/append_call.hpp"
 #include "cases/backward_call.hpp"
 #include "cases/call.hpp"
+#include "cases/copy_pages_call.hpp"
 #include "cases/merge_call.hpp"
 #include "cuda/launch/recipe.hpp"
 
@@ -15,6 +17,8 @@ void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed)
 // After the last step. The collector computes the call on the CPU, so that tests go on as they will.
 void finish(Call& call);
 void finish(MergeCall& call);
+void finish(AppendCall& call);
+void finish(CopyPagesCall& call);
 void finish(BackwardCall& call);
 
 }  // namespace tessella::tests

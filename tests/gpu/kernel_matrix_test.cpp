@@ -13,9 +13,11 @@
 #include "cases/arguments.hpp"
 #include "core/error.hpp"
 #include "core/sequence.hpp"
+#include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
+#include "cuda/copy_pages/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
@@ -318,6 +320,16 @@ TEST(LadderKernels, Compile) {
   }
 }
 
+// Kernels without a tile in registers: none spills, and its blocks fit as its recipe counts on.
+void expect_small(CubinStore& store, const Recipe& recipe, int arch) {
+  for (const Step& step : recipe.steps) {
+    const auto cubin = store.get(step.program, {.arch = arch});
+    const Resources& takes = cubin->resources;
+    EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << cubin->log;
+    EXPECT_LE(takes.registers * static_cast<int>(step.threads) * step.blocks_per_sm, 65536) << cubin->log;
+  }
+}
+
 // merge: every pair of dtypes, pieces of 16 bytes and of one element, first and later steps.
 TEST(KernelMatrixMerge, CompilesWithoutSpills) {
   if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
@@ -328,16 +340,38 @@ TEST(KernelMatrixMerge, CompilesWithoutSpills) {
       for (const int32_t alignment : {16, 2}) {
         core::MergeShape shape{.num_states = 65, .states = {dtype, alignment}, .out = {out, alignment}};
         shape.head_dim = 128;
-        for (const int arch : {80, 90}) {
-          for (const Step& step : merge_recipe(shape, typical_device(arch)).steps) {
-            const auto cubin = store.get(step.program, {.arch = arch});
-            const Resources& takes = cubin->resources;
-            EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << cubin->log;
-            EXPECT_LE(takes.registers * static_cast<int>(step.threads) * step.blocks_per_sm, 65536) << cubin->log;
-          }
+        for (const int arch : {80, 90}) expect_small(store, merge_recipe(shape, typical_device(arch)), arch);
+      }
+    }
+  }
+}
+
+// append: every dtype of rows and angles, both ways to turn, pieces of 16 bytes and of one element.
+TEST(KernelMatrixAppend, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const DType angles : {DType::none, DType::f32, dtype}) {
+      for (const bool is_interleaved : {false, true}) {
+        for (const int32_t alignment : {16, 2}) {
+          core::AppendShape shape{.rows = {dtype, alignment}, .rotary = angles};
+          shape.k_new = shape.v_new = {.heads = 2, .head_dim = 128};
+          shape.rotary_dim = angles == DType::none ? 0 : 64;
+          shape.rotary_interleaved = is_interleaved && angles != DType::none;
+          for (const int arch : {80, 90}) expect_small(store, append_recipe(shape, typical_device(arch)), arch);
         }
       }
     }
+  }
+}
+
+// copy_pages: pieces of every size.
+TEST(KernelMatrixCopyPages, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const int32_t alignment : {1, 2, 4, 8, 16}) {
+    const core::CopyPagesShape shape{.pools = {DType::bf16, alignment}, .num_pools = 61};
+    for (const int arch : {80, 90}) expect_small(store, copy_pages_recipe(shape, typical_device(arch)), arch);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cases/append_call.hpp"
+#include "cases/copy_pages_call.hpp"
 #include "cases/kernels.hpp"
 #include "cases/tensor_places.hpp"
 

@@ -6,9 +6,11 @@
 (1, 128, 4, 64)
 """
 
+from ._append import append
 from ._attention import CheckReport, attention, check, refusals
 from ._backward import attention_backward, check_backward
 from ._cancel import Cancel
+from ._copy_pages import copy_pages
 from ._errors import (
     Cancelled,
     CompileError,
@@ -50,6 +52,7 @@ __all__ = [
     "Plan",
     "Unsupported",
     "Workspace",
+    "append",
     "attention",
     "attention_backward",
     "block_map",
@@ -59,6 +62,7 @@ __all__ = [
     "check",
     "check_backward",
     "chunk",
+    "copy_pages",
     "dense",
     "document",
     "explain",

@@ -115,7 +115,7 @@ def _helper() -> SimpleQueue[_Task] | None:
     return _tasks
 
 
-def interruptible(run: Callable[[], int], options: d.AttentionOptions | d.MergeOptions) -> tuple[int, str]:
+def interruptible(run: Callable[[], int], options: Any) -> tuple[int, str]:
     """run(), a call of C with these options: its status and, of a failure, the message."""
     global _is_busy
     tasks = _helper()

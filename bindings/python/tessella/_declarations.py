@@ -37,6 +37,7 @@ APPEND = 3
 MERGE = 4
 QUANTIZE = 5
 LINEAR = 6
+COPY_PAGES = 7
 
 # Gradients, one bit each.
 DQ = 1
@@ -205,6 +206,69 @@ class MergeOptions(c.Structure):
     ]
 
 
+class AppendArgs(c.Structure):
+    """tessella_append_args: new rows, the caches that they go into, and what says where."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("k_new", c.POINTER(Tensor)),
+        ("v_new", c.POINTER(Tensor)),
+        ("k", c.POINTER(Tensor)),
+        ("v", c.POINTER(Tensor)),
+        ("seqlens_kv", c.POINTER(Tensor)),
+        ("seqlens_new", c.POINTER(Tensor)),
+        ("cu_seqlens_new", c.POINTER(Tensor)),
+        ("page_table", c.POINTER(Tensor)),
+        ("cache_batch_idx", c.POINTER(Tensor)),
+        ("leftpad_kv", c.POINTER(Tensor)),
+        ("rotary_cos", c.POINTER(Tensor)),
+        ("rotary_sin", c.POINTER(Tensor)),
+        ("rotary_offsets", c.POINTER(Tensor)),
+        ("q", c.POINTER(Tensor)),
+        ("q_out", c.POINTER(Tensor)),
+    ]
+
+
+class AppendOptions(c.Structure):
+    """tessella_append_options: how rows are rotated."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("rotary_interleaved", c.c_int32),
+        ("num_sms", c.c_int32),
+        ("num_threads", c.c_int32),
+        ("check_device_values", c.c_int32),
+        ("max_seqlen_new", c.c_int64),
+        ("kernel", c.c_char_p),
+        ("allocator", c.POINTER(Allocator)),
+        ("cancel", c.POINTER(c.c_int32)),
+    ]
+
+
+class CopyPagesArgs(c.Structure):
+    """tessella_copy_pages_args: pools, and which of their pages become which."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("pools", c.POINTER(Tensor)),
+        ("num_pools", c.c_int32),
+        ("pairs", c.POINTER(Tensor)),
+    ]
+
+
+class CopyPagesOptions(c.Structure):
+    """tessella_copy_pages_options: what a copy may use."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("num_sms", c.c_int32),
+        ("num_threads", c.c_int32),
+        ("kernel", c.c_char_p),
+        ("allocator", c.POINTER(Allocator)),
+        ("cancel", c.POINTER(c.c_int32)),
+    ]
+
+
 class Call(c.Structure):
     """tessella_call: arguments and options of any operation."""
 
@@ -292,6 +356,8 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_forward": (c.c_int32, [_args, _options, c.c_void_p]),
     "tessella_backward": (c.c_int32, [c.POINTER(BackwardArgs), _options, c.c_void_p]),
     "tessella_merge": (c.c_int32, [c.POINTER(MergeArgs), c.POINTER(MergeOptions), c.c_void_p]),
+    "tessella_append": (c.c_int32, [c.POINTER(AppendArgs), c.POINTER(AppendOptions), c.c_void_p]),
+    "tessella_copy_pages": (c.c_int32, [c.POINTER(CopyPagesArgs), c.POINTER(CopyPagesOptions), c.c_void_p]),
     "tessella_plan_make": (c.c_int32, [_call, c.POINTER(Plan)]),
     "tessella_plan_free": (None, [Plan]),
     "tessella_plan_run": (c.c_int32, [Plan, _call, _workspace, c.c_void_p]),

@@ -10,8 +10,10 @@ from typing import Any
 import numpy
 
 from . import _declarations as d
+from ._append import append
 from ._arrays import dtype_of, require_array
 from ._call import is_swapped
+from ._copy_pages import copy_pages
 from ._errors import Error, InvalidArgument, Unsupported, name_function
 from ._kinds import kind_of
 from ._pages import Pages, require_int32s
@@ -210,13 +212,9 @@ class PagedCache:
 
         k_new, v_new: (batch, new, heads_kv, head_dim). Options, `rotary=` among them, and errors as of `append`.
         """
-        from . import append
-
         return append(k_new, v_new, *self.layer(layer), seqlens, page_table=page_table, **options)
 
     def _copy(self, copies: Any) -> None:
-        from . import copy_pages
-
         pools = [pool for layer in self._layers for pool in layer]
         copy_pages(pools, kind_of(self.k).copied(copies, self.k))
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
+#include "cuda/copy_pages/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
@@ -21,6 +23,11 @@ std::vector<HotProgram> hot_programs() {
         same->targets.push_back(target);
       }
     }
+  };
+  const auto add_everywhere = [&](const char* kernel, const Recipe& recipe) {
+    add(kernel, recipe, {.arch = 80});
+    add(kernel, recipe, {.arch = 90});
+    add(kernel, recipe, {.arch = 80, .ptx = true});
   };
   const DeviceInfo ampere = typical_device(80), hopper = typical_device(90);
   // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
@@ -49,10 +56,16 @@ std::vector<HotProgram> hot_programs() {
       }
     }
     core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};
-    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 80});
-    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 90});
-    add("cuda.merge", merge_recipe(merge, hopper), {.arch = 80, .ptx = true});
+    add_everywhere("cuda.merge", merge_recipe(merge, hopper));
+    core::AppendShape append{.rows = {dtype, 16}};
+    append.k_new = append.v_new = {.heads = 1, .head_dim = 128};
+    add_everywhere("cuda.append", append_recipe(append, hopper));
+    append.rotary = core::DType::f32;
+    append.rotary_dim = 128;
+    add_everywhere("cuda.append", append_recipe(append, hopper));
   }
+  core::CopyPagesShape pages{.pools = {core::DType::bf16, 16}, .num_pools = 1};
+  add_everywhere("cuda.copy_pages", copy_pages_recipe(pages, hopper));
   return programs;
 }
 

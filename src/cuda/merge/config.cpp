@@ -3,18 +3,12 @@
 #include <algorithm>
 
 #include "cuda/compile/expression.hpp"
+#include "cuda/launch/element.hpp"
 
 namespace tessella::cuda {
-namespace {
 
 using portable::Element;
 using portable::MergeConfig;
-
-Element element(core::DType dtype) {
-  return dtype == core::DType::bf16 ? Element::bf16 : dtype == core::DType::f16 ? Element::f16 : Element::f32;
-}
-
-}  // namespace
 
 MergeConfig merge_config(const core::MergeShape& shape, bool continues, bool is_last) {
   MergeConfig c{.element = element(shape.dtype()),

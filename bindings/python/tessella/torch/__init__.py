@@ -6,9 +6,19 @@
 torch.Size([1, 128, 4, 64])
 """
 
+from ._append import append, copy_pages
 from ._attention import attention
 from ._layer import MultiHeadAttention
 from ._merge import merge
 from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
 
-__all__ = ["MultiHeadAttention", "SdpaReport", "attention", "merge", "sdpa_report", "use_for_sdpa"]
+__all__ = [
+    "MultiHeadAttention",
+    "SdpaReport",
+    "append",
+    "attention",
+    "copy_pages",
+    "merge",
+    "sdpa_report",
+    "use_for_sdpa",
+]

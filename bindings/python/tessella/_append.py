@@ -1,0 +1,180 @@
+"""append: new keys and values go into a cache, with rotary embeddings."""
+
+from __future__ import annotations
+
+import ctypes as c
+import math
+from typing import Any
+
+from . import _declarations as d
+from ._arrays import Slot, require_array
+from ._call import is_swapped
+from ._cancel import Cancel, interruptible, pointer_of
+from ._errors import Error, InvalidArgument, name_function
+from ._kinds import dlpack_stream, kind_of, stream_handle
+from ._library import failure, last_error, library
+from ._scalars import INT32, integer, switch, text
+
+_SHORT = 1 << 22  # elements that are moved: some milliseconds
+ROWS = ("k_new", "v_new", "k", "v", "q", "q_out")  # that have heads, and so a layout
+
+
+def append(
+    k_new: Any,
+    v_new: Any,
+    k: Any,
+    v: Any,
+    seqlens_kv: Any,
+    *,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    leftpad_kv: Any = None,
+    seqlens_new: Any = None,
+    cu_seqlens_new: Any = None,
+    rotary: tuple[Any, Any] | None = None,
+    rotary_interleaved: bool = False,
+    rotary_offsets: Any = None,
+    q: Any = None,
+    q_out: Any = None,
+    layout: str = "bshd",
+    kernel: str | None = None,
+    num_sms: int = 0,
+    num_threads: int = 0,
+    check_device_values: bool = False,
+    cancel: Cancel | None = None,
+    stream: Any = None,
+) -> Any:
+    """Writes new keys and values into a cache, k and q rotated on their way.
+
+    The new rows of a sequence become rows [seqlens_kv - new, seqlens_kv) of its cache: seqlens_kv counts them, and the
+    attention that follows takes the same array. Nothing else of the caches is touched, whatever it holds.
+
+    Args:
+        k_new, v_new: arrays of the kinds that `attention` takes, (batch, new, heads_kv, head_dim), packed (total,
+            heads_kv, head_dim); float64, float32, bfloat16 or float16. Either may be None, and then its cache is.
+        k, v: the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
+            page_size, heads_kv, head_dim). Their dtype is that of the new rows.
+        seqlens_kv: (batch) int32, rows in use after the append, left padding included.
+        page_table: (batch, pages) int32: row r of a sequence is row r % page_size of page page_table[b, r // page_size].
+        cache_batch_idx: (batch) int32: sequence b has slot cache_batch_idx[b] of the caches. Not beside page_table.
+        leftpad_kv: (batch) int32: so many first rows are padding.
+        seqlens_new: (batch) int32: so many rows of a sequence are new, its first ones; None = all.
+        cu_seqlens_new: (batch + 1) int32, of packed k_new, v_new and q.
+        rotary: (cos, sin), each (positions, rotary_dim / 2), float32 or the dtype of the new rows. The first rotary_dim
+            columns of k_new and q are rotated by the angles of the row's position (RoFormer, arXiv 2104.09864).
+        rotary_interleaved: columns 2j and 2j + 1 turn together (GPT-J); else j and j + rotary_dim / 2 (GPT-NeoX, Llama).
+        rotary_offsets: (batch) int32: the position of the row that goes to row r is r - leftpad_kv + rotary_offsets.
+        q: (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): rotated by the same positions.
+        q_out: what q is written to, rotated; it may be q itself. Made when absent.
+        layout: "bshd", as written here, or "bhsd": arrays with heads have them before the rows.
+        kernel: a name of kernels(); None = automatic.
+        num_sms: GPU, 0 = all.
+        num_threads: CPU, 0 = all that the process may use.
+        check_device_values: GPU: waits, and checks lengths and pages as on the CPU. Else rows without a place in the
+            cache are not written there, and positions are clamped.
+        cancel: a tessella.Cancel, by which another thread ends the call.
+        stream: as for `attention`.
+
+    Returns:
+        q_out where q is given, else None.
+
+    Raises:
+        As `attention`.
+    """
+    try:
+        swapped = is_swapped(layout)
+        arrays = {
+            "k_new": k_new,
+            "v_new": v_new,
+            "k": k,
+            "v": v,
+            "seqlens_kv": seqlens_kv,
+            "page_table": page_table,
+            "cache_batch_idx": cache_batch_idx,
+            "leftpad_kv": leftpad_kv,
+            "seqlens_new": seqlens_new,
+            "cu_seqlens_new": cu_seqlens_new,
+            **rotary_arrays(rotary),
+            "rotary_offsets": rotary_offsets,
+            "q": q,
+            "q_out": q_out,
+        }
+        first = k_new if k_new is not None else v_new
+        if first is None:
+            raise InvalidArgument("k_new and v_new are None, expected one of them or both")
+        require_array("k_new" if k_new is not None else "v_new", first)
+        kind = kind_of(first)
+        handle = stream_handle(stream, first, kind) if kind.is_on_gpu(first) else None
+        for name in ("k", "v", "q_out"):
+            if arrays[name] is not None:
+                require_array(name, arrays[name])
+                kind_of(arrays[name]).require_writable(name)
+        call = AppendCall()
+        call.read(arrays, swapped, dlpack_stream(handle))
+        if q is not None and q_out is None:
+            slot = call.slots["q"]
+            arrays["q_out"] = kind.empty("q_out", slot.shape, slot.tensor.dtype, q)
+            call.read({"q_out": arrays["q_out"]}, swapped, call.dlpack_stream)
+        call.options.rotary_interleaved = switch("rotary_interleaved", rotary_interleaved)
+        call.options.check_device_values = switch("check_device_values", check_device_values)
+        call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
+        if cancel is not None:
+            call.options.cancel = pointer_of("cancel", cancel)
+        status, said = call.run(handle)
+    except (Error, TypeError) as error:
+        name_function(error, "append")
+        raise
+    if status != d.OK:
+        is_confusing = swapped and status == d.INVALID_ARGUMENT
+        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
+    written = (arrays["q_out"], k, v)
+    return kind.results(written, (q_out, k, v), False)
+
+
+def rotary_arrays(rotary: Any) -> dict[str, Any]:
+    """cos and sin by their names in C."""
+    if rotary is None:
+        return {}
+    if not isinstance(rotary, (tuple, list)) or len(rotary) != 2:
+        raise TypeError(f"rotary is {type(rotary).__name__}, expected a pair (cos, sin)")
+    return {"rotary_cos": rotary[0], "rotary_sin": rotary[1]}
+
+
+class AppendCall:
+    """The structs of one call."""
+
+    def __init__(self, slot_type: type[Slot] = Slot) -> None:
+        self.slot_type = slot_type
+        self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
+        self.args = d.AppendArgs(struct_size=c.sizeof(d.AppendArgs))
+        self.options = d.AppendOptions(struct_size=c.sizeof(d.AppendOptions))
+        self.slots: dict[str, Slot] = {}
+        self.dlpack_stream: int | None = None
+
+    def read(self, arrays: dict[str, Any], swapped: bool, stream: int | None) -> None:
+        """Views the arrays that are given."""
+        self.dlpack_stream = stream
+        for name, array in arrays.items():
+            if array is None:
+                continue
+            slot = self.slots[name] = self.slot_type(name, d.Tensor(), self.capsules)
+            slot.read(array, swapped and name in ROWS, stream)
+            setattr(self.args, name, slot.pointer)
+
+    def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
+        """Sets the fields of options that every operation has."""
+        self.options.kernel = None if kernel is None else text("kernel", kernel).encode()
+        self.options.num_sms, self.options.num_threads = num_sms, num_threads
+
+    def run(self, stream: int | None) -> tuple[int, str]:
+        """Calls C: the status and, of a failure, the message."""
+
+        def append() -> int:
+            status: int = library.tessella_append(c.byref(self.args), c.byref(self.options), stream)
+            return status
+
+        new = [self.slots[name] for name in ("k_new", "v_new", "q") if name in self.slots]
+        if new[0].tensor.device_type == d.CPU and sum(math.prod(slot.shape) for slot in new) >= _SHORT:
+            return interruptible(append, self.options)
+        status = append()
+        return status, "" if status == d.OK else last_error()

@@ -1,0 +1,30 @@
+#include "cuda/append/config.hpp"
+
+#include "cuda/compile/expression.hpp"
+#include "cuda/launch/element.hpp"
+
+namespace tessella::cuda {
+
+using portable::AppendConfig;
+
+AppendConfig append_config(const core::AppendShape& shape) {
+  AppendConfig c{.element = element(shape.dtype()),
+                 .vectors = true,
+                 .rotates = shape.rotary_dim > 0,
+                 .interleaved = shape.rotary_interleaved,
+                 .angles_are_f32 = shape.rotary_dim == 0 || shape.rotary == core::DType::f32};
+  const int64_t piece = portable::piece(c);
+  // What turns together begins at multiples of pieces, and so does what is copied behind it.
+  const int64_t together = shape.rotary_interleaved ? shape.rotary_dim : shape.rotary_dim / 2;
+  c.vectors = shape.rows.alignment >= 16 && together % piece == 0;
+  for (const core::RowsShape& rows : {shape.k_new, shape.v_new, shape.q}) {
+    c.vectors = c.vectors && rows.head_dim % piece == 0;
+  }
+  return c;
+}
+
+Program append_program(const AppendConfig& config) {
+  return {.header = "cuda/device/append.hpp", .expression = expression("append", "AppendConfig", config)};
+}
+
+}  // namespace tessella::cuda

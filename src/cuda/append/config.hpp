@@ -1,0 +1,14 @@
+// What append compiles to: a pure function of dtypes, alignments and head dims.
+#pragma once
+
+#include "core/shape.hpp"
+#include "cuda/compile/program.hpp"
+#include "portable/append_params.hpp"
+
+namespace tessella::cuda {
+
+portable::AppendConfig append_config(const core::AppendShape& shape);
+
+Program append_program(const portable::AppendConfig& config);
+
+}  // namespace tessella::cuda
