@@ -104,10 +104,10 @@ class PagedCache {
     return pages_.page_table(ids, num_columns);
   }
 
-  // New keys and values into a layer: args without k and v.
+  // New keys and values into a layer: args without k and v. Where k_new or v_new is absent, that one is left alone.
   void append(AppendArgs args, int layer = 0, const AppendOptions& options = {}, void* stream = nullptr) const {
-    args.k = k(layer);
-    args.v = v(layer);
+    if (args.k_new.is_present()) args.k = k(layer);
+    if (args.v_new.is_present()) args.v = v(layer);
     tessella::append(args, options, stream);
   }
 

@@ -210,9 +210,14 @@ class PagedCache:
     def append(self, k_new: Any, v_new: Any, page_table: Any, seqlens: Any, *, layer: int = 0, **options: Any) -> Any:
         """Writes new keys and values into a layer, rows [seqlens - new, seqlens) of each sequence.
 
-        k_new, v_new: (batch, new, heads_kv, head_dim). Options, `rotary=` among them, and errors as of `append`.
+        k_new, v_new: (batch, new, heads_kv, head_dim); None: that one is left alone. Options, `rotary` among them,
+        result and errors are those of `tessella.append`; layout="bhsd" is that of the new rows.
         """
-        return append(k_new, v_new, *self.layer(layer), seqlens, page_table=page_table, **options)
+        caches = self.layer(layer)
+        if options.get("layout") == "bhsd":
+            caches = caches[0].swapaxes(1, 2), caches[1].swapaxes(1, 2)
+        k, v = (None if new is None else pools for new, pools in zip((k_new, v_new), caches))
+        return append(k_new, v_new, k, v, seqlens, page_table=page_table, **options)
 
     def _copy(self, copies: Any) -> None:
         pools = [pool for layer in self._layers for pool in layer]

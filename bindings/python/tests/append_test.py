@@ -151,33 +151,11 @@ def test_errors():
     append, invalid = tessella.append, tessella.InvalidArgument
     raises(invalid, "append: k_new and v_new are None", append, None, None, cache, cache, seqlens)
     raises(invalid, "append: k_new is list, expected an array", append, [1], None, cache, None, seqlens)
-    raises(
-        TypeError,
-        "append: rotary is ndarray, expected a pair (cos, sin)",
-        append,
-        rows,
-        None,
-        cache,
-        None,
-        seqlens,
-        rotary=rows,
-    )
+    raises(TypeError, "append: rotary is ndarray, expected a pair (cos, sin)", append, rows, None, cache, None, seqlens, rotary=rows)
     raises(invalid, "append: seqlens_kv[0] is 6, expected at most 5", append, rows, None, cache, None, seqlens + 3)
     raises(invalid, "append: k is NULL, expected it beside k_new", append, rows, None, None, None, seqlens)
-    raises(
-        TypeError,
-        "append: rotary_interleaved is 1, expected True or False",
-        append,
-        rows,
-        None,
-        cache,
-        None,
-        seqlens,
-        rotary_interleaved=1,
-    )
-    raises(
-        tessella.Unsupported, "append: option num_sms is for GPUs", append, rows, None, cache, None, seqlens, num_sms=2
-    )
+    raises(TypeError, "append: rotary_interleaved is 1, expected True or False", append, rows, None, cache, None, seqlens, rotary_interleaved=1)
+    raises(tessella.Unsupported, "append: option num_sms is for GPUs", append, rows, None, cache, None, seqlens, num_sms=2)
     with pytest.raises(invalid, match="layout 'bhsd' was swapped to this order first"):
         append(rows, None, cache[..., :4], None, seqlens, layout="bhsd")
     cache.flags.writeable = False

@@ -153,6 +153,23 @@ def test_rotary():
     np.testing.assert_array_equal(cache.v[cache.page_table(id)[0, 1], 1, 0], v[0, 5, 0])
 
 
+def test_append_takes_layouts_and_one_of_both():
+    cache = tessella.PagedCache(8, 4, HEADS_KV, DIM, head_dim_v=DIM_V, dtype="float32")
+    id = cache.new_sequence()
+    cache.reserve(id, 3)
+    k, v = random(1, 3, HEADS_KV, DIM), random(1, 3, HEADS_KV, DIM_V)
+    cache.k[...] = cache.v[...] = 7
+    table, seqlens = cache.page_table(id), cache.seqlens(id)
+    cache.append(k, None, table, seqlens)
+    assert (cache.k[0, :3] == k[0]).all() and (cache.k[0, 3] == 7).all() and (cache.v == 7).all()
+    cache.append(None, v.swapaxes(1, 2), table, seqlens, layout="bhsd")
+    assert (cache.k[0, :3] == k[0]).all() and (cache.v[0, :3] == v[0]).all() and (cache.v[0, 3] == 7).all()
+    with pytest.raises(tessella.InvalidArgument, match="^append: k.shape.3. is 16"):
+        cache.append(k[..., :8], v, table, seqlens)
+    with pytest.raises(tessella.InvalidArgument, match="^PagedCache: layer is 1, expected 0 to 0"):
+        cache.append(k, v, table, seqlens, layer=1)
+
+
 def test_a_graph_sees_what_is_written_to_its_buffers():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

@@ -12,13 +12,4 @@ from ._layer import MultiHeadAttention
 from ._merge import merge
 from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
 
-__all__ = [
-    "MultiHeadAttention",
-    "SdpaReport",
-    "append",
-    "attention",
-    "copy_pages",
-    "merge",
-    "sdpa_report",
-    "use_for_sdpa",
-]
+__all__ = ["MultiHeadAttention", "SdpaReport", "append", "attention", "copy_pages", "merge", "sdpa_report", "use_for_sdpa"]

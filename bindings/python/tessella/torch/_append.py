@@ -24,7 +24,9 @@ _APPEND = (
     "Tensor(c!)? q_out=None, bool rotary_interleaved=False, str layout='bshd', str? kernel_name=None, int num_sms=0, "
     "int? num_threads=None) -> ()"
 )
-_COPY_PAGES = "(Tensor(a!)[] pools, Tensor pairs, *, str? kernel_name=None, int num_sms=0, int? num_threads=None) -> ()"
+_COPY_PAGES = (
+    "(Tensor(a!)[] pools, Tensor pairs, *, str? kernel_name=None, int num_sms=0, int? num_threads=None) -> ()"
+)
 
 
 def append(
@@ -87,7 +89,9 @@ def append(
                 _require_tensor(name, tensor)
         if q is not None and q_out is None:
             q_out = tensors["q_out"] = torch.empty_like(q)
-        named: dict[str, Any] = {name: tensor for name, tensor in list(tensors.items())[5:] if tensor is not None}
+        named: dict[str, Any] = {
+            name: tensor for name, tensor in list(tensors.items())[5:] if tensor is not None
+        }
         if switch("rotary_interleaved", rotary_interleaved):
             named["rotary_interleaved"] = True
         if layout != "bshd":
