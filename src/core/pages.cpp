@@ -20,16 +20,17 @@ void require_size(int64_t size, const char* argument) {
   }
 }
 
-template <typename Map>
-auto& sequence_of(Map& sequences, int64_t id, const std::string& argument, const char* function) {
-  const auto found = sequences.find(id);
-  if (found == sequences.end()) {
-    invalid(message(function, ": ", argument, " is ", id, ", expected a sequence that was made and is not released"));
-  }
-  return found->second;
+[[noreturn]] void refuse(const char* function, const std::string& argument, int64_t id) {
+  invalid(message(function, ": ", argument, " is ", id, ", expected a sequence that was made and is not released"));
 }
 
-std::string entry(const char* argument, size_t idx) { return message(argument, "[", idx, "]"); }
+// The sequence ids[idx].
+template <typename Map>
+auto& sequence_at(Map& sequences, std::span<const int64_t> ids, size_t idx, const char* function) {
+  const auto found = sequences.find(ids[idx]);
+  if (found == sequences.end()) refuse(function, message("ids[", idx, "]"), ids[idx]);
+  return found->second;
+}
 
 // Room for more elements, so that adding them cannot fail; by doubling, as they are added one by one.
 void make_room(std::vector<int32_t>& elements, size_t size) {
@@ -65,7 +66,7 @@ std::vector<Pages::Sequence*> Pages::each_once(std::span<const int64_t> ids, con
   std::vector<Sequence*> found;
   found.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
-    found.push_back(&sequence_of(sequences_, ids[i], entry("ids", i), function));
+    found.push_back(&sequence_at(sequences_, ids, i, function));
   }
   std::vector<int64_t> sorted(ids.begin(), ids.end());
   std::sort(sorted.begin(), sorted.end());
@@ -80,7 +81,9 @@ int64_t Pages::new_sequence() {
 }
 
 int64_t Pages::fork(int64_t id) {
-  Sequence child = sequence_of(sequences_, id, "id", "pages_fork");
+  const auto parent = sequences_.find(id);
+  if (parent == sequences_.end()) refuse("pages_fork", "id", id);
+  Sequence child = parent->second;
   const auto made = sequences_.try_emplace(next_id_, std::move(child)).first;
   for (const int32_t page : made->second.pages) ++num_holders_[static_cast<size_t>(page)];
   return next_id_++;
@@ -163,7 +166,7 @@ void Pages::truncate(std::span<const int64_t> ids, std::span<const int64_t> leng
 }
 
 void Pages::lengths(std::span<const int64_t> ids, int64_t* lengths) const {
-  for (size_t i = 0; i < ids.size(); ++i) sequence_of(sequences_, ids[i], entry("ids", i), "pages_lengths");
+  for (size_t i = 0; i < ids.size(); ++i) sequence_at(sequences_, ids, i, "pages_lengths");
   for (const int64_t id : ids) *lengths++ = sequences_.at(id).length;
 }
 
@@ -171,7 +174,7 @@ void Pages::table(std::span<const int64_t> ids, int32_t* table, int64_t num_colu
   std::vector<const Sequence*> sequences;
   sequences.reserve(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
-    sequences.push_back(&sequence_of(sequences_, ids[i], entry("ids", i), "pages_table"));
+    sequences.push_back(&sequence_at(sequences_, ids, i, "pages_table"));
     if (std::ssize(sequences.back()->pages) > num_columns) {
       invalid(message("pages_table: num_columns is ", num_columns, ", expected at least ",
                       sequences.back()->pages.size(), ", the pages of sequence ", ids[i]));
