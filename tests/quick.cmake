@@ -16,7 +16,7 @@ endfunction()
 
 # Parts by hand.
 foreach(part band cancelled_work cases compare cubin cubin_store driver_types dropout embedded fields float16
-    forward_arguments forward_config forward_cost no_gpu nvrtc sequence softcap)
+    forward_arguments forward_config forward_cost no_gpu nvrtc pages sequence softcap)
   quick(${part}_test)
 endforeach()
 quick(user_source_test UserText) # its others compile device code
@@ -43,6 +43,7 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api append_api backward_api backward_refusal dlpack merge_api operands plan refusal sharing)
+foreach(part api append_api backward_api backward_refusal dlpack merge_api operands paged_cache pages_api plan refusal
+    sharing)
   quick(${part}_test)
 endforeach()

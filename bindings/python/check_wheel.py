@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Holds a wheel to what it promises, then installs it in a bare virtual environment and runs the example there.
+"""Holds a wheel to what it promises, then installs it in a bare virtual environment and runs the examples there.
 
-usage: check_wheel.py WHEEL EXAMPLE
+usage: check_wheel.py WHEEL EXAMPLE...
 """
 
 import pathlib
@@ -55,20 +55,20 @@ def wrong(wheel):
         yield "there is no extra [cuda] that brings nvidia-cuda-nvrtc"
 
 
-def run_in_a_bare_environment(wheel, example):
+def run_in_a_bare_environment(wheel, examples):
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = pathlib.Path(folder, "bin/python")
         subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True)
-        for program in (["-c", BESIDE_ANOTHER_TBB], [example]):
+        for program in (["-c", BESIDE_ANOTHER_TBB], *([example] for example in examples)):
             subprocess.run([python, *program], check=True, cwd=folder, env={"PATH": "/usr/bin:/bin"})
 
 
 def main():
-    wheel, example = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
+    wheel, *examples = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
     problems = list(wrong(wheel))
     print(*problems, sep="\n", end="\n" if problems else "")
-    run_in_a_bare_environment(wheel, example)
+    run_in_a_bare_environment(wheel, examples)
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {len(problems)} wrong")
     return 1 if problems else 0
 

@@ -610,6 +610,47 @@ typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const cha
 TESSELLA_API tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress,
                                                     void* user);
 
+/* The pages of a cache and the sequences that hold them. It knows no memory: one object serves the pools of k and v of
+ * every layer that have num_pages pages of page_size rows. A sequence has a length, the rows it has in use or will
+ * write next, and as many pages as these need. Sequences of one fork hold the same pages; copy on write keeps them
+ * apart.
+ *
+ * Threads may use one object at the same time, but for free. A call that fails changes nothing. ids: num_ids sequences,
+ * each once; tables and lengths may be asked for twice. */
+typedef struct tessella_pages tessella_pages;
+/* 1 to 2^31 - 1 each. */
+TESSELLA_API tessella_status tessella_pages_make(int64_t num_pages, int64_t page_size, tessella_pages** pages);
+TESSELLA_API void tessella_pages_free(tessella_pages* pages);
+/* A sequence of length 0. Ids count from 0; one that is released is never given again. */
+TESSELLA_API tessella_status tessella_pages_new_sequence(tessella_pages* pages, int64_t* id);
+/* A sequence with the rows of another one, all of its length: rows reserved and not yet written are truncated before.
+ */
+TESSELLA_API tessella_status tessella_pages_fork(tessella_pages* pages, int64_t id, int64_t* child);
+/* The sequences are gone, and pages that no other holds are free. */
+TESSELLA_API tessella_status tessella_pages_release(tessella_pages* pages, const int64_t* ids, int64_t num_ids);
+/* Page `source` is to be copied to page `target`, in every pool: what tessella_copy_pages does. Frozen. */
+typedef struct tessella_page_copy {
+  int32_t source;
+  int32_t target;
+} tessella_page_copy;
+/* The sequences have these lengths from now on, none less than before, and pages for them. Rows from the old length on
+ * are what will be written. A page with such a row that another sequence holds too is replaced by a fresh one:
+ * *num_copies copies, to be made before anything else is written to the pools. At most one a sequence, so copies has
+ * room for num_ids. No page is source of one and target of another, so they may be made in any order.
+ * TESSELLA_OUT_OF_MEMORY: there are not enough free pages. */
+TESSELLA_API tessella_status tessella_pages_reserve(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
+                                                    int64_t num_ids, tessella_page_copy* copies, int64_t* num_copies);
+/* The sequences have these lengths from now on, none more than before; pages without a row are free. */
+TESSELLA_API tessella_status tessella_pages_truncate(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
+                                                     int64_t num_ids);
+TESSELLA_API tessella_status tessella_pages_lengths(const tessella_pages* pages, const int64_t* ids, int64_t num_ids,
+                                                    int64_t* lengths);
+/* Writes num_ids rows of page_table, of num_columns each and row_stride apart, with -1 after a sequence's pages. There
+ * are columns for all of ceil(length / page_size) pages of each. */
+TESSELLA_API tessella_status tessella_pages_table(const tessella_pages* pages, const int64_t* ids, int64_t num_ids,
+                                                  int32_t* table, int64_t num_columns, int64_t row_stride);
+TESSELLA_API tessella_status tessella_pages_num_free(const tessella_pages* pages, int64_t* num_free);
+
 /* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
  * managed tensor; reading never deletes it. A read-only one has TESSELLA_READ_ONLY set; the unversioned form cannot say
  * so and to_dlpack refuses it. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack: *managed owns

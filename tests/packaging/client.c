@@ -94,6 +94,22 @@ int main(void) {
   EXPECT(strstr(tessella_last_error(), "expected") != NULL);
   EXPECT(tessella_forward(NULL, NULL, NULL) == TESSELLA_INVALID_ARGUMENT);
 
+  /* Two sequences with one row in common: the first that writes beside it gets a page of its own. */
+  tessella_pages* pages = NULL;
+  int64_t ids[2], num_copies = 0;
+  const int64_t one = 1, two = 2;
+  tessella_page_copy copy;
+  int32_t table[2];
+  EXPECT(tessella_pages_make(4, 2, &pages) == TESSELLA_OK && tessella_pages_new_sequence(pages, ids) == TESSELLA_OK);
+  EXPECT(tessella_pages_reserve(pages, ids, &one, 1, &copy, &num_copies) == TESSELLA_OK && num_copies == 0);
+  EXPECT(tessella_pages_fork(pages, ids[0], ids + 1) == TESSELLA_OK);
+  EXPECT(tessella_pages_reserve(pages, ids, &two, 1, &copy, &num_copies) == TESSELLA_OK && num_copies == 1);
+  EXPECT(tessella_pages_table(pages, ids, 2, table, 1, 1) == TESSELLA_OK);
+  EXPECT(copy.source == table[1] && copy.target == table[0]);
+  EXPECT(tessella_pages_release(pages, ids, 2) == TESSELLA_OK &&
+         tessella_pages_fork(pages, ids[0], ids) != TESSELLA_OK);
+  tessella_pages_free(pages);
+
   tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
   EXPECT(tessella_kernel_count() > 0);
   EXPECT(tessella_kernel_describe(0, &info) == TESSELLA_OK && strlen(info.name) > 0);

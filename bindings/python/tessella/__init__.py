@@ -27,6 +27,8 @@ from ._library import version
 from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
 from ._merge import merge
 from ._options import Options
+from ._paged_cache import PagedCache
+from ._pages import Pages
 from ._plan import Plan, Workspace, explain, plan
 
 __version__ = version()
@@ -45,6 +47,8 @@ __all__ = [
     "Mask",
     "Options",
     "OutOfMemory",
+    "PagedCache",
+    "Pages",
     "Plan",
     "Unsupported",
     "Workspace",

@@ -337,11 +337,19 @@ class KernelCost(c.Structure):
     ]
 
 
+class PageCopy(c.Structure):
+    """tessella_page_copy: a page that is to be copied to another one."""
+
+    _fields_ = [("source", c.c_int32), ("target", c.c_int32)]
+
+
 Plan = c.c_void_p  # tessella_plan*, opaque
+Pages = c.c_void_p  # tessella_pages*, opaque
 Progress = c.CFUNCTYPE(None, c.c_int32, c.c_int32, c.c_char_p, c.c_void_p)
 
 _args, _options = c.POINTER(ForwardArgs), c.POINTER(AttentionOptions)
 _call, _workspace = c.POINTER(Call), c.POINTER(Workspace)
+_int32s, _int64s = c.POINTER(c.c_int32), c.POINTER(c.c_int64)
 
 # Name -> result, arguments. tessella_status is an int32.
 FUNCTIONS: dict[str, tuple[object, list[object]]] = {
@@ -363,6 +371,16 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_kernel_refusal": (c.c_int32, [c.c_int32, _call, c.POINTER(c.c_char_p)]),
     "tessella_kernel_cost_of": (c.c_int32, [c.c_int32, _call, c.POINTER(KernelCost)]),
     "tessella_kernels_build": (c.c_int32, [c.c_char_p, c.c_char_p, Progress, c.c_void_p]),
+    "tessella_pages_make": (c.c_int32, [c.c_int64, c.c_int64, c.POINTER(Pages)]),
+    "tessella_pages_free": (None, [Pages]),
+    "tessella_pages_new_sequence": (c.c_int32, [Pages, _int64s]),
+    "tessella_pages_fork": (c.c_int32, [Pages, c.c_int64, _int64s]),
+    "tessella_pages_release": (c.c_int32, [Pages, _int64s, c.c_int64]),
+    "tessella_pages_reserve": (c.c_int32, [Pages, _int64s, _int64s, c.c_int64, c.POINTER(PageCopy), _int64s]),
+    "tessella_pages_truncate": (c.c_int32, [Pages, _int64s, _int64s, c.c_int64]),
+    "tessella_pages_lengths": (c.c_int32, [Pages, _int64s, c.c_int64, _int64s]),
+    "tessella_pages_table": (c.c_int32, [Pages, _int64s, c.c_int64, _int32s, c.c_int64, c.c_int64]),
+    "tessella_pages_num_free": (c.c_int32, [Pages, _int64s]),
     "tessella_from_dlpack": (c.c_int32, [c.c_void_p, c.c_int32, c.POINTER(Tensor)]),
     "tessella_to_dlpack": (c.c_int32, [c.POINTER(Tensor), c.c_int32, c.POINTER(c.c_void_p)]),
     "tessella_version": (c.c_int32, []),

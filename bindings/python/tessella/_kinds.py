@@ -49,6 +49,14 @@ class Kind:
         except (MemoryError, ValueError) as error:  # the second: more bytes than it can count
             raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
+    def copied(self, values: Any, like: Any) -> Any:
+        """An array of NumPy as one of this kind on the device of `like`."""
+        return values
+
+    def assign(self, out: Any, values: Any) -> None:
+        """Writes an array of NumPy to one of this kind."""
+        out[...] = values
+
     def results(self, made: tuple[Any, ...], given: tuple[Any, ...], return_lse: bool) -> Any:
         """out, (out, lse) or gradients, as their user gets them; given: those there before the call, or None."""
         return made if return_lse else made[0]
@@ -77,6 +85,17 @@ class _Torch(Kind):
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         return like.new_empty(size=shape, dtype=self.dtypes[code])  # a tuple without `size=` costs half as much again
 
+    def copied(self, values: Any, like: Any) -> Any:
+        return self._staged(values, like).to(like.device, non_blocking=True)
+
+    def assign(self, out: Any, values: Any) -> None:
+        out.copy_(self._staged(values, out), non_blocking=True)
+
+    def _staged(self, values: Any, like: Any) -> Any:
+        """The values as a tensor on the CPU, in pinned memory for a GPU, which no copy from there waits for."""
+        tensor = self.torch.from_numpy(values)
+        return tensor.pin_memory() if like.is_cuda else tensor
+
     def results(self, made: tuple[Any, ...], given: tuple[Any, ...], return_lse: bool) -> Any:
         for tensor in given:
             if isinstance(tensor, self.torch.Tensor):  # whoever saved it for a backward hears of it
@@ -98,6 +117,13 @@ class _Cupy(Kind):
                 return self.cupy.empty(shape, dtype)
         except MemoryError as error:
             raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
+
+    def copied(self, values: Any, like: Any) -> Any:
+        with like.device:
+            return self.cupy.asarray(values)
+
+    def assign(self, out: Any, values: Any) -> None:
+        out[...] = self.copied(values, out)
 
     def stream(self, like: Any) -> int:
         with like.device:

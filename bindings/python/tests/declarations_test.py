@@ -26,9 +26,12 @@ SCALARS = {
     "void": None,
     "tessella_plan*": d.Plan,
     "tessella_plan**": c.POINTER(d.Plan),
+    "tessella_pages*": d.Pages,
+    "tessella_pages**": c.POINTER(d.Pages),
     "char**": c.POINTER(c.c_char_p),
     "void**": c.POINTER(c.c_void_p),
     "int32_t*": c.POINTER(c.c_int32),
+    "int64_t*": c.POINTER(c.c_int64),
     "size_t*": c.POINTER(c.c_size_t),
     "tessella_progress": d.Progress,
 }

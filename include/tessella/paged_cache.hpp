@@ -1,0 +1,153 @@
+// PagedCache: keys and values in pages, for one layer or all layers of a model, and who holds which page.
+//
+//   ts::PagedCache cache({.num_pages = 1024, .page_size = 16, .heads_kv = 8, .head_dim = 128, .num_layers = 2});
+//   const std::vector<int64_t> ids = {cache.new_sequence()};
+//   cache.reserve(ids, {1});  // the length with the new token; a step reserves once, for all layers
+//   const ts::PageTable table = cache.page_table(ids);
+//   const std::vector<int32_t> lengths = cache.seqlens(ids);
+//   const auto seqlens = ts::view(lengths.data(), ts::i32, {1});
+//   for (int layer = 0; layer < 2; ++layer) {
+//     cache.append({.k_new = k, .v_new = v, .seqlens_kv = seqlens, .page_table = table.view()}, layer);
+//     ts::forward({.q = q, .k = cache.k(layer), .v = cache.v(layer), .out = out, .seqlens_kv = seqlens,
+//                  .page_table = table.view()}, {.mask = ts::Mask::causal()});
+//   }
+//
+// Failures throw tessella::Error. Threads may share a cache; the rows of a sequence are written by one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <tessella/append.hpp>
+#include <tessella/copy_pages.hpp>
+#include <tessella/pages.hpp>
+#include <tessella/tensor.hpp>
+
+namespace tessella {
+
+struct PagedCacheSizes {
+  int64_t num_pages = 0;
+  int64_t page_size = 0;
+  int64_t heads_kv = 0;
+  int64_t head_dim = 0;
+  int64_t head_dim_v = 0;  // 0 = head_dim
+  DType dtype = f32;
+  int num_layers = 1;
+};
+
+class PagedCache {
+ public:
+  // Memory of its own, on the CPU.
+  explicit PagedCache(const PagedCacheSizes& sizes) : pages_(sizes.num_pages, sizes.page_size) {
+    if (sizes.num_layers < 1 || sizes.heads_kv < 1 || sizes.head_dim < 1 || sizes.head_dim_v < 0 ||
+        size_bits(sizes.dtype) < 8) {
+      throw Error(ErrorCode::invalid_argument,
+                  "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more, and a dtype of whole bytes");
+    }
+    for (int layer = 0; layer < sizes.num_layers; ++layer) {
+      add(k_, sizes, sizes.head_dim);
+      add(v_, sizes, sizes.head_dim_v == 0 ? sizes.head_dim : sizes.head_dim_v);
+    }
+  }
+  // Pools (num_pages, page_size, heads_kv, head_dim) of the caller's, one a layer, which outlive the cache. Either
+  // order of token and head is a matter of strides (view_bhsd). Views of a GPU's memory say so.
+  PagedCache(std::vector<TensorView> k, std::vector<TensorView> v)
+      : pages_(size_of(k, v, 0), size_of(k, v, 1)), k_(std::move(k)), v_(std::move(v)) {
+    for (const TensorView& pool : pools()) {
+      if (pool.ndim() != 4 || pool.shape(0) != pages_.num_pages() || pool.shape(1) != pages_.page_size()) {
+        throw Error(ErrorCode::invalid_argument,
+                    "PagedCache: expected pools (num_pages, page_size, heads_kv, head_dim) of the same pages");
+      }
+    }
+    if (!is_on_gpu()) copy({});  // the copies to come do not fail
+  }
+
+  // Of a layer: what attention takes.
+  const TensorView& k(int layer = 0) const { return k_[idx_of(layer)]; }
+  const TensorView& v(int layer = 0) const { return v_[idx_of(layer)]; }
+  int num_layers() const { return static_cast<int>(k_.size()); }
+  // k and v of every layer: what copy_pages takes.
+  std::vector<TensorView> pools() const {
+    std::vector<TensorView> pools = k_;
+    pools.insert(pools.end(), v_.begin(), v_.end());
+    return pools;
+  }
+  Pages& pages() { return pages_; }
+  const Pages& pages() const { return pages_; }
+
+  int64_t new_sequence() { return pages_.new_sequence(); }
+  int64_t fork(int64_t id) { return pages_.fork(id); }
+  void release(const std::vector<int64_t>& ids) { pages_.release(ids); }
+  void truncate(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) { pages_.truncate(ids, lengths); }
+  // Gives the sequences these lengths, the tokens to be appended counted, and copies the pages that must be. For pools
+  // on a GPU it is pages().reserve() and, where there are copies, copy_pages(pools(), pairs, {}, stream): pairs lie in
+  // the GPU's memory, and bringing them there is the caller's.
+  void reserve(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) {
+    if (is_on_gpu()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "PagedCache::reserve: the pools are on a GPU, expected pages().reserve() and copy_pages()");
+    }
+    // A page that is still to be copied may be released meanwhile; nobody gets it before the copy is made.
+    const std::lock_guard lock(*reserving_);
+    const std::vector<PageCopy> copies = pages_.reserve(ids, lengths);
+    if (!copies.empty()) copy(copies);
+  }
+
+  std::vector<int32_t> seqlens(const std::vector<int64_t>& ids) const { return pages_.seqlens(ids); }
+  PageTable page_table(const std::vector<int64_t>& ids, int64_t num_columns = 0) const {
+    return pages_.page_table(ids, num_columns);
+  }
+
+  // New keys and values into a layer: args without k and v. Where k_new or v_new is absent, that one is left alone.
+  void append(AppendArgs args, int layer = 0, const AppendOptions& options = {}, void* stream = nullptr) const {
+    if (args.k_new.is_present()) args.k = k(layer);
+    if (args.v_new.is_present()) args.v = v(layer);
+    tessella::append(args, options, stream);
+  }
+
+ private:
+  bool is_on_gpu() const { return k_[0].c_tensor().device_type == TESSELLA_CUDA; }
+  void copy(const std::vector<PageCopy>& copies) const {
+    copy_pages(pools(),
+               tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}, {}, {TESSELLA_CPU, 0}));
+  }
+  void add(std::vector<TensorView>& pools, const PagedCacheSizes& sizes, int64_t head_dim) {
+    int64_t bytes = size_bits(sizes.dtype) / 8;
+    for (const int64_t length : {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}) {
+      if (length > PTRDIFF_MAX / bytes) throw Error(ErrorCode::out_of_memory, "PagedCache: more bytes than can be");
+      bytes *= length;
+    }
+    memory_.emplace_back(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
+    if (memory_.back() == nullptr) throw Error(ErrorCode::out_of_memory, "PagedCache: out of memory");
+    pools.push_back(tessella::view(memory_.back().get(), sizes.dtype,
+                                   {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}));
+  }
+  size_t idx_of(int layer) const {
+    if (layer < 0 || layer >= num_layers()) {
+      throw Error(ErrorCode::invalid_argument, ("PagedCache: layer is " + std::to_string(layer) + ", expected 0 to " +
+                                                std::to_string(num_layers() - 1))
+                                                   .c_str());
+    }
+    return static_cast<size_t>(layer);
+  }
+  static int64_t size_of(const std::vector<TensorView>& k, const std::vector<TensorView>& v, int axis) {
+    if (k.empty() || k.size() != v.size() || k[0].ndim() != 4) {
+      throw Error(ErrorCode::invalid_argument,
+                  "PagedCache: expected as many pools of k as of v, (num_pages, page_size, heads_kv, head_dim) each");
+    }
+    return k[0].shape(axis);
+  }
+
+  Pages pages_;
+  std::unique_ptr<std::mutex> reserving_ = std::make_unique<std::mutex>();
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<TensorView> k_, v_;
+};
+
+}  // namespace tessella

@@ -1,0 +1,241 @@
+// PagedCache: a walk of decoding in which attention over the cache is attention over the rows kept beside it; what it
+// refuses.
+#include "tessella/paged_cache.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessella/attention.hpp"
+
+namespace ts = tessella;
+
+namespace {
+
+constexpr int64_t kNumPages = 16, kPageSize = 4, kHeadsQ = 4, kHeadsKv = 2, kDim = 16, kDimV = 8;
+constexpr int kLayers = 2;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+ts::TensorView view(const std::vector<float>& data, int64_t heads, int64_t dim) {
+  return ts::view(const_cast<float*>(data.data()), ts::f32, {1, std::ssize(data) / (heads * dim), heads, dim});
+}
+
+class Walk {
+ public:
+  explicit Walk(ts::PagedCache cache) : cache_(std::move(cache)) {}
+
+  void run() {
+    for (int step = 0; step < 150; ++step) {
+      const int action = static_cast<int>(random_() % 8);
+      if (action == 0 || rows_.empty()) {
+        rows_[cache_.new_sequence()];
+        continue;
+      }
+      const int64_t id = std::next(rows_.begin(), static_cast<int64_t>(random_() % rows_.size()))->first;
+      if (action == 1) {
+        rows_[cache_.fork(id)] = rows_.at(id);
+      } else if (action == 2) {
+        truncate(id, static_cast<int64_t>(random_() % static_cast<size_t>(cache_.seqlens({id})[0] + 1)));
+      } else {
+        ASSERT_NO_FATAL_FAILURE(append(id, static_cast<int64_t>(random_() % 6 + 1))) << "step " << step;
+      }
+    }
+    EXPECT_GT(num_refused_, 0);
+    EXPECT_GT(num_appends_, 50);
+  }
+
+ private:
+  struct Rows {
+    std::vector<float> k, v;
+  };
+  std::vector<float> random(int64_t size) {
+    std::vector<float> numbers(static_cast<size_t>(size));
+    for (float& number : numbers) number = std::normal_distribution<float>()(random_);
+    return numbers;
+  }
+
+  void truncate(int64_t id, int64_t length) {
+    cache_.truncate({id}, {length});
+    for (Rows& rows : rows_.at(id)) {
+      rows.k.resize(static_cast<size_t>(length * kHeadsKv * kDim));
+      rows.v.resize(static_cast<size_t>(length * kHeadsKv * kDimV));
+    }
+  }
+
+  void append(int64_t id, int64_t num_new) {
+    const int32_t length = cache_.seqlens({id})[0];
+    try {
+      cache_.reserve({id}, {length + num_new});
+    } catch (const ts::Error& error) {
+      ASSERT_EQ(error.code(), ts::ErrorCode::out_of_memory) << error.what();
+      ASSERT_EQ(cache_.seqlens({id})[0], length);
+      while (!rows_.empty()) {
+        cache_.release({rows_.begin()->first});
+        rows_.erase(rows_.begin());
+      }
+      ASSERT_EQ(cache_.pages().num_free(), kNumPages);
+      ++num_refused_;
+      return;
+    }
+    ++num_appends_;
+    const ts::PageTable table = cache_.page_table({id});
+    const std::vector<int32_t> lengths = cache_.seqlens({id});
+    const ts::TensorView seqlens = ts::view(lengths.data(), ts::i32, {1});
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const auto k = random(num_new * kHeadsKv * kDim), v = random(num_new * kHeadsKv * kDimV);
+      const auto q = random(num_new * kHeadsQ * kDim);
+      cache_.append({.k_new = view(k, kHeadsKv, kDim),
+                     .v_new = view(v, kHeadsKv, kDimV),
+                     .seqlens_kv = seqlens,
+                     .page_table = table.view()},
+                    layer);
+      Rows& rows = rows_.at(id)[static_cast<size_t>(layer)];
+      rows.k.insert(rows.k.end(), k.begin(), k.end());
+      rows.v.insert(rows.v.end(), v.begin(), v.end());
+      std::vector<float> out(static_cast<size_t>(num_new * kHeadsQ * kDimV), kNan), expected = out;
+      ts::ForwardArgs args{
+          .q = view(q, kHeadsQ, kDim), .k = cache_.k(layer), .v = cache_.v(layer), .out = view(out, kHeadsQ, kDimV)};
+      args.seqlens_kv = seqlens;
+      args.page_table = table.view();
+      ts::forward(args, {.mask = ts::Mask::causal()});
+      args = {.q = args.q,
+              .k = view(rows.k, kHeadsKv, kDim),
+              .v = view(rows.v, kHeadsKv, kDimV),
+              .out = view(expected, kHeadsQ, kDimV)};
+      ts::forward(args, {.mask = ts::Mask::causal()});
+      for (size_t i = 0; i < out.size(); ++i) {
+        ASSERT_FALSE(std::isnan(out[i]));
+        ASSERT_NEAR(out[i], expected[i], 1e-5f) << "layer " << layer << " element " << i;
+      }
+    }
+  }
+
+  ts::PagedCache cache_;
+  std::mt19937_64 random_{7};
+  std::map<int64_t, std::array<Rows, kLayers>> rows_;
+  int num_refused_ = 0, num_appends_ = 0;
+};
+
+TEST(PagedCache, WalkInMemoryOfItsOwn) {
+  Walk(ts::PagedCache({.num_pages = kNumPages,
+                       .page_size = kPageSize,
+                       .heads_kv = kHeadsKv,
+                       .head_dim = kDim,
+                       .head_dim_v = kDimV,
+                       .num_layers = kLayers}))
+      .run();
+}
+
+// Pools of the caller's, full of NaN, in both orders of token and head.
+TEST(PagedCache, WalksInMemoryOfTheCaller) {
+  for (const bool heads_first : {false, true}) {
+    std::vector<std::vector<float>> memory;
+    std::vector<ts::TensorView> pools[2];
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const int is_v : {0, 1}) {
+        const int64_t dim = is_v != 0 ? kDimV : kDim;
+        memory.emplace_back(static_cast<size_t>(kNumPages * kPageSize * kHeadsKv * dim), kNan);
+        void* data = memory.back().data();
+        pools[is_v].push_back(heads_first ? ts::view_bhsd(data, ts::f32, {kNumPages, kHeadsKv, kPageSize, dim})
+                                          : ts::view(data, ts::f32, {kNumPages, kPageSize, kHeadsKv, dim}));
+      }
+    }
+    SCOPED_TRACE(heads_first);
+    Walk(ts::PagedCache(pools[0], pools[1])).run();
+  }
+}
+
+// Each thread forks and appends to sequences of its own in pages of all, and finds its own rows.
+TEST(PagedCache, ThreadsShareACache) {
+  ts::PagedCache cache({.num_pages = 64, .page_size = 4, .heads_kv = 1, .head_dim = 1});
+  const auto work = [&](float first) {
+    const auto append = [&](int64_t id, std::vector<float> rows) {
+      const int32_t length = cache.seqlens({id})[0] + static_cast<int32_t>(rows.size());
+      cache.reserve({id}, {length});
+      const ts::PageTable table = cache.page_table({id});
+      cache.append({.k_new = view(rows, 1, 1),
+                    .v_new = view(rows, 1, 1),
+                    .seqlens_kv = ts::view(&length, ts::i32, {1}),
+                    .page_table = table.view()});
+    };
+    const auto expect_rows = [&](int64_t id, const std::vector<float>& rows) {
+      const ts::PageTable table = cache.page_table({id});
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_EQ(static_cast<const float*>(cache.k().data())[table.entries[i / 4] * 4 + static_cast<int>(i % 4)],
+                  rows[i]);
+      }
+    };
+    for (int round = 0; round < 2000 && !testing::Test::HasFailure(); ++round, first += 10) {
+      const int64_t parent = cache.new_sequence();
+      append(parent, {first, first + 1, first + 2, first + 3, first + 4});
+      const int64_t child = cache.fork(parent);
+      append(child, {first + 5});
+      append(parent, {first + 6});
+      expect_rows(child, {first, first + 1, first + 2, first + 3, first + 4, first + 5});
+      expect_rows(parent, {first, first + 1, first + 2, first + 3, first + 4, first + 6});
+      cache.release({parent, child});
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const float first : {0.f, 100000.f, 200000.f, 300000.f}) threads.emplace_back(work, first);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(cache.pages().num_free(), 64);
+}
+
+template <typename Fn>
+void expect_invalid(const Fn& fn, const std::string& sentence) {
+  try {
+    fn();
+    ADD_FAILURE() << sentence;
+  } catch (const ts::Error& error) {
+    EXPECT_EQ(error.code(), ts::ErrorCode::invalid_argument);
+    EXPECT_EQ(std::string(error.what()).substr(0, sentence.size()), sentence);
+  }
+}
+
+TEST(PagedCache, WhatItRefuses) {
+  std::vector<float> memory(1024);
+  const auto pool = [&](int64_t num_pages, ts::Device device = {}) {
+    return ts::view(memory.data(), ts::f32, {num_pages, 4, 2, 8}, {}, device);
+  };
+  const auto second = ts::view(memory.data() + 512, ts::f32, {4, 4, 2, 8});
+  expect_invalid([&] { ts::PagedCache({.num_pages = 4, .page_size = 4, .heads_kv = 0, .head_dim = 8}); },
+                 "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more");
+  expect_invalid([&] { ts::PagedCache({.num_pages = 0, .page_size = 4, .heads_kv = 1, .head_dim = 8}); },
+                 "pages_make: num_pages is 0, expected 1 to 2147483647");
+  expect_invalid(
+      [&] {
+        ts::PagedCache({pool(4), pool(4)}, {second});
+      },
+      "PagedCache: expected as many pools of k as of v");
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(8)}); }, "PagedCache: expected pools (num_pages, page_size, ");
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(4)}); },
+                 "copy_pages: pools[1] overlaps pools[0], expected memory");
+  ts::PagedCache cache({pool(4)}, {second});
+  expect_invalid([&] { cache.k(1); }, "PagedCache: layer is 1, expected 0 to 0");
+  expect_invalid([&] { cache.v(-1); }, "PagedCache: layer is -1, expected 0 to 0");
+
+  ts::PagedCache on_gpu({pool(4, {TESSELLA_CUDA, 0})}, {pool(4, {TESSELLA_CUDA, 0})});
+  const int64_t id = on_gpu.new_sequence();
+  expect_invalid([&] { on_gpu.reserve({id}, {1}); }, "PagedCache::reserve: the pools are on a GPU, expected pages()");
+  EXPECT_EQ(on_gpu.seqlens({id})[0], 0);
+}
+
+TEST(PagedCache, TooLarge) {
+  const int64_t large = 2147483647;
+  try {
+    ts::PagedCache({.num_pages = large, .page_size = large, .heads_kv = large, .head_dim = large});
+    FAIL();
+  } catch (const ts::Error& error) {
+    EXPECT_EQ(error.code(), ts::ErrorCode::out_of_memory);
+  }
+}
+
+}  // namespace
