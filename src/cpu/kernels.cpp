@@ -84,7 +84,7 @@ struct BackwardRow {
                                        std::string_view architectures) {
     core::Kernel kernel = vector_row<kSet, BackwardRow>(core::Operation::backward, name, summary, architectures);
     kernel.features =
-        core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::Feature::paged_kv);
+        core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kForwardOnlyFeatures);
     return kernel;
   }
 };
