@@ -24,6 +24,11 @@ _single_level: Any = _functorch_utils.enable_single_level_autograd_function
 _Function: Any = torch.autograd.function._SingleLevelFunction
 _GRADIENT_OF = {of: name for name, of in GRADIENTS.items()}
 _WITHOUT = "expected a call under torch.no_grad() or torch.inference_mode(), or detached tensors"
+_OF_CACHES = {
+    "page_table": "keys in pages",
+    "cache_batch_idx": "keys in slots of a cache",
+    "draft_mask": "drafts",
+}
 _MAX_HEAD_DIM_ON_CUDA = 256  # of cuda.backward_sm80; forwards go further
 
 
@@ -139,8 +144,8 @@ def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any
             f"{_WITHOUT}, or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
         )
     for name, value in named.items():
-        if name == "page_table":
-            raise Unsupported(f"forward: a tensor requires grad, and keys in pages have no gradients, {_WITHOUT}")
+        if name in _OF_CACHES:
+            raise Unsupported(f"forward: a tensor requires grad, and {_OF_CACHES[name]} have no gradients, {_WITHOUT}")
         if name not in _GRADIENT_OF and _needs_gradient((value,)):
             raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
     if named.get("score_mod") and not named.get("score_mod_gradient"):
