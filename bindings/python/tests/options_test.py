@@ -313,7 +313,7 @@ def test_slots():
     assert "cache_batch_idx" in plan.explain()
     twice = tessella.attention(q, k_cache, v_cache, cache_batch_idx=order[[1, 1]])
     comparison.assert_matches(twice, q, k[[1, 1]], v[[1, 1]])
-    with pytest.raises(tessella.InvalidArgument, match=r"cache_batch_idx\[1\] is 5, expected 0 to 4, the batch axis of k"):
+    with pytest.raises(tessella.InvalidArgument, match=r"cache_batch_idx\[1\] is 5, expected 0 to 4, the batch"):
         tessella.attention(q, k_cache, v_cache, cache_batch_idx=np.array([0, 5], INT))
 
 
