@@ -449,9 +449,8 @@ class Normalizer {
     }
     if (args_.draft_mask != nullptr) {
       p_.features |= Feature::draft_mask;
-      const ScoreAxes axes = score_axes();
       wants_bound("draft_mask", *args_.draft_mask, 0, args_.draft_mask->ndim - 1);
-      p_.draft_mask = reader_.draft_mask(*args_.draft_mask, p_.batch, axes.least[2], axes.most[2]);
+      p_.draft_mask = reader_.draft_mask(*args_.draft_mask, score_axes());
       boolean("draft_mask", p_.draft_mask.dtype);
     }
     if (args_.key_ranges != nullptr) {

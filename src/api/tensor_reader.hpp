@@ -44,8 +44,8 @@ class TensorReader {
   // Axes aligned at the right; each is 1 or within `axes`.
   core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const ScoreAxes& axes);
 
-  // (batch or 1, new, new), or (new, new) for all; `new` between least and most.
-  core::ScoreOperand draft_mask(const tessella_tensor& tensor, int64_t batch, int64_t least, int64_t most);
+  // (batch or 1, queries, queries), or (queries, queries) for all.
+  core::ScoreOperand draft_mask(const tessella_tensor& tensor, const ScoreAxes& axes);
 
   // One axis of `size` values of type T: int32_t, int64_t or float.
   template <typename T>

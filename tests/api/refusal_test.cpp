@@ -288,7 +288,9 @@ const Refusal kRefusals[] = {
        c.args.draft_mask = ts::view(g_bools, ts::boolean, {6, 6});
      },
      kInvalid,
-     "draft_mask has shape (6, 6), expected (2 or 1, 4, 4) = (batch, seqlen_q, seqlen_q), of the longest sequence"},
+     "draft_mask has shape (6, 6), expected (2 or 1, 4, 4) = (batch, seqlen_q, seqlen_q), beside cu_seqlens that of "
+     "the "
+     "longest sequence up to max_seqlen_q"},
     {"cu_beyond",
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::f32, {4, kHeadsQ, kDim});
