@@ -333,7 +333,7 @@ def test_draft_mask(batch):
     q, k, v = operands(np.float32)
     draft = np.random.default_rng(9).random((batch, SEQLEN_Q, SEQLEN_Q)) < 0.6
     lengths_q, lengths_kv = np.array([SEQLEN_Q, 5], INT), np.array([SEQLEN_KV, SEQLEN_KV - 3], INT)
-    lengths = {"seqlens_q": lengths_q, "seqlens_kv": lengths_kv}
+    lengths = {"seqlens_q": lengths_q, "seqlens_kv": lengths_kv, "leftpad_kv": LEFTPAD}
     for mask in ("none", "causal"):
         out, lse = tessella.attention(q, k, v, mask=mask, draft_mask=draft, return_lse=True, **lengths)
         window = (-1, 0) if mask == "causal" else (-1, -1)
