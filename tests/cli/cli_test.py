@@ -268,7 +268,7 @@ class Attend(CliTest):
 
     def test_slots_and_drafts(self):
         q, k, v = self.write_npys()
-        cache = [self.write(f"{n}.npy", npy(floats(9) + x, (2, *SHAPE[1:]))) for n, x in zip("kv", (self.k, self.v))]
+        cache = [self.write(f"cache_{n}.npy", npy(floats(9) + x, (2, *SHAPE[1:]))) for n, x in zip("kv", (self.k, self.v))]
         run("attend", q, *cache, "--cache-batch-idx", 1, "--check=0", "--out", self.folder / "o.npy")
         self.check_out(self.folder / "o.npy")
         self.refuses("attend", q, *cache, "--cache-batch-idx", 2, saying="cache_batch_idx[0] is 2, expected 0 to 1")
