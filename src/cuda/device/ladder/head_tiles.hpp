@@ -72,17 +72,18 @@ struct HeadTiles : WarpTiles<C> {
                           p.head_dim_qk, [&](int i) { return i < sequence.len_q; });
   }
   __device__ void load_k(int32_t tile) const {
-    load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, sequence.batch_kv, head_kv(), sequence.row_kv, 0), tile * C.tile_kv,
-                           p.head_dim_qk, [&](int j) { return j < sequence.len_kv; });
+    load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, 0),
+                           tile * C.tile_kv, p.head_dim_qk, [&](int j) { return j < sequence.len_kv; });
   }
   // Keys that no query of the sequence sees become zeros, whatever they hold.
   __device__ void load_v(int32_t tile) const {
     const auto begin = static_cast<int32_t>(sequence.band.begin(0));
     const auto end = static_cast<int32_t>(sequence.band.end(sequence.len_q - 1));
     const int32_t first_column = work.slice_idx * C.head_dim_v;
-    load<TileV, C.tile_kv>(s_v, rows<C.paged>(p.v, sequence.batch_kv, head_kv(), sequence.row_kv, first_column),
-                           tile * C.tile_kv, min(C.head_dim_v, p.head_dim_v - first_column),
-                           [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
+    load<TileV, C.tile_kv>(
+        s_v, rows<C.paged>(p.v, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, first_column),
+        tile * C.tile_kv, min(C.head_dim_v, p.head_dim_v - first_column),
+        [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
   __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
   // After load_q() and wait(), before scores().

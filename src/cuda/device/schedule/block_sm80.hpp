@@ -95,7 +95,7 @@ struct BlockSm80 : WarpTiles<C> {
     const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
     const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
     const int32_t head_kv = p.group.quotient(work.head_idx);
-    const char* k = head_of_keys(p.k, sequence, head_kv, 0);
+    const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 
     // Lanes 0 to 5: ranges of the block's, the warp's and the sequence's first and last rows. Then, where a tile needs
@@ -140,7 +140,7 @@ struct BlockSm80 : WarpTiles<C> {
         to.work = work;
         to.sequence = sequence;
         to.k = k;
-        to.v = head_of_keys(p.v, sequence, head_kv, work.slice_idx * C.head_dim_v);
+        to.v = head_of_keys(p.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
         to.tile_map = tile_map;
         to.seen_begin = seen_begin;
         to.seen_end = seen_end;
@@ -164,9 +164,10 @@ struct BlockSm80 : WarpTiles<C> {
   }
 
   // The same of k or v, from the sequence's first key on; paged, from the pool's first row on.
-  __device__ static const char* head_of_keys(const portable::OperandParams& t, const Sequence& sequence,
-                                             int32_t head_idx, int32_t column) {
-    return C.paged ? head(t, 0, head_idx, 0, column) : head(t, sequence.batch_kv, head_idx, sequence.row_kv, column);
+  __device__ const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work, const Sequence& sequence,
+                                      int32_t head_idx, int32_t column) const {
+    return C.paged ? head(t, 0, head_idx, 0, column)
+                   : head(t, batch_of_keys(p, work.batch_idx), head_idx, sequence.row_kv, column);
   }
   // The keys of a sequence in such a head.
   __device__ HeadRows<C.paged> key_rows(const char* head, const portable::OperandParams& t, const WorkTile& work,

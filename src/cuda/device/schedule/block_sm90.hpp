@@ -67,8 +67,8 @@ struct BlockSm90 {
 
   // A tile of queries: what every warp needs to know of it.
   struct Item {
-    WorkTile work;  // its batch_idx is -1 where no item is left
-    int32_t head_kv;
+    WorkTile work;              // its batch_idx is -1 where no item is left
+    int32_t head_kv, batch_kv;  // where its keys are
     BandedSequence<int32_t> sequence;
     QueryRange queries;            // of the tile
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
@@ -201,6 +201,7 @@ struct BlockSm90 {
     if (lane == 0) {
       to.work = work;
       to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
+      to.batch_kv = C.paged ? 0 : batch_of_keys(p.forward, work.batch_idx);
       to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
@@ -416,7 +417,7 @@ struct BlockSm90 {
       ring.arrive_full_expecting(bytes);
       const int32_t row = C.cluster > 1 ? static_cast<int32_t>(ptx::block_in_cluster()) * kLoadedRows : 0;
       copy_tile<Columns, C.cluster>(stage + row * kRowBytes, map, ring.full(), C.tile_kv,
-                                    of.sequence.row_kv + first_key + row, of.head_kv, of.sequence.batch_kv);
+                                    of.sequence.row_kv + first_key + row, of.head_kv, of.batch_kv);
     }
     ring.advance();
   }

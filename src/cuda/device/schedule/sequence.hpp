@@ -16,13 +16,12 @@ __device__ __forceinline__ int32_t entry(const portable::TableParams& table, int
 }
 
 struct Sequence {
-  int32_t row_q;     // row of the q and out tensors that holds query 0
-  int32_t slots_q;   // rows from row_q that belong to the sequence; those past len_q have output 0, lse -inf
-  int32_t len_q;     // queries
-  int32_t row_kv;    // row of the k and v tensors, or of the sequence's pages, that holds key 0
-  int32_t slot_kv;   // index of key 0 on the key axis of bias, dense mask and block map
-  int32_t len_kv;    // keys
-  int32_t batch_kv;  // of the k and v tensors, as they lie; the page table counts by the call's
+  int32_t row_q;    // row of the q and out tensors that holds query 0
+  int32_t slots_q;  // rows from row_q that belong to the sequence; those past len_q have output 0, lse -inf
+  int32_t len_q;    // queries
+  int32_t row_kv;   // row of the k and v tensors, or of the sequence's pages, that holds key 0
+  int32_t slot_kv;  // index of key 0 on the key axis of bias, dense mask and block map
+  int32_t len_kv;   // keys
 };
 
 // Int: see portable::BasicBand.
@@ -51,15 +50,20 @@ __device__ __forceinline__ void read_tables(const portable::ForwardParams& p, in
   int32_t slots_kv = p.seqlen_kv;
   if (p.cu_seqlens_kv.data != nullptr) {
     s.row_kv = clamp(entry(p.cu_seqlens_kv, batch_idx), 0, p.total_kv);
-    s.batch_kv = 0;
     slots_kv = min(clamp(entry(p.cu_seqlens_kv, batch_idx + 1), s.row_kv, p.total_kv) - s.row_kv, p.seqlen_kv);
   }
   if (p.seqlens_kv.data != nullptr) slots_kv = clamp(entry(p.seqlens_kv, batch_idx), 0, slots_kv);
   if (p.leftpad_kv.data != nullptr) s.slot_kv = clamp(entry(p.leftpad_kv, batch_idx), 0, slots_kv);
   s.row_kv += s.slot_kv;
   s.len_kv = slots_kv - s.slot_kv;
-  if (p.cache_batch_idx.data != nullptr) s.batch_kv = clamp(entry(p.cache_batch_idx, batch_idx), 0, p.slots - 1);
   if (p.prefix.data != nullptr) s.band.prefix = clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
+}
+
+// The batch of k and v, as these tensors lie, that holds a sequence's keys. No member of Sequence, which would keep it.
+__device__ __forceinline__ int32_t batch_of_keys(const portable::ForwardParams& p, int32_t batch_idx) {
+  if (p.cu_seqlens_kv.data != nullptr) return 0;
+  if (p.cache_batch_idx.data == nullptr || batch_idx == p.batch) return batch_idx;
+  return clamp(entry(p.cache_batch_idx, batch_idx), 0, p.slots - 1);
 }
 
 // batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
@@ -69,7 +73,6 @@ __device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardP
   s.row_q = s.row_kv = s.slot_kv = 0;
   s.slots_q = s.len_q = p.seqlen_q;
   s.len_kv = p.seqlen_kv;
-  s.batch_kv = batch_idx;
   s.band = {};
   if (p.has_tables) read_tables(p, batch_idx, s);
   if (batch_idx == p.batch) return s;
