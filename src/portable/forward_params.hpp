@@ -69,7 +69,7 @@ struct ForwardParams {
   uint32_t* seen_keys;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
-  int32_t has_tables;  // any of seqlens_q to prefix
+  int32_t has_tables;  // any of seqlens_q to prefix, or cache_batch_idx
   int32_t batch, head_dim_qk, head_dim_v;
   Divisor heads_q;
   Divisor group;                // heads of q that share one of k and v

@@ -102,6 +102,7 @@ TEST(ForwardArguments, SlotsAreATableOfSequences) {
   EXPECT_EQ(params(p).cache_batch_idx.data, slots);
   EXPECT_EQ(params(p).cache_batch_idx.stride, 2);
   EXPECT_EQ(params(p).slots, 7);
+  EXPECT_EQ(params(p).has_tables, 1);
 }
 
 TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {

@@ -92,14 +92,14 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.seqlens_kv = of_sequences(p.seqlens_kv);
   params.leftpad_kv = of_sequences(p.leftpad_kv);
   params.prefix = of_sequences(p.prefix);
+  params.cache_batch_idx = of_sequences(p.cache_batch_idx);
   params.cu_seqlens_q = table(p.cu_seqlens_q);
   params.cu_seqlens_kv = table(p.cu_seqlens_kv);
   for (const portable::TableParams* given : {&params.seqlens_q, &params.seqlens_kv, &params.leftpad_kv, &params.prefix,
-                                             &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
+                                             &params.cache_batch_idx, &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
     if (given->data != nullptr) params.has_tables = 1;
   }
   params.page_table = table(p.page_table);
-  params.cache_batch_idx = of_sequences(p.cache_batch_idx);
   params.alibi_slopes = table(p.alibi_slopes);
   params.sink = table(p.sink);
   params.document_q = table(p.document_q);

@@ -67,8 +67,9 @@ struct BlockSm90 {
 
   // A tile of queries: what every warp needs to know of it.
   struct Item {
-    WorkTile work;              // its batch_idx is -1 where no item is left
-    int32_t head_kv, batch_kv;  // where its keys are
+    int32_t batch_kv;  // of the tensors of its keys; -1: there is none left
+    WorkTile work;
+    int32_t head_kv;
     BandedSequence<int32_t> sequence;
     QueryRange queries;            // of the tile
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
@@ -84,7 +85,7 @@ struct BlockSm90 {
     int32_t first_tile;  // that it visits; no less than tiles.end if there is none
     Share shares[kWarpgroups];
 
-    __device__ bool exists() const { return work.batch_idx >= 0; }
+    __device__ bool exists() const { return batch_kv >= 0; }
     // Of a tile.
     __device__ int32_t first_key(int32_t tile) const {
       if (kStartsNear && tile <= nearest) tile = nearest - tile;
@@ -199,9 +200,9 @@ struct BlockSm90 {
     const int lane = static_cast<int>(threadIdx.x % 32);
     __syncwarp();  // all have read what was there
     if (lane == 0) {
+      to.batch_kv = C.paged ? 0 : batch_of_keys(p.forward, work.batch_idx);
       to.work = work;
       to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
-      to.batch_kv = C.paged ? 0 : batch_of_keys(p.forward, work.batch_idx);
       to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
       to.tiles = {0, 0, 0, 0, 0};
       to.first_tile = 0;
@@ -361,7 +362,7 @@ struct BlockSm90 {
     if (writes_rows) return;
     items.wait_empty();
     if (!is_first_lane) return;
-    item(items).work.batch_idx = -1;
+    item(items).batch_kv = -1;
     items.arrive_full();
     items.at(kBounds).arrive_full();
   }
