@@ -68,6 +68,11 @@ void test_device(const at::Device& device) {
   expect(near(packed, std::get<0>(reference(k, k, v, none)).flatten(0, 1), 1e-5), "packed");
   const at::Tensor pages = at::tensor({1, 0}, f32.dtype(at::kInt)).view({2, 1});
   expect(near(attention(q, k.flip(0), v.flip(0), {}, {.page_table = pages}), expected, 1e-5), "pages");
+  const at::Tensor slots = at::tensor({2, 0}, f32.dtype(at::kInt));
+  const auto cache = [](const at::Tensor& t) { return at::stack({t[1], at::full_like(t[0], NAN), t[0]}); };
+  expect(near(attention(q, cache(k), cache(v), {}, {.cache_batch_idx = slots}), expected, 1e-5), "slots");
+  const at::Tensor tree = at::ones({9, 9}, f32).tril().to(at::kBool);
+  expect(near(attention(q, k, v, {}, {.draft_mask = tree}), masked, 1e-5), "draft mask");
   const at::Tensor seed = at::full({1}, 7, f32.dtype(at::kLong));
   expect(attention(q, k, v, {.dropout = 0.5f}, {.seed = seed}).equal(attention(q, k, v, {.dropout = 0.5f, .seed = 7})),
          "dropout");
@@ -145,6 +150,11 @@ void test_gradients(const at::Device& device) {
                });
   expect_error(ts::ErrorCode::unsupported, "attention: q requires grad, and keys in pages have no gradients", [&] {
     attention(q, q, q, {}, {.page_table = at::zeros({2, 1}, f32.dtype(at::kInt))});
+  });
+  expect_error(ts::ErrorCode::unsupported, "attention: q requires grad, and keys in slots of a cache have no gradients",
+               [&] { attention(q, q, q, {}, {.cache_batch_idx = at::zeros({2}, f32.dtype(at::kInt))}); });
+  expect_error(ts::ErrorCode::unsupported, "attention: q requires grad, and drafts have no gradients", [&] {
+    attention(q, q, q, {}, {.draft_mask = at::ones({9, 9}, f32.dtype(at::kBool))});
   });
   expect_error(ts::ErrorCode::invalid_argument, "attention: k is undefined, expected a tensor",
                [&] { attention(q, at::Tensor(), q); });

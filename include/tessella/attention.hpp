@@ -31,6 +31,9 @@ struct ForwardArgs {
   TensorView cu_seqlens_q = {}, cu_seqlens_kv = {};     // (batch + 1) i32: packed variable length
   TensorView leftpad_kv = {};                           // (batch) i32: rows of k and v that are padding, in front
   TensorView page_table = {};                           // (batch, pages) i32: k and v are pools of pages
+  TensorView cache_batch_idx = {};                      // (batch) i32: the batch of k and v that a sequence reads
+  TensorView draft_mask = {};                           // (batch or 1, seqlen_q, seqlen_q) bool: what queries see of
+                                                        // the last keys, which are theirs
   TensorView bias = {};                                 // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv); beside
                                                         // cu_seqlens those of the longest sequence, see tessella.h
   TensorView alibi_slopes = {};                         // (heads_q) or (batch, heads_q) f32
@@ -108,6 +111,8 @@ struct ForwardCall {
     args.cu_seqlens_kv = pointer(a.cu_seqlens_kv);
     args.leftpad_kv = pointer(a.leftpad_kv);
     args.page_table = pointer(a.page_table);
+    args.cache_batch_idx = pointer(a.cache_batch_idx);
+    args.draft_mask = pointer(a.draft_mask);
     args.bias = pointer(a.bias);
     args.alibi_slopes = pointer(a.alibi_slopes);
     args.sink = pointer(a.sink);

@@ -147,23 +147,27 @@ typedef struct tessella_tensor {
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
  *                  Entries of pages without a key in use may hold anything. The pools have a page of a row at least.
  *                  Not beside cu_seqlens_kv
- *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores.
- *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first: its axes are those
- *                  of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
- *                  GPU, where lengths are not read, it wants them given. A key with a bias of -inf counts nothing and
- *                  is not hidden: NaN and infinity in its v may reach the output
- *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
- *   sink           (heads_q) f32   logits that join the softmax's sum and no value
- *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool, true = visible; axes as of bias
- *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))  bool;
- *                  axes as of bias
- *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
- *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
- *   key_ranges     reserved; (batch or 1, heads or 1, seqlen_q, n, 2) i32, sorted ranges [start, end) of visible keys
- *   draft_mask     reserved; (batch, new, new) bool, what the last keys see of each other
- *                  Both are `unsupported` where given
- *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
- *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
+ *   cache_batch_idx   (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may
+ * then have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of sequences without a
+ * key in use may hold anything. What belongs to keys (bias, masks, seqlens_kv, document_ids_kv) stays that of sequence
+ * b; k_scale and v_scale are the slots'. Not beside page_table or cu_seqlens_kv bias           broadcasts to (batch,
+ * heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores. Beside cu_seqlens it counts the queries or
+ * keys of each sequence from its first: its axes are those of the longest sequence, up to max_seqlen_q and
+ * max_seqlen_kv where given, not the packed rows. On a GPU, where lengths are not read, it wants them given. A key with
+ * a bias of -inf counts nothing and is not hidden: NaN and infinity in its v may reach the output alibi_slopes
+ * (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j| sink           (heads_q) f32 logits
+ * that join the softmax's sum and no value dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool,
+ * true = visible; axes as of bias block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q),
+ * ceil(seqlen_kv / block_map_kv))  bool; axes as of bias document_ids_q/kv   (batch, seqlen), packed (total) i32   a
+ * key is visible iff the ids are equal prefix_lengths (batch) i32   keys below the length are visible to all queries,
+ * later ones causally key_ranges     reserved, `unsupported` where given; (batch or 1, heads or 1, seqlen_q, n, 2) i32,
+ * sorted ranges [start, end) of visible keys draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q)
+ * for all, bool, true = visible: the last keys of a sequence are those of its queries, as many as it has in use, and
+ * query i sees the key of query j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree
+ * of drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries, its
+ * keys are those of its last queries. Beside cu_seqlens_q its axes are those of the longest sequence, as of bias seed,
+ * offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options mod_args
+ * num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -197,12 +201,13 @@ typedef struct tessella_forward_args {
   const tessella_tensor* offset;
   const tessella_tensor* mod_args;
   int32_t num_mod_args;
+  const tessella_tensor* cache_batch_idx;
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT                                                                                     \
   {                                                                                                                    \
     sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0                                                                                                           \
+        0, 0, 0                                                                                                        \
   }
 
 /* Where plain calls take their workspace from; on a GPU they keep 256 bytes a stream of their own beside it. alloc
@@ -303,7 +308,7 @@ enum {
  *
  *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
  *                   required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
- *                   those of the call too. page_table and scales are not supported
+ *                   those of the call too. page_table, cache_batch_idx, draft_mask and scales are not supported
  *
  *   d_out           shape of out: dtype of out or of q, or f32
  *

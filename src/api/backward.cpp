@@ -41,7 +41,10 @@ class GradientReader {
     a_.operation = core::Operation::backward;
     a_.in_any_order = options_.deterministic == 2;
     if (forward_.lse == nullptr) invalid(message(function_, ": forward.lse is NULL, expected what the call wrote"));
-    for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv}, {"scales", Feature::scales}}) {
+    for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv},
+                                        {"cache_batch_idx", Feature::cache_batch_idx},
+                                        {"draft_mask", Feature::draft_mask},
+                                        {"scales", Feature::scales}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }
     a_.score_mod_gradient = options_.score_mod_gradient == nullptr ? "" : options_.score_mod_gradient;

@@ -1,6 +1,7 @@
 #include "api/normalize.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -55,8 +56,13 @@ class Normalizer {
     const bool packed_q = args_.cu_seqlens_q != nullptr;
     const bool packed_kv = args_.cu_seqlens_kv != nullptr;
     const bool paged_kv = args_.page_table != nullptr;
+    const bool in_slots = args_.cache_batch_idx != nullptr;
     if (packed_kv && paged_kv) {
       invalid(message(function_, ": cu_seqlens_kv is given, expected it absent beside page_table"));
+    }
+    if (in_slots && (packed_kv || paged_kv)) {
+      invalid(message(function_, ": cache_batch_idx is given, expected it absent beside ",
+                      paged_kv ? "page_table" : "cu_seqlens_kv"));
     }
     for (const auto& [name, tensor] : {std::pair{"k", args_.k}, std::pair{"v", args_.v}}) {
       if (paged_kv && tensor != nullptr && tensor->ndim != 4) {
@@ -81,7 +87,7 @@ class Normalizer {
     p_.head_dim_qk = q.head_dim;
     p_.head_dim_v = v.head_dim;
     if (packed_q) p_.batch = reader_.length("cu_seqlens_q", *args_.cu_seqlens_q) - 1;
-    const bool has_batch = !packed_kv && !paged_kv;
+    const bool has_batch = !packed_kv && !paged_kv && !in_slots;
     if (has_batch && packed_q && k.batch != p_.batch) {
       reader_.mismatch("k", *args_.k, 4, 0, k.batch, p_.batch, "the sequences of cu_seqlens_q");
     }
@@ -94,6 +100,7 @@ class Normalizer {
     if (k.head_dim != q.head_dim) reader_.mismatch("k", *args_.k, 4, 3, k.head_dim, q.head_dim, "q.shape[-1]");
     if (!packed_kv && v.batch != k.batch) reader_.mismatch("v", *args_.v, 4, 0, v.batch, k.batch, "k.shape[0]");
     if (paged_kv) pages(k);
+    if (in_slots) slots(k);
     if (v.rows != k.rows) reader_.mismatch("v", *args_.v, 4, 1, v.rows, k.rows, "the rows of k");
     if (v.heads != k.heads) reader_.mismatch("v", *args_.v, 4, 2, v.heads, k.heads, "the heads of k");
     if (q.heads < 1 || k.heads < 1 || q.heads % k.heads != 0) {
@@ -120,6 +127,15 @@ class Normalizer {
     const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
     p_.page_table = reader_.per_row("page_table", table, false, p_.batch, pages, "pages");
     p_.seqlen_kv = p_.total_kv = std::min(pages, kMost) * p_.page_size;  // validate() refuses what is longer
+  }
+
+  void slots(const TensorAxes& k) {
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (k.batch < 1 || k.batch > kMost) {
+      invalid(message(function_, ": k has a batch axis of ", k.batch, ", expected 1 to ", kMost,
+                      " beside cache_batch_idx"));
+    }
+    p_.slots = k.batch;
   }
 
   // Empty tensors do not show where they are; one of the tables may.
@@ -209,6 +225,7 @@ class Normalizer {
     p_.seqlens_q = table(Feature::seqlens_q, "seqlens_q", args_.seqlens_q, p_.batch, "batch");
     p_.seqlens_kv = table(Feature::seqlens_kv, "seqlens_kv", args_.seqlens_kv, p_.batch, "batch");
     p_.leftpad_kv = table(Feature::leftpad_kv, "leftpad_kv", args_.leftpad_kv, p_.batch, "batch");
+    p_.cache_batch_idx = table(Feature::cache_batch_idx, "cache_batch_idx", args_.cache_batch_idx, p_.batch, "batch");
     p_.prefix = table(Feature::prefix, "prefix_lengths", args_.prefix_lengths, p_.batch, "batch");
   }
 
@@ -339,38 +356,51 @@ class Normalizer {
     if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
-  // A tensor (batch, heads_q, queries, keys) with an entry for every block_q x block_kv scores. Beside cu_seqlens it
-  // counts from the first query and key of each sequence: it has those of the longest, and no more than a bound that
-  // the caller gives. Then one made for the rows of the packed tensors is refused.
-  core::ScoreOperand over_scores(const char* name, const tessella_tensor& tensor, int64_t block_q = 1,
-                                 int64_t block_kv = 1) {
-    struct Axis {
-      const char* rows;
-      bool is_packed;
-      int64_t longest, bound, block;
-    };
-    const Axis packable[] = {
-        {"q", args_.cu_seqlens_q != nullptr, p_.seqlen_q, options_.max_seqlen_q, block_q},
-        {"kv", args_.cu_seqlens_kv != nullptr, p_.seqlen_kv, options_.max_seqlen_kv, block_kv},
-    };
+  // Of queries (0) and keys (1), which tensors over scores count: beside cu_seqlens from the first of each sequence, so
+  // that they have those of the longest, and no more than a bound that the caller gives. Then one made for the rows of
+  // the packed tensors is refused.
+  struct Counted {
+    const char* rows;
+    bool is_packed;
+    int64_t longest, bound;
+  };
+  std::array<Counted, 2> counted() const {
+    return {{{"q", args_.cu_seqlens_q != nullptr, p_.seqlen_q, options_.max_seqlen_q},
+             {"kv", args_.cu_seqlens_kv != nullptr, p_.seqlen_kv, options_.max_seqlen_kv}}};
+  }
+
+  // Of a tensor (batch, heads_q, queries, keys) with an entry for every block_q x block_kv scores.
+  ScoreAxes score_axes(int64_t block_q = 1, int64_t block_kv = 1) const {
     const auto blocks = [](int64_t rows, int64_t block) { return rows / block + (rows % block != 0); };
     ScoreAxes axes{{p_.batch, p_.heads_q}, {p_.batch, p_.heads_q}};
-    for (int i = 0; i < 2; ++i) {
-      const auto& [rows, is_packed, longest, bound, block] = packable[i];
+    for (size_t i = 0; i < 2; ++i) {
+      const auto [rows, is_packed, longest, bound] = counted()[i];
+      const int64_t block = i == 0 ? block_q : block_kv;
       axes.least[2 + i] = blocks(longest, block);
       const int64_t most = p_.batch == 0 ? kUnbounded : std::max(longest, bound);  // of no sequence none is the longest
       axes.most[2 + i] = blocks(is_packed ? most : longest, block);
       axes.is_packed = axes.is_packed || is_packed;
-      // Lengths on a GPU are not read, and the rows of several sequences are no length of one.
-      const bool has_no_length = is_packed && !is_on_cpu() && bound == 0 && longest > 0 && p_.batch > 1;
-      const int at = tensor.ndim - 2 + i;
-      if (has_no_length && at >= 0 && at < 8 && tensor.shape[at] != 1) {
-        invalid(message(function_, ": max_seqlen_", rows, " is 0, expected the longest sequence beside cu_seqlens_",
-                        rows, " on a GPU: ", name, " counts ", i == 0 ? "queries" : "keys",
-                        " from the first of each sequence"));
-      }
     }
-    return reader_.broadcast(name, tensor, axes);
+    return axes;
+  }
+
+  // Lengths on a GPU are not read, and the rows of several sequences are no length of one. i: of counted(); axis: the
+  // tensor's that counts them.
+  void wants_bound(const char* name, const tessella_tensor& tensor, size_t i, int axis) const {
+    const auto [rows, is_packed, longest, bound] = counted()[i];
+    const bool has_no_length = is_packed && !is_on_cpu() && bound == 0 && longest > 0 && p_.batch > 1;
+    if (has_no_length && axis >= 0 && axis < 8 && tensor.shape[axis] != 1) {
+      invalid(message(function_, ": max_seqlen_", rows, " is 0, expected the longest sequence beside cu_seqlens_", rows,
+                      " on a GPU: ", name, " counts ", i == 0 ? "queries" : "keys",
+                      " from the first of each sequence"));
+    }
+  }
+
+  core::ScoreOperand over_scores(const char* name, const tessella_tensor& tensor, int64_t block_q = 1,
+                                 int64_t block_kv = 1) {
+    wants_bound(name, tensor, 0, tensor.ndim - 2);
+    wants_bound(name, tensor, 1, tensor.ndim - 1);
+    return reader_.broadcast(name, tensor, score_axes(block_q, block_kv));
   }
 
   void score_parts() {
@@ -418,9 +448,14 @@ class Normalizer {
       p_.block_map = over_scores("block_map", *args_.block_map, p_.block_q, p_.block_kv);
       boolean("block_map", p_.block_map.dtype);
     }
-    for (const auto& [name, tensor] :
-         {std::pair{"key_ranges", args_.key_ranges}, std::pair{"draft_mask", args_.draft_mask}}) {
-      if (tensor != nullptr) unsupported(message(function_, ": ", name, " is given, and no kernel has this mask yet"));
+    if (args_.draft_mask != nullptr) {
+      p_.features |= Feature::draft_mask;
+      wants_bound("draft_mask", *args_.draft_mask, 0, args_.draft_mask->ndim - 1);
+      p_.draft_mask = reader_.draft_mask(*args_.draft_mask, score_axes());
+      boolean("draft_mask", p_.draft_mask.dtype);
+    }
+    if (args_.key_ranges != nullptr) {
+      unsupported(message(function_, ": key_ranges is given, and no kernel has this mask yet"));
     }
     if (args_.document_ids_q != nullptr || args_.document_ids_kv != nullptr) {
       if (args_.document_ids_q == nullptr) {

@@ -177,6 +177,21 @@ core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tens
   return {t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]};
 }
 
+core::ScoreOperand TensorReader::draft_mask(const tessella_tensor& tensor, const ScoreAxes& axes) {
+  const View t = view("draft_mask", tensor);
+  const int last = t.ndim - 1;
+  const bool has_batch = t.ndim == 3;
+  const int64_t batch = axes.most[0], least = axes.least[2], most = axes.most[2];
+  const bool fits = (has_batch || t.ndim == 2) && t.shape[last] == t.shape[last - 1] && t.shape[last] >= least &&
+                    t.shape[last] <= most && (!has_batch || t.shape[0] == batch || t.shape[0] == 1);
+  if (!fits) {
+    invalid(message(function_, ": draft_mask has shape ", shape_text(t.shape, t.ndim), ", expected (", batch, " or 1, ",
+                    least, ", ", least, ") = (batch, seqlen_q, seqlen_q)",
+                    axes.is_packed ? ", beside cu_seqlens that of the longest sequence up to max_seqlen_q" : ""));
+  }
+  return {t.data, t.dtype, has_batch ? t.strides[0] : 0, 0, t.strides[last - 1], t.strides[last]};
+}
+
 template <typename T>
 core::Table<T> TensorReader::table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning) {
   const View t = view(name, *tensor);

@@ -44,6 +44,9 @@ class TensorReader {
   // Axes aligned at the right; each is 1 or within `axes`.
   core::ScoreOperand broadcast(const char* name, const tessella_tensor& tensor, const ScoreAxes& axes);
 
+  // (batch or 1, queries, queries), or (queries, queries) for all.
+  core::ScoreOperand draft_mask(const tessella_tensor& tensor, const ScoreAxes& axes);
+
   // One axis of `size` values of type T: int32_t, int64_t or float.
   template <typename T>
   core::Table<T> table(const char* name, const tessella_tensor* tensor, int64_t size, const char* meaning);

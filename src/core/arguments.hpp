@@ -19,26 +19,29 @@ namespace tessella::core {
 enum class Gradient : uint32_t { dq = 1, dk = 2, dv = 4, d_bias = 8, d_sink = 16, d_alibi_slopes = 32 };
 
 struct AttentionArguments : AttentionShape {
-  // q (batch, seqlen_q, heads_q, head_dim_qk); k, v (batch, seqlen_kv, heads_kv, head dim) or (num_pages, page_size,
-  // ...); out (batch, seqlen_q, heads_q, head_dim_v); lse (batch, seqlen_q, heads_q, 1), f32, or f64 beside f64;
-  // gradients as what they are of, d_lse as lse; scales
-  // and amax (batch or page, ceil(rows / scale_block), heads, 1), f32: axes of 1 have stride 0.
+  // q (batch, seqlen_q, heads_q, head_dim_qk); k, v (batch or slots, seqlen_kv, heads_kv, head dim) or (num_pages,
+  // page_size, ...); out (batch, seqlen_q, heads_q, head_dim_v); lse (batch, seqlen_q, heads_q, 1), f32, or f64 beside
+  // f64; gradients as what they are of, d_lse as lse; scales and amax (batch or page, ceil(rows / scale_block), heads,
+  // 1), f32: axes of 1 have stride 0.
   ByName<Operand> tensors;
-  Table<int32_t> seqlens_q;      // (batch) rows in use
-  Table<int32_t> seqlens_kv;     // (batch) slots in use, left padding included
-  Table<int32_t> leftpad_kv;     // (batch) first slot in use
-  Table<int32_t> cu_seqlens_q;   // (batch + 1) first row of each sequence in the packed tensor
-  Table<int32_t> cu_seqlens_kv;  // (batch + 1)
-  Table<int32_t> page_table;     // (batch, seqlen_kv / page_size) pages of a sequence, in its order
-  int64_t num_pages = 0;         // of k and of v
-  ScoreOperand bias;             // f32, or the dtype of q
-  Table<float> alibi_slopes;     // (batch, heads_q)
-  Table<float> sink;             // (heads_q), in at(0, head)
-  ScoreOperand dense_mask;       // bool
-  ScoreOperand block_map;        // bool, one entry a tile of block_q x block_kv
-  Table<int32_t> document_q;     // (batch, row); packed: batch stride 0, row of the packed tensor
-  Table<int32_t> document_kv;    // (batch, slot)
-  Table<int32_t> prefix;         // (batch)
+  Table<int32_t> seqlens_q;        // (batch) rows in use
+  Table<int32_t> seqlens_kv;       // (batch) slots in use, left padding included
+  Table<int32_t> leftpad_kv;       // (batch) first slot in use
+  Table<int32_t> cu_seqlens_q;     // (batch + 1) first row of each sequence in the packed tensor
+  Table<int32_t> cu_seqlens_kv;    // (batch + 1)
+  Table<int32_t> page_table;       // (batch, seqlen_kv / page_size) pages of a sequence, in its order
+  int64_t num_pages = 0;           // of k and of v
+  Table<int32_t> cache_batch_idx;  // (batch) the slot of k and v that holds a sequence's rows
+  int64_t slots = 0;               // with cache_batch_idx, of k and of v
+  ScoreOperand bias;               // f32, or the dtype of q
+  Table<float> alibi_slopes;       // (batch, heads_q)
+  Table<float> sink;               // (heads_q), in at(0, head)
+  ScoreOperand dense_mask;         // bool
+  ScoreOperand block_map;          // bool, one entry a tile of block_q x block_kv
+  ScoreOperand draft_mask;         // bool, (batch, query, drafted key); heads have stride 0
+  Table<int32_t> document_q;       // (batch, row); packed: batch stride 0, row of the packed tensor
+  Table<int32_t> document_kv;      // (batch, slot)
+  Table<int32_t> prefix;           // (batch)
   int64_t block_q = 0;
   int64_t block_kv = 0;
   int64_t window_left = -1;
@@ -90,6 +93,7 @@ struct AttentionArguments : AttentionShape {
   Axes axes_q() const { return {features.has(Feature::packed_q) ? 1 : batch, total_q}; }
   Axes axes_kv() const {
     if (features.has(Feature::paged_kv)) return {num_pages, page_size};
+    if (features.has(Feature::cache_batch_idx)) return {slots, total_kv};
     return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
   }
   // Of scales of a tensor with these axes: one a block of rows, in a packed tensor of all sequences together.
@@ -99,8 +103,8 @@ struct AttentionArguments : AttentionShape {
   }
   // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
   std::byte* row_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
-    if (!page_table) return t.row(batch_idx, row_idx, head_idx);
-    return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
+    if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
+    return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, row_idx, head_idx);
   }
 };
 

@@ -35,6 +35,8 @@ enum class Feature : uint32_t {
   d_bias = 1u << 25,  // backward: gradients that are wanted beside those of q, k and v
   d_sink = 1u << 26,
   d_alibi_slopes = 1u << 27,
+  cache_batch_idx = 1u << 28,
+  draft_mask = 1u << 29,
   schedule = 1u << 30,  // of a decode call, made before on the GPU
 };
 
@@ -71,12 +73,14 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::document, "document"},
     {Feature::dense_mask, "dense"},
     {Feature::block_map, "block_map"},
+    {Feature::draft_mask, "draft_mask"},
     {Feature::seqlens_q, "seqlens_q"},
     {Feature::seqlens_kv, "seqlens_kv"},
     {Feature::leftpad_kv, "leftpad_kv"},
     {Feature::packed_q, "cu_seqlens_q"},
     {Feature::packed_kv, "cu_seqlens_kv"},
     {Feature::paged_kv, "page_table"},
+    {Feature::cache_batch_idx, "cache_batch_idx"},
     {Feature::bias, "bias"},
     {Feature::alibi, "alibi_slopes"},
     {Feature::softcap, "softcap"},
@@ -111,9 +115,14 @@ inline constexpr Features kDecodeFeatures = Feature::schedule;
 inline constexpr Features kGradientFeatures =
     Feature::d_lse | Feature::d_bias | Feature::d_sink | Feature::d_alibi_slopes;
 
+// Of calls that have no gradients.
+inline constexpr Features kForwardOnlyFeatures =
+    Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kDecodeFeatures;
+
 constexpr Features forward_features() { return all_features().without(kGradientFeatures | kDecodeFeatures); }
 
 // Masks that are not intervals: which elements of the band are seen.
-inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map;
+inline constexpr Features kElementMasks =
+    Feature::document | Feature::dense_mask | Feature::block_map | Feature::draft_mask;
 
 }  // namespace tessella::core

@@ -50,6 +50,13 @@ inline Sequence sequence(const AttentionArguments& p, int64_t batch_idx) {
   return s;
 }
 
+// The keys of the last len_q tokens are drafts: which of them a query sees the mask says. Those before are not its.
+inline int64_t first_draft(const Sequence& s) { return s.len_kv - s.len_q; }
+inline bool draft_visible(const AttentionArguments& p, const Sequence& s, int64_t i, int64_t j) {
+  const int64_t draft = j - first_draft(s);
+  return draft < 0 || p.draft_mask.data[p.draft_mask.index(s.batch_idx, 0, i, draft)] != std::byte{0};
+}
+
 inline bool element_visible(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
   const int64_t slot = s.slot_kv + j;
   if (p.features.has(Feature::document) &&
@@ -60,6 +67,7 @@ inline bool element_visible(const AttentionArguments& p, const Sequence& s, int6
       p.dense_mask.data[p.dense_mask.index(s.batch_idx, head, i, slot)] == std::byte{0}) {
     return false;
   }
+  if (p.features.has(Feature::draft_mask) && !draft_visible(p, s, i, j)) return false;
   return !p.features.has(Feature::block_map) ||
          p.block_map.data[p.block_map.index(s.batch_idx, head, i / p.block_q, slot / p.block_kv)] != std::byte{0};
 }

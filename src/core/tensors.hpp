@@ -11,7 +11,7 @@
 
 namespace tessella::core {
 
-// Lengths, offsets and pages: what validate() reads.
+// Lengths, offsets, slots and pages: what validate() reads.
 template <typename A, typename F>
 void length_tables(A& a, F&& f) {
   if (a.seqlens_q) f("seqlens_q", a.seqlens_q, a.batch, 1);
@@ -20,6 +20,7 @@ void length_tables(A& a, F&& f) {
   if (a.cu_seqlens_kv) f("cu_seqlens_kv", a.cu_seqlens_kv, 1, a.batch + 1);
   if (a.leftpad_kv) f("leftpad_kv", a.leftpad_kv, a.batch, 1);
   if (a.prefix) f("prefix_lengths", a.prefix, a.batch, 1);
+  if (a.cache_batch_idx) f("cache_batch_idx", a.cache_batch_idx, a.batch, 1);
   if (a.page_table) f("page_table", a.page_table, a.batch, a.seqlen_kv / a.page_size);
 }
 
@@ -62,6 +63,7 @@ void score_tensors(A& a, F&& f) {
     const auto blocks = [](int64_t count, int64_t block) { return count / block + (count % block != 0); };
     f("block_map", a.block_map, blocks(a.seqlen_q, a.block_q), blocks(a.seqlen_kv, a.block_kv));
   }
+  if (a.draft_mask.data != nullptr) f("draft_mask", a.draft_mask, a.seqlen_q, a.seqlen_q);
   if (a.document_q) f("document_ids_q", a.document_q, a.axes_q().batch, a.total_q);
   if (a.document_kv) f("document_ids_kv", a.document_kv, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
 }

@@ -31,6 +31,7 @@ class Validator {
   void tables() const {
     lengths();
     pages();
+    slots();
     if (!p_.prefix) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
       expect_entry(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
@@ -73,7 +74,7 @@ class Validator {
     }
   }
 
-  static int64_t slots(const Table<int32_t>& cu, int64_t seqlen, int64_t b) {
+  static int64_t rows_of(const Table<int32_t>& cu, int64_t seqlen, int64_t b) {
     return cu ? cu.at(0, b + 1) - cu.at(0, b) : seqlen;
   }
 
@@ -81,8 +82,8 @@ class Validator {
     packed("cu_seqlens_q", p_.cu_seqlens_q, p_.total_q, p_.seqlen_q);
     packed("cu_seqlens_kv", p_.cu_seqlens_kv, p_.total_kv, p_.seqlen_kv);
     for (int64_t b = 0; b < p_.batch; ++b) {
-      const int64_t slots_q = slots(p_.cu_seqlens_q, p_.seqlen_q, b);
-      const int64_t slots_kv = slots(p_.cu_seqlens_kv, p_.seqlen_kv, b);
+      const int64_t slots_q = rows_of(p_.cu_seqlens_q, p_.seqlen_q, b);
+      const int64_t slots_kv = rows_of(p_.cu_seqlens_kv, p_.seqlen_kv, b);
       const auto within = [&](const char* name, const Table<int32_t>& table, int64_t most, const char* what) {
         if (!table) return;
         expect_entry(table.at(b) >= 0 && table.at(b) <= most, name, b, table.at(b), "0 to ", most, ", ", what);
@@ -94,18 +95,36 @@ class Validator {
     }
   }
 
+  // Rows of a sequence of k, which is not packed, that hold its keys; where there are none begin is no less than end.
+  struct Keys {
+    int64_t begin, end;
+  };
+  Keys keys(int64_t b) const {
+    return {p_.leftpad_kv ? p_.leftpad_kv.at(b) : 0, p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv};
+  }
+
   // Of the pages that hold a sequence's keys; all other entries may hold anything.
   void pages() const {
     if (!p_.page_table) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
-      const int64_t begin = p_.leftpad_kv ? p_.leftpad_kv.at(b) : 0;
-      const int64_t end = p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv;
+      const auto [begin, end] = keys(b);
       for (int64_t page = begin / p_.page_size; begin < end && page * p_.page_size < end; ++page) {
         const int32_t got = p_.page_table.at(b, page);
         if (got >= 0 && got < p_.num_pages) continue;
         invalid(message(function_, ": page_table[", b, "][", page, "] is ", got, ", expected 0 to ", p_.num_pages - 1,
                         ", the pages of k"));
       }
+    }
+  }
+
+  // Of sequences with keys, as of pages.
+  void slots() const {
+    if (!p_.cache_batch_idx) return;
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      const int32_t got = p_.cache_batch_idx.at(b);
+      const bool has_keys = keys(b).begin < keys(b).end;
+      expect_entry(!has_keys || (got >= 0 && got < p_.slots), "cache_batch_idx", b, got, "0 to ", p_.slots - 1,
+                   ", the batch axis of k");
     }
   }
 

@@ -85,8 +85,8 @@ struct BackwardRow {
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
     core::Kernel kernel = vector_row<kSet, BackwardRow>(core::Operation::backward, name, summary, architectures);
-    kernel.features = core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kDecodeFeatures |
-                                                   core::Feature::paged_kv);
+    kernel.features =
+        core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kForwardOnlyFeatures);
     return kernel;
   }
 };

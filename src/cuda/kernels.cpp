@@ -73,7 +73,7 @@ constexpr KernelRow kBackwardSm80 = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::kDecodeFeatures | core::Feature::paged_kv),
+    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures),
     .recipe = backward_sm80_recipe,
     .cost = backward_sm80_cost};
 constexpr KernelRow kMerge = {.name = "cuda.merge",
@@ -115,7 +115,7 @@ constexpr KernelRow kStandardBackward = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::kDecodeFeatures | core::Feature::paged_kv),
+    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures),
     .automatic = 0,
     .recipe = standard_backward_recipe,
     .cost = standard_backward_cost};

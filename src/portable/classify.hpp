@@ -28,6 +28,7 @@ constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_
                     .documents = score.documents,
                     .dense_mask = score.dense_mask,
                     .block_map = score.block_map,
+                    .draft_mask = score.draft_mask,
                     .mask_mod = score.mask_mod},
           .tile_q = tile_q,
           .tile_kv = tile_kv};

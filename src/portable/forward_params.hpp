@@ -56,7 +56,7 @@ struct ForwardParams {
   TableParams seqlens_q, seqlens_kv, leftpad_kv, cu_seqlens_q, cu_seqlens_kv, prefix;  // i32
   TableParams alibi_slopes, sink;                                                      // f32
   TableParams document_q, document_kv;                                                 // i32
-  ScoreOperandParams bias, dense_mask, block_map;
+  ScoreOperandParams bias, dense_mask, block_map, draft_mask;
   ArrayParams arrays[kMaxArrays];
   const int64_t* seed_data;  // null: `seed` counts
   const int64_t* offset_data;
@@ -69,7 +69,7 @@ struct ForwardParams {
   uint32_t* seen_keys;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
-  int32_t has_tables;  // any of seqlens_q to prefix
+  int32_t has_tables;  // any of seqlens_q to prefix, or cache_batch_idx
   int32_t batch, head_dim_qk, head_dim_v;
   Divisor heads_q;
   Divisor group;                // heads of q that share one of k and v
@@ -95,6 +95,9 @@ struct ForwardParams {
   TableParams page_table;
   Divisor page_size;
   int32_t num_pages;
+  // Of k and v in a cache of slots, whose batch strides go from slot to slot: (batch) i32.
+  int32_t slots;
+  TableParams cache_batch_idx;
 };
 
 }  // namespace tessella::portable

@@ -23,6 +23,7 @@ struct ScoreConfig {
   bool documents = false;
   bool dense_mask = false;
   bool block_map = false;
+  bool draft_mask = false;
   bool mask_mod = false;  // the caller's source
   bool softcap = false;
   int32_t series_terms = 0;  // 2 or 3 of the series that serves a softcap's small scores (device/score/score.hpp), or 0
@@ -45,6 +46,7 @@ constexpr void fields(const ScoreConfig& c, const Visit& visit) {
   visit("documents", c.documents);
   visit("dense_mask", c.dense_mask);
   visit("block_map", c.block_map);
+  visit("draft_mask", c.draft_mask);
   visit("mask_mod", c.mask_mod);
   visit("softcap", c.softcap);
   visit("series_terms", c.series_terms);
@@ -57,7 +59,8 @@ constexpr void fields(const ScoreConfig& c, const Visit& visit) {
 }
 
 constexpr int32_t num_masks(const ScoreConfig& c) {
-  return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.mask_mod ? 1 : 0);
+  return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.draft_mask ? 1 : 0) +
+         (c.mask_mod ? 1 : 0);
 }
 
 }  // namespace tessella::portable

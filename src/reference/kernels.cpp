@@ -23,7 +23,7 @@ constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
 constexpr int64_t kAnyHeadDim = std::numeric_limits<int32_t>::max();
 
-constexpr core::Features kBackwardFeatures = (kFeatures | core::kGradientFeatures).without(core::Feature::paged_kv);
+constexpr core::Features kBackwardFeatures = (kFeatures | core::kGradientFeatures).without(core::kForwardOnlyFeatures);
 
 template <const auto& algorithm>
 core::Kernel ladder_kernel() {

@@ -25,6 +25,7 @@ constexpr auto kUnsupported = ts::ErrorCode::unsupported;
 
 const int32_t kPages[] = {0, 1};
 const float kScales[] = {1};
+const bool kDrafts[9] = {};
 
 const Refusal kRefusals[] = {
     // The call of forward.
@@ -41,6 +42,13 @@ const Refusal kRefusals[] = {
        c.args.page_table = ts::view(kPages, ts::i32, {kBatch, 1});
      },
      kUnsupported, "backward: page_table is given, and has no gradients"},
+    {"cache_batch_idx", [](SmallBackward& c) { c.args.cache_batch_idx = ts::view(kPages, ts::i32, {kBatch}); },
+     kUnsupported, "backward: cache_batch_idx is given, and has no gradients"},
+    {"draft_mask",
+     [](SmallBackward& c) {
+       c.args.draft_mask = ts::view(kDrafts, ts::boolean, {kSeqlenQ, kSeqlenQ});
+     },
+     kUnsupported, "backward: draft_mask is given, and has no gradients"},
     {"scales",
      [](SmallBackward& c) {
        c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1});

@@ -62,7 +62,7 @@ class Hostile : public EachKernel {
     Random random(seed);
     for (const tessella_tensor* table :
          {args.seqlens_q, args.seqlens_kv, args.leftpad_kv, args.cu_seqlens_q, args.cu_seqlens_kv, args.prefix_lengths,
-          args.page_table, args.document_ids_q, args.document_ids_kv}) {
+          args.page_table, args.cache_batch_idx, args.document_ids_q, args.document_ids_kv}) {
       if (table == nullptr) continue;
       auto* values = static_cast<int32_t*>(table->data);
       const int64_t count = table->shape[0] * (table->ndim == 2 ? table->shape[1] : 1);
@@ -114,6 +114,20 @@ TEST_P(Hostile, Pages) {
   c.window_left = 20;
   run(c);
   c.dense = "bhqk";
+  run(c);
+}
+
+TEST_P(Hostile, SlotsAndDrafts) {
+  if (is_backward()) GTEST_SKIP() << "backward has neither";
+  Case c = base();
+  c.cache_batch_idx = true;
+  run(c);
+  c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true;
+  run(c);
+  c.draft_mask = "b";
+  run(c);
+  c.cache_batch_idx = false;
+  c.packed_q = c.packed_kv = true;
   run(c);
 }
 

@@ -330,17 +330,13 @@ TEST(QueryClass, LeavesNoFreeSplits) {
   EXPECT_EQ(unsupported(call), "");
 }
 
-TEST(Masks, ToComeAreRefused) {
+TEST(Masks, OneToComeIsRefused) {
   SmallCall call;
   ts::detail::ForwardCall c(call.args, call.options);
   const tessella_tensor any = TESSELLA_TENSOR1(g_factors, TESSELLA_I32, 1);
   c.args.key_ranges = &any;
   EXPECT_EQ(tessella_forward(&c.args, &c.options, nullptr), TESSELLA_UNSUPPORTED);
   EXPECT_STREQ(tessella_last_error(), "forward: key_ranges is given, and no kernel has this mask yet");
-  c.args.key_ranges = nullptr;
-  c.args.draft_mask = &any;
-  EXPECT_EQ(tessella_forward(&c.args, &c.options, nullptr), TESSELLA_UNSUPPORTED);
-  EXPECT_STREQ(tessella_last_error(), "forward: draft_mask is given, and no kernel has this mask yet");
 }
 
 TEST(Operations, WithoutKernelsAreRefused) {

@@ -230,6 +230,67 @@ const Refusal kRefusals[] = {
        c.args.cu_seqlens_kv = ints(0, 3);
      },
      kInvalid, "cu_seqlens_kv is given, expected it absent beside page_table"},
+    {"slots_count", [](SmallCall& c) { c.args.cache_batch_idx = ints(0, 3); }, kInvalid,
+     "cache_batch_idx has shape (3), expected (2) = (batch)"},
+    {"slots_dtype", [](SmallCall& c) { c.args.cache_batch_idx = ts::view(g_floats, ts::f32, {2}); }, kInvalid,
+     "cache_batch_idx.dtype is f32, expected i32"},
+    {"slot_beyond", [](SmallCall& c) { c.args.cache_batch_idx = ints(0, 2); }, kInvalid,
+     "cache_batch_idx[1] is 2, expected 0 to 1, the batch axis of k"},
+    {"slot_negative", [](SmallCall& c) { c.args.cache_batch_idx = ints(4, 2); }, kInvalid,
+     "cache_batch_idx[0] is -1, expected 0 to 1"},
+    {"slots_of_v",
+     [](SmallCall& c) {
+       c.args.cache_batch_idx = ints(0, 2);
+       c.args.v = ts::view(c.v.data(), ts::f32, {1, 5, 2, 8});
+     },
+     kInvalid, "v.shape[0] is 1, expected 2 = k.shape[0]"},
+    {"no_slots",
+     [](SmallCall& c) {
+       c.args.cache_batch_idx = ints(0, 2);
+       c.args.k = c.args.v = ts::view(c.k.data(), ts::f32, {0, 5, 2, 8});
+     },
+     kInvalid, "k has a batch axis of 0, expected 1 to 2147483647 beside cache_batch_idx"},
+    {"slots_paged",
+     [](SmallCall& c) {
+       c.args.cache_batch_idx = ints(0, 2);
+       c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
+     },
+     kInvalid, "cache_batch_idx is given, expected it absent beside page_table"},
+    {"slots_packed",
+     [](SmallCall& c) {
+       c.args.cache_batch_idx = ints(0, 2);
+       c.args.cu_seqlens_kv = ints(0, 3);
+     },
+     kInvalid, "cache_batch_idx is given, expected it absent beside cu_seqlens_kv"},
+    {"draft_dtype",
+     [](SmallCall& c) {
+       c.args.draft_mask = ts::view(g_floats, ts::f32, {3, 3});
+     },
+     kInvalid, "draft_mask.dtype is f32, expected bool (true = visible)"},
+    {"draft_shape",
+     [](SmallCall& c) {
+       c.args.draft_mask = ts::view(g_bools, ts::boolean, {2, 3, 2});
+     },
+     kInvalid, "draft_mask has shape (2, 3, 2), expected (2 or 1, 3, 3) = (batch, seqlen_q, seqlen_q)"},
+    {"draft_of_keys",
+     [](SmallCall& c) {
+       c.args.draft_mask = ts::view(g_bools, ts::boolean, {3, 5});
+     },
+     kInvalid, "draft_mask has shape (3, 5), expected (2 or 1, 3, 3)"},
+    {"draft_of_heads",
+     [](SmallCall& c) {
+       c.args.draft_mask = ts::view(g_bools, ts::boolean, {1, 1, 3, 3});
+     },
+     kInvalid, "draft_mask has shape (1, 1, 3, 3), expected (2 or 1, 3, 3)"},
+    {"draft_of_all_rows",
+     [](SmallCall& c) {
+       pack(c);
+       c.args.draft_mask = ts::view(g_bools, ts::boolean, {6, 6});
+     },
+     kInvalid,
+     "draft_mask has shape (6, 6), expected (2 or 1, 4, 4) = (batch, seqlen_q, seqlen_q), beside cu_seqlens that of "
+     "the "
+     "longest sequence up to max_seqlen_q"},
     {"cu_beyond",
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::f32, {4, kHeadsQ, kDim});
@@ -347,8 +408,8 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   for (const char* other : {"num_sms", "score_mod", "mask_mod"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
-  for (const char* value :
-       {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "prefix_negative", "cu_beyond"}) {
+  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "slot_beyond",
+                            "slot_negative", "prefix_negative", "cu_beyond"}) {
     if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
   }
   SmallCall call;

@@ -57,9 +57,10 @@ Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   if (c_.page_size > 0) c_.seqlen_kv = (c_.seqlen_kv + c_.page_size - 1) / c_.page_size * c_.page_size;
   make_lengths(random);
   if (c_.page_size > 0) make_pages(random);
+  if (c_.cache_batch_idx) make_slots(random);
   make_operands(random);
   make_masks(random);
-  if (c_.masked_nan && args_.dense_mask != nullptr) spoil_keys_of_no_query();
+  if (c_.masked_nan && (args_.dense_mask != nullptr || args_.draft_mask != nullptr)) spoil_keys_of_no_query();
   make_scores(random);
   make_options();
 }
@@ -76,6 +77,7 @@ int64_t Call::slots_kv(int64_t b) const {
 int64_t Call::first_q(int64_t b) const { return c_.packed_q ? lengths_.cu_q[static_cast<size_t>(b)] : 0; }
 Call::Row Call::row_kv(int64_t b, int64_t slot) const {
   if (c_.packed_kv) return {0, lengths_.cu_kv[static_cast<size_t>(b)] + slot};
+  if (c_.cache_batch_idx) return {lengths_.slots[static_cast<size_t>(b)], slot};
   if (c_.page_size == 0) return {b, slot};
   const int64_t pages = c_.seqlen_kv / c_.page_size;
   return {lengths_.pages[static_cast<size_t>(b * pages + slot / c_.page_size)], slot % c_.page_size};
@@ -129,16 +131,43 @@ void Call::make_lengths(Random& random) {
   if (c_.leftpad_kv) args_.leftpad_kv = table(lengths_.leftpad);
 }
 
-// Pages in random order, and one that is nobody's. What the table says of pages without a key in use is nonsense.
-void Call::make_pages(Random& random) {
-  const int64_t pages = c_.seqlen_kv / c_.page_size;
-  num_pages_ = c_.batch * pages + 1;
-  std::vector<int32_t> order(static_cast<size_t>(num_pages_));
+namespace {
+
+// What tables say of what has no key in use.
+constexpr int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+
+std::vector<int32_t> random_order(Random& random, int64_t count) {
+  std::vector<int32_t> order(static_cast<size_t>(count));
   for (size_t at = 0; at < order.size(); ++at) {
     order[at] = static_cast<int32_t>(at);
     std::swap(order[at], order[static_cast<size_t>(random.below(static_cast<int64_t>(at) + 1))]);
   }
-  static constexpr int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
+  return order;
+}
+
+}  // namespace
+
+// Slots in random order, and two that are nobody's. Some sequences read the slot of the one before.
+void Call::make_slots(Random& random) {
+  num_slots_ = c_.batch + 2;
+  const std::vector<int32_t> order = random_order(random, num_slots_);
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    const bool has_keys = key_begin(b) < key_end(b);
+    const bool shares = b > 0 && !c_.masked_nan && random.chance(0.2);
+    const int32_t own = order[static_cast<size_t>(b)];
+    lengths_.slots.push_back(!has_keys ? random.one_of(kNonsense) : own);
+    if (const int32_t before = b > 0 ? lengths_.slots[static_cast<size_t>(b) - 1] : -1; has_keys && shares) {
+      if (before >= 0 && before < num_slots_) lengths_.slots.back() = before;
+    }
+  }
+  args_.cache_batch_idx = table(lengths_.slots);
+}
+
+// Pages in random order, and one that is nobody's. What the table says of pages without a key in use is nonsense.
+void Call::make_pages(Random& random) {
+  const int64_t pages = c_.seqlen_kv / c_.page_size;
+  num_pages_ = c_.batch * pages + 1;
+  const std::vector<int32_t> order = random_order(random, num_pages_);
   for (int64_t b = 0; b < c_.batch; ++b) {
     for (int64_t page = 0; page < pages; ++page) {
       const bool is_used =
@@ -199,8 +228,8 @@ void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int
 
 void Call::make_operands(Random& random) {
   const int32_t dtype = dtype_of(c_.dtype);
-  const bool one_buffer = c_.layout == "qkv" && c_.page_size == 0 && c_.packed_q == c_.packed_kv &&
-                          total_q_ == total_kv_ && c_.head_dim_qk == c_.head_dim_v;
+  const bool one_buffer = c_.layout == "qkv" && c_.page_size == 0 && !c_.cache_batch_idx &&
+                          c_.packed_q == c_.packed_kv && total_q_ == total_kv_ && c_.head_dim_qk == c_.head_dim_v;
   const int64_t batch_q = c_.packed_q ? -1 : c_.batch;
   if (one_buffer) {
     // (rows, heads_q + 2 heads_kv, head_dim): k and v are views of q's memory.
@@ -214,7 +243,7 @@ void Call::make_operands(Random& random) {
     k_.tensor.shape[axis] = v_.tensor.shape[axis] = c_.heads_kv;
   } else {
     const bool paged = c_.page_size > 0;
-    const int64_t batch_kv = paged ? num_pages_ : c_.packed_kv ? -1 : c_.batch;
+    const int64_t batch_kv = paged ? num_pages_ : c_.packed_kv ? -1 : c_.cache_batch_idx ? num_slots_ : c_.batch;
     const int64_t rows_kv = paged ? c_.page_size : total_kv_;
     make_view(q_, dtype, batch_q, total_q_, c_.heads_q, c_.head_dim_qk);
     make_view(k_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_qk);
@@ -314,6 +343,16 @@ void Call::make_masks(Random& random) {
     args_.document_ids_q = ids(documents_q_, c_.packed_q, total_q_);
     args_.document_ids_kv = ids(documents_kv_, c_.packed_kv, total_kv_);
   }
+  if (!c_.draft_mask.empty()) {
+    const int64_t masks = c_.draft_mask == "b" ? c_.batch : 1;
+    const int64_t shape[] = {masks, c_.seqlen_q, c_.seqlen_q};
+    tessella_tensor t{.dtype = TESSELLA_BOOL, .ndim = 3, .strides = {shape[1] * shape[2], shape[2], 1}};
+    std::copy_n(shape, 3, t.shape);
+    memories_.emplace_back(static_cast<size_t>(extent(t)), placement());
+    t.data = memories_.back().data();
+    for (int64_t at = 0; at < extent(t); ++at) set(t, at, at % 7 == 3 ? 0 : random.chance(0.6));
+    args_.draft_mask = own(t);
+  }
   if (c_.prefix) {
     std::vector<int32_t>& lengths = tables_.emplace_back();
     for (int64_t b = 0; b < c_.batch; ++b) lengths.push_back(static_cast<int32_t>(random.in(0, slots_kv(b) + 2)));
@@ -321,21 +360,25 @@ void Call::make_masks(Random& random) {
   }
 }
 
-// NaN where a dense mask hides a key from every query, too.
+// NaN where a dense mask and a draft mask hide a key from every query, too.
 void Call::spoil_keys_of_no_query() {
-  const tessella_tensor& mask = *args_.dense_mask;
-  const auto sees = [&](int64_t b, int64_t h, int64_t i, int64_t slot) {
-    const int64_t idx[] = {b, h, i, slot};
+  const auto is_set = [](const tessella_tensor* mask, const auto&... idx) {
+    if (mask == nullptr) return true;
     int64_t at = 0;
-    for (int axis = 0; axis < 4; ++axis) at += idx[axis] % mask.shape[axis] * mask.strides[axis];
-    return static_cast<const uint8_t*>(mask.data)[at] != 0;
+    int axis = 0;
+    ((at += idx % mask->shape[axis] * mask->strides[axis], ++axis), ...);
+    return static_cast<const uint8_t*>(mask->data)[at] != 0;
   };
   for (int64_t b = 0; b < c_.batch; ++b) {
     const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
     for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
       bool is_seen = false;
       for (int64_t h = 0; h < c_.heads_q; ++h) {
-        for (int64_t i = 0; i < queries; ++i) is_seen = is_seen || sees(b, h, i, slot);
+        for (int64_t i = 0; i < queries; ++i) {
+          const int64_t draft = slot - (key_end(b) - queries);
+          is_seen = is_seen || (is_set(args_.dense_mask, b, h, i, slot) &&
+                                (draft < 0 || draft >= queries || is_set(args_.draft_mask, b, i, draft)));
+        }
       }
       if (is_seen) continue;
       const auto [batch_idx, row] = row_kv(b, slot);
@@ -400,7 +443,8 @@ void Call::make_options() {
   options_.block_map_kv = c_.block_kv;
   options_.num_threads = static_cast<int32_t>(c_.threads);
   // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows.
-  const bool has_score_tensors = !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty();
+  const bool has_score_tensors =
+      !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty() || !c_.draft_mask.empty();
   if (!is_on_gpu_ || (!has_score_tensors && c_.seed % 3 == 0)) return;
   if (c_.packed_q) options_.max_seqlen_q = std::max(c_.seqlen_q, c_.max_seqlen);
   if (c_.packed_kv) options_.max_seqlen_kv = std::max(c_.seqlen_kv, c_.max_seqlen);

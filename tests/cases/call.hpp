@@ -78,7 +78,7 @@ class Call {
     tessella_tensor tensor{};
   };
   struct Lengths {
-    std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad, pages;
+    std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad, pages, slots;
   };
   struct Row {
     int64_t batch, row;  // places on the first two axes of a tensor
@@ -99,6 +99,7 @@ class Call {
   void make_scores(Random& random);
   void make_options();
   void make_pages(Random& random);
+  void make_slots(Random& random);
   // batch < 0: packed, without a batch axis.
   void make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
   const tessella_tensor* table(std::vector<int32_t>& values);
@@ -115,6 +116,7 @@ class Call {
   int64_t total_q_ = 0;
   int64_t total_kv_ = 0;
   int64_t num_pages_ = 0;
+  int64_t num_slots_ = 0;
   Lengths lengths_;
   View q_, k_, v_, out_, lse_;
   std::vector<std::unique_ptr<tessella_tensor>> tensors_;

@@ -29,7 +29,7 @@ std::vector<HostBlock> Call::blocks() const {
     if (!values.empty()) blocks.push_back({data, values.size() * sizeof(int32_t)});
   };
   for (const auto* values : {&lengths_.cu_q, &lengths_.cu_kv, &lengths_.used_q, &lengths_.used_kv, &lengths_.leftpad,
-                             &lengths_.pages, &documents_q_, &documents_kv_}) {
+                             &lengths_.pages, &lengths_.slots, &documents_q_, &documents_kv_}) {
     add(*values);
   }
   for (const std::vector<int32_t>& values : tables_) add(values);

@@ -30,6 +30,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("seqlens_q", c.seqlens_q);
   visit("seqlens_kv", c.seqlens_kv);
   visit("leftpad_kv", c.leftpad_kv);
+  visit("cache_batch_idx", c.cache_batch_idx);
   visit("page_size", c.page_size);
   visit("window_left", c.window_left);
   visit("window_right", c.window_right);
@@ -42,6 +43,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("block_map", c.block_map);
   visit("block_q", c.block_q);
   visit("block_kv", c.block_kv);
+  visit("draft_mask", c.draft_mask);
   visit("bias", c.bias);
   visit("bias_f32", c.bias_f32);
   visit("bias_mean", c.bias_mean);
@@ -235,6 +237,8 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
     c.window_left = random.in(100, 600);
   }
   if ((!c.bias.empty() || c.sink) && random.chance(0.3)) c.bias_mean = 400 * random.uniform() - 200;
+  if (random.chance(0.12)) c.draft_mask = random.chance(0.7) ? "b" : "1";
+  if (!c.packed_kv && c.page_size == 0) c.cache_batch_idx = random.chance(0.15);
   return c;
 }
 
@@ -245,6 +249,8 @@ Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_vi
 Case backward_of(Case c) {
   Random random(c.seed + 1);
   c.page_size = 0;
+  c.cache_batch_idx = false;
+  c.draft_mask = "";
   c.lse = true;
   c.spread = std::min(c.spread, 8.0);
   c.batch_invariant = false;

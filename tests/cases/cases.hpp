@@ -35,7 +35,8 @@ struct Case {
   bool seqlens_q = false;
   bool seqlens_kv = false;
   bool leftpad_kv = false;
-  int64_t page_size = 0;  // k and v in pages, in random order, and seqlen_kv rounded up to whole ones; 0 = not
+  bool cache_batch_idx = false;  // k and v in slots of a larger cache, in random order
+  int64_t page_size = 0;         // k and v in pages, in random order, and seqlen_kv rounded up to whole ones; 0 = not
   // Masks. Tensors name the axes that do not broadcast: "bhqk", "qk", "k", "1" (none); "" = absent.
   int64_t window_left = -1;
   int64_t window_right = -1;
@@ -48,6 +49,7 @@ struct Case {
   std::string block_map;
   int64_t block_q = 1;
   int64_t block_kv = 1;
+  std::string draft_mask;  // "b": of each sequence, "1": one for all
   // Scores.
   std::string bias;
   bool bias_f32 = true;  // false: in the dtype of q

@@ -36,10 +36,10 @@ void align(const Configuration& config, Random& random, Case& c) {
 void mask(const Configuration& config, Random& random, Case& c) {
   if (!config.element_masks) {
     c.document = false;
-    c.dense = c.block_map = "";
+    c.dense = c.block_map = c.draft_mask = "";
     return;
   }
-  if (c.document || !c.dense.empty() || !c.block_map.empty()) return;
+  if (c.document || !c.dense.empty() || !c.block_map.empty() || !c.draft_mask.empty()) return;
   switch (random.below(3)) {
     case 0: c.document = true; break;
     case 1: c.dense = "bhqk"; break;
@@ -54,7 +54,7 @@ void page(const Configuration& config, Random& random, Case& c) {
   static constexpr int64_t kWhole[] = {8, 16, 48, 64, 128}, kAny[] = {1, 3, 16, 50};
   c.page_size = 0;
   if (!config.paged) return;
-  c.packed_kv = false;
+  c.packed_kv = c.cache_batch_idx = false;
   c.page_size = config.is_aligned ? random.one_of(kWhole) : random.one_of(kAny);
   if (config.is_aligned) c.leftpad_kv = false;  // as the copy engine wants it
 }

@@ -266,6 +266,20 @@ class Attend(CliTest):
             "--alibi-slopes", "0.5,0.25", "--bias", bias, "--dropout", 0.25, "--seed", 3, "--seqlens-kv", 7, "--check=0")
         run("attend", *files, "--kernel", "reference.flash_2", "--num-threads", 1, "--check=0")
 
+    def test_slots_and_drafts(self):
+        q, k, v = self.write_npys()
+        cache = [self.write(f"cache_{n}.npy", npy(floats(9) + x, (2, *SHAPE[1:]))) for n, x in zip("kv", (self.k, self.v))]
+        run("attend", q, *cache, "--cache-batch-idx", 1, "--check=0", "--out", self.folder / "o.npy")
+        self.check_out(self.folder / "o.npy")
+        self.refuses("attend", q, *cache, "--cache-batch-idx", 2, saying="cache_batch_idx[0] is 2, expected 0 to 1")
+        outs = []
+        tree = self.write("tree.npy", npy(bytes(j <= i for i in range(8) for j in range(8)), (8, 8), "|b1"))
+        for mask in (("--draft-mask", tree), ("--mask", "causal")):
+            run("attend", q, k, v, *mask, "--check=0", "--out", self.folder / "o.npy")
+            outs.append(struct.unpack("<64f", read_npy(self.folder / "o.npy")[1]))
+        for got, expected in zip(*outs):
+            self.assertAlmostEqual(got, expected, places=5)
+
     def test_packed(self):
         files = [self.write(f"{n}.npy", npy(x, SHAPE[1:])) for n, x in zip("qkv", (self.q, self.k, self.v))]
         lengths = ["--cu-seqlens-q", "0,3,8", "--cu-seqlens-kv", "0,3,8"]

@@ -84,7 +84,8 @@ TEST(EmulatedSm90, Lengths) {
          std::vector<std::function<void(Case&)>>{[](Case& c) { c.packed_q = c.packed_kv = true; },
                                                  [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
                                                  [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
-                                                 [](Case& c) { c.leftpad_kv = true, c.window_right = 0; }}) {
+                                                 [](Case& c) { c.leftpad_kv = true, c.window_right = 0; },
+                                                 [](Case& c) { c.cache_batch_idx = c.seqlens_kv = true; }}) {
       for (const uint64_t seed : {1, 2, 3}) {
         Case c = of;
         c.batch = 3;
@@ -296,9 +297,29 @@ TEST_P(EmulatedMasks, OneAndAllTogether) {
     expect_right(c, 1, Texts::usual);
     c.document = true;
     c.dense = "qk";
+    c.draft_mask = "b";
     c.block_map = "bhqk";
     c.block_q = c.block_kv = 40;
     expect_right(c, 1, Texts::usual);
+  }
+}
+
+// Of few queries and of many, of which the mask concerns tiles of keys in the middle.
+TEST_P(EmulatedMasks, Drafts) {
+  const auto [qk, v] = GetParam();
+  for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+           [](Case& c) { c.seqlen_q = 7, c.window_right = 0, c.draft_mask = "1"; }, [](Case& c) { c.seqlen_q = 330; },
+           [](Case& c) { c.window_left = 90; }, [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3; },
+           [](Case& c) {
+             c.seqlens_q = c.seqlens_kv = c.leftpad_kv = c.cache_batch_idx = true;
+             c.batch = 4;
+           }}) {
+    Case c = base(qk, v);
+    c.heads_q = 1;
+    c.masked_nan = true;
+    c.draft_mask = "b";
+    change(c);
+    expect_right(c);
   }
 }
 
@@ -364,8 +385,9 @@ TEST(EmulatedSm90, GrowingScores) {
 TEST(EmulatedSm90, RandomCases) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     Case c = random_case(seed, "", "bf16");
-    c.device = c.out_dtype = c.dense = c.block_map = c.bias = c.alibi = "";
-    if (seed % 4 == 1) c.dense = "hqk";
+    c.device = c.out_dtype = c.dense = c.block_map = c.draft_mask = c.bias = c.alibi = "";
+    if (seed % 8 == 1) c.dense = "hqk";
+    if (seed % 8 == 5) c.draft_mask = "b";
     if (seed % 4 == 2) c.block_map = "bqk";
     c.layout = seed % 2 == 0 ? "bshd" : "bhsd";
     c.shift = 0;
@@ -373,7 +395,7 @@ TEST(EmulatedSm90, RandomCases) {
     c.document = seed % 4 == 3;
     c.softcap = c.dropout = 0;
     c.page_size = 0;
-    if (seed % 8 == 0) c.page_size = 16, c.packed_kv = c.leftpad_kv = false;
+    if (seed % 8 == 0) c.page_size = 16, c.packed_kv = c.leftpad_kv = c.cache_batch_idx = false;
     c.head_dim_qk = c.head_dim_v = seed % 3 == 0 ? 128 : 64;
     c.batch = std::min<int64_t>(c.batch, 3);
     c.heads_q = c.heads_kv = std::min<int64_t>(c.heads_kv, 2);
@@ -383,14 +405,17 @@ TEST(EmulatedSm90, RandomCases) {
 
 // With NaN in v that nobody sees.
 TEST(EmulatedSm80, Masks) {
-  for (const auto& [has_documents, has_dense, has_block_map] :
-       {std::tuple{true, false, false}, {false, true, false}, {true, true, true}}) {
+  for (const auto& [has_documents, has_dense, has_block_map, has_drafts] : {std::tuple{true, false, false, false},
+                                                                            {false, true, false, false},
+                                                                            {false, false, false, true},
+                                                                            {true, true, true, true}}) {
     for (const bool is_causal : {false, true}) {
       for (const int64_t seqlen : {37, 300}) {
         Case c = base(32, 32);
         c.seqlen_q = c.seqlen_kv = seqlen;
         c.document = has_documents;
         if (has_dense) c.dense = "bhqk";
+        if (has_drafts) c.draft_mask = "b", c.cache_batch_idx = c.masked_nan = true;
         if (has_block_map) c.block_map = "hqk", c.block_q = 7, c.block_kv = 24;
         if (is_causal) c.window_right = 0, c.seqlens_kv = c.seqlens_q = true;
         EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
@@ -406,6 +431,9 @@ TEST(EmulatedSm80, Plain) {
     Case c = base(qk, v);
     c.window_right = is_causal ? 0 : -1;
     EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    c.cache_batch_idx = true;
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    c.cache_batch_idx = false;
     for (const int64_t page_size : {1, 7, 64}) {
       c.page_size = page_size;
       c.seqlens_kv = c.leftpad_kv = true;

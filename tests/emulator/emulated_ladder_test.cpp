@@ -25,8 +25,10 @@ TEST_P(EmulatedLadder, IsRight) {
   base.head_dim_qk = base.head_dim_v = 32;
   for (const auto& change : std::vector<void (*)(Case&)>{
            [](Case&) {}, [](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 40, c.sink = true; },
-           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; }, [](Case& c) { c.window_right = 0, c.seqlen_kv = 30; },
-           [](Case& c) { c.dropout = 0.3; }, [](Case& c) { c.dropout = 0.9999, c.memory_seed = true; }}) {
+           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
+           [](Case& c) { c.cache_batch_idx = true, c.draft_mask = "b"; },
+           [](Case& c) { c.window_right = 0, c.seqlen_kv = 30; }, [](Case& c) { c.dropout = 0.3; },
+           [](Case& c) { c.dropout = 0.9999, c.memory_seed = true; }}) {
     Case c = base;
     change(c);
     Call call(c);

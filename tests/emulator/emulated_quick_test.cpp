@@ -71,6 +71,16 @@ TEST(EmulatedQuick, UnseenValues) {
   for (const uint64_t seed : {1, 2, 3, 4}) expect_right(c, seed);
 }
 
+// Sequences in a cache of slots, and what their last keys see of each other.
+TEST(EmulatedQuick, DraftsInSlots) {
+  Case c = small(128);
+  c.batch = 3;
+  c.cache_batch_idx = c.seqlens_kv = true;
+  expect_right(c);
+  c.draft_mask = "b";
+  expect_right(c);
+}
+
 // The sign of a scale is the queries', in shared memory and on their way to registers.
 TEST(EmulatedQuick, NegativeScale) {
   for (const int64_t head_dim : {64, 128}) {

@@ -52,6 +52,7 @@ Case packed_case() {
           .prefix = true};
 }
 
+Case slots_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .cache_batch_idx = true}; }
 Case paged_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .page_size = 2}; }
 
 TEST_F(GpuDoor, TheFirstTensorOnAnotherDeviceIsNamed) {
@@ -123,6 +124,12 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
          values(args.page_table)[4] = 10;
        },
        paged_case()},
+      {"cache_batch_idx",
+       [](const auto& args) {
+         values(args.seqlens_kv)[1] = 3;
+         values(args.cache_batch_idx)[1] = 5;
+       },
+       slots_case()},
   };
   for (const Spoil& spoil : spoils) {
     const Call call(spoil.of);

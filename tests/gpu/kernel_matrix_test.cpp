@@ -59,6 +59,7 @@ const FeatureSet kFeatureSets[] = {
     {"dropout", Feature::dropout},
     {"score_mod", Feature::score_mod},
     {"dense mask", Feature::dense_mask},
+    {"draft mask", Feature::draft_mask},
     {"mask_mod", Feature::mask_mod},
     {"pages", Feature::paged_kv},
     {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
@@ -208,6 +209,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"mask_mod", Feature::mask_mod},
                              {"pages", Feature::paged_kv},
                              {"masks", core::kElementMasks | Feature::mask_mod},
+                             {"draft mask", Feature::draft_mask},
                              {"mask and softcap", Feature::dense_mask | Feature::softcap},
                              {"mask, softcap and dropout", Feature::mask_mod | Feature::softcap | Feature::dropout},
                              {"mask and alibi", Feature::document | Feature::alibi},
@@ -260,7 +262,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
 
 // The same call of backward, with all gradients that it has.
 AttentionArguments backward(AttentionArguments p) {
-  p.features = p.features.without(Feature::paged_kv) | Feature::d_sink;
+  p.features = p.features.without(core::kForwardOnlyFeatures) | Feature::d_sink;
   if (p.features.has(Feature::alibi)) p.features |= Feature::d_alibi_slopes;
   if (p.features.has(Feature::bias)) p.features |= Feature::d_bias;
   for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {
@@ -279,7 +281,8 @@ TEST_P(KernelMatrixBackward, CompilesWithoutSpills) {
   for (const Row& row : rows()) {
     const HeadDims& dims = kHeadDims[row.dims_idx];
     const FeatureSet& set = kFeatureSets[row.set_idx];
-    if (dims.qk > 256 || dims.v > 256 || set.batch_invariant || set.features == core::Features(Feature::paged_kv)) {
+    const bool is_forwards = !set.features.empty() && set.features.without(core::kForwardOnlyFeatures).empty();
+    if (dims.qk > 256 || dims.v > 256 || set.batch_invariant || is_forwards) {
       continue;
     }
     // f16 differs from bf16 by one instruction, and Ada from Ampere by its shared memory.

@@ -39,7 +39,7 @@ TEST(Cases, RandomOnesReachEveryFeature) {
         "keep_first",  "prefix",      "document",      "dense",          "block_map",       "bias",
         "bias_f32=0",  "alibi=h",     "alibi=bh",      "scale",          "softcap",         "sink",
         "dropout",     "spread",      "mean",          "lse=0",          "threads",         "plan",
-        "memory_seed", "guard"}) {
+        "memory_seed", "guard",       "draft_mask=b",  "draft_mask=1",   "cache_batch_idx"}) {
     EXPECT_NE(lines.find(std::string(" ") + field), std::string::npos) << field;
   }
 }

@@ -93,6 +93,18 @@ TEST(ForwardArguments, TablesOfSequencesStepByTheirBatchStride) {
   EXPECT_EQ(params(p).seqlens_q.data, nullptr);
 }
 
+TEST(ForwardArguments, SlotsAreATableOfSequences) {
+  AttentionArguments p = problem();
+  const int32_t slots[4] = {};
+  p.features |= Feature::cache_batch_idx;
+  p.cache_batch_idx = {static_cast<const int32_t*>(slots), 2, 2};
+  p.slots = 7;
+  EXPECT_EQ(params(p).cache_batch_idx.data, slots);
+  EXPECT_EQ(params(p).cache_batch_idx.stride, 2);
+  EXPECT_EQ(params(p).slots, 7);
+  EXPECT_EQ(params(p).has_tables, 1);
+}
+
 TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {
   AttentionArguments p = problem();
   p.keep_first = int64_t{1} << 40;

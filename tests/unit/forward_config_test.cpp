@@ -92,7 +92,7 @@ TEST(Configs, FieldsNameEveryMember) {
   expect_all_fields<ForwardSm80Config>();
   expect_all_fields<ForwardSm90Config>();
   expect_all_fields<portable::LadderConfig>();
-  EXPECT_EQ(num_members<portable::ScoreConfig>(), 14);
+  EXPECT_EQ(num_members<portable::ScoreConfig>(), 15);
   struct Three {
     int first;
     portable::ScoreConfig second;
@@ -104,12 +104,13 @@ TEST(Configs, FieldsNameEveryMember) {
 TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
   portable::ClassifyConfig c{.masks = {.mask = MaskLevel::bits, .mask_mod = true}, .tile_q = 128, .tile_kv = 64};
   c.masks.element = Element::f16;
-  EXPECT_EQ(expression("classify_tiles", "ClassifyConfig", c),
-            "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.element = "
-            "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
-            ".dense_mask = false, .block_map = false, .mask_mod = true, .softcap = false, .series_terms = 0, "
-            ".alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
-            ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
+  EXPECT_EQ(
+      expression("classify_tiles", "ClassifyConfig", c),
+      "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.element = "
+      "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
+      ".dense_mask = false, .block_map = false, .draft_mask = false, .mask_mod = true, .softcap = false, "
+      ".series_terms = 0, .alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
+      ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
 }
 
 TEST(ForwardSm80Config, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {

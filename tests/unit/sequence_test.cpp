@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "cases/arguments.hpp"
 
 namespace tessella::tests {
@@ -37,6 +39,38 @@ TEST(Sequence, LengthsAndLeftPadding) {
   EXPECT_EQ(s.len_kv, 4);  // the length counts padding
   EXPECT_EQ(s.row_kv, 2);
   EXPECT_EQ(s.slot_kv, 2);
+}
+
+TEST(Sequence, DraftsAreTheLastKeysInUse) {
+  AttentionArguments p = dense();
+  const int32_t used_q[] = {5, 3}, used_kv[] = {4, 6}, leftpad[] = {0, 2};
+  p.seqlens_q = {used_q, 1};
+  p.seqlens_kv = {used_kv, 1};
+  p.leftpad_kv = {leftpad, 1};
+  p.features = Feature::draft_mask;
+  std::vector<uint8_t> mask(2 * 5 * 5);
+  p.draft_mask = {reinterpret_cast<const std::byte*>(mask.data()), core::DType::boolean, 25, 0, 5, 1};
+  mask[25 + 2 * 5 + 1] = 1;  // query 2 of sequence 1 sees the key of query 1
+  const Sequence s = core::sequence(p, 1);
+  for (int64_t i = 0; i < 3; ++i) {
+    for (int64_t j = 0; j < 4; ++j) {
+      EXPECT_EQ(core::visible(p, s, 0, i, j), j == 0 || (i == 2 && j == 2)) << i << ' ' << j;
+    }
+  }
+  mask[3 * 5 + 1] = mask[3 * 5 + 4] = 1;  // of five queries on four keys: the keys of the last four
+  const Sequence longer = core::sequence(p, 0);
+  for (int64_t j = 0; j < 4; ++j) EXPECT_EQ(core::visible(p, longer, 0, 3, j), j == 0 || j == 3) << j;
+}
+
+TEST(Sequence, RowsOfSlots) {
+  AttentionArguments p = dense();
+  const int32_t slots[] = {6, 0};
+  p.features = Feature::cache_batch_idx;
+  p.cache_batch_idx = {slots, 1};
+  p.slots = 7;
+  EXPECT_EQ(p.axes_kv().batch, 7);
+  EXPECT_EQ(p.row_of(p.k(), 0, 3, 0), p.k().row(6, 3, 0));
+  EXPECT_EQ(p.row_of(p.v(), 1, 3, 0), p.v().row(0, 3, 0));
 }
 
 TEST(Sequence, Packed) {

@@ -26,6 +26,7 @@ inline constexpr TensorMember kTensorMembers[] = {
     &tessella_forward_args::cu_seqlens_kv,
     &tessella_forward_args::leftpad_kv,
     &tessella_forward_args::page_table,
+    &tessella_forward_args::cache_batch_idx,
     &tessella_forward_args::bias,
     &tessella_forward_args::alibi_slopes,
     &tessella_forward_args::sink,
@@ -34,6 +35,7 @@ inline constexpr TensorMember kTensorMembers[] = {
     &tessella_forward_args::document_ids_q,
     &tessella_forward_args::document_ids_kv,
     &tessella_forward_args::prefix_lengths,
+    &tessella_forward_args::draft_mask,
     &tessella_forward_args::seed,
     &tessella_forward_args::offset,
 };

@@ -106,6 +106,7 @@ class ForwardArgs(c.Structure):
         ("offset", c.POINTER(Tensor)),
         ("mod_args", c.POINTER(Tensor)),
         ("num_mod_args", c.c_int32),
+        ("cache_batch_idx", c.POINTER(Tensor)),
     ]
 
 

@@ -134,6 +134,8 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "cu_seqlens_kv": _set_array,
     "leftpad_kv": _set_array,
     "page_table": _set_array,
+    "cache_batch_idx": _set_array,
+    "draft_mask": _set_array,
     "q_scale": _set_array,
     "k_scale": _set_array,
     "v_scale": _set_array,

@@ -38,6 +38,13 @@ class Options(TypedDict, total=False):
         sequence is row j % page_size of page page_table[b, j // page_size]; seqlen_kv is pages * page_size. Pages
         without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
         heads_kv, page_size, head_dim).
+    cache_batch_idx: (batch) int32; sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
+        have any size: the slots of a cache. What belongs to keys (bias, masks, seqlens_kv) stays that of sequence b.
+        Not beside page_table or cu_seqlens_kv.
+    draft_mask: (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool; a tree of drafted tokens. The
+        last keys of a sequence are those of its queries, and query i sees the key of query j only where
+        draft_mask[b, i, j]; what it sees of the keys before them is for the other masks to say. Beside cu_seqlens_q its
+        axes are those of the longest sequence, as of bias.
     q_scale, k_scale, v_scale, out_scale: (batch or page, ceil(rows / scale_block), heads) float32, each axis 1 or full;
         what 8-bit values are multiplied by, and out divided by. No kernel takes them yet.
     scale_block: rows that share an entry of the scales; 0 = all.
@@ -80,6 +87,8 @@ class Options(TypedDict, total=False):
     cu_seqlens_kv: Any
     leftpad_kv: Any
     page_table: Any
+    cache_batch_idx: Any
+    draft_mask: Any
     q_scale: Any
     k_scale: Any
     v_scale: Any

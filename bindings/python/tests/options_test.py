@@ -208,7 +208,8 @@ def test_scales_are_refused_with_their_reason():
 def test_every_option_has_a_case():
     needs_a_gpu = {"score_mod", "score_mod_gradient", "mask_mod", "mod_args", "num_sms"}
     used = {name for options, _ in CASES.values() for name in options}
-    others = {"kernel", "out_dtype", "cu_seqlens_q", "cu_seqlens_kv", "page_table"} | SLICES | SCALES  # below
+    packed = {"cu_seqlens_q", "cu_seqlens_kv"}
+    others = {"kernel", "out_dtype", "page_table", "cache_batch_idx", "draft_mask"} | packed | SLICES | SCALES  # below
     of_another_file = {"cancel"}
     assert used | others | needs_a_gpu | of_another_file == set(tessella.Options.__annotations__)
 
@@ -287,6 +288,64 @@ def test_pages(dtype, page_size):
     swapped = [np.swapaxes(t, 1, 2) for t in (q, k_pages, v_pages)]
     other = tessella.attention(*swapped, layout="bhsd", **options)
     np.testing.assert_array_equal(np.swapaxes(other, 1, 2), out)
+
+
+def slots(*arrays):
+    """(arrays with the sequences in slots of a cache whose others are NaN, cache_batch_idx)."""
+    order = np.array([3, 0], INT)
+    caches = []
+    for t in arrays:
+        cache = np.full((5, *t.shape[1:]), np.nan, t.dtype)
+        cache[order] = t
+        caches.append(cache)
+    return (*caches, order)
+
+
+def test_slots():
+    q, k, v = operands(np.float32)
+    k_cache, v_cache, order = slots(k, v)
+    out, lse = tessella.attention(q, k_cache, v_cache, cache_batch_idx=order, return_lse=True, seqlens_kv=LENGTHS_KV)
+    comparison.assert_matches(out, q, k, v, lse, seqlens_kv=LENGTHS_KV)
+    options = {"cache_batch_idx": order, "seqlens_kv": LENGTHS_KV}
+    assert tessella.check(q, k_cache, v_cache, out, lse=lse, num_rows=0, **options).passed
+    plan = tessella.plan(q, k_cache, v_cache, **options)
+    np.testing.assert_array_equal(plan.run(q, k_cache, v_cache, **options), out)
+    assert "cache_batch_idx" in plan.explain()
+    twice = tessella.attention(q, k_cache, v_cache, cache_batch_idx=order[[1, 1]])
+    comparison.assert_matches(twice, q, k[[1, 1]], v[[1, 1]])
+    with pytest.raises(tessella.InvalidArgument, match=r"cache_batch_idx\[1\] is 5, expected 0 to 4, the batch"):
+        tessella.attention(q, k_cache, v_cache, cache_batch_idx=np.array([0, 5], INT))
+
+
+def drafted(draft, lengths_q, lengths_kv):
+    """What a draft mask says as a dense one."""
+    dense = np.ones((len(lengths_q), 1, SEQLEN_Q, SEQLEN_KV), bool)
+    for b, (n, keys) in enumerate(zip(lengths_q, lengths_kv)):
+        for i in range(n):
+            for j in range(n):
+                if keys - n + j >= 0:
+                    dense[b, 0, i, keys - n + j] = draft[b % len(draft), i, j]
+    return dense
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_draft_mask(batch):
+    q, k, v = operands(np.float32)
+    draft = np.random.default_rng(9).random((batch, SEQLEN_Q, SEQLEN_Q)) < 0.6
+    lengths_q, lengths_kv = np.array([SEQLEN_Q, 5], INT), np.array([SEQLEN_KV, SEQLEN_KV - 3], INT)
+    lengths = {"seqlens_q": lengths_q, "seqlens_kv": lengths_kv, "leftpad_kv": LEFTPAD}
+    for mask in ("none", "causal"):
+        out, lse = tessella.attention(q, k, v, mask=mask, draft_mask=draft, return_lse=True, **lengths)
+        window = (-1, 0) if mask == "causal" else (-1, -1)
+        dense = drafted(draft, lengths_q, lengths_kv)
+        comparison.assert_matches(out, q, k, v, lse, dense=dense, window=window, **lengths)
+    plan = tessella.plan(q, k, v, draft_mask=draft, **lengths)
+    assert "draft_mask" in plan.explain()
+    if batch == 1:
+        other = tessella.attention(q, k, v, draft_mask=draft[0], mask="causal", **lengths)
+        np.testing.assert_array_equal(other, out)
+    with pytest.raises(tessella.InvalidArgument, match=r"^forward: draft_mask has shape \(3, 3\), expected \(2 or 1, "):
+        tessella.attention(q, k, v, draft_mask=draft[0, :3, :3])
 
 
 def test_out_dtype():

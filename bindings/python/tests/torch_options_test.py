@@ -70,6 +70,16 @@ def test_pages(page_size, device):
     comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), seqlens_kv=lengths)
 
 
+def test_slots_and_drafts(device):
+    q, k, v = options_test.operands(np.float32)
+    k_cache, v_cache, order = options_test.slots(k, v)
+    draft = np.tril(np.ones((options_test.SEQLEN_Q, options_test.SEQLEN_Q), bool))
+    inputs = [tensors.tensor(array, device) for array in (q, k_cache, v_cache)]
+    options = tensors.options({"cache_batch_idx": order, "draft_mask": draft}, device)
+    out, lse = tessella.torch.attention(*inputs, return_lse=True, **options)
+    comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), window=(-1, 0))
+
+
 def test_score_mod_and_mask_mod(device):
     arrays, inputs = operands(np.float32, device)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)

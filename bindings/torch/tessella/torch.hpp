@@ -37,6 +37,8 @@ struct Tensors {
   at::Tensor cu_seqlens_q = {}, cu_seqlens_kv = {};
   at::Tensor leftpad_kv = {};
   at::Tensor page_table = {};
+  at::Tensor cache_batch_idx = {};
+  at::Tensor draft_mask = {};
   at::Tensor bias = {};
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
@@ -158,6 +160,8 @@ inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const 
                    .cu_seqlens_kv = view(tensors.cu_seqlens_kv, "cu_seqlens_kv"),
                    .leftpad_kv = view(tensors.leftpad_kv, "leftpad_kv"),
                    .page_table = view(tensors.page_table, "page_table"),
+                   .cache_batch_idx = view(tensors.cache_batch_idx, "cache_batch_idx"),
+                   .draft_mask = view(tensors.draft_mask, "draft_mask"),
                    .bias = view(tensors.bias, "bias"),
                    .alibi_slopes = view(tensors.alibi_slopes, "alibi_slopes"),
                    .sink = view(tensors.sink, "sink"),
@@ -317,6 +321,8 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
     no("no kernel computes gradients of head_dim " + std::to_string(tensor->size(-1)) + " on cuda");
   }
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
+  if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
+  if (tensors.draft_mask.defined()) no("drafts have no gradients");
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
   return true;
 }

@@ -405,8 +405,7 @@ constinit const core::Kernel kBackwardAmx = {
     .architectures = "amx",
     .dtypes = core::dtype_bit(core::DType::bf16),
     .max_head_dim = kMaxHeadDim,
-    .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kDecodeFeatures |
-                                             core::Feature::paged_kv),
+    .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kForwardOnlyFeatures),
     .unavailable = unavailable,
     .refuses = refuses,
     .workspace = workspace,

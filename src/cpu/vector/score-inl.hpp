@@ -200,6 +200,18 @@ void apply_dense_mask(const Strip& strip, int lanes, Real* scores, int64_t key_b
 }
 
 template <typename Real>
+void apply_draft_mask(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::AttentionArguments& p = *strip.arguments;
+  const core::Sequence& s = *strip.sequence;
+  const int64_t before = core::first_draft(s) - key_begin;
+  for (int key = before > 0 ? static_cast<int>(before < num_keys ? before : num_keys) : 0; key < num_keys; ++key) {
+    for (int r = 0; r < lanes; ++r) {
+      if (!core::draft_visible(p, s, strip.query[r], key_begin + key)) scores[key * lanes + r] = kMinusInfinity<Real>;
+    }
+  }
+}
+
+template <typename Real>
 void apply_block_map(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const core::AttentionArguments& p = *strip.arguments;
   const int64_t slot = strip.sequence->slot_kv + key_begin;
@@ -229,6 +241,7 @@ void score_chain(const Strip& strip, int lanes, Real* scores, int64_t key_begin,
   }
   if (features.has(core::Feature::document)) apply_documents(strip, lanes, scores, key_begin, num_keys);
   if (features.has(core::Feature::dense_mask)) apply_dense_mask(strip, lanes, scores, key_begin, num_keys);
+  if (features.has(core::Feature::draft_mask)) apply_draft_mask(strip, lanes, scores, key_begin, num_keys);
   if (features.has(core::Feature::block_map)) apply_block_map(strip, lanes, scores, key_begin, num_keys);
 }
 

@@ -98,7 +98,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   // Waits for the item at `items` and its bounds. False if there is none left.
   __device__ __forceinline__ bool find_item() const {
     items.at(Block::kBounds).wait_full();
-    return current().exists != 0;
+    return current().exists();
   }
 
   // Waits for the item's queries. The sign of a negative scale is theirs from here on, and the factor of scales_q.

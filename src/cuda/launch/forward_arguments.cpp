@@ -92,10 +92,11 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.seqlens_kv = of_sequences(p.seqlens_kv);
   params.leftpad_kv = of_sequences(p.leftpad_kv);
   params.prefix = of_sequences(p.prefix);
+  params.cache_batch_idx = of_sequences(p.cache_batch_idx);
   params.cu_seqlens_q = table(p.cu_seqlens_q);
   params.cu_seqlens_kv = table(p.cu_seqlens_kv);
   for (const portable::TableParams* given : {&params.seqlens_q, &params.seqlens_kv, &params.leftpad_kv, &params.prefix,
-                                             &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
+                                             &params.cache_batch_idx, &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
     if (given->data != nullptr) params.has_tables = 1;
   }
   params.page_table = table(p.page_table);
@@ -106,6 +107,7 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.bias = score_operand(p.bias);
   params.dense_mask = score_operand(p.dense_mask);
   params.block_map = score_operand(p.block_map);
+  params.draft_mask = score_operand(p.draft_mask);
   for (int32_t i = 0; i < p.num_arrays; ++i) params.arrays[i] = {p.arrays[i].data, p.arrays[i].count};
   params.seed_data = p.seed_data;
   params.offset_data = p.offset_data;
@@ -128,6 +130,7 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.total_kv = narrow(p.total_kv);
   params.page_size = divisor(narrow(p.page_size));
   params.num_pages = narrow(p.num_pages);
+  params.slots = narrow(p.slots);
   params.tiles_q = narrow(map.tiles_q);
   params.slices_v = slices_v(p, tiles);
   const Sections of_heads = sections(p, map.tiles_q, at_once);

@@ -17,6 +17,7 @@ ScoreConfig score_config(const core::AttentionShape& p) {
       .documents = p.features.has(Feature::document),
       .dense_mask = p.features.has(Feature::dense_mask),
       .block_map = p.features.has(Feature::block_map),
+      .draft_mask = p.features.has(Feature::draft_mask),
       .mask_mod = p.features.has(Feature::mask_mod),
       .softcap = p.features.has(Feature::softcap),
       .alibi = p.features.has(Feature::alibi),

@@ -29,8 +29,8 @@ TileMap tile_map(const core::AttentionShape& p, const ForwardTiles& of, bool mas
 
 TileMap tile_map(const AttentionArguments& p, const ForwardTiles& tiles) {
   return tile_map(p, tiles,
-                  p.dense_mask.batch_stride != 0 || p.block_map.batch_stride != 0 || p.document_q.batch_stride != 0 ||
-                      p.document_kv.batch_stride != 0,
+                  p.dense_mask.batch_stride != 0 || p.block_map.batch_stride != 0 || p.draft_mask.batch_stride != 0 ||
+                      p.document_q.batch_stride != 0 || p.document_kv.batch_stride != 0,
                   p.dense_mask.head_stride != 0 || p.block_map.head_stride != 0);
 }
 

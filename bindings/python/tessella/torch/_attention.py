@@ -89,9 +89,9 @@ def attention(
         options: those of tessella.Options.
 
     Raises:
-        Unsupported: in grad mode a tensor requires grad beside page_table, out= or lse=, or on CUDA with a head_dim
-            above 256; a tensor has a tangent of forward mode; a gradient of gradients, where it is taken; else as
-            `tessella.attention`.
+        Unsupported: in grad mode a tensor requires grad beside page_table, cache_batch_idx, draft_mask, out= or lse=,
+            or on CUDA with a head_dim above 256; a tensor has a tangent of forward mode; a gradient of gradients, where
+            it is taken; else as `tessella.attention`.
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):

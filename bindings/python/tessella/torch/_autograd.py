@@ -15,6 +15,7 @@ import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-fou
 from .._backward_call import BITS, GRADIENTS
 from .._errors import InvalidArgument, Unsupported
 from . import _operator
+from ._schema import OF_INFERENCE
 
 _forward_ad: Any = torch.autograd.forward_ad
 _torch_c: Any = torch._C
@@ -139,8 +140,10 @@ def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any
             f"{_WITHOUT}, or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
         )
     for name, value in named.items():
-        if name == "page_table":
-            raise Unsupported(f"forward: a tensor requires grad, and keys in pages have no gradients, {_WITHOUT}")
+        if name in OF_INFERENCE:
+            raise Unsupported(
+                f"forward: a tensor requires grad, and {OF_INFERENCE[name]} have no gradients, {_WITHOUT}"
+            )
         if name not in _GRADIENT_OF and _needs_gradient((value,)):
             raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
     if named.get("score_mod") and not named.get("score_mod_gradient"):

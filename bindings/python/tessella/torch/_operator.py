@@ -14,7 +14,7 @@ from .._backward_call import BITS, GRADIENTS
 from .._call import is_swapped, lse_shape, out_shape
 from .._errors import InvalidArgument
 from .._library import library
-from ._schema import SCHEMA
+from ._schema import BACKWARD_SCHEMA, SCHEMA
 from ._tensor import TensorBackwardCall, TensorCall
 
 DEFAULT_GRADIENTS = d.DQ | d.DK | d.DV
@@ -161,8 +161,8 @@ for _kernel, _shapes, _schema in (
     (
         attention_backward,
         _fake_backward,
-        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, {SCHEMA}, int gradients={DEFAULT_GRADIENTS}) -> "
-        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, {BACKWARD_SCHEMA}, int gradients={DEFAULT_GRADIENTS})"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
 ):
     # Strides of gradients follow those of their inputs.

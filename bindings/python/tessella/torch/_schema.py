@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -86,12 +86,26 @@ OPTIONS = {
     if field not in ("struct_size", "allocator", "cancel")
 }
 
-SCHEMA = ", ".join(
-    (
-        "Tensor q, Tensor k, Tensor v, *",
-        "str layout='bshd'",
-        *(f"Tensor? {name}=None" for name in TENSORS.values()),
-        "Tensor[]? mod_args=None",
-        *(f"{option.type.schema} {option.name}={option.type.default}" for option in OPTIONS.values()),
+# Arrays of calls that have no gradients -> what has none.
+OF_INFERENCE = {
+    "page_table": "keys in pages",
+    "cache_batch_idx": "keys in slots of a cache",
+    "draft_mask": "drafts",
+}
+
+
+def _schema(tensors: Iterable[str]) -> str:
+    return ", ".join(
+        (
+            "Tensor q, Tensor k, Tensor v, *",
+            "str layout='bshd'",
+            *(f"Tensor? {name}=None" for name in tensors),
+            "Tensor[]? mod_args=None",
+            *(f"{option.type.schema} {option.name}={option.type.default}" for option in OPTIONS.values()),
+        )
     )
-)
+
+
+SCHEMA = _schema(TENSORS.values())
+# torch takes schemas of at most 64 arguments.
+BACKWARD_SCHEMA = _schema(name for name in TENSORS.values() if name not in OF_INFERENCE)

@@ -52,14 +52,14 @@ struct HeadTiles : WarpTiles<C> {
 
   // Rows of a head, from row 0 of a sequence's own on; first_row: where the tensor, or the pages' order, has it.
   template <bool Paged>
-  __device__ HeadRows<Paged> rows(const portable::OperandParams& t, int32_t head, int32_t first_row,
+  __device__ HeadRows<Paged> rows(const portable::OperandParams& t, int32_t batch, int32_t head, int32_t first_row,
                                   int32_t first_column) const {
     const char* first = static_cast<const char*>(t.data) + (head * t.head_stride + first_column) * kElementBytes;
     const int64_t row_bytes = t.row_stride * kElementBytes, batch_bytes = t.batch_stride * kElementBytes;
     if constexpr (Paged) {
       return {p, first, row_bytes, batch_bytes, work.batch_idx, first_row};
     } else {
-      return {first + work.batch_idx * batch_bytes + first_row * row_bytes, row_bytes};
+      return {first + batch * batch_bytes + first_row * row_bytes, row_bytes};
     }
   }
   template <class Tile, int Rows, bool Paged, class IsThere>
@@ -68,21 +68,22 @@ struct HeadTiles : WarpTiles<C> {
     load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, first, columns, thread, is_there);
   }
   __device__ void load_q(int32_t tile) const {
-    load<TileQ, C.tile_q>(s_q, rows<false>(p.q, work.head_idx, sequence.row_q, 0), tile * C.tile_q, p.head_dim_qk,
-                          [&](int i) { return i < sequence.len_q; });
+    load<TileQ, C.tile_q>(s_q, rows<false>(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0), tile * C.tile_q,
+                          p.head_dim_qk, [&](int i) { return i < sequence.len_q; });
   }
   __device__ void load_k(int32_t tile) const {
-    load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, head_kv(), sequence.row_kv, 0), tile * C.tile_kv, p.head_dim_qk,
-                           [&](int j) { return j < sequence.len_kv; });
+    load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, 0),
+                           tile * C.tile_kv, p.head_dim_qk, [&](int j) { return j < sequence.len_kv; });
   }
   // Keys that no query of the sequence sees become zeros, whatever they hold.
   __device__ void load_v(int32_t tile) const {
     const auto begin = static_cast<int32_t>(sequence.band.begin(0));
     const auto end = static_cast<int32_t>(sequence.band.end(sequence.len_q - 1));
     const int32_t first_column = work.slice_idx * C.head_dim_v;
-    load<TileV, C.tile_kv>(s_v, rows<C.paged>(p.v, head_kv(), sequence.row_kv, first_column), tile * C.tile_kv,
-                           min(C.head_dim_v, p.head_dim_v - first_column),
-                           [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
+    load<TileV, C.tile_kv>(
+        s_v, rows<C.paged>(p.v, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, first_column),
+        tile * C.tile_kv, min(C.head_dim_v, p.head_dim_v - first_column),
+        [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
   __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
   // After load_q() and wait(), before scores().

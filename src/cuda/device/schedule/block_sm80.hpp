@@ -164,9 +164,10 @@ struct BlockSm80 : WarpTiles<C> {
   }
 
   // The same of k or v, from the sequence's first key on; paged, from the pool's first row on.
-  __device__ static const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work,
-                                             const Sequence& sequence, int32_t head_idx, int32_t column) {
-    return C.paged ? head(t, 0, head_idx, 0, column) : head(t, work.batch_idx, head_idx, sequence.row_kv, column);
+  __device__ const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work, const Sequence& sequence,
+                                      int32_t head_idx, int32_t column) const {
+    return C.paged ? head(t, 0, head_idx, 0, column)
+                   : head(t, batch_of_keys(p, work.batch_idx), head_idx, sequence.row_kv, column);
   }
   // The keys of a sequence in such a head.
   __device__ HeadRows<C.paged> key_rows(const char* head, const portable::OperandParams& t, const WorkTile& work,

@@ -67,7 +67,7 @@ struct BlockSm90 {
 
   // A tile of queries: what every warp needs to know of it.
   struct Item {
-    int32_t exists;  // 0: there is none left
+    int32_t batch_kv;  // of the tensors of its keys; -1: there is none left
     WorkTile work;
     int32_t head_kv;
     BandedSequence<int32_t> sequence;
@@ -85,6 +85,7 @@ struct BlockSm90 {
     int32_t first_tile;  // that it visits; no less than tiles.end if there is none
     Share shares[kWarpgroups];
 
+    __device__ bool exists() const { return batch_kv >= 0; }
     // Of a tile.
     __device__ int32_t first_key(int32_t tile) const {
       if (kStartsNear && tile <= nearest) tile = nearest - tile;
@@ -199,7 +200,7 @@ struct BlockSm90 {
     const int lane = static_cast<int>(threadIdx.x % 32);
     __syncwarp();  // all have read what was there
     if (lane == 0) {
-      to.exists = 1;
+      to.batch_kv = C.paged ? 0 : batch_of_keys(p.forward, work.batch_idx);
       to.work = work;
       to.sequence = device::sequence<int32_t>(p.forward, work.batch_idx);
       to.queries = portable::tile_queries(to.sequence.len_q, C.tile_q, work.tile_idx);
@@ -304,7 +305,7 @@ struct BlockSm90 {
     __syncwarp();
   }
 
-  // Rows of q, k and v lie in packed tensors one sequence behind the other.
+  // Rows of q and out lie in packed tensors one sequence behind the other.
   __device__ static int32_t batch_of(const portable::TableParams& cu_seqlens, int32_t batch_idx) {
     return cu_seqlens.data != nullptr ? 0 : batch_idx;
   }
@@ -361,7 +362,7 @@ struct BlockSm90 {
     if (writes_rows) return;
     items.wait_empty();
     if (!is_first_lane) return;
-    item(items).exists = 0;
+    item(items).batch_kv = -1;
     items.arrive_full();
     items.at(kBounds).arrive_full();
   }
@@ -381,7 +382,7 @@ struct BlockSm90 {
     for (;; items.advance()) {
       items.wait_full();
       const Item& of = item(items);
-      if (of.exists == 0) return;
+      if (!of.exists()) return;
       Visited visited;
 #pragma unroll 1
       for (int32_t tile = -1; (tile = visited.next(of.tiles, of.map, tile + 1)) < of.tiles.end;) {
@@ -417,8 +418,7 @@ struct BlockSm90 {
       ring.arrive_full_expecting(bytes);
       const int32_t row = C.cluster > 1 ? static_cast<int32_t>(ptx::block_in_cluster()) * kLoadedRows : 0;
       copy_tile<Columns, C.cluster>(stage + row * kRowBytes, map, ring.full(), C.tile_kv,
-                                    of.sequence.row_kv + first_key + row, of.head_kv,
-                                    batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+                                    of.sequence.row_kv + first_key + row, of.head_kv, of.batch_kv);
     }
     ring.advance();
   }

@@ -59,6 +59,13 @@ __device__ __forceinline__ void read_tables(const portable::ForwardParams& p, in
   if (p.prefix.data != nullptr) s.band.prefix = clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
 }
 
+// The batch of k and v, as these tensors lie, that holds a sequence's keys. No member of Sequence, which would keep it.
+__device__ __forceinline__ int32_t batch_of_keys(const portable::ForwardParams& p, int32_t batch_idx) {
+  if (!p.has_tables || batch_idx == p.batch) return batch_idx;
+  if (p.cache_batch_idx.data != nullptr) return clamp(entry(p.cache_batch_idx, batch_idx), 0, p.slots - 1);
+  return p.cu_seqlens_kv.data != nullptr ? 0 : batch_idx;
+}
+
 // batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
 template <class Int = int64_t>
 __device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardParams& p, int32_t batch_idx) {

@@ -16,8 +16,8 @@ namespace tessella::device {
 using portable::ClassifyConfig;
 using portable::ScoreConfig;
 
-// Inside the lengths: does query i see key j, as far as documents, dense mask, block map and the caller's mask
-// modification go?
+// Inside the lengths: does query i see key j, as far as documents, dense mask, block map, draft mask and the caller's
+// mask modification go?
 template <ScoreConfig C>
 __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
                                            int32_t head_idx, int32_t i, int32_t j) {
@@ -37,6 +37,10 @@ __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, con
   if constexpr (C.block_map) {
     visible =
         visible && flag(p.block_map, p.block_map_q.quotient(i), p.block_map_kv.quotient(static_cast<int32_t>(slot)));
+  }
+  if constexpr (C.draft_mask) {
+    const int32_t draft = j - (s.len_kv - s.len_q);
+    visible = visible && (draft < 0 || flag(p.draft_mask, i, draft));
   }
   if constexpr (C.mask_mod) visible = visible && user::mask_mod(batch_idx, head_idx, i, j, Arrays(p));
   return visible;
