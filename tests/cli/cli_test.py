@@ -386,10 +386,26 @@ class Others(CliTest):
     def test_ladder(self):
         done = run("ladder", "--seqlen", 64, "--head-dim", 16, "--heads", "2/1", "--budget", 0.01, "--json")
         rows = {row["kernel"]: row for row in json.loads(done.stdout)["results"]}
-        for name in ("standard", "safe_softmax", "online_softmax", "one_pass", "flash_1", "flash_2"):
+        decoding = ("flash_decoding", "flash_decoding_pp")
+        for name in ("standard", "safe_softmax", "online_softmax", "one_pass", "flash_1", "flash_2", *decoding):
             self.assertEqual(rows[f"reference.{name}"]["check"], "ok")
         self.assertGreater(rows["reference.standard"]["extra_bytes"], rows["reference.flash_2"]["extra_bytes"])
         self.assertEqual(run("ladder", "--seqlen", 16, "--budget", 0.01, "--csv").stdout.count("\n"), len(rows) + 1)
+
+    def test_ladder_decode(self):
+        few = ["ladder", "--decode", "--head-dim", 16, "--seqlen", "2k", "--budget", 0.01]
+        for queries in (1, 3):
+            document = json.loads(run(*few, "--queries", queries, "--json").stdout)
+            self.assertEqual([document["problem"][name] for name in ("queries", "seqlen", "mask")], [queries, 2048, "causal"])
+            rows = {row["kernel"]: row for row in document["results"]}
+            self.assertTrue(all(row["check"] == "ok" for row in rows.values()))
+            moved = {name: rows[f"reference.{name}"]["bytes_moved"] for name in ("flash_2", "flash_decoding")}
+            self.assertLess(moved["flash_2"], moved["flash_decoding"])
+            self.assertLess(moved["flash_decoding"], 1.1 * moved["flash_2"])
+        self.assertIn("queries 1, seqlen 2048, heads 8/2", run(*few).stderr)
+        self.refuses(*few, "--queries", 4096, saying="--queries is 4096")
+        self.refuses(*few, "--backward", saying="expected one")
+        self.refuses("ladder", "--queries", 2, saying="without --decode")
 
     def test_bench(self):
         small = ["--seqlen", "32:128", "--head-dim", 16, "--heads", "4/2", "--batch", 2, "--budget", 0.01]

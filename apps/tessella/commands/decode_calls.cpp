@@ -14,7 +14,7 @@ namespace tessella::cli {
 namespace {
 
 constexpr double kRotatedBytes = 4e8;  // several times the largest cache of a GPU or CPU
-constexpr int64_t kMostCalls = 512;     // caches under 800 kB then come to less
+constexpr int64_t kMostCalls = 512;    // caches under 800 kB then come to less
 constexpr size_t kAlignment = 256;
 constexpr int64_t kPattern = 33554393;  // random elements, repeated; a prime, so that no row of two caches is the same
 constexpr uint8_t kNan = 0xff;          // of every byte: NaN in each dtype
@@ -130,9 +130,8 @@ void DecodeCalls::add_call(int64_t idx) {
   const auto offset = static_cast<size_t>(idx);
   const auto cache = [&](size_t half) {
     const size_t at = offset * layout_.cache_stride() + half * layout_.half_bytes;
-    return c.page_size == 0
-               ? caches_.tensor(at, c.dtype, {c.batch, c.seqlen, c.heads_kv, c.head_dim})
-               : caches_.tensor(at, c.dtype, {layout_.num_pages, c.page_size, c.heads_kv, c.head_dim});
+    return c.page_size == 0 ? caches_.tensor(at, c.dtype, {c.batch, c.seqlen, c.heads_kv, c.head_dim})
+                            : caches_.tensor(at, c.dtype, {layout_.num_pages, c.page_size, c.heads_kv, c.head_dim});
   };
   const size_t q_offset = offset * layout_.q_bytes;
   add(&tessella_forward_args::q, "q", q_.tensor(q_offset, c.dtype, {c.batch, c.queries, c.heads_q, c.head_dim}));
@@ -202,8 +201,8 @@ tessella_check_report DecodeCalls::check_rows(int64_t num_rows) const {
     report.worst_index[0] = sequence;
     const int64_t rows_before = worst.rows;
     const bool is_worse = report.passed < worst.passed ||
-                          (report.passed == worst.passed && report.max_error / report.tolerance >=
-                                                                worst.max_error / std::max(worst.tolerance, 1e-300));
+                          (report.passed == worst.passed &&
+                           report.max_error / report.tolerance >= worst.max_error / std::max(worst.tolerance, 1e-300));
     if (is_worse) worst = report;
     worst.rows = rows_before + report.rows;
   }

@@ -19,8 +19,8 @@ struct DecodeCase {
   int64_t heads_kv = 1;
   int64_t head_dim = 128;
   int64_t batch = 1;
-  int64_t seqlen = 1;   // of the cache; the longest where lengths are ragged
-  int64_t queries = 1;  // the last of each sequence, causal
+  int64_t seqlen = 1;     // of the cache; the longest where lengths are ragged
+  int64_t queries = 1;    // the last of each sequence, causal
   int64_t page_size = 0;  // rows; 0: each sequence's cache is in one piece
   bool ragged = false;
 

@@ -21,9 +21,7 @@ std::unique_ptr<DecodeCell> DecodeCell::make(const DecodeCase& decode_case, cons
     missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_text(needed), bytes_text(have))};
     return nullptr;
   }
-  return attempt(missing, [&] {
-    return std::unique_ptr<DecodeCell>(new DecodeCell(decode_case, options, budget));
-  });
+  return attempt(missing, [&] { return std::unique_ptr<DecodeCell>(new DecodeCell(decode_case, options, budget)); });
 }
 
 DecodeCell::DecodeCell(const DecodeCase& decode_case, const AttentionOptionValues& options, double budget)

@@ -33,8 +33,7 @@ Memory::Memory(const Placement& placement, size_t bytes) {
     gpu_memory_ = GpuMemory(*gpu_, bytes);
     return;
   }
-  host_.reset(
-      static_cast<std::byte*>(std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment)));
+  host_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment)));
   if (host_ == nullptr) throw std::bad_alloc();
 }
 

@@ -12,8 +12,8 @@
 namespace tessella::cli {
 namespace {
 
-constexpr size_t kChunk = 16;        // bytes of a load on a GPU
-constexpr unsigned kThreads = 512;   // of a block, as the kernel has it
+constexpr size_t kChunk = 16;          // bytes of a load on a GPU
+constexpr unsigned kThreads = 512;     // of a block, as the kernel has it
 constexpr int kBlocksEach[] = {2, 4};  // on a multiprocessor; which is faster differs between GPUs
 
 double seconds_on_gpu(const Placement& placement, const Memory& memory, size_t bytes, size_t stride, int64_t num_copies,
