@@ -15,6 +15,9 @@ contenders:
   flash_attn, fa3, fa4, flashinfer, xformers
 Who is missing or refuses a cell is listed with the reason. Each output is checked against double on sampled rows before
 it is timed. On an H200 ours are held to bars: live cuDNN times what the best library has reached beside cuDNN.
+With --decode few queries a sequence read a long cache, as a server does: calls in a CUDA graph over caches that rotate
+through 400 MB, beside a kernel that only reads; cuDNN, FlashAttention-2, fa3 and flashinfer take part, and floors pass
+or MISS. Its cells are its own: bench/contest/decode/protocol.py.
 With --backward gradients are computed, which flashinfer does not: ours by tessella.attention_backward into
 memory that is there, others by autograd. They count 2.5 forwards, both passes 3.5.
 
@@ -22,6 +25,7 @@ examples:
   compare.py                                                             # on a GPU if there is one, else on the CPU
   compare.py --protocol family --head-dims 128 --contenders tessella,cuda.forward_sm90,sdpa,triton --json d128.json
   compare.py --backward --protocol features                              # gradients; --backward both: both passes
+  compare.py --decode --json decode.json                                 # some minutes on a GPU
   compare.py --device cpu --lengths 512,1024,2048,4096,8192 --plot plots
   compare.py --from-json d64.json d128.json d256.json --plot plots       # tables and plots again, nothing is measured
 """
@@ -36,12 +40,14 @@ import pathlib
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from contest.bars import Bars
+from contest.decode.protocol import cells_on
+from contest.decode.report import report as decode_report
 from contest.plot import draw
-from contest.protocol import PROTOCOLS, Cell
+from contest.protocol import PROTOCOLS
 from contest.report import Record, is_ours, report
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
@@ -70,17 +76,23 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         default="forward",
         help="gradients in the forward's stead, or after it",
     )
+    parser.add_argument("--decode", action="store_true", help="few queries over long caches")
     parser.add_argument("--contenders", type=words, default=[], metavar="NAME,...", help="sdpa means all of sdpa.*")
     parser.add_argument("--lengths", type=numbers, default=[], metavar="N,...", help="sequence lengths")
     parser.add_argument("--head-dims", type=numbers, default=[], metavar="D,...")
     parser.add_argument("--cases", type=words, default=[], metavar="NAME,...", help="of `features`: softcap, gqa 64/8")
     parser.add_argument("--dtypes", type=words, default=[], metavar="bf16,...", help="bf16, f16, f32")
-    parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement; default 0.5, on cpu 0.1")
+    parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="written anew after every cell")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="PNGs; needs matplotlib")
     parser.add_argument("--commit", help="for the record, where git does not tell")
     parser.add_argument("--from-json", type=pathlib.Path, nargs="+", metavar="FILE", help="report these instead")
     options = parser.parse_args(arguments)
+    of_cells = ("protocol", "lengths", "head_dims", "cases", "dtypes", "plot")
+    if options.decode and (given := [name for name in of_cells if getattr(options, name)]):
+        parser.error(f"--decode has cells of its own, expected no --{given[0].replace('_', '-')}")
+    if options.decode and options.work != "forward":
+        parser.error("--decode is a forward, expected no --backward")
     if unknown := set(options.dtypes) - {"bf16", "f16", "f32"}:
         parser.error(f"--dtypes: {', '.join(sorted(unknown))}, expected bf16, f16 or f32")
     return options
@@ -106,7 +118,7 @@ def commit() -> str:
         return "unknown"
 
 
-def progress(num_done: int, cells: Sequence[Cell]) -> None:
+def progress(num_done: int, cells: Sequence[Any]) -> None:
     """A bar on a terminal, a line a cell elsewhere."""
     total = len(cells)
     now = f"{cells[num_done].dtype} {cells[num_done].label}" if num_done < total else "done"
@@ -125,28 +137,61 @@ def write_json(record: Record, path: pathlib.Path) -> None:
     part.replace(path)
 
 
+Measure = Callable[[Any], Any]  # a cell -> its entry in the record
+
+
+def prepared(options: argparse.Namespace, device: str, window_s: float, sampler: Any) -> tuple[list[Any], Any, Measure]:
+    """The cells, who takes part and why others do not, and what measures a cell."""
+    if options.decode:
+        from contest.decode import contenders as decoding
+        from contest.decode.measure import measure_cell as measure_decode
+
+        taking_part, missing = decoding.chosen(options.contenders, device)
+        return (
+            cells_on(device),
+            (taking_part, missing),
+            lambda cell: measure_decode(cell, taking_part, device, window_s),
+        )
+    from contest.contenders import chosen
+    from contest.measure import measure_cell
+
+    protocol = PROTOCOLS[protocol_name(options, device)]
+    contenders, missing = chosen(options.contenders, device)
+    cells = protocol.cells(options.dtypes, options.head_dims, options.lengths, options.cases, options.work)
+    if options.cases and not cells:
+        names = dict.fromkeys(cell.case for cell in protocol.cells([], [], []) if cell.case)
+        raise ValueError(
+            f"--cases: {', '.join(options.cases)}, expected of {protocol_name(options, device)}: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return cells, (contenders, missing), lambda cell: measure_cell(cell, contenders, device, window_s, sampler)
+
+
+def protocol_name(options: argparse.Namespace, device: str) -> str:
+    return "decode" if options.decode else options.protocol or ("family" if device == "cuda" else "layer")
+
+
+def default_window(options: argparse.Namespace, device: str) -> float:
+    """Seconds: few calls of decoding warm a GPU up, and its cells are many."""
+    return (0.03 if options.decode else 0.5) if device == "cuda" else (0.01 if options.decode else 0.1)
+
+
 def measured(options: argparse.Namespace) -> Record:
     """Measures all cells. torch and Tessella are imported here: a report needs neither."""
     import torch
-    from contest.contenders import chosen, versions
-    from contest.measure import ROUNDS, measure_cell
+    from contest.contenders import versions
+    from contest.measure import ROUNDS
     from contest.power import Nvml, Sampler
 
     torch.set_grad_enabled(False)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    protocol = options.protocol or ("family" if device == "cuda" else "layer")
-    window_s = options.window or (0.5 if device == "cuda" else 0.1)
-    contenders, missing = chosen(options.contenders, device)
-    cells = PROTOCOLS[protocol].cells(options.dtypes, options.head_dims, options.lengths, options.cases, options.work)
-    if options.cases and not cells:
-        names = dict.fromkeys(cell.case for cell in PROTOCOLS[protocol].cells([], [], []) if cell.case)
-        raise ValueError(f"--cases: {', '.join(options.cases)}, expected of {protocol}: {', '.join(names) or 'none'}")
+    window_s = options.window or default_window(options, device)
     machine: dict[str, Any] = {
         "cpu": cpu_name(),
         "cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
     }
-    sampler = None
+    sampler, no_sampler = None, ""
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         machine |= {"gpu": properties.name, "cuda": torch.version.cuda}
@@ -155,15 +200,18 @@ def measured(options: argparse.Namespace) -> Record:
             machine |= {"driver": nvml.driver(), "watts_limit": nvml.power_limit(), "mhz_limit": nvml.max_clock()}
             sampler = Sampler(nvml)
         except (OSError, AttributeError) as error:  # no library; a library without one of the functions
-            missing["watts and SM clock"] = str(error)
+            no_sampler = str(error)
     else:
         machine["threads"] = torch.get_num_threads()
+    cells, (contenders, missing), measure = prepared(options, device, window_s, sampler)
+    if no_sampler:
+        missing["watts and SM clock"] = no_sampler
     record: Record = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
         "commit": options.commit or commit(),
         "device": device,
-        "protocol": protocol,
+        "protocol": protocol_name(options, device),
         "work": options.work,
         "window_s": window_s,
         "rounds": ROUNDS,
@@ -174,7 +222,7 @@ def measured(options: argparse.Namespace) -> Record:
     }
     for cell_idx, cell in enumerate(cells):
         progress(cell_idx, cells)
-        record["cells"].append(measure_cell(cell, contenders, device, window_s, sampler))
+        record["cells"].append(measure(cell))
         if options.json:
             write_json(record, options.json)
     progress(len(cells), cells)
@@ -208,7 +256,7 @@ def main() -> int:
     except (ValueError, ImportError, OSError) as error:
         print(f"compare.py: {error}", file=sys.stderr)
         return 2
-    print(report(record, Bars()))
+    print(decode_report(record) if record["protocol"] == "decode" else report(record, Bars()))
     if options.plot:
         try:
             for path in draw(record, options.plot):

@@ -35,7 +35,7 @@ class Refused(Exception):
 @dataclasses.dataclass(frozen=True)
 class Contender:
     name: str
-    prepare: Callable[[Problem], Run]
+    prepare: Callable[[Any], Any]  # of a Problem: a Run
     package: str = "torch"  # imported before it runs
     features: tuple[str, ...] = ()  # those of Cell.features that it has
     devices: tuple[str, ...] = ("cuda",)
@@ -55,7 +55,8 @@ class Contender:
         lacking = [feature for feature in problem.cell.features if feature not in self.features]
         if lacking:
             raise Refused(f"has no {', no '.join(lacking)}")
-        return self.prepare(problem)
+        run: Run = self.prepare(problem)
+        return run
 
 
 def first_line(error: BaseException) -> str:

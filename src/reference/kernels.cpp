@@ -100,6 +100,8 @@ core::KernelTable reference_kernels() {
         ladder_kernel<kOnePass>(),
         ladder_kernel<kFlash1>(),
         ladder_kernel<kFlash2>(),
+        ladder_kernel<kFlashDecoding>(),
+        ladder_kernel<kFlashDecodingPp>(),
         ladder_kernel<kStandardBackward>(),
         ladder_kernel<kFlashBackward>(),
     };

@@ -401,10 +401,26 @@ class Others(CliTest):
     def test_ladder(self):
         done = run("ladder", "--seqlen", 64, "--head-dim", 16, "--heads", "2/1", "--budget", 0.01, "--json")
         rows = {row["kernel"]: row for row in json.loads(done.stdout)["results"]}
-        for name in ("standard", "safe_softmax", "online_softmax", "one_pass", "flash_1", "flash_2"):
+        decoding = ("flash_decoding", "flash_decoding_pp")
+        for name in ("standard", "safe_softmax", "online_softmax", "one_pass", "flash_1", "flash_2", *decoding):
             self.assertEqual(rows[f"reference.{name}"]["check"], "ok")
         self.assertGreater(rows["reference.standard"]["extra_bytes"], rows["reference.flash_2"]["extra_bytes"])
         self.assertEqual(run("ladder", "--seqlen", 16, "--budget", 0.01, "--csv").stdout.count("\n"), len(rows) + 1)
+
+    def test_ladder_decode(self):
+        few = ["ladder", "--decode", "--head-dim", 16, "--seqlen", "2k", "--budget", 0.01]
+        for queries in (1, 3):
+            document = json.loads(run(*few, "--queries", queries, "--json").stdout)
+            self.assertEqual([document["problem"][name] for name in ("queries", "seqlen", "mask")], [queries, 2048, "causal"])
+            rows = {row["kernel"]: row for row in document["results"]}
+            self.assertTrue(all(row["check"] == "ok" for row in rows.values()))
+            moved = {name: rows[f"reference.{name}"]["bytes_moved"] for name in ("flash_2", "flash_decoding")}
+            self.assertLess(moved["flash_2"], moved["flash_decoding"])
+            self.assertLess(moved["flash_decoding"], 1.1 * moved["flash_2"])
+        self.assertIn("queries 1, seqlen 2048, heads 8/2", run(*few).stderr)
+        self.refuses(*few, "--queries", 4096, saying="--queries is 4096")
+        self.refuses(*few, "--backward", saying="expected one")
+        self.refuses("ladder", "--queries", 2, saying="without --decode")
 
     def test_bench(self):
         small = ["--seqlen", "32:128", "--head-dim", 16, "--heads", "4/2", "--batch", 2, "--budget", 0.01]
@@ -426,6 +442,34 @@ class Others(CliTest):
             (["--rival", "nosuch"], "nosuch"),
         ]:
             self.refuses("bench", *arguments, saying=saying)
+
+    def test_bench_decode(self):
+        small = ["bench", "decode", "--heads", "4/2,2/2", "--head-dim", 16, "--batch", "1,3", "--budget", 0.01]
+        done = run(*small, "--seqlen", "20:40", "--pages", "0,1,16", "--queries", "1,2", "--ragged", "--json")
+        rows = json.loads(done.stdout)["results"]
+        self.assertEqual(len(rows), 2 * 2 * 2 * 3 * 2)
+        for row in rows:
+            self.assertEqual(row["check"], "ok")
+            self.assertAlmostEqual(row["bytes_per_second"] * row["seconds"], row["cache_bytes"], delta=1)
+            self.assertAlmostEqual(row["read_ratio"] * row["seconds"], row["read_seconds"])
+        self.assertTrue(all(row["cache_bytes"] <= 2 * 2 * 16 * 2 * row["batch"] * row["seqlen"] for row in rows))
+        self.assertLess(len({row["cache_bytes"] for row in rows}), len(rows) // 3)  # pages and queries read the same
+        lines = run(*small, "--seqlen", 20, "--dtype", "f32", "--kernel", "reference.flash_1,reference.attention").stdout
+        self.assertEqual(lines.count("\n"), 1 + 2 * 2 * 2)
+        default = run("bench", "decode", "--seqlen", "64k", "--kernel", "reference.flash_2", "--budget", 0.01, "--csv")
+        self.assertIn(",16/2,128,1,65536,uniform,0,1,", default.stdout)
+        too_large = run("bench", "decode", "--preset", "gqa", "--batch", "64k", "--seqlen", "128k")
+        self.assertIn("not run at bf16 64/8 heads x 128, batch 65536, seqlen 131072, 1 query: its caches take", too_large.stderr)
+        for arguments, saying in [
+            (["--preset", "x"], "expected one of flash-decoding, gqa, mha"),
+            (["--pages", "-1"], "--pages is -1"),
+            (["--queries", "0"], "--queries is 0"),
+            (["--heads", "3/2"], "--heads is '3/2'"),
+            (["--kernel", "nosuch"], "--kernel is 'nosuch'"),
+            (["--seqlens-kv", "1,2"], "are for `tessella attend`"),
+            (["--json", "--csv"], "expected one"),
+        ]:
+            self.refuses("bench", "decode", *arguments, saying=saying)
 
     def test_bench_leaves_out_what_is_too_large(self):
         for seqlen, saying in (("4m", "times --budget"), ("1g", "of memory per head")):
@@ -459,6 +503,7 @@ class Others(CliTest):
         self.refuses("bench", "--device", "cuda:x", saying="--device")
         cells = ["--seqlen", 64, "--head-dim", 64, "--heads", 2, "--batch", 1, "--dtype", "bf16", "--budget", 0.01]
         commands = [["attend", SAMPLE, "--check"], ["bench", *cells], ["ladder", *cells], ["kernels", "--why"]]
+        commands.append(["bench", "decode", *cells])
         missing = run("attend", SAMPLE, "--device", "cuda:1023", expect=2).stderr
         if "libcuda" in missing or "does not start" in missing:  # each says so in one line
             for command in commands:

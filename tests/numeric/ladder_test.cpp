@@ -17,8 +17,11 @@ using core::Name;
 using reference::Algorithm;
 using reference::BackwardAlgorithm;
 
-const Algorithm* const kLadder[] = {&reference::kStandard, &reference::kSafeSoftmax, &reference::kOnlineSoftmax,
-                                    &reference::kOnePass,  &reference::kFlash1,      &reference::kFlash2};
+const Algorithm* const kLadder[] = {&reference::kStandard,      &reference::kSafeSoftmax,    &reference::kOnlineSoftmax,
+                                    &reference::kOnePass,       &reference::kFlash1,         &reference::kFlash2,
+                                    &reference::kFlashDecoding, &reference::kFlashDecodingPp};
+
+const Algorithm* const kDecodeLadder[] = {&reference::kFlashDecoding, &reference::kFlashDecodingPp};
 
 const BackwardAlgorithm* const kBackwardLadder[] = {&reference::kStandardBackward, &reference::kFlashBackward};
 
@@ -68,6 +71,87 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, Ladder, testing::ValuesIn(kLadder), [](cons
   const std::string name(test.param->name);
   return name.substr(name.find('.') + 1);
 });
+
+class DecodeLadder : public testing::TestWithParam<const Algorithm*> {};
+
+// One split, two, as many as there are, the last one short; no key at all, and queries that see none.
+TEST_P(DecodeLadder, EveryNumberOfSplitsIsMergedRight) {
+  for (const int64_t seqlen_kv : {0, 1, 102, 103, 104, 825, 1500}) {
+    for (const int64_t seqlen_q : {1, 3, 70}) {
+      for (const bool causal : {false, true}) {
+        for (const float sink : {-INFINITY, 3.0F, 90.0F}) {
+          OwnedArguments own({.heads_q = 4,
+                              .heads_kv = 2,
+                              .seqlen_q = seqlen_q,
+                              .seqlen_kv = seqlen_kv,
+                              .head_dim_qk = 32,
+                              .head_dim_v = 40});
+          if (causal) own.set_causal();
+          own.set_sink(sink);
+          counted(*GetParam(), own.arguments);
+          const reference::CheckReport report = reference::check_forward(own.arguments, 64, 1);
+          EXPECT_TRUE(report.passed) << seqlen_q << " queries, " << seqlen_kv << " keys, causal " << causal << ", sink "
+                                     << sink << ": " << report.worst_got << ", expected " << report.worst_expected;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, DecodeLadder, testing::ValuesIn(kDecodeLadder), [](const auto& test) {
+  const std::string name(test.param->name);
+  return name.substr(name.find('.') + 1);
+});
+
+// Rows out of the guard's range are computed again, by as many bytes, and no others are.
+struct Guarded {
+  const char* name;
+  int rows_again;
+  void (*change)(OwnedArguments&);
+};
+
+class UnifiedMaximum : public testing::TestWithParam<Guarded> {
+ protected:
+  static constexpr int64_t kRows = 3, kKeys = 1500, kDim = 32;
+  // Products of a row with every key.
+  static void set_scores(OwnedArguments& own, int64_t row, float score) {
+    for (int64_t c = 0; c < kDim; ++c) own.q[static_cast<size_t>(row * kDim + c)] = c == 0 ? score : 0;
+    for (int64_t j = 0; j < kKeys; ++j) own.k[static_cast<size_t>(j * kDim)] = 1;
+  }
+};
+
+TEST_P(UnifiedMaximum, RowsOutOfRangeAreComputedAgain) {
+  OwnedArguments own({.seqlen_q = kRows, .seqlen_kv = kKeys, .head_dim_qk = kDim, .head_dim_v = kDim});
+  for (int64_t row = 0; row < kRows; ++row) set_scores(own, row, static_cast<float>(row));
+  GetParam().change(own);
+  const reference::Traffic traffic = counted(reference::kFlashDecodingPp, own.arguments);
+  EXPECT_TRUE(reference::check_forward(own.arguments, 0, 0).passed);
+  const double again = sizeof(float) * kDim * (1 + 2 * kKeys);
+  EXPECT_DOUBLE_EQ(traffic.bytes, reference::ladder_cost(reference::kFlashDecodingPp, own.arguments).bytes_moved +
+                                      GetParam().rows_again * again);
+}
+
+constexpr size_t kDim = 32, kLast = 1499;
+
+INSTANTIATE_TEST_SUITE_P(
+    Scores, UnifiedMaximum,
+    testing::Values(Guarded{"InRange", 0, [](OwnedArguments&) {}},
+                    Guarded{"JustInRange", 0, [](OwnedArguments& own) { own.q[kDim] = 39.9F; }},
+                    Guarded{"LowestInRange", 0, [](OwnedArguments& own) { own.q[kDim] = -39.9F; }},
+                    Guarded{"OneRowAbove", 1, [](OwnedArguments& own) { own.q[kDim] = 40.1F; }},
+                    Guarded{"OneRowBelow", 1, [](OwnedArguments& own) { own.q[kDim] = -40.1F; }},
+                    Guarded{"WouldOverflow", 1, [](OwnedArguments& own) { own.q[kDim] = 1000; }},
+                    Guarded{"WouldVanish", 1, [](OwnedArguments& own) { own.q[kDim] = -1000; }},
+                    Guarded{"OneKeyOfTheLastSplit", 2, [](OwnedArguments& own) { own.k[kLast * kDim] = 60; }},
+                    Guarded{"LargeValues", 0,
+                            [](OwnedArguments& own) {
+                              own.q[kDim] = 39;
+                              for (float& value : own.v) value *= 1e28F;
+                            }},
+                    Guarded{"KeyThatIsNan", 3, [](OwnedArguments& own) { own.k[kLast * kDim] = NAN; }},
+                    Guarded{"SinkAbove", 3, [](OwnedArguments& own) { own.set_sink(50); }},
+                    Guarded{"SinkInRange", 0, [](OwnedArguments& own) { own.set_sink(5); }}),
+    [](const auto& test) { return test.param.name; });
 
 // A call of forward that ran, with d_out and memory for dq, dk and dv.
 struct OwnedBackward : OwnedArguments {
@@ -153,6 +237,7 @@ TEST(LadderOrder, FlashMovesLessThanStandard) {
     return reference::ladder_cost(algorithm, own.arguments).bytes_moved;
   };
   EXPECT_LT(bytes(reference::kFlash2), bytes(reference::kFlash1));
+  EXPECT_LT(bytes(reference::kFlash2), bytes(reference::kFlashDecoding));  // the splits' states, for many queries
   EXPECT_LT(bytes(reference::kFlash2), bytes(reference::kStandard) / 2);
   EXPECT_LT(bytes(reference::kStandard), bytes(reference::kSafeSoftmax));
   EXPECT_LT(bytes(reference::kOnePass), bytes(reference::kOnlineSoftmax));

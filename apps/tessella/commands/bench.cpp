@@ -9,6 +9,7 @@
 #include "files/input_error.hpp"
 #include "options/mask_text.hpp"
 #include "options/number_text.hpp"
+#include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
 
@@ -28,6 +29,7 @@ Examples:
   tessella bench --preset llama --rival none
   tessella bench --backward --dtype bf16 --head-dim 64 --seqlen 1024:4096
   tessella bench --device cuda --json > results.json
+  tessella bench decode --help
   tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal --kernel cpu.forward_avx2,reference.flash_2)";
 
 struct Settings {
@@ -48,17 +50,7 @@ struct Settings {
   bool csv = false;
 };
 
-struct Preset {
-  const char* name;
-  const char* help;
-  struct {
-    std::string Settings::*member;
-    const char* option;
-    const char* value;
-  } values[6];
-};
-
-const Preset kPresets[] = {
+const Preset<Settings> kPresets[] = {
     {"paper",
      "16k tokens x 2048 hidden",
      {{&Settings::head_dim, "--head-dim", "64,128"},
@@ -79,20 +71,6 @@ const Preset kPresets[] = {
       {&Settings::heads, "--heads", "32/8"},
       {&Settings::batch, "--batch", "1"}}},
 };
-
-// Values of the preset where the command line gives none.
-void apply_preset(const CLI::App& command, Settings& settings) {
-  if (settings.preset.empty()) return;
-  const auto* preset = std::ranges::find_if(kPresets, [&](const Preset& row) { return row.name == settings.preset; });
-  if (preset == std::end(kPresets)) {
-    std::string names;
-    for (const Preset& row : kPresets) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
-    throw InputError(fmt::format("--preset is '{}', expected one of {}", settings.preset, names));
-  }
-  for (const auto& value : preset->values) {
-    if (value.option && command.get_option(value.option)->count() == 0) settings.*value.member = value.value;
-  }
-}
 
 std::vector<RandomCase> list_problems(const Settings& settings) {
   constexpr int64_t kTokens = 16384;
@@ -260,10 +238,7 @@ void add_bench(CLI::App& app, Run& run) {
   const auto add = [&](const char* name, std::string& value, const std::string& help) {
     command->add_option(name, value, help)->capture_default_str()->type_name("");
   };
-  std::string presets;
-  for (const Preset& preset : kPresets)
-    presets += fmt::format("{}{}: {}", presets.empty() ? "" : "; ", preset.name, preset.help);
-  add("--preset", settings->preset, presets);
+  add("--preset", settings->preset, preset_help<Settings>(kPresets));
   add("--dtype", settings->dtype, "list of f32, bf16, f16, f64");
   add("--head-dim", settings->head_dim, "list, or FIRST:LAST doubling");
   add("--seqlen", settings->seqlen, "list, or FIRST:LAST doubling");
@@ -279,9 +254,11 @@ void add_bench(CLI::App& app, Run& run) {
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);
   command->get_option("--kernel")->description("list of names of `tessella kernels` [automatic]");
+  add_bench_decode(*command, run);
   command->callback([&run, settings, command] {
+    if (command->got_subcommand("decode")) return;
     run = [settings, command] {
-      apply_preset(*command, *settings);
+      apply_preset<Settings>(*command, kPresets, *settings);
       const bool on_gpu = settings->options.placement().gpu.has_value();
       if (command->get_option("--rival")->count() == 0) {
         if (settings->backward) settings->rival = "reference.standard_backward";

@@ -1,15 +1,13 @@
 #include "commands/bench_cell.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <fstream>
-#include <new>
 #include <string>
 
 #include "commands/kernel_list.hpp"
+#include "device/memory.hpp"
 #include "files/element_type.hpp"
 #include "files/input_error.hpp"
 #include "options/number_text.hpp"
@@ -18,15 +16,6 @@ namespace tessella::cli {
 namespace {
 
 constexpr double kRunsWanted = 5;  // in the budget: a median of fewer says little
-
-// What Linux would give without swapping, page cache included; elsewhere the free pages.
-double available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string name, rest; file >> name && std::getline(file, rest);) {
-    if (name == "MemAvailable:") return std::stod(rest) * 1024;  // "   123 kB"
-  }
-  return static_cast<double>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-}
 
 // As many KV heads, then sequences, as fit; never less than one head.
 RandomCase scaled(RandomCase problem, double units) {
@@ -125,7 +114,7 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
   const bool whole = options.has_tensors() || has_tensors(problem.mask);
   const RandomCase one = whole ? problem : scaled(problem, 1);
   const char* of_what = whole ? "" : " per head";
-  if (const double bytes = tensor_bytes(one); bytes > available_memory() / 2) {
+  if (const double bytes = tensor_bytes(one); bytes > available_memory(Placement{}) / 2) {
     missing.why = fmt::format("{} would take {} of memory{}",
                               one.is_backward ? "inputs and gradients" : "q, k, v and out", bytes_text(bytes), of_what);
     return std::nullopt;
@@ -140,7 +129,7 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
   PlanHandle plan = make_plan(probe);
   const std::string name = tessella_plan_kernel(plan.get());
   const double extra = extra_bytes(probe, name);
-  if (extra > available_memory() / 2) {
+  if (extra > available_memory(Placement{}) / 2) {
     missing.why = fmt::format("{} would take {} of memory{}", name, bytes_text(extra), of_what);
     return std::nullopt;
   }
@@ -176,17 +165,7 @@ double parse_budget(const std::string& text) {
 std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
                                       const AttentionOptionValues& options, double budget, int64_t check_rows,
                                       NotMeasured& missing) {
-  missing = {};
-  try {
-    return measure_cell(problem, kernel, options, budget, check_rows, missing);
-  } catch (const Error& error) {
-    missing = {error.what(), true};
-  } catch (const MemoryError& error) {
-    missing = {error.what(), true};
-  } catch (const std::bad_alloc&) {
-    missing = {"out of memory", true};
-  }
-  return std::nullopt;
+  return attempt(missing, [&] { return measure_cell(problem, kernel, options, budget, check_rows, missing); });
 }
 
 }  // namespace tessella::cli

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "commands/not_measured.hpp"
 #include "commands/random_case.hpp"
 #include "report/timing.hpp"
 
@@ -18,11 +19,6 @@ struct BenchResult {
   double seconds_per_head = 0;  // of one query head of one sequence
   int64_t check_seqlen = 0;     // of the problem whose result was checked
   tessella_check_report check = TESSELLA_CHECK_REPORT_INIT;
-};
-
-struct NotMeasured {
-  std::string why;
-  bool failed = false;  // an error, and not foreseen to be too large
 };
 
 // Seconds above 0.

@@ -15,6 +15,7 @@ using Run = std::function<int()>;  // returns the exit code
 void add_attend(CLI::App& app, Run& run);
 void add_merge(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
+void add_bench_decode(CLI::App& bench, Run& run);  // a subcommand of `bench`
 void add_ladder(CLI::App& app, Run& run);
 void add_kernels(CLI::App& app, Run& run);
 void add_kernels_build(CLI::App& kernels, Run& run);  // a subcommand of `kernels`

@@ -17,13 +17,15 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(From standard attention to FlashAttention-2 and this machine's kernels, over one problem. Passes: how often each score is
+    R"(From standard attention to FlashDecoding++ and this machine's kernels, over one problem. Passes: how often each score is
 produced or read. Moved: bytes between memory and the tile that is worked on. Extra: memory beyond inputs and outputs.
 Error: largest difference from the double reference, over sampled rows.
 
 Examples:
   tessella ladder
   tessella ladder --backward
+  tessella ladder --decode
+  tessella ladder --decode --queries 4 --seqlen 64k --heads 32/4 --dtype bf16
   tessella ladder --seqlen 4096 --head-dim 128 --dtype bf16 --mask causal --heads 4)";
 
 struct Settings {
@@ -35,7 +37,9 @@ struct Settings {
   std::string batch = "1";
   std::string mask = "none";
   std::string budget = "1";
+  std::string queries = "1";
   bool backward = false;
+  bool decode = false;
   bool json = false;
   bool csv = false;
 };
@@ -47,9 +51,33 @@ RandomCase problem_of(const Settings& settings) {
   problem.batch = parse_integer_between("--batch", settings.batch, 1, 1 << 20);
   problem.seqlen_q = problem.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 1, 1 << 30);
   problem.head_dim = parse_integer_between("--head-dim", settings.head_dim, 1, 1 << 20);
+  if (settings.decode) problem.seqlen_q = parse_integer_between("--queries", settings.queries, 1, problem.seqlen_kv);
   problem.mask = settings.mask;
   problem.is_backward = settings.backward;
   return problem;
+}
+
+// Of --decode: the last queries of one sequence over a cache of grouped heads.
+constexpr struct {
+  std::string Settings::*member;
+  const char* option;
+  const char* value;
+} kDecodeDefaults[] = {{&Settings::seqlen, "--seqlen", "32768"},
+                       {&Settings::heads, "--heads", "8/2"},
+                       {&Settings::mask, "--mask", "causal"}};
+
+// Values where the command line gives none.
+void apply_decode(const CLI::App& command, Settings& settings) {
+  if (!settings.decode) {
+    if (command.get_option("--queries")->count() > 0) {
+      throw InputError("--queries is given without --decode, expected beside it");
+    }
+    return;
+  }
+  if (settings.backward) throw InputError("--decode and --backward are both given, expected one");
+  for (const auto& value : kDecodeDefaults) {
+    if (command.get_option(value.option)->count() == 0) settings.*value.member = value.value;
+  }
 }
 
 // Null where the kernel does not count its passes and bytes.
@@ -123,13 +151,14 @@ int ladder(Settings settings) {
   }
   // Kernels come best first; a ladder is climbed from the other end, by those that are there to be compared.
   table.rows.insert(table.rows.end(), chosen.begin(), chosen.end());
-  note(fmt::format("batch {}, seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch, problem.seqlen_q,
+  note(fmt::format("batch {}, {}seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch,
+                   settings.decode ? fmt::format("queries {}, ", problem.seqlen_q) : "", problem.seqlen_kv,
                    settings.heads, problem.head_dim, settings.dtype, problem.mask));
   Json about = about_run("ladder");
   about["operation"] = problem.operation();
-  about["problem"] = {{"batch", problem.batch},       {"seqlen", problem.seqlen_q},   {"heads_q", problem.heads_q},
-                      {"heads_kv", problem.heads_kv}, {"head_dim", problem.head_dim}, {"dtype", settings.dtype},
-                      {"mask", problem.mask}};
+  about["problem"] = {{"batch", problem.batch},     {"queries", problem.seqlen_q},  {"seqlen", problem.seqlen_kv},
+                      {"heads_q", problem.heads_q}, {"heads_kv", problem.heads_kv}, {"head_dim", problem.head_dim},
+                      {"dtype", settings.dtype},    {"mask", problem.mask}};
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
   return !ran ? kBadInput : passed ? kDone : kCheckFailed;
 }
@@ -152,10 +181,18 @@ void add_ladder(CLI::App& app, Run& run) {
   add("--budget", settings->budget, "seconds a measurement may take");
   command->add_flag("--backward", settings->backward,
                     "the gradients of q, k and v: with N x N matrices in memory, and by recomputation");
+  command->add_flag("--decode", settings->decode,
+                    "few queries over a long cache [--seqlen 32768 --heads 8/2 --mask causal]");
+  add("--queries", settings->queries, "of --decode: the last tokens of each sequence");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);
-  command->callback([&run, settings] { run = [settings] { return ladder(*settings); }; });
+  command->callback([&run, settings, command] {
+    run = [settings, command] {
+      apply_decode(*command, *settings);
+      return ladder(*settings);
+    };
+  });
 }
 
 }  // namespace tessella::cli

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -26,6 +25,8 @@ std::vector<std::byte> normal_pool(tessella_dtype dtype, int64_t bytes, std::mt1
   return pool;
 }
 
+}  // namespace
+
 void fill_normal(Array& array, std::mt19937_64& random) {
   const int64_t bytes = array.element_bytes;
   const std::vector<std::byte> pool = normal_pool(array.tensor.dtype, bytes, random);
@@ -38,8 +39,6 @@ void fill_normal(Array& array, std::mt19937_64& random) {
     i += count;
   }
 }
-
-}  // namespace
 
 double RandomCase::flops() const {
   const double pairs = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_kv);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <string>
 
 #include "options/attention_options.hpp"
@@ -25,6 +26,9 @@ struct RandomCase {
   // paper of the family does.
   double flops() const;
 };
+
+// Normal numbers, of which not every one is drawn by itself.
+void fill_normal(Array& array, std::mt19937_64& random);
 
 // "16", or "32/8": query heads over KV heads.
 void parse_heads(const std::string& what, const std::string& text, int64_t& heads_q, int64_t& heads_kv);

@@ -30,12 +30,26 @@ struct DriverFunctions {
   int (*event_record)(void*, void*);
   int (*event_synchronize)(void*);
   int (*event_elapsed)(float*, void*, void*);
+  int (*device_get_attribute)(int*, int, int);
+  int (*memory_info)(size_t*, size_t*);
+  int (*on_gpu)(unsigned long long, unsigned long long, size_t, void*);
+  int (*capture_begin)(void*, int);
+  int (*capture_end)(void*, void**);
+  int (*graph_instantiate)(void**, void*, unsigned long long);
+  int (*graph_destroy)(void*);
+  int (*graph_launch)(void*, void*);
+  int (*graph_exec_destroy)(void*);
+  int (*module_load)(void**, const void*);
+  int (*module_function)(void**, void*, const char*);
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
 };
 
 namespace {
 
 constexpr int kOutOfMemory = 2;
 constexpr unsigned kNonBlocking = 1;
+constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kCaptureRelaxed = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED: other calls of this thread are not refused
 
 [[noreturn]] void fail(const std::string& text, ErrorCode code = ErrorCode::device) { throw Error(code, text.c_str()); }
 
@@ -67,6 +81,18 @@ DriverFunctions open_driver() {
   take(cu.event_record, "cuEventRecord");
   take(cu.event_synchronize, "cuEventSynchronize");
   take(cu.event_elapsed, "cuEventElapsedTime");
+  take(cu.device_get_attribute, "cuDeviceGetAttribute");
+  take(cu.memory_info, "cuMemGetInfo_v2");
+  take(cu.on_gpu, "cuMemcpyDtoDAsync_v2");
+  take(cu.capture_begin, "cuStreamBeginCapture_v2");
+  take(cu.capture_end, "cuStreamEndCapture");
+  take(cu.graph_instantiate, "cuGraphInstantiateWithFlags");
+  take(cu.graph_destroy, "cuGraphDestroy");
+  take(cu.graph_launch, "cuGraphLaunch");
+  take(cu.graph_exec_destroy, "cuGraphExecDestroy");
+  take(cu.module_load, "cuModuleLoadData");
+  take(cu.module_function, "cuModuleGetFunction");
+  take(cu.launch, "cuLaunchKernel");
   if (const int result = cu.init(0); result != 0) {
     fail("no GPU here: the NVIDIA driver does not start, error " + std::to_string(result));
   }
@@ -114,6 +140,18 @@ const DriverFunctions& Gpu::current() const {
   return driver();
 }
 
+int32_t Gpu::num_multiprocessors() const {
+  int device = 0, count = 0;
+  check(driver().device_get(&device, id_), "cuDeviceGet");
+  check(driver().device_get_attribute(&count, kMultiprocessorCount, device), "cuDeviceGetAttribute");
+  return count;
+}
+size_t Gpu::free_bytes() const {
+  size_t free = 0, total = 0;
+  check(current().memory_info(&free, &total), "cuMemGetInfo");
+  return free;
+}
+
 void* Gpu::allocate(size_t bytes) const {
   unsigned long long data = 0;
   check(current().alloc(&data, bytes == 0 ? 1 : bytes), "cuMemAlloc");
@@ -148,6 +186,9 @@ void Gpu::copy_to_host(void* to, const void* from, size_t bytes, void* stream) c
   if (bytes != 0) check(current().to_host(to, address(from), bytes, stream), "cuMemcpyDtoHAsync");
   synchronize(stream);
 }
+void Gpu::copy_on_gpu(void* to, const void* from, size_t bytes, void* stream) const {
+  if (bytes != 0) check(current().on_gpu(address(to), address(from), bytes, stream), "cuMemcpyDtoDAsync");
+}
 void Gpu::synchronize(void* stream) const { check(current().stream_synchronize(stream), "cuStreamSynchronize"); }
 
 void* Gpu::make_event() const {
@@ -161,6 +202,41 @@ double Gpu::seconds_between(void* first, void* second) const {
   check(current().event_synchronize(second), "cuEventSynchronize");
   check(driver().event_elapsed(&milliseconds, first, second), "cuEventElapsedTime");
   return static_cast<double>(milliseconds) * 1e-3;
+}
+
+void* Gpu::make_graph(void* stream, const std::function<void()>& record) const {
+  check(current().capture_begin(stream, kCaptureRelaxed), "cuStreamBeginCapture");
+  void* graph = nullptr;
+  try {
+    record();
+  } catch (...) {
+    driver().capture_end(stream, &graph);
+    if (graph != nullptr) driver().graph_destroy(graph);
+    throw;
+  }
+  check(driver().capture_end(stream, &graph), "cuStreamEndCapture");
+  void* executable = nullptr;
+  const int result = driver().graph_instantiate(&executable, graph, 0);
+  driver().graph_destroy(graph);
+  check(result, "cuGraphInstantiate");
+  return executable;
+}
+void Gpu::destroy_graph(void* graph) const noexcept {
+  driver().set_current(context_);
+  driver().graph_exec_destroy(graph);
+}
+void Gpu::launch_graph(void* graph, void* stream) const {
+  check(current().graph_launch(graph, stream), "cuGraphLaunch");
+}
+
+void* Gpu::load_kernel(const char* ptx, const char* name) const {
+  void *module = nullptr, *kernel = nullptr;
+  check(current().module_load(&module, ptx), "cuModuleLoadData");
+  check(driver().module_function(&kernel, module, name), "cuModuleGetFunction");
+  return kernel;
+}
+void Gpu::launch_kernel(void* kernel, unsigned blocks, unsigned threads, void* stream, void** arguments) const {
+  check(current().launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr), "cuLaunchKernel");
 }
 
 }  // namespace tessella::cli

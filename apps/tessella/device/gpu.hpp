@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -17,6 +18,8 @@ class Gpu {
   static const Gpu& open(int32_t id);
 
   int32_t id() const { return id_; }
+  int32_t num_multiprocessors() const;
+  size_t free_bytes() const;
   // Memory, 256-byte aligned.
   void* allocate(size_t bytes) const;
   void release(void* data) const noexcept;
@@ -27,6 +30,7 @@ class Gpu {
   void fill(void* data, uint8_t byte, size_t bytes, void* stream) const;
   void copy_to_gpu(void* to, const void* from, size_t bytes, void* stream) const;
   void copy_to_host(void* to, const void* from, size_t bytes, void* stream) const;  // returns when they are there
+  void copy_on_gpu(void* to, const void* from, size_t bytes, void* stream) const;
   void synchronize(void* stream) const;
 
   void* make_event() const;
@@ -34,6 +38,17 @@ class Gpu {
   void record(void* event, void* stream) const;
   // Between two recorded events; waits for the second.
   double seconds_between(void* first, void* second) const;
+
+  // What `record` queues on the stream, as a graph to launch as a whole. It runs nothing; the stream is not the
+  // default.
+  void* make_graph(void* stream, const std::function<void()>& record) const;
+  void destroy_graph(void* graph) const noexcept;
+  void launch_graph(void* graph, void* stream) const;
+
+  // A kernel of a module in PTX, loaded for good.
+  void* load_kernel(const char* ptx, const char* name) const;
+  // arguments: the address of each.
+  void launch_kernel(void* kernel, unsigned blocks, unsigned threads, void* stream, void** arguments) const;
 
  private:
   explicit Gpu(int32_t id);
@@ -86,6 +101,20 @@ class GpuEvent {
   GpuEvent& operator=(const GpuEvent&) = delete;
   ~GpuEvent() { gpu_.destroy_event(handle_); }
   void* handle() const { return handle_; }
+
+ private:
+  const Gpu& gpu_;
+  void* handle_;
+};
+
+class GpuGraph {
+ public:
+  GpuGraph(const Gpu& gpu, void* stream, const std::function<void()>& record)
+      : gpu_(gpu), handle_(gpu.make_graph(stream, record)) {}
+  GpuGraph(const GpuGraph&) = delete;
+  GpuGraph& operator=(const GpuGraph&) = delete;
+  ~GpuGraph() { gpu_.destroy_graph(handle_); }
+  void launch(void* stream) const { gpu_.launch_graph(handle_, stream); }
 
  private:
   const Gpu& gpu_;

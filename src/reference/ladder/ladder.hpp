@@ -110,6 +110,8 @@ extern const Algorithm kOnlineSoftmax;
 extern const Algorithm kOnePass;
 extern const Algorithm kFlash1;
 extern const Algorithm kFlash2;
+extern const Algorithm kFlashDecoding;
+extern const Algorithm kFlashDecodingPp;
 
 core::WorkspaceSize ladder_workspace(const Algorithm& algorithm, const core::AttentionShape& shape, int num_threads);
 core::Cost ladder_cost(const Algorithm& algorithm, const core::AttentionArguments& arguments);

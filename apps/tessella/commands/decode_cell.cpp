@@ -1,0 +1,57 @@
+#include "commands/decode_cell.hpp"
+
+#include <fmt/format.h>
+
+#include "device/read_rate.hpp"
+#include "device/rotation.hpp"
+#include "options/number_text.hpp"
+
+namespace tessella::cli {
+namespace {
+
+// Of free memory: a GPU's is the process's own, a CPU's serves others too.
+double usable(const Placement& placement) { return (placement.gpu ? 0.95 : 0.5) * available_memory(placement); }
+
+}  // namespace
+
+std::unique_ptr<DecodeCell> DecodeCell::make(const DecodeCase& decode_case, const AttentionOptionValues& options,
+                                             double budget, NotMeasured& missing) {
+  const double needed = DecodeLayout(decode_case).total_bytes(), have = usable(options.placement());
+  if (needed > have) {
+    missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_text(needed), bytes_text(have))};
+    return nullptr;
+  }
+  return attempt(missing, [&] { return std::unique_ptr<DecodeCell>(new DecodeCell(decode_case, options, budget)); });
+}
+
+DecodeCell::DecodeCell(const DecodeCase& decode_case, const AttentionOptionValues& options, double budget)
+    : placement_(options.placement()),
+      budget_(budget),
+      calls_(decode_case, options),
+      read_seconds_(seconds_to_read(placement_, calls_.caches(), cache_bytes(), calls_.layout().cache_stride(),
+                                    calls_.size(), budget)) {}
+
+std::optional<DecodeResult> DecodeCell::run(const std::string& kernel, int64_t check_rows, NotMeasured& missing) {
+  return attempt(missing, [&] { return std::optional(measure(kernel, check_rows)); });
+}
+
+DecodeResult DecodeCell::measure(const std::string& kernel, int64_t check_rows) {
+  calls_.choose_kernel(kernel);
+  const PlanHandle plan = make_plan(calls_.at(0));
+  tessella_workspace workspace = {};
+  check(tessella_plan_workspace(plan.get(), &workspace.state_bytes, &workspace.scratch_bytes));
+  const Memory state(placement_, workspace.state_bytes), scratch(placement_, workspace.scratch_bytes);
+  workspace.state = state.data();
+  workspace.scratch = scratch.data();
+  check(tessella_plan_initialize(plan.get(), &workspace, nullptr));
+  const auto run = [&](int64_t idx, void* stream) {
+    check(tessella_plan_run(plan.get(), Tagged(calls_.at(idx)), &workspace, stream));
+  };
+  run(0, nullptr);
+  DecodeResult result{tessella_plan_kernel(plan.get()), {}};
+  result.check = calls_.check_rows(check_rows);
+  if (result.check.passed) result.timing = measure_rotation(placement_, calls_.size(), run, budget_);
+  return result;
+}
+
+}  // namespace tessella::cli

@@ -1,0 +1,34 @@
+// Why a cell of a table has no measurement, where other cells may have one.
+#pragma once
+
+#include <new>
+#include <string>
+
+#include "files/input_error.hpp"
+#include "tessella/error.hpp"
+
+namespace tessella::cli {
+
+struct NotMeasured {
+  std::string why;
+  bool failed = false;  // an error, and not foreseen to be too large
+};
+
+// What make() returns, or its empty value with the reason where the library refuses or fails, or memory would not do.
+// Throws InputError for what holds of every cell.
+template <typename Make>
+auto attempt(NotMeasured& missing, Make&& make) -> decltype(make()) {
+  missing = {};
+  try {
+    return make();
+  } catch (const Error& error) {
+    missing = {error.what(), true};
+  } catch (const MemoryError& error) {
+    missing = {error.what(), true};
+  } catch (const std::bad_alloc&) {
+    missing = {"out of memory", true};
+  }
+  return {};
+}
+
+}  // namespace tessella::cli

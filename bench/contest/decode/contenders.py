@@ -1,0 +1,173 @@
+"""Who decodes: Tessella, torch's backends, and the libraries that serve models.
+
+A contender prepares a problem and gives back a run: run(copy) computes out of (batch, queries, heads_q, head_dim) over
+one of its copies, and may be captured in a CUDA graph once it has run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tessella
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..contenders import Contender, Refused, first_line, torch_reasons
+from .problem import DecodeProblem
+
+DecodeRun = Callable[[int], torch.Tensor]
+
+# Options that our runs take beside the cell's, by the name of the contender: a variant is a line.
+OUR_VARIANTS: dict[str, dict[str, Any]] = {"tessella": {}}
+
+
+class OurDecode:
+    """A plan with a workspace, whose runs queue a kernel and nothing else."""
+
+    def __init__(self, problem: DecodeProblem, options: dict[str, Any]) -> None:
+        self.problem = problem
+        self.options = {"mask": "causal", **options}
+        if problem.seqlens is not None:
+            self.options["seqlens_kv"] = problem.seqlens
+        if problem.page_table is not None:
+            self.options["page_table"] = problem.page_table
+        first = (problem.q[0], problem.k(0), problem.v(0))
+        self.plan = tessella.plan(*first, **self.options)
+        self.kernel = self.plan.kernel
+        self.workspace = self.plan.workspace(problem.q[0])
+        self.out = torch.full_like(problem.q, torch.nan)
+
+    def __call__(self, copy: int) -> torch.Tensor:
+        problem, options = self.problem, {**self.options, "out": self.out[copy], "workspace": self.workspace}
+        self.plan.run(problem.q[copy], problem.k(copy), problem.v(copy), **options)
+        return self.out[copy]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeContender(Contender):
+    """features: "query tokens", "ragged lengths", "pages"."""
+
+    def run_for(self, problem: Any) -> Any:
+        cell = problem.cell
+        needed = {"query tokens": cell.queries > 1, "ragged lengths": bool(cell.lengths), "pages": cell.page_size > 0}
+        if lacking := [name for name, is_needed in needed.items() if is_needed and name not in self.features]:
+            raise Refused(f"has no {', no '.join(lacking)}")
+        return self.prepare(problem)
+
+
+ALL = ("query tokens", "ragged lengths", "pages")
+
+
+def ours(name: str, device: str, **options: Any) -> DecodeContender:
+    return DecodeContender(name, lambda problem: OurDecode(problem, options), "tessella", ALL, (device,))
+
+
+def sdpa(backend: SDPBackend) -> Callable[[Any], Any]:
+    """One query token: torch's causal mask is aligned at the top, so that of several the last would see too little."""
+
+    def prepare(problem: DecodeProblem) -> DecodeRun:
+        grouped = problem.cell.heads_q != problem.cell.heads_kv
+
+        def run(copy: int) -> torch.Tensor:
+            heads_first = (x.transpose(1, 2) for x in (problem.q[copy], problem.k(copy), problem.v(copy)))
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(*heads_first, enable_gqa=grouped).transpose(1, 2)
+
+        with warnings.catch_warnings(record=True) as reasons:  # torch gives a backend's reasons as warnings
+            warnings.simplefilter("always")
+            try:
+                run(0)
+            except RuntimeError as error:
+                raise Refused("; ".join(torch_reasons(reasons) or [first_line(error)])) from error
+        return run
+
+    return prepare
+
+
+def fa3(problem: DecodeProblem) -> DecodeRun:
+    function = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
+    lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
+    options: dict[str, Any] = {"cache_seqlens": lengths, "causal": True}
+    if problem.page_table is not None:
+        options["page_table"] = problem.page_table
+
+    def run(copy: int) -> torch.Tensor:
+        made = function(problem.q[copy], problem.k(copy), problem.v(copy), **options)
+        out: torch.Tensor = made[0] if isinstance(made, tuple) else made
+        return out
+
+    return run
+
+
+def flashinfer(problem: DecodeProblem) -> DecodeRun:
+    """A contiguous cache is one of pages of 64 in order."""
+    module, cell = importlib.import_module("flashinfer"), problem.cell
+    size = cell.page_size or 64
+    if cell.page_size == 0 and cell.seqlen % size:
+        raise Refused(f"needs pages, and {cell.seqlen} keys are no pages of {size}")
+    counts = torch.tensor([-(-length // size) for length in problem.lengths])
+    starts = torch.cat((torch.zeros(1, dtype=torch.long), counts.cumsum(0))).int()
+    per_sequence = -(-cell.seqlen // size)
+    table = problem.page_table
+    if table is None:
+        table = torch.arange(cell.batch * per_sequence, dtype=torch.int32).view(cell.batch, per_sequence)
+    indices = torch.cat([table[b, : int(counts[b])].cpu() for b in range(cell.batch)])
+    last = torch.tensor([(length - 1) % size + 1 for length in problem.lengths], dtype=torch.int32)
+    memory = torch.zeros(256 << 20, dtype=torch.uint8, device=problem.device)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=cell.heads_q > cell.heads_kv)
+    dtype = problem.q.dtype
+    where = problem.device
+    wrapper.plan(
+        starts.to(where),
+        indices.to(where),
+        last.to(where),
+        cell.heads_q,
+        cell.heads_kv,
+        cell.head_dim,
+        size,
+        q_data_type=dtype,
+        kv_data_type=dtype,
+    )
+    shape = (-1, size, cell.heads_kv, cell.head_dim)
+
+    def run(copy: int) -> torch.Tensor:
+        out: torch.Tensor = wrapper.run(
+            problem.q[copy].squeeze(1), (problem.k(copy).view(shape), problem.v(copy).view(shape))
+        )
+        return out.unsqueeze(1)
+
+    return run
+
+
+LIBRARIES = [
+    DecodeContender("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
+    DecodeContender("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (), ("cpu", "cuda")),
+    DecodeContender("fa3", fa3, "flash_attn_interface", ALL),
+    DecodeContender("flashinfer", flashinfer, "flashinfer", ("ragged lengths", "pages")),
+]
+
+
+def chosen(names: Sequence[str], device: str) -> tuple[list[DecodeContender], dict[str, str]]:
+    """As `contenders.chosen`: who takes part, and why each of the others does not."""
+    variants = [ours(name, device, **options) for name, options in OUR_VARIANTS.items()]
+    kernels = [
+        ours(kernel.name, kernel.device, kernel=kernel.name)
+        for kernel in tessella.kernels()
+        if kernel.operation == "forward"
+    ]
+    known = {entry.name: entry for entry in [*variants, *LIBRARIES, *kernels]}
+    wanted: dict[str, DecodeContender] = {}
+    for name in names:
+        matching = {key: entry for key, entry in known.items() if key == name or key.startswith(name + ".")}
+        if not matching:
+            raise ValueError(f"{name} is no contender, expected some of {', '.join(known)}")
+        wanted |= matching
+    wanted = wanted or {entry.name: entry for entry in [*variants, *LIBRARIES]}
+    reasons = {name: entry.missing(device) for name, entry in wanted.items()}
+    absent = {name: reason for name, reason in reasons.items() if reason}
+    return [entry for name, entry in wanted.items() if name not in absent], absent

@@ -1,0 +1,156 @@
+"""One decoding cell: the read ceiling and every contender, prepared, checked, then timed in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..contenders import Refused, first_line
+from ..measure import ROUNDS, named
+from ..problem import BOUNDS
+from .contenders import DecodeContender, OurDecode
+from .problem import DecodeProblem
+from .protocol import DecodeCell
+from .read_only import BLOCKS_EACH, ReadOnly
+
+FEWEST_CALLS = 4  # of a graph: what its launch costs is not one call's
+READ = "read"
+
+
+class Rotation:
+    """Calls over every copy in turn; on a GPU one CUDA graph of launches back to back."""
+
+    def __init__(self, run: Callable[[int], object], problem: DecodeProblem) -> None:
+        self.num_calls = max(problem.num_copies, FEWEST_CALLS)
+        self.seconds: list[float] = []
+        if problem.device == "cpu":
+            self._replay: Callable[[], Any] = lambda: [run(idx % problem.num_copies) for idx in range(self.num_calls)]
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(0)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for idx in range(self.num_calls):
+                run(idx % problem.num_copies)
+        self._replay = graph.replay
+
+    def time(self, seconds: float, device: str) -> float:
+        """Seconds of one call, over as many replays as fill the window."""
+        if device == "cpu":
+            begin_s, count = time.perf_counter(), 0
+            while count == 0 or time.perf_counter() - begin_s < seconds:
+                self._replay()
+                count += 1
+            return (time.perf_counter() - begin_s) / count / self.num_calls
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+        def milliseconds(count: int) -> float:
+            begin.record()
+            for _ in range(count):
+                self._replay()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end))
+
+        count = max(1, round(seconds * 1e3 / max(milliseconds(1), 1e-3)))
+        return milliseconds(count) / count / self.num_calls / 1e3
+
+
+@functools.cache
+def read_only() -> ReadOnly:
+    return ReadOnly()
+
+
+def readers(problem: DecodeProblem) -> dict[str, Callable[[int], object]]:
+    """Runs that read the bytes of a call; the fastest of them is the ceiling."""
+    num_bytes = problem.cell.cache_bytes
+    if problem.device == "cpu":
+        words = problem.kv.view(problem.num_copies, -1).view(torch.int64)[:, : num_bytes // 8]
+        return {READ: lambda copy: words[copy].sum()}
+    kernel = read_only()
+
+    def reader(blocks_each: int) -> Callable[[int], object]:
+        return lambda copy: kernel(problem.kv[copy], num_bytes, blocks_each)
+
+    return {f"{READ} {blocks_each}": reader(blocks_each) for blocks_each in BLOCKS_EACH}
+
+
+def prepared(contender: DecodeContender, problem: DecodeProblem) -> tuple[Rotation, dict[str, Any]]:
+    """Raises Refused, or whatever the library raises, where it does not compute the cell right."""
+    run = contender.run_for(problem)
+    worst = 0.0
+    for copy in {0, problem.num_copies - 1}:
+        error = problem.error(run(copy), copy)
+        if not error <= BOUNDS[problem.cell.dtype]:  # also NaN
+            raise Refused(f"wrong: error {error:.1e}, at most {BOUNDS[problem.cell.dtype]:.0e} expected; not timed")
+        worst = max(worst, error)
+    found: dict[str, Any] = {"error": worst}
+    if isinstance(run, OurDecode):
+        found["kernel"] = run.kernel
+    return Rotation(run, problem), found
+
+
+def measure_cell(
+    cell: DecodeCell, contenders: Sequence[DecodeContender], device: str, seconds: float
+) -> dict[str, Any]:
+    """The cell, seconds of the plain read, results by contender, and reasons of those that refused.
+
+    A result: seconds of a call (median of the rounds), spread (slowest round / fastest), error; ours also kernel.
+    """
+    entry: dict[str, Any] = {"cell": dataclasses.asdict(cell), "label": cell.label, "cache_bytes": cell.cache_bytes}
+    refused: dict[str, str] = {}
+    entry |= {"read_seconds": None, "results": {}, "refused": refused}
+    if device == "cuda":  # caches of the cell before are gone, also where an error held them
+        gc.collect()
+        torch.cuda.empty_cache()
+    try:
+        problem = DecodeProblem(cell, device)
+    except RuntimeError as error:  # memory
+        refused["every contender"] = named(error)
+        return entry
+    rotations: dict[str, Rotation] = {}
+    found: dict[str, dict[str, Any]] = {}
+
+    def attempt(name: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # a library may fail in any way: it is named and the others go on
+            refused[name] = first_line(error) if isinstance(error, Refused) else named(error)
+            rotations.pop(name, None)
+
+    def prepare(contender: DecodeContender) -> None:
+        rotations[contender.name], found[contender.name] = prepared(contender, problem)
+
+    def prepare_reader(name: str, run: Callable[[int], object]) -> None:
+        rotations[name] = Rotation(run, problem)
+
+    for name, run in readers(problem).items():
+        attempt(name, functools.partial(prepare_reader, name, run))
+    for contender in contenders:
+        attempt(contender.name, functools.partial(prepare, contender))
+
+    def turn(rotation: Rotation, is_warm: bool) -> None:
+        took = rotation.time(seconds if is_warm else seconds / 5, device)
+        if is_warm:
+            rotation.seconds.append(took)
+
+    for round_idx in range(-1, ROUNDS):  # the first to warm up
+        for name, rotation in list(rotations.items()):
+            attempt(name, functools.partial(turn, rotation, round_idx >= 0))
+    medians = {name: statistics.median(rotation.seconds) for name, rotation in rotations.items()}
+    entry["read_seconds"] = min((medians[name] for name in medians if name not in found), default=None)
+    for name in found:
+        if name in medians:
+            spread = max(rotations[name].seconds) / min(rotations[name].seconds)
+            entry["results"][name] = {"seconds": medians[name], "spread": spread, **found[name]}
+    return entry

@@ -1,0 +1,114 @@
+"""A record of decoding as text: microseconds, TB/s, the plain read, the floors, and who did not take part and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..report import Entry, Record, geomean, heading, is_ours, names, number, refusals
+from .floors import (
+    OURS,
+    RIVAL,
+    beside_recorded,
+    floors,
+    of_read,
+    over,
+    pages_over_contiguous,
+    ragged_over_uniform,
+    rate,
+    rows_over_8,
+)
+from .protocol import peer_sets
+
+
+def _dash(value: float | None, text: Callable[[float], str]) -> str:
+    return "–" if value is None else text(value)
+
+
+def microseconds(seconds: float) -> str:
+    return number(seconds * 1e6)
+
+
+def ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def table(record: Record) -> str:
+    """A row a cell: every contender's time, the fastest bold, and what ours comes to."""
+    contenders = names(record)
+    others = [name for name in contenders if not is_ours(name)]
+    derived: dict[str, Callable[[Entry], str]] = {
+        "read us": lambda entry: _dash(entry["read_seconds"], microseconds),
+        "TB/s": lambda entry: _dash(rate(entry), lambda value: f"{value / 1e12:.3g}"),
+        "of read": lambda entry: _dash(of_read(entry), ratio),
+        **{f"over {name}": lambda entry, name=name: _dash(over(entry, name), ratio) for name in others},  # type: ignore
+        "kernel": lambda entry: entry["results"].get(OURS, {}).get("kernel", "–"),
+    }
+    lines = [
+        "| cell | MB | " + " | ".join([*(f"{name} us" for name in contenders), *derived]) + " |",
+        "|---|--:|" + "--:|" * (len(contenders) + len(derived)),
+    ]
+    for entry in record["cells"]:
+        times = {name: found["seconds"] for name, found in entry["results"].items()}
+        best = min(times.values(), default=None)
+        shown = [
+            "–" if name not in times else f"**{microseconds(times[name])}**" if times[name] == best
+            else microseconds(times[name])
+            for name in contenders
+        ]  # fmt: skip
+        cells = [
+            entry["label"],
+            f"{entry['cache_bytes'] / 1e6:.1f}",
+            *shown,
+            *(text(entry) for text in derived.values()),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def comparisons(record: Record) -> list[str]:
+    """Cells beside those of ours that differ in one thing."""
+    found = [
+        *((entry, value, "of the time of 8 packed rows") for entry, value in rows_over_8(record)),
+        *((entry, value, "of the rate of equal lengths") for entry, value in ragged_over_uniform(record)),
+        *((entry, value, "of the rate of a contiguous cache") for entry, value in pages_over_contiguous(record)),
+    ]
+    return [f"- {entry['label']}: {value:.3f} {of_what}" for entry, value, of_what in found]
+
+
+def recorded(record: Record) -> list[str]:
+    lines = []
+    for one in beside_recorded(record):
+        values = [value for _, value in one.values]
+        worst = min(one.values, key=lambda pair: pair[1])
+        lines.append(
+            f"- {OURS} / {one.name}, recorded on {one.gpu}: geomean {geomean(values):.3f}, "
+            f"least {worst[1]:.3f} ({worst[0]['label']}), {len(values)} cells"
+        )
+    return lines
+
+
+def report(record: Record) -> str:
+    sections = [heading(record)]
+    if record["cells"]:
+        sections += [
+            "## Microseconds a call; ours in TB/s of K and V and beside the plain read and others",
+            table(record),
+        ]
+        words = {True: "pass", False: "MISS", None: "not measured"}
+        lines = [f"| {words[floor.passed]} | {floor.says} | {floor.found} |" for floor in floors(record)]
+        sections += ["## Floors", "\n".join(["| | floor | found |", "|---|---|---|", *lines])]
+    if lines := comparisons(record):
+        sections += ["## Ours beside ours", "\n".join(lines)]
+    if lines := recorded(record):
+        sources = [
+            f"{one['gpu']}, {one['measured']}" for one in peer_sets() if any(row["others"] for row in one["rows"])
+        ]
+        sections += [
+            "## Ours over libraries that are not installed here: live cuDNN times recorded ratios",
+            "\n".join(lines),
+            f"Not of this run: {RIVAL} of this run times the ratios of bench/contest/decode/peers.json "
+            f"({'; '.join(sources)}).",
+        ]
+    if lines := refusals(record):
+        sections += ["## Not measured", "\n".join(lines)]
+    return "\n\n".join(sections) + "\n"
