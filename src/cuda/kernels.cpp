@@ -28,7 +28,7 @@ constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
 constexpr core::Features kDecodeFeatures =
     core::forward_features().without(core::kFutureFeatures | core::kElementMasks | core::kModFeatures |
                                      core::Feature::bias | core::Feature::dropout) |
-    core::Feature::schedule;
+    core::Feature::schedule | core::Feature::draft_mask;
 
 constexpr KernelRow kDecode = {.name = "cuda.decode",
                                .summary = "Flash-Decoding: few queries, keys split over blocks, one launch",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/part.hpp"
 #include "cuda/decode/recipe.hpp"
 #include "emulated_run.hpp"
 
@@ -71,6 +72,9 @@ TEST(EmulatedDecode, Features) {
            [](Case& c) { c.prefix = true; }, [](Case& c) { c.sink = true; },
            [](Case& c) { c.alibi = "bh", c.window_right = 0; }, [](Case& c) { c.softcap = 5; },
            [](Case& c) { c.seqlens_q = c.seqlens_kv = true; }, [](Case& c) { c.leftpad_kv = true; },
+           [](Case& c) { c.cache_batch_idx = true; },
+           [](Case& c) { c.draft_mask = "b", c.seqlen_q = 9, c.masked_nan = true; },
+           [](Case& c) { c.draft_mask = "1", c.seqlen_q = 5, c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; },
            [](Case& c) { c.packed_q = true; }, [](Case& c) { c.packed_q = c.packed_kv = true; },
            [](Case& c) { c.scale = -0.3; }, [](Case& c) { c.spread = 100; }, [](Case& c) { c.causal_top_left = true; },
            [](Case& c) { c.out_dtype = "f32"; }, [](Case& c) { c.lse = false; }}) {
@@ -87,6 +91,37 @@ TEST(EmulatedDecode, Pages) {
     c.page_size = page_size;
     c.seqlens_kv = c.leftpad_kv = true;
     expect_right(c, {.num_splits = 4});
+  }
+}
+
+// One maximum for all rows; beyond what it serves, above and below, rows are computed again.
+TEST(EmulatedDecode, UnifiedMax) {
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const auto& change : std::vector<void (*)(Case&)>{
+             [](Case&) {}, [](Case& c) { c.spread = 30; }, [](Case& c) { c.mean = -40; }, [](Case& c) { c.mean = 40; },
+             [](Case& c) { c.window_left = 40, c.window_right = 0; }, [](Case& c) { c.softcap = 50, c.mean = -60; }}) {
+      Case c = base(700, 32);
+      c.dtype = dtype;
+      change(c);
+      expect_right(c, {.num_splits = 4}, cuda::decode_unified_max_recipe, 1);
+    }
+  }
+}
+
+// A row has the same bits whatever is beside it: alone, and in a call with others, which split its keys at the same
+// places.
+TEST(EmulatedDecode, BatchInvariant) {
+  Case c = base(4200, 32);
+  c.batch = 1;
+  c.seqlen_q = 70;
+  c.batch_invariant = true;
+  const auto run = [](Call& call, const Case& of) {
+    return run_decode(call, cuda::decode_recipe, of.max_seqlen, 1, {.few = true});
+  };
+  for (const int64_t window_left : {-1, 90}) {
+    c.window_right = 0;
+    c.window_left = window_left;
+    EXPECT_EQ(check_parts({c}, run), "") << to_string(c);
   }
 }
 

@@ -88,6 +88,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
     core::derive_mask_shape(p);
   }
   p.num_splits = gpu.num_splits;
+  if (gpu.few) p.query_class = core::QueryClass::few;
   if (gpu.scheduled) p.features |= core::Feature::schedule;
   core::AttentionShape bounds = p;
   bounds.seqlen_q = std::max(p.seqlen_q, max_seqlen);

@@ -28,6 +28,7 @@ struct Gpu {
   int num_sms = 3;
   int num_splits = 0;
   bool scheduled = false;
+  bool few = false;  // query_class
 };
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu);
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);

@@ -121,6 +121,9 @@ std::string refused(const AttentionShape& p, bool is_named) {
   }
   if (p.batch_invariant && !is_few)
     return "is for few queries, and batch_invariant without query_class few is for many";
+  if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
+    return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
+  }
   if (is_named || is_few) return "";
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),

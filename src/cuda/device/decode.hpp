@@ -44,6 +44,7 @@ struct DecodeWork {
   Sequence32 sequence;
   int32_t first_row, num_rows;  // of the unit's query rows
   KeyRange visible, full;       // keys that some row sees, beside those of keep_first, and that all rows see
+  Drafts drafts;
   Rounds rounds;
   Part part;
 };
@@ -127,10 +128,15 @@ struct Decode {
       work.first_row = work.unit.row_tile * p.rows;
       work.num_rows = clamp(work.sequence.len_q * p.forward.group.value - work.first_row, 0, p.rows);
       if (thread < C.rows) row_infos()[thread] = row_info(work, min(thread, max(work.num_rows - 1, 0)));
+      if constexpr (C.score.draft_mask) read_drafts(work);
       __syncthreads();
       const RowInfo &first = row_infos()[0], &last = row_infos()[C.rows - 1];
       work.visible = {first.begin, last.end};
       work.full = {last.begin, first.end};
+      if constexpr (C.score.draft_mask) {
+        work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts_seen()};
+        work.full.end = min(work.full.end, work.drafts.begin);
+      }
       work.rounds = work.num_rows == 0 ? Rounds() : Rounds(work.visible, p.forward.keep_first, p.log2_round_keys);
       work.part = Part();
       if (works.part(work.unit, work.rounds, work.part)) return true;
@@ -148,6 +154,33 @@ struct Decode {
           slopes.data)[work.unit.batch_idx * slopes.batch_stride + head_of(work, row) * slopes.stride];
     }
     return info;
+  }
+  // A word for each query of the sequence: which of its keys it sees.
+  __device__ __forceinline__ void read_drafts(const DecodeWork& work) const {
+    const portable::ScoreOperandParams& mask = p.forward.draft_mask;
+    const uint8_t* flags = static_cast<const uint8_t*>(mask.data) + work.unit.batch_idx * mask.batch_stride;
+    const int32_t count = min(work.sequence.len_q, portable::kMostDrafts);
+    uint64_t seen = 0;
+#pragma unroll 1
+    for (int query = warp; query < count; query += C.num_warps) {
+      uint32_t words[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = i * 32 + lane;
+        const bool sees = key < count && flags[query * mask.q_stride + key * mask.kv_stride] != 0;
+        words[i] = __ballot_sync(kAllLanes, sees);
+      }
+      const uint64_t word = uint64_t{words[1]} << 32 | words[0];
+      if (lane == 0) drafts()[query] = word;
+      seen |= word;
+    }
+    if (lane == 0) drafts()[portable::kMostDrafts + warp] = seen;
+  }
+  __device__ __forceinline__ uint64_t drafts_seen() const {
+    uint64_t seen = 0;
+#pragma unroll
+    for (int w = 0; w < C.num_warps; ++w) seen |= drafts()[portable::kMostDrafts + w];
+    return seen;
   }
   // Of q's heads, of a query row.
   __device__ __forceinline__ int32_t head_of(const DecodeWork& work, int row) const {
@@ -223,7 +256,7 @@ struct Decode {
   }
 
   // Hides keys that a row does not see. key: the lane's first.
-  __device__ __forceinline__ void mask(float (&s)[kBlocks][4], int32_t key) const {
+  __device__ __forceinline__ void mask(float (&s)[kBlocks][4], const DecodeWork& work, int32_t key) const {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -232,7 +265,12 @@ struct Decode {
         const KeyRange keys = {info.begin, info.end};
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
-          if (!keys.sees(key + i / 2 * 8, p.forward.keep_first)) s[n][i] = -kInfinity;
+          bool sees = keys.sees(key + i / 2 * 8, p.forward.keep_first);
+          if constexpr (C.score.draft_mask) {
+            const int32_t query = info.position - work.drafts.begin, draft = key + i / 2 * 8 - work.drafts.begin;
+            sees = sees && (draft < 0 || (drafts()[query] >> draft & 1) != 0);
+          }
+          if (!sees) s[n][i] = -kInfinity;
         }
       }
     }
@@ -353,7 +391,7 @@ struct Decode {
     QueryChunks chunks;
     if (!waits_for_q) chunks = load_queries(work);
     if (kStoresAtOnce && !waits_for_q) store_queries(chunks);
-    const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, work.visible,
+    const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, work.visible, work.drafts,
                           kElementBytes);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
@@ -410,7 +448,7 @@ struct Decode {
       stage = stage + 1 == C.depth ? 0 : stage + 1;
       const int32_t tile = first_key(work, idx);
       modify(s, tile + lane / 4);
-      if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, tile + lane / 4);
+      if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, work, tile + lane / 4);
       bool is_raised = false;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {

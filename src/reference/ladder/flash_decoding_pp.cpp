@@ -1,11 +1,11 @@
-// FlashDecoding++ (arXiv 2311.01282, section 3): softmax is the same for any phi in the maximum's stead, so that with one
-// phi for all splits these need not know each other's maximum, and none is rescaled:
+// FlashDecoding++ (arXiv 2311.01282, section 3): softmax is the same for any phi in the maximum's stead, so that with
+// one phi for all splits these need not know each other's maximum, and none is rescaled:
 //   O_s = sum_j e^{x_j - phi} v_j,   l_s = sum_j e^{x_j - phi},   O = sum_s O_s / sum_s l_s
 // Every x_j - phi that is seen must lie in (a, b); a row where one does not stops there and is computed again as
-// FlashAttention-2 does. The paper draws phi, a and b from statistics of a model's scores. Here they are what fp32 holds:
-// its precision is the same at every exponent, so that only sums and products that overflow or vanish matter.
-// Without a maximum no weight is 1, so that the products, their sums and the division would each round once more than in
-// the other algorithms, which shows where a row sees few keys: O and l are double here, as in one_pass.
+// FlashAttention-2 does. The paper draws phi, a and b from statistics of a model's scores. Here they are what fp32
+// holds: its precision is the same at every exponent, so that only sums and products that overflow or vanish matter.
+// Without a maximum no weight is 1, so that the products, their sums and the division would each round once more than
+// in the other algorithms, which shows where a row sees few keys: O and l are double here, as in one_pass.
 
 #include <algorithm>
 #include <cmath>
@@ -70,10 +70,10 @@ void run(const Head& head, float* scratch) {
   const int64_t tile_q = tiles(head).q, dim = head.head_dim_v(), rows = head.len_q();
   const Splits splits(head);
   const int64_t states = splits.count() * rows;
-  auto* o = reinterpret_cast<double*>(scratch);                 // [splits][len_q][head_dim_v]
-  double* l = o + states * dim;                                 // [splits][len_q]
-  float* held = scratch + 2 * kMostSplits * rows * (dim + 1);   // [len_q]: 0 where the row must be computed again
-  float* out = held + rows;                                     // [head_dim_v]
+  auto* o = reinterpret_cast<double*>(scratch);                // [splits][len_q][head_dim_v]
+  double* l = o + states * dim;                                // [splits][len_q]
+  float* held = scratch + 2 * kMostSplits * rows * (dim + 1);  // [len_q]: 0 where the row must be computed again
+  float* out = held + rows;                                    // [head_dim_v]
   ScoreTile tile(head, out + dim);
 
   const bool sink_held = head.sink() == kHidden<float> || in_range(head.sink());
@@ -84,13 +84,13 @@ void run(const Head& head, float* scratch) {
     for (int64_t i0 = 0; i0 < rows; i0 += tile_q) {
       const int64_t i1 = std::min(i0 + tile_q, rows), first = split * rows + i0;
       tile.load_queries(i0, i1);
-      tile.for_each_row(
-          splits.begin(split), splits.end(split),
-          [&](int64_t r, float* products, int64_t j0, int64_t j1, const float* v) {
-            if (held[i0 + r] == 0) return;
-            const int64_t state = first + r;
-            if (!unified_step(head, i0 + r, products, j0, j1, v, o + state * dim, l[state])) held[i0 + r] = 0;
-          });
+      tile.for_each_row(splits.begin(split), splits.end(split),
+                        [&](int64_t r, float* products, int64_t j0, int64_t j1, const float* v) {
+                          if (held[i0 + r] == 0) return;
+                          const int64_t state = first + r;
+                          if (!unified_step(head, i0 + r, products, j0, j1, v, o + state * dim, l[state]))
+                            held[i0 + r] = 0;
+                        });
       head.moved(static_cast<double>(i1 - i0) * state_bytes(head));
     }
   }

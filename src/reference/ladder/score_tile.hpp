@@ -1,5 +1,5 @@
-// A tile of queries that meets tile after tile of keys: what FlashAttention-2 and the algorithms for decoding share. Each
-// has its own softmax over the products.
+// A tile of queries that meets tile after tile of keys: what FlashAttention-2 and the algorithms for decoding share.
+// Each has its own softmax over the products.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,8 @@ class ScoreTile {
     for (int64_t i = begin; i < end; ++i) head_.load_q(i, q_ + (i - begin) * head_.head_dim_qk());
   }
 
-  // For every tile of keys [begin, end), begin a multiple of the tile, that the band does not hide from all queries, and
-  // every query of the tile: row(r, products, j0, j1, v), its products with keys [j0, j1) and their values.
+  // For every tile of keys [begin, end), begin a multiple of the tile, that the band does not hide from all queries,
+  // and every query of the tile: row(r, products, j0, j1, v), its products with keys [j0, j1) and their values.
   template <typename Row>
   void for_each_row(int64_t begin, int64_t end, Row&& row) {
     for (int64_t j0 = begin; j0 < end; j0 += tile_.kv) {

@@ -16,16 +16,27 @@ struct CacheTile {
   int32_t page, row;  // row -1: nobody sees the key
 };
 
+// What queries see of each other's keys, the sequence's last ones: a bit for each, from key `begin` on.
+struct Drafts {
+  int32_t begin = 0x7FFFFFFF;
+  uint64_t seen = 0;  // by some query
+
+  __device__ bool hide(int32_t key) const { return key >= begin && (seen >> (key - begin) & 1) == 0; }
+};
+
 class CacheRows {
  public:
-  // Of one sequence and KV head. visible: keys that some query row of the unit sees, beside those of keep_first; all
-  // others are never read.
+  // Of one sequence and KV head. visible: keys that some query row of the unit sees, beside those of keep_first, but
+  // for drafts; all others are never read.
   __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
-                                       int32_t head_kv, KeyRange visible, int32_t element_bytes)
+                                       int32_t head_kv, KeyRange visible, const Drafts& drafts, int32_t element_bytes)
       : p_(p),
         visible_(visible),
+        drafts_(drafts),
+        run_end_(min(visible.end, drafts.begin)),
         row_kv_(sequence.row_kv),
         batch_idx_(batch_idx),
+        slot_(batch_of_keys(p, batch_idx)),
         element_bytes_(element_bytes),
         keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * element_bytes),
         values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * element_bytes) {}
@@ -37,12 +48,12 @@ class CacheRows {
     const int32_t row_in_page =
         p_.page_table.data == nullptr ? 0 : first - p_.page_size.quotient(first) * p_.page_size.value;
     CacheTile tile;
-    tile.is_run = first_key >= visible_.begin && first_key + kKeys <= visible_.end &&
+    tile.is_run = first_key >= visible_.begin && first_key + kKeys <= run_end_ &&
                   (p_.page_table.data == nullptr || row_in_page + kKeys <= p_.page_size.value);
     const int32_t key = tile.is_run ? first_key : first_key + lane % kKeys;
-    tile.page = batch_idx_;
+    tile.page = slot_;
     tile.row = -1;
-    if (!tile.is_run && !visible_.sees(key, p_.keep_first)) return tile;
+    if (!tile.is_run && (!visible_.sees(key, p_.keep_first) || drafts_.hide(key))) return tile;
     tile.row = row_kv_ + key;
     if (p_.page_table.data != nullptr) {
       const PagedRow paged = paged_row(p_, batch_idx_, tile.row);
@@ -104,7 +115,8 @@ class CacheRows {
 
   const portable::ForwardParams& p_;
   KeyRange visible_;
-  int32_t row_kv_, batch_idx_, element_bytes_;
+  Drafts drafts_;
+  int32_t run_end_, row_kv_, batch_idx_, slot_, element_bytes_;
   const char *keys_, *values_;
 };
 
