@@ -5,6 +5,7 @@
 #include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
 #include "cuda/copy_pages/recipe.hpp"
+#include "cuda/decode/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
@@ -15,7 +16,9 @@ namespace tessella::cuda {
 std::vector<HotProgram> hot_programs() {
   std::vector<HotProgram> programs;
   const auto add = [&](const char* kernel, const Recipe& recipe, const Target& target) {
-    for (const Step& step : recipe.steps) {
+    std::vector<Step> steps = recipe.steps;
+    steps.insert(steps.end(), recipe.schedule.begin(), recipe.schedule.end());
+    for (const Step& step : steps) {
       const auto same = std::ranges::find(programs, step.program, &HotProgram::program);
       if (same == programs.end()) {
         programs.push_back({kernel, step.program, {target}});
@@ -49,6 +52,16 @@ std::vector<HotProgram> hot_programs() {
       }
       add("cuda.backward_sm80", backward_sm80_recipe(backward, ampere), {.arch = 80});
       add("cuda.backward_sm80", backward_sm80_recipe(backward, hopper), {.arch = 90});
+      if (head_dim <= 128) {  // a token at a time, up to 8 heads on one
+        plain.seqlen_q = 1;
+        plain.seqlen_kv = 8192;
+        plain.features = core::Feature::schedule;
+        const Recipe before = decode_recipe(plain, ampere), decode = decode_recipe(plain, hopper);
+        add("cuda.decode", before, {.arch = 80});
+        add("cuda.decode", decode, {.arch = 90});
+        add("cuda.decode", before, {.arch = 80, .ptx = true});
+        plain.features = {};
+      }
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;

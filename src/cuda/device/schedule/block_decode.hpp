@@ -1,0 +1,227 @@
+// A block of decode's: its shared memory, its works, and what it knows of their query rows.
+#pragma once
+
+#include "cuda/device/ptx/order.hpp"
+#include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/schedule/decode_work.hpp"
+#include "cuda/device/score/softmax.hpp"
+#include "cuda/device/tile/cache_rows.hpp"
+#include "cuda/device/tile/transposed.hpp"
+#include "cuda/device/tile/zero_rows.hpp"
+
+namespace tessella::device {
+
+using portable::DecodeConfig;
+
+// What masks and ALiBi know of a query row.
+struct RowInfo {
+  int32_t begin, end;  // keys that it sees, beside those of keep_first
+  int32_t position;    // its own, counted in keys
+  float slope;
+};
+static_assert(sizeof(RowInfo) == portable::kRowInfoBytes);
+
+// What a cluster computes at a time.
+struct DecodeWork {
+  DecodeUnit unit;
+  Sequence32 sequence;
+  int32_t first_row, num_rows;  // of the unit's query rows
+  KeyRange visible, full;       // keys that some row sees, beside those of keep_first, and that all rows see
+  Drafts drafts;
+  Rounds rounds;
+  Part part;
+};
+
+template <DecodeConfig C>
+struct BlockDecode {
+  static constexpr portable::DecodeLayout kAt = portable::layout(C);
+  static constexpr Element E = C.score.element;
+  static constexpr int kThreads = C.num_warps * 32;
+  static constexpr int kBlocks = C.rows / 8;
+  static constexpr int kPieces = C.head_dim_v / 16;  // of 16 columns
+  static constexpr int kGroupWarps = portable::group_warps(C), kGroups = portable::groups(C);
+  static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
+  static constexpr int kQuads = C.head_dim_v / 4;
+  static constexpr int kElementBytes = portable::size_bytes(E);
+  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk, kElementBytes>;
+  using TileV = Tile<portable::kDecodeTile, C.head_dim_v, kElementBytes>;
+  using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
+  static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
+  using Queries = QueryOperands<E, TileQ, kBlocks, kSteps>;
+  // Scores are products of q and k until the exponent, or natural ones.
+  static constexpr bool kAreProducts = !C.score.softcap && !C.score.alibi;
+
+  const DecodeParams& p;
+  char* shared;
+  uint32_t base;
+  int thread, lane, warp;
+  int32_t rank;        // of the block in its cluster
+  uint32_t phase = 0;  // of the cluster's barrier
+
+  __device__ __forceinline__ explicit BlockDecode(const DecodeParams& params)
+      : p(params),
+        shared(ptx::dynamic_shared()),
+        base(ptx::shared_address(shared)),
+        thread(static_cast<int>(threadIdx.x)),
+        lane(thread % 32),
+        warp(thread / 32),
+        rank(static_cast<int32_t>(blockIdx.x & static_cast<unsigned>(p.cluster - 1))) {}  // a power of two
+
+  __device__ RowInfo* row_infos() const { return reinterpret_cast<RowInfo*>(shared + kAt.row_infos); }
+  __device__ uint64_t* drafts() const { return reinterpret_cast<uint64_t*>(shared + kAt.drafts); }
+  __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [warp][row]
+  __device__ float* maxima() const {                                                      // [group][row]
+    return reinterpret_cast<float*>(shared + kAt.maxima);
+  }
+  __device__ float* staged_out(int group) const {
+    return reinterpret_cast<float*>(shared + kAt.values) + group * C.rows * portable::out_pitch(C);
+  }
+  __device__ int group() const { return warp / kGroupWarps; }
+  __device__ int first_of_group() const { return group() * kGroupWarps; }
+  __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * C.num_warps + warp) * TileK::kBytes; }
+  __device__ uint32_t s_values(int stage, int of_warp) const {
+    return base + kAt.values + (stage * C.num_warps + of_warp) * TileV::kBytes;
+  }
+  __device__ uint32_t s_probs(int buffer, int of_warp, int n) const {
+    return base + kAt.probs + ((buffer * C.num_warps + of_warp) * kBlocks + n) * portable::probs_bytes(C);
+  }
+  __device__ uint32_t barrier() const { return base + kAt.barrier; }
+
+  // From what the softmax sees to natural scores. Zero would make 0 * -inf of a hidden key.
+  __device__ float scale() const { return kAreProducts ? fmaxf(fabsf(p.forward.scale), 0x1p-126f) : 1.0f; }
+  __device__ float scale_log2() const { return scale() * kLog2e; }
+
+  // Of the lane's query rows, two in each block of 8.
+  __device__ int row_of(int n, int c) const { return n * 8 + lane % 4 * 2 + c; }
+  // The same where it is rarely asked: places of all rows, found before the loop, would take registers in it.
+  __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
+
+  // The next work of the block's cluster: what its rows see, and which rounds it takes. False if there is none.
+  __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
+    while (works.next_unit(work.unit)) {
+      work.sequence = sequence<int32_t>(p.forward, work.unit.batch_idx);
+      work.first_row = work.unit.row_tile * p.rows;
+      work.num_rows = clamp(work.sequence.len_q * p.forward.group.value - work.first_row, 0, p.rows);
+      if (thread < C.rows) row_infos()[thread] = row_info(work, min(thread, max(work.num_rows - 1, 0)));
+      if constexpr (C.score.draft_mask) read_drafts(work);
+      __syncthreads();
+      const RowInfo &first = row_infos()[0], &last = row_infos()[C.rows - 1];
+      work.visible = {first.begin, last.end};
+      work.full = {last.begin, first.end};
+      if constexpr (C.score.draft_mask) {
+        work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts_seen()};
+        work.full.end = min(work.full.end, work.drafts.begin);
+      }
+      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(work.visible, p.forward.keep_first, p.log2_round_keys);
+      work.part = Part();
+      if (works.part(work.unit, work.rounds, work.part)) return true;
+      __syncthreads();
+    }
+    return false;
+  }
+  __device__ __forceinline__ RowInfo row_info(const DecodeWork& work, int32_t row) const {
+    const int32_t query = p.forward.group.quotient(work.first_row + row);
+    const KeyRange keys = row_keys(work.sequence, query);
+    RowInfo info = {keys.begin, keys.end, query + work.sequence.len_kv - work.sequence.len_q, 0.0f};
+    if constexpr (C.score.alibi) {
+      const portable::TableParams& slopes = p.forward.alibi_slopes;
+      info.slope = static_cast<const float*>(
+          slopes.data)[work.unit.batch_idx * slopes.batch_stride + head_of(work, row) * slopes.stride];
+    }
+    return info;
+  }
+  // A word for each query of the sequence: which of its keys it sees.
+  __device__ __forceinline__ void read_drafts(const DecodeWork& work) const {
+    const portable::ScoreOperandParams& mask = p.forward.draft_mask;
+    const uint8_t* flags = static_cast<const uint8_t*>(mask.data) + work.unit.batch_idx * mask.batch_stride;
+    const int32_t count = min(work.sequence.len_q, portable::kMostDrafts);
+    uint64_t seen = 0;
+#pragma unroll 1
+    for (int query = warp; query < count; query += C.num_warps) {
+      uint32_t words[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = i * 32 + lane;
+        const bool sees = key < count && flags[query * mask.q_stride + key * mask.kv_stride] != 0;
+        words[i] = __ballot_sync(kAllLanes, sees);
+      }
+      const uint64_t word = uint64_t{words[1]} << 32 | words[0];
+      if (lane == 0) drafts()[query] = word;
+      seen |= word;
+    }
+    if (lane == 0) drafts()[portable::kMostDrafts + warp] = seen;
+  }
+  __device__ __forceinline__ uint64_t drafts_seen() const {
+    uint64_t seen = 0;
+#pragma unroll
+    for (int w = 0; w < C.num_warps; ++w) seen |= drafts()[portable::kMostDrafts + w];
+    return seen;
+  }
+  // Of q's heads, of a query row.
+  __device__ __forceinline__ int32_t head_of(const DecodeWork& work, int row) const {
+    const int32_t at = work.first_row + row;
+    return work.unit.head_kv * p.forward.group.value + at - p.forward.group.quotient(at) * p.forward.group.value;
+  }
+
+  // Query rows to shared memory, prepared for products; rows and columns that are not there become zeros.
+  static constexpr int kQueryChunks = C.rows * TileQ::kChunks;
+  static constexpr int kOwnChunks = (kQueryChunks + kThreads - 1) / kThreads;
+  struct QueryChunks {
+    uint4 chunks[kOwnChunks];
+  };
+  __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work) const {
+    QueryChunks loaded;
+#pragma unroll
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+      loaded.chunks[i] = {0, 0, 0, 0};
+      if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
+      const int64_t at = element_of(p.forward.q, work, row) + chunk * TileQ::kChunkElements;
+      loaded.chunks[i] =
+          *reinterpret_cast<const uint4*>(static_cast<const char*>(p.forward.q.data) + at * kElementBytes);
+    }
+    return loaded;
+  }
+  __device__ __forceinline__ void store_queries(const QueryChunks& loaded) const {
+    const bool is_negative = p.forward.scale < 0;
+#pragma unroll
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+      if (row >= C.rows) continue;
+      const uint4& words = loaded.chunks[i];
+      ptx::store_chunk(base + kAt.queries + TileQ::offset(row, chunk),
+                       {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
+                        prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+    }
+  }
+
+  // First element of a query row in q, out or lse.
+  template <class Tensor>
+  __device__ __forceinline__ int64_t element_of(const Tensor& tensor, const DecodeWork& work, int row) const {
+    return row_offset(tensor, {work.unit.batch_idx, head_of(work, row), 0, 0}, work.sequence,
+                      p.forward.group.quotient(work.first_row + row));
+  }
+
+  // Maxima of the lane's rows, and sums over the keys of this lane.
+  struct Rows {
+    float max[kBlocks][2], sum[kBlocks][2];
+  };
+  using Sums = float[kOwnPieces][kBlocks][4];
+  // What exponents are taken against.
+  __device__ __forceinline__ static float offset(float max) { return max == -kInfinity ? 0.0f : max; }
+
+  // Of a sequence's rows that belong to no query.
+  __device__ __forceinline__ void write_rows_without_query(const DecodeWork& work) const {
+    if (work.part.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
+    if (work.sequence.len_q == work.sequence.slots_q) return;
+#pragma unroll 1
+    for (int32_t head = 0; head < p.forward.group.value; ++head) {
+      const WorkTile tile = {work.unit.batch_idx, work.unit.head_kv * p.forward.group.value + head, 0, 0};
+      const ZeroRows<kThreads> rows = {
+          p.forward, tile, work.sequence, 0, p.forward.head_dim_v, E == Element::f32 || p.forward.out_is_f32};
+      rows.write(work.sequence.len_q, work.sequence.slots_q, -kInfinity);
+    }
+  }
+};
+
+}  // namespace tessella::device

@@ -1,0 +1,217 @@
+// What is left of a softmax over some keys, and how such states become one: of a block's warps, of a cluster's blocks,
+// of a unit's clusters. Always in order, so that bits do not depend on who is first.
+#pragma once
+
+#include "cuda/device/ptx/barrier.hpp"
+#include "cuda/device/ptx/cluster.hpp"
+#include "cuda/device/ptx/global.hpp"
+#include "cuda/device/schedule/block_decode.hpp"
+#include "cuda/device/tile/piece.hpp"
+
+namespace tessella::device {
+
+// A softmax that is not finished: o unscaled, relative to the maximum.
+struct State {
+  float max = -kInfinity, sum = 0;
+  float o[4] = {0, 0, 0, 0};
+};
+
+template <DecodeConfig C>
+struct DecodeStates : BlockDecode<C> {
+  using Block = BlockDecode<C>;
+  using Block::Block;
+  using Block::p, Block::shared, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::kAt,
+      Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kGroups, Block::kOwnPieces,
+      Block::kQuads, Block::E, Block::tops, Block::maxima, Block::staged_out, Block::group, Block::first_of_group,
+      Block::row_anew, Block::scale, Block::scale_log2, Block::offset, Block::element_of, Block::head_of,
+      Block::barrier;
+  using typename Block::Rows, typename Block::Sums;
+
+  __device__ __forceinline__ static float sum_of_keys(float x) {
+    x += __shfl_xor_sync(kAllLanes, x, 4);
+    x += __shfl_xor_sync(kAllLanes, x, 8);
+    return x + __shfl_xor_sync(kAllLanes, x, 16);
+  }
+
+  // Leaves the block's state in shared memory, where a thread finds four columns of a row side by side.
+  __device__ __forceinline__ void stage_state(const Rows& rows, const Sums& o) const {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float sum = sum_of_keys(rows.sum[n][c]);
+        if (lane >= 4) continue;
+        tops()[warp * C.rows + row_anew(n, c)] = sum;
+        if (warp == first_of_group()) maxima()[group() * C.rows + row_anew(n, c)] = rows.max[n][c];
+      }
+    }
+    __syncthreads();  // all warps are done with values, whose place the rows take
+#pragma unroll
+    for (int piece = 0; piece < kOwnPieces; ++piece) {
+      const int own = piece * kGroupWarps + warp % kGroupWarps;
+      if (kPieces % kGroupWarps != 0 && own >= kPieces) continue;
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + own * 16 + lane / 4 + i / 2 * 8] =
+              o[piece][n][i];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  // Merges `count` states in order. sums_of(i): maximum and sum; load(i, o). So many at a time are on their way.
+  template <class SumsOf, class Load>
+  __device__ __forceinline__ State merged(int count, const SumsOf& sums_of, const Load& load) const {
+    constexpr int kAtOnce = 8;
+    State all;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < count) all.max = fmaxf(all.max, sums_of(first + i).x);
+      }
+    }
+    const float log2_of_score = scale_log2(), from = offset(all.max);
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
+      float2 sums[kAtOnce];
+      float o[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        sums[i] = make_float2(-kInfinity, 0);
+        o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+        if (first + i >= count) continue;
+        sums[i] = sums_of(first + i);
+        load(first + i, o[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = ptx::exp2((sums[i].x - from) * log2_of_score);
+        all.sum = __fmaf_rn(weight, sums[i].y, all.sum);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) all.o[j] = __fmaf_rn(weight, o[i][j], all.o[j]);
+      }
+    }
+    return all;
+  }
+
+  // The block's own state. An item is four columns of a row.
+  __device__ __forceinline__ State staged(int item) const {
+    const int row = item / kQuads;
+    const auto sums_of = [&](int of_group) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kGroupWarps; ++w) sum += tops()[(of_group * kGroupWarps + w) * C.rows + row];
+      return make_float2(maxima()[of_group * C.rows + row], sum);
+    };
+    return merged(kGroups, sums_of, [&](int of_group, float(&of)[4]) {
+      const float* from = staged_out(of_group) + row * portable::out_pitch(C) + item % kQuads * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) of[i] = from[i];
+    });
+  }
+
+  // Four columns of a row of out, and with the first of them the row's lse.
+  __device__ __forceinline__ void write(const DecodeWork& work, int item, const State& state) const {
+    const int row = item / kQuads, column = item % kQuads * 4;
+    if (row >= work.num_rows || column >= p.forward.head_dim_v) return;
+    const portable::ForwardParams& f = p.forward;
+    const bool has_sink = f.sink.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(f.sink.data)[head_of(work, row) * f.sink.stride] : 0.0f;
+    const RowResult result = finish(state.max, state.sum, scale(), has_sink, sink);
+    if (column == 0 && f.lse.data != nullptr)
+      static_cast<float*>(f.lse.data)[element_of(f.lse, work, row)] = result.lse;
+    float values[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = state.o[i] * result.factor;
+    const int64_t at = element_of(f.out, work, row) + column;
+    const auto store = [&]<Element Out>() {
+      if (f.out_vector_store) return store_piece<Out>(f.out.data, at, values);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float value[1] = {values[i]};
+        if (column + i < f.head_dim_v) store_piece<Out>(f.out.data, at + i, value);
+      }
+    };
+    if (E == Element::f32 || f.out_is_f32) {
+      store.template operator()<Element::f32>();
+    } else {
+      store.template operator()<E>();
+    }
+  }
+
+  __device__ __forceinline__ float* partial(const DecodeWork& work, int part, int item) const {
+    return p.partial + (int64_t{work.part.slot_of(part)} * p.rows * kQuads + item) * 4;
+  }
+  __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int part, int row) const {
+    return p.partial_sums + (int64_t{work.part.slot_of(part)} * p.rows + row) * 2;
+  }
+
+  // Leaves the state of an item for the cluster that comes last.
+  __device__ __forceinline__ void leave(const DecodeWork& work, int first, int item, const State& state) const {
+    ptx::store_to_memory(partial(work, work.part.idx, item), state.o);
+    if (item != first && item % kQuads != 0) return;
+    const float sums[2] = {state.max, state.sum};  // of a row that several blocks have, each leaves the same
+    ptx::store_to_memory(partial_sums(work, work.part.idx, item / kQuads), sums);
+  }
+  // Whether all other clusters of the unit have left theirs.
+  __device__ __forceinline__ bool is_last(const DecodeWork& work) const {
+    uint32_t* vote = reinterpret_cast<uint32_t*>(shared + kAt.barrier + 8);
+    __syncthreads();
+    if (thread == 0) {
+      ptx::fence_memory();
+      *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.part.of) ? 1 : 0;
+      if (*vote != 0) ptx::fence_memory();
+    }
+    __syncthreads();
+    return *vote != 0;
+  }
+  __device__ __forceinline__ State state_of_parts(const DecodeWork& work, int item) const {
+    const auto sums_of = [&](int part) {
+      float sums[2];
+      ptx::load_from_memory(sums, partial_sums(work, part, item / kQuads));
+      return make_float2(sums[0], sums[1]);
+    };
+    return merged(work.part.of, sums_of,
+                  [&](int part, float(&of_part)[4]) { ptx::load_from_memory(of_part, partial(work, part, item)); });
+  }
+
+  // Blocks of a cluster: each gets the others' states of its own slice of items.
+  __device__ __forceinline__ int slice_items() const { return p.slice.value; }
+  __device__ __forceinline__ int items() const { return p.rows * kQuads; }
+  __device__ uint32_t received(int from, int i) const { return base + kAt.received + (from * slice_items() + i) * 16; }
+  __device__ uint32_t received_sums(int from, int row) const {
+    return base + kAt.received + p.cluster * slice_items() * 16 + (from * p.rows + row) * 8;
+  }
+  __device__ __forceinline__ void send_state() const {
+#pragma unroll 1
+    for (int item = thread; item < items(); item += kThreads) {
+      const int to = p.slice.quotient(item);
+      const State state = staged(item);
+      ptx::send(ptx::address_in(to, received(rank, item - to * slice_items())), state.o,
+                ptx::address_in(to, barrier()));
+    }
+#pragma unroll 1
+    for (int i = thread; i < p.rows * p.cluster; i += kThreads) {
+      const int to = i % p.cluster, row = i / p.cluster;
+      const State state = staged(row * kQuads);
+      const float sums[2] = {state.max, state.sum};
+      ptx::send(ptx::address_in(to, received_sums(rank, row)), sums, ptx::address_in(to, barrier()));
+    }
+  }
+  __device__ __forceinline__ State state_of_cluster(int first, int item) const {
+    const auto sums_of = [&](int from) {
+      const uint2 words = ptx::load_words(received_sums(from, item / kQuads));
+      return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
+    };
+    return merged(p.cluster, sums_of, [&](int from, float(&of_block)[4]) {
+      const uint4 words = ptx::load_chunk(received(from, item - first));
+      of_block[0] = __uint_as_float(words.x), of_block[1] = __uint_as_float(words.y);
+      of_block[2] = __uint_as_float(words.z), of_block[3] = __uint_as_float(words.w);
+    });
+  }
+};
+
+}  // namespace tessella::device
