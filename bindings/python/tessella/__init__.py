@@ -10,6 +10,7 @@ from ._append import append
 from ._attention import CheckReport, attention, check, refusals
 from ._backward import attention_backward, check_backward
 from ._cancel import Cancel
+from ._cascade import cascade_attention
 from ._copy_pages import copy_pages
 from ._errors import (
     Cancelled,
@@ -57,6 +58,7 @@ __all__ = [
     "attention_backward",
     "block_map",
     "build_kernels",
+    "cascade_attention",
     "causal",
     "causal_top_left",
     "check",

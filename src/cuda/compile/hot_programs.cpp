@@ -59,7 +59,7 @@ std::vector<HotProgram> hot_programs() {
         const Recipe before = decode_recipe(plain, ampere), decode = decode_recipe(plain, hopper);
         add("cuda.decode", before, {.arch = 80});
         add("cuda.decode", decode, {.arch = 90});
-        add("cuda.decode", before, {.arch = 80, .ptx = true});
+        add("cuda.decode", decode, {.arch = 80, .ptx = true});  // for what comes after Hopper
         plain.features = {};
       }
       plain.seqlen_q = 8192;

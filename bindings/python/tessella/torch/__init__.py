@@ -8,6 +8,7 @@ torch.Size([1, 128, 4, 64])
 
 from ._append import append, copy_pages
 from ._attention import attention
+from ._cascade import cascade_attention
 from ._layer import MultiHeadAttention
 from ._merge import merge
 from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
@@ -17,6 +18,7 @@ __all__ = [
     "SdpaReport",
     "append",
     "attention",
+    "cascade_attention",
     "copy_pages",
     "merge",
     "sdpa_report",
