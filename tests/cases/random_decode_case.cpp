@@ -138,7 +138,8 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
   c.few = c.batch_invariant && splits;
   if (!c.batch_invariant && random.chance(0.6)) c.num_splits = splits ? random.in(1, 20) : 1;
   // As many queries as keys are another kernel's, where nothing asks for splits.
-  if (splits && !c.few && c.seqlen_q > 8 && c.seqlen_kv < 4 * c.seqlen_q) c.num_splits = std::max<int64_t>(c.num_splits, 2);
+  if (splits && !c.few && c.seqlen_q > 8 && c.seqlen_kv < 4 * c.seqlen_q)
+    c.num_splits = std::max<int64_t>(c.num_splits, 2);
   return c;
 }
 
