@@ -34,8 +34,9 @@ TEST(EmulatedQuickDecode, FewRows) {
   expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 4);
 }
 
+// Values of the last step lie where rows of out will.
 TEST(EmulatedQuickDecode, ManyRows) {
-  Case c = many_rows(1500);
+  Case c = many_rows(1000);
   for (const double spread : {1.0, 20.0}) {
     c.spread = spread;
     expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 4);
@@ -50,9 +51,9 @@ TEST(EmulatedQuickDecode, Causal) {
   expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
 }
 
-// NaN in drafts that no query sees.
+// NaN in drafts that no query sees, in a whole tile of keys.
 TEST(EmulatedQuickDecode, Drafts) {
-  Case c = small(100);
+  Case c = small(112);
   c.seqlen_q = 2;
   c.draft_mask = "b";
   c.masked_nan = true;
@@ -73,6 +74,13 @@ TEST(EmulatedQuickDecode, Schedules) {
       expect_decoded(c, {.num_sms = num_sms, .scheduled = true}, cuda::decode_recipe, 3);
     }
   }
+}
+
+// Pairs of blocks that have several units each, one after the other.
+TEST(EmulatedQuickDecode, LongSchedules) {
+  Case c = small(2600);
+  c.batch = 3;
+  expect_decoded(c, {.num_sms = 14, .scheduled = true}, cuda::decode_recipe, 8);
 }
 
 // Scores beyond what one maximum serves, above and below.

@@ -17,9 +17,11 @@ TEST_P(EmulatedRandomDecode, IsRight) {
     c.kernel = "";
     c.seqlen_kv /= seed % 8 == 0 ? 1 : 4;
     Gpu gpu{.num_sms = static_cast<int>(2 + seed % 41), .num_splits = static_cast<int>(c.num_splits), .few = c.few};
+    c.few = false;  // the GPU's alone; the call's are those of the CPU
+    c.num_splits = 0;
     // As many queries as keys are another kernel's, where nothing asks for splits.
-    if (!c.few && c.seqlen_q > 8 && gpu.num_splits < 2) gpu.num_splits = 2;
-    if (!c.few && seed % 3 == 0) {
+    if (!gpu.few && c.seqlen_q > 8 && gpu.num_splits < 2) gpu.num_splits = 2;
+    if (!gpu.few && seed % 3 == 0) {
       gpu.scheduled = true;
       gpu.num_splits = 0;
     }

@@ -246,7 +246,7 @@ MUTATIONS = [
     ),
     Mutation(
         "lost_merge",
-        "decode.hpp",
+        "decode_states.hpp",
         "work.part.of) ? 1 : 0;",
         "work.part.of) ? 0 : 0;",
         "Merges",
@@ -254,7 +254,7 @@ MUTATIONS = [
     ),
     Mutation(
         "early_merge",
-        "decode.hpp",
+        "decode_states.hpp",
         "+ rank, work.part.of) ? 1 : 0;",
         "+ rank, work.part.of - 1) ? 1 : 0;",
         "Merges",
@@ -263,8 +263,8 @@ MUTATIONS = [
     Mutation(
         "part_slot",
         "decode_work.hpp",
-        "part.first_slot = part.slot = unit.idx * p_.parts.value;",
-        "part.first_slot = part.slot = unit.idx;\n    part.slot_step = 0;",
+        "part.slot_step = 1;",
+        "part.slot_step = 0;",
         "Merges",
         DECODE,
     ),
@@ -301,14 +301,6 @@ MUTATIONS = [
         DECODE,
     ),
     Mutation(
-        "keys_free",
-        "decode.hpp",
-        "__syncwarp();  // all lanes have read the keys",
-        "",
-        "FewRows",
-        DECODE,
-    ),
-    Mutation(
         "raised_meeting",
         "decode.hpp",
         "meet_and_vote<false>(false); }",
@@ -334,7 +326,7 @@ MUTATIONS = [
     ),
     Mutation(
         "staging_meeting",
-        "decode.hpp",
+        "decode_states.hpp",
         "__syncthreads();  // all warps are done with values, whose place the rows take",
         "",
         "ManyRows",
@@ -350,7 +342,7 @@ MUTATIONS = [
     ),
     Mutation(
         "full_keys",
-        "decode.hpp",
+        "block_decode.hpp",
         "work.full = {last.begin, first.end};",
         "work.full = {last.begin, first.end + 1};",
         "Causal",
@@ -377,7 +369,7 @@ MUTATIONS = [
         "decode.hpp",
         "ptx::wait_for_cluster(); send_state();",
         "send_state();",
-        "Clusters",
+        "LongSchedules",
         DECODE,
     ),
     Mutation(
@@ -390,7 +382,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sent_slice",
-        "decode.hpp",
+        "decode_states.hpp",
         "received(rank, item - to * slice_items())",
         "received(to, item - to * slice_items())",
         "Clusters",
@@ -401,15 +393,7 @@ MUTATIONS = [
         "decode.hpp",
         "phase ^= 1;",
         "",
-        "Schedules",
-        DECODE,
-    ),
-    Mutation(
-        "work_meeting",
-        "decode.hpp",
-        "__syncthreads();  // shared memory is free for the next work",
-        "",
-        "Schedules",
+        "LongSchedules",
         DECODE,
     ),
     Mutation(
