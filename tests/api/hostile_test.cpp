@@ -2,13 +2,11 @@
 // compute-sanitizer, read outside of the tensors. What it computes of them does not matter.
 #include <gtest/gtest.h>
 
-#include <climits>
-
 #include "cases/backward_call.hpp"
 #include "cases/backward_features.hpp"
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
-#include "cases/random.hpp"
+#include "cases/hostile_tables.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -35,12 +33,13 @@ class Hostile : public EachKernel {
     }
   }
   bool is_backward() const { return GetParam().operation == "backward"; }
+  bool decodes() const { return GetParam().name.starts_with("cuda.decode"); }
 
-  static Case base() {
+  Case base() const {
     return {.batch = 4,
             .heads_q = 4,
             .heads_kv = 2,
-            .seqlen_q = 70,
+            .seqlen_q = decodes() ? 8 : 70,
             .seqlen_kv = 90,
             .head_dim_qk = 32,
             .head_dim_v = 32,
@@ -51,25 +50,9 @@ class Hostile : public EachKernel {
  private:
   template <class AnyCall>
   static void run(AnyCall& call, const tessella_forward_args& args, const Case& c) {
-    spoil(args, c.seed);
+    const HostileTables spoiled(args, c.seed);
     ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
     ASSERT_EQ(call.spoiled(), "") << to_string(c);
-  }
-
-  static void spoil(const tessella_forward_args& args, uint64_t seed) {
-    static constexpr int64_t kValues[] = {INT_MIN,     -1, 0,  1,   24,  69,  70,  71,      90,
-                                          INT_MAX - 1, 25, 91, 200, 280, 360, 361, 1 << 20, INT_MAX};
-    Random random(seed);
-    for (const tessella_tensor* table :
-         {args.seqlens_q, args.seqlens_kv, args.leftpad_kv, args.cu_seqlens_q, args.cu_seqlens_kv, args.prefix_lengths,
-          args.page_table, args.cache_batch_idx, args.document_ids_q, args.document_ids_kv}) {
-      if (table == nullptr) continue;
-      auto* values = static_cast<int32_t*>(table->data);
-      const int64_t count = table->shape[0] * (table->ndim == 2 ? table->shape[1] : 1);
-      for (int64_t at = 0; at < count; ++at) {
-        if (random.chance(0.7)) values[at] = static_cast<int32_t>(random.one_of(kValues));
-      }
-    }
   }
 };
 
@@ -93,6 +76,7 @@ TEST_P(Hostile, PackedOffsets) {
 
 // Of several tiles of keys, of which backward's blocks wait for each other.
 TEST_P(Hostile, LongPackedOffsets) {
+  if (decodes()) GTEST_SKIP() << "decode is for few queries";
   Case c = base();
   c.seqlen_q = c.seqlen_kv = 600;
   c.packed_q = true;
@@ -113,6 +97,7 @@ TEST_P(Hostile, Pages) {
   c.keep_first = 3;
   c.window_left = 20;
   run(c);
+  if (decodes()) return;
   c.dense = "bhqk";
   run(c);
 }
@@ -142,6 +127,7 @@ TEST_P(Hostile, Prefixes) {
 }
 
 TEST_P(Hostile, BesideMasksAndBias) {
+  if (decodes()) GTEST_SKIP() << "decode has neither";
   Case c = base();
   c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true;
   c.bias = "bhqk";
@@ -159,6 +145,7 @@ TEST_P(Hostile, BesideMasksAndBias) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Hostile);
 INSTANTIATE_TEST_SUITE_P(Kernels, Hostile, testing::ValuesIn(gpu_kernels()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(DecodeKernels, Hostile, testing::ValuesIn(gpu_kernels("decode")), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(BackwardKernels, Hostile, testing::ValuesIn(gpu_kernels("backward")), kernel_test_name);
 
 }  // namespace

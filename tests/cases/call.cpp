@@ -371,7 +371,7 @@ void Call::spoil_keys_of_no_query() {
   };
   for (int64_t b = 0; b < c_.batch; ++b) {
     const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
-    for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
+    for (int64_t slot = key_begin(b); slot < key_end(b); ++slot) {  // others hold NaN, and their pages may be nowhere
       bool is_seen = false;
       for (int64_t h = 0; h < c_.heads_q; ++h) {
         for (int64_t i = 0; i < queries; ++i) {
@@ -433,6 +433,8 @@ void Call::make_options() {
   options_.offset = c_.seed << 20;
   options_.max_seqlen_q = options_.max_seqlen_kv = c_.max_seqlen;
   options_.batch_invariant = c_.batch_invariant ? 1 : 0;
+  options_.query_class = c_.few ? 1 : 0;
+  options_.num_splits = static_cast<int32_t>(c_.num_splits);
   if (c_.in_any_order) options_.deterministic = 2;
   options_.causal_top_left = c_.causal_top_left ? 1 : 0;
   options_.window_left = c_.window_left;
@@ -442,10 +444,11 @@ void Call::make_options() {
   options_.block_map_q = c_.block_q;
   options_.block_map_kv = c_.block_kv;
   options_.num_threads = static_cast<int32_t>(c_.threads);
-  // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows.
-  const bool has_score_tensors =
-      !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty() || !c_.draft_mask.empty();
-  if (!is_on_gpu_ || (!has_score_tensors && c_.seed % 3 == 0)) return;
+  // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows, and the
+  // queries of a sequence are not few.
+  const bool wants_bound = !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty() || !c_.draft_mask.empty() ||
+                           c_.kernel.starts_with("cuda.decode");
+  if (!is_on_gpu_ || (!wants_bound && c_.seed % 3 == 0)) return;
   if (c_.packed_q) options_.max_seqlen_q = std::max(c_.seqlen_q, c_.max_seqlen);
   if (c_.packed_kv) options_.max_seqlen_kv = std::max(c_.seqlen_kv, c_.max_seqlen);
 }

@@ -58,6 +58,8 @@ void fields(AnyCase& c, Visit visit) {
   visit("threads", c.threads);
   visit("plan", c.plan);
   visit("batch_invariant", c.batch_invariant);
+  visit("few", c.few);
+  visit("num_splits", c.num_splits);
   visit("in_any_order", c.in_any_order);
   visit("max_seqlen", c.max_seqlen);
   visit("memory_seed", c.memory_seed);

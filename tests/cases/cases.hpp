@@ -66,6 +66,8 @@ struct Case {
   int64_t threads = 1;
   bool plan = false;  // through a plan and a poisoned workspace
   bool batch_invariant = false;
+  bool few = false;           // query_class
+  int64_t num_splits = 0;     // of the keys; 0 = automatic
   bool in_any_order = false;  // backward: deterministic is not needed
   int64_t max_seqlen = 0;     // that a plan is made for, of queries and keys; 0 = the case's own
   bool memory_seed = false;   // dropout's seed and offset as tensors
@@ -85,6 +87,12 @@ Case parse(std::string_view line);
 
 // A small random case that the kernel's dtypes allow; sizes sometimes cross tile borders.
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);
+
+// One of few queries on caches: at most 64 rows of a sequence and KV head, up to 3000 keys. What kernels of the GPU are
+// compiled for is one of so many choices.
+inline constexpr int kDecodeConfigurations = 48;
+Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
+                        int num_configurations = kDecodeConfigurations);
 
 // The same of backward.
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);

@@ -25,11 +25,11 @@ void run_instance(void (*kernel)(Params), const cuda::Step& step, const cuda::La
   if (launch.parameters.bytes() != sizeof(Params)) throw std::logic_error("takes other parameters");
   const auto& params = *static_cast<const Params*>(launch.parameters.data());
   const auto& [x, y, z] = launch.grid;
-  // Blocks that wait for each other run in pairs, as those of a cluster do.
-  const bool take_turns = step.program.expression.find("::backward_sm80<") != std::string::npos && x % 2 == 0;
+  // Blocks that wait for each other run in pairs, as those of a cluster do, and pairs for those before them.
+  const bool take_turns = step.program.expression.find("::backward_sm80<") != std::string::npos;
   emulator::launch(
       {x, y, z}, step.threads, static_cast<size_t>(step.shared_bytes), seed, [&] { kernel(params); },
-      take_turns ? 2 : step.cluster);
+      take_turns && x % 2 == 0 ? 2 : step.cluster, take_turns ? emulator::Order::of_grid : emulator::Order::of_seed);
 }
 
 }  // namespace tessella::tests

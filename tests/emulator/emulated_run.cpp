@@ -4,9 +4,11 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <type_traits>
 
 #include "api/backward.hpp"
 #include "api/forward.hpp"
+#include "cases/hostile_tables.hpp"
 #include "core/sequence.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
@@ -77,6 +79,16 @@ class WorkspaceMemory {
   Memory state_, scratch_;
 };
 
+// Most words of a schedule.
+void spoil(const Memory& schedule, uint64_t seed) {
+  Random random(seed);
+  auto* words = reinterpret_cast<int32_t*>(schedule.data());
+  const double chance = random.chance(0.5) ? 0.1 : 0.8;
+  for (size_t i = 0; i < schedule.size() / sizeof(int32_t); ++i) {
+    if (random.chance(chance)) words[i] = hostile_word(random);
+  }
+}
+
 template <class SomeCall>
 std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed,
                 Texts texts, const Gpu& gpu = {}) {
@@ -98,16 +110,23 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   if (!recipe.refusal.empty()) return recipe.refusal;
   const WorkspaceMemory memory(recipe.workspace);
   Memory schedule(static_cast<size_t>(recipe.schedule_bytes), Placement::guarded);
+  std::fill_n(schedule.data(), schedule.size(), std::byte{0xFF});
   if (gpu.scheduled) p.schedule = schedule.data();
   try {
+    std::optional<HostileTables> spoiled;
+    if constexpr (std::is_same_v<SomeCall, Call>) {
+      if (gpu.hostile_tables != 0) spoiled.emplace(call.args(), gpu.hostile_tables);
+    }
     for (const cuda::Step& step : recipe.schedule) {
       const auto launch = step.launch(bounds, &p, cuda::concurrency(step, bounds, device), {});
       if (launch) run_step(step, *launch, seed);
     }
+    if (gpu.hostile_schedule != 0) spoil(schedule, gpu.hostile_schedule);
     for (const cuda::Step& step : recipe.steps) {
       const auto launch = step.launch(bounds, &p, concurrency_of(step, bounds, device), memory.workspace());
       if (launch) run_step(step, *launch, seed);
     }
+    spoiled.reset();
     finish(call);
   } catch (const std::exception& error) {
     return error.what();

@@ -29,6 +29,9 @@ struct Gpu {
   int num_splits = 0;
   bool scheduled = false;
   bool few = false;  // query_class
+  // Of what tables and a made schedule hold in place of what is right; 0: that.
+  uint64_t hostile_tables = 0;
+  uint64_t hostile_schedule = 0;
 };
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu);
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);

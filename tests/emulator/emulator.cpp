@@ -7,6 +7,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -357,19 +358,25 @@ Index block_idx() { return g_cluster->block_idx(); }
 const Index& grid_dim() { return g_cluster->grid_; }
 
 void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
-            unsigned cluster) {
+            unsigned cluster, Order order) {
   if (shared_bytes > kMaxShared) throw std::out_of_range("shared memory");
   if (cluster > kMaxCluster || grid.x % cluster != 0) throw std::invalid_argument("cluster");
   const int poison = seed % 2 == 1 ? 0xFF : 0x3C;  // NaN or hundredths; as an index it leads nowhere
-  for (unsigned row = 0; row < grid.y * grid.z; ++row) {
-    for (unsigned x = 0; x < grid.x; x += cluster) {
-      std::memset(shared, poison, sizeof shared);
-      std::memset(g_async, poison, sizeof g_async);
-      const Index first_block = {x, row % grid.y, row / grid.y};
-      Cluster blocks(grid, first_block, cluster, threads, seed + x + uint64_t{row} * grid.x, body);
-      g_cluster = &blocks;
-      blocks.run();
-    }
+  const unsigned of_row = grid.x / cluster;
+  std::vector<unsigned> clusters(size_t{of_row} * grid.y * grid.z);
+  std::iota(clusters.begin(), clusters.end(), 0u);
+  if (order == Order::of_seed) {
+    std::mt19937_64 random(seed);
+    for (size_t last = clusters.size(); last > 1; --last) std::swap(clusters[last - 1], clusters[random() % last]);
+  }
+  for (const unsigned idx : clusters) {
+    const unsigned x = idx % of_row * cluster, row = idx / of_row;
+    std::memset(shared, poison, sizeof shared);
+    std::memset(g_async, poison, sizeof g_async);
+    const Index first_block = {x, row % grid.y, row / grid.y};
+    Cluster blocks(grid, first_block, cluster, threads, seed + x + uint64_t{row} * grid.x, body);
+    g_cluster = &blocks;
+    blocks.run();
   }
 }
 

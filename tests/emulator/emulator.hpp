@@ -40,11 +40,13 @@ const Index& thread_idx();
 Index block_idx();
 const Index& grid_dim();
 
-// Runs body() as every thread of every block, cluster after cluster, the blocks of one together. grid.x: a multiple of
-// `cluster`. shared_bytes: of a block's dynamic shared memory, poisoned before. Throws what a thread throws, and
-// Deadlock.
+// In which clusters run, one after the other: one that waits for another must come behind it.
+enum class Order { of_seed, of_grid };
+
+// Runs body() as every thread of every block, the blocks of a cluster together. grid.x: a multiple of `cluster`.
+// shared_bytes: of a block's dynamic shared memory, poisoned before. Throws what a thread throws, and Deadlock.
 void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
-            unsigned cluster = 1);
+            unsigned cluster = 1, Order order = Order::of_seed);
 
 // Dynamic shared memory. As on a GPU its addresses begin behind 1024 bytes of the system's, and above the bits of a
 // place in a block they hold which block of its cluster it is.

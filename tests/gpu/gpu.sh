@@ -44,7 +44,8 @@ count() { # count NAME STATUS LOG
 gpu_tests() {
   local suite at
   for suite in api_test append_test backward_test batch_invariant_test forward_test gpu_api_test gpu_append_test \
-    gpu_backward_test gpu_launch_test gpu_test hostile_test leftpad_test mean_weight_test merge_test nan_test refusal_test score_size_test sharing_test; do
+    gpu_backward_test gpu_decode_test gpu_launch_test gpu_test hostile_test leftpad_test mean_weight_test merge_test \
+    nan_test refusal_test score_size_test sharing_test; do
     at=$(program "$suite") || { echo "missing $suite"; continue; }
     "$at" --gtest_list_tests | awk -v at="$at" -v kernel="${KERNEL//./_}" '
       /^[^ ]/ { group = $1 }
@@ -106,7 +107,7 @@ run_sanitizer() {
   checked memcheck forward_test --gtest_filter="*.OddSizes/$of*:*.EmptySizes/$of*:*.HeadDims/$of*:*.Layouts/$of*"
   local small="*.Plain/$of*:*.RowsWithoutAKey/$of*:*.LongerThanAnyTile/$of*"
   checked synccheck forward_test --gtest_filter="$small"
-  for kernel in cuda.forward_sm80 cuda.forward_sm90 cuda.backward_sm80; do
+  for kernel in cuda.decode cuda.decode_unified_max cuda.forward_sm80 cuda.forward_sm90 cuda.backward_sm80; do
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked memcheck random_test --kernel $kernel --cases 300 --jobs 4
     checked synccheck random_test --kernel $kernel --cases 60
@@ -114,7 +115,7 @@ run_sanitizer() {
   # racecheck does not know what the copy engine's barriers order.
   [[ $KERNEL == cuda.forward_sm90 ]] && return
   checked racecheck forward_test --gtest_filter="$small-*sm90*"
-  for kernel in cuda.forward_sm80 cuda.backward_sm80; do
+  for kernel in cuda.decode cuda.forward_sm80 cuda.backward_sm80; do
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked racecheck random_test --kernel $kernel --cases 60
   done

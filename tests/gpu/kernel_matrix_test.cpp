@@ -1,4 +1,4 @@
-// Compiles the forward kernel as calls need it, without a GPU, for Ampere, Ada and Hopper: no row may spill, take more
+// Compiles the GPU's kernels as calls need them, without a GPU, for Ampere, Ada and Hopper: no row may spill, take more
 // registers than its blocks leave it, or more shared memory than the GPU has.
 //
 // usage: kernel_matrix_test [--full]      --full: every row (20 minutes on two cores); otherwise some of each kind
@@ -18,6 +18,8 @@
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/copy_pages/recipe.hpp"
+#include "cuda/decode/config.hpp"
+#include "cuda/decode/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
@@ -378,8 +380,100 @@ TEST(KernelMatrixCopyPages, CompilesWithoutSpills) {
   }
 }
 
+// decode: every size, number of rows and kind of score; what the table makes of them depends on shared memory.
+struct DecodeRow {
+  int arch;
+  DType dtype;
+  HeadDims dims;
+  int64_t rows;
+  size_t set_idx;
+};
+struct DecodeSet {
+  const char* name;
+  core::Features features;
+  bool unified_max = false, batch_invariant = false;
+};
+const DecodeSet kDecodeSets[] = {{"plain", {}},
+                                 {"softcap", Feature::softcap},
+                                 {"alibi and softcap", Feature::alibi | Feature::softcap},
+                                 {"draft mask", Feature::draft_mask},
+                                 {"unified max", {}, true},
+                                 {"batch invariant", {}, false, true}};
+constexpr int kDecodeArchs[] = {80, 86, 90};
+constexpr HeadDims kDecodeDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
+
+// In bf16 at head dim 128 on Hopper every feature; plain ones of few and of most rows at every size; both extremes of
+// sizes and rows in f32 and on GPUs of less shared memory.
+bool is_representative(const DecodeRow& row) {
+  const bool is_plain = row.set_idx == 0, is_extreme = row.rows == 8 || row.rows == 64;
+  const bool is_128 = row.dims.qk == 128, is_256 = row.dims.qk == 256;
+  if (kDecodeSets[row.set_idx].batch_invariant) return false;  // the same code
+  if (row.dtype == DType::bf16 && row.arch == 90) return is_128 || (is_plain && is_extreme);
+  if (row.dtype == DType::f32 && row.arch != 86) return is_plain && is_extreme && (is_128 || is_256);
+  return row.dtype == DType::bf16 && row.arch == 86 && is_extreme && is_256 && row.set_idx % 2 == 0;
+}
+
+std::vector<DecodeRow> decode_rows() {
+  std::vector<DecodeRow> all;
+  for (const DType dtype : kDTypes) {
+    for (const HeadDims& dims : kDecodeDims) {
+      if (dtype == DType::f16 && dims.qk != 128) continue;  // differs from bf16 by one instruction
+      for (const int64_t rows : {8, 16, 32, 64}) {
+        for (size_t set = 0; set < std::size(kDecodeSets); ++set) {
+          for (const int arch : kDecodeArchs) {
+            const DecodeRow row{arch, dtype, dims, rows, set};
+            if (g_full || is_representative(row)) all.push_back(row);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+class KernelMatrixDecode : public testing::TestWithParam<int> {};
+
+TEST_P(KernelMatrixDecode, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const std::vector<DecodeRow> all = decode_rows();
+  for (size_t i = static_cast<size_t>(GetParam()); i < all.size(); i += kParts) {
+    const DecodeRow& row = all[i];
+    const DecodeSet& set = kDecodeSets[row.set_idx];
+    AttentionArguments p = tests::gpu_arguments(
+        {.heads_q = row.rows, .seqlen_kv = 4096, .head_dim_qk = row.dims.qk, .head_dim_v = row.dims.v}, row.dtype);
+    p.features = set.features | Feature::lse;
+    p.batch_invariant = set.batch_invariant;
+    if (set.batch_invariant) p.query_class = core::QueryClass::few;
+    const DeviceInfo device = typical_device(row.arch);
+    const Recipe recipe = set.unified_max ? decode_unified_max_recipe(p, device) : decode_recipe(p, device);
+    const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(row.arch);
+    ASSERT_EQ(recipe.refusal, "") << what;
+    for (const Step& step : recipe.steps) {
+      const auto cubin = store.get(step.program, {.arch = row.arch});
+      const Resources& takes = cubin->resources;
+      const std::string said = what + ": " + std::to_string(takes.registers) + " registers, " +
+                               std::to_string(takes.stack_bytes) + " bytes of stack";
+      std::cout << said << ", " << static_cast<int>(cubin->milliseconds) << " ms" << std::endl;
+      EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << said << "\n" << cubin->log;
+      EXPECT_LE(takes.registers * static_cast<int>(step.threads), 65536) << said;
+      EXPECT_LE(takes.static_shared_bytes + step.shared_bytes, device.shared_bytes_per_block) << said;
+    }
+  }
+}
+
+TEST(KernelMatrixDecodeSchedule, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const int arch : {80, 90}) {
+    const Resources takes = store.get(decode_schedule_program(), {.arch = arch})->resources;
+    EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrix, testing::Range(0, kParts));
 INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrixBackward, testing::Range(0, kParts));
+INSTANTIATE_TEST_SUITE_P(Parts, KernelMatrixDecode, testing::Range(0, kParts));
 
 }  // namespace
 

@@ -1,10 +1,12 @@
 // Small random cases on every kernel that runs here, or one case from its line:
 //
-//   random_test --cases 20000 --seed 1 [--kernel NAME] [--jobs N]
+//   random_test --cases 20000 --seed 1 [--kernel NAME] [--jobs N] [--decode]
 //   random_test --case "kernel=reference.flash_2 seqlen_q=5 window_right=0"
 //
 // Kernels of the GPU are compiled for some choices of a case: their cases keep to the first --max-configs of a list,
 // which --list-configs prints and --compile-only compiles into the cache.
+// Those of cuda.decode's kernels are few queries on caches; --decode gives such cases to the other forward kernels,
+// too.
 //
 // Every failing case is printed as its line. Exit status 0 when all passed and every kernel had one, 1 when one failed
 // or was refused, as none of these cases should be, 2 on bad input.
@@ -43,6 +45,7 @@ struct Arguments {
   std::string kernel, line;
   int64_t jobs = 1;
   int64_t max_configs = tessella::tests::kUsualConfigurations;
+  bool decode = false;
   bool list_configs = false;
   bool compile_only = false;
 };
@@ -52,6 +55,7 @@ struct Kernel {
   std::string dtypes;
   bool is_on_gpu;
   bool is_backward;
+  bool decodes() const { return name.starts_with("cuda.decode"); }
   tessella::tests::Configuration configuration(int idx) const {
     const Takes takes = is_backward                   ? Takes::backward
                         : name == "cuda.forward_sm90" ? Takes::copy_engine
@@ -60,13 +64,15 @@ struct Kernel {
   }
 };
 
-std::vector<Kernel> kernels(const std::string& only) {
+std::vector<Kernel> kernels(const Arguments& arguments) {
+  const std::string& only = arguments.kernel;
   std::vector<Kernel> list;
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
     const std::string_view operation = info.operation;
     if ((operation != "forward" && operation != "backward") || (!only.empty() && only != info.name)) continue;
+    if (arguments.decode && (operation == "backward" || std::string_view(info.name) == "cuda.forward_sm90")) continue;
     if (info.unavailable[0] != '\0') {
       std::printf("skipped %s: %s\n", info.name, info.unavailable);
       continue;
@@ -114,7 +120,11 @@ void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>&
   }
 }
 
-Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
+Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments) {
+  const int64_t max_configs = arguments.max_configs;
+  if (arguments.decode || kernel.decodes()) {
+    return tessella::tests::random_decode_case(seed, kernel.name, kernel.dtypes, static_cast<int>(max_configs));
+  }
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
   const Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
                                   : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
@@ -123,6 +133,8 @@ Case random_case(const Kernel& kernel, uint64_t seed, int64_t max_configs) {
 
 // With the gradients that decide what is compiled.
 Case smallest_case(const Kernel& kernel, int idx) {
+  if (kernel.decodes())
+    return tessella::tests::random_decode_case(static_cast<uint64_t>(idx), kernel.name, kernel.dtypes);
   Case c = smallest_case(kernel.configuration(idx), kernel.name);
   if (!kernel.is_backward) return c;
   c.gradients = "qkvs";
@@ -137,7 +149,7 @@ int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
   in_threads(arguments.jobs, arguments.cases, [&](int64_t at) {
     const size_t idx = static_cast<size_t>(at) % list.size();
     const uint64_t seed = arguments.seed * 1'000'000'007 + static_cast<uint64_t>(at);
-    const Outcome outcome = run(random_case(list[idx], seed, arguments.max_configs));
+    const Outcome outcome = run(random_case(list[idx], seed, arguments));
     switch (outcome.verdict) {
       case Verdict::passed: ++passed[idx]; break;
       case Verdict::failed: ++failed; break;
@@ -209,6 +221,10 @@ bool read(int argc, char** argv, Arguments& to) {
       to.list_configs = true;
       continue;
     }
+    if (option == "--decode") {
+      to.decode = true;
+      continue;
+    }
     if (option == "--compile-only") {
       to.compile_only = true;
       continue;
@@ -241,13 +257,13 @@ int main(int argc, char** argv) {
   if (!read(argc, argv, arguments)) {
     std::fprintf(stderr,
                  "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
-                 "                   [--list-configs | --compile-only | --case \"LINE\"]\n");
+                 "                   [--decode] [--list-configs | --compile-only | --case \"LINE\"]\n");
     return 2;
   }
   for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) signal(signal_number, on_fault);
   try {
     if (!arguments.line.empty()) return run_line(arguments.line);
-    const std::vector<Kernel> list = kernels(arguments.kernel);
+    const std::vector<Kernel> list = kernels(arguments);
     if (list.empty()) {
       std::fprintf(stderr, "random_test: no kernel to run\n");
       return 2;

@@ -44,6 +44,28 @@ TEST(Cases, RandomOnesReachEveryFeature) {
   }
 }
 
+TEST(Cases, RandomDecodingReachesEveryFeature) {
+  std::string lines;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    const Case c = random_decode_case(seed, "cuda.decode", "bf16 f16 f32");
+    ASSERT_EQ(to_string(parse(to_string(c))), to_string(c));
+    const int64_t rows = c.seqlen_q * c.heads_q / c.heads_kv;
+    ASSERT_TRUE((rows >= 1 && rows <= 64) || c.few) << to_string(c);
+    ASSERT_TRUE(c.seqlen_kv <= 3000 && c.num_splits <= 20) << to_string(c);
+    lines += " " + to_string(c) + " ";
+  }
+  for (const char* field :
+       {"dtype=bf16",    "dtype=f16",       "layout=bhsd",    "layout=gaps",  "shift",          "batch=0",
+        "packed_q",      "packed_kv",       "seqlens_q",      "seqlens_kv",   "leftpad_kv",     "cache_batch_idx",
+        "page_size=1 ",  "page_size=7 ",    "page_size=256 ", "window_left",  "window_right=0", "causal_top_left",
+        "chunk",         "keep_first",      "prefix",         "draft_mask=b", "draft_mask=1",   "alibi=h",
+        "alibi=bh",      "scale=-0.25",     "softcap",        "sink",         "spread=40",      "lse=0",
+        "out_dtype=f32", "num_splits=1 ",   "num_splits=20 ", "few=1",        "masked_nan",     "seqlen_q=1 ",
+        "seqlen_q=16 ",  "head_dim_qk=256 "}) {
+    EXPECT_NE(lines.find(std::string(" ") + field), std::string::npos) << field;
+  }
+}
+
 Case small() {
   return {
       .kernel = "reference.attention", .layout = "sliced", .heads_q = 2, .heads_kv = 2, .seqlen_q = 3, .plan = true};

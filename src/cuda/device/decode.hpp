@@ -283,10 +283,9 @@ struct Decode : DecodeStates<C> {
   }
 
   // Exponents against zero serve where probabilities neither overflow (f16) nor vanish: as far as this block sees.
+  // Where it sees no key of a row either, whose maximum is not zero then.
   __device__ __forceinline__ bool sums_are_small(const DecodeWork& work) const {
-    if (thread >= work.num_rows || work.part.begin == work.part.end) return false;
-    const RowInfo& info = row_infos()[thread];
-    return info.begin < info.end && !(staged(thread * kQuads).sum >= kSmallestSum);
+    return thread < work.num_rows && !(staged(thread * kQuads).sum >= kSmallestSum);
   }
 
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {

@@ -1,0 +1,97 @@
+// What goes wrong in decode first: a test each for its merges, its waits and its schedule, in seconds. Each names what
+// it catches in mutations.py.
+#include <gtest/gtest.h>
+
+#include "emulated_decode_case.hpp"
+
+namespace tessella::tests {
+namespace {
+
+// One sequence of two queries, four heads on one: rows that a warp has to itself.
+Case small(int64_t seqlen_kv = 600) {
+  Case c = decode_base(seqlen_kv, 32);
+  c.batch = 1;
+  return c;
+}
+// 64 rows, of which all warps sum columns.
+Case many_rows(int64_t seqlen_kv = 600) {
+  Case c = small(seqlen_kv);
+  c.seqlen_q = 16;
+  return c;
+}
+
+// Blocks that meet in memory: the last to arrive is any of them.
+TEST(EmulatedQuickDecode, Merges) { expect_decoded(small(), {.num_splits = 3}, cuda::decode_recipe, 8); }
+
+// Blocks that meet in shared memory, and clusters of them that meet in memory.
+TEST(EmulatedQuickDecode, Clusters) {
+  for (const int splits : {4, 12}) expect_decoded(small(1100), {.num_splits = splits}, cuda::decode_recipe, 4);
+}
+
+TEST(EmulatedQuickDecode, FewRows) {
+  Case c = small(1500);
+  c.spread = 20;
+  expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 4);
+}
+
+// Values of the last step lie where rows of out will.
+TEST(EmulatedQuickDecode, ManyRows) {
+  Case c = many_rows(1000);
+  for (const double spread : {1.0, 20.0}) {
+    c.spread = spread;
+    expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 4);
+  }
+}
+
+// The first query sees all keys of its last tile but one.
+TEST(EmulatedQuickDecode, Causal) {
+  Case c = small(256);
+  c.window_right = 0;
+  c.spread = 4;
+  expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
+}
+
+// NaN in drafts that no query sees, in a whole tile of keys.
+TEST(EmulatedQuickDecode, Drafts) {
+  Case c = small(112);
+  c.seqlen_q = 2;
+  c.draft_mask = "b";
+  c.masked_nan = true;
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    c.seed = seed;
+    expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
+  }
+}
+
+// Pieces that begin and end inside units; of pairs of blocks where there are many of them.
+TEST(EmulatedQuickDecode, Schedules) {
+  Case c = small(900);
+  c.batch = 3;
+  c.seqlens_kv = true;
+  for (const uint64_t seed : {1, 2, 3}) {
+    c.seed = seed;
+    for (const int num_sms : {3, 14}) {
+      expect_decoded(c, {.num_sms = num_sms, .scheduled = true}, cuda::decode_recipe, 3);
+    }
+  }
+}
+
+// Pairs of blocks that have several units each, one after the other.
+TEST(EmulatedQuickDecode, LongSchedules) {
+  Case c = small(2600);
+  c.batch = 3;
+  expect_decoded(c, {.num_sms = 14, .scheduled = true}, cuda::decode_recipe, 8);
+}
+
+// Scores beyond what one maximum serves, above and below.
+TEST(EmulatedQuickDecode, UnifiedMax) {
+  for (const double mean : {-60.0, 40.0}) {
+    Case c = small(300);
+    c.dtype = "f16";
+    c.mean = mean;
+    expect_decoded(c, {.num_splits = 2}, cuda::decode_unified_max_recipe, 2);
+  }
+}
+
+}  // namespace
+}  // namespace tessella::tests
