@@ -34,6 +34,7 @@ struct ForwardArgs {
   TensorView cache_batch_idx = {};                      // (batch) i32: the batch of k and v that a sequence reads
   TensorView draft_mask = {};                           // (batch or 1, seqlen_q, seqlen_q) bool: what queries see of
                                                         // the last keys, which are theirs
+  TensorView schedule = {};                             // (n) i32 on the GPU, by Plan::make_schedule
   TensorView bias = {};                                 // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv); beside
                                                         // cu_seqlens those of the longest sequence, see tessella.h
   TensorView alibi_slopes = {};                         // (heads_q) or (batch, heads_q) f32
@@ -79,6 +80,7 @@ struct AttentionOptions {
   std::string kernel = {};  // a name of `tessella kernels`; "" = automatic
   const tessella_allocator* allocator = nullptr;
   const std::atomic<int32_t>* cancel = nullptr;  // once not 0, the call throws Error(cancelled); see tessella.h
+  bool cache_settled = false;  // a promise: the kernel just before in the stream writes nothing that is read, but q
 };
 
 namespace detail {
@@ -113,6 +115,7 @@ struct ForwardCall {
     args.page_table = pointer(a.page_table);
     args.cache_batch_idx = pointer(a.cache_batch_idx);
     args.draft_mask = pointer(a.draft_mask);
+    args.schedule = pointer(a.schedule);
     args.bias = pointer(a.bias);
     args.alibi_slopes = pointer(a.alibi_slopes);
     args.sink = pointer(a.sink);
@@ -150,6 +153,7 @@ struct ForwardCall {
     options.kernel = given(o.kernel);
     options.allocator = o.allocator;
     options.cancel = reinterpret_cast<const int32_t*>(o.cancel);
+    options.cache_settled = o.cache_settled ? 1 : 0;
   }
   ForwardCall(const ForwardCall&) = delete;
   ForwardCall& operator=(const ForwardCall&) = delete;

@@ -55,6 +55,19 @@ class Plan : public detail::PlanOfAny {
     detail::check(tessella_plan_run(plan_.get(), &call.tagged, workspace, stream));
   }
 
+  // Bytes of the schedule that runs follow; 0 where the plan was made without one.
+  size_t schedule_bytes() const {
+    size_t bytes = 0;
+    detail::check(tessella_plan_schedule_size(plan_.get(), &bytes));
+    return bytes;
+  }
+  // Queues the making of args.schedule, for the runs of all layers of a model step; see tessella_plan_schedule.
+  void make_schedule(const ForwardArgs& args, void* stream = nullptr) const { make_schedule(args, options_, stream); }
+  void make_schedule(const ForwardArgs& args, const AttentionOptions& options, void* stream = nullptr) const {
+    const detail::ForwardCall call(args, options);
+    detail::check(tessella_plan_schedule(plan_.get(), &call.tagged, stream));
+  }
+
  private:
   friend Plan plan_forward(const ForwardArgs& args, const AttentionOptions& options);
   Plan(tessella_plan* plan, const AttentionOptions& options) : PlanOfAny(plan), options_(options) {}

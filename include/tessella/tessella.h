@@ -147,27 +147,36 @@ typedef struct tessella_tensor {
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
  *                  Entries of pages without a key in use may hold anything. The pools have a page of a row at least.
  *                  Not beside cu_seqlens_kv
- *   cache_batch_idx   (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may
- * then have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of sequences without a
- * key in use may hold anything. What belongs to keys (bias, masks, seqlens_kv, document_ids_kv) stays that of sequence
- * b; k_scale and v_scale are the slots'. Not beside page_table or cu_seqlens_kv bias           broadcasts to (batch,
- * heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores. Beside cu_seqlens it counts the queries or
- * keys of each sequence from its first: its axes are those of the longest sequence, up to max_seqlen_q and
- * max_seqlen_kv where given, not the packed rows. On a GPU, where lengths are not read, it wants them given. A key with
- * a bias of -inf counts nothing and is not hidden: NaN and infinity in its v may reach the output alibi_slopes
- * (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j| sink           (heads_q) f32 logits
- * that join the softmax's sum and no value dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool,
- * true = visible; axes as of bias block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q),
- * ceil(seqlen_kv / block_map_kv))  bool; axes as of bias document_ids_q/kv   (batch, seqlen), packed (total) i32   a
- * key is visible iff the ids are equal prefix_lengths (batch) i32   keys below the length are visible to all queries,
- * later ones causally key_ranges     reserved, `unsupported` where given; (batch or 1, heads or 1, seqlen_q, n, 2) i32,
- * sorted ranges [start, end) of visible keys draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q)
- * for all, bool, true = visible: the last keys of a sequence are those of its queries, as many as it has in use, and
- * query i sees the key of query j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree
- * of drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries, its
- * keys are those of its last queries. Beside cu_seqlens_q its axes are those of the longest sequence, as of bias seed,
- * offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options mod_args
- * num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
+ *   cache_batch_idx (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
+ *                  have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
+ *                  sequences without a key in use may hold anything. What belongs to keys (bias, masks, seqlens_kv,
+ *                  document_ids_kv) stays that of sequence b; k_scale and v_scale are the slots'. Not beside page_table
+ *                  or cu_seqlens_kv
+ *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores.
+ *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first: its axes are those
+ *                  of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
+ *                  GPU, where lengths are not read, it wants them given. A key with a bias of -inf counts nothing and
+ *                  is not hidden: NaN and infinity in its v may reach the output
+ *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
+ *   sink           (heads_q) f32   logits that join the softmax's sum and no value
+ *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool, true = visible; axes as of bias
+ *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))   bool;
+ *                  axes as of bias
+ *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
+ *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
+ *   key_ranges     reserved, `unsupported` where given; (batch or 1, heads or 1, seqlen_q, n, 2) i32, sorted ranges
+ *                  [start, end) of visible keys
+ *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool, true = visible: the last
+ *                  keys of a sequence are those of its queries, as many as it has in use, and query i sees the key of
+ *                  query j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree of
+ *                  drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than
+ *                  queries, its keys are those of its last queries. Beside cu_seqlens_q its axes are those of the
+ *                  longest sequence, as of bias
+ *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
+ *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
+ *   schedule       (n) i32 on the GPU, of tessella_plan_schedule_size bytes at least: what tessella_plan_schedule
+ * wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as they count in it
+ * what is done, and overlap it with nothing else. Not beside batch_invariant or num_splits
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -202,15 +211,16 @@ typedef struct tessella_forward_args {
   const tessella_tensor* mod_args;
   int32_t num_mod_args;
   const tessella_tensor* cache_batch_idx;
+  const tessella_tensor* schedule;
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT                                                                                     \
   {                                                                                                                    \
     sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0                                                                                                        \
+        0, 0, 0, 0                                                                                                     \
   }
 
-/* Where plain calls take their workspace from; on a GPU they keep 256 bytes a stream of their own beside it. alloc
+/* Where plain calls take their workspace from; on a GPU they keep 4096 bytes a stream of their own beside it. alloc
    returns memory aligned to `alignment`, or NULL. Frozen. */
 typedef struct tessella_allocator {
   void* (*alloc)(size_t bytes, size_t alignment, void* stream, void* user);
@@ -243,8 +253,14 @@ typedef struct tessella_allocator {
  *
  * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
  * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or
- * those for many (also the automatic choice). Bits of a row may differ between the classes. Every kernel of today is
- * for many; reference.attention is for both. Keys are split at multiples of a constant, so num_splits is 0 or 1. */
+ * those for many (also the automatic choice). Bits of a row may differ between the classes. cuda.decode is for few,
+ * and with batch_invariant for few alone; reference.attention is for both; every other kernel is for many. Keys are
+ * split at multiples of a constant, so num_splits is 0 or 1.
+ *
+ * cache_settled: a promise. Nothing that the call reads, but q, is written by the kernel that stands just before it in
+ * the stream: caches, lengths, page table and schedule were written by kernels further back. Loads of keys then begin
+ * while that kernel still runs. Kernels that do not begin early ignore it. Where it does not hold, results are not
+ * defined. */
 typedef struct tessella_attention_options {
   size_t struct_size;
   float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
@@ -273,7 +289,8 @@ typedef struct tessella_attention_options {
                                   gradients on a GPU may then be faster and differ in their last bits */
   int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t query_class;         /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
-  int32_t num_splits;          /* 0 = automatic */
+  int32_t num_splits;          /* of the keys of a sequence and KV head, by kernels that split them; the others refuse
+                                  more than one. 0 = automatic */
   int32_t num_sms;             /* GPU: 0 = all */
   int32_t num_threads;         /* CPU: 0 = all that the process may use */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
@@ -284,12 +301,13 @@ typedef struct tessella_attention_options {
   const int32_t* cancel; /* a flag that another thread sets to nonzero, atomically, to have the call return CANCELLED.
                             CPU kernels and tessella_check read it every few milliseconds; on a GPU it is read
                             before the launch alone. In host memory. NULL = none */
+  int32_t cache_settled; /* 1: see above. No matter of a plan */
 } tessella_attention_options;
 
 #define TESSELLA_ATTENTION_OPTIONS_INIT                                                                    \
   {                                                                                                        \
     sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                         \
+        TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                      \
   }
 
 /* Gradients, one bit each. */
@@ -308,7 +326,8 @@ enum {
  *
  *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
  *                   required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
- *                   those of the call too. page_table, cache_batch_idx, draft_mask and scales are not supported
+ *                   those of the call too. page_table, cache_batch_idx, draft_mask, schedule and scales are not
+ *                   supported
  *
  *   d_out           shape of out: dtype of out or of q, or f32
  *
@@ -545,6 +564,15 @@ TESSELLA_API tessella_status tessella_plan_initialize(const tessella_plan* plan,
                                                       void* stream);
 TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, size_t* state_bytes,
                                                      size_t* scratch_bytes);
+/* Bytes of the schedule that runs of the plan follow: 0 where it was made without one (args.schedule, whose size is not
+ * looked at then, and whose data may be NULL beside a device_type). */
+TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* bytes);
+/* Queues the making of args.schedule from the call's lengths as they are on the GPU then: once a model step, for the
+ * runs of every layer whose lengths and window are these. It may be captured in a graph. Nothing of q, k, v, out and
+ * lse is touched, and their data may be NULL beside a device_type. Lengths may have changed when it is followed:
+ * results are right, and the work is less even. Plain calls, and plans of the same GPU, with the same batch, heads,
+ * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. */
+TESSELLA_API tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream);
 /* Texts live as long as the plan. */
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);

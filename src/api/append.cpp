@@ -27,11 +27,7 @@ class AppendNormalizer {
  public:
   AppendNormalizer(const tessella_append_args& args, const tessella_append_options& options, const char* function,
                    Memory memory)
-      : args_(args),
-        options_(options),
-        reader_(function, memory != Memory::none),
-        function_(function),
-        memory_(memory) {}
+      : args_(args), options_(options), reader_(function, has_operands(memory)), function_(function), memory_(memory) {}
 
   AppendArguments run() {
     presence();

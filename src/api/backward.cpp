@@ -35,7 +35,7 @@ class GradientReader {
         function_(function),
         memory_(memory),
         a_(arguments),
-        reader_(function, memory != Memory::none) {}
+        reader_(function, has_operands(memory)) {}
 
   void run() {
     a_.operation = core::Operation::backward;
@@ -44,6 +44,7 @@ class GradientReader {
     for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv},
                                         {"cache_batch_idx", Feature::cache_batch_idx},
                                         {"draft_mask", Feature::draft_mask},
+                                        {"schedule", Feature::schedule},
                                         {"scales", Feature::scales}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }

@@ -252,6 +252,29 @@ tessella_status tessella_plan_workspace(const tessella_plan* plan, size_t* state
   });
 }
 
+tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* bytes) {
+  return guarded([&] {
+    require(plan, "plan_schedule_size", "plan");
+    require(bytes, "plan_schedule_size", "bytes");
+    *bytes = static_cast<size_t>(plan->plan.schedule_bytes);
+  });
+}
+
+tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream) {
+  return guarded([&] {
+    require(plan, "plan_schedule", "plan");
+    if (plan->plan.schedule_bytes == 0) {
+      core::invalid(core::message("plan_schedule: the plan's kernel, ", plan->kernel,
+                                  ", follows no schedule, expected a plan made with one"));
+    }
+    with_structs(call, "plan_schedule", [&](const auto* args, const auto& options) {
+      const auto arguments = api::read(args, options, "plan_schedule", stream, api::Memory::scheduled);
+      core::check_fits(plan->plan, core::shape(&arguments), "plan_schedule");
+      api::make_schedule(plan->plan, &arguments, stream, "plan_schedule");
+    });
+  });
+}
+
 const char* tessella_plan_kernel(const tessella_plan* plan) { return plan == nullptr ? "" : plan->kernel.c_str(); }
 const char* tessella_plan_explain(const tessella_plan* plan) {
   return plan == nullptr ? "" : plan->plan.explanation.c_str();

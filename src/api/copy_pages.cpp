@@ -50,7 +50,7 @@ CopyPagesArguments normalize(const tessella_copy_pages_args& args, const tessell
   if (args.num_pools < 1) invalid(message(function, ": num_pools is ", args.num_pools, ", expected at least 1"));
   if (args.pools == nullptr) invalid(message(function, ": pools is NULL, expected num_pools tensors"));
   if (args.pairs == nullptr) invalid(message(function, ": pairs is NULL, expected a tensor"));
-  TensorReader reader(function, memory != Memory::none);
+  TensorReader reader(function, has_operands(memory));
   CopyPagesArguments a;
   for (int32_t i = 0; i < args.num_pools; ++i) {
     const std::string name = message("pools[", i, "]");

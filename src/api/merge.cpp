@@ -23,11 +23,7 @@ class MergeNormalizer {
  public:
   MergeNormalizer(const tessella_merge_args& args, const tessella_merge_options& options, const char* function,
                   Memory memory)
-      : args_(args),
-        options_(options),
-        reader_(function, memory != Memory::none),
-        function_(function),
-        memory_(memory) {}
+      : args_(args), options_(options), reader_(function, has_operands(memory)), function_(function), memory_(memory) {}
 
   MergeArguments run() {
     states();

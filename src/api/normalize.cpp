@@ -29,11 +29,7 @@ class Normalizer {
  public:
   Normalizer(const tessella_forward_args& args, const tessella_attention_options& options, const char* function,
              Memory memory)
-      : args_(args),
-        options_(options),
-        reader_(function, memory != Memory::none),
-        function_(function),
-        memory_(memory) {}
+      : args_(args), options_(options), reader_(function, has_operands(memory)), function_(function), memory_(memory) {}
 
   AttentionArguments run() {
     operands();
@@ -47,6 +43,7 @@ class Normalizer {
     score_parts();
     masks();
     modifications();
+    schedule();
     core::derive_shape(p_);
     return p_;
   }
@@ -144,7 +141,8 @@ class Normalizer {
   void scalars() {
     for (const auto& [name, value] : {std::pair{"causal_top_left", options_.causal_top_left},
                                       std::pair{"batch_invariant", options_.batch_invariant},
-                                      std::pair{"check_device_values", options_.check_device_values}}) {
+                                      std::pair{"check_device_values", options_.check_device_values},
+                                      std::pair{"cache_settled", options_.cache_settled}}) {
       if (value != 0 && value != 1) invalid(message(function_, ": ", name, " is ", value, ", expected 0 or 1"));
     }
     if (options_.deterministic < 0 || options_.deterministic > 2) {
@@ -497,6 +495,26 @@ class Normalizer {
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
       p_.arrays[i] = reader_.array(message("mod_args[", i, "]").c_str(), args_.mod_args[i]);
     }
+  }
+
+  // Of a decode call; runs write its counters.
+  void schedule() {
+    p_.cache_is_settled = options_.cache_settled != 0;
+    if (args_.schedule == nullptr) return;
+    p_.features |= Feature::schedule;
+    if (p_.batch_invariant) {
+      invalid(message(function_, ": schedule is given, expected it absent beside batch_invariant, which splits keys ",
+                      "at multiples of a constant"));
+    }
+    if (p_.num_splits != 0) {
+      invalid(message(function_, ": num_splits is ", p_.num_splits,
+                      ", expected 0 beside schedule, which says where keys are split"));
+    }
+    const bool is_written = memory_ == Memory::written || memory_ == Memory::scheduled;
+    if (is_written && (args_.schedule->flags & TESSELLA_READ_ONLY) != 0) {
+      invalid(message(function_, ": schedule is read-only, expected memory that may be written"));
+    }
+    reader_.schedule(*args_.schedule, memory_ != Memory::none, p_);
   }
 
   const tessella_forward_args& args_;

@@ -12,9 +12,10 @@ tessella_call grown(const tessella_call* call, const char* function);
 tessella_forward_args grown(const tessella_forward_args* args, const char* function);
 tessella_attention_options grown(const tessella_attention_options* options, const char* function);
 
-// What happens to the memory of a call: out and lse are written; only read, for a comparison; or nothing is, and q, k,
-// v, out and lse may have none.
-enum class Memory { written, read, none };
+// What happens to the memory of a call: out and lse are written; only read, for a comparison; its schedule alone is
+// written, and q, k, v, out and lse may have none; or nothing is, and the schedule may have none either.
+enum class Memory { written, read, scheduled, none };
+constexpr bool has_operands(Memory memory) { return memory == Memory::written || memory == Memory::read; }
 
 // Shapes, dtypes, strides and devices are checked here, values in core::validate().
 core::AttentionArguments normalize(const tessella_forward_args& args, const tessella_attention_options& options,

@@ -31,8 +31,19 @@ std::string_view forced_kernel(const char* kernel, core::Operation operation) {
 
 namespace {
 
-const int32_t* cancel_flag(const core::Arguments& arguments) {
-  return std::visit([](const auto* a) { return a->cancel; }, arguments);
+void end_if_cancelled(const core::Arguments& arguments, const char* function) {
+  if (!core::is_cancelled(std::visit([](const auto* a) { return a->cancel; }, arguments))) return;
+  throw core::Error(core::ErrorCode::cancelled,
+                    message(function, ": the call was cancelled before it began; nothing was touched"));
+}
+
+// The call has a schedule as large as the plan's kernel reads and writes.
+void check_schedule(const Plan& plan, const core::Arguments& arguments, const char* function) {
+  if (plan.schedule_bytes == 0) return;
+  const int64_t got = core::attention(arguments).schedule_bytes;
+  if (got >= plan.schedule_bytes) return;
+  invalid(message(function, ": schedule has ", got, " bytes, expected at least ", plan.schedule_bytes,
+                  ", what the plan's kernel reads"));
 }
 
 void run_kernel(const Plan& plan, const core::Arguments& arguments, core::Workspace workspace, void* stream,
@@ -49,10 +60,8 @@ void run_kernel(const Plan& plan, const core::Arguments& arguments, core::Worksp
 
 void run(const Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function) {
-  if (core::is_cancelled(cancel_flag(arguments))) {
-    throw core::Error(core::ErrorCode::cancelled,
-                      message(function, ": the call was cancelled before it began; nothing was touched"));
-  }
+  end_if_cancelled(arguments, function);
+  check_schedule(plan, arguments, function);
   if (workspace == nullptr) {
     const RunMemory memory(plan.workspace, core::device(plan.shape), allocator, stream, function);
     run_kernel(plan, arguments, memory.workspace(), stream, function);
@@ -74,6 +83,12 @@ void run(const Plan& plan, const core::Arguments& arguments, const tessella_work
   core::validate_workspace(arguments, plan.workspace, given, function);
   const WorkspaceUse use(plan.workspace, given, function);
   run_kernel(plan, arguments, given, stream, function);
+}
+
+void make_schedule(const Plan& plan, const core::Arguments& arguments, void* stream, const char* function) {
+  end_if_cancelled(arguments, function);
+  check_schedule(plan, arguments, function);
+  plan.kernel->schedule(arguments, plan, stream);
 }
 
 }  // namespace tessella::api

@@ -16,4 +16,8 @@ std::string_view forced_kernel(const char* kernel, core::Operation operation);
 void run(const core::Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function);
 
+// Queues the making of the call's schedule. Throws Error(invalid_argument) naming `function` for one that is too small;
+// Error(cancelled).
+void make_schedule(const core::Plan& plan, const core::Arguments& arguments, void* stream, const char* function);
+
 }  // namespace tessella::api

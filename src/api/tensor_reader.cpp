@@ -311,6 +311,21 @@ core::UserArray TensorReader::array(const char* name, const tessella_tensor& ten
   return array;
 }
 
+void TensorReader::schedule(const tessella_tensor& tensor, bool has_memory, core::AttentionArguments& arguments) {
+  const View t = view("schedule", tensor, has_memory);
+  if (t.dtype != DType::i32) {
+    invalid(message(function_, ": schedule.dtype is ", core::name(t.dtype), ", expected i32"));
+  }
+  if (t.ndim != 1) {
+    invalid(message(function_, ": schedule has shape ", shape_text(t.shape, t.ndim), ", expected (n)"));
+  }
+  if (t.shape[0] > 1 && t.strides[0] != 1) {
+    invalid(message(function_, ": schedule.strides[0] is ", t.strides[0], ", expected 1: it must be dense"));
+  }
+  arguments.schedule = t.data;
+  arguments.schedule_bytes = core::bytes_of(t.dtype, t.shape[0]);
+}
+
 int64_t TensorReader::length(const char* name, const tessella_tensor& tensor) {
   const View t = view(name, tensor);
   if (t.ndim != 1 || t.shape[0] < 1) {

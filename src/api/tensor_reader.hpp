@@ -69,6 +69,9 @@ class TensorReader {
   // Any shape, dense.
   core::UserArray array(const char* name, const tessella_tensor& tensor);
 
+  // (n) i32, dense.
+  void schedule(const tessella_tensor& tensor, bool has_memory, core::AttentionArguments& arguments);
+
   int64_t length(const char* name, const tessella_tensor& tensor);
 
   // Throws: axis `axis` (of batch, seqlen, heads, head_dim) of the tensor is `got`.

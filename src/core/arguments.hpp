@@ -65,7 +65,8 @@ struct AttentionArguments : AttentionShape {
   const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
   void* schedule = nullptr;         // on a GPU, as the plan's kernel made it
   int64_t schedule_bytes = 0;
-  bool cache_is_settled = false;  // nothing that is queued before writes what the call reads, but q
+  // Nothing that the call reads is written by the kernel queued just before, but q.
+  bool cache_is_settled = false;
 
   // Of backward, for which out and lse are inputs.
   ScoreGradient d_bias;          // f32, or the dtype of bias

@@ -60,6 +60,7 @@ std::string explain(const Plan& plan, std::string_view forced) {
   if (plan.kernel->describe != nullptr) text += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
   text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                   " bytes\n");
+  if (plan.schedule_bytes > 0) text += message("schedule: ", plan.schedule_bytes, " bytes\n");
   for (const Refusal& refused : plan.refusals) text += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
   return text;
 }
@@ -109,8 +110,8 @@ std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
     return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
   }
   if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
-  if (shape.num_splits > 1 && !kernel.serves_few) {
-    return message("does not split keys, and num_splits is ", shape.num_splits);
+  if (shape.num_splits > 1 && !kernel.splits_keys) {
+    return message("takes no number of splits, and num_splits is ", shape.num_splits);
   }
   return "";
 }
@@ -179,6 +180,7 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
       keep_sources(plan);
       plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(asked_threads(shape));
       if (kernel.workspace != nullptr) plan.workspace = kernel.workspace(plan.shape, plan.num_threads);
+      if (kernel.schedule_bytes != nullptr) plan.schedule_bytes = kernel.schedule_bytes(plan.shape);
       plan.explanation = explain(plan, forced);
       return plan;
     }

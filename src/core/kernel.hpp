@@ -41,7 +41,8 @@ struct Kernel {
   uint32_t dtypes = 0;                     // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
   Features features;         // those it supports
-  bool serves_few = false;   // is of query_class few, and splits keys; every kernel is of query_class many
+  bool serves_few = false;   // is of query_class few; every kernel is of query_class many
+  bool splits_keys = false;  // in as many as num_splits says
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).

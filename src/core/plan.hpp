@@ -21,6 +21,7 @@ struct Plan {
   std::shared_ptr<const std::string> sources;  // what sources of modifications in the shape point into
   int num_threads = 1;
   WorkspaceSize workspace;
+  int64_t schedule_bytes = 0;            // of the schedule that its runs follow; 0: they follow none
   std::shared_ptr<const void> prepared;  // what kernel->prepare made
   std::vector<Refusal> refusals;         // kernels that stand before the chosen one
   std::string explanation;

@@ -37,6 +37,7 @@ constexpr KernelRow kDecode = {.name = "cuda.decode",
                                .max_head_dim = 256,
                                .features = kDecodeFeatures,
                                .serves_few = true,
+                               .splits_keys = true,
                                .recipe = decode_recipe,
                                .cost = decode_cost};
 constexpr KernelRow kDecodeUnifiedMax = {
@@ -46,6 +47,7 @@ constexpr KernelRow kDecodeUnifiedMax = {
     .dtypes = kFloats,
     .max_head_dim = 256,
     .features = kDecodeFeatures,
+    .splits_keys = true,
     .automatic = 0,
     .recipe = decode_unified_max_recipe,
     .cost = decode_cost};

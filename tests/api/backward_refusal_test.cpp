@@ -49,6 +49,8 @@ const Refusal kRefusals[] = {
        c.args.draft_mask = ts::view(kDrafts, ts::boolean, {kSeqlenQ, kSeqlenQ});
      },
      kUnsupported, "backward: draft_mask is given, and has no gradients"},
+    {"schedule", [](SmallBackward& c) { c.args.schedule = ts::view(kPages, ts::i32, {kBatch}); }, kUnsupported,
+     "backward: schedule is given, and has no gradients"},
     {"scales",
      [](SmallBackward& c) {
        c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1});

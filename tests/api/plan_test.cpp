@@ -1,6 +1,7 @@
 // Plans: what they are made for, what they refuse, and that the choice is explained.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -60,6 +61,44 @@ TEST(Plan, TheEnvironmentForcesAKernel) {
   EXPECT_EQ(ts::plan_forward(t.args).kernel(), "reference.attention");
   unsetenv("TESSELLA_KERNEL");
   EXPECT_NE(ts::plan_forward(t.args).kernel(), "reference.attention");
+}
+
+TEST(Plan, OfTheCpuFollowsNoSchedule) {
+  Tensors t(8);
+  const ts::Plan plan = ts::plan_forward(t.args);
+  EXPECT_EQ(plan.schedule_bytes(), 0u);
+  std::vector<int32_t> words(8);
+  t.args.schedule = ts::view(words.data(), ts::i32, {8});
+  const auto expect = [&](auto&& fn, const std::string& text) {
+    try {
+      fn();
+      ADD_FAILURE() << text;
+    } catch (const ts::Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  expect([&] { plan.make_schedule(t.args); },
+         "plan_schedule: the plan's kernel, " + plan.kernel() + ", follows no schedule, expected a plan made with one");
+  expect([&] { plan.run(t.args); }, "plan_run: schedule is given, and the plan was made without it");
+  expect([&] { ts::plan_forward(t.args); }, "does not support schedule");
+  size_t bytes = 1;
+  EXPECT_EQ(tessella_plan_schedule_size(nullptr, &bytes), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessella_last_error(), "plan_schedule_size: plan is NULL, expected a pointer");
+}
+
+// A promise about what is queued before: nothing on the CPU, and no matter of a plan.
+TEST(Plan, ASettledCacheChangesNothingOnTheCpu) {
+  Tensors t(8);
+  ts::forward(t.args);
+  const std::vector<double> expected = t.out;
+  std::fill(t.out.begin(), t.out.end(), -7.0);
+  ts::plan_forward(t.args).run(t.args, {.cache_settled = true}, nullptr);
+  EXPECT_EQ(t.out, expected);
+  const ts::detail::ForwardCall call(t.args, {});
+  tessella_attention_options options = call.options;
+  options.cache_settled = 2;
+  EXPECT_EQ(tessella_forward(&call.args, &options, nullptr), TESSELLA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessella_last_error(), "forward: cache_settled is 2, expected 0 or 1");
 }
 
 TEST(Plan, RunsShorterCallsAndRefusesLongerOnes) {

@@ -114,7 +114,25 @@ CUresult memory_info(size_t* free_bytes, size_t* total_bytes) {
 }
 CUresult allocate(CUdeviceptr* pointer, size_t, CUstream) {
   *pointer = 1;
+  ++g_state.num_allocations;
   return result_setting("FAKE_CUDA_ALLOC");
+}
+CUresult free_memory(CUdeviceptr, CUstream) { return ready(); }
+CUresult zero(CUdeviceptr, unsigned char, size_t, CUstream) {
+  ++g_state.num_zeroed;
+  return ready();
+}
+CUresult context_id(CUcontext context, unsigned long long* id) {
+  *id = static_cast<unsigned long long>(reinterpret_cast<char*>(context) - g_contexts);
+  return ready();
+}
+CUresult stream_id(CUstream stream, unsigned long long* id) {
+  *id = reinterpret_cast<uintptr_t>(stream);
+  return ready();
+}
+CUresult is_capturing(CUstream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ready();
 }
 CUresult load_library(CUlibrary* library, const void*, int*, void**, unsigned, int*, void**, unsigned) {
   *library = reinterpret_cast<CUlibrary>(&g_state);
@@ -152,6 +170,8 @@ CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**)
   g_state.launches.push_back(*config);
   g_state.attributes.assign(config->attrs, config->attrs + config->numAttrs);
   std::memcpy(&g_state.params, params[0], sizeof g_state.params);
+  const auto* bytes = static_cast<const std::byte*>(params[0]);
+  g_state.parameters.assign(bytes, bytes + setting("FAKE_CUDA_PARAMS", sizeof(FakeParams)));
   return CUDA_SUCCESS;
 }
 CUresult encode_tensor_map(CUtensorMap*, CUtensorMapDataType, uint32_t, void*, const uint64_t* sizes, const uint64_t*,
@@ -205,6 +225,11 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, i
       {"cuCtxPopCurrent", reinterpret_cast<void*>(pop)},
       {"cuMemGetInfo", reinterpret_cast<void*>(MayFail<memory_info>::call)},
       {"cuMemAllocAsync", reinterpret_cast<void*>(MayFail<allocate>::call)},
+      {"cuMemFreeAsync", reinterpret_cast<void*>(free_memory)},
+      {"cuMemsetD8Async", reinterpret_cast<void*>(MayFail<zero>::call)},
+      {"cuCtxGetId", reinterpret_cast<void*>(MayFail<context_id>::call)},
+      {"cuStreamGetId", reinterpret_cast<void*>(MayFail<stream_id>::call)},
+      {"cuStreamIsCapturing", reinterpret_cast<void*>(MayFail<is_capturing>::call)},
       {"cuLibraryLoadData", reinterpret_cast<void*>(MayFail<load_library>::call)},
       {"cuLibraryGetKernel", reinterpret_cast<void*>(MayFail<get_kernel>::call)},
       {"cuKernelGetFunction", reinterpret_cast<void*>(MayFail<get_function>::call)},

@@ -1,6 +1,7 @@
 // What the stand-in for the CUDA driver remembers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct FakeDriver {
   tessella::cuda::CUlaunchConfig config{};
   std::vector<tessella::cuda::CUlaunchAttribute> attributes;
   FakeParams params{};
+  std::vector<std::byte> parameters;  // all of the last launch
+  int num_allocations = 0;            // of stream-ordered memory
+  int num_zeroed = 0;
   std::vector<tessella::cuda::CUlaunchConfig> launches;  // all
   struct TensorMap {
     uint64_t sizes[4];

@@ -260,6 +260,20 @@ TEST_F(GpuDoor, TextsAndTheirArraysAreChecked) {
   EXPECT_EQ(tessella_check(Tagged(args, options), 0, 1, &report), TESSELLA_UNSUPPORTED);
 }
 
+// Of what a schedule is, before any plan of it: it lies beside the call's tensors, and apart from them.
+TEST_F(GpuDoor, AScheduleIsOfTheGpu) {
+  const Call call({.batch = 3, .seqlen_q = 1, .seqlen_kv = 6, .seqlens_kv = true});
+  GpuTwin twin(call.blocks(), false);
+  tessella_forward_args args = twin.args(call.args(), true);
+  int32_t words[4] = {};
+  tessella_tensor schedule = TESSELLA_TENSOR1(words, TESSELLA_I32, 4);
+  args.schedule = &schedule;
+  schedule.device_type = TESSELLA_CPU;
+  expect_refusal(args, call.options(), "forward: schedule is on the CPU, expected cuda:0 = the device of q");
+  schedule = *args.seqlens_kv;
+  expect_refusal(args, call.options(), "forward: schedule overlaps seqlens_kv, expected memory of its own");
+}
+
 TEST_F(GpuDoor, DlpackSaysWhereAPointerIs) {
   const cli::GpuMemory memory(cli::Gpu::open(0), 64);
   void* managed = to_dlpack(view(memory.data(), f32, {4, 4}), true);

@@ -160,6 +160,12 @@ class Call:
             slots["lse"].describe(d.F32, q.tensor, lse_shape(q.shape, swapped), False)
             self.pass_array("lse")
 
+    def describe_schedule(self) -> None:
+        """A schedule without memory, for a plan of calls that have one."""
+        slots = self.slots
+        slots["schedule"].describe(d.I32, slots["q"].tensor, (1,), False)
+        self.pass_array("schedule")
+
     def _out_code(self) -> int:
         code: int = d.F32 if self.options.out_dtype == d.F32 else self.slots["q"].tensor.dtype
         return code

@@ -107,6 +107,7 @@ class ForwardArgs(c.Structure):
         ("mod_args", c.POINTER(Tensor)),
         ("num_mod_args", c.c_int32),
         ("cache_batch_idx", c.POINTER(Tensor)),
+        ("schedule", c.POINTER(Tensor)),
     ]
 
 
@@ -159,6 +160,7 @@ class AttentionOptions(c.Structure):
         ("kernel", c.c_char_p),
         ("allocator", c.POINTER(Allocator)),
         ("cancel", c.POINTER(c.c_int32)),
+        ("cache_settled", c.c_int32),
     ]
 
 
@@ -364,6 +366,8 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_plan_run": (c.c_int32, [Plan, _call, _workspace, c.c_void_p]),
     "tessella_plan_initialize": (c.c_int32, [Plan, _workspace, c.c_void_p]),
     "tessella_plan_workspace": (c.c_int32, [Plan, c.POINTER(c.c_size_t), c.POINTER(c.c_size_t)]),
+    "tessella_plan_schedule_size": (c.c_int32, [Plan, c.POINTER(c.c_size_t)]),
+    "tessella_plan_schedule": (c.c_int32, [Plan, _call, c.c_void_p]),
     "tessella_plan_kernel": (c.c_char_p, [Plan]),
     "tessella_plan_explain": (c.c_char_p, [Plan]),
     "tessella_check": (c.c_int32, [_call, c.c_int64, c.c_uint64, c.POINTER(CheckReport)]),

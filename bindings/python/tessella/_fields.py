@@ -136,6 +136,7 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "page_table": _set_array,
     "cache_batch_idx": _set_array,
     "draft_mask": _set_array,
+    "schedule": _set_array,
     "q_scale": _set_array,
     "k_scale": _set_array,
     "v_scale": _set_array,
@@ -160,6 +161,7 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "deterministic": _set_deterministic,
     "batch_invariant": _set_switch,
     "query_class": _set_query_class,
+    "cache_settled": _set_switch,
     "check_device_values": _set_switch,
     "cancel": _set_cancel,
 }

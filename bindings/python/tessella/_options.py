@@ -45,6 +45,9 @@ class Options(TypedDict, total=False):
         last keys of a sequence are those of its queries, and query i sees the key of query j only where
         draft_mask[b, i, j]; what it sees of the keys before them is for the other masks to say. Beside cu_seqlens_q its
         axes are those of the longest sequence, as of bias.
+    schedule: GPU, what `Plan.schedule` or `tessella.torch.decode_schedule` returned: how the keys of ragged sequences
+        are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. `plan` and `explain`
+        take True for one that is yet to be made.
     q_scale, k_scale, v_scale, out_scale: (batch or page, ceil(rows / scale_block), heads) float32, each axis 1 or full;
         what 8-bit values are multiplied by, and out divided by. No kernel takes them yet.
     scale_block: rows that share an entry of the scales; 0 = all.
@@ -61,13 +64,18 @@ class Options(TypedDict, total=False):
     mod_args: at most 8 dense arrays that score_mod and mask_mod read; float32, bfloat16, float16, int32 or bool.
     out_dtype: dtype of q, or float32.
     kernel: a name of kernels(), which runs or fails with its reason; None = automatic.
-    num_splits: 0 = automatic.
+    num_splits: of the keys of a sequence and KV head, by kernels that split them; the others refuse more than one.
+        0 = automatic.
     num_sms: GPU, 0 = all.
     num_threads: CPU, 0 = all that the process may use.
     deterministic: the same bits from run to run: True = required, False = not needed, None or "auto" = the library's
         choice. The forward always gives them.
     batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
-    query_class: beside batch_invariant, the class of kernels that may run: "automatic", "few" or "many" queries.
+    query_class: beside batch_invariant, the class of kernels that may run: "few" queries, which is decoding; "many",
+        which is also what "automatic" means. Bits of a row may differ between the two.
+    cache_settled: a promise: the kernel that stands just before the call in the stream writes nothing that the call
+        reads but q, so that loads of keys may begin while it still runs. Where it does not hold, results are not
+        defined.
     check_device_values: GPU, waits for the stream and checks lengths there as on the CPU.
     cancel: a tessella.Cancel, by which another thread ends the call. Not of tessella.torch.
     """
@@ -89,6 +97,7 @@ class Options(TypedDict, total=False):
     page_table: Any
     cache_batch_idx: Any
     draft_mask: Any
+    schedule: Any
     q_scale: Any
     k_scale: Any
     v_scale: Any
@@ -113,5 +122,6 @@ class Options(TypedDict, total=False):
     deterministic: bool | Literal["auto"] | None
     batch_invariant: bool
     query_class: Literal["automatic", "few", "many"]
+    cache_settled: bool
     check_device_values: bool
     cancel: Cancel | None

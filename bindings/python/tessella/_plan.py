@@ -11,7 +11,7 @@ from . import _declarations as d
 from ._arrays import Slot, require_array
 from ._backward_call import OPERANDS, BackwardCall, describe, gradient_names
 from ._call import Call
-from ._errors import Error, name_function
+from ._errors import Error, InvalidArgument, name_function
 from ._fields import ARGUMENTS
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import library, require
@@ -146,10 +146,44 @@ class Plan:
             return call.kind.results(made, (out, lse), self._return_lse)
 
 
+    def schedule(
+        self, q: Any, k: Any, v: Any, *, out: Any = None, stream: Any = None, **options: Unpack[Options]
+    ) -> Any:
+        """How the keys of ragged sequences are split, from their lengths as they are on the GPU: once a model step.
+
+        Every layer with these lengths and this window then takes it as `schedule`, in `run` or in `attention`. The plan
+        is made with schedule=True. Nothing waits: the call may be captured in a CUDA graph, and its replays follow the
+        lengths. They may also have grown since: results are right, and the work is less even.
+
+        Args:
+            q, k, v, options: those of the calls to come; what q, k and v hold is not looked at.
+            out: (n) int32, a schedule that is written anew; made when absent.
+            stream: as for `attention`.
+
+        Returns:
+            out, on the device of q.
+        """
+        size = c.c_size_t()
+        require(library.tessella_plan_schedule_size(self._handle, size))
+        with Call.of("plan_schedule") as call:
+            if not size.value:
+                raise InvalidArgument(f"{self.kernel} follows no schedule, expected a plan of a GPU with schedule=True")
+            call.fill(q, k, v, self._layout, stream, {**self._options, **options})
+            describe(call, self._return_lse, frozenset())
+            if out is None:
+                out = call.kind.empty("out", (size.value // 4,), d.I32, q)
+            else:
+                kind_of(out).require_writable("out")
+            call.set_array("schedule", out)
+            call.require(library.tessella_plan_schedule(self._handle, call.tagged(), call.stream))
+            return out
+
+
 def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = False, **options: Unpack[Options]) -> Plan:
     """Chooses and prepares a kernel for calls like this one, for lengths up to these or max_seqlen_q and max_seqlen_kv.
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
+    schedule=True makes a plan of calls with a schedule, which `Plan.schedule` makes.
     """
     return _made(q, k, v, layout, return_lse, frozenset(), options)
 
@@ -159,7 +193,10 @@ def _made(
 ) -> Plan:
     """A plan of attention, or of its gradients if there are any."""
     with (BackwardCall if gradients else Call).of("plan_make") as call:
-        call.fill(q, k, v, layout, None, options)
+        is_scheduled = options.get("schedule") is True
+        call.fill(q, k, v, layout, None, {**options, "schedule": None} if is_scheduled else options)
+        if is_scheduled:
+            call.describe_schedule()
         describe(call, return_lse, gradients)
         handle = c.c_void_p()
         call.require(library.tessella_plan_make(call.tagged(), handle))

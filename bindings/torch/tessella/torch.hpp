@@ -39,6 +39,7 @@ struct Tensors {
   at::Tensor page_table = {};
   at::Tensor cache_batch_idx = {};
   at::Tensor draft_mask = {};
+  at::Tensor schedule = {};  // by decode_schedule
   at::Tensor bias = {};
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
@@ -162,6 +163,7 @@ inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const 
                    .page_table = view(tensors.page_table, "page_table"),
                    .cache_batch_idx = view(tensors.cache_batch_idx, "cache_batch_idx"),
                    .draft_mask = view(tensors.draft_mask, "draft_mask"),
+                   .schedule = view(tensors.schedule, "schedule"),
                    .bias = view(tensors.bias, "bias"),
                    .alibi_slopes = view(tensors.alibi_slopes, "alibi_slopes"),
                    .sink = view(tensors.sink, "sink"),
@@ -175,6 +177,17 @@ inline at::Tensor new_out(const at::Tensor& q, const at::Tensor& v, const Attent
   std::vector<int64_t> shape = q.sizes().vec();
   shape.back() = v.size(-1);
   return at::empty(shape, q.options().dtype(options.out_dtype == f32 ? at::kFloat : q.scalar_type()));
+}
+
+// out as new_out makes it, without memory.
+inline TensorView like_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options) {
+  tessella_tensor out = view(q.detach(), "q").c_tensor();
+  out.data = nullptr;
+  if (options.out_dtype == f32) out.dtype = TESSELLA_F32;
+  out.shape[out.ndim - 1] = v.size(-1);
+  int64_t step = 1;
+  for (int axis = out.ndim - 1; axis >= 0; step *= out.shape[axis--]) out.strides[axis] = step;
+  return TensorView(out);
 }
 
 inline at::Tensor new_lse(const at::Tensor& q, at::ScalarType dtype) {
@@ -323,6 +336,7 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
   if (tensors.draft_mask.defined()) no("drafts have no gradients");
+  if (tensors.schedule.defined()) no("calls with a schedule have no gradients");
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
   return true;
 }
@@ -378,6 +392,28 @@ inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, con
   if (!tensors.lse.defined()) tensors.lse = detail::new_lse(q, at::kFloat);
   detail::run_forward(q, k, v, options, tensors);
   return {tensors.out, tensors.lse};
+}
+
+// How the keys of ragged sequences are split, for tensors.schedule of calls like this one with the same lengths and
+// window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not looked at.
+inline at::Tensor decode_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const AttentionOptions& options = {}, const Tensors& tensors = {}) {
+  ForwardArgs args = detail::forward_args(q.detach(), k.detach(), v.detach(), tensors);
+  if (!tensors.out.defined()) args.out = detail::like_out(q, v, options);
+  if (!tensors.schedule.defined()) {
+    args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, detail::device_of(q, "q"));
+  }
+  at::Tensor schedule = tensors.schedule;
+  detail::run_on(q, options, [&](const AttentionOptions& own, void* stream) {
+    const Plan plan = plan_forward(args, own);
+    if (!schedule.defined()) {
+      const auto words = static_cast<int64_t>(plan.schedule_bytes() / sizeof(int32_t));
+      schedule = at::empty({words}, q.options().dtype(at::kInt));
+      args.schedule = detail::view(schedule, "schedule");
+    }
+    plan.make_schedule(args, stream);
+  });
+  return schedule;
 }
 
 }  // namespace tessella::torch

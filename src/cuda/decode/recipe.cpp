@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "core/fields.hpp"
 #include "core/message.hpp"
 #include "cuda/decode/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
@@ -137,7 +138,9 @@ std::string refused(const AttentionShape& p, bool is_named) {
   return "";
 }
 
-Recipe recipe(const AttentionShape& bounds, const DeviceInfo& device, bool unified_max) {
+Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max) {
+  // One schedule serves plans of these lengths and those of the cache, which are rounded (core/fields.hpp).
+  if (bounds.features.has(Feature::schedule)) bounds.seqlen_q = core::rounded(bounds).seqlen_q;
   if (std::string reason = refused(bounds, unified_max); !reason.empty()) return {.refusal = reason};
   const DecodeConfig config = decode_config(bounds, device, unified_max);
   if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};

@@ -25,7 +25,7 @@ void zero_async(core::Device device, void* data, size_t bytes, void* stream);
 // State of runs in a stream, kStreamStateBytes of it, zeroed once and left zero by every run: streams have their own,
 // kept for the life of the process, so that plain calls pay for no memory. nullptr where a capture is under way (its
 // replays may run beside the stream's other work), for more streams than are kept, and in drivers before CUDA 12.0.
-inline constexpr size_t kStreamStateBytes = 256;
+inline constexpr size_t kStreamStateBytes = 4096;
 void* stream_state(core::Device device, void* stream);
 
 // Returns when the bytes are there, after all that was queued on the stream.

@@ -23,6 +23,7 @@ struct KernelRow {
   int64_t max_head_dim = 0;
   core::Features features = core::forward_features().without(core::kFutureFeatures);
   bool serves_few = false;
+  bool splits_keys = false;
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
   Recipe (*recipe)(const core::Shape& bounds, const DeviceInfo& device) = nullptr;
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
@@ -52,6 +53,7 @@ core::Kernel kernel() {
       .max_head_dim = row.max_head_dim,
       .features = row.features,
       .serves_few = row.serves_few,
+      .splits_keys = row.splits_keys,
       .automatic = row.automatic,
       .unavailable = [](core::Device device) { return unavailable(row, device); },
       .refuses = [](const core::Shape& shape) { return recipe<row>(shape).refusal; },

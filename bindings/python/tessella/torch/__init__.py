@@ -7,7 +7,7 @@ torch.Size([1, 128, 4, 64])
 """
 
 from ._append import append, copy_pages
-from ._attention import attention
+from ._attention import attention, decode_schedule
 from ._cascade import cascade_attention
 from ._layer import MultiHeadAttention
 from ._merge import merge
@@ -20,6 +20,7 @@ __all__ = [
     "attention",
     "cascade_attention",
     "copy_pages",
+    "decode_schedule",
     "merge",
     "sdpa_report",
     "use_for_sdpa",

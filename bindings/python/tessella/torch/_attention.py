@@ -11,6 +11,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .._call import is_swapped
 from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
+from .._plan import plan
 from .._scalars import switch
 from . import _autograd, _operator  # noqa: F401  (the first registers what autograd calls)
 from ._schema import OPTIONS, TENSORS
@@ -89,9 +90,9 @@ def attention(
         options: those of tessella.Options.
 
     Raises:
-        Unsupported: in grad mode a tensor requires grad beside page_table, cache_batch_idx, draft_mask, out= or lse=,
-            or on CUDA with a head_dim above 256; a tensor has a tangent of forward mode; a gradient of gradients, where
-            it is taken; else as `tessella.attention`.
+        Unsupported: in grad mode a tensor requires grad beside page_table, cache_batch_idx, draft_mask, schedule, out=
+            or lse=, or on CUDA with a head_dim above 256; a tensor has a tangent of forward mode; a gradient of
+            gradients, where it is taken; else as `tessella.attention`.
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
@@ -110,6 +111,27 @@ def attention(
         lse = _operator.new_lse(q, k, v, **named)
     _attention_out(out, lse, q, k, v, **named)
     return (out, lse) if return_lse else out
+
+
+def decode_schedule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, layout: str = "bshd", **options: Unpack[Options]
+) -> torch.Tensor:
+    """How the keys of ragged sequences are split, for `attention(..., schedule=)`: once a model step, for every layer
+    with the same lengths and window.
+
+    It is made on the GPU from lengths that only the GPU knows, waits for nothing, and may be captured in a CUDA graph
+    once a call like it has run; replays follow the lengths. Each call looks for a plan; `tessella.Plan.schedule` has
+    one. It is no operator: under torch.compile it belongs outside of what is compiled.
+
+    Args:
+        As for `attention`; what q, k and v hold is not looked at.
+
+    Returns:
+        (n) int32 on the device of q.
+    """
+    q, k, v = q.detach(), k.detach(), v.detach()
+    made: torch.Tensor = plan(q, k, v, layout=layout, **{**options, "schedule": True}).schedule(q, k, v, **options)
+    return made
 
 
 def _require_outputs(arrays: dict[str, Any]) -> None:

@@ -72,6 +72,7 @@ _OF_FIELD = {
     "window_right": _WIDTH,
     "causal_top_left": _SWITCH,
     "batch_invariant": _SWITCH,
+    "cache_settled": _SWITCH,
     "check_device_values": _SWITCH,
     "deterministic": _Type("bool?", "None", lambda number: _ANSWERS[number], _ANSWERS.index),
     "out_dtype": _Type(
@@ -91,6 +92,7 @@ OF_INFERENCE = {
     "page_table": "keys in pages",
     "cache_batch_idx": "keys in slots of a cache",
     "draft_mask": "drafts",
+    "schedule": "calls with a schedule",
 }
 
 
