@@ -109,7 +109,7 @@ void append_operands(A& a, F&& f) {
   appended_rows(a, [&](const AppendedNames& names, const RowsShape& shape, auto& rows) {
     f(names.from, rows.from, false, batch, a.total_new, shape.heads, shape.head_dim);
     if (names.is_cache) {
-      const int64_t rows_of_slot = a.page_table ? a.page_size : a.seqlen_kv;
+      const int64_t rows_of_slot = a.page_size > 0 ? a.page_size : a.seqlen_kv;
       f(names.into, rows.into, true, a.num_slots, rows_of_slot, shape.heads, shape.head_dim);
     } else {
       f(names.into, rows.into, true, batch, a.total_new, shape.heads, shape.head_dim);

@@ -38,7 +38,7 @@ class AppendValidator {
     validate_resources(a_, function_);
     validate_sizes(a_, function_);
     at_most(function_, "seqlen_kv", a_.seqlen_kv, kMostRows);
-    at_most(function_, a_.page_table ? "num_pages" : "the batch of k", a_.num_slots, kMostCount);
+    at_most(function_, a_.page_size > 0 ? "num_pages" : "the batch of k", a_.num_slots, kMostCount);
     at_most(function_, "the rows of rotary_cos", a_.positions, kMostCount);
     append_operands(a_, [&](const char* name, const Operand& t, bool is_written, int64_t batch, int64_t rows,
                             int64_t heads, int64_t dim) {
@@ -114,7 +114,7 @@ class AppendValidator {
   }
 
   void places(int64_t b, int64_t begin, int64_t end, std::vector<Written>& written) const {
-    if (!a_.page_table) {
+    if (a_.page_size == 0) {
       const int64_t slot = a_.cache_batch_idx ? a_.cache_batch_idx.at(b) : b;
       if (a_.cache_batch_idx) {
         expect(slot >= 0 && slot < a_.num_slots, "cache_batch_idx", b, slot, "0 to ", a_.num_slots - 1,
@@ -145,7 +145,7 @@ class AppendValidator {
       if (before.slot != here.slot || before.end <= here.begin) continue;
       invalid(message(function_, ": sequences ", std::min(before.batch_idx, here.batch_idx), " and ",
                       std::max(before.batch_idx, here.batch_idx), " have a new row in row ", here.begin, " of ",
-                      a_.page_table ? "page " : "batch ", here.slot, " of k, expected rows of their own"));
+                      a_.page_size > 0 ? "page " : "batch ", here.slot, " of k, expected rows of their own"));
     }
   }
 

@@ -187,6 +187,16 @@ TEST(AppendRefusals, SayWhatWasGivenAndExpected) {
   }
 }
 
+// A table without entries may be NULL; the pool is one of pages all the same.
+TEST(Append, TakesAnEmptyBatchOfPages) {
+  AppendCase c = contiguous();
+  c.batch = 0;
+  c.page_size = 3;
+  AppendCall call(c);
+  edit(call.table("page_table")).data = nullptr;
+  EXPECT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+}
+
 TEST(AppendPlans, ExplainAndRun) {
   AppendCase c = contiguous();
   AppendCall call(c);
