@@ -1,6 +1,10 @@
 // Random cases of decoding in the emulator: splits, schedules, and all that the kernel reads at run time.
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "api/forward.hpp"
+#include "cuda/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
 
 namespace tessella::tests {
@@ -27,6 +31,21 @@ TEST_P(EmulatedRandomDecode, IsRight) {
     }
     expect_decoded(c, gpu, cuda::decode_recipe, 1);
     if (HasFailure()) return;
+  }
+}
+
+// What random_test runs on a GPU.
+TEST(RandomDecode, NoneIsRefused) {
+  const std::pair<const char*, MakeRecipe> kernels[] = {{"cuda.decode", cuda::decode_recipe},
+                                                        {"cuda.decode_unified_max", cuda::decode_unified_max_recipe}};
+  for (const auto& [kernel, recipe] : kernels) {
+    for (uint64_t seed = 0; seed < 400; ++seed) {
+      const Case c = random_decode_case(seed, kernel, "f32 bf16 f16");
+      const Call call(c);
+      core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
+      for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
+      for (const int arch : {80, 90}) ASSERT_EQ(recipe(p, cuda::typical_device(arch)).refusal, "") << to_string(c);
+    }
   }
 }
 

@@ -117,8 +117,7 @@ TEST_P(GpuDecode, IsReplayedWhileCachesGrow) {
   const size_t bytes = longest.size() * sizeof(int32_t);
   const cli::Gpu& gpu = planned.twin.gpu();
   void* stream = planned.twin.stream();
-  const cli::GpuGraph graph(gpu, stream,
-                            [&] { EXPECT_EQ(planned.run(stream), TESSELLA_OK) << tessella_last_error(); });
+  const cli::GpuGraph graph(gpu, stream, [&] { EXPECT_EQ(planned.run(stream), TESSELLA_OK) << tessella_last_error(); });
   constexpr int kReplays = 6;
   for (int replay = 0; replay <= kReplays; ++replay) {
     for (size_t i = 0; i < longest.size(); ++i) {
