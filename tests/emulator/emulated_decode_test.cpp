@@ -118,6 +118,21 @@ TEST(EmulatedDecode, Schedules) {
   }
 }
 
+// Lengths have grown and shrunk since the schedule was made.
+TEST(EmulatedDecode, StaleSchedules) {
+  for (const MakeRecipe recipe : {cuda::decode_recipe, cuda::decode_unified_max_recipe}) {
+    for (uint64_t seed = 1; seed <= 12; ++seed) {
+      Case c = decode_base(1200, 32);
+      c.batch = 4;
+      c.seqlens_kv = true;
+      c.mean = seed % 2 == 0 ? 0 : -300;
+      c.seed = seed;
+      const int num_sms = seed % 3 == 0 ? 40 : 9;
+      expect_decoded(c, {.num_sms = num_sms, .scheduled = true, .stale_schedule = seed}, recipe, 1);
+    }
+  }
+}
+
 // Empty ranges beside keys that keep_first keeps, of scores that exponents against zero do not serve.
 TEST(EmulatedDecode, UnifiedMaxOfKeptKeysAlone) {
   for (const char* dtype : {"bf16", "f16"}) {
