@@ -152,6 +152,7 @@ TEST(EmulatedDecode, HostileTables) {
   for (const auto& change : std::vector<void (*)(Case&)>{
            [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; }, [](Case& c) { c.cache_batch_idx = true; },
            [](Case& c) { c.packed_q = c.packed_kv = c.leftpad_kv = true; },
+           [](Case& c) { c.packed_q = true, c.alibi = "bh"; },
            [](Case& c) { c.page_size = 3, c.seqlens_kv = c.leftpad_kv = c.prefix = true; },
            [](Case& c) { c.page_size = 16, c.packed_q = c.seqlens_kv = true, c.keep_first = 5, c.window_left = 30; },
            [](Case& c) { c.draft_mask = "b", c.seqlens_q = c.seqlens_kv = c.cache_batch_idx = true; }}) {
