@@ -118,6 +118,21 @@ TEST(EmulatedDecode, Schedules) {
   }
 }
 
+// Lengths have grown and shrunk since the schedule was made.
+TEST(EmulatedDecode, StaleSchedules) {
+  for (const MakeRecipe recipe : {cuda::decode_recipe, cuda::decode_unified_max_recipe}) {
+    for (uint64_t seed = 1; seed <= 12; ++seed) {
+      Case c = decode_base(1200, 32);
+      c.batch = 4;
+      c.seqlens_kv = true;
+      c.mean = seed % 2 == 0 ? 0 : -300;
+      c.seed = seed;
+      const int num_sms = seed % 3 == 0 ? 40 : 9;
+      expect_decoded(c, {.num_sms = num_sms, .scheduled = true, .stale_schedule = seed}, recipe, 1);
+    }
+  }
+}
+
 // Empty ranges beside keys that keep_first keeps, of scores that exponents against zero do not serve.
 TEST(EmulatedDecode, UnifiedMaxOfKeptKeysAlone) {
   for (const char* dtype : {"bf16", "f16"}) {
@@ -137,6 +152,7 @@ TEST(EmulatedDecode, HostileTables) {
   for (const auto& change : std::vector<void (*)(Case&)>{
            [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; }, [](Case& c) { c.cache_batch_idx = true; },
            [](Case& c) { c.packed_q = c.packed_kv = c.leftpad_kv = true; },
+           [](Case& c) { c.packed_q = true, c.alibi = "bh"; },
            [](Case& c) { c.page_size = 3, c.seqlens_kv = c.leftpad_kv = c.prefix = true; },
            [](Case& c) { c.page_size = 16, c.packed_q = c.seqlens_kv = true, c.keep_first = 5, c.window_left = 30; },
            [](Case& c) { c.draft_mask = "b", c.seqlens_q = c.seqlens_kv = c.cache_batch_idx = true; }}) {

@@ -70,7 +70,7 @@ TEST(EmulatedQuickDecode, Schedules) {
   c.seqlens_kv = true;
   for (const uint64_t seed : {1, 2, 3}) {
     c.seed = seed;
-    for (const int num_sms : {3, 14}) {
+    for (const int num_sms : {3, 16}) {
       expect_decoded(c, {.num_sms = num_sms, .scheduled = true}, cuda::decode_recipe, 3);
     }
   }
@@ -80,7 +80,7 @@ TEST(EmulatedQuickDecode, Schedules) {
 TEST(EmulatedQuickDecode, LongSchedules) {
   Case c = small(2600);
   c.batch = 3;
-  expect_decoded(c, {.num_sms = 14, .scheduled = true}, cuda::decode_recipe, 8);
+  expect_decoded(c, {.num_sms = 16, .scheduled = true}, cuda::decode_recipe, 8);
 }
 
 // Scores beyond what one maximum serves, above and below.

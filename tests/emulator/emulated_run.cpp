@@ -89,6 +89,15 @@ void spoil(const Memory& schedule, uint64_t seed) {
   }
 }
 
+// Other lengths of the same caches. Returns what was there.
+std::vector<int32_t> change_lengths(const tessella_tensor& seqlens_kv, int64_t slots, uint64_t seed) {
+  Random random(seed);
+  auto* lengths = static_cast<int32_t*>(seqlens_kv.data);
+  std::vector<int32_t> before(lengths, lengths + seqlens_kv.shape[0]);
+  for (size_t i = 0; i < before.size(); ++i) lengths[i] = static_cast<int32_t>(random.in(0, slots));
+  return before;
+}
+
 template <class SomeCall>
 std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed,
                 Texts texts, const Gpu& gpu = {}) {
@@ -117,9 +126,18 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
     if constexpr (std::is_same_v<SomeCall, Call>) {
       if (gpu.hostile_tables != 0) spoiled.emplace(call.args(), gpu.hostile_tables);
     }
+    std::vector<int32_t> lengths;
+    if constexpr (std::is_same_v<SomeCall, Call>) {
+      if (gpu.stale_schedule != 0)
+        lengths = change_lengths(*call.args().seqlens_kv, call.args().k->shape[1], gpu.stale_schedule);
+    }
     for (const cuda::Step& step : recipe.schedule) {
       const auto launch = step.launch(bounds, &p, cuda::concurrency(step, bounds, device), {});
       if (launch) run_step(step, *launch, seed);
+    }
+    if constexpr (std::is_same_v<SomeCall, Call>) {
+      if (gpu.stale_schedule != 0)
+        std::copy(lengths.begin(), lengths.end(), static_cast<int32_t*>(call.args().seqlens_kv->data));
     }
     if (gpu.hostile_schedule != 0) spoil(schedule, gpu.hostile_schedule);
     for (const cuda::Step& step : recipe.steps) {

@@ -32,6 +32,8 @@ struct Gpu {
   // Of what tables and a made schedule hold in place of what is right; 0: that.
   uint64_t hostile_tables = 0;
   uint64_t hostile_schedule = 0;
+  // Of the seqlens_kv that a schedule was made of, which have changed since; 0: those of the call.
+  uint64_t stale_schedule = 0;
 };
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu);
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);

@@ -44,6 +44,22 @@ TEST(Emulator, VotesAndShufflesWithinWarps) {
   for (unsigned i = 0; i < 64; ++i) EXPECT_EQ(sums[i], i < 32 ? 496 : -(496 + 32 * 32));
 }
 
+// Any cluster may be the last; in the order of the grid none comes before those that it may wait for.
+TEST(Emulator, ClustersRunInAnOrderOfTheSeed) {
+  std::vector<bool> was_last(4, false);
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    for (const Order order : {Order::of_seed, Order::of_grid}) {
+      std::vector<unsigned> blocks;
+      launch(
+          {4, 2, 1}, 1, 0, seed, [&] { blocks.push_back(blockIdx.y * 4 + blockIdx.x); }, 2, order);
+      ASSERT_EQ(blocks.size(), 8u);
+      if (order == Order::of_seed) was_last[blocks.back() / 2] = true;
+      for (size_t i = 0; order == Order::of_grid && i < blocks.size(); ++i) EXPECT_EQ(blocks[i] / 2, i / 2);
+    }
+  }
+  EXPECT_EQ(was_last, std::vector<bool>(4, true));
+}
+
 TEST(Emulator, AWaitForNothingIsADeadlock) {
   const auto run = [](bool is_missing) {
     launch({1, 1, 1}, 32, 64, 1, [&] {

@@ -431,15 +431,15 @@ MUTATIONS = [
     Mutation(
         "unified_above",
         "decode.hpp",
-        "__syncthreads_or(is_above || sums_are_small(work))",
-        "__syncthreads_or(sums_are_small(work))",
+        "__syncthreads_or(is_above || needs_maximum(work))",
+        "__syncthreads_or(needs_maximum(work))",
         "UnifiedMax",
         DECODE,
     ),
     Mutation(
         "unified_below",
         "decode.hpp",
-        "__syncthreads_or(is_above || sums_are_small(work))",
+        "__syncthreads_or(is_above || needs_maximum(work))",
         "__syncthreads_or(is_above)",
         "UnifiedMax",
         DECODE,

@@ -133,8 +133,9 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
 
 // With the gradients that decide what is compiled.
 Case smallest_case(const Kernel& kernel, int idx) {
-  if (kernel.decodes())
-    return tessella::tests::random_decode_case(static_cast<uint64_t>(idx), kernel.name, kernel.dtypes);
+  if (kernel.decodes()) {  // among more choices than idx, that one
+    return tessella::tests::random_decode_case(static_cast<uint64_t>(idx), kernel.name, kernel.dtypes, idx + 1);
+  }
   Case c = smallest_case(kernel.configuration(idx), kernel.name);
   if (!kernel.is_backward) return c;
   c.gradients = "qkvs";

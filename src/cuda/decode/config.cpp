@@ -36,7 +36,7 @@ constexpr int32_t kMostAlone = 96;
 int32_t accumulator_limit(const DecodeConfig& c) {
   if (c.score.element == Element::f32) return 40;  // operands are split in two
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
-  return dim > 192 ? 80 : dim > 128 ? 112 : 144;
+  return dim > 192 ? 80 : dim > 128 ? 96 : 144;
 }
 
 // Steps ahead: as many as are wanted and fit; 0 if not even one does.

@@ -283,9 +283,13 @@ struct Decode : DecodeStates<C> {
   }
 
   // Exponents against zero serve where probabilities neither overflow (f16) nor vanish: as far as this block sees.
-  // Where it sees no key of a row either, whose maximum is not zero then.
-  __device__ __forceinline__ bool sums_are_small(const DecodeWork& work) const {
-    return thread < work.num_rows && !(staged(thread * kQuads).sum >= kSmallestSum);
+  // Where it sees no key of a row either, whose maximum is not zero then; nor where a row has few keys: that of an only
+  // one is 1 against a maximum, and against zero it is rounded like all others.
+  __device__ __forceinline__ bool needs_maximum(const DecodeWork& work) const {
+    if (thread >= work.num_rows) return false;
+    const RowInfo& info = row_infos()[thread];
+    constexpr int32_t kFewKeys = 16;
+    return min(info.end, work.drafts.begin) - info.begin < kFewKeys || !(staged(thread * kQuads).sum >= kSmallestSum);
   }
 
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {
@@ -303,7 +307,7 @@ struct Decode : DecodeStates<C> {
     const bool is_above = attend<C.unified_max>(work, waits_for_q, rows, o);
     stage_state(rows, o);
     if constexpr (C.unified_max) {
-      if (__syncthreads_or(is_above || sums_are_small(work))) {
+      if (__syncthreads_or(is_above || needs_maximum(work))) {
         attend<false>(work, false, rows, o);
         stage_state(rows, o);
       }
