@@ -145,7 +145,6 @@ class Plan:
             call.run(lambda: library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))
             return call.kind.results(made, (out, lse), self._return_lse)
 
-
     def schedule(
         self, q: Any, k: Any, v: Any, *, out: Any = None, stream: Any = None, **options: Unpack[Options]
     ) -> Any:
