@@ -26,7 +26,7 @@ struct NamedMemory {
 // Throws if an output shares a byte with other memory of the call. may_share(output, input): a pair that may.
 template <typename Arguments, typename MayShare>
 void validate_outputs(const Arguments& arguments, const char* function, MayShare&& may_share) {
-  std::array<NamedMemory, 6> outputs;
+  std::array<NamedMemory, 7> outputs;  // gradients, and a schedule
   size_t count = 0;
   call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
     if (access == Access::read) return;

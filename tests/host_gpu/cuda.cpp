@@ -90,6 +90,9 @@ FAKE cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
 FAKE cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
   return is_ours(from) ? std::memcpy(to, pointer(from), bytes), 0 : kInvalidValue;
 }
+FAKE cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void*) {
+  return is_ours(to) && is_ours(from) ? std::memcpy(pointer(to), pointer(from), bytes), 0 : kInvalidValue;
+}
 FAKE cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
   return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
 }
@@ -107,6 +110,20 @@ FAKE cuEventDestroy_v2(void*) { return 0; }
 FAKE cuEventRecord(void*, void*) { return 0; }
 FAKE cuEventSynchronize(void*) { return 0; }
 FAKE cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, 0; }
+
+// Of the command line's own kernels and graphs, which nothing here runs.
+FAKE cuStreamBeginCapture_v2(void*, int) { return kNotSupported; }
+FAKE cuStreamEndCapture(void*, void**) { return kNotSupported; }
+FAKE cuGraphInstantiateWithFlags(void**, void*, unsigned long long) { return kNotSupported; }
+FAKE cuGraphDestroy(void*) { return kNotSupported; }
+FAKE cuGraphLaunch(void*, void*) { return kNotSupported; }
+FAKE cuGraphExecDestroy(void*) { return kNotSupported; }
+FAKE cuModuleLoadData(void**, const void*) { return kNotSupported; }
+FAKE cuModuleGetFunction(void**, void*, const char*) { return kNotSupported; }
+FAKE cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                    void**) {
+  return kNotSupported;
+}
 
 FAKE cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int*) {
   static void* const kSelf = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);

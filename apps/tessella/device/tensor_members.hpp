@@ -36,6 +36,7 @@ inline constexpr TensorMember kTensorMembers[] = {
     &tessella_forward_args::document_ids_kv,
     &tessella_forward_args::prefix_lengths,
     &tessella_forward_args::draft_mask,
+    &tessella_forward_args::schedule,
     &tessella_forward_args::seed,
     &tessella_forward_args::offset,
 };

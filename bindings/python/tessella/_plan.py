@@ -145,7 +145,6 @@ class Plan:
             call.run(lambda: library.tessella_plan_run(self._handle, call.tagged(), memory, call.stream))
             return call.kind.results(made, (out, lse), self._return_lse)
 
-
     def schedule(
         self, q: Any, k: Any, v: Any, *, out: Any = None, stream: Any = None, **options: Unpack[Options]
     ) -> Any:
@@ -168,7 +167,7 @@ class Plan:
         with Call.of("plan_schedule") as call:
             if not size.value:
                 raise InvalidArgument(f"{self.kernel} follows no schedule, expected a plan of a GPU with schedule=True")
-            call.fill(q, k, v, self._layout, stream, {**self._options, **options})
+            call.fill(q, k, v, self._layout, stream, {**self._options, **options, "schedule": None})
             describe(call, self._return_lse, frozenset())
             if out is None:
                 out = call.kind.empty("out", (size.value // 4,), d.I32, q)

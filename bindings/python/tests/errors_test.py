@@ -121,11 +121,26 @@ UNSUPPORTED = [
         {"out_dtype": "float8"},
         "forward: out_dtype has dtype float8, " + KNOWN,
     ),
-    ({"num_splits": 3}, "forward: num_splits is 3, expected 0 or 1: no forward kernel splits keys"),
     ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
     ({"score_mod": "return 2 * score;"}, "forward: option score_mod is for GPUs, and q is on the CPU"),
     ({"mask_mod": "return q > k;", "mod_args": [Q]}, "forward: option mask_mod is for GPUs, and q is on the CPU"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"num_splits": 3}, "takes no number of splits, and num_splits is 3"),
+        ({"schedule": np.zeros(8, np.int32)}, "does not support schedule"),
+        ({"batch_invariant": True, "query_class": "few"}, "is for many queries, and query_class is few"),
+    ],
+    ids=str,
+)
+def test_each_kernel_of_the_cpu_says_why_it_does_not_decode(options, reason):
+    text = f"^forward: no kernel computes this call; .*cpu.forward_baseline: {re.escape(reason)}"
+    with pytest.raises(tessella.Unsupported, match=text):
+        tessella.attention(Q, Q, Q, **options)
+    assert reason in tessella.refusals(Q, Q, Q, **options)["cpu.forward_baseline"]
 
 
 @pytest.mark.parametrize(("options", "text"), UNSUPPORTED, ids=range(len(UNSUPPORTED)))

@@ -87,6 +87,7 @@ CASES = {
     "deterministic by choice": ({"deterministic": "auto"}, {}),
     "batch_invariant": ({"batch_invariant": True}, {}),
     "query_class": ({"batch_invariant": True, "query_class": "many"}, {}),
+    "cache_settled": ({"cache_settled": True}, {}),
     "check_device_values": ({"check_device_values": False}, {}),
     "absent": ({"bias": None, "mask": None, "scale": None, "kernel": None, "seqlens_q": None, "score_mod": None}, {}),
 }
@@ -210,7 +211,7 @@ def test_every_option_has_a_case():
     used = {name for options, _ in CASES.values() for name in options}
     packed = {"cu_seqlens_q", "cu_seqlens_kv"}
     others = {"kernel", "out_dtype", "page_table", "cache_batch_idx", "draft_mask"} | packed | SLICES | SCALES  # below
-    of_another_file = {"cancel"}
+    of_another_file = {"cancel", "schedule"}
     assert used | others | needs_a_gpu | of_another_file == set(tessella.Options.__annotations__)
 
 

@@ -34,6 +34,19 @@ def test_options_may_change_from_run_to_run():
     np.testing.assert_array_equal(plan.run(Q, K, V, **options), tessella.attention(Q, K, V, **options))
 
 
+def test_no_plan_of_the_cpu_has_a_schedule():
+    for asked in (tessella.plan, tessella.explain):
+        with pytest.raises(tessella.Unsupported, match="^plan_make: no kernel .*: does not support schedule"):
+            asked(Q, K, V, schedule=True)
+    assert tessella.plan(Q, K, V, schedule=None).kernel.startswith("cpu.")
+    with pytest.raises(
+        tessella.InvalidArgument,
+        match="^plan_schedule: cpu.forward_.* follows no schedule, expected a plan of a GPU with schedule=True$",
+    ):
+        tessella.plan(Q, K, V).schedule(Q, K, V)
+    np.testing.assert_array_equal(tessella.plan(Q, K, V).run(Q, K, V, cache_settled=True), tessella.attention(Q, K, V))
+
+
 def test_each_run_draws_a_seed_unless_the_plan_has_one():
     plan = tessella.plan(Q, K, V, dropout=0.5)
     first, second = plan.run(Q, K, V), plan.run(Q, K, V)

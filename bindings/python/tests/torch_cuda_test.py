@@ -50,6 +50,94 @@ def test_a_graph_of_compiled_code():
             assert (compiled(q) == expected).all()
 
 
+class DecodeStep:
+    """Two layers of a model with ragged caches."""
+
+    def __init__(self):
+        torch.manual_seed(6)
+        self.lengths = torch.tensor([1, 700, 33, 1500, 1200], device="cuda", dtype=torch.int32)
+        self.q = torch.randn(5, 1, 16, 128, device="cuda", dtype=torch.bfloat16)
+        self.layers = [[torch.randn(5, 2048, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in "kv"] for _ in "12"]
+        self.options = {"mask": "causal", "seqlens_kv": self.lengths}
+
+    def schedule(self):
+        return tessella.torch.decode_schedule(self.q, *self.layers[0], **self.options)
+
+    def attend(self, settled=None, **given):
+        first = tessella.torch.attention(self.q, *self.layers[0], **self.options, **given)
+        return first, tessella.torch.attention(first, *self.layers[1], cache_settled=settled, **self.options, **given)
+
+    def grow(self):
+        self.lengths += torch.tensor([1, 64, 400, 3, 7], device="cuda", dtype=torch.int32)
+        self.q.normal_()
+
+
+def near(got, wanted):
+    return all((one - other).float().norm() <= 2**-7 * other.float().norm() for one, other in zip(got, wanted))
+
+
+def test_a_graph_of_a_decode_step():
+    """A schedule and the layers that follow it, captured once, while lengths grow."""
+    step = DecodeStep()
+    graph, outs = captured(lambda: step.attend(settled=True, schedule=step.schedule()))
+    for _ in range(4):
+        step.grow()
+        graph.replay()
+        assert near(outs, step.attend())
+        for got, wanted in zip(outs, step.attend(schedule=step.schedule())):
+            assert (got == wanted).all()
+
+
+def test_a_schedule_serves_while_lengths_grow():
+    step = DecodeStep()
+    schedule = step.schedule()
+    for _ in range(4):
+        step.grow()
+        before = schedule.clone()
+        assert near(step.attend(schedule=schedule), step.attend())
+        assert (schedule == before).all()
+
+
+def test_a_plan_makes_schedules():
+    step = DecodeStep()
+    k, v = step.layers[0]
+    plan = tessella.plan(step.q, k, v, schedule=True, **step.options)
+    assert plan.kernel == "cuda.decode" and "schedule: " in plan.explain()
+    schedule = plan.schedule(step.q, k, v, **step.options)
+    assert (schedule == step.schedule()).all()
+    workspace = plan.workspace(step.q)
+    for _ in range(2):
+        step.grow()
+        assert plan.schedule(step.q, k, v, out=schedule, **step.options) is schedule
+        out = plan.run(step.q, k, v, schedule=schedule, workspace=workspace, **step.options)
+        assert near([out], step.attend())
+    with pytest.raises(tessella.InvalidArgument, match="^plan_run: schedule is absent, and the plan was made with it$"):
+        plan.run(step.q, k, v, **step.options)
+    with pytest.raises(tessella.InvalidArgument, match=r"^plan_schedule: schedule has 16 bytes, expected at least \d+"):
+        plan.schedule(step.q, k, v, out=schedule[:4], **step.options)
+
+
+def test_compiled_code_follows_a_schedule():
+    step = DecodeStep()
+    compiled = torch.compile(lambda schedule: step.attend(settled=True, schedule=schedule), fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            assert near(compiled(step.schedule()), step.attend())
+            step.grow()
+
+
+def test_a_batch_invariant_decode_step():
+    """A row has the bits that it has alone, and in the kernels for few queries."""
+    step = DecodeStep()
+    invariant = {"batch_invariant": True, "query_class": "few"}
+    assert tessella.plan(step.q, *step.layers[0], **step.options, **invariant).kernel == "cuda.decode"
+    out, _ = step.attend(**invariant)
+    for b in range(5):
+        q, k, v = step.q[b : b + 1], *(tensor[b : b + 1] for tensor in step.layers[0])
+        alone = tessella.torch.attention(q, k, v, mask="causal", seqlens_kv=step.lengths[b : b + 1], **invariant)
+        assert (alone == out[b : b + 1]).all()
+
+
 def test_each_replay_drops_others():
     q, k, v = operands()
     graph, out = captured(lambda: tessella.torch.attention(q, k, v, dropout=0.5))

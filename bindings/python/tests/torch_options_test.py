@@ -80,6 +80,25 @@ def test_slots_and_drafts(device):
     comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), window=(-1, 0))
 
 
+def test_a_schedule(device):
+    q, k, v = options_test.operands(np.float32)
+    q = np.ascontiguousarray(q[:, :3])
+    lengths = options_test.LENGTHS_KV
+    inputs = [tensors.tensor(array, device) for array in (q, k, v)]
+    options = tensors.options({"seqlens_kv": lengths}, device)
+    if device == "cpu":
+        with pytest.raises(tessella.Unsupported, match="^plan_make: no kernel .*: does not support schedule"):
+            tessella.torch.decode_schedule(*inputs, **options)
+        return
+    schedule = tessella.torch.decode_schedule(*inputs, **options)
+    assert schedule.dtype == torch.int32 and schedule.device == inputs[0].device
+    for _ in range(2):  # the first leaves it as it was
+        out, lse = tessella.torch.attention(*inputs, schedule=schedule, return_lse=True, **options)
+        comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), seqlens_kv=lengths)
+    with pytest.raises(tessella.InvalidArgument, match=r"^forward: schedule has 12 bytes, expected at least \d+, what"):
+        tessella.torch.attention(*inputs, schedule=schedule[:3].clone(), **options)
+
+
 def test_score_mod_and_mask_mod(device):
     arrays, inputs = operands(np.float32, device)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)

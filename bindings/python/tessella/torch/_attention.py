@@ -130,7 +130,8 @@ def decode_schedule(
         (n) int32 on the device of q.
     """
     q, k, v = q.detach(), k.detach(), v.detach()
-    made: torch.Tensor = plan(q, k, v, layout=layout, **{**options, "schedule": True}).schedule(q, k, v, **options)
+    options["schedule"] = True
+    made: torch.Tensor = plan(q, k, v, layout=layout, **options).schedule(q, k, v, **options)
     return made
 
 
