@@ -16,7 +16,7 @@ namespace tessella::core {
 enum class Fit {
   equal,
   at_most,      // lengths: plans of the cache are made for rounded ones
-  at_most_few,  // likewise; small ones are rounded to powers of two, for kernels of few queries
+  at_most_few,  // likewise; small ones are rounded little, for kernels of few queries
   at_least,     // alignments
   if_given,     // equal, where the call says anything
   hint,         // decides tiles, not what can be computed: plans of the cache are made for rounded ones
@@ -155,6 +155,12 @@ constexpr int64_t rounded_length(int64_t length) {
   return static_cast<int64_t>((at_least + step - 1) / step * step);
 }
 
+// Of few queries: times any number of heads, it is above 64 only where the length is.
+constexpr int64_t rounded_few(int64_t length) {
+  const int64_t step = length <= 21 ? 1 : length <= 32 ? 2 : 4;
+  return (std::max<int64_t>(length, 1) + step - 1) / step * step;
+}
+
 // The shape that a plan of the cache is made for.
 template <typename S>
 S rounded(S shape) {
@@ -162,7 +168,7 @@ S rounded(S shape) {
     auto& value = std::invoke(get, shape);
     if constexpr (std::is_same_v<decltype(value), int64_t&>) {
       if (fit == Fit::at_most_few && value < 64) {
-        value = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(value, 1))));
+        value = rounded_few(value);
       } else if (fit == Fit::at_most || fit == Fit::at_most_few || fit == Fit::hint) {
         value = rounded_length(value);
       }

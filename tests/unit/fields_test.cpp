@@ -135,15 +135,19 @@ TEST(Fields, Rounded) {
   shape.window_keys = 1793;
   const AttentionShape key = rounded(shape);
   EXPECT_EQ(key.batch, 3);
-  EXPECT_EQ(key.seqlen_q, 1) << "few queries to powers of two";
+  EXPECT_EQ(key.seqlen_q, 1) << "few queries stay";
   EXPECT_EQ(key.seqlen_kv, 80);
   EXPECT_EQ(key.total_kv, 1280);
   EXPECT_EQ(key.window_keys, 2048);
   EXPECT_EQ(rounded(key), key);
   EXPECT_EQ(rounded(AttentionShape()).window_keys, kAnyKeys);
-  for (const auto& [seqlen_q, to] : {std::pair{0, 1}, {3, 4}, {4, 4}, {33, 64}, {64, 64}, {65, 80}}) {
+  for (const auto& [seqlen_q, to] : {std::pair{0, 1}, {3, 3}, {21, 21}, {23, 24}, {33, 36}, {64, 64}, {65, 80}}) {
     shape.seqlen_q = seqlen_q;
     EXPECT_EQ(rounded(shape).seqlen_q, to);
+  }
+  for (int64_t heads = 1; heads <= 64; ++heads) {
+    shape.seqlen_q = 64 / heads;
+    EXPECT_LE(rounded(shape).seqlen_q * heads, 64) << "64 query rows stay 64";
   }
 }
 

@@ -17,6 +17,7 @@
 
 #include "cuda/device/ptx/barrier.hpp"
 #include "cuda/device/ptx/cluster.hpp"
+#include "cuda/device/ptx/dependent.hpp"
 #include "cuda/device/schedule/block_decode.hpp"
 #include "cuda/device/score/score.hpp"
 #include "cuda/device/tile/cache_rows.hpp"
@@ -24,6 +25,12 @@
 #include "cuda/device/tile/transposed.hpp"
 
 namespace tessella::device {
+
+// The kernel behind starts no sooner: what lies two kernels back is there for it, whatever it waits for.
+__device__ __forceinline__ void follow_kernel_before() {
+  ptx::wait_for_kernel_before();
+  ptx::let_kernel_behind_start();
+}
 
 template <DecodeConfig C>
 struct Decode : DecodeStates<C> {
@@ -226,7 +233,7 @@ struct Decode : DecodeStates<C> {
       find(begin + i + 1);
     }
     if (waits_for_q) {
-      ptx::wait_for_previous_kernel();
+      follow_kernel_before();
       chunks = load_queries(work);
     }
     if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
@@ -341,7 +348,6 @@ struct Decode : DecodeStates<C> {
 template <DecodeConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32, 1) decode(const __grid_constant__ DecodeParams p) {
   Decode<C> block(p);
-  ptx::let_next_kernel_start();
   if constexpr (ptx::kHasClusters) {
     if (p.cluster > 1 && block.thread == 0) {  // the others of the block know of it when begin() has met
       ptx::init_barrier(block.barrier(), 1);
@@ -349,14 +355,14 @@ __global__ void __launch_bounds__(C.num_warps * 32, 1) decode(const __grid_const
     }
   }
   bool waits_for_q = p.cache_is_settled != 0;
-  if (!waits_for_q) ptx::wait_for_previous_kernel();
+  if (!waits_for_q) follow_kernel_before();
   DecodeWorks works(p, static_cast<int32_t>(blockIdx.x) / p.cluster);
   DecodeWork work;
   while (block.begin(works, work)) {
     if (work.num_rows > 0) {
       block.compute(work, waits_for_q);
     } else if (waits_for_q) {
-      ptx::wait_for_previous_kernel();
+      follow_kernel_before();
     }
     waits_for_q = false;
     block.write_rows_without_query(work);

@@ -1,4 +1,4 @@
-// Blocks of a cluster that send each other results (sm_90), and kernels that overlap (programmatic dependent launch).
+// Blocks of a cluster that send each other results (sm_90).
 #pragma once
 
 namespace tessella::device::ptx {
@@ -43,22 +43,16 @@ __device__ __forceinline__ void wait_for_sent(uint32_t barrier, uint32_t parity)
       "r"(parity)
       : "memory");
 }
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_next_kernel_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 #else
 inline constexpr bool kHasClusters = false;
 
-// Before Hopper clusters are of one block, and kernels follow each other.
+// Before Hopper clusters are of one block.
 __device__ __forceinline__ void arrive_at_cluster() {}
 __device__ __forceinline__ void wait_for_cluster() {}
 __device__ __forceinline__ uint32_t address_in(uint32_t, uint32_t address) { return address; }
 template <int N>
 __device__ __forceinline__ void send(uint32_t, const float (&)[N], uint32_t) {}
 __device__ __forceinline__ void wait_for_sent(uint32_t, uint32_t) {}
-__device__ __forceinline__ void wait_for_previous_kernel() {}
-__device__ __forceinline__ void let_next_kernel_start() {}
 #endif
 
 }  // namespace tessella::device::ptx

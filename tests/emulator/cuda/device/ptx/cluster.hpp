@@ -20,7 +20,5 @@ void send(uint32_t to, const float (&x)[N], uint32_t barrier) {
   });
 }
 inline void wait_for_sent(uint32_t barrier, uint32_t parity) { emulator::wait(barrier, parity); }
-inline void wait_for_previous_kernel() {}
-inline void let_next_kernel_start() {}
 
 }  // namespace tessella::device::ptx
