@@ -52,7 +52,7 @@ struct DecodeLayout {
   int32_t queries;    // one tile of q
   int32_t probs;      // [2][warp][rows / 8] right operands of the second product
   int32_t row_infos;  // [rows] of RowInfo (device/decode.hpp)
-  int32_t drafts;     // [query] what it sees of the drafts, a bit each; [warp] what its queries see together
+  int32_t drafts;     // [query] what it sees of the drafts, a bit each
   int32_t tops;       // [warp][rows] largest scores, then sums
   int32_t maxima;     // [group of warps][rows]
   int32_t received;   // [block of the cluster][its slice] of 16 bytes; then [block][rows] maximum and sum
@@ -75,7 +75,7 @@ constexpr DecodeLayout layout(const DecodeConfig& c) {
   at.probs = at.queries + c.rows * c.head_dim_qk * size;
   at.row_infos = at.probs + 2 * c.num_warps * c.rows / 8 * probs_bytes(c);
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;
-  at.tops = at.drafts + (kMostDrafts + c.num_warps) * 8;
+  at.tops = at.drafts + kMostDrafts * 8;
   at.maxima = at.tops + c.num_warps * c.rows * 4;
   at.received = at.maxima + (groups(c) * c.rows * 4 + 15) / 16 * 16;
   at.barrier = at.received + (c.rows * c.head_dim_v / 4 + kMostClusterBlocks) * 16 + kMostClusterBlocks * c.rows * 8;

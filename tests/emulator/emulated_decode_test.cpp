@@ -47,16 +47,25 @@ TEST(EmulatedDecode, HeadDimsAndTypes) {
 TEST(EmulatedDecode, Features) {
   for (const auto& change : std::vector<void (*)(Case&)>{
            [](Case& c) { c.window_left = 100, c.window_right = 0; },
-           [](Case& c) { c.window_left = 50, c.window_right = 0, c.keep_first = 20; }, [](Case& c) { c.chunk = 256; },
-           [](Case& c) { c.prefix = true; }, [](Case& c) { c.sink = true; },
-           [](Case& c) { c.alibi = "bh", c.window_right = 0; }, [](Case& c) { c.softcap = 5; },
-           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; }, [](Case& c) { c.leftpad_kv = true; },
+           [](Case& c) { c.window_left = 50, c.window_right = 0, c.keep_first = 20; },
+           [](Case& c) { c.chunk = 256; },
+           [](Case& c) { c.prefix = true; },
+           [](Case& c) { c.sink = true; },
+           [](Case& c) { c.alibi = "bh", c.window_right = 0; },
+           [](Case& c) { c.softcap = 5; },
+           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
+           [](Case& c) { c.leftpad_kv = true; },
+           [](Case& c) { c.causal_top_left = true, c.chunk = 208, c.masked_nan = true, c.seqlen_q = 3; },
            [](Case& c) { c.cache_batch_idx = true; },
            [](Case& c) { c.draft_mask = "b", c.seqlen_q = 9, c.masked_nan = true; },
            [](Case& c) { c.draft_mask = "1", c.seqlen_q = 5, c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; },
-           [](Case& c) { c.packed_q = true; }, [](Case& c) { c.packed_q = c.packed_kv = true; },
-           [](Case& c) { c.scale = -0.3; }, [](Case& c) { c.spread = 100; }, [](Case& c) { c.causal_top_left = true; },
-           [](Case& c) { c.out_dtype = "f32"; }, [](Case& c) { c.lse = false; }}) {
+           [](Case& c) { c.packed_q = true; },
+           [](Case& c) { c.packed_q = c.packed_kv = true; },
+           [](Case& c) { c.scale = -0.3; },
+           [](Case& c) { c.spread = 100; },
+           [](Case& c) { c.causal_top_left = true; },
+           [](Case& c) { c.out_dtype = "f32"; },
+           [](Case& c) { c.lse = false; }}) {
     Case c = decode_base(900, 32);
     change(c);
     expect_decoded(c, {.num_splits = 6});

@@ -14,6 +14,7 @@ constexpr int64_t kFewestCalls = 8;  // of a graph: what its launch costs is not
 constexpr double kWindowSeconds = 0.05;
 constexpr int kFewestWindows = 5;
 
+// Of windows of so many calls each.
 Timing summarize_calls(std::vector<double> seconds, int64_t calls) {
   for (double& value : seconds) value /= static_cast<double>(calls);
   return summarize(std::move(seconds), calls);
@@ -30,7 +31,7 @@ Timing measure_graph(const Gpu& gpu, int64_t num_copies, const RotatingRun& run,
     gpu.record(first.handle(), stream.handle());
     for (int64_t i = 0; i < launches; ++i) graph.launch(stream.handle());
     gpu.record(second.handle(), stream.handle());
-    return gpu.seconds_between(first.handle(), second.handle()) / static_cast<double>(launches);
+    return gpu.seconds_between(first.handle(), second.handle());
   };
   window(1);  // warm
   const auto launches = static_cast<int64_t>(std::ceil(kWindowSeconds / std::max(window(1), 1e-7)));

@@ -23,7 +23,7 @@ from .problem import DecodeProblem
 DecodeRun = Callable[[int], torch.Tensor]
 
 # Options that our runs take beside the cell's, by the name of the contender: a variant is a line.
-OUR_VARIANTS: dict[str, dict[str, Any]] = {"tessella": {}}
+OUR_VARIANTS: dict[str, dict[str, Any]] = {"tessella": {}, "tessella.settled": {"cache_settled": True}}
 
 
 class OurDecode:

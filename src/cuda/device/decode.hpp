@@ -78,16 +78,10 @@ struct Decode : DecodeStates<C> {
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& info = row_infos()[row_anew(n, c)];
-        const KeyRange keys = {info.begin, info.end};
+        const RowInfo& row = row_infos()[row_anew(n, c)];
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
-          bool sees = keys.sees(key + i / 2 * 8, p.forward.keep_first);
-          if constexpr (C.score.draft_mask) {
-            const int32_t query = info.position - work.drafts.begin, draft = key + i / 2 * 8 - work.drafts.begin;
-            sees = sees && (draft < 0 || (drafts()[query] >> draft & 1) != 0);
-          }
-          if (!sees) s[n][i] = -kInfinity;
+          if (!sees(row, key + i / 2 * 8, p.forward.keep_first, work.drafts)) s[n][i] = -kInfinity;
         }
       }
     }
@@ -196,8 +190,8 @@ struct Decode : DecodeStates<C> {
     QueryChunks chunks;
     if (!waits_for_q) chunks = load_queries(work);
     if (kStoresAtOnce && !waits_for_q) store_queries(chunks);
-    const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, work.visible, work.drafts,
-                          kElementBytes);
+    const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, row_infos(), work.num_rows,
+                          work.drafts, kElementBytes);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll

@@ -13,20 +13,12 @@ namespace tessella::device {
 
 using portable::DecodeConfig;
 
-// What masks and ALiBi know of a query row.
-struct RowInfo {
-  int32_t begin, end;  // keys that it sees, beside those of keep_first
-  int32_t position;    // its own, counted in keys
-  float slope;
-};
-static_assert(sizeof(RowInfo) == portable::kRowInfoBytes);
-
 // What a cluster computes at a time.
 struct DecodeWork {
   DecodeUnit unit;
   Sequence32 sequence;
   int32_t first_row, num_rows;  // of the unit's query rows
-  KeyRange visible, full;       // keys that some row sees, beside those of keep_first, and that all rows see
+  KeyRange full;                // keys that all rows see
   Drafts drafts;
   Rounds rounds;
   Part part;
@@ -106,13 +98,13 @@ struct BlockDecode {
       if constexpr (C.score.draft_mask) read_drafts(work);
       __syncthreads();
       const RowInfo &first = row_infos()[0], &last = row_infos()[C.rows - 1];
-      work.visible = {first.begin, last.end};
+      const KeyRange visible = {first.begin, last.end};  // by some row, if any
       work.full = {last.begin, first.end};
       if constexpr (C.score.draft_mask) {
-        work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts_seen()};
+        work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts()};
         work.full.end = min(work.full.end, work.drafts.begin);
       }
-      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(work.visible, p.forward.keep_first, p.log2_round_keys);
+      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(visible, p.forward.keep_first, p.log2_round_keys);
       work.part = Part();
       if (works.part(work.unit, work.rounds, work.part)) return true;
       __syncthreads();
@@ -136,7 +128,6 @@ struct BlockDecode {
     const portable::ScoreOperandParams& mask = p.forward.draft_mask;
     const uint8_t* flags = static_cast<const uint8_t*>(mask.data) + work.unit.batch_idx * mask.batch_stride;
     const int32_t count = min(work.sequence.len_q, portable::kMostDrafts);
-    uint64_t seen = 0;
 #pragma unroll 1
     for (int query = warp; query < count; query += C.num_warps) {
       uint32_t words[2];
@@ -146,17 +137,8 @@ struct BlockDecode {
         const bool sees = key < count && flags[query * mask.q_stride + key * mask.kv_stride] != 0;
         words[i] = __ballot_sync(kAllLanes, sees);
       }
-      const uint64_t word = uint64_t{words[1]} << 32 | words[0];
-      if (lane == 0) drafts()[query] = word;
-      seen |= word;
+      if (lane == 0) drafts()[query] = uint64_t{words[1]} << 32 | words[0];
     }
-    if (lane == 0) drafts()[portable::kMostDrafts + warp] = seen;
-  }
-  __device__ __forceinline__ uint64_t drafts_seen() const {
-    uint64_t seen = 0;
-#pragma unroll
-    for (int w = 0; w < C.num_warps; ++w) seen |= drafts()[portable::kMostDrafts + w];
-    return seen;
   }
   // Of q's heads, of a query row.
   __device__ __forceinline__ int32_t head_of(const DecodeWork& work, int row) const {

@@ -16,24 +16,42 @@ struct CacheTile {
   int32_t page, row;  // row -1: nobody sees the key
 };
 
-// What queries see of each other's keys, the sequence's last ones: a bit for each, from key `begin` on.
+// What masks and ALiBi know of a query row.
+struct RowInfo {
+  int32_t begin, end;  // keys that it sees, beside those of keep_first
+  int32_t position;    // its own, counted in keys
+  float slope;
+};
+static_assert(sizeof(RowInfo) == portable::kRowInfoBytes);
+
+// What queries see of each other's keys, the sequence's last ones, from `begin` on: a word a query, a bit a key.
 struct Drafts {
   int32_t begin = 0x7FFFFFFF;
-  uint64_t seen = 0;  // by some query
+  const uint64_t* words = nullptr;
 
-  __device__ bool hide(int32_t key) const { return key >= begin && (seen >> (key - begin) & 1) == 0; }
+  __device__ bool hide(int32_t query, int32_t key) const {
+    return key >= begin && (words[query] >> (key - begin) & 1) == 0;
+  }
 };
+
+// Whether a row sees a key.
+__device__ __forceinline__ bool sees(const RowInfo& row, int32_t key, int32_t keep_first, const Drafts& drafts) {
+  return KeyRange{row.begin, row.end}.sees(key, keep_first) && !drafts.hide(row.position - drafts.begin, key);
+}
 
 class CacheRows {
  public:
-  // Of one sequence and KV head. visible: keys that some query row of the unit sees, beside those of keep_first, but
-  // for drafts; all others are never read.
+  // Of one sequence and KV head, for query rows whose first and last ones are these. Keys that none of them sees are
+  // never read.
   __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
-                                       int32_t head_kv, KeyRange visible, const Drafts& drafts, int32_t element_bytes)
+                                       int32_t head_kv, const RowInfo* rows, int32_t num_rows, const Drafts& drafts,
+                                       int32_t element_bytes)
       : p_(p),
-        visible_(visible),
+        rows_(rows),
+        num_rows_(num_rows),
         drafts_(drafts),
-        run_end_(min(visible.end, drafts.begin)),
+        of_first_{rows[0].begin, min(rows[0].end, drafts.begin)},
+        of_last_{rows[num_rows - 1].begin, min(rows[num_rows - 1].end, drafts.begin)},
         row_kv_(sequence.row_kv),
         batch_idx_(batch_idx),
         slot_(batch_of_keys(p, batch_idx)),
@@ -48,12 +66,13 @@ class CacheRows {
     const int32_t row_in_page =
         p_.page_table.data == nullptr ? 0 : first - p_.page_size.quotient(first) * p_.page_size.value;
     CacheTile tile;
-    tile.is_run = first_key >= visible_.begin && first_key + kKeys <= run_end_ &&
+    const auto hold = [=](const KeyRange& keys) { return first_key >= keys.begin && first_key + kKeys <= keys.end; };
+    tile.is_run = (hold(of_first_) || hold(of_last_)) &&
                   (p_.page_table.data == nullptr || row_in_page + kKeys <= p_.page_size.value);
     const int32_t key = tile.is_run ? first_key : first_key + lane % kKeys;
     tile.page = slot_;
     tile.row = -1;
-    if (!tile.is_run && (!visible_.sees(key, p_.keep_first) || drafts_.hide(key))) return tile;
+    if (!tile.is_run && !is_seen(key)) return tile;
     tile.row = row_kv_ + key;
     if (p_.page_table.data != nullptr) {
       const PagedRow paged = paged_row(p_, batch_idx_, tile.row);
@@ -74,6 +93,14 @@ class CacheRows {
   }
 
  private:
+  // Between what the first rows see and the last ones there may be keys that none sees.
+  __device__ __forceinline__ bool is_seen(int32_t key) const {
+    bool is_seen = false;
+#pragma unroll 1
+    for (int32_t row = 0; row < num_rows_; ++row) is_seen = is_seen || sees(rows_[row], key, p_.keep_first, drafts_);
+    return is_seen;
+  }
+
   template <class Tile>
   __device__ __forceinline__ void load(uint32_t to, const char* first, const portable::OperandParams& of,
                                        int32_t columns, const CacheTile& tile, int lane) const {
@@ -114,9 +141,11 @@ class CacheRows {
   }
 
   const portable::ForwardParams& p_;
-  KeyRange visible_;
+  const RowInfo* rows_;  // in shared memory
+  int32_t num_rows_;
   Drafts drafts_;
-  int32_t run_end_, row_kv_, batch_idx_, slot_, element_bytes_;
+  KeyRange of_first_, of_last_;
+  int32_t row_kv_, batch_idx_, slot_, element_bytes_;
   const char *keys_, *values_;
 };
 
