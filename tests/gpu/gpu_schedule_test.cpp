@@ -100,7 +100,7 @@ class Scheduled {
   }
 
   // Entries behind the lengths have pages too, for lengths that grow.
-  static auto blocks_with_all_pages(Call& call) {
+  static std::vector<HostBlock> blocks_with_all_pages(Call& call) {
     if (const tessella_tensor* table = call.args().page_table; table != nullptr) {
       for (int64_t i = 0; i < table->shape[0] * table->shape[1]; ++i) {
         int32_t& page = static_cast<int32_t*>(table->data)[i];
