@@ -259,8 +259,9 @@ typedef struct tessella_allocator {
  *
  * cache_settled: a promise. Nothing that the call reads, but q, is written by the kernel that stands just before it in
  * the stream: caches, lengths, page table and schedule were written by kernels further back. Loads of keys then begin
- * while that kernel still runs. Kernels that do not begin early ignore it. Where it does not hold, results are not
- * defined. */
+ * while that kernel still runs. A kernel before that lets others begin early does so after it has waited for its own,
+ * as this library's do. Kernels that do not begin early ignore it. Where the promise does not hold, results of this
+ * call and of later ones on the stream are not defined. */
 typedef struct tessella_attention_options {
   size_t struct_size;
   float scale;             /* NaN = 1 / sqrt(head_dim_qk) */

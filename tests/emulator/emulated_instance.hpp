@@ -27,9 +27,11 @@ void run_instance(void (*kernel)(Params), const cuda::Step& step, const cuda::La
   const auto& [x, y, z] = launch.grid;
   // Blocks that wait for each other run in pairs, as those of a cluster do, and pairs for those before them.
   const bool take_turns = step.program.expression.find("::backward_sm80<") != std::string::npos;
+  // forward_sm90's blocks take tiles by a counter: which block has which depends on the grid's order, which they keep.
+  const bool keeps_order = take_turns || step.program.expression.find("::forward_sm90<") != std::string::npos;
   emulator::launch(
       {x, y, z}, step.threads, static_cast<size_t>(step.shared_bytes), seed, [&] { kernel(params); },
-      take_turns && x % 2 == 0 ? 2 : step.cluster, take_turns ? emulator::Order::of_grid : emulator::Order::of_seed);
+      take_turns && x % 2 == 0 ? 2 : step.cluster, keeps_order ? emulator::Order::of_grid : emulator::Order::of_seed);
 }
 
 }  // namespace tessella::tests

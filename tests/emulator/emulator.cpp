@@ -371,8 +371,8 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
   }
   for (const unsigned idx : clusters) {
     const unsigned x = idx % of_row * cluster, row = idx / of_row;
-    std::memset(shared, poison, sizeof shared);
-    std::memset(g_async, poison, sizeof g_async);
+    std::memset(shared, poison, kMaxShared * cluster);
+    std::memset(g_async, poison, kMaxShared * cluster);
     const Index first_block = {x, row % grid.y, row / grid.y};
     Cluster blocks(grid, first_block, cluster, threads, seed + x + uint64_t{row} * grid.x, body);
     g_cluster = &blocks;

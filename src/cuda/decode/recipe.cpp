@@ -86,7 +86,6 @@ std::string description(const DecodeConfig& c, const Splits& s, const DeviceInfo
                  shared_bytes(c), " bytes of shared memory");
 }
 
-// cluster: of the splits, or 1 where the GPU holds no such cluster: then it is split otherwise.
 Step decode_step(const DecodeConfig& config, const Splits& splits, const DeviceInfo& device) {
   return {.program = decode_program(config),
           .threads = static_cast<unsigned>(config.num_warps) * 32,
@@ -148,7 +147,7 @@ Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max)
   const int64_t rounds = bounds.seqlen_kv / portable::step_keys(config) + 2;
   constexpr int64_t kMost = 1 << 30;
   if (std::max(bounds.seqlen_kv, decode_rows(bounds)) > portable::kLongestDecode) {
-    return {.refusal = message("takes at most ", portable::kLongestDecode, " keys of a sequence")};
+    return {.refusal = message("takes at most ", portable::kLongestDecode, " keys and query rows of a sequence")};
   }
   if (splits.clusters() * splits.cluster > kMost || splits.units > kMost / splits.cluster ||
       (splits.pieces > 0 && splits.units > kMost / (rounds + splits.pieces))) {
