@@ -91,10 +91,10 @@ struct BackwardBias : BlockBackward<C> {
   }
 };
 
-// Blocks count tiles of slots fastest, then tiles of queries, heads and batches of d_bias. Two at a time on a
-// multiprocessor, but for fp32, which splits its operands, and for rows above 64, which fill its memory.
+// Blocks count tiles of slots fastest, then tiles of queries, heads and batches of d_bias. The assembler is told that
+// one at a time on a multiprocessor is enough for fp32, which splits its operands, and for wide rows; else it decides.
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(C.num_warps * 32, C.score.element == Element::f32 || C.head_dim_qk > 64 ? 1 : 2)
+__global__ void __launch_bounds__(C.num_warps * 32, C.score.element == Element::f32 || C.head_dim_qk > 128 ? 1 : 0)
     backward_bias(const __grid_constant__ BackwardParams p) {
   const portable::ScoreGradientParams& to = p.d_bias;
   const bool sums_q = to.q_stride == 0, sums_kv = to.kv_stride == 0;
