@@ -54,6 +54,7 @@ tessella_tensor Memory::tensor(size_t offset, tessella_dtype dtype, std::initial
 }
 
 void Memory::write(size_t offset, const void* from, size_t bytes) const {
+  if (bytes == 0) return;  // `from` may be null
   if (gpu_ == nullptr) {
     std::memcpy(data() + offset, from, bytes);
     return;

@@ -59,6 +59,7 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
                  .head_dim_v = padded(p.head_dim_v),
                  .unified_max = unified_max};
   c.score.mask = portable::MaskLevel::band;  // drafts are no tiles of bits here
+  c.score.batch_invariant = false;           // which is in how the keys are split, not in the program
   // A row's bits must not depend on the queries beside it.
   const int64_t rows = p.batch_invariant ? p.group() : decode_rows(p);
   c.rows = std::max<int32_t>(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes as c
 from collections.abc import Sequence
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from .. import _declarations as d
 from .._append import AppendCall, rotary_arrays
 from .._call import is_swapped
 from .._copy_pages import CopyPagesCall, require_pools
 from .._errors import Error, InvalidArgument, Unsupported, name_function
-from .._library import failure
 from .._scalars import INT32, integer, switch, text
-from ._tensor import TensorSlot, allocator, current_stream
+from ._tensor import TensorSlot, run_call
 
 _APPEND = (
     "(Tensor? k_new, Tensor? v_new, Tensor(a!)? k, Tensor(b!)? v, Tensor seqlens_kv, *, Tensor? page_table=None, "
@@ -148,26 +145,10 @@ def _set_resources(named: dict[str, Any], kernel: str | None, num_sms: int, num_
         named["num_threads"] = integer("num_threads", num_threads, INT32)
 
 
-def _finish(
-    call: Any,
-    written: Sequence[torch.Tensor | None],
-    device_idx: int,
-    kernel_name: str | None,
-    num_sms: int,
-    num_threads: int | None,
-) -> None:
-    stream = None
-    if device_idx >= 0:
-        stream = current_stream(device_idx)
-        call.options.allocator = c.pointer(allocator(device_idx))
-    else:
-        num_threads = torch.get_num_threads() if num_threads is None else num_threads
-    call.set_options(kernel_name, num_sms, num_threads or 0)
-    status, said = call.run(stream)
-    if status != d.OK:
-        raise failure(status, "", said)
+def _bump_versions(written: Sequence[torch.Tensor | None]) -> None:
+    """Whoever saved one of these for a backward hears of it."""
     for tensor in written:
-        if tensor is not None:  # whoever saved it for a backward hears of it
+        if tensor is not None:
             torch.autograd.graph.increment_version(tensor)
 
 
@@ -196,7 +177,8 @@ def _append(
     except Error as error:
         name_function(error, "append")
         raise
-    _finish(call, (k, v, tensors.get("q_out")), first.get_device(), kernel_name, num_sms, num_threads)
+    run_call(call, first.get_device(), kernel_name, num_sms, num_threads)
+    _bump_versions((k, v, tensors.get("q_out")))
 
 
 def _copy_pages(
@@ -213,7 +195,8 @@ def _copy_pages(
     except Error as error:
         name_function(error, "copy_pages")
         raise
-    _finish(call, pools, pools[0].get_device(), kernel_name, num_sms, num_threads)
+    run_call(call, pools[0].get_device(), kernel_name, num_sms, num_threads)
+    _bump_versions(pools)
 
 
 def _fake(*_args: Any, **_named: Any) -> None:

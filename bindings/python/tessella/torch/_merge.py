@@ -6,20 +6,17 @@ With w_i = exp(lse_i - LSE) and out = sum_i w_i out_i:
 
 from __future__ import annotations
 
-import ctypes as c
 from collections.abc import Sequence
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from .. import _declarations as d
 from .._arrays import DTYPES, dtype_of
 from .._call import is_swapped, lse_shape
 from .._errors import Error, InvalidArgument, name_function
-from .._library import failure
 from .._merge import MergeCall
 from .._scalars import INT32, integer, text
-from ._tensor import TensorSlot, allocator, current_stream
+from ._tensor import TensorSlot, run_call
 
 _SCHEMA = (
     "(Tensor[] outs, Tensor[] lses, *, str layout='bshd', ScalarType? out_dtype=None, str? kernel_name=None, "
@@ -110,16 +107,7 @@ def _run(
     except Error as error:
         name_function(error, "merge")
         raise
-    stream = None
-    if device_idx >= 0:
-        stream = current_stream(device_idx)
-        call.options.allocator = c.pointer(allocator(device_idx))
-    else:
-        num_threads = torch.get_num_threads() if num_threads is None else num_threads
-    call.set_options(kernel_name, num_sms, num_threads or 0)
-    status, said = call.run(stream)
-    if status != d.OK:
-        raise failure(status, "", said)
+    run_call(call, device_idx, kernel_name, num_sms, num_threads)
     return out, lse
 
 

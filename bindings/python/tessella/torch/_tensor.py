@@ -14,6 +14,7 @@ from .._arrays import Slot, dtype_of
 from .._backward_call import BackwardCall
 from .._call import INITIAL, Call, is_swapped, lse_shape, out_shape
 from .._errors import InvalidArgument
+from .._library import failure
 from ._schema import OPTIONS, TENSORS
 
 # Arguments of the operators by name: fields of tessella_forward_args and of tessella_attention_options.
@@ -94,6 +95,20 @@ def allocator(device_idx: int) -> d.Allocator:
     if device_idx not in _allocators:
         _allocators[device_idx] = d.Allocator(alloc=_alloc, free=_free, user=device_idx)
     return _allocators[device_idx]
+
+
+def run_call(call: Any, device_idx: int, kernel_name: str | None, num_sms: int, num_threads: int | None) -> None:
+    """Runs a call that is read: on torch's stream, with its memory and its number of threads."""
+    stream = None
+    if device_idx >= 0:
+        stream = current_stream(device_idx)
+        call.options.allocator = c.pointer(allocator(device_idx))
+    else:
+        num_threads = torch.get_num_threads() if num_threads is None else num_threads
+    call.set_options(kernel_name, num_sms, num_threads or 0)
+    status, said = call.run(stream)
+    if status != d.OK:
+        raise failure(status, "", said)
 
 
 class _Ready:
