@@ -119,12 +119,22 @@ std::string refused(const AttentionShape& p, bool is_named) {
   if (p.alignment() < 16 || p.head_dim_qk * size % 16 != 0 || p.head_dim_v * size % 16 != 0) {
     return "takes rows of q, k and v that begin at multiples of 16 bytes and fill them";
   }
+  if (has_long_rows(p)) {
+    if (!p.v_in_k) {
+      return message("takes head dims above ", kMostDecodeColumns,
+                     " where v is the first columns of k: the same memory and strides");
+    }
+    if (p.dtype() == core::DType::f32) return message("takes head dims above ", kMostDecodeColumns, " in bf16 and f16");
+    if (p.head_dim_qk > 576 || p.head_dim_v > 512) {
+      return message("takes head dims to 576 and 512, not ", p.head_dim_qk, " and ", p.head_dim_v);
+    }
+  }
   if (p.batch_invariant && !is_few)
     return "is for few queries, and batch_invariant without query_class few is for many";
   if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
     return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
   }
-  if (is_named || is_few) return "";
+  if (is_named || is_few || has_long_rows(p)) return "";  // which no other kernel has in shared memory once
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
                    " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
@@ -188,11 +198,12 @@ core::Cost decode_cost(const core::Arguments& call, const DeviceInfo& device) {
   const auto keys = static_cast<double>(std::max<int64_t>(end - begin, 0) + std::min(p.keep_first, begin));
   const auto size = static_cast<double>(core::size_bytes(p.dtype()));
   const auto dims = static_cast<double>(p.head_dim_qk + p.head_dim_v);
+  const auto cached = c.v_in_k ? static_cast<double>(p.head_dim_qk) : dims;
   const auto units = static_cast<double>(p.batch * p.heads_kv * s.row_tiles);
   const auto rows = static_cast<double>(p.batch * p.heads_q * p.seqlen_q);
   const auto extra = static_cast<double>(workspace(s, c).scratch_bytes);
   return {.score_passes = 1,
-          .bytes_moved = units * keys * dims * size + rows * dims * size + 2 * extra,
+          .bytes_moved = units * keys * cached * size + rows * dims * size + 2 * extra,
           .extra_bytes = extra};
 }
 

@@ -9,6 +9,9 @@
 //     blocks send each other their o, max and sum; each merges its slice     st.async, one barrier in shared memory
 //     the last cluster of a unit to arrive merges what all have left in memory, in order
 //
+// With v_in_k (MLA) values are taken from where keys lie. There a few warps score the same keys, each with rows of its
+// own, so that steps are short and several fit; and blocks of a cluster read each other's states.
+//
 // Rows of a unit are all queries of a sequence times all heads of a KV head, 8 to 64. One maximum serves all warps of
 // a block: a step has one block barrier, at which warps also vote whether some maximum must rise. Only then they
 // exchange what it rises to, rescale, and give their probabilities anew. What a row's maximum rises to is found from
@@ -37,25 +40,27 @@ struct Decode : DecodeStates<C> {
   using Block = BlockDecode<C>;
   using States = DecodeStates<C>;
   using Block::p, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kAt,
-      Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks,
-      Block::kQuads, Block::kSteps, Block::kElementBytes, Block::kAreProducts, Block::E, Block::row_infos,
-      Block::drafts, Block::tops, Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::barrier,
-      Block::row_of, Block::row_anew, Block::scale_log2, Block::offset, Block::load_queries, Block::store_queries;
-  using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::state_of_parts,
-      States::write, States::leave, States::is_last, States::items, States::slice_items;
+      Block::kThreads, Block::kBlocks, Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kSharers,
+      Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps,
+      Block::kElementBytes, Block::kAreProducts, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::maxima,
+      Block::tile, Block::sharer, Block::first_block, Block::first_of_group, Block::s_keys, Block::s_values,
+      Block::s_probs, Block::barrier, Block::row_of, Block::row_anew, Block::scale_log2, Block::offset,
+      Block::load_queries, Block::store_queries;
+  using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
+      States::state_of_parts, States::write, States::leave, States::is_last, States::items, States::slice_items;
   using States::States;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
       typename Block::TileK, typename Block::TileV;
 
   // The first key of the warp's tile in the round that count() counts as `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
-    return ((work.rounds.at(idx) * p.cluster + rank) * C.num_warps + warp) * portable::kDecodeTile;
+    return ((work.rounds.at(idx) * p.cluster + rank) * kTiles + tile()) * portable::kDecodeTile;
   }
 
   // Softcap and ALiBi.
-  __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t key) const {
+  __device__ __forceinline__ void modify(float (&s)[kScoreBlocks][4], int32_t key) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& of = s[n][i];
@@ -65,7 +70,7 @@ struct Decode : DecodeStates<C> {
           of *= fabsf(p.forward.scale);
         }
         if constexpr (C.score.alibi) {
-          const RowInfo& info = row_infos()[row_of(n, i % 2)];
+          const RowInfo& info = row_infos()[row_of(first_block() + n, i % 2)];
           of = __fmaf_rn(-info.slope, fabsf(static_cast<float>(info.position - key - i / 2 * 8)), of);
         }
       }
@@ -73,12 +78,12 @@ struct Decode : DecodeStates<C> {
   }
 
   // Hides keys that a row does not see. key: the lane's first.
-  __device__ __forceinline__ void mask(float (&s)[kBlocks][4], const DecodeWork& work, int32_t key) const {
+  __device__ __forceinline__ void mask(float (&s)[kScoreBlocks][4], const DecodeWork& work, int32_t key) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& row = row_infos()[row_anew(n, c)];
+        const RowInfo& row = row_infos()[row_anew(first_block() + n, c)];
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
           if (!sees(row, key + i / 2 * 8, p.forward.keep_first, work.drafts)) s[n][i] = -kInfinity;
@@ -90,16 +95,16 @@ struct Decode : DecodeStates<C> {
   static constexpr float kHighestExponent = 14, kSmallestSum = 0x1p-8f;  // with exponents against zero
 
   // Probabilities of the warp's 16 keys to shared memory; sums: of those of this lane.
-  __device__ __forceinline__ void exponentiate(const float (&s)[kBlocks][4], const Rows& rows, float scale_log2,
-                                               int buffer, float (&sums)[kBlocks][2]) const {
+  __device__ __forceinline__ void exponentiate(const float (&s)[kScoreBlocks][4], const Rows& rows, float scale_log2,
+                                               int buffer, float (&sums)[kScoreBlocks][2]) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
       float probs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) probs[i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
 #pragma unroll
       for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
-      Transposed<E>::store_probs(s_probs(buffer, warp, n), probs, lane);
+      Transposed<E>::store_probs(s_probs(buffer, tile(), first_block() + n), probs, lane);
     }
   }
 
@@ -160,20 +165,74 @@ struct Decode : DecodeStates<C> {
     }
   }
 
+  // The same where other warps score some of o's rows: maxima of all rows lie in shared memory too. The next barrier,
+  // at which probabilities are there anew, comes before publish_max().
+  __device__ __forceinline__ void raise_max_of_all(const float (&s)[kScoreBlocks][4], Rows& rows, Sums& o,
+                                                   float scale_log2) const {
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float top = max_of_keys(fmaxf(s[n][c], s[n][c + 2]));
+        if (lane < 4) tops()[tile() * C.rows + row_anew(first_block() + n, c)] = top;
+      }
+    }
+    __syncthreads();
+    const auto top_of = [&](int row) {
+      float top = -kInfinity;
+#pragma unroll
+      for (int of_tile = 0; of_tile < kTiles; ++of_tile) top = fmaxf(top, tops()[of_tile * C.rows + row]);
+      return top;
+    };
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = row_anew(n, c);
+        const float max = maxima()[row], top = top_of(row);
+        if (!is_behind(max, top, scale_log2)) continue;
+        const float factor = ptx::exp2((max - top) * scale_log2);
+#pragma unroll
+        for (int piece = 0; piece < kOwnPieces; ++piece) {
+          o[piece][n][c] *= factor;
+          o[piece][n][c + 2] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float top = top_of(row_anew(first_block() + n, c));
+        if (!is_behind(rows.max[n][c], top, scale_log2)) continue;
+        rows.sum[n][c] *= ptx::exp2((rows.max[n][c] - top) * scale_log2);
+        rows.max[n][c] = top;
+      }
+    }
+  }
+  __device__ __forceinline__ void publish_max(const Rows& rows) const {
+    if (!C.v_in_k || tile() != 0 || lane >= 4) return;
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) maxima()[row_anew(first_block() + n, c)] = rows.max[n][c];
+    }
+  }
+
   __device__ __forceinline__ void multiply_values(Sums& o, int stage, int buffer) const {
     // Unrolled, loads of several tiles take registers that many rows or fp32 lack.
-    constexpr int kUnroll = kBlocks >= 8 || E == Element::f32 ? 1 : kGroupWarps;
+    constexpr int kUnroll = kBlocks >= 8 || E == Element::f32 ? 1 : kGroupTiles;
 #pragma unroll kUnroll
-    for (int w = 0; w < kGroupWarps; ++w) {
-      const int of_warp = first_of_group() + w;
+    for (int i = 0; i < kGroupTiles; ++i) {
+      const int of_tile = first_of_group() + i;
       typename Transposed<E>::Probs probs[kBlocks];
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) probs[n] = Transposed<E>::load_probs(s_probs(buffer, of_warp, n), lane);
+      for (int n = 0; n < kBlocks; ++n) probs[n] = Transposed<E>::load_probs(s_probs(buffer, of_tile, n), lane);
 #pragma unroll
       for (int piece = 0; piece < kOwnPieces; ++piece) {
         const int own = piece * kGroupWarps + warp % kGroupWarps;
         if (kPieces % kGroupWarps != 0 && own >= kPieces) continue;
-        const typename Transposed<E>::template Values<TileV> values(s_values(stage, of_warp), own, lane);
+        const typename Transposed<E>::template Values<TileV> values(s_values(stage, of_tile), own, lane);
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) Transposed<E>::template multiply<TileV>(o[piece][n], values, probs[n]);
       }
@@ -193,29 +252,32 @@ struct Decode : DecodeStates<C> {
     const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, row_infos(), work.num_rows,
                           work.drafts, kElementBytes);
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         rows.max[n][c] = Unified ? 0.0f : -kInfinity;
         rows.sum[n][c] = 0;
       }
     }
+    publish_max(rows);
     clear(o);
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
     // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
-    // has its scores, values when its group is at the next step's barrier.
+    // has its scores, values when its group is at the next step's barrier. What is both is copied when all warps are
+    // there, by those that score it.
     const int32_t begin = work.part.begin, end = work.part.end;
     CacheTile ahead = {false, 0, -1};
     const auto find = [&](int32_t idx) {
       if (idx < end) ahead = cache.find(first_key(work, idx), lane);
     };
     const auto load_keys = [&](int32_t idx, int stage) {
-      if (idx < end) cache.template load_keys<TileK>(s_keys(stage), ahead, lane);
+      if (idx < end) cache.template load_keys<TileK, kSharers>(s_keys(stage), ahead, lane, sharer());
       ptx::commit_copies();
     };
     const auto load_values = [&](int32_t idx, int stage) {
+      if constexpr (C.v_in_k) return;
       if (idx < end) cache.template load_values<TileV>(s_values(stage, warp), ahead, lane);
       ptx::commit_copies();
     };
@@ -232,25 +294,34 @@ struct Decode : DecodeStates<C> {
     }
     if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
     __syncthreads();
-    const Queries queries(base + kAt.queries, lane);
+    const Queries queries(base + kAt.queries + Block::TileQ::offset(first_block() * 8, 0), lane);
 
-    constexpr int kLater = 2 * C.depth - 1;  // groups of copies begun after those that a step waits for
+    // Groups of copies begun after those that a step waits for.
+    constexpr int kLater = C.v_in_k ? C.depth - 1 : 2 * C.depth - 1;
     int stage = 0, stage_v = 0, free_v = C.depth;
 #pragma unroll 1
     for (int32_t idx = begin; idx < end; ++idx) {
       ptx::wait_copies<kLater>();
-      __syncwarp();
-      float s[kBlocks][4], sums[kBlocks][2];
+      if constexpr (C.v_in_k) {
+        __syncthreads();
+        load_keys(idx + C.depth, free_v);
+        stage = stage_v;
+      } else {
+        __syncwarp();
+      }
+      float s[kScoreBlocks][4], sums[kScoreBlocks][2];
       multiply_kq<E, TileK, kSteps>(s, s_keys(stage), queries, lane);
-      __syncwarp();  // all lanes have read the keys
-      load_keys(idx + C.depth, stage);
-      stage = stage + 1 == C.depth ? 0 : stage + 1;
+      if constexpr (!C.v_in_k) {
+        __syncwarp();  // all lanes have read the keys
+        load_keys(idx + C.depth, stage);
+        stage = stage + 1 == C.depth ? 0 : stage + 1;
+      }
       const int32_t tile = first_key(work, idx);
       if constexpr (!kAreProducts) modify(s, tile + lane / 4);
       if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, work, tile + lane / 4);
       bool is_raised = false;
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
+      for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if constexpr (Unified) {
@@ -260,16 +331,21 @@ struct Decode : DecodeStates<C> {
           }
         }
       }
-      const int buffer = (idx - begin) & 1;
+      const int buffer = C.v_in_k ? 0 : (idx - begin) & 1;
       exponentiate(s, rows, log2_of_score, buffer, sums);
-      ptx::wait_copies<kLater>();
+      if constexpr (!C.v_in_k) ptx::wait_copies<kLater>();
       if (meet_and_vote<!Unified>(is_raised)) {
-        raise_max(s, rows, o, log2_of_score);
+        if constexpr (C.v_in_k) {
+          raise_max_of_all(s, rows, o, log2_of_score);
+        } else {
+          raise_max(s, rows, o, log2_of_score);
+        }
         exponentiate(s, rows, log2_of_score, buffer, sums);
         meet_and_vote<false>(false);
+        publish_max(rows);
       }
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
+      for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) rows.sum[n][c] += sums[n][c];
       }
@@ -296,7 +372,7 @@ struct Decode : DecodeStates<C> {
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {
     const bool is_cluster = ptx::kHasClusters && p.cluster > 1;
     const int first = rank * slice_items(), end = min(first + slice_items(), items());
-    if constexpr (ptx::kHasClusters) {
+    if constexpr (ptx::kHasClusters && !C.v_in_k) {
       if (is_cluster) {
         const int count = max(end - first, 0);
         if (thread == 0) ptx::arrive_expecting(barrier(), p.cluster * (count * 16 + p.rows * 8));
@@ -313,7 +389,9 @@ struct Decode : DecodeStates<C> {
         stage_state(rows, o);
       }
     }
-    if constexpr (ptx::kHasClusters) {
+    if constexpr (ptx::kHasClusters && C.v_in_k) {
+      if (is_cluster) ptx::sync_cluster();  // all have staged their states
+    } else if constexpr (ptx::kHasClusters) {
       if (is_cluster) {
         ptx::wait_for_cluster();
         send_state();
@@ -326,7 +404,7 @@ struct Decode : DecodeStates<C> {
 #pragma unroll 1
       for (int item = first + thread; item < end; item += kThreads) {
         const State state = !is_first    ? state_of_parts(work, item)
-                            : is_cluster ? state_of_cluster(first, item)
+                            : is_cluster ? all_of_cluster(first, item)
                                          : staged(item);
         if (has_all) {
           write(work, item, state);
@@ -335,6 +413,16 @@ struct Decode : DecodeStates<C> {
         }
       }
       if (has_all || !is_last(work)) break;
+    }
+    if constexpr (ptx::kHasClusters && C.v_in_k) {
+      if (is_cluster) ptx::sync_cluster();  // the others have read this block's state
+    }
+  }
+  __device__ __forceinline__ State all_of_cluster(int first, int item) const {
+    if constexpr (C.v_in_k) {
+      return staged_of_cluster(item);
+    } else {
+      return state_of_cluster(first, item);
     }
   }
 };

@@ -33,13 +33,17 @@ struct BlockDecode {
   static constexpr int kPieces = C.head_dim_v / 16;  // of 16 columns
   static constexpr int kGroupWarps = portable::group_warps(C), kGroups = portable::groups(C);
   static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
+  static constexpr int kTiles = portable::key_tiles(C);
+  static constexpr int kGroupTiles = kTiles / kGroups;     // of a group of warps
+  static constexpr int kSharers = C.num_warps / kTiles;    // warps that score the same keys,
+  static constexpr int kScoreBlocks = kBlocks / kSharers;  // with so many blocks of rows of their own
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk, kElementBytes>;
-  using TileV = Tile<portable::kDecodeTile, C.head_dim_v, kElementBytes>;
+  using TileV = Tile<portable::kDecodeTile, C.v_in_k ? C.head_dim_qk : C.head_dim_v, kElementBytes>;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
-  using Queries = QueryOperands<E, TileQ, kBlocks, kSteps>;
+  using Queries = QueryOperands<E, TileQ, kScoreBlocks, kSteps>;
   // Scores are products of q and k until the exponent, or natural ones.
   static constexpr bool kAreProducts = !C.score.softcap && !C.score.alibi;
 
@@ -61,7 +65,7 @@ struct BlockDecode {
 
   __device__ RowInfo* row_infos() const { return reinterpret_cast<RowInfo*>(shared + kAt.row_infos); }
   __device__ uint64_t* drafts() const { return reinterpret_cast<uint64_t*>(shared + kAt.drafts); }
-  __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [warp][row]
+  __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [tile][row]
   __device__ float* maxima() const {                                                      // [group][row]
     return reinterpret_cast<float*>(shared + kAt.maxima);
   }
@@ -69,13 +73,18 @@ struct BlockDecode {
     return reinterpret_cast<float*>(shared + kAt.values) + group * C.rows * portable::out_pitch(C);
   }
   __device__ int group() const { return warp / kGroupWarps; }
-  __device__ int first_of_group() const { return group() * kGroupWarps; }
-  __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * C.num_warps + warp) * TileK::kBytes; }
-  __device__ uint32_t s_values(int stage, int of_warp) const {
-    return base + kAt.values + (stage * C.num_warps + of_warp) * TileV::kBytes;
+  // Of the step's tiles of keys: that which the warp scores, and the first of its group.
+  __device__ int tile() const { return kSharers == 1 ? warp : warp % kTiles; }
+  __device__ int first_of_group() const { return group() * kGroupTiles; }
+  // The first block of query rows that the warp scores, which is also its turn among those that copy the tile.
+  __device__ int sharer() const { return kSharers == 1 ? 0 : warp / kTiles; }
+  __device__ int first_block() const { return sharer() * kScoreBlocks; }
+  __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * kTiles + tile()) * TileK::kBytes; }
+  __device__ uint32_t s_values(int stage, int of_tile) const {
+    return base + kAt.values + (stage * kTiles + of_tile) * TileV::kBytes;
   }
-  __device__ uint32_t s_probs(int buffer, int of_warp, int n) const {
-    return base + kAt.probs + ((buffer * C.num_warps + of_warp) * kBlocks + n) * portable::probs_bytes(C);
+  __device__ uint32_t s_probs(int buffer, int of_tile, int n) const {
+    return base + kAt.probs + ((buffer * kTiles + of_tile) * kBlocks + n) * portable::probs_bytes(C);
   }
   __device__ uint32_t barrier() const { return base + kAt.barrier; }
 
@@ -185,9 +194,9 @@ struct BlockDecode {
                       p.forward.group.quotient(work.first_row + row));
   }
 
-  // Maxima of the lane's rows, and sums over the keys of this lane.
+  // Maxima of the rows that the lane scores, and sums over its keys.
   struct Rows {
-    float max[kBlocks][2], sum[kBlocks][2];
+    float max[kScoreBlocks][2], sum[kScoreBlocks][2];
   };
   using Sums = float[kOwnPieces][kBlocks][4];
   // What exponents are taken against.

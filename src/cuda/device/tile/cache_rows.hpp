@@ -82,10 +82,10 @@ class CacheRows {
     return tile;
   }
 
-  // Copies the tile's rows of k or v; those that nobody sees become zeros.
-  template <class TileK>
-  __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileK>(to, keys_, p_.k, p_.head_dim_qk, tile, lane);
+  // Copies the tile's rows of k or v, or of k one of `Portions` equal portions; those that nobody sees become zeros.
+  template <class TileK, int Portions = 1>
+  __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane, int portion = 0) const {
+    load<TileK, portable::kDecodeTile / Portions>(to, keys_, p_.k, p_.head_dim_qk, tile, lane, portion);
   }
   template <class TileV>
   __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
@@ -101,20 +101,22 @@ class CacheRows {
     return is_seen;
   }
 
-  template <class Tile>
+  // Rows [portion * Rows, portion * Rows + Rows) of the tile.
+  template <class Tile, int Rows = portable::kDecodeTile>
   __device__ __forceinline__ void load(uint32_t to, const char* first, const portable::OperandParams& of,
-                                       int32_t columns, const CacheTile& tile, int lane) const {
+                                       int32_t columns, const CacheTile& tile, int lane, int portion = 0) const {
     // Lanes that copy a row side by side.
     constexpr int kLanes = 32 % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
     constexpr int kRowsAStep = 32 / kLanes;
-    const int own_row = lane / kLanes, own_chunk = lane % kLanes;
+    static_assert(Rows % kRowsAStep == 0);
+    const int own_row = portion * Rows + lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
         first + (tile.page * of.batch_stride + tile.row * of.row_stride) * element_bytes_ + own_chunk * 16;
     if (tile.is_run) {
       const int64_t row_bytes = of.row_stride * element_bytes_;
       source += own_row * row_bytes;
 #pragma unroll
-      for (int step = 0; step < portable::kDecodeTile; step += kRowsAStep) {
+      for (int step = 0; step < Rows; step += kRowsAStep) {
 #pragma unroll
         for (int part = 0; part < Tile::kChunks; part += kLanes) {
           const int chunk = part + own_chunk;
@@ -128,7 +130,7 @@ class CacheRows {
     }
     const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(source)) - own_chunk * 16;
 #pragma unroll 1
-    for (int row = own_row; row < portable::kDecodeTile; row += kRowsAStep) {
+    for (int row = own_row; row < portion * Rows + Rows; row += kRowsAStep) {
       const bool is_seen = __shfl_sync(kAllLanes, tile.row, row) >= 0;
       const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, place, row)));
 #pragma unroll
