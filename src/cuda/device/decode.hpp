@@ -44,8 +44,9 @@ struct Decode : DecodeStates<C> {
       Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps,
       Block::kElementBytes, Block::kAreProducts, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::maxima,
       Block::tile, Block::sharer, Block::first_block, Block::first_of_group, Block::s_keys, Block::s_values,
-      Block::s_probs, Block::barrier, Block::row_of, Block::row_anew, Block::scale_log2, Block::offset,
-      Block::load_queries, Block::store_queries;
+      Block::s_probs, Block::s_score_probs, Block::barrier, Block::row_anew, Block::score_row, Block::score_row_anew, Block::scale_log2, Block::offset,
+      Block::load_queries, Block::store_queries,
+      Block::copy_later_queries, Block::kChunksAtOnce;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
       States::state_of_parts, States::write, States::leave, States::is_last, States::items, States::slice_items;
   using States::States;
@@ -70,7 +71,7 @@ struct Decode : DecodeStates<C> {
           of *= fabsf(p.forward.scale);
         }
         if constexpr (C.score.alibi) {
-          const RowInfo& info = row_infos()[row_of(first_block() + n, i % 2)];
+          const RowInfo& info = row_infos()[score_row(n, i % 2)];
           of = __fmaf_rn(-info.slope, fabsf(static_cast<float>(info.position - key - i / 2 * 8)), of);
         }
       }
@@ -83,7 +84,7 @@ struct Decode : DecodeStates<C> {
     for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& row = row_infos()[row_anew(first_block() + n, c)];
+        const RowInfo& row = row_infos()[score_row_anew(n, c)];
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
           if (!sees(row, key + i / 2 * 8, p.forward.keep_first, work.drafts)) s[n][i] = -kInfinity;
@@ -104,7 +105,7 @@ struct Decode : DecodeStates<C> {
       for (int i = 0; i < 4; ++i) probs[i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
 #pragma unroll
       for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
-      Transposed<E>::store_probs(s_probs(buffer, tile(), first_block() + n), probs, lane);
+      Transposed<E>::store_probs(s_score_probs(buffer, n), probs, lane);
     }
   }
 
@@ -174,7 +175,7 @@ struct Decode : DecodeStates<C> {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float top = max_of_keys(fmaxf(s[n][c], s[n][c + 2]));
-        if (lane < 4) tops()[tile() * C.rows + row_anew(first_block() + n, c)] = top;
+        if (lane < 4) tops()[tile() * C.rows + score_row_anew(n, c)] = top;
       }
     }
     __syncthreads();
@@ -203,7 +204,7 @@ struct Decode : DecodeStates<C> {
     for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float top = top_of(row_anew(first_block() + n, c));
+        const float top = top_of(score_row_anew(n, c));
         if (!is_behind(rows.max[n][c], top, scale_log2)) continue;
         rows.sum[n][c] *= ptx::exp2((rows.max[n][c] - top) * scale_log2);
         rows.max[n][c] = top;
@@ -211,11 +212,11 @@ struct Decode : DecodeStates<C> {
     }
   }
   __device__ __forceinline__ void publish_max(const Rows& rows) const {
-    if (!C.v_in_k || tile() != 0 || lane >= 4) return;
+    if (tile() != 0 || lane >= 4) return;
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) maxima()[row_anew(first_block() + n, c)] = rows.max[n][c];
+      for (int c = 0; c < 2; ++c) maxima()[score_row_anew(n, c)] = rows.max[n][c];
     }
   }
 
@@ -259,7 +260,7 @@ struct Decode : DecodeStates<C> {
         rows.sum[n][c] = 0;
       }
     }
-    publish_max(rows);
+    if constexpr (C.v_in_k) publish_max(rows);
     clear(o);
     const float log2_of_score = scale_log2();
     bool is_above = false;
@@ -293,8 +294,9 @@ struct Decode : DecodeStates<C> {
       chunks = load_queries(work);
     }
     if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
+    if constexpr (kChunksAtOnce < kOwnChunks) copy_later_queries(work);
     __syncthreads();
-    const Queries queries(base + kAt.queries + Block::TileQ::offset(first_block() * 8, 0), lane);
+    const Queries queries(this->s_queries(), lane);
 
     // Groups of copies begun after those that a step waits for.
     constexpr int kLater = C.v_in_k ? C.depth - 1 : 2 * C.depth - 1;
@@ -342,7 +344,7 @@ struct Decode : DecodeStates<C> {
         }
         exponentiate(s, rows, log2_of_score, buffer, sums);
         meet_and_vote<false>(false);
-        publish_max(rows);
+        if constexpr (C.v_in_k) publish_max(rows);
       }
 #pragma unroll
       for (int n = 0; n < kScoreBlocks; ++n) {

@@ -74,17 +74,30 @@ struct BlockDecode {
   }
   __device__ int group() const { return warp / kGroupWarps; }
   // Of the step's tiles of keys: that which the warp scores, and the first of its group.
-  __device__ int tile() const { return kSharers == 1 ? warp : warp % kTiles; }
+  __device__ int tile() const {
+    if constexpr (kSharers == 1) return warp;
+    return warp % kTiles;
+  }
   __device__ int first_of_group() const { return group() * kGroupTiles; }
   // The first block of query rows that the warp scores, which is also its turn among those that copy the tile.
   __device__ int sharer() const { return kSharers == 1 ? 0 : warp / kTiles; }
   __device__ int first_block() const { return sharer() * kScoreBlocks; }
+  // Of the rows that the warp scores.
+  __device__ uint32_t s_queries() const {
+    if constexpr (kSharers == 1) return base + kAt.queries;
+    return base + kAt.queries + TileQ::offset(first_block() * 8, 0);
+  }
   __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * kTiles + tile()) * TileK::kBytes; }
   __device__ uint32_t s_values(int stage, int of_tile) const {
     return base + kAt.values + (stage * kTiles + of_tile) * TileV::kBytes;
   }
   __device__ uint32_t s_probs(int buffer, int of_tile, int n) const {
     return base + kAt.probs + ((buffer * kTiles + of_tile) * kBlocks + n) * portable::probs_bytes(C);
+  }
+  // Of a block of the rows that the warp scores.
+  __device__ uint32_t s_score_probs(int buffer, int n) const {
+    if constexpr (kSharers == 1) return s_probs(buffer, warp, n);
+    return s_probs(buffer, tile(), first_block() + n);
   }
   __device__ uint32_t barrier() const { return base + kAt.barrier; }
 
@@ -96,6 +109,9 @@ struct BlockDecode {
   __device__ int row_of(int n, int c) const { return n * 8 + lane % 4 * 2 + c; }
   // The same where it is rarely asked: places of all rows, found before the loop, would take registers in it.
   __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
+  // Of the rows that the warp scores.
+  __device__ int score_row(int n, int c) const { return row_of(kSharers == 1 ? n : first_block() + n, c); }
+  __device__ int score_row_anew(int n, int c) const { return row_anew(kSharers == 1 ? n : first_block() + n, c); }
 
   // The next work of the block's cluster: what its rows see, and which rounds it takes. False if there is none.
   __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
@@ -158,14 +174,17 @@ struct BlockDecode {
   // Query rows to shared memory, prepared for products; rows and columns that are not there become zeros.
   static constexpr int kQueryChunks = C.rows * TileQ::kChunks;
   static constexpr int kOwnChunks = (kQueryChunks + kThreads - 1) / kThreads;
+  static constexpr int kChunksAtOnce = C.v_in_k && kOwnChunks > 9 ? 9 : kOwnChunks;  // that registers hold
+  static_assert(kOwnChunks % kChunksAtOnce == 0);
   struct QueryChunks {
-    uint4 chunks[kOwnChunks];
+    uint4 chunks[kChunksAtOnce];
   };
-  __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work) const {
+  // Those from the thread's chunk `first` on.
+  __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work, int first = 0) const {
     QueryChunks loaded;
 #pragma unroll
-    for (int i = 0; i < kOwnChunks; ++i) {
-      const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      const int idx = (first + i) * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       loaded.chunks[i] = {0, 0, 0, 0};
       if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
       const int64_t at = element_of(p.forward.q, work, row) + chunk * TileQ::kChunkElements;
@@ -174,16 +193,24 @@ struct BlockDecode {
     }
     return loaded;
   }
-  __device__ __forceinline__ void store_queries(const QueryChunks& loaded) const {
+  __device__ __forceinline__ void store_queries(const QueryChunks& loaded, int first = 0) const {
     const bool is_negative = p.forward.scale < 0;
 #pragma unroll
-    for (int i = 0; i < kOwnChunks; ++i) {
-      const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      const int idx = (first + i) * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
       ptx::store_chunk(base + kAt.queries + TileQ::offset(row, chunk),
                        {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
                         prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+    }
+  }
+
+  // The chunks that come after those.
+  __device__ __forceinline__ void copy_later_queries(const DecodeWork& work) const {
+#pragma unroll 1
+    for (int first = kChunksAtOnce; first < kOwnChunks; first += kChunksAtOnce) {
+      store_queries(load_queries(work, first), first);
     }
   }
 

@@ -109,7 +109,8 @@ class CacheRows {
     constexpr int kLanes = 32 % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
     constexpr int kRowsAStep = 32 / kLanes;
     static_assert(Rows % kRowsAStep == 0);
-    const int own_row = portion * Rows + lane / kLanes, own_chunk = lane % kLanes;
+    const int first_row = Rows == portable::kDecodeTile ? 0 : portion * Rows;
+    const int own_row = first_row + lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
         first + (tile.page * of.batch_stride + tile.row * of.row_stride) * element_bytes_ + own_chunk * 16;
     if (tile.is_run) {
@@ -130,7 +131,7 @@ class CacheRows {
     }
     const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(source)) - own_chunk * 16;
 #pragma unroll 1
-    for (int row = own_row; row < portion * Rows + Rows; row += kRowsAStep) {
+    for (int row = own_row; row < first_row + Rows; row += kRowsAStep) {
       const bool is_seen = __shfl_sync(kAllLanes, tile.row, row) >= 0;
       const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, place, row)));
 #pragma unroll

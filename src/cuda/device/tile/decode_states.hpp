@@ -23,7 +23,7 @@ struct DecodeStates : BlockDecode<C> {
   using Block::p, Block::shared, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::kAt,
       Block::kThreads, Block::kBlocks, Block::kScoreBlocks, Block::kPieces, Block::kGroupWarps, Block::kGroupTiles,
       Block::kTiles, Block::kGroups, Block::kOwnPieces, Block::kQuads, Block::E, Block::tops, Block::maxima,
-      Block::staged_out, Block::group, Block::tile, Block::first_block, Block::first_of_group, Block::row_anew,
+      Block::staged_out, Block::group, Block::tile, Block::first_of_group, Block::row_anew, Block::score_row_anew,
       Block::scale, Block::scale_log2, Block::offset, Block::element_of, Block::head_of, Block::barrier;
   using typename Block::Rows, typename Block::Sums;
 
@@ -41,9 +41,10 @@ struct DecodeStates : BlockDecode<C> {
       for (int c = 0; c < 2; ++c) {
         const float sum = sum_of_keys(rows.sum[n][c]);
         if (lane >= 4) continue;
-        const int row = row_anew(first_block() + n, c);
-        tops()[tile() * C.rows + row] = sum;
-        if (tile() == first_of_group()) maxima()[group() * C.rows + row] = rows.max[n][c];
+        tops()[tile() * C.rows + score_row_anew(n, c)] = sum;
+        if (tile() == first_of_group()) {
+          maxima()[group() * C.rows + score_row_anew(n, c)] = rows.max[n][c];
+        }
       }
     }
     __syncthreads();  // all warps are done with values, whose place the rows take

@@ -134,8 +134,11 @@ class QueryOperands {
 // s = k . q^T of 16 keys.
 template <Element E, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
-  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads.
-  constexpr int kPanelSteps = Multiply<E>::kSumsApart ? TileK::kPanelChunks / 2 : Steps;
+  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads. Of long rows three panels:
+  // more loads under way would take registers that o has.
+  constexpr int kPanelSteps = Multiply<E>::kSumsApart ? TileK::kPanelChunks / 2 : Steps > 32 ? 12 : Steps;
+  constexpr int kPanels = Multiply<E>::kSumsApart ? 1 : Steps > 32 ? 3 : 1;
+  static_assert(Steps % kPanelSteps == 0 && (Steps == kPanelSteps || kPanelSteps * 2 == kPanels * TileK::kPanelChunks));
   const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
   // With few blocks even steps and odd ones have sums of their own: chains half as long. Those of fp32 are short.
   constexpr int kChains = Blocks <= 2 ? 2 : 1;
@@ -152,7 +155,7 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
     clear(sums);
   };
 #pragma unroll 1
-  for (int panel = 0; panel < Steps / kPanelSteps; ++panel) {
+  for (int panel = 0; panel < Steps / kPanelSteps * kPanels; panel += kPanels) {
 #pragma unroll
     for (int step = 0; step < kPanelSteps; step += 2) {
       typename Transposed<E>::A left[2];
