@@ -170,7 +170,7 @@ class Server {
     most_pages = std::max(most_pages, cache_.pages().num_pages() - cache_.pages().num_free());
     return true;
   }
-  // The sequence that came last gives its pages back. It is computed again from its tokens when there is room.
+  // The sequence that came last gives its pages back; it is computed again from its tokens when there is room.
   void preempt() {
     Sequence sequence = std::move(running_.back());
     running_.pop_back();
@@ -199,10 +199,10 @@ class Server {
     ts::ForwardArgs args{.q = view(rows_.q, attention.num_rows, kHeads),
                          .k = cache_.k(layer),
                          .v = cache_.v(layer),
-                         .out = view(rows_.out, attention.num_rows, kHeads)};
-    args.seqlens_kv = ts::view(seqlens_.data(), ts::i32, {kSlots});
-    args.cu_seqlens_q = ts::view(cu_seqlens_.data(), ts::i32, {kSlots + 1});
-    args.page_table = ts::view(table_.data(), ts::i32, {kSlots, kColumns});
+                         .out = view(rows_.out, attention.num_rows, kHeads),
+                         .seqlens_kv = ts::view(seqlens_.data(), ts::i32, {kSlots}),
+                         .cu_seqlens_q = ts::view(cu_seqlens_.data(), ts::i32, {kSlots + 1}),
+                         .page_table = ts::view(table_.data(), ts::i32, {kSlots, kColumns})};
     if (attention.follows_schedule) {
       args.schedule = ts::view(attention.schedule.data(), ts::i32, {std::ssize(attention.schedule)});
     }
