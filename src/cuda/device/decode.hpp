@@ -44,9 +44,9 @@ struct Decode : DecodeStates<C> {
       Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps,
       Block::kElementBytes, Block::kAreProducts, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::maxima,
       Block::tile, Block::sharer, Block::first_block, Block::first_of_group, Block::s_keys, Block::s_values,
-      Block::s_probs, Block::s_score_probs, Block::barrier, Block::row_anew, Block::score_row, Block::score_row_anew, Block::scale_log2, Block::offset,
-      Block::load_queries, Block::store_queries,
-      Block::copy_later_queries, Block::kChunksAtOnce;
+      Block::s_probs, Block::s_score_probs, Block::barrier, Block::row_anew, Block::score_row, Block::score_row_anew,
+      Block::scale_log2, Block::offset, Block::load_queries, Block::store_queries, Block::copy_later_queries,
+      Block::kChunksAtOnce;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
       States::state_of_parts, States::write, States::leave, States::is_last, States::items, States::slice_items;
   using States::States;
@@ -306,8 +306,7 @@ struct Decode : DecodeStates<C> {
       ptx::wait_copies<kLater>();
       if constexpr (C.v_in_k) {
         __syncthreads();
-        load_keys(idx + C.depth, free_v);
-        stage = stage_v;
+        load_keys(idx + C.depth, stage == 0 ? C.depth : stage - 1);
       } else {
         __syncwarp();
       }
@@ -351,11 +350,17 @@ struct Decode : DecodeStates<C> {
 #pragma unroll
         for (int c = 0; c < 2; ++c) rows.sum[n][c] += sums[n][c];
       }
-      load_values(idx + C.depth, free_v);
-      free_v = free_v == C.depth ? 0 : free_v + 1;
-      find(idx + C.depth + 1);
-      multiply_values(o, stage_v, buffer);
-      stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      if constexpr (C.v_in_k) {
+        find(idx + C.depth + 1);
+        multiply_values(o, stage, 0);
+        stage = stage == C.depth ? 0 : stage + 1;
+      } else {
+        load_values(idx + C.depth, free_v);
+        free_v = free_v == C.depth ? 0 : free_v + 1;
+        find(idx + C.depth + 1);
+        multiply_values(o, stage_v, buffer);
+        stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      }
     }
     ptx::wait_copies<0>();
     return is_above;

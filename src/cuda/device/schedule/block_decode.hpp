@@ -179,12 +179,19 @@ struct BlockDecode {
   struct QueryChunks {
     uint4 chunks[kChunksAtOnce];
   };
+  // Where chunks of long rows lie is found anew: kept, it would take registers of o.
+  __device__ __forceinline__ int thread_of_queries() const {
+    int32_t of = thread;
+    if constexpr (C.v_in_k) ptx::forget(of);
+    return of;
+  }
   // Those from the thread's chunk `first` on.
   __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work, int first = 0) const {
     QueryChunks loaded;
+    const int first_idx = first * kThreads + thread_of_queries();
 #pragma unroll
     for (int i = 0; i < kChunksAtOnce; ++i) {
-      const int idx = (first + i) * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+      const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       loaded.chunks[i] = {0, 0, 0, 0};
       if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
       const int64_t at = element_of(p.forward.q, work, row) + chunk * TileQ::kChunkElements;
@@ -195,9 +202,10 @@ struct BlockDecode {
   }
   __device__ __forceinline__ void store_queries(const QueryChunks& loaded, int first = 0) const {
     const bool is_negative = p.forward.scale < 0;
+    const int first_idx = first * kThreads + thread_of_queries();
 #pragma unroll
     for (int i = 0; i < kChunksAtOnce; ++i) {
-      const int idx = (first + i) * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+      const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
       ptx::store_chunk(base + kAt.queries + TileQ::offset(row, chunk),

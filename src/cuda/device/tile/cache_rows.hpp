@@ -113,13 +113,25 @@ class CacheRows {
     const int own_row = first_row + lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
         first + (tile.page * of.batch_stride + tile.row * of.row_stride) * element_bytes_ + own_chunk * 16;
+    // Panels of a long row are constants apart: no address but the first takes a register.
+    constexpr bool kIsLong = Tile::kChunks > 64;
+    const auto copy_panels = [=](int row, const char* row_source, bool is_seen) {
+      const uint32_t target = to + Tile::offset(row, own_chunk);
+#pragma unroll
+      for (int panel = 0; panel < Tile::kChunks / kLanes; ++panel) {
+        ptx::copy_chunk_async(
+            target + panel * Tile::kPanelBytes, row_source + panel * kLanes * 16,
+            is_seen && own_chunk * Tile::kChunkElements < columns - panel * kLanes * Tile::kChunkElements);
+      }
+    };
     if (tile.is_run) {
       const int64_t row_bytes = of.row_stride * element_bytes_;
       source += own_row * row_bytes;
 #pragma unroll
       for (int step = 0; step < Rows; step += kRowsAStep) {
+        if constexpr (kIsLong) copy_panels(own_row + step, source, true);
 #pragma unroll
-        for (int part = 0; part < Tile::kChunks; part += kLanes) {
+        for (int part = 0; part < (kIsLong ? 0 : Tile::kChunks); part += kLanes) {
           const int chunk = part + own_chunk;
           // Rows eight apart have the same swizzle.
           const uint32_t target = Tile::advance(to + Tile::offset(own_row + step % 8, chunk), step - step % 8, 0);
@@ -134,8 +146,9 @@ class CacheRows {
     for (int row = own_row; row < first_row + Rows; row += kRowsAStep) {
       const bool is_seen = __shfl_sync(kAllLanes, tile.row, row) >= 0;
       const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, place, row)));
+      if constexpr (kIsLong) copy_panels(row, at + own_chunk * 16, is_seen);
 #pragma unroll
-      for (int part = 0; part < Tile::kChunks; part += kLanes) {
+      for (int part = 0; part < (kIsLong ? 0 : Tile::kChunks); part += kLanes) {
         const int chunk = part + own_chunk;
         ptx::copy_chunk_async(to + Tile::offset(row, chunk), at + chunk * 16,
                               is_seen && chunk * Tile::kChunkElements < columns);

@@ -134,11 +134,12 @@ class QueryOperands {
 // s = k . q^T of 16 keys.
 template <Element E, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
-  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads. Of long rows three panels:
-  // more loads under way would take registers that o has.
-  constexpr int kPanelSteps = Multiply<E>::kSumsApart ? TileK::kPanelChunks / 2 : Steps > 32 ? 12 : Steps;
-  constexpr int kPanels = Multiply<E>::kSumsApart ? 1 : Steps > 32 ? 3 : 1;
-  static_assert(Steps % kPanelSteps == 0 && (Steps == kPanelSteps || kPanelSteps * 2 == kPanels * TileK::kPanelChunks));
+  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads. Long rows three panels, or
+  // one where o has more registers: loads of more would take them.
+  constexpr bool kIsLong = Steps > 32;
+  constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : 1;
+  constexpr int kPanelSteps = Multiply<E>::kSumsApart || kIsLong ? TileK::kPanelChunks / 2 * kPanels : Steps;
+  static_assert(Steps % kPanelSteps == 0);
   const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
   // With few blocks even steps and odd ones have sums of their own: chains half as long. Those of fp32 are short.
   constexpr int kChains = Blocks <= 2 ? 2 : 1;
@@ -173,8 +174,9 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
         Multiply<E>::multiply(sums[kChains - 1][n], left[1], b[2], b[3]);
       }
     }
-    add();
+    if constexpr (Multiply<E>::kSumsApart) add();
   }
+  if constexpr (!Multiply<E>::kSumsApart) add();
 }
 
 }  // namespace tessella::device
