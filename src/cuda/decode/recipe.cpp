@@ -120,7 +120,7 @@ std::string refused(const AttentionShape& p, bool is_named) {
     return "takes rows of q, k and v that begin at multiples of 16 bytes and fill them";
   }
   if (has_long_rows(p)) {
-    if (!p.v_in_k) {
+    if (!p.v_in_k && p.seqlen_kv > 0) {
       return message("takes head dims above ", kMostDecodeColumns,
                      " where v is the first columns of k: the same memory and strides");
     }
