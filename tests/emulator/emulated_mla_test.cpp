@@ -92,18 +92,13 @@ TEST(EmulatedMla, Features) {
   for (const auto& change : std::vector<void (*)(Case&)>{
            [](Case& c) { c.window_left = 100, c.window_right = 0; },
            [](Case& c) { c.window_left = 50, c.window_right = 0, c.keep_first = 20, c.masked_nan = true; },
-           [](Case& c) { c.chunk = 128; },
-           [](Case& c) { c.prefix = true; },
-           [](Case& c) { c.sink = true; },
+           [](Case& c) { c.chunk = 128; }, [](Case& c) { c.prefix = true; }, [](Case& c) { c.sink = true; },
            [](Case& c) { c.alibi = "bh", c.softcap = 5, c.window_right = 0; },
-           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
-           [](Case& c) { c.leftpad_kv = c.masked_nan = true; },
+           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; }, [](Case& c) { c.leftpad_kv = c.masked_nan = true; },
            [](Case& c) { c.cache_batch_idx = true; },
            [](Case& c) { c.draft_mask = "b", c.seqlen_q = 5, c.masked_nan = true; },
-           [](Case& c) { c.packed_q = c.packed_kv = true; },
-           [](Case& c) { c.scale = -0.03; },
-           [](Case& c) { c.layout = "gaps"; },
-           [](Case& c) { c.heads_kv = 2; },
+           [](Case& c) { c.packed_q = c.packed_kv = true; }, [](Case& c) { c.scale = -0.03; },
+           [](Case& c) { c.layout = "gaps"; }, [](Case& c) { c.heads_kv = 2; },
            [](Case& c) { c.out_dtype = "f32", c.lse = false; }}) {
     Case c = mla(6, 400);
     c.seqlen_q = 2;
@@ -152,9 +147,9 @@ TEST(EmulatedMla, Schedules) {
 }
 
 TEST(EmulatedMla, HostileTables) {
-  for (const auto& change : std::vector<void (*)(Case&)>{
-           [](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; },
-           [](Case& c) { c.page_size = 3, c.seqlens_kv = c.leftpad_kv = true; }}) {
+  for (const auto& change :
+       std::vector<void (*)(Case&)>{[](Case& c) { c.seqlens_q = c.seqlens_kv = c.leftpad_kv = true; },
+                                    [](Case& c) { c.page_size = 3, c.seqlens_kv = c.leftpad_kv = true; }}) {
     for (const Gpu& gpu : {Gpu{.num_splits = 2}, Gpu{.num_sms = 6, .scheduled = true}}) {
       for (uint64_t seed = 1; seed <= 3; ++seed) {
         Case c = mla(16, 90);

@@ -400,7 +400,8 @@ const DecodeSet kDecodeSets[] = {{"plain", {}},
                                  {"unified max", {}, true},
                                  {"batch invariant", {}, false, true}};
 constexpr int kDecodeArchs[] = {80, 86, 90};
-constexpr HeadDims kDecodeDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
+constexpr HeadDims kDecodeDims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},
+                                    {192, 192}, {256, 256}, {192, 128}, {576, 512}};
 
 // In bf16 at head dim 128 on Hopper every feature; plain ones of few and of most rows at every size; both extremes of
 // sizes and rows in f32 and on GPUs of less shared memory.
@@ -408,6 +409,7 @@ bool is_representative(const DecodeRow& row) {
   const bool is_plain = row.set_idx == 0, is_extreme = row.rows == 8 || row.rows == 64;
   const bool is_128 = row.dims.qk == 128, is_256 = row.dims.qk == 256;
   if (kDecodeSets[row.set_idx].batch_invariant) return false;  // the same code
+  if (row.dims.qk == 576) return row.arch == 90 ? is_plain && row.rows >= 16 : row.arch == 80 && is_plain && is_extreme;
   if (row.dtype == DType::bf16 && row.arch == 90) return is_128 || (is_plain && is_extreme);
   if (row.dtype == DType::f32 && row.arch != 86) return is_plain && is_extreme && (is_128 || is_256);
   return row.dtype == DType::bf16 && row.arch == 86 && is_extreme && is_256 && row.set_idx % 2 == 0;
@@ -418,8 +420,10 @@ std::vector<DecodeRow> decode_rows() {
   for (const DType dtype : kDTypes) {
     for (const HeadDims& dims : kDecodeDims) {
       if (dtype == DType::f16 && dims.qk != 128) continue;  // differs from bf16 by one instruction
+      if (dtype == DType::f32 && dims.qk == 576) continue;  // there is none
       for (const int64_t rows : {8, 16, 32, 64}) {
         for (size_t set = 0; set < std::size(kDecodeSets); ++set) {
+          if (kDecodeSets[set].unified_max && dims.qk == 576) continue;
           for (const int arch : kDecodeArchs) {
             const DecodeRow row{arch, dtype, dims, rows, set};
             if (g_full || is_representative(row)) all.push_back(row);
@@ -443,6 +447,7 @@ TEST_P(KernelMatrixDecode, CompilesWithoutSpills) {
     AttentionArguments p = tests::gpu_arguments(
         {.heads_q = row.rows, .seqlen_kv = 4096, .head_dim_qk = row.dims.qk, .head_dim_v = row.dims.v}, row.dtype);
     p.features = set.features | Feature::lse;
+    p.v_in_k = row.dims.qk == 576;
     p.batch_invariant = set.batch_invariant;
     if (set.batch_invariant) p.query_class = core::QueryClass::few;
     const DeviceInfo device = typical_device(row.arch);

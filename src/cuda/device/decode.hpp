@@ -352,7 +352,7 @@ struct Decode : DecodeStates<C> {
       }
       if constexpr (C.v_in_k) {
         find(idx + C.depth + 1);
-        multiply_values(o, stage, 0);
+        multiply_values(o, stage, buffer);
         stage = stage == C.depth ? 0 : stage + 1;
       } else {
         load_values(idx + C.depth, free_v);
