@@ -166,10 +166,10 @@ TEST(DecodeLaunch, RowsOfMla) {
     const AttentionArguments p = mla_step(1, 65536);
     const core::Plan plan = planned(p, "");
     EXPECT_EQ(plan.kernel->name, "cuda.decode");
-    // Two tiles of 64 rows, three clusters each, which leave rows of 512 columns.
-    EXPECT_EQ(plan.workspace.scratch_bytes, 2 * 3 * 64 * (512 + 2) * 4);
+    // Two tiles of 64 rows, five clusters each, which leave rows of 512 columns.
+    EXPECT_EQ(plan.workspace.scratch_bytes, 2 * 5 * 64 * (512 + 2) * 4);
     run(plan, p);
-    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2u * 3 * 8);
+    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2u * 5 * 8);
     EXPECT_EQ(cluster(), 8u);
 
     AttentionArguments other = p;

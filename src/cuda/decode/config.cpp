@@ -131,6 +131,24 @@ Blocks blocks_of_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_cl
   return {cluster, std::clamp<int64_t>(parts, 1, std::max<int64_t>(steps / kStepsOfSecond / cluster, 1))};
 }
 
+// Rows of MLA keep the matrix units busy: as many multiprocessors as there are work, in clusters as large as cost few
+// of them, for a state is long and a cluster's blocks merge a slice each. Not measured.
+Blocks blocks_of_long_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_clusters) {
+  if (2 * units >= num_sms || !has_clusters) return blocks_of_unit(units, steps, num_sms, has_clusters);
+  constexpr int64_t kStepsOfBlock = 4;  // that earn a block its meeting
+  Blocks best = {1, 1};
+  int64_t most = 0;
+  for (int64_t cluster = portable::kMostClusterBlocks; cluster >= 1; cluster /= 2) {
+    // Multiprocessors that larger clusters are sure to find side by side.
+    const int64_t usable = cluster > 2 ? num_sms - num_sms / 8 : num_sms;
+    const int64_t parts = std::min(usable / (units * cluster), std::max<int64_t>(steps / kStepsOfBlock / cluster, 1));
+    if (parts == 0 || (cluster > 1 && 2 * cluster > steps) || 4 * cluster * parts <= 5 * most) continue;
+    best = {cluster, parts};
+    most = cluster * parts;
+  }
+  return best;
+}
+
 }  // namespace
 
 Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const DeviceInfo& device) {
@@ -156,7 +174,8 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
     s.parts = p.num_splits / s.cluster;
   } else {
     const int64_t steps = std::max<int64_t>(ceil(p.most_keys(), portable::step_keys(c)), 1);
-    const Blocks blocks = blocks_of_unit(units, steps, num_sms, has_clusters);
+    const Blocks blocks = c.v_in_k ? blocks_of_long_unit(units, steps, num_sms, has_clusters)
+                                   : blocks_of_unit(units, steps, num_sms, has_clusters);
     s.cluster = static_cast<int32_t>(blocks.cluster);
     s.parts = blocks.parts;
   }
