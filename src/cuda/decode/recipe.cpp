@@ -125,6 +125,9 @@ std::string refused(const AttentionShape& p, bool is_named) {
                      " where v is the first columns of k: the same memory and strides");
     }
     if (p.dtype() == core::DType::f32) return message("takes head dims above ", kMostDecodeColumns, " in bf16 and f16");
+    if (p.operands[core::Name::k].dtype != p.dtype()) {
+      return message("takes head dims above ", kMostDecodeColumns, " of k and v of q's dtype");
+    }
     if (p.head_dim_qk > 576 || p.head_dim_v > 512) {
       return message("takes head dims to 576 and 512, not ", p.head_dim_qk, " and ", p.head_dim_v);
     }
