@@ -210,7 +210,7 @@ class AppendNormalizer {
       const core::Operand& t = rows->scale;
       const int64_t strides[3] = {t.batch_stride, t.row_stride, t.head_stride};
       for (int i = 0; i < 3; ++i) {
-        if (block == 0 || axes[i] == 1 || strides[i] != 0) continue;
+        if (block == 0 || axes[i] <= 1 || strides[i] != 0) continue;
         invalid(message(function_, ": ", name, " has one entry for several rows or heads, expected one for each, (",
                         axes[0], ", ", axes[1], ", ", axes[2], "), as they are written"));
       }

@@ -65,8 +65,8 @@ template <Quantized kDtype>
 inline void quantize_row(const float* row, int64_t count, float divisor, uint8_t* into) {
   if constexpr (kDtype == Quantized::i4) {
     for (int64_t c = 0; c < count; c += 2) {
-      into[c / 2] = static_cast<uint8_t>(quantized(row[c], divisor, kDtype) |
-                                         quantized(row[c + 1], divisor, kDtype) << 4);
+      into[c / 2] =
+          static_cast<uint8_t>(quantized(row[c], divisor, kDtype) | quantized(row[c + 1], divisor, kDtype) << 4);
     }
   } else {
     for (int64_t c = 0; c < count; ++c) into[c] = static_cast<uint8_t>(quantized(row[c], divisor, kDtype));
