@@ -16,6 +16,22 @@ namespace {
 constexpr int32_t kFloats[] = {TESSELLA_F64, TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16};
 constexpr int32_t kQuantized[] = {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4};
 
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+const std::vector<double> kExtremes[] = {{0},
+                                         {-0.0, 1e-40},
+                                         {kNan, 1},
+                                         {-kNan, 2, 3},
+                                         {kInf, 1},
+                                         {-kInf, -1, 5},
+                                         {1e-30},
+                                         {0x1p-81, 1e-38, 0x1p-90},
+                                         {0x1p127, -0x1p127, 1e-40, 1},
+                                         {1, 1e-40, -1e-40, 1e-9, -1e-9},
+                                         {0.5, 1.5, 2.5, -0.5, -2.5, 7, 127, 448, 449, 1e9, -1e9},
+                                         {1, 0x1p-9, 0x1p-10, 3 * 0x1p-10, 0x1p-11, 0x1p-6, 17}};
+constexpr float kExtremeScales[] = {
+    1, -0.5F, 0, 0x1p-90F, 0x1p-91F, 1e-40F, static_cast<float>(kNan), static_cast<float>(kInf)};
+
 template <typename T>
 T read(const std::byte* at) {
   T value;
@@ -125,14 +141,14 @@ std::string wrong_in_quantized(int32_t dtype, const std::byte* stored, float sca
 std::string to_string(const AppendCase& c) {
   std::ostringstream text;
   text << "kernel=" << c.kernel << " dtype=" << c.dtype << " cache_dtype=" << c.cache_dtype << " scale=" << c.scale
-       << " batch=" << c.batch << " seqlen_new=" << c.seqlen_new << " seqlen_kv=" << c.seqlen_kv
-       << " heads_kv=" << c.heads_kv << " heads_q=" << c.heads_q << " head_dim_qk=" << c.head_dim_qk
-       << " head_dim_v=" << c.head_dim_v << " k=" << c.k << " v=" << c.v << " page_size=" << c.page_size
-       << " heads_first=" << c.heads_first << " slots=" << c.slots << " ragged=" << c.ragged << " packed=" << c.packed
-       << " leftpad=" << c.leftpad << " rotary_dim=" << c.rotary_dim << " interleaved=" << c.interleaved
-       << " f32_angles=" << c.f32_angles << " rotary_offsets=" << c.rotary_offsets << " in_place=" << c.in_place
-       << " offset=" << c.offset << " gap=" << c.gap << " guard=" << c.guard << " plan=" << c.plan
-       << " num_threads=" << c.num_threads << " seed=" << c.seed;
+       << " extremes=" << c.extremes << " batch=" << c.batch << " seqlen_new=" << c.seqlen_new
+       << " seqlen_kv=" << c.seqlen_kv << " heads_kv=" << c.heads_kv << " heads_q=" << c.heads_q
+       << " head_dim_qk=" << c.head_dim_qk << " head_dim_v=" << c.head_dim_v << " k=" << c.k << " v=" << c.v
+       << " page_size=" << c.page_size << " heads_first=" << c.heads_first << " slots=" << c.slots
+       << " ragged=" << c.ragged << " packed=" << c.packed << " leftpad=" << c.leftpad << " rotary_dim=" << c.rotary_dim
+       << " interleaved=" << c.interleaved << " f32_angles=" << c.f32_angles << " rotary_offsets=" << c.rotary_offsets
+       << " in_place=" << c.in_place << " offset=" << c.offset << " gap=" << c.gap << " guard=" << c.guard
+       << " plan=" << c.plan << " num_threads=" << c.num_threads << " seed=" << c.seed;
   return text.str();
 }
 
@@ -181,6 +197,7 @@ AppendCase random_append(const std::string& kernel, const std::string& dtypes, u
     c.cache_dtype = random.one_of(kQuantized);
     const char* scales[] = {"", "1", "h", "s", "th", "th", "ph"};
     c.scale = random.one_of(scales);
+    c.extremes = c.rotary_dim == 0 && random.chance(0.4);  // rotated, they overflow where doubles do not
     c.head_dim_qk += c.head_dim_qk % 2;
     c.head_dim_v += c.head_dim_v % 2;
   }
@@ -242,7 +259,11 @@ AppendCall::AppendCall(const AppendCase& c) : c_(c) {
           auto* row = static_cast<std::byte*>(made.tensor.data) +
                       (c.packed ? byte_at(made.tensor, 0, cu_[static_cast<size_t>(b)] + i, head)
                                 : byte_at(made.tensor, b, i, head));
-          for (int64_t col = 0; col < dim; ++col) store(row + col * size_of(c.dtype), c.dtype, random.normal());
+          const std::vector<double>& numbers = random.one_of(kExtremes);
+          for (int64_t col = 0; col < dim; ++col) {
+            const double number = c.extremes ? numbers[static_cast<size_t>(col) % numbers.size()] : random.normal();
+            store(row + col * size_of(c.dtype), c.dtype, number);
+          }
         }
       }
     }
@@ -276,8 +297,9 @@ AppendCall::AppendCall(const AppendCase& c) : c_(c) {
     if (computes_scales()) return &made;
     for (int64_t slot = 0; slot < num_slots; ++slot) {
       for (int64_t head = 0; head < c.heads_kv; ++head) {
-        const auto given = static_cast<float>(std::exp(random.normal()) * 3 / largest(dtype));
-        static_cast<float*>(scale.data)[scale_at_of(scale, slot, 0, head)] = given;
+        const float usual = static_cast<float>(std::exp(random.normal()) * 3 / largest(dtype));
+        static_cast<float*>(scale.data)[scale_at_of(scale, slot, 0, head)] =
+            c.extremes ? random.one_of(kExtremeScales) : usual;
       }
     }
     return &made;

@@ -20,6 +20,7 @@ struct AppendCase {
   // Of quantised caches. Given: "" none, "1" one, "h" one a head, "s" one a slot and head. Computed, of every row and
   // head: "th" in a pool of their own, "ph" behind each row in the cache's memory.
   std::string scale;
+  bool extremes = false;  // rows and given scales that do not fit each other: not finite, zero, the least, the largest
   int64_t batch = 2;
   int64_t seqlen_new = 3;  // packed: of the longest sequence
   int64_t seqlen_kv = 40;  // rows that a sequence may have, rounded up to whole pages
