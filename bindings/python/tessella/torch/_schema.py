@@ -96,6 +96,10 @@ OF_INFERENCE = {
 }
 
 
+# What the bytes of k and v may be -> as an argument says it.
+CACHE_DTYPES = {d.I4: "int4", d.I8: "int8", d.F8E4M3FN: "float8_e4m3fn"}
+
+
 def _schema(tensors: Iterable[str]) -> str:
     return ", ".join(
         (
@@ -108,6 +112,6 @@ def _schema(tensors: Iterable[str]) -> str:
     )
 
 
-SCHEMA = _schema(TENSORS.values())
+SCHEMA = _schema(TENSORS.values()) + ", str? kv_dtype=None"
 # torch takes schemas of at most 64 arguments.
 BACKWARD_SCHEMA = _schema(name for name in TENSORS.values() if name not in OF_INFERENCE)
