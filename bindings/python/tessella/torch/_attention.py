@@ -40,6 +40,8 @@ class _Arguments:
         self.named[option.name] = option.type.of_field(value)
 
     def set_array(self, name: str, array: Any) -> None:
+        if name not in TENSORS:
+            raise TypeError(f"{name} is no argument of the operator, expected it in tessella.attention")
         if not isinstance(array, torch.Tensor):
             raise InvalidArgument(_no_tensor({name: array}))
         self.named[TENSORS[name]] = array

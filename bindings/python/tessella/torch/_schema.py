@@ -18,10 +18,11 @@ from .._arrays import DTYPES, dtype_of
 from .._fields import ARRAYS
 
 # Fields of tessella_forward_args that hold one array -> names of arguments; a seed and an offset may be numbers too.
+# amax and out_scale, which no kernel has, are left out: torch takes schemas of at most 64 arguments.
 TENSORS = {
     field: f"{field}_tensor" if field in ("seed", "offset") else field
     for field in ARRAYS
-    if field not in ("q", "k", "v", "out", "lse", "amax")
+    if field not in ("q", "k", "v", "out", "lse", "amax", "out_scale")
 }
 
 _TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
@@ -113,5 +114,5 @@ def _schema(tensors: Iterable[str]) -> str:
 
 
 SCHEMA = _schema(TENSORS.values()) + ", str? kv_dtype=None"
-# torch takes schemas of at most 64 arguments.
+# Nor has one of gradients room for what has none.
 BACKWARD_SCHEMA = _schema(name for name in TENSORS.values() if name not in OF_INFERENCE)
