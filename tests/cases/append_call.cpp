@@ -383,7 +383,16 @@ tessella_status AppendCall::run() {
     return planned;
   };
   if (!c_.kernel.starts_with("cuda.")) return call_it(nullptr);
-  spoiled_ = tensors_.run_on_gpu(c_.guard, [&](GpuTwin& twin) {
+  spoiled_ = on_gpu([&](const tessella_append_args& twins, void* stream) {
+    args = twins;
+    return status = call_it(stream);
+  });
+  return status;
+}
+
+std::string AppendCall::on_gpu(const std::function<tessella_status(const tessella_append_args&, void*)>& fn) const {
+  return tensors_.run_on_gpu(c_.guard, [&](GpuTwin& twin) {
+    tessella_append_args args = args_;
     tessella_tensor twins[17];
     size_t count = 0;
     for (const tessella_tensor** arg :
@@ -394,9 +403,18 @@ tessella_status AppendCall::run() {
       twins[count] = twin.twin(**arg, true);
       *arg = &twins[count++];
     }
-    return status = call_it(twin.stream());
+    return fn(args, twin.stream());
   });
-  return status;
+}
+
+tessella_check_report AppendCall::check_on_gpu() const {
+  tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+  on_gpu([&](const tessella_append_args& args, void*) {
+    const tessella_call call{sizeof call, TESSELLA_APPEND, &args, &options_};
+    tessella_check(&call, 0, c_.seed, &report);
+    return TESSELLA_INTERNAL;  // nothing comes back
+  });
+  return report;
 }
 
 std::string AppendCall::check() {

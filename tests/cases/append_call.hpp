@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +63,8 @@ class AppendCall {
   tessella_status run();
   // "" or what is wrong: every new row against plain loops in double, and not one other byte changed.
   std::string check();
+  // tessella_check on tensors in a GPU's memory that hold what these do.
+  tessella_check_report check_on_gpu() const;
   // "" or what was written that is no element of a cache or of q_out: for calls whose tables are hostile.
   std::string check_bounds() const;
   void remember() { tensors_.remember(); }
@@ -79,6 +82,8 @@ class AppendCall {
   tessella_tensor& v_scale() { return v_scale_; }
 
  private:
+  // fn() on twins of the tensors; "" or what else it changed.
+  std::string on_gpu(const std::function<tessella_status(const tessella_append_args&, void* stream)>& fn) const;
   bool is_quantized() const { return cache_dtype() != c_.dtype; }
   bool computes_scales() const { return c_.scale == "th" || c_.scale == "ph"; }
   int32_t cache_dtype() const { return c_.cache_dtype == 0 ? c_.dtype : c_.cache_dtype; }
