@@ -94,7 +94,7 @@ void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T
       if constexpr (!std::is_same_v<T, double>) {
         if (names.is_cache && is_quantized) {
           rotate_row(from, row, rotary_dim, a.rotary_interleaved, cos, sin);
-          std::transform(from + rotary_dim, from + shape.head_dim, row + rotary_dim, load<T>);
+          std::transform(from + rotary_dim, from + shape.head_dim, row + rotary_dim, [](T x) { return load(x); });
           core::store_quantized(a, rows, at, head, row, shape.head_dim);
           continue;
         }

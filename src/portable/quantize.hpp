@@ -40,17 +40,18 @@ inline float divisor_of(float scale) {
 // The bits that are stored, in the low ones: x / divisor, to nearest even, within the largest number stored. A NaN is
 // one where the dtype has it, else 0; a zero is +0.
 inline uint32_t quantized(float x, float divisor, Quantized dtype) {
-  const float most = largest(dtype);
   const float quotient = x / divisor;
   if (dtype == Quantized::f8e4m3fn) {
     const uint32_t bits = to_float8(quotient).bits;
     const uint32_t size = bits & 0x7F;
     return size == 0x7F || size == 0 ? size : bits;
   }
+  // By integers, of which compilers make vectors.
+  const uint32_t size = magnitude(quotient), most = float_bits(largest(dtype));
+  const float within = bits_float((float_bits(quotient) & 0x80000000) | (size < most ? size : most));
   constexpr float kAligned = 0x1.8p23f;  // a sum with it has its last bit at 1
-  const float within = quotient > most ? most : quotient < -most ? -most : quotient;
   const uint32_t whole = float_bits(within + kAligned) - float_bits(kAligned);
-  return quotient == quotient ? whole & (dtype == Quantized::i4 ? 0xF : 0xFF) : 0;
+  return (size <= 0x7F800000 ? whole : 0) & (dtype == Quantized::i4 ? 0xF : 0xFF);
 }
 
 // The number that such bits are.
