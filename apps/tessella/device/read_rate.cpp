@@ -44,8 +44,7 @@ uint64_t sum_of(const uint64_t* words, size_t count) {
 
 // All copies in one go: threads that start for one small copy would be most of its time.
 double seconds_on_cpu(const Placement& placement, const Memory& memory, size_t bytes, size_t stride, int64_t num_copies,
-                      double budget) {
-  const size_t num_threads = std::max(1U, std::thread::hardware_concurrency());
+                      size_t num_threads, double budget) {
   const size_t words = bytes / sizeof(uint64_t);
   const auto read = [&](int64_t, void*) {
     static std::atomic<uint64_t> sum;  // or the loop would be dropped
@@ -67,8 +66,9 @@ double seconds_on_cpu(const Placement& placement, const Memory& memory, size_t b
 }  // namespace
 
 double seconds_to_read(const Placement& placement, const Memory& memory, size_t bytes, size_t stride,
-                       int64_t num_copies, double budget) {
-  return (placement.gpu ? seconds_on_gpu : seconds_on_cpu)(placement, memory, bytes, stride, num_copies, budget);
+                       int64_t num_copies, int num_threads, double budget) {
+  if (placement.gpu) return seconds_on_gpu(placement, memory, bytes, stride, num_copies, budget);
+  return seconds_on_cpu(placement, memory, bytes, stride, num_copies, static_cast<size_t>(num_threads), budget);
 }
 
 }  // namespace tessella::cli
