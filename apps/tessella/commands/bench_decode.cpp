@@ -80,6 +80,15 @@ std::vector<int64_t> parse_pages(const std::string& text) {
   return sizes;
 }
 
+tessella_dtype q_dtype_named(const std::string& name) {
+  const tessella_dtype dtype = element_type_named(name).dtype;
+  if (cache_type_of(dtype).is_quantized) {
+    throw InputError(
+        fmt::format("--dtype is '{}', expected some of f64, f32, bf16, f16; caches have --kv-dtype", name));
+  }
+  return dtype;
+}
+
 // A cache of a type and its scales; of a type that is not quantised, one without.
 struct Cache {
   tessella_dtype dtype;
@@ -128,7 +137,7 @@ std::vector<DecodeCase> list_cases(const Settings& settings) {
   DecodeCase c;
   c.ragged = settings.ragged;
   for (const std::string& dtype : split(settings.dtype, ',')) {
-    c.dtype = element_type_named(dtype).dtype;
+    c.dtype = q_dtype_named(dtype);
     for (const Cache& cache : list_caches(settings, dtype)) {
       c.kv_dtype = cache.dtype;
       c.kv_scale = cache.scale;

@@ -13,9 +13,12 @@ namespace tessella::cli {
 namespace {
 
 constexpr CacheType kTypes[] = {
-    {TESSELLA_F64, "f64", 64, 0xff, false},         {TESSELLA_F32, "f32", 32, 0xff, false},
-    {TESSELLA_BF16, "bf16", 16, 0xff, false},       {TESSELLA_F16, "f16", 16, 0xff, false},
-    {TESSELLA_F8E4M3FN, "f8e4m3fn", 8, 0xff, true}, {TESSELLA_I8, "i8", 8, 0x7f, true},
+    {TESSELLA_F64, "f64", 64, 0xff, false},
+    {TESSELLA_F32, "f32", 32, 0xff, false},
+    {TESSELLA_BF16, "bf16", 16, 0xff, false},
+    {TESSELLA_F16, "f16", 16, 0xff, false},
+    {TESSELLA_F8E4M3FN, "f8e4m3fn", 8, 0xff, true},
+    {TESSELLA_I8, "i8", 8, 0x7f, true},
     {TESSELLA_I4, "i4", 4, 0x77, true},
 };
 
@@ -96,7 +99,8 @@ std::vector<std::byte> random_elements(const CacheType& type, int64_t count, std
   }
   auto* values = static_cast<float*>(numbers.tensor.data);
   for (int64_t i = 0; i < count; ++i) values[i] *= deviation_of(type);
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = quantized_byte(type, values + i * 8 / static_cast<size_t>(type.bits));
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = quantized_byte(type, values + i * 8 / static_cast<size_t>(type.bits));
   return bytes;
 }
 
