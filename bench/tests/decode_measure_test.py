@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import time
 
 import pytest
@@ -102,11 +103,24 @@ def test_numpy_is_right_where_it_takes_part():
     assert grouped["refused"]["numpy"] == "is for as many KV heads as heads, and f32"
 
 
-def test_one_thread_is_timed_by_its_own_clock():
-    """Time that it waits does not count."""
+def test_one_thread_is_timed_by_what_it_computes():
+    """Waiting does not count, and work on a thread beside the caller's does."""
+
+    def works(copy):
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.002:
+            pass
+
+    def works_elsewhere(copy):
+        thread = threading.Thread(target=works, args=(copy,))
+        thread.start()
+        thread.join()
+
     given = problem.DecodeProblem(dataclasses.replace(PLAIN, threads=1), "cpu")
     waits = measure.Rotation(lambda copy: time.sleep(0.001), given)
     assert waits.time(0, "cpu") < 0.0005
+    for run in (works, works_elsewhere):
+        assert measure.Rotation(run, given).time(0, "cpu") >= 0.002
     given = problem.DecodeProblem(dataclasses.replace(PLAIN, threads=2), "cpu")
     assert measure.Rotation(lambda copy: time.sleep(0.001), given).time(0, "cpu") >= 0.001
 

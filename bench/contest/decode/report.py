@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..report import Entry, Record, geomean, heading, is_ours, names, number, refusals
+from ..report import Entry, Record, geomean, heading, is_ours, names, number, refusals, unsteady
 from .floors import (
     OURS,
     RIVAL,
@@ -101,6 +101,8 @@ def report(record: Record) -> str:
             f"## Microseconds a call; ours in {unit_of(record)[0]} of K and V and beside the plain read and others",
             table(record),
         ]
+        if record["device"] == "cpu" and (text := unsteady(record)):
+            sections.append(text)
         words = {True: "pass", False: "MISS", None: "not measured"}
         lines = [f"| {words[floor.passed]} | {floor.says} | {floor.found} |" for floor in floors(record)]
         sections += ["## Floors", "\n".join(["| | floor | found |", "|---|---|---|", *lines])]
