@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 def is_ours(name: str) -> bool:
-    return name == "tessella" or name.startswith(("cpu.", "cuda.", "reference."))
+    return name == "tessella" or name.startswith(("tessella.", "cpu.", "cuda.", "reference."))
 
 
 def unit(record: Record) -> tuple[str, float]:

@@ -25,7 +25,12 @@ from .problem import DecodeProblem
 DecodeRun = Callable[[int], torch.Tensor]
 
 # Options that our runs take beside the cell's, by the name of the contender: a variant is a line.
-OUR_VARIANTS: dict[str, dict[str, Any]] = {"tessella": {}, "tessella.settled": {"cache_settled": True}}
+OUR_VARIANTS: dict[str, dict[str, Any]] = {
+    "tessella": {},
+    "tessella.settled": {"cache_settled": True},
+    "tessella.heads_first": {"layout": "bhsd"},
+}
+DEVICE_OF = {"cache_settled": "cuda", "layout": "cpu"}  # of options that tell on one alone
 
 
 class OurDecode:
@@ -45,18 +50,23 @@ class OurDecode:
             self.options["seqlens_kv"] = problem.seqlens
         if problem.page_table is not None:
             self.options["page_table"] = problem.page_table
-        first = (problem.q[0], problem.k(0), problem.v(0))
-        named: dict[str, Any] = {**self.options, **self._scales(0)}
-        self.plan = tessella.plan(*first, **named)
+        self.out = torch.full_like(problem.q, torch.nan)
+        self._q, self._kv, self._out = problem.q, problem.kv, self.out
+        layout = {}
+        if self.options.get("layout") == "bhsd":
+            layout["layout"] = self.options.pop("layout")
+            self._q, self._out = self._q.transpose(2, 3), self._out.transpose(2, 3)
+            self._kv = self._kv.transpose(3, 4).contiguous()
+        named: dict[str, Any] = {**self.options, **self._scales(0), **layout}
+        self.plan = tessella.plan(self._q[0], *self._kv[0], **named)
         self.kernel = self.plan.kernel
         self.workspace = self.plan.workspace(problem.q[0])
-        self.out = torch.full_like(problem.q, torch.nan)
 
     def __call__(self, copy: int) -> torch.Tensor:
-        problem, out = self.problem, self.out[copy]
-        options = {**self.options, **self._scales(copy), "out": out, "workspace": self.workspace}
-        self.plan.run(problem.q[copy], problem.k(copy), problem.v(copy), **options)
-        return out
+        options = {**self.options, **self._scales(copy), "out": self._out[copy], "workspace": self.workspace}
+        k, v = self._kv[copy]
+        self.plan.run(self._q[copy], k, v, **options)
+        return self.out[copy]
 
     def _scales(self, copy: int) -> dict[str, Any]:
         if not self.problem.cell.kv_scale:
@@ -218,7 +228,7 @@ LIBRARIES = [
 def chosen(names: Sequence[str], device: str) -> tuple[list[DecodeContender], dict[str, str]]:
     """As `contenders.chosen`: who takes part, and why each of the others does not."""
     variants = [
-        ours(name, "cuda" if "cache_settled" in options else device, **options)  # which a CPU has nothing of
+        ours(name, next((DEVICE_OF[option] for option in options if option in DEVICE_OF), device), **options)
         for name, options in OUR_VARIANTS.items()
     ]
     kernels = [
