@@ -56,6 +56,31 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   return value;
 }
 
+// a b + c of both halves of pairs, rounded once.
+__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+__device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+// Two fp8 e4m3, the lower byte first, as a pair of f16, which holds them all; from sm_89 on.
+#if __CUDA_ARCH__ >= 890
+inline constexpr bool kWidensFloat8 = true;
+#else
+inline constexpr bool kWidensFloat8 = false;
+#endif
+__device__ __forceinline__ uint32_t float8_to_f16(uint16_t pair) {
+  uint32_t widened = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(widened) : "h"(pair));
+#endif
+  return widened;
+}
+
 // Nearest tf32: 10 bits of mantissa, the rest zero; the largest numbers become infinity. Hopper has an instruction for
 // it. Before, a NaN may become infinity or zero, but its difference to the result stays NaN.
 #if __CUDA_ARCH__ >= 900
