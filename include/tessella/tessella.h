@@ -123,8 +123,8 @@ typedef struct tessella_tensor {
  *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16; also f8e4m3fn, f8e5m2, i8 and i4,
  *                  which no kernel computes yet
  *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a
- *                  dtype of q's list of its own, as caches of 8 bits have beside q of 16; every kernel of today refuses
- *                  another one than that of q
+ *                  dtype of q's list of its own. Kernels take that of q, and for few queries some take caches of
+ *                  f8e4m3fn, i8 and i4 (k and v alike) beside q of f32, bf16 or f16. v may be the first columns of k
  *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; it shares no byte with an input, so
  *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
  *                  f8e5m2 for any q; no kernel writes these yet
@@ -134,7 +134,8 @@ typedef struct tessella_tensor {
  *                  may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
  *                  scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks
  *                  of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and one block.
- *                  No kernel applies scales yet
+ *                  They may lie between the rows that they are of. k_scale and v_scale: beside k and v of 8 or 4 bits
+ *                  alone. No kernel applies q_scale yet
  *   out_scale      f32, the same rule over out: out holds the result divided by it
  *   amax           f32, the same rule over out; written: the largest |result| that an entry covers
  *   seqlens_q/kv   (batch) i32   rows in use of q, and of k and v; out rows past seqlens_q are 0, their lse -inf

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "api/grow.hpp"
 #include "api/tensor_reader.hpp"
@@ -306,11 +307,9 @@ class Normalizer {
       invalid(message(function_, ": scale_block is ", options_.scale_block, ", expected at least 0 (all rows)"));
     }
     p_.scale_block = options_.scale_block;
-    bool is_given = false;
     const auto scale = [&](const char* name, const tessella_tensor* tensor, core::Operand& operand,
                            core::AttentionArguments::Axes axes, int64_t heads, bool packed) {
       if (tensor == nullptr) return;
-      is_given = true;
       const auto [batch, blocks] = p_.scale_axes(axes, packed);
       operand = reader_.scale(name, *tensor, {batch, blocks, heads});
     };
@@ -321,8 +320,16 @@ class Normalizer {
     scale("v_scale", args_.v_scale, p_.tensors[core::Name::v_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
     scale("out_scale", args_.out_scale, p_.tensors[core::Name::out_scale], p_.axes_q(), p_.heads_q, packed_q);
     scale("amax", args_.amax, p_.tensors[core::Name::amax], p_.axes_q(), p_.heads_q, packed_q);
-    if (is_given) p_.features |= Feature::scales;
-    if (p_.scale_block != 0 && !is_given) {
+    for (const auto& [name, tensor, of] : {std::tuple{"k", args_.k_scale, &p_.k()}, {"v", args_.v_scale, &p_.v()}}) {
+      if (tensor == nullptr || core::is_quantized(of->dtype)) continue;
+      invalid(message(function_, ": ", name, "_scale is given and ", name, ".dtype is ", core::name(of->dtype),
+                      ", expected a dtype of 8 or 4 bits"));
+    }
+    if (args_.k_scale != nullptr || args_.v_scale != nullptr) p_.features |= Feature::kv_scales;
+    if (args_.q_scale != nullptr || args_.out_scale != nullptr || args_.amax != nullptr) {
+      p_.features |= Feature::scales;
+    }
+    if (p_.scale_block != 0 && !p_.features.has_any(Feature::scales | Feature::kv_scales)) {
       invalid(message(function_, ": scale_block is ", p_.scale_block,
                       ", expected 0 without q_scale, k_scale, v_scale, ", "out_scale and amax"));
     }

@@ -16,6 +16,12 @@ int32_t alignment(const Operand& t) {
   return static_cast<int32_t>(bits & (~bits + 1));
 }
 
+bool v_in_k(const AttentionArguments& a) {
+  const Operand &k = a.k(), &v = a.v();
+  return k.data != nullptr && k.data == v.data && k.dtype == v.dtype && k.batch_stride == v.batch_stride &&
+         k.row_stride == v.row_stride && k.head_stride == v.head_stride && a.head_dim_v <= a.head_dim_qk;
+}
+
 int64_t window_keys(const AttentionArguments& a) {
   int64_t most = kAnyKeys;
   if (a.window_left >= 0 && a.window_right >= 0) {
@@ -40,6 +46,7 @@ void derive_shape(AttentionArguments& a) {
     const bool decides_loads = name == Name::q || name == Name::k || name == Name::v || is_d_out;
     a.operands[name] = {t.dtype, a.device.type != DeviceType::cpu && decides_loads ? alignment(t) : 1};
   }
+  a.v_in_k = v_in_k(a);
   derive_mask_shape(a);
   a.bias_dtype = a.bias.dtype;
   a.d_bias_dtype = a.d_bias.dtype;

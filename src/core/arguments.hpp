@@ -107,6 +107,12 @@ struct AttentionArguments : AttentionShape {
     if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
     return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, row_idx, head_idx);
   }
+  // What the elements of that row are multiplied by; t: k_scale or v_scale, which is given.
+  const std::byte* scale_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
+    const auto block = [&](int64_t row) { return scale_block == 0 ? 0 : row / scale_block; };
+    if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), block(row_idx % page_size), head_idx);
+    return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, block(row_idx), head_idx);
+  }
 };
 
 // Fills the members of the call's shape that follow from its operands, masks and arrays.

@@ -98,13 +98,17 @@ std::string refused_head_dims(const Kernel& kernel, const AppendShape& shape) {
 }
 std::string refused_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
-// Why not, of what today's kernels all lack: operands of several dtypes, a class of few queries.
+// Why not, of what few kernels have: k and v of a dtype of their own, a class of few queries.
 std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
   for (const Name operand : {Name::k, Name::v}) {
-    if (const DType dtype = shape.operands[operand].dtype; dtype != shape.dtype()) {
+    const DType dtype = shape.operands[operand].dtype;
+    if (dtype != shape.dtype() && (kernel.cache_dtypes & dtype_bit(dtype)) == 0) {
       return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
                      name(shape.dtype()));
     }
+  }
+  if (const DType k = shape.operands[Name::k].dtype, v = shape.operands[Name::v].dtype; k != v) {
+    return message("takes k and v of one dtype, and k.dtype is ", name(k), " and v.dtype ", name(v));
   }
   if (shape.out_dtype() != shape.dtype() && shape.out_dtype() != DType::f32) {
     return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));

@@ -29,7 +29,7 @@ enum class Feature : uint32_t {
   score_mod = 1u << 19,
   mask_mod = 1u << 20,
   paged_kv = 1u << 21,
-  scales = 1u << 22,  // any of q_scale, k_scale, v_scale, out_scale, amax
+  scales = 1u << 22,  // any of q_scale, out_scale, amax
   slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
   d_lse = 1u << 24,   // backward: an incoming gradient of lse
   d_bias = 1u << 25,  // backward: gradients that are wanted beside those of q, k and v
@@ -37,7 +37,8 @@ enum class Feature : uint32_t {
   d_alibi_slopes = 1u << 27,
   cache_batch_idx = 1u << 28,
   draft_mask = 1u << 29,
-  schedule = 1u << 30,  // of a decode call, made before on the GPU
+  schedule = 1u << 30,   // of a decode call, made before on the GPU
+  kv_scales = 1u << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
 };
 
 class Features {
@@ -89,6 +90,7 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::lse, "lse"},
     {Feature::score_mod, "score_mod"},
     {Feature::mask_mod, "mask_mod"},
+    {Feature::kv_scales, "k_scale/v_scale"},
     {Feature::scales, "scales"},
     {Feature::slice, "slice"},
     {Feature::schedule, "schedule"},
@@ -111,15 +113,20 @@ inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 // Of decoding alone.
 inline constexpr Features kDecodeFeatures = Feature::schedule;
 
+// Of k and v that are stored in 8 or 4 bits, which kernels name beside the dtypes that they take.
+inline constexpr Features kQuantizedFeatures = Feature::kv_scales;
+
 // Of backward alone.
 inline constexpr Features kGradientFeatures =
     Feature::d_lse | Feature::d_bias | Feature::d_sink | Feature::d_alibi_slopes;
 
 // Of calls that have no gradients.
 inline constexpr Features kForwardOnlyFeatures =
-    Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kDecodeFeatures;
+    Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kDecodeFeatures | kQuantizedFeatures;
 
-constexpr Features forward_features() { return all_features().without(kGradientFeatures | kDecodeFeatures); }
+constexpr Features forward_features() {
+  return all_features().without(kGradientFeatures | kDecodeFeatures | kQuantizedFeatures);
+}
 
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks =

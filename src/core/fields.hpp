@@ -52,6 +52,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"total_kv"}, &S::total_kv, Fit::at_most);
   f(FieldName{"page_size"}, &S::page_size, Fit::equal);
   f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
+  f(FieldName{"v_in_k"}, &S::v_in_k, Fit::at_least);
   for (const Name operand : kNames) {
     const auto of = [operand](auto& shape) -> auto& { return shape.operands[operand]; };
     f(

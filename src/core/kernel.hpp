@@ -40,10 +40,11 @@ struct Kernel {
   std::string_view architectures = "any";  // what it is made for: "sm_90a", "avx2"
   uint32_t dtypes = 0;                     // bit per DType, see dtype_bit()
   int64_t max_head_dim = 0;
-  Features features;         // those it supports
-  bool serves_few = false;   // is of query_class few; every kernel is of query_class many
-  bool splits_keys = false;  // in as many as num_splits says
-  uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
+  Features features;          // those it supports
+  uint32_t cache_dtypes = 0;  // bit per DType of k and v that it takes beside those of q
+  bool serves_few = false;    // is of query_class few; every kernel is of query_class many
+  bool splits_keys = false;   // in as many as num_splits says
+  uint32_t automatic = ~0u;   // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
   std::string (*unavailable)(Device) = nullptr;

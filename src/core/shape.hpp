@@ -55,6 +55,7 @@ struct AttentionShape {
   int64_t page_size = 0;           // rows of a page of k and v; 0: they are not paged
   int64_t scale_block = 0;         // rows that share an entry of the scales; 0: all
   int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
+  bool v_in_k = false;             // row by row, v is the first columns of k: a cache of MLA's (arXiv 2405.04434)
   bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
   Features features;
   DType bias_dtype = DType::none;

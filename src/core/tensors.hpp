@@ -43,7 +43,7 @@ void operands(A& a, F&& f) {
   visit(Name::dq, batch_q, rows_q, a.heads_q, a.head_dim_qk);
   visit(Name::dk, batch_kv, rows_kv, a.heads_kv, a.head_dim_qk);
   visit(Name::dv, batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
-  if (!a.features.has(Feature::scales)) return;
+  if (!a.features.has_any(Feature::scales | Feature::kv_scales)) return;
   for (const Name name : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax}) {
     const bool is_of_keys = name == Name::k_scale || name == Name::v_scale;
     const auto axes = is_of_keys ? a.scale_axes(a.axes_kv(), a.features.has(Feature::packed_kv))

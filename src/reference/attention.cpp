@@ -11,6 +11,7 @@
 #include "core/plan.hpp"
 #include "core/thread_limit.hpp"
 #include "reference/element.hpp"
+#include "reference/key_rows.hpp"
 #include "reference/rest.hpp"
 #include "reference/score.hpp"
 #include "reference/threads.hpp"
@@ -44,7 +45,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
     core::end_if_cancelled(p.cancel);
     scores[j] = kHidden<Real>;
     if (!core::visible(p, s, head, i, j)) continue;
-    load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, kv);
+    load_k(p, s, j, kv_head, kv);
     scores[j] = score(p, s, head, i, j, dot(q, kv, p.head_dim_qk));
     max = std::max(max, scores[j]);
   }
@@ -62,7 +63,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
     if (scores[j] == kHidden<Real>) continue;
     // Rounded before dropout scales it up, by as much as 65536, which is beyond f16.
     const Real prob = round_to(probs_dtype, softmax.prob(scores[j])) * dropout.at<Real>(s, head, i, j);
-    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, kv);
+    load_v(p, s, j, kv_head, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
   }
   return softmax;

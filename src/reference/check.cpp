@@ -10,6 +10,7 @@
 #include "core/sequence.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
+#include "reference/key_rows.hpp"
 #include "reference/merge.hpp"
 #include "reference/noise.hpp"
 #include "reference/rest.hpp"
@@ -60,10 +61,14 @@ class Nans {
   // All of row i: GPUs split fp32 operands in two, of which an infinity's second is inf - inf.
   bool reach_row(const Sequence& s, int64_t head, int64_t i) const {
     if (!splits_operands_) return false;
-    if (has_infinity(p_.q().row(s.batch_idx, s.row_q + i, head))) return true;
+    std::vector<double> row(static_cast<size_t>(p_.head_dim_qk));
+    const auto has_infinity = [&] { return std::ranges::any_of(row, [](double value) { return std::isinf(value); }); };
+    load_row(p_.q().row(s.batch_idx, s.row_q + i, head), p_.dtype(), p_.head_dim_qk, row.data());
+    if (has_infinity()) return true;
     for (int64_t j = 0; j < s.len_kv; ++j) {
       if (!core::visible(p_, s, head, i, j)) continue;
-      if (has_infinity(p_.row_of(p_.k(), s.batch_idx, s.row_kv + j, head / p_.group()))) return true;
+      load_k(p_, s, j, head / p_.group(), row.data());
+      if (has_infinity()) return true;
     }
     return false;
   }
@@ -73,7 +78,7 @@ class Nans {
     std::vector<bool> reached(static_cast<size_t>(p_.head_dim_v));
     std::vector<double> v(reached.size());
     for (int64_t j = 0; j < s.len_kv; ++j) {
-      load_row(p_.row_of(p_.v(), s.batch_idx, s.row_kv + j, kv_head), p_.dtype(), p_.head_dim_v, v.data());
+      load_v(p_, s, j, kv_head, v.data());
       const auto tells = [&](size_t c) { return !reached[c] && !std::isfinite(v[c]); };
       bool is_seen = false;
       for (size_t c = 0; c < v.size(); ++c) {
@@ -84,13 +89,6 @@ class Nans {
       }
     }
     return reached;
-  }
-
-  bool has_infinity(const std::byte* row) const {
-    for (int64_t c = 0; c < p_.head_dim_qk; ++c) {
-      if (std::isinf(load<double>(row, p_.dtype(), c))) return true;
-    }
-    return false;
   }
 
   const AttentionArguments& p_;

@@ -6,7 +6,8 @@
 #include <cstring>
 
 #include "core/dtype.hpp"
-#include "portable/float16.hpp"
+#include "portable/float8.hpp"
+#include "portable/int4.hpp"
 
 namespace tessella::reference {
 
@@ -50,6 +51,17 @@ void load_row(const std::byte* data, core::DType dtype, int64_t count, Real* row
       break;
     case core::DType::f16:
       for (int64_t c = 0; c < count; ++c) row[c] = portable::to_float(detail::read<portable::Float16>(data, c));
+      break;
+    case core::DType::f8e4m3fn:
+      for (int64_t c = 0; c < count; ++c) row[c] = portable::to_float(detail::read<portable::Float8E4M3>(data, c));
+      break;
+    case core::DType::i8:
+      for (int64_t c = 0; c < count; ++c) row[c] = detail::read<int8_t>(data, c);
+      break;
+    case core::DType::i4:
+      for (int64_t c = 0; c < count; ++c) {
+        row[c] = static_cast<Real>(portable::int4_at(reinterpret_cast<const uint8_t*>(data), c));
+      }
       break;
     default: break;
   }

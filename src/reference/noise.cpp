@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "reference/element.hpp"
+#include "reference/key_rows.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {
@@ -109,7 +110,7 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     if (score == kHidden<double>) continue;
     const double weight = softmax.prob(score);
     if (weight == 0) continue;
-    load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_qk, k.data());
+    load_k(p, s, j, kv_head, k.data());
     // What exp is given, s_j - max, is rounded too.
     const double unit = score_error(p, score, softmax.max - score, q.data(), k.data());
     lse_error += weight * unit;
@@ -119,7 +120,7 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     const double kept = dropout.at<double>(s, head, i, j);
     const double prob_error =
         (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype()) * (kept / softmax.sum);
-    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.dtype(), p.head_dim_v, v.data());
+    load_v(p, s, j, kv_head, v.data());
     for (size_t c = 0; c < v.size(); ++c) {
       partial_out[c] += weight * kept * v[c];
       squares[c] += square(prob_error * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);

@@ -9,7 +9,8 @@
 
 #include "cases/tensor_places.hpp"
 #include "portable/band.hpp"
-#include "portable/float16.hpp"
+#include "portable/float8.hpp"
+#include "portable/int4.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -19,6 +20,9 @@ int32_t dtype_of(const std::string& name) {
   if (name == "f32") return TESSELLA_F32;
   if (name == "bf16") return TESSELLA_BF16;
   if (name == "f16") return TESSELLA_F16;
+  if (name == "f8e4m3fn") return TESSELLA_F8E4M3FN;
+  if (name == "i8") return TESSELLA_I8;
+  if (name == "i4") return TESSELLA_I4;
   throw std::invalid_argument("no dtype of a case: " + name);
 }
 
@@ -27,13 +31,24 @@ void put(std::byte* at, T value) {
   std::memcpy(at, &value, sizeof(T));
 }
 
+// NaN is the least there is.
+double rounded(double value, double least, double most) {
+  return std::isnan(value) ? least : std::clamp(std::nearbyint(value), least, most);
+}
+
 void set(const tessella_tensor& tensor, int64_t element, double value) {
+  if (tensor.dtype == TESSELLA_I4) {
+    const auto whole = static_cast<int32_t>(rounded(value, -8, 7));
+    return portable::set_int4(static_cast<uint8_t*>(tensor.data), element, whole);
+  }
   std::byte* at = static_cast<std::byte*>(tensor.data) + element * size_of(tensor.dtype);
   switch (tensor.dtype) {
     case TESSELLA_F64: return put(at, value);
     case TESSELLA_F32: return put(at, static_cast<float>(value));
     case TESSELLA_BF16: return put(at, portable::to_bfloat16(static_cast<float>(value)));
     case TESSELLA_F16: return put(at, portable::to_float16(static_cast<float>(value)));
+    case TESSELLA_F8E4M3FN: return put(at, portable::to_float8(static_cast<float>(value)));
+    case TESSELLA_I8: return put(at, static_cast<int8_t>(rounded(value, -128, 127)));
     case TESSELLA_BOOL: return put(at, static_cast<uint8_t>(value != 0));
     default: return put(at, static_cast<int32_t>(value));
   }
@@ -186,22 +201,30 @@ const tessella_tensor* Call::table(std::vector<int32_t>& values) {
   return own(TESSELLA_TENSOR1(values.data(), TESSELLA_I32, static_cast<int64_t>(values.size())));
 }
 
-void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
+void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim,
+                     bool has_gaps) {
   int64_t head = dim;
   int64_t row = heads * dim;
   int64_t sequence = rows * row;
-  if (c_.layout == "bhsd") {
+  if (has_gaps) {
+    const int64_t step = dtype == TESSELLA_I4 ? 32 : 16 / size_of(dtype);  // elements of 16 bytes
+    head = (dim + step - 1) / step * step + step;
+    row = heads * head;
+    sequence = rows * row;
+  } else if (c_.layout == "bhsd") {
     row = dim;
     head = rows * dim;
     sequence = heads * head;
   } else if (c_.layout == "sliced" || c_.layout == "qkv") {
-    head = dim + 3;
-    row = heads * head + 5;
-    sequence = rows * row + 7;
+    const int64_t gap = dtype == TESSELLA_I4 ? 2 : 1;
+    head = dim + 3 * gap;
+    row = heads * head + 5 * gap;
+    sequence = rows * row + 7 * gap;
   } else if (c_.layout == "gaps") {
-    head = dim + 16;
-    row = heads * head + 16;
-    sequence = rows * row + 16;
+    const int64_t gap = dtype == TESSELLA_I4 ? 32 : 16;
+    head = dim + gap;
+    row = heads * head + gap;
+    sequence = rows * row + gap;
   } else if (c_.layout == "huge") {
     row += int64_t{1} << 28;
     sequence = rows * row;
@@ -220,10 +243,10 @@ void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int
     std::copy_n(strides, 4, t.strides);
   }
   const bool huge = c_.layout == "huge";
-  view.memory =
-      Memory(static_cast<size_t>((c_.shift + extent(t)) * size_of(dtype)), huge ? Placement::reserved : placement());
+  view.memory = Memory(static_cast<size_t>(bytes_of(dtype, c_.shift + extent(t) + (has_gaps ? head - dim : 0))),
+                       huge ? Placement::reserved : placement());
   if (!huge) std::memset(view.memory.data(), kPoison, view.memory.size());
-  t.data = view.memory.data() + c_.shift * size_of(dtype);
+  t.data = view.memory.data() + bytes_of(dtype, c_.shift);
 }
 
 void Call::make_operands(Random& random) {
@@ -246,8 +269,15 @@ void Call::make_operands(Random& random) {
     const int64_t batch_kv = paged ? num_pages_ : c_.packed_kv ? -1 : c_.cache_batch_idx ? num_slots_ : c_.batch;
     const int64_t rows_kv = paged ? c_.page_size : total_kv_;
     make_view(q_, dtype, batch_q, total_q_, c_.heads_q, c_.head_dim_qk);
-    make_view(k_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_qk);
-    make_view(v_, dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_v);
+    const int32_t kv_dtype = c_.kv_dtype.empty() ? dtype : dtype_of(c_.kv_dtype);
+    const bool has_gaps = c_.kv_scale == "ph";
+    make_view(k_, kv_dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_qk, has_gaps);
+    if (c_.v_in_k) {
+      v_.tensor = k_.tensor;
+      v_.tensor.shape[v_.tensor.ndim - 1] = c_.head_dim_v;
+    } else {
+      make_view(v_, kv_dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_v, has_gaps);
+    }
   }
   make_view(out_, c_.out_dtype.empty() ? dtype : dtype_of(c_.out_dtype), batch_q, total_q_, c_.heads_q, c_.head_dim_v);
   const auto fill = [&](const tessella_tensor& t, int64_t b, int64_t row, int64_t heads, int64_t dim, double spread,
@@ -262,13 +292,15 @@ void Call::make_operands(Random& random) {
     for (int64_t i = 0; i < queries; ++i) {
       fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread, mean_q);
     }
+    if (!c_.kv_dtype.empty()) continue;
     for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
       if (hidden_from_all(b, slot)) continue;
       const auto [batch_idx, row] = row_kv(b, slot);
       fill(k_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_qk, 1, std::copysign(mean_q, c_.mean));
-      fill(v_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_v, 1, 0);
+      if (!c_.v_in_k) fill(v_.tensor, batch_idx, row, c_.heads_kv, c_.head_dim_v, 1, 0);
     }
   }
+  if (!c_.kv_dtype.empty()) make_keys(random);
   args_.q = &q_.tensor;
   args_.k = &k_.tensor;
   args_.v = &v_.tensor;
@@ -294,6 +326,76 @@ void Call::make_operands(Random& random) {
   std::memset(lse_.memory.data(), kPoison, lse_.memory.size());
   lse.data = lse_.memory.data();
   args_.lse = &lse;
+}
+
+template <typename F>
+void Call::for_each_key(F&& f) const {
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
+      if (!hidden_from_all(b, slot)) f(b, slot);
+    }
+  }
+}
+
+// Of 8 or 4 bits, times scales that make them about as large as those of other dtypes.
+void Call::make_keys(Random& random) {
+  // Stored values of standard deviation 1 / step: those of i4 reach 7 at two of them, and a few are beyond.
+  const double step = c_.kv_dtype == "i8" ? 4.0 / 127 : c_.kv_dtype == "i4" ? 2.0 / 7 : 1.0 / 16;
+  const auto fill = [&](const tessella_tensor& t) {
+    const int64_t dim = t.shape[t.ndim - 1];
+    for_each_key([&](int64_t b, int64_t slot) {
+      const auto [batch_idx, row] = row_kv(b, slot);
+      for (int64_t head = 0; head < c_.heads_kv; ++head) {
+        for (int64_t c = 0; c < dim; ++c) set(t, element(t, batch_idx, row, head) + c, random.normal() / step);
+      }
+    });
+  };
+  fill(k_.tensor);
+  if (!c_.v_in_k) fill(v_.tensor);
+  if (c_.kv_scale.empty()) return;
+  make_scales(k_, k_scale_, step, random);
+  args_.k_scale = &k_scale_.tensor;
+  if (!c_.v_in_k) make_scales(v_, v_scale_, step, random);
+  args_.v_scale = c_.v_in_k ? &k_scale_.tensor : &v_scale_.tensor;
+}
+
+void Call::make_scales(View& rows, View& scales, double step, Random& random) {
+  const auto value = [&] { return step * (0.5 + random.uniform()); };
+  tessella_tensor& t = scales.tensor;
+  t.dtype = TESSELLA_F32;
+  if (c_.kv_scale == "1" || c_.kv_scale == "h") {
+    t.ndim = 1;
+    t.shape[0] = c_.kv_scale == "1" ? 1 : c_.heads_kv;
+    t.strides[0] = 1;
+  } else {
+    options_.scale_block = 1;
+    t.ndim = rows.tensor.ndim - 1;
+    std::copy_n(rows.tensor.shape, t.ndim, t.shape);
+    for (int64_t axis = t.ndim - 1, stride = 1; axis >= 0; --axis) {
+      t.strides[axis] = stride;
+      stride *= t.shape[axis];
+    }
+  }
+  if (c_.kv_scale == "ph") {  // behind the row that they are of, where the next one's 16 bytes begin
+    const int32_t dtype = rows.tensor.dtype;
+    const int64_t gap = rows.tensor.strides[t.ndim - 1] - (dtype == TESSELLA_I4 ? 32 : 16 / size_of(dtype));
+    t.data = static_cast<std::byte*>(rows.tensor.data) + bytes_of(dtype, gap);
+    for (int axis = 0; axis < t.ndim; ++axis) {
+      t.strides[axis] = bytes_of(dtype, rows.tensor.strides[axis]) / static_cast<int64_t>(sizeof(float));
+    }
+  } else {
+    scales.memory = Memory(static_cast<size_t>(extent(t)) * sizeof(float), placement());
+    std::memset(scales.memory.data(), kPoison, scales.memory.size());
+    t.data = scales.memory.data();
+  }
+  if (t.ndim == 1) {
+    for (int64_t at = 0; at < t.shape[0]; ++at) set(t, at, value());
+    return;
+  }
+  for_each_key([&](int64_t b, int64_t slot) {
+    const auto [batch_idx, row] = row_kv(b, slot);
+    for (int64_t head = 0; head < c_.heads_kv; ++head) set(t, scale_element(t, batch_idx, row, head), value());
+  });
 }
 
 template <typename Value>
@@ -387,6 +489,11 @@ void Call::spoil_keys_of_no_query() {
           const int64_t dim = t->shape[t->ndim - 1];
           for (int64_t c = 0; c < dim; ++c) set(*t, element(*t, batch_idx, row, head) + c, std::nan(""));
         }
+      }
+      if (options_.scale_block == 0) continue;
+      for (const tessella_tensor* t : {args_.k_scale, args_.v_scale}) {
+        for (int64_t head = 0; head < c_.heads_kv; ++head)
+          set(*t, scale_element(*t, batch_idx, row, head), std::nan(""));
       }
     }
   }

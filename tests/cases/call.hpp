@@ -94,14 +94,20 @@ class Call {
 
   void make_lengths(Random& random);
   void make_operands(Random& random);
+  void make_keys(Random& random);
+  void make_scales(View& rows, View& scales, double step, Random& random);
   void make_masks(Random& random);
   void spoil_keys_of_no_query();
   void make_scores(Random& random);
   void make_options();
   void make_pages(Random& random);
   void make_slots(Random& random);
-  // batch < 0: packed, without a batch axis.
-  void make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
+  // batch < 0: packed, without a batch axis. has_gaps: of 16 bytes behind every row of a head.
+  void make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int64_t heads, int64_t dim,
+                 bool has_gaps = false);
+  // The slots of k that hold a key which some query may see: f(sequence, slot).
+  template <typename F>
+  void for_each_key(F&& f) const;
   const tessella_tensor* table(std::vector<int32_t>& values);
   const tessella_tensor* own(const tessella_tensor& tensor);
   Placement placement() const;
@@ -118,7 +124,7 @@ class Call {
   int64_t num_pages_ = 0;
   int64_t num_slots_ = 0;
   Lengths lengths_;
-  View q_, k_, v_, out_, lse_;
+  View q_, k_, v_, out_, lse_, k_scale_, v_scale_;
   std::vector<std::unique_ptr<tessella_tensor>> tensors_;
   std::vector<Memory> memories_;
   std::vector<std::vector<int32_t>> tables_;

@@ -14,7 +14,7 @@ namespace tessella::tests {
 
 std::vector<HostBlock> Call::blocks() const {
   std::vector<HostBlock> blocks;
-  for (const View* view : {&q_, &k_, &v_, &out_, &lse_}) {
+  for (const View* view : {&q_, &k_, &v_, &out_, &lse_, &k_scale_, &v_scale_}) {
     if (view->memory.size() == 0) continue;
     HostBlock& block = blocks.emplace_back();
     block = {view->memory.data(), view->memory.size(), view == &out_ || view == &lse_};

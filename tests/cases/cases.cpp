@@ -16,6 +16,9 @@ void fields(AnyCase& c, Visit visit) {
   visit("device", c.device);
   visit("dtype", c.dtype);
   visit("out_dtype", c.out_dtype);
+  visit("kv_dtype", c.kv_dtype);
+  visit("kv_scale", c.kv_scale);
+  visit("v_in_k", c.v_in_k);
   visit("layout", c.layout);
   visit("shift", c.shift);
   visit("batch", c.batch);

@@ -18,6 +18,11 @@ struct Case {
   std::string device;  // "cuda": of a choice among the GPU's kernels; "" = the kernel's own
   std::string dtype = "f32";
   std::string out_dtype;  // "" = dtype
+  std::string kv_dtype;   // of k and v; "" = dtype; or f8e4m3fn, i8, i4
+  // k_scale and v_scale beside such k and v: "" none, "1" one, "h" of each head, "th" of each token and head, "ph" the
+  // same between the rows of k and v
+  std::string kv_scale;
+  bool v_in_k = false;  // v is the first columns of k
   // bshd, bhsd, sliced (odd gaps in rows and heads), gaps (the same of 16 elements), qkv (one buffer), huge (gaps of
   // GiB)
   std::string layout = "bshd";
@@ -93,6 +98,10 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
 inline constexpr int kDecodeConfigurations = 48;
 Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
                         int num_configurations = kDecodeConfigurations);
+
+// One of those with k and v of 8 or 4 bits.
+Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
+                           int num_configurations = kDecodeConfigurations);
 
 // The same of backward.
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);

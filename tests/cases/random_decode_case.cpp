@@ -143,4 +143,20 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
   return c;
 }
 
+Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_view dtypes, int num_configurations) {
+  Case c = random_decode_case(seed, kernel, dtypes, num_configurations);
+  Random random(~seed);
+  static constexpr const char* kDTypes[] = {"f8e4m3fn", "i8", "i4"};
+  static constexpr const char* kScales[] = {"", "1", "h", "h", "th", "th", "ph"};
+  c.kv_dtype = kDTypes[seed / static_cast<uint64_t>(num_configurations) % 3];
+  c.kv_scale = random.one_of(kScales);
+  if (c.layout == "qkv") c.layout = "bshd";
+  // A byte has two elements of 4 bits; on a GPU rows begin at 16 bytes.
+  const int64_t step = kernel.starts_with("cuda.") ? 32 : 2;
+  c.head_dim_qk = (c.head_dim_qk + step - 1) / step * step;
+  c.head_dim_v = (c.head_dim_v + step - 1) / step * step;
+  c.shift = c.shift / 32 * 32;
+  return c;
+}
+
 }  // namespace tessella::tests

@@ -3,15 +3,16 @@
 #
 #   suites     the suites' tests of kernels named cuda.*, each in a process of its own, as many at once as there are cores
 #   random     20000 random cases a kernel (CASES), after all that they need is compiled
+#   examples   the decode server's tokens, compared with attention without a cache
 #   sanitizer  hostile tables, odd sizes and random cases under compute-sanitizer, if it is there
 #
 # All of them where none is named. KERNEL=cuda.forward_sm90 takes that kernel's tests alone. A test may take
 # SECONDS_A_TEST (300); TESSELLA_TEST_REPEATS (1000) is how often backward must give the same bits. Output of what fails is
 # printed; the last line is "N passed, N failed".
 set -uo pipefail
-folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|sanitizer]...}" && pwd) || exit 2
+folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|examples|sanitizer]...}" && pwd) || exit 2
 shift
-parts=${*:-suites random sanitizer}
+parts=${*:-suites random examples sanitizer}
 export KERNEL=${KERNEL:-} SECONDS_A_TEST=${SECONDS_A_TEST:-300}
 jobs=$(nproc)
 logs=$(mktemp -d)
@@ -20,7 +21,7 @@ passed=0 failed=0 skipped=0
 
 program() {
   local at
-  for at in "$folder/$1" "$folder/tests/$1"; do
+  for at in "$folder/$1" "$folder/tests/$1" "$folder/examples/$1"; do
     [[ -x $at ]] && echo "$at" && return
   done
   echo "gpu.sh: $folder has no $1" >&2
@@ -85,6 +86,14 @@ run_random() {
   done
 }
 
+run_examples() {
+  local at
+  [[ -z $KERNEL ]] || return
+  at=$(program example_decode_server) || return
+  timeout "$SECONDS_A_TEST" "$at" --device cuda >"$logs/example" 2>&1
+  count "example_decode_server --device cuda" $? "$logs/example"
+}
+
 run_sanitizer() {
   local checker
   checker=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
@@ -125,8 +134,9 @@ for part in $parts; do
   case $part in
     suites) run_suites ;;
     random) run_random ;;
+    examples) run_examples ;;
     sanitizer) run_sanitizer ;;
-    *) echo "gpu.sh: $part is no part, expected suites, random or sanitizer" >&2 && exit 2 ;;
+    *) echo "gpu.sh: $part is no part, expected suites, random, examples or sanitizer" >&2 && exit 2 ;;
   esac
 done
 [[ $skipped -gt 0 ]] && echo "$skipped skipped"

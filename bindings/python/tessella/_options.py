@@ -49,7 +49,8 @@ class Options(TypedDict, total=False):
         are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. `plan` and `explain`
         take True for one that is yet to be made.
     q_scale, k_scale, v_scale, out_scale: (batch or page, ceil(rows / scale_block), heads) float32, each axis 1 or full;
-        what 8-bit values are multiplied by, and out divided by. No kernel takes them yet.
+        what values of 8 and 4 bits are multiplied by, and out divided by. k_scale and v_scale are for k and v of 8 or 4
+        bits; no kernel takes q_scale and out_scale yet.
     scale_block: rows that share an entry of the scales; 0 = all.
     first_batch, first_head, first_query, first_key: where the call's slice lies in a whole, for dropout, ALiBi and
         modifications; whole_heads_q: query heads of that whole, 0 = those of q. Of the reference and the ladder so far.

@@ -1,0 +1,90 @@
+// k and v of 8 and 4 bits with their scales, on every kernel that takes them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <tessella/attention.hpp>
+
+#include "cases/call.hpp"
+#include "cases/kernels.hpp"
+
+namespace tessella::tests {
+namespace {
+
+class Quantized : public EachKernel {
+ protected:
+  // Runs it, and says whether the kernel takes it.
+  static bool is_right(const Case& c) {
+    const Outcome outcome = run_case(c);
+    EXPECT_NE(outcome.verdict, Verdict::failed) << to_string(c) << "\n" << outcome.text;
+    return outcome.verdict == Verdict::passed;
+  }
+};
+
+TEST_P(Quantized, EachDtypeAndScale) {
+  uint64_t num_taken = 0;
+  for (const char* kv_dtype : {"f8e4m3fn", "i8", "i4"}) {
+    for (const char* kv_scale : {"", "1", "h", "th", "ph"}) {
+      for (const char* dtype : {"bf16", "f16", "f32"}) {
+        for (const int64_t page_size : {0, 1, 16}) {
+          Case c{.kernel = GetParam().name, .dtype = dtype, .kv_dtype = kv_dtype, .kv_scale = kv_scale, .batch = 2};
+          c.heads_q = 6;
+          c.heads_kv = 2;
+          c.seqlen_q = 2;
+          c.seqlen_kv = 150;
+          c.head_dim_qk = c.head_dim_v = 64;
+          c.window_right = 0;
+          c.seqlens_kv = c.leftpad_kv = true;
+          c.page_size = page_size;
+          c.masked_nan = page_size != 1;
+          c.seed = num_taken;
+          num_taken += is_right(c) ? 1 : 0;
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+  if (num_taken == 0) GTEST_SKIP() << "takes no k and v of 8 or 4 bits";
+}
+
+// Packed, in slots, with a dense mask that hides keys of NaN, and v in k.
+TEST_P(Quantized, RandomCases) {
+  int num_taken = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    Case c = random_quantized_case(seed, GetParam().name, "bf16 f16 f32");
+    c.seqlen_kv /= 8;
+    c.v_in_k = c.head_dim_v <= c.head_dim_qk && seed % 5 == 0;
+    num_taken += is_right(c) ? 1 : 0;
+    if (HasFailure()) return;
+  }
+  if (num_taken == 0) GTEST_SKIP() << "takes no k and v of 8 or 4 bits";
+}
+
+// One query and two keys that are stored as 3, -2 and -1, 4, with a scale of each.
+TEST(QuantizedReference, ByHand) {
+  const float q[] = {1, 0.5};
+  const uint8_t k[] = {0xE3, 0x4F};  // i4, low bits first
+  const uint8_t v[] = {0xD4, 0x2F};  // 4, -3 and -1, 2
+  const float k_scale[] = {0.5, 0.25}, v_scale[] = {2, 3};
+  float out[2], lse;
+  const double score[] = {0.5 * (3 - 0.5 * 2), 0.25 * (-1 + 0.5 * 4)};
+  const double weight = 1 / (1 + std::exp(score[1] - score[0]));
+  forward({.q = view(q, f32, {1, 1, 1, 2}),
+           .k = view(k, i4, {1, 2, 1, 2}),
+           .v = view(v, i4, {1, 2, 1, 2}),
+           .out = view(out, f32, {1, 1, 1, 2}),
+           .lse = view(&lse, f32, {1, 1, 1}),
+           .k_scale = view(k_scale, f32, {2, 1}),
+           .v_scale = view(v_scale, f32, {2, 1})},
+          {.scale = 1, .scale_block = 1, .kernel = "reference.attention"});
+  EXPECT_NEAR(out[0], weight * 8 - (1 - weight) * 3, 1e-6);
+  EXPECT_NEAR(out[1], weight * -6 + (1 - weight) * 6, 1e-6);
+  EXPECT_NEAR(lse, std::log(std::exp(score[0]) + std::exp(score[1])), 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Quantized, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(DecodeKernels, Quantized, testing::ValuesIn(kernels_of("decode")), kernel_test_name);
+
+}  // namespace
+}  // namespace tessella::tests

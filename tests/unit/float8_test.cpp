@@ -1,0 +1,66 @@
+// fp8 e4m3 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in double.
+#include "portable/float8.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "cases/random.hpp"
+#include "portable/int4.hpp"
+
+namespace tessella::tests {
+namespace {
+
+using portable::Float8E4M3;
+
+double nearest(double value) {
+  if (value == 0) return value;
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(value), -6) - 3);
+  return std::clamp(std::nearbyint(value / unit) * unit, -448.0, 448.0);
+}
+
+TEST(Float8, EveryPatternComesBack) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const Float8E4M3 value{static_cast<uint8_t>(bits)};
+    const float wide = portable::to_float(value);
+    EXPECT_EQ(std::isnan(wide), (bits & 0x7F) == 0x7F);
+    EXPECT_EQ(int{portable::to_float8(wide).bits}, bits);
+    const int exponent = bits >> 3 & 0xF, mantissa = bits & 7;
+    const double exact =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+    if (std::isnan(wide)) continue;
+    EXPECT_EQ(wide, bits < 128 ? exact : -exact);
+  }
+}
+
+TEST(Float8, RoundsToNearestEven) {
+  Random random(1);
+  for (int i = 0; i < 100000; ++i) {
+    const auto value = static_cast<float>(random.normal() * std::ldexp(1.0, static_cast<int>(random.in(-12, 10))));
+    ASSERT_EQ(portable::to_float(portable::to_float8(value)), nearest(value)) << value;
+  }
+  for (int step = -2000; step <= 2000; ++step) {  // ties
+    const auto value = static_cast<float>(std::ldexp(step, -10));
+    ASSERT_EQ(portable::to_float(portable::to_float8(value)), nearest(value)) << value;
+  }
+  EXPECT_EQ(portable::to_float(portable::to_float8(INFINITY)), 448);
+  EXPECT_EQ(portable::to_float(portable::to_float8(-1e30F)), -448);
+}
+
+TEST(Int4, TwoLiveInAByte) {
+  uint8_t data[2] = {0xFF, 0xFF};
+  for (int32_t value = -8; value <= 7; ++value) {
+    for (int64_t idx = 0; idx < 4; ++idx) {
+      portable::set_int4(data, idx, value);
+      EXPECT_EQ(portable::int4_at(data, idx), value);
+      EXPECT_EQ(data[idx / 2] >> (idx % 2 * 4) & 0xF, value & 0xF);
+      EXPECT_EQ(int{data[1 - idx / 2]}, 0xFF);
+      data[idx / 2] = 0xFF;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessella::tests
