@@ -28,8 +28,7 @@ TEST(Float8, EveryPatternComesBack) {
     EXPECT_EQ(std::isnan(wide), (bits & 0x7F) == 0x7F);
     EXPECT_EQ(int{portable::to_float8(wide).bits}, bits);
     const int exponent = bits >> 3 & 0xF, mantissa = bits & 7;
-    const double exact =
-        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+    const double exact = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
     if (std::isnan(wide)) continue;
     EXPECT_EQ(wide, bits < 128 ? exact : -exact);
   }

@@ -131,7 +131,7 @@ Step schedule_step(const DecodeConfig& config, const Splits& splits) {
 }
 
 // What keeps a call from this kernel.
-std::string refused(const AttentionShape& p, bool unified_max) {
+std::string refused(const AttentionShape& p, bool is_named) {
   const bool is_few = p.query_class == core::QueryClass::few;
   const DType cache = p.operands[Name::k].dtype;
   const auto fills = [](DType dtype, int64_t columns) { return core::size_bits(dtype) * columns % 128 == 0; };
@@ -141,16 +141,15 @@ std::string refused(const AttentionShape& p, bool unified_max) {
         "takes rows of q, k and v that begin at multiples of 16 bytes and fill them",
         cache == p.dtype() ? "" : message(": head dims of ", 128 / core::size_bits(cache), " ", name(cache)));
   }
-  if (cache != p.dtype() && (unified_max || p.dtype() == DType::f32)) {
-    return message("takes k and v of q's dtype", unified_max ? "" : " beside q.dtype f32", ", and k.dtype is ",
-                   name(cache));
+  if (cache != p.dtype() && p.dtype() == DType::f32) {
+    return "takes k and v of 8 or 4 bits beside q of 16, and q.dtype is f32";
   }
   if (p.batch_invariant && !is_few)
     return "is for few queries, and batch_invariant without query_class few is for many";
   if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
     return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
   }
-  if (unified_max || is_few) return "";
+  if (is_named || is_few) return "";
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
                    " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");

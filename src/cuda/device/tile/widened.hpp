@@ -18,9 +18,7 @@ namespace tessella::device {
 using portable::CacheElement;
 
 // Elements of half a word; 1 of 16 bits.
-constexpr int half_elements(CacheElement c) {
-  return c == CacheElement::as_q ? 1 : c == CacheElement::i4 ? 4 : 2;
-}
+constexpr int half_elements(CacheElement c) { return c == CacheElement::as_q ? 1 : c == CacheElement::i4 ? 4 : 2; }
 
 // Without Hopper's instruction: of the high byte of each half, a pair of f16. 2^-8 of its value, NaN but for the upper
 // bit of its exponent, is the byte's magnitude a bit further down.
@@ -59,8 +57,7 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elem
     for (int i = 0; i < 2; ++i) {
       const uint32_t bytes = word >> i * 8;
       if constexpr (kIsBf16) {  // 128 + its lowest 7 bits, less 128 or 256 by its sign
-        pairs[i] =
-            ptx::fma_bf16((bytes & 0x007F007F) | 0x43004300, 0x3F803F80, (bytes & 0x00800080) | 0xC300C300);
+        pairs[i] = ptx::fma_bf16((bytes & 0x007F007F) | 0x43004300, 0x3F803F80, (bytes & 0x00800080) | 0xC300C300);
       } else {  // 1024 + 128 + x, less that
         pairs[i] = ptx::fma_f16((bytes & 0x00FF00FF) ^ 0x64806480, 0x3C003C00, 0xE480E480);
       }
@@ -102,8 +99,7 @@ struct WidenedValues {
   __device__ __forceinline__ WidenedValues(uint32_t tile, int piece, int lane) {
     constexpr int kHalf = half_elements(C), kPiecesOfChunk = kHalf / 2;
     uint32_t words[2], keys[kHalf], later_keys[kHalf];
-    ptx::load_matrices_transposed(
-        words, TileV::advance(tile + TileV::offset(lane % 16, 0), 0, piece / kPiecesOfChunk));
+    ptx::load_matrices_transposed(words, TileV::advance(tile + TileV::offset(lane % 16, 0), 0, piece / kPiecesOfChunk));
     widen<E, C>(words[0], keys);
     widen<E, C>(words[1], later_keys);
     const bool is_second = piece % kPiecesOfChunk != 0;
