@@ -20,7 +20,8 @@ template <Element E, CacheElement C, bool HasInstruction>
 void expect_widened(float (*value_of)(uint32_t)) {
   constexpr int kHalf = device::half_elements(C), kBits = 16 / kHalf;
   const auto to_float = [](uint16_t bits) {
-    return E == Element::bf16 ? portable::to_float(portable::BFloat16{bits}) : portable::to_float(portable::Float16{bits});
+    return E == Element::bf16 ? portable::to_float(portable::BFloat16{bits})
+                              : portable::to_float(portable::Float16{bits});
   };
   for (uint32_t stored = 0; stored < 1u << kBits; ++stored) {
     for (const uint32_t others : {0u, 0x7E7E7E7Eu, 0xFFFFFFFFu}) {
@@ -39,10 +40,13 @@ void expect_widened(float (*value_of)(uint32_t)) {
 
 template <Element E>
 void expect_all_widened() {
-  const auto float8 = [](uint32_t bits) { return portable::to_float(portable::Float8E4M3{static_cast<uint8_t>(bits)}); };
+  const auto float8 = [](uint32_t bits) {
+    return portable::to_float(portable::Float8E4M3{static_cast<uint8_t>(bits)});
+  };
   expect_widened<E, CacheElement::f8e4m3, true>(float8);
   expect_widened<E, CacheElement::f8e4m3, false>(float8);
-  expect_widened<E, CacheElement::i8, true>([](uint32_t bits) { return static_cast<float>(static_cast<int8_t>(bits)); });
+  expect_widened<E, CacheElement::i8, true>(
+      [](uint32_t bits) { return static_cast<float>(static_cast<int8_t>(bits)); });
   expect_widened<E, CacheElement::i4, true>([](uint32_t bits) {
     const auto byte = static_cast<uint8_t>(bits);
     return static_cast<float>(portable::int4_at(&byte, 0));

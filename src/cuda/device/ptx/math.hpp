@@ -56,6 +56,17 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   return value;
 }
 
+// (x & mask) | bits and (x & mask) ^ bits by one instruction; of two constants the assembler makes two.
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
 // a b + c of both halves of pairs, rounded once.
 __device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t sum;

@@ -57,20 +57,21 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elem
     for (int i = 0; i < 2; ++i) {
       const uint32_t bytes = word >> i * 8;
       if constexpr (kIsBf16) {  // 128 + its lowest 7 bits, less 128 or 256 by its sign
-        pairs[i] = ptx::fma_bf16((bytes & 0x007F007F) | 0x43004300, 0x3F803F80, (bytes & 0x00800080) | 0xC300C300);
+        pairs[i] = ptx::fma_bf16(ptx::and_or(bytes, 0x007F007F, 0x43004300), 0x3F803F80,
+                                 ptx::and_or(bytes, 0x00800080, 0xC300C300));
       } else {  // 1024 + 128 + x, less that
-        pairs[i] = ptx::fma_f16((bytes & 0x00FF00FF) ^ 0x64806480, 0x3C003C00, 0xE480E480);
+        pairs[i] = ptx::fma_f16(ptx::and_xor(bytes, 0x00FF00FF, 0x64806480), 0x3C003C00, 0xE480E480);
       }
     }
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kIsBf16) {  // 128 + 8 + x, less that
-        pairs[i] = ptx::fma_bf16(((word >> i * 4) & 0x000F000F) ^ 0x43084308, 0x3F803F80, 0xC308C308);
+        pairs[i] = ptx::fma_bf16(ptx::and_xor(word >> i * 4, 0x000F000F, 0x43084308), 0x3F803F80, 0xC308C308);
       } else if (i % 2 == 0) {  // 1024 + 8 + x, less that
-        pairs[i] = ptx::fma_f16(((word >> i * 4) & 0x000F000F) ^ 0x64086408, 0x3C003C00, 0xE408E408);
+        pairs[i] = ptx::fma_f16(ptx::and_xor(word >> i * 4, 0x000F000F, 0x64086408), 0x3C003C00, 0xE408E408);
       } else {  // 1024 + 16 (8 + x), of which a sixteenth, less 64 + 8
-        pairs[i] = ptx::fma_f16(((word >> (i - 1) * 4) & 0x00F000F0) ^ 0x64806480, 0x2C002C00, 0xD480D480);
+        pairs[i] = ptx::fma_f16(ptx::and_xor(word >> (i - 1) * 4, 0x00F000F0, 0x64806480), 0x2C002C00, 0xD480D480);
       }
     }
   }

@@ -24,6 +24,8 @@ inline uint32_t pack_f16(float low, float high) {
   return portable::to_float16(low).bits | static_cast<uint32_t>(portable::to_float16(high).bits) << 16;
 }
 inline float f16_to_float(uint16_t bits) { return portable::to_float(portable::Float16{bits}); }
+inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
 template <class ToFloat>
 uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c, const ToFloat& to_float, uint32_t (*pack)(float, float)) {
   const auto sum = [&](int half) {
