@@ -270,9 +270,12 @@ TEST(DecodeLaunch, QuantizedCaches) {
         EXPECT_NE(refusal([&] { planned(p, other); }), "") << other;
       }
       p.head_dim_v = 128 / core::size_bits(dtype) + 8;
-      EXPECT_NE(refusal([&] { planned(p); }).find("head dims of 16 bytes"), std::string::npos)
+      EXPECT_NE(refusal([&] { planned(p); }).find("begin at multiples of 16 bytes and fill them"), std::string::npos)
           << refusal([&] { planned(p); });
     }
+    AttentionArguments many = quantized(core::DType::i8);
+    many.seqlen_q = many.total_q = 1000;
+    EXPECT_EQ(planned(many, "").kernel->name, "cuda.decode") << "there is no other";
     AttentionArguments p = quantized(core::DType::i8);
     for (const core::Name name : {core::Name::q, core::Name::out}) {
       p.operands[name].dtype = p.tensors[name].dtype = core::DType::f32;

@@ -137,9 +137,7 @@ std::string refused(const AttentionShape& p, bool is_named) {
   const auto fills = [](DType dtype, int64_t columns) { return core::size_bits(dtype) * columns % 128 == 0; };
   if (p.alignment() < 16 || !fills(p.dtype(), p.head_dim_qk) || !fills(cache, p.head_dim_qk) ||
       !fills(cache, p.head_dim_v)) {
-    return message(
-        "takes rows of q, k and v that begin at multiples of 16 bytes and fill them",
-        cache == p.dtype() ? "" : message(": head dims of ", 128 / core::size_bits(cache), " ", name(cache)));
+    return "takes rows of q, k and v that begin at multiples of 16 bytes and fill them";
   }
   if (cache != p.dtype() && p.dtype() == DType::f32) {
     return "takes k and v of 8 or 4 bits beside q of 16, and q.dtype is f32";
@@ -149,7 +147,8 @@ std::string refused(const AttentionShape& p, bool is_named) {
   if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
     return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
   }
-  if (is_named || is_few) return "";
+  // Caches of 8 and 4 bits have no other kernel.
+  if (is_named || is_few || cache != p.dtype()) return "";
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
                    " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
