@@ -72,7 +72,7 @@ TEST(EmulatedQuantizedDecode, ManyRows) {
 
 TEST(EmulatedQuantizedDecode, HeadDims) {
   for (const char* kv_dtype : kDTypes) {
-    for (const auto& [qk, v] : {std::pair{32, 32}, {96, 96}, {192, 128}, {64, 160}, {256, 256}}) {
+    for (const auto& [qk, v] : {std::pair{32, 32}, {96, 160}, {192, 256}}) {
       Case c = quantized("bf16", kv_dtype, "h");
       c.head_dim_qk = qk;
       c.head_dim_v = v;
@@ -161,7 +161,7 @@ class EmulatedRandomQuantizedDecode : public testing::TestWithParam<uint64_t> {}
 
 TEST_P(EmulatedRandomQuantizedDecode, IsRight) {
   constexpr uint64_t kCasesOfGroup = 30;
-  constexpr int kCompiled = 4;
+  constexpr int kCompiled = 3;
   for (uint64_t seed = GetParam() * kCasesOfGroup; seed < (GetParam() + 1) * kCasesOfGroup; ++seed) {
     Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16", kCompiled);
     c.kernel = kCollectors;

@@ -78,16 +78,16 @@ __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// Two fp8 e4m3, the lower byte first, as a pair of f16, which holds them all; from sm_89 on.
+// The two lower bytes, fp8 e4m3, as a pair of f16, which holds all of them; from sm_89 on.
 #if __CUDA_ARCH__ >= 890
 inline constexpr bool kWidensFloat8 = true;
 #else
 inline constexpr bool kWidensFloat8 = false;
 #endif
-__device__ __forceinline__ uint32_t float8_to_f16(uint16_t pair) {
+__device__ __forceinline__ uint32_t float8_to_f16(uint32_t word) {
   uint32_t widened = 0;
 #if __CUDA_ARCH__ >= 890
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(widened) : "h"(pair));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(widened) : "h"(static_cast<uint16_t>(word)));
 #endif
   return widened;
 }

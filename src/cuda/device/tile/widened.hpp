@@ -37,14 +37,13 @@ template <Element E, CacheElement C, bool HasInstruction = ptx::kWidensFloat8>
 __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elements(C)]) {
   constexpr bool kIsBf16 = E == Element::bf16;
   if constexpr (C == CacheElement::f8e4m3 && HasInstruction) {
-    const uint32_t low = ptx::float8_to_f16(static_cast<uint16_t>(word));
-    const uint32_t high = ptx::float8_to_f16(static_cast<uint16_t>(word >> 16));
     if constexpr (kIsBf16) {
+      const uint32_t low = ptx::float8_to_f16(word), high = ptx::float8_to_f16(word >> 16);
       pairs[0] = pack_bf16_of_f16(low, high);
       pairs[1] = pack_bf16_of_f16(low >> 16, high >> 16);
     } else {
-      pairs[0] = (low & 0xFFFF) | high << 16;
-      pairs[1] = low >> 16 | (high & 0xFFFF0000);
+      pairs[0] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4420));
+      pairs[1] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4431));
     }
   } else if constexpr (C == CacheElement::f8e4m3) {
 #pragma unroll
@@ -135,8 +134,8 @@ __device__ __forceinline__ void store_query_words(uint32_t tile, int row, int ch
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
       const uint32_t low = words[first + i / 2], high = words[first + i / 2 + kHalf / 2];
-      const uint32_t pair = i % 2 == 0 ? (low & 0xFFFF) | high << 16 : low >> 16 | (high & 0xFFFF0000);
-      ptx::store_word(tile + TileQ::offset(row, at / 4 * kHalf + i) + static_cast<uint32_t>(t) * 4, pair);
+      ptx::store_word(tile + TileQ::offset(row, at / 4 * kHalf + i) + static_cast<uint32_t>(t) * 4,
+                      __byte_perm(low, high, i % 2 == 0 ? 0x5410 : 0x7632));
     }
   }
 }

@@ -40,9 +40,9 @@ inline uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
 }
 inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { return fma_pairs(a, b, c, f16_to_float, pack_f16); }
 inline constexpr bool kWidensFloat8 = true;
-inline uint32_t float8_to_f16(uint16_t pair) {
+inline uint32_t float8_to_f16(uint32_t word) {
   const auto of = [](unsigned bits) { return portable::to_float(portable::Float8E4M3{static_cast<uint8_t>(bits)}); };
-  return pack_f16(of(pair & 0xFF), of(pair >> 8));
+  return pack_f16(of(word & 0xFF), of(word >> 8 & 0xFF));
 }
 inline float to_tf32(float x) {
   const uint32_t bits = __float_as_uint(x);
