@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/forward.hpp"
+#include "cases/part.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
 #include "portable/float16.hpp"
@@ -151,6 +152,42 @@ TEST(EmulatedQuantizedDecode, StoredNan) {
                                               : portable::to_float(portable::Float16{got});
         EXPECT_TRUE(std::isnan(value)) << dtype << " " << in_keys << " " << bits;
         ASSERT_EQ(call.check(), "") << dtype << " " << in_keys << " " << bits;
+      }
+    }
+  }
+}
+
+// A row has the same bits alone and beside others, whose scales are others.
+TEST(EmulatedQuantizedDecode, BatchInvariant) {
+  Case c = quantized("f16", "i8", "th", 4200);
+  c.batch = 1;
+  c.seqlen_q = 70;
+  c.window_right = 0;
+  c.batch_invariant = true;
+  const auto run = [](Call& call, const Case& of) {
+    return run_decode(call, cuda::decode_recipe, of.max_seqlen, 1, {.few = true});
+  };
+  for (const int64_t window_left : {-1, 90}) {
+    c.window_left = window_left;
+    EXPECT_EQ(check_parts({c}, run), "") << to_string(c);
+  }
+}
+
+// Whatever tables hold, a call reads no row and no scale that is not there.
+TEST(EmulatedQuantizedDecode, HostileTables) {
+  for (const auto& change :
+       {+[](Case& c) { c.seqlens_kv = c.leftpad_kv = true; }, +[](Case& c) { c.cache_batch_idx = true; },
+        +[](Case& c) { c.packed_q = c.packed_kv = true; }, +[](Case& c) { c.page_size = 3, c.seqlens_kv = true; }}) {
+    for (const char* kv_scale : {"h", "th", "ph"}) {
+      for (uint64_t seed = 1; seed <= 4; ++seed) {
+        Case c = quantized("f16", "i8", kv_scale, 90);
+        c.batch = 3;
+        c.guard = true;
+        change(c);
+        Call call(c);
+        ASSERT_EQ(run_decode(call, cuda::decode_recipe, 0, seed, {.num_splits = 2, .hostile_tables = seed}), "")
+            << to_string(c);
+        ASSERT_EQ(call.spoiled(), "") << to_string(c) << " tables of " << seed;
       }
     }
   }

@@ -253,9 +253,9 @@ MUTATIONS = [
         DECODE,
     ),
     Mutation(
-        "value_unit",
+        "power",
         "decode.hpp",
-        "rows.value_unit = unit;",
+        "rows.power = power;",
         "",
         "Quantized",
         DECODE,

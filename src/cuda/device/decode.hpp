@@ -1,5 +1,6 @@
 // Decoding: attention of few queries on long caches, with the keys split over blocks (Flash-Decoding, Dao et al., 2023)
-// and one launch. Any NVIDIA GPU from Ampere on, bf16, f16 and fp32; every cached byte is read once.
+// and one launch. Any NVIDIA GPU from Ampere on, bf16, f16 and fp32, caches of 8 and 4 bits; every cached byte is read
+// once.
 //
 //   for each part of a unit's keys (schedule/decode_work.hpp):               a cluster of blocks
 //     for each of its steps, 16 keys a warp:                                 a block
@@ -38,9 +39,9 @@ struct Decode : DecodeStates<C> {
   using States = DecodeStates<C>;
   using Block::p, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kAt,
       Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks,
-      Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kIsWidened, Block::kUnitBytes, Block::kUnitElements,
-      Block::kHasValueUnit, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::first_of_group,
-      Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales, Block::barrier, Block::row_of, Block::row_anew,
+      Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kIsWidened, Block::kStrideBytes, Block::kStrideElements,
+      Block::kHasPower, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::first_of_group, Block::s_keys,
+      Block::s_values, Block::s_probs, Block::s_scales, Block::barrier, Block::row_of, Block::row_anew,
       Block::scale_log2, Block::offset, Block::load_queries, Block::store_queries;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::state_of_parts,
       States::write, States::leave, States::is_last, States::items, States::slice_items;
@@ -103,19 +104,19 @@ struct Decode : DecodeStates<C> {
     }
   }
 
-  // v_scale is small where values are, and multiplies probabilities, which in f16 would vanish. They are given in units
-  // of a power of two, 2^3 to 2^6 below the largest |v_scale| so far: probabilities below 2^kLag overflow nowhere, and
-  // those down to 2^-17 keep all bits. A unit that lags behind rises, and o with it.
-  static constexpr float kLeastUnit = 0x1p-120f, kMostOfUnit = 64;
-  __device__ __forceinline__ static bool is_unit_behind(float unit, float v_scale) {
-    return fabsf(v_scale) > unit * kMostOfUnit;
+  // v_scale is small where values are, and multiplies probabilities, which in f16 would vanish. They are divided by a
+  // power of two, 8 to 64 times below the largest |v_scale| so far: those below 2^kLag overflow nowhere, and those down
+  // to 2^-17 keep all bits. A power that lags behind rises, and o with it.
+  static constexpr float kLeastPower = 0x1p-120f, kMostOfPower = 64;
+  __device__ __forceinline__ static bool is_power_behind(float power, float v_scale) {
+    return fabsf(v_scale) > power * kMostOfPower;
   }
   // Exact: of a power of two.
-  __device__ __forceinline__ static float per_unit(const Rows& rows) {
-    return kHasValueUnit ? __uint_as_float(0x7F000000 - __float_as_uint(rows.value_unit)) : 1.0f;
+  __device__ __forceinline__ static float per_power(const Rows& rows) {
+    return kHasPower ? __uint_as_float(0x7F000000 - __float_as_uint(rows.power)) : 1.0f;
   }
   // To what all warps of the group have in this step.
-  __device__ __forceinline__ void raise_unit(int stage, Rows& rows, Sums& o) const {
+  __device__ __forceinline__ void raise_power(int stage, Rows& rows, Sums& o) const {
     float top = 0;
 #pragma unroll
     for (int i = 0; i < kGroupWarps * portable::kDecodeTile; i += 32) {
@@ -126,11 +127,11 @@ struct Decode : DecodeStates<C> {
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-    if (!is_unit_behind(rows.value_unit, top)) return;
-    const float power = __uint_as_float(__float_as_uint(top) & 0x7F800000) * 0.125f;
-    const float unit = fminf(fmaxf(power, kLeastUnit), 1 / kLeastUnit);
-    const float factor = rows.value_unit / unit;
-    rows.value_unit = unit;
+    if (!is_power_behind(rows.power, top)) return;
+    const float below_top = __uint_as_float(__float_as_uint(top) & 0x7F800000) * 0.125f;
+    const float power = fminf(fmaxf(below_top, kLeastPower), 1 / kLeastPower);
+    const float factor = rows.power / power;
+    rows.power = power;
 #pragma unroll
     for (int piece = 0; piece < kOwnPieces; ++piece) {
 #pragma unroll
@@ -153,7 +154,7 @@ struct Decode : DecodeStates<C> {
       for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
       if constexpr (C.kv_scales) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) probs[i] *= scales.v[i / 2] * per_unit(rows);
+        for (int i = 0; i < 4; ++i) probs[i] *= scales.v[i / 2] * per_power(rows);
       }
       Transposed<E>::store_probs(s_probs(buffer, warp, n), probs, lane);
     }
@@ -247,7 +248,7 @@ struct Decode : DecodeStates<C> {
     if (!waits_for_q) chunks = load_queries(work);
     if (kStoresAtOnce && !waits_for_q) store_queries(chunks);
     const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, row_infos(), work.num_rows,
-                          work.drafts, kUnitBytes, kUnitElements);
+                          work.drafts, kStrideBytes, kStrideElements);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -257,7 +258,7 @@ struct Decode : DecodeStates<C> {
       }
     }
     clear(o);
-    if constexpr (kHasValueUnit) rows.value_unit = kLeastUnit;
+    if constexpr (kHasPower) rows.power = kLeastPower;
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
@@ -330,16 +331,16 @@ struct Decode : DecodeStates<C> {
           }
         }
       }
-      if constexpr (kHasValueUnit) {
+      if constexpr (kHasPower) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) is_raised |= is_unit_behind(rows.value_unit, scales.v[c]);
+        for (int c = 0; c < 2; ++c) is_raised |= is_power_behind(rows.power, scales.v[c]);
       }
       const int buffer = (idx - begin) & 1;
       exponentiate(s, rows, log2_of_score, scales, buffer, sums);
       ptx::wait_copies<kLater>();
       if (meet_and_vote<!Unified>(is_raised)) {
         raise_max(s, rows, o, log2_of_score);
-        if constexpr (kHasValueUnit) raise_unit(stage_v, rows, o);
+        if constexpr (kHasPower) raise_power(stage_v, rows, o);
         exponentiate(s, rows, log2_of_score, scales, buffer, sums);
         meet_and_vote<false>(false);
       }

@@ -36,13 +36,14 @@ struct BlockDecode {
   static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
-  // Of k and v: elements as q has them, or bytes.
+  // What strides of k and v count: elements as q has them, or bytes.
   static constexpr bool kIsWidened = C.cache != CacheElement::as_q;
-  static constexpr int kUnitBytes = kIsWidened ? 1 : kElementBytes, kUnitElements = C.cache == CacheElement::i4 ? 2 : 1;
-  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kUnitElements, kUnitBytes>;
-  using TileV = Tile<portable::kDecodeTile, C.head_dim_v / kUnitElements, kUnitBytes>;
-  // Probabilities times v_scale are given in units that keep them inside f16 (decode.hpp).
-  static constexpr bool kHasValueUnit = C.kv_scales && E == Element::f16;
+  static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
+                       kStrideElements = C.cache == CacheElement::i4 ? 2 : 1;
+  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
+  using TileV = Tile<portable::kDecodeTile, C.head_dim_v / kStrideElements, kStrideBytes>;
+  // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.hpp).
+  static constexpr bool kHasPower = C.kv_scales && E == Element::f16;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
   using Values = typename ValueOperand<E, C.cache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
@@ -195,10 +196,10 @@ struct BlockDecode {
                       p.forward.group.quotient(work.first_row + row));
   }
 
-  // Maxima of the lane's rows, and sums over the keys of this lane. value_unit: what o counts, a power of two.
+  // Maxima of the lane's rows, and sums over the keys of this lane. power: of two, by which o is divided.
   struct Rows {
     float max[kBlocks][2], sum[kBlocks][2];
-    float value_unit = 1;
+    float power = 1;
   };
   using Sums = float[kOwnPieces][kBlocks][4];
   // What exponents are taken against.

@@ -42,10 +42,10 @@ __device__ __forceinline__ bool sees(const RowInfo& row, int32_t key, int32_t ke
 class CacheRows {
  public:
   // Of one sequence and KV head, for query rows whose first and last ones are these. Keys that none of them sees are
-  // never read. Strides count units of so many bytes, which hold so many elements.
+  // never read. Strides count so many bytes, which hold so many elements.
   __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
                                        int32_t head_kv, const RowInfo* rows, int32_t num_rows, const Drafts& drafts,
-                                       int32_t unit_bytes, int32_t unit_elements)
+                                       int32_t stride_bytes, int32_t stride_elements)
       : p_(p),
         rows_(rows),
         num_rows_(num_rows),
@@ -56,10 +56,10 @@ class CacheRows {
         batch_idx_(batch_idx),
         slot_(batch_of_keys(p, batch_idx)),
         head_kv_(head_kv),
-        unit_bytes_(unit_bytes),
-        unit_elements_(unit_elements),
-        keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * unit_bytes),
-        values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * unit_bytes) {}
+        stride_bytes_(stride_bytes),
+        stride_elements_(stride_elements),
+        keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * stride_bytes),
+        values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * stride_bytes) {}
 
   // It is there a while before it is used: a page is looked up.
   __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
@@ -87,11 +87,11 @@ class CacheRows {
   // Copies the tile's rows of k or v; those that nobody sees become zeros.
   template <class TileK>
   __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileK>(to, keys_, p_.k, p_.head_dim_qk / unit_elements_, tile, lane);
+    load<TileK>(to, keys_, p_.k, p_.head_dim_qk / stride_elements_, tile, lane);
   }
   template <class TileV>
   __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileV>(to, values_, p_.v, p_.head_dim_v / unit_elements_, tile, lane);
+    load<TileV>(to, values_, p_.v, p_.head_dim_v / stride_elements_, tile, lane);
   }
   // Of lane i of 16 that of key i, of the others those of values. Scales of keys that nobody sees are not read.
   __device__ __forceinline__ void load_scales(uint32_t to, const portable::DecodeParams& p, const CacheTile& tile,
@@ -125,9 +125,9 @@ class CacheRows {
     constexpr int kRowsAStep = 32 / kLanes;
     const int own_row = lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
-        first + (tile.page * of.batch_stride + tile.row * of.row_stride) * unit_bytes_ + own_chunk * 16;
+        first + (tile.page * of.batch_stride + tile.row * of.row_stride) * stride_bytes_ + own_chunk * 16;
     if (tile.is_run) {
-      const int64_t row_bytes = of.row_stride * unit_bytes_;
+      const int64_t row_bytes = of.row_stride * stride_bytes_;
       source += own_row * row_bytes;
 #pragma unroll
       for (int step = 0; step < portable::kDecodeTile; step += kRowsAStep) {
@@ -161,7 +161,7 @@ class CacheRows {
   int32_t num_rows_;
   Drafts drafts_;
   KeyRange of_first_, of_last_;
-  int32_t row_kv_, batch_idx_, slot_, head_kv_, unit_bytes_, unit_elements_;
+  int32_t row_kv_, batch_idx_, slot_, head_kv_, stride_bytes_, stride_elements_;
   const char *keys_, *values_;
 };
 

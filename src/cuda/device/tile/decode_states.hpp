@@ -23,7 +23,7 @@ struct DecodeStates : BlockDecode<C> {
   using Block::p, Block::shared, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::kAt,
       Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kGroups, Block::kOwnPieces,
       Block::kQuads, Block::E, Block::tops, Block::maxima, Block::staged_out, Block::group, Block::first_of_group,
-      Block::row_anew, Block::scale, Block::scale_log2, Block::kHasValueUnit, Block::offset, Block::element_of,
+      Block::row_anew, Block::scale, Block::scale_log2, Block::kHasPower, Block::offset, Block::element_of,
       Block::head_of, Block::barrier;
   using typename Block::Rows, typename Block::Sums;
 
@@ -55,7 +55,7 @@ struct DecodeStates : BlockDecode<C> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + value_column<C.cache>(own, lane, i)] =
-              kHasValueUnit ? o[piece][n][i] * rows.value_unit : o[piece][n][i];
+              kHasPower ? o[piece][n][i] * rows.power : o[piece][n][i];
         }
       }
     }
