@@ -59,7 +59,7 @@ TEST(EmulatedQuickDecode, Quantized) {
     c.out_dtype = "f32";
     c.kv_dtype = "i8";
     c.kv_scale = "th";
-    c.page_size = 3;
+    c.page_size = 48;
     Call call(c);
     const tessella_tensor& t = *call.args().v_scale;
     for (int64_t i = 0; i < t.shape[0] * t.strides[0]; ++i) static_cast<float*>(t.data)[i] *= 0x1p-24f;
