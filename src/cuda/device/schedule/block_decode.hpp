@@ -7,6 +7,7 @@
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/cache_rows.hpp"
 #include "cuda/device/tile/transposed.hpp"
+#include "cuda/device/tile/widened.hpp"
 #include "cuda/device/tile/zero_rows.hpp"
 
 namespace tessella::device {
@@ -39,9 +40,16 @@ struct BlockDecode {
   static constexpr int kScoreBlocks = kBlocks / kSharers;  // with so many blocks of rows of their own
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
-  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk, kElementBytes>;
-  using TileV = Tile<portable::kDecodeTile, C.v_in_k ? C.head_dim_qk : C.head_dim_v, kElementBytes>;
+  // What strides of k and v count: elements as q has them, or bytes.
+  static constexpr bool kIsWidened = C.cache != CacheElement::as_q;
+  static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
+                       kStrideElements = C.cache == CacheElement::i4 ? 2 : 1;
+  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
+  using TileV = Tile<portable::kDecodeTile, (C.v_in_k ? C.head_dim_qk : C.head_dim_v) / kStrideElements, kStrideBytes>;
+  // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.hpp).
+  static constexpr bool kHasPower = C.kv_scales && E == Element::f16;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
+  using Values = typename ValueOperand<E, C.cache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
   using Queries = QueryOperands<E, TileQ, kScoreBlocks, kSteps>;
   // Scores are products of q and k until the exponent, or natural ones.
@@ -98,6 +106,9 @@ struct BlockDecode {
   __device__ uint32_t s_score_probs(int buffer, int n) const {
     if constexpr (kSharers == 1) return s_probs(buffer, warp, n);
     return s_probs(buffer, tile(), first_block() + n);
+  }
+  __device__ uint32_t s_scales(int stage, int of_warp) const {
+    return base + kAt.scales + (stage * C.num_warps + of_warp) * portable::kStepScaleBytes;
   }
   __device__ uint32_t barrier() const { return base + kAt.barrier; }
 
@@ -208,9 +219,9 @@ struct BlockDecode {
       const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
-      ptx::store_chunk(base + kAt.queries + TileQ::offset(row, chunk),
-                       {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
-                        prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+      store_query_words<C.cache, TileQ>(base + kAt.queries, row, chunk,
+                                        {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
+                                         prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
     }
   }
 
@@ -229,9 +240,10 @@ struct BlockDecode {
                       p.forward.group.quotient(work.first_row + row));
   }
 
-  // Maxima of the rows that the lane scores, and sums over its keys.
+  // Maxima of the rows that the lane scores, and sums over its keys. power: of two, by which o is divided.
   struct Rows {
     float max[kScoreBlocks][2], sum[kScoreBlocks][2];
+    float power = 1;
   };
   using Sums = float[kOwnPieces][kBlocks][4];
   // What exponents are taken against.
