@@ -4,6 +4,7 @@
 // group. Its warps take 16 keys each, a step. The blocks of a cluster take a step each, a round.
 #pragma once
 
+#include "portable/cache_element.hpp"
 #include "portable/forward_params.hpp"
 #include "portable/score_config.hpp"
 
@@ -15,7 +16,9 @@ inline constexpr int32_t kMostClusterBlocks = 8;    // that every GPU with clust
 
 struct DecodeConfig {
   ScoreConfig score;
-  int32_t head_dim_qk = 0;  // as compiled: rows are padded to it with zeros
+  CacheElement cache = CacheElement::as_q;  // of k and v
+  bool kv_scales = false;                   // beside elements of 8 or 4 bits, any of k_scale and v_scale
+  int32_t head_dim_qk = 0;                  // as compiled: rows are padded to it with zeros
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
   int32_t num_warps = 0;  // each scores keys of its own
@@ -31,6 +34,8 @@ struct DecodeConfig {
 template <class Visit>
 constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("score", c.score);
+  visit("cache", c.cache);
+  visit("kv_scales", c.kv_scales);
   visit("head_dim_qk", c.head_dim_qk);
   visit("head_dim_v", c.head_dim_v);
   visit("rows", c.rows);
@@ -44,6 +49,13 @@ constexpr void fields(const DecodeConfig& c, const Visit& visit) {
 constexpr int32_t group_warps(const DecodeConfig& c) { return c.warps_alone ? 1 : c.num_warps; }
 constexpr int32_t groups(const DecodeConfig& c) { return c.num_warps / group_warps(c); }
 constexpr int32_t step_keys(const DecodeConfig& c) { return c.num_warps * kDecodeTile; }
+// Of columns of k or v.
+constexpr int32_t cache_bytes(const DecodeConfig& c, int32_t columns) {
+  if (c.cache == CacheElement::as_q) return columns * size_bytes(c.score.element);
+  return c.cache == CacheElement::i4 ? columns / 2 : columns;
+}
+// Of k_scale and v_scale for the keys of a warp's step, f32.
+inline constexpr int32_t kStepScaleBytes = 2 * kDecodeTile * 4;
 
 // Shared memory of a block, in bytes from its start.
 struct DecodeLayout {
@@ -51,6 +63,7 @@ struct DecodeLayout {
   int32_t values;     // [depth + 1][warp] tiles of v; in the end rows of out of each group of warps, f32
   int32_t queries;    // one tile of q
   int32_t probs;      // [2][warp][rows / 8] right operands of the second product
+  int32_t scales;     // [depth + 1][warp][k, v] of 16 keys
   int32_t row_infos;  // [rows] of RowInfo (device/decode.hpp)
   int32_t drafts;     // [query] what it sees of the drafts, a bit each
   int32_t tops;       // [warp][rows] largest scores, then sums
@@ -66,14 +79,14 @@ constexpr int32_t out_pitch(const DecodeConfig& c) { return c.head_dim_v + 4; }
 constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.element == Element::f32 ? 512 : 256; }
 
 constexpr DecodeLayout layout(const DecodeConfig& c) {
-  const int32_t size = size_bytes(c.score.element);
-  const int32_t value_bytes = (c.depth + 1) * step_keys(c) * c.head_dim_v * size;
+  const int32_t value_bytes = (c.depth + 1) * step_keys(c) * cache_bytes(c, c.head_dim_v);
   const int32_t out_bytes = groups(c) * c.rows * out_pitch(c) * 4;
   DecodeLayout at{};
-  at.values = at.keys + c.depth * step_keys(c) * c.head_dim_qk * size;
+  at.values = at.keys + c.depth * step_keys(c) * cache_bytes(c, c.head_dim_qk);
   at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
-  at.probs = at.queries + c.rows * c.head_dim_qk * size;
-  at.row_infos = at.probs + 2 * c.num_warps * c.rows / 8 * probs_bytes(c);
+  at.probs = at.queries + c.rows * c.head_dim_qk * size_bytes(c.score.element);
+  at.scales = at.probs + 2 * c.num_warps * c.rows / 8 * probs_bytes(c);
+  at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * c.num_warps * kStepScaleBytes : 0);
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;
   at.tops = at.drafts + kMostDrafts * 8;
   at.maxima = at.tops + c.num_warps * c.rows * 4;
@@ -93,12 +106,20 @@ inline constexpr int32_t kUnitOverhead = 1;
 
 inline constexpr int32_t kScheduleThreads = 256;
 
+// f32 (slot or page, block of rows, head); stride 0 on broadcast axes. Null data: 1.
+struct CacheScaleParams {
+  const void* data;
+  int64_t batch_stride;
+  int64_t row_stride;
+  int64_t head_stride;
+};
+
 struct DecodeParams {
-  ForwardParams forward;
-  int32_t* schedule;    // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
-  float* partial;       // results of clusters that share a unit: [slot][row][column of v], then
-  float* partial_sums;  // [slot][row] maximum and sum
-  uint32_t* arrived;    // [unit][block of the cluster]; zero before and after
+  ForwardParams forward;  // strides of k and v in 4 bits count bytes
+  int32_t* schedule;      // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
+  float* partial;         // results of clusters that share a unit: [slot][row][column of v], then
+  float* partial_sums;    // [slot][row] maximum and sum
+  uint32_t* arrived;      // [unit][block of the cluster]; zero before and after
   Divisor heads_kv, row_tiles, parts;
   Divisor slice;            // pieces of 4 columns of out that a block of a cluster merges
   int32_t rows;             // query rows of a tile, at most the config's
@@ -108,6 +129,8 @@ struct DecodeParams {
   int32_t log2_round_keys;  // cluster x keys of a step
   int32_t sequences;        // batch, and one for rows of packed tensors behind the last sequence
   int32_t cache_is_settled;
+  CacheScaleParams k_scale, v_scale;
+  Divisor scale_block;  // rows of one entry of these
 };
 
 }  // namespace tessella::portable

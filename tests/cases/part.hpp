@@ -62,6 +62,20 @@ inline void copy_inputs(const Call& whole, const Part& part, Call& to) {
   for_each_row(*from.k, 0, *args.k, part.batch_idx, args.k->shape[1], copy);
   for_each_row(*from.v, 0, *args.v, part.batch_idx, args.v->shape[1], copy);
   using Args = tessella_forward_args;
+  for (const auto of : {&Args::k_scale, &Args::v_scale}) {
+    if (from.*of == nullptr) continue;
+    const tessella_tensor &scales = *(from.*of), &of_part = *(args.*of);
+    if (scales.ndim == 1) {
+      std::memcpy(of_part.data, scales.data, static_cast<size_t>(extent(scales)) * sizeof(float));
+      continue;
+    }
+    for (int64_t row = 0; row < args.k->shape[1]; ++row) {
+      for (int64_t head = 0; head < args.k->shape[2]; ++head) {
+        static_cast<float*>(of_part.data)[scale_element(of_part, part.batch_idx, row, head)] =
+            static_cast<const float*>(scales.data)[scale_element(scales, 0, row, head)];
+      }
+    }
+  }
   for (const auto of : {&Args::alibi_slopes, &Args::sink, &Args::bias, &Args::dense_mask}) {
     if (from.*of == nullptr) continue;
     const tessella_tensor& values = *(args.*of);

@@ -51,6 +51,23 @@ TEST(EmulatedQuickDecode, Causal) {
   expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
 }
 
+// k and v of 8 bits in f16, with scales of each token that are below what f16 holds.
+TEST(EmulatedQuickDecode, Quantized) {
+  for (Case c : {small(500), many_rows(500)}) {
+    c.kernel = "reference.attention";  // what the collector computes calls with
+    c.dtype = "f16";
+    c.out_dtype = "f32";
+    c.kv_dtype = "i8";
+    c.kv_scale = "th";
+    c.page_size = 48;
+    Call call(c);
+    const tessella_tensor& t = *call.args().v_scale;
+    for (int64_t i = 0; i < t.shape[0] * t.strides[0]; ++i) static_cast<float*>(t.data)[i] *= 0x1p-24f;
+    ASSERT_EQ(run_decode(call, cuda::decode_recipe, 0, 1, {.num_splits = 2}), "");
+    ASSERT_EQ(call.check(), "") << to_string(c);
+  }
+}
+
 // NaN in drafts that no query sees, in a whole tile of keys.
 TEST(EmulatedQuickDecode, Drafts) {
   Case c = small(112);

@@ -238,6 +238,52 @@ TEST(DecodeLaunch, OneScheduleServesPlansOfRoundedLengths) {
   });
 }
 
+AttentionArguments quantized(core::DType dtype) {
+  AttentionArguments p = step(3, 2, 4096);
+  for (const core::Name name : {core::Name::k, core::Name::v}) p.operands[name].dtype = p.tensors[name].dtype = dtype;
+  return p;
+}
+
+TEST(DecodeLaunch, QuantizedCaches) {
+  in_child([] {
+    for (const core::DType dtype : {core::DType::f8e4m3fn, core::DType::i8, core::DType::i4}) {
+      AttentionArguments p = quantized(dtype);
+      static float scales[3 * 4096 * 2];
+      for (const int64_t scale_block : {0, 1, 64}) {
+        p.features |= Feature::kv_scales;
+        p.scale_block = scale_block;
+        p.tensors[core::Name::v_scale] = {reinterpret_cast<std::byte*>(scales), core::DType::f32, 8192, 2, 1};
+        const core::Plan plan = planned(p, "");
+        EXPECT_EQ(plan.kernel->name, "cuda.decode");
+        run(plan, p);
+        const portable::DecodeParams params = parameters();
+        const int64_t per_unit = dtype == core::DType::i4 ? 2 : 1;  // strides count bytes
+        EXPECT_EQ(params.forward.k.row_stride * per_unit, p.k().row_stride);
+        EXPECT_EQ(params.forward.v.batch_stride * per_unit, p.v().batch_stride);
+        EXPECT_EQ(params.k_scale.data, nullptr);
+        EXPECT_EQ(params.v_scale.data, scales);
+        EXPECT_EQ(params.v_scale.batch_stride, 8192);
+        EXPECT_EQ(params.v_scale.row_stride, scale_block == 0 ? 0 : 2);
+        EXPECT_EQ(params.scale_block.value, scale_block == 0 ? 1 : scale_block);
+      }
+      for (const char* other : {"cuda.forward_sm90", "cuda.forward_sm80", "cuda.decode_unified_max"}) {
+        EXPECT_NE(refusal([&] { planned(p, other); }), "") << other;
+      }
+      p.head_dim_v = 128 / core::size_bits(dtype) + 8;
+      EXPECT_NE(refusal([&] { planned(p); }).find("begin at multiples of 16 bytes and fill them"), std::string::npos)
+          << refusal([&] { planned(p); });
+    }
+    AttentionArguments many = quantized(core::DType::i8);
+    many.seqlen_q = many.total_q = 1000;
+    EXPECT_EQ(planned(many, "").kernel->name, "cuda.decode") << "there is no other";
+    AttentionArguments p = quantized(core::DType::i8);
+    for (const core::Name name : {core::Name::q, core::Name::out}) {
+      p.operands[name].dtype = p.tensors[name].dtype = core::DType::f32;
+    }
+    EXPECT_NE(refusal([&] { planned(p); }).find("beside q of 16, and q.dtype is f32"), std::string::npos);
+  });
+}
+
 TEST(DecodeLaunch, ASettledCacheIsNoMatterOfAPlan) {
   in_child([] {
     AttentionArguments p = step(1, 2, 65536);

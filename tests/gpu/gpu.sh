@@ -83,6 +83,10 @@ run_random() {
     "$at" --kernel "$kernel" --cases "${CASES:-20000}" --jobs "$jobs" >>"$logs/random" 2>&1
     count "random_test $kernel" $? "$logs/random"
     tail -n 1 "$logs/random" | sed "s|^|random_test $kernel: |"
+    [[ $kernel == cuda.decode ]] || continue
+    "$at" --kernel "$kernel" --quantized --max-configs 16 --cases "${CASES:-20000}" --jobs "$jobs" >"$logs/random" 2>&1
+    count "random_test $kernel --quantized" $? "$logs/random"
+    tail -n 1 "$logs/random" | sed "s|^|random_test $kernel --quantized: |"
   done
 }
 
@@ -120,6 +124,7 @@ run_sanitizer() {
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked memcheck random_test --kernel $kernel --cases 300 --jobs 4
     checked synccheck random_test --kernel $kernel --cases 60
+    [[ $kernel == cuda.decode ]] && checked memcheck random_test --kernel $kernel --quantized --max-configs 8 --cases 200 --jobs 4
   done
   # racecheck does not know what the copy engine's barriers order.
   [[ $KERNEL == cuda.forward_sm90 ]] && return
@@ -127,6 +132,7 @@ run_sanitizer() {
   for kernel in cuda.decode cuda.forward_sm80 cuda.backward_sm80; do
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked racecheck random_test --kernel $kernel --cases 60
+    [[ $kernel == cuda.decode ]] && checked racecheck random_test --kernel $kernel --quantized --max-configs 8 --cases 60
   done
 }
 

@@ -40,6 +40,16 @@ constexpr Named kCalls[] = {
      "dtype=f32 batch=4 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=2000 window_left=900 window_right=0 keep_first=40 "
      "num_splits=6"},
     {"BatchInvariant", "batch=2 heads_q=8 heads_kv=2 seqlen_q=9 seqlen_kv=9000 batch_invariant=1 few=1"},
+    {"Float8", "kv_dtype=f8e4m3fn kv_scale=h batch=8 heads_q=16 heads_kv=2 seqlen_q=1 seqlen_kv=3000 num_splits=8"},
+    {"Float8ManyRows",
+     "dtype=f16 kv_dtype=f8e4m3fn kv_scale=th batch=4 heads_q=16 heads_kv=2 seqlen_q=8 seqlen_kv=3000 window_right=0 "
+     "spread=8 num_splits=12"},
+    {"Int8",
+     "kv_dtype=i8 kv_scale=th batch=8 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=2000 page_size=16 seqlens_kv=1 "
+     "leftpad_kv=1 num_splits=10"},
+    {"Int4",
+     "dtype=f16 kv_dtype=i4 kv_scale=ph batch=4 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=2000 page_size=64 "
+     "seqlens_kv=1 num_splits=6"},
     {"UnifiedMax",
      "kernel=cuda.decode_unified_max dtype=f16 batch=2 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=9000 mean=-20"},
 };

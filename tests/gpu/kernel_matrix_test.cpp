@@ -413,22 +413,34 @@ struct DecodeSet {
   const char* name;
   core::Features features;
   bool unified_max = false, batch_invariant = false;
+  DType cache = DType::none;  // of k and v; none: that of q
 };
-const DecodeSet kDecodeSets[] = {{"plain", {}},
-                                 {"softcap", Feature::softcap},
-                                 {"alibi and softcap", Feature::alibi | Feature::softcap},
-                                 {"draft mask", Feature::draft_mask},
-                                 {"unified max", {}, true},
-                                 {"batch invariant", {}, false, true}};
+const DecodeSet kDecodeSets[] = {
+    {"plain", {}},
+    {"softcap", Feature::softcap},
+    {"alibi and softcap", Feature::alibi | Feature::softcap},
+    {"draft mask", Feature::draft_mask},
+    {"unified max", {}, true},
+    {"batch invariant", {}, false, true},
+    {"f8e4m3fn", {}, false, false, DType::f8e4m3fn},
+    {"f8e4m3fn, scales", Feature::kv_scales, false, false, DType::f8e4m3fn},
+    {"i8, scales", Feature::kv_scales, false, false, DType::i8},
+    {"i4, scales", Feature::kv_scales, false, false, DType::i4},
+    {"f8e4m3fn, scales, softcap", Feature::kv_scales | Feature::softcap, false, false, DType::f8e4m3fn}};
 constexpr int kDecodeArchs[] = {80, 86, 90};
 constexpr HeadDims kDecodeDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
 
 // In bf16 at head dim 128 on Hopper every feature; plain ones of few and of most rows at every size; both extremes of
-// sizes and rows in f32 and on GPUs of less shared memory.
+// sizes and rows in f32 and on GPUs of less shared memory. Of k and v in 8 and 4 bits both extremes of rows with
+// scales.
 bool is_representative(const DecodeRow& row) {
   const bool is_plain = row.set_idx == 0, is_extreme = row.rows == 8 || row.rows == 64;
   const bool is_128 = row.dims.qk == 128, is_256 = row.dims.qk == 256;
   if (kDecodeSets[row.set_idx].batch_invariant) return false;  // the same code
+  if (kDecodeSets[row.set_idx].cache != DType::none) {
+    const bool has_scales = kDecodeSets[row.set_idx].features == Feature::kv_scales;
+    return row.arch == 90 && has_scales && is_extreme && (is_128 || (is_256 && row.dtype == DType::bf16));
+  }
   if (row.dtype == DType::bf16 && row.arch == 90) return is_128 || (is_plain && is_extreme);
   if (row.dtype == DType::f32 && row.arch != 86) return is_plain && is_extreme && (is_128 || is_256);
   return row.dtype == DType::bf16 && row.arch == 86 && is_extreme && is_256 && row.set_idx % 2 == 0;
@@ -438,10 +450,11 @@ std::vector<DecodeRow> decode_rows() {
   std::vector<DecodeRow> all;
   for (const DType dtype : kDTypes) {
     for (const HeadDims& dims : kDecodeDims) {
-      if (dtype == DType::f16 && dims.qk != 128) continue;  // differs from bf16 by one instruction
+      if (dtype == DType::f16 && dims.qk != 128) continue;  // differs from bf16 by few instructions
       for (const int64_t rows : {8, 16, 32, 64}) {
         for (size_t set = 0; set < std::size(kDecodeSets); ++set) {
           for (const int arch : kDecodeArchs) {
+            if (dtype == DType::f32 && kDecodeSets[set].cache != DType::none) continue;
             const DecodeRow row{arch, dtype, dims, rows, set};
             if (g_full || is_representative(row)) all.push_back(row);
           }
@@ -466,6 +479,7 @@ TEST_P(KernelMatrixDecode, CompilesWithoutSpills) {
     p.features = set.features | Feature::lse;
     p.batch_invariant = set.batch_invariant;
     if (set.batch_invariant) p.query_class = core::QueryClass::few;
+    if (set.cache != DType::none) p.operands[core::Name::k].dtype = p.operands[core::Name::v].dtype = set.cache;
     const DeviceInfo device = typical_device(row.arch);
     const Recipe recipe = set.unified_max ? decode_unified_max_recipe(p, device) : decode_recipe(p, device);
     const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(row.arch);

@@ -10,12 +10,26 @@ namespace tessella::cuda {
 namespace {
 
 using core::AttentionShape;
+using core::DType;
 using core::Feature;
+using core::Name;
+using portable::CacheElement;
 using portable::DecodeConfig;
 using portable::Element;
 
-int32_t padded(int64_t head_dim) {
+CacheElement cache_element(const AttentionShape& p) {
+  switch (p.operands[Name::k].dtype) {
+    case DType::f8e4m3fn: return CacheElement::f8e4m3;
+    case DType::i8: return CacheElement::i8;
+    case DType::i4: return CacheElement::i4;
+    default: return CacheElement::as_q;
+  }
+}
+
+int32_t padded(int64_t head_dim, CacheElement cache) {
   for (const int32_t compiled : {32, 64, 96, 128, 192}) {
+    // Tiles have rows of whole pairs of 16 bytes.
+    if (cache == CacheElement::i4 && compiled % 64 != 0) continue;
     if (head_dim <= compiled) return compiled;
   }
   return 256;
@@ -41,7 +55,7 @@ int32_t accumulator_limit(const DecodeConfig& c) {
 
 // Steps ahead: as many as are wanted and fit; 0 if not even one does.
 int32_t depth(DecodeConfig c, const DeviceInfo& device) {
-  const int32_t row_bytes = (c.head_dim_qk + c.head_dim_v) * portable::size_bytes(c.score.element);
+  const int32_t row_bytes = cache_bytes(c, c.head_dim_qk) + cache_bytes(c, c.head_dim_v);
   const int32_t wanted = std::clamp(kBytesUnderWay / (portable::step_keys(c) * row_bytes), 1, kMostDepth);
   for (c.depth = wanted; c.depth > 0; --c.depth) {
     if (shared_bytes(c) <= device.shared_bytes_per_block) break;
@@ -54,9 +68,12 @@ constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) 
 }  // namespace
 
 DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
+  const CacheElement cache = cache_element(p);
   DecodeConfig c{.score = score_config(p),
-                 .head_dim_qk = padded(p.head_dim_qk),
-                 .head_dim_v = padded(p.head_dim_v),
+                 .cache = cache,
+                 .kv_scales = p.features.has(Feature::kv_scales),
+                 .head_dim_qk = padded(p.head_dim_qk, cache),
+                 .head_dim_v = padded(p.head_dim_v, cache),
                  .unified_max = unified_max};
   c.score.mask = portable::MaskLevel::band;  // drafts are no tiles of bits here
   c.score.batch_invariant = false;           // which is in how the keys are split, not in the program

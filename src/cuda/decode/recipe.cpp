@@ -15,8 +15,10 @@ namespace {
 
 using core::AttentionArguments;
 using core::AttentionShape;
+using core::DType;
 using core::Feature;
 using core::message;
+using core::Name;
 using portable::DecodeConfig;
 using portable::DecodeParams;
 using portable::divisor;
@@ -41,6 +43,10 @@ int64_t schedule_bytes(const AttentionShape& p, const Splits& s) {
   return (portable::schedule_words(sequences(p), s.pieces) + counters(s)) * static_cast<int64_t>(sizeof(int32_t));
 }
 
+portable::CacheScaleParams cache_scale(const core::Operand& t, int64_t scale_block) {
+  return {t.data, t.batch_stride, scale_block == 0 ? 0 : t.row_stride, t.head_stride};
+}
+
 DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, const Splits& s,
                            const core::Workspace& workspace, const Concurrency& at_once) {
   // Tiles of a prefill kernel, of which decoding has no use.
@@ -52,6 +58,18 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   params.forward = forward_params(a, tiles, {}, nullptr, at_once);
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kLongestDecode);  // beyond it they say no more
+  }
+  if (c.cache == portable::CacheElement::i4) {
+    for (portable::OperandParams* of : {&params.forward.k, &params.forward.v}) {
+      of->batch_stride /= 2;
+      of->row_stride /= 2;
+      of->head_stride /= 2;
+    }
+  }
+  if (c.kv_scales) {
+    params.k_scale = cache_scale(a.tensors[Name::k_scale], a.scale_block);
+    params.v_scale = cache_scale(a.tensors[Name::v_scale], a.scale_block);
+    params.scale_block = divisor(narrow(std::clamp<int64_t>(a.scale_block, 1, portable::kLongestDecode)));
   }
   params.partial = static_cast<float*>(workspace.scratch);
   params.partial_sums = params.partial + partial_floats(s, c);
@@ -114,17 +132,23 @@ Step schedule_step(const DecodeConfig& config, const Splits& splits) {
 
 // What keeps a call from this kernel.
 std::string refused(const AttentionShape& p, bool is_named) {
-  const int64_t size = core::size_bytes(p.dtype());
   const bool is_few = p.query_class == core::QueryClass::few;
-  if (p.alignment() < 16 || p.head_dim_qk * size % 16 != 0 || p.head_dim_v * size % 16 != 0) {
+  const DType cache = p.operands[Name::k].dtype;
+  const auto fills = [](DType dtype, int64_t columns) { return core::size_bits(dtype) * columns % 128 == 0; };
+  if (p.alignment() < 16 || !fills(p.dtype(), p.head_dim_qk) || !fills(cache, p.head_dim_qk) ||
+      !fills(cache, p.head_dim_v)) {
     return "takes rows of q, k and v that begin at multiples of 16 bytes and fill them";
+  }
+  if (cache != p.dtype() && p.dtype() == DType::f32) {
+    return "takes k and v of 8 or 4 bits beside q of 16, and q.dtype is f32";
   }
   if (p.batch_invariant && !is_few)
     return "is for few queries, and batch_invariant without query_class few is for many";
   if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
     return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
   }
-  if (is_named || is_few) return "";
+  // Caches of 8 and 4 bits have no other kernel.
+  if (is_named || is_few || cache != p.dtype()) return "";
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
                    " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
@@ -186,13 +210,13 @@ core::Cost decode_cost(const core::Arguments& call, const DeviceInfo& device) {
   const int64_t last = std::max<int64_t>(p.seqlen_q - 1, 0);
   const int64_t begin = band.begin(0), end = band.end(last);
   const auto keys = static_cast<double>(std::max<int64_t>(end - begin, 0) + std::min(p.keep_first, begin));
-  const auto size = static_cast<double>(core::size_bytes(p.dtype()));
   const auto dims = static_cast<double>(p.head_dim_qk + p.head_dim_v);
+  const auto bytes = [dims](DType dtype) { return dims * static_cast<double>(core::size_bits(dtype)) / 8; };
   const auto units = static_cast<double>(p.batch * p.heads_kv * s.row_tiles);
   const auto rows = static_cast<double>(p.batch * p.heads_q * p.seqlen_q);
   const auto extra = static_cast<double>(workspace(s, c).scratch_bytes);
   return {.score_passes = 1,
-          .bytes_moved = units * keys * dims * size + rows * dims * size + 2 * extra,
+          .bytes_moved = units * keys * bytes(p.operands[Name::k].dtype) + rows * bytes(p.dtype()) + 2 * extra,
           .extra_bytes = extra};
 }
 

@@ -1,5 +1,6 @@
 // Decoding: attention of few queries on long caches, with the keys split over blocks (Flash-Decoding, Dao et al., 2023)
-// and one launch. Any NVIDIA GPU from Ampere on, bf16, f16 and fp32; every cached byte is read once.
+// and one launch. Any NVIDIA GPU from Ampere on, bf16, f16 and fp32, caches of 8 and 4 bits; every cached byte is read
+// once.
 //
 //   for each part of a unit's keys (schedule/decode_work.hpp):               a cluster of blocks
 //     for each of its steps, 16 keys a warp:                                 a block
@@ -38,14 +39,15 @@ struct Decode : DecodeStates<C> {
   using States = DecodeStates<C>;
   using Block::p, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kAt,
       Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks,
-      Block::kQuads, Block::kSteps, Block::kElementBytes, Block::kAreProducts, Block::E, Block::row_infos,
-      Block::drafts, Block::tops, Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::barrier,
-      Block::row_of, Block::row_anew, Block::scale_log2, Block::offset, Block::load_queries, Block::store_queries;
+      Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kIsWidened, Block::kStrideBytes, Block::kStrideElements,
+      Block::kHasPower, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::first_of_group, Block::s_keys,
+      Block::s_values, Block::s_probs, Block::s_scales, Block::barrier, Block::row_of, Block::row_anew,
+      Block::scale_log2, Block::offset, Block::load_queries, Block::store_queries;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::state_of_parts,
       States::write, States::leave, States::is_last, States::items, States::slice_items;
   using States::States;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
-      typename Block::TileK, typename Block::TileV;
+      typename Block::TileK, typename Block::TileV, typename Block::Values;
 
   // The first key of the warp's tile in the round that count() counts as `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
@@ -89,9 +91,60 @@ struct Decode : DecodeStates<C> {
 
   static constexpr float kHighestExponent = 14, kSmallestSum = 0x1p-8f;  // with exponents against zero
 
-  // Probabilities of the warp's 16 keys to shared memory; sums: of those of this lane.
+  // Of the lane's two keys, k_scale and v_scale.
+  struct Scales {
+    float k[2], v[2];
+  };
+  __device__ __forceinline__ void load_scales(Scales& scales, int stage) const {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const uint32_t at = s_scales(stage, warp) + (lane / 4 + c * 8) * 4;
+      scales.k[c] = __uint_as_float(ptx::load_word(at));
+      scales.v[c] = __uint_as_float(ptx::load_word(at + portable::kDecodeTile * 4));
+    }
+  }
+
+  // v_scale is small where values are, and multiplies probabilities, which in f16 would vanish. They are divided by a
+  // power of two, 8 to 64 times below the largest |v_scale| so far: those below 2^kLag overflow nowhere, and those down
+  // to 2^-17 keep all bits. A power that lags behind rises, and o with it.
+  static constexpr float kLeastPower = 0x1p-120f, kMostOfPower = 64;
+  __device__ __forceinline__ static bool is_power_behind(float power, float v_scale) {
+    return fabsf(v_scale) > power * kMostOfPower;
+  }
+  // Exact: of a power of two.
+  __device__ __forceinline__ static float per_power(const Rows& rows) {
+    return kHasPower ? __uint_as_float(0x7F000000 - __float_as_uint(rows.power)) : 1.0f;
+  }
+  // To what all warps of the group have in this step.
+  __device__ __forceinline__ void raise_power(int stage, Rows& rows, Sums& o) const {
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < kGroupWarps * portable::kDecodeTile; i += 32) {
+      const int key = min(i + lane, kGroupWarps * portable::kDecodeTile - 1);
+      const uint32_t at = s_scales(stage, first_of_group() + key / portable::kDecodeTile) +
+                          (portable::kDecodeTile + key % portable::kDecodeTile) * 4;
+      top = fmaxf(top, fabsf(__uint_as_float(ptx::load_word(at))));
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+    if (!is_power_behind(rows.power, top)) return;
+    const float below_top = __uint_as_float(__float_as_uint(top) & 0x7F800000) * 0.125f;
+    const float power = fminf(fmaxf(below_top, kLeastPower), 1 / kLeastPower);
+    const float factor = rows.power / power;
+    rows.power = power;
+#pragma unroll
+    for (int piece = 0; piece < kOwnPieces; ++piece) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[piece][n][i] *= factor;
+      }
+    }
+  }
+
+  // Probabilities of the warp's 16 keys to shared memory, times v_scale; sums: of those of this lane.
   __device__ __forceinline__ void exponentiate(const float (&s)[kBlocks][4], const Rows& rows, float scale_log2,
-                                               int buffer, float (&sums)[kBlocks][2]) const {
+                                               const Scales& scales, int buffer, float (&sums)[kBlocks][2]) const {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
       float probs[4];
@@ -99,6 +152,10 @@ struct Decode : DecodeStates<C> {
       for (int i = 0; i < 4; ++i) probs[i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
 #pragma unroll
       for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
+      if constexpr (C.kv_scales) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) probs[i] *= scales.v[i / 2] * per_power(rows);
+      }
       Transposed<E>::store_probs(s_probs(buffer, warp, n), probs, lane);
     }
   }
@@ -173,9 +230,9 @@ struct Decode : DecodeStates<C> {
       for (int piece = 0; piece < kOwnPieces; ++piece) {
         const int own = piece * kGroupWarps + warp % kGroupWarps;
         if (kPieces % kGroupWarps != 0 && own >= kPieces) continue;
-        const typename Transposed<E>::template Values<TileV> values(s_values(stage, of_warp), own, lane);
+        const Values values(s_values(stage, of_warp), own, lane);
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) Transposed<E>::template multiply<TileV>(o[piece][n], values, probs[n]);
+        for (int n = 0; n < kBlocks; ++n) Transposed<E>::multiply(o[piece][n], values, probs[n]);
       }
     }
   }
@@ -191,7 +248,7 @@ struct Decode : DecodeStates<C> {
     if (!waits_for_q) chunks = load_queries(work);
     if (kStoresAtOnce && !waits_for_q) store_queries(chunks);
     const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, row_infos(), work.num_rows,
-                          work.drafts, kElementBytes);
+                          work.drafts, kStrideBytes, kStrideElements);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -201,6 +258,7 @@ struct Decode : DecodeStates<C> {
       }
     }
     clear(o);
+    if constexpr (kHasPower) rows.power = kLeastPower;
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
@@ -211,8 +269,12 @@ struct Decode : DecodeStates<C> {
     const auto find = [&](int32_t idx) {
       if (idx < end) ahead = cache.find(first_key(work, idx), lane);
     };
-    const auto load_keys = [&](int32_t idx, int stage) {
+    // Scales come with keys, and stay where they are until the next step's barrier.
+    const auto load_keys = [&](int32_t idx, int stage, int stage_of_scales) {
       if (idx < end) cache.template load_keys<TileK>(s_keys(stage), ahead, lane);
+      if constexpr (C.kv_scales) {
+        if (idx < end) cache.load_scales(s_scales(stage_of_scales, warp), p, ahead, lane);
+      }
       ptx::commit_copies();
     };
     const auto load_values = [&](int32_t idx, int stage) {
@@ -222,7 +284,7 @@ struct Decode : DecodeStates<C> {
     find(begin);
 #pragma unroll 1
     for (int i = 0; i < C.depth; ++i) {
-      load_keys(begin + i, i);
+      load_keys(begin + i, i, i);
       load_values(begin + i, i);
       find(begin + i + 1);
     }
@@ -241,9 +303,18 @@ struct Decode : DecodeStates<C> {
       ptx::wait_copies<kLater>();
       __syncwarp();
       float s[kBlocks][4], sums[kBlocks][2];
-      multiply_kq<E, TileK, kSteps>(s, s_keys(stage), queries, lane);
+      multiply_kq<E, C.cache, TileK, kSteps>(s, s_keys(stage), queries, lane);
+      Scales scales;
+      if constexpr (C.kv_scales) {
+        load_scales(scales, stage_v);
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[n][i] *= scales.k[i / 2];
+        }
+      }
       __syncwarp();  // all lanes have read the keys
-      load_keys(idx + C.depth, stage);
+      load_keys(idx + C.depth, stage, free_v);
       stage = stage + 1 == C.depth ? 0 : stage + 1;
       const int32_t tile = first_key(work, idx);
       if constexpr (!kAreProducts) modify(s, tile + lane / 4);
@@ -260,12 +331,17 @@ struct Decode : DecodeStates<C> {
           }
         }
       }
+      if constexpr (kHasPower) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) is_raised |= is_power_behind(rows.power, scales.v[c]);
+      }
       const int buffer = (idx - begin) & 1;
-      exponentiate(s, rows, log2_of_score, buffer, sums);
+      exponentiate(s, rows, log2_of_score, scales, buffer, sums);
       ptx::wait_copies<kLater>();
       if (meet_and_vote<!Unified>(is_raised)) {
         raise_max(s, rows, o, log2_of_score);
-        exponentiate(s, rows, log2_of_score, buffer, sums);
+        if constexpr (kHasPower) raise_power(stage_v, rows, o);
+        exponentiate(s, rows, log2_of_score, scales, buffer, sums);
         meet_and_vote<false>(false);
       }
 #pragma unroll

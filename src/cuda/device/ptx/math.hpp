@@ -56,6 +56,42 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   return value;
 }
 
+// (x & mask) | bits and (x & mask) ^ bits by one instruction; of two constants the assembler makes two.
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+}
+// a b + c of both halves of pairs, rounded once.
+__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+__device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+// The two lower bytes, fp8 e4m3, as a pair of f16, which holds all of them; from sm_89 on.
+#if __CUDA_ARCH__ >= 890
+inline constexpr bool kWidensFloat8 = true;
+#else
+inline constexpr bool kWidensFloat8 = false;
+#endif
+__device__ __forceinline__ uint32_t float8_to_f16(uint32_t word) {
+  uint32_t widened = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(widened) : "h"(static_cast<uint16_t>(word)));
+#endif
+  return widened;
+}
+
 // Nearest tf32: 10 bits of mantissa, the rest zero; the largest numbers become infinity. Hopper has an instruction for
 // it. Before, a NaN may become infinity or zero, but its difference to the result stays NaN.
 #if __CUDA_ARCH__ >= 900

@@ -29,6 +29,14 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
+// Two such matrices, of which lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[2], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
 // One 8 x 8 matrix of 16-bit elements, of which a lane has two as load_matrices() gives them, transposed.
 __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   uint32_t transposed;
@@ -78,6 +86,11 @@ __device__ __forceinline__ void store_word(uint32_t address, uint32_t word) {
 __device__ __forceinline__ void copy_chunk_async(uint32_t to, const void* from, bool is_there) {
   const int bytes = is_there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+// The same of 4 bytes.
+__device__ __forceinline__ void copy_word_async(uint32_t to, const void* from, bool is_there) {
+  const int bytes = is_there ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Pending` of this thread's latest groups are under way.

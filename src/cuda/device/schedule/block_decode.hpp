@@ -7,6 +7,7 @@
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/cache_rows.hpp"
 #include "cuda/device/tile/transposed.hpp"
+#include "cuda/device/tile/widened.hpp"
 #include "cuda/device/tile/zero_rows.hpp"
 
 namespace tessella::device {
@@ -35,9 +36,16 @@ struct BlockDecode {
   static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
-  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk, kElementBytes>;
-  using TileV = Tile<portable::kDecodeTile, C.head_dim_v, kElementBytes>;
+  // What strides of k and v count: elements as q has them, or bytes.
+  static constexpr bool kIsWidened = C.cache != CacheElement::as_q;
+  static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
+                       kStrideElements = C.cache == CacheElement::i4 ? 2 : 1;
+  using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
+  using TileV = Tile<portable::kDecodeTile, C.head_dim_v / kStrideElements, kStrideBytes>;
+  // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.hpp).
+  static constexpr bool kHasPower = C.kv_scales && E == Element::f16;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
+  using Values = typename ValueOperand<E, C.cache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
   using Queries = QueryOperands<E, TileQ, kBlocks, kSteps>;
   // Scores are products of q and k until the exponent, or natural ones.
@@ -76,6 +84,9 @@ struct BlockDecode {
   }
   __device__ uint32_t s_probs(int buffer, int of_warp, int n) const {
     return base + kAt.probs + ((buffer * C.num_warps + of_warp) * kBlocks + n) * portable::probs_bytes(C);
+  }
+  __device__ uint32_t s_scales(int stage, int of_warp) const {
+    return base + kAt.scales + (stage * C.num_warps + of_warp) * portable::kStepScaleBytes;
   }
   __device__ uint32_t barrier() const { return base + kAt.barrier; }
 
@@ -172,9 +183,9 @@ struct BlockDecode {
       const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
-      ptx::store_chunk(base + kAt.queries + TileQ::offset(row, chunk),
-                       {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
-                        prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+      store_query_words<C.cache, TileQ>(base + kAt.queries, row, chunk,
+                                        {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
+                                         prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
     }
   }
 
@@ -185,9 +196,10 @@ struct BlockDecode {
                       p.forward.group.quotient(work.first_row + row));
   }
 
-  // Maxima of the lane's rows, and sums over the keys of this lane.
+  // Maxima of the lane's rows, and sums over the keys of this lane. power: of two, by which o is divided.
   struct Rows {
     float max[kBlocks][2], sum[kBlocks][2];
+    float power = 1;
   };
   using Sums = float[kOwnPieces][kBlocks][4];
   // What exponents are taken against.

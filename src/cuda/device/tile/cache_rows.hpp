@@ -1,5 +1,5 @@
-// Rows of k and v as decoding reads them: a warp takes 16 keys at a time, from one tensor, from packed rows or from
-// pages of any size.
+// Rows of k and v, and their scales, as decoding reads them: a warp takes 16 keys at a time, from one tensor, from
+// packed rows or from pages of any size.
 #pragma once
 
 #include "cuda/device/tile/keys.hpp"
@@ -42,10 +42,10 @@ __device__ __forceinline__ bool sees(const RowInfo& row, int32_t key, int32_t ke
 class CacheRows {
  public:
   // Of one sequence and KV head, for query rows whose first and last ones are these. Keys that none of them sees are
-  // never read.
+  // never read. Strides count so many bytes, which hold so many elements.
   __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
                                        int32_t head_kv, const RowInfo* rows, int32_t num_rows, const Drafts& drafts,
-                                       int32_t element_bytes)
+                                       int32_t stride_bytes, int32_t stride_elements)
       : p_(p),
         rows_(rows),
         num_rows_(num_rows),
@@ -55,9 +55,11 @@ class CacheRows {
         row_kv_(sequence.row_kv),
         batch_idx_(batch_idx),
         slot_(batch_of_keys(p, batch_idx)),
-        element_bytes_(element_bytes),
-        keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * element_bytes),
-        values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * element_bytes) {}
+        head_kv_(head_kv),
+        stride_bytes_(stride_bytes),
+        stride_elements_(stride_elements),
+        keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * stride_bytes),
+        values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * stride_bytes) {}
 
   // It is there a while before it is used: a page is looked up.
   __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
@@ -85,11 +87,25 @@ class CacheRows {
   // Copies the tile's rows of k or v; those that nobody sees become zeros.
   template <class TileK>
   __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileK>(to, keys_, p_.k, p_.head_dim_qk, tile, lane);
+    load<TileK>(to, keys_, p_.k, p_.head_dim_qk / stride_elements_, tile, lane);
   }
   template <class TileV>
   __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileV>(to, values_, p_.v, p_.head_dim_v, tile, lane);
+    load<TileV>(to, values_, p_.v, p_.head_dim_v / stride_elements_, tile, lane);
+  }
+  // Of lane i of 16 that of key i, of the others those of values. Scales of keys that nobody sees are not read.
+  __device__ __forceinline__ void load_scales(uint32_t to, const portable::DecodeParams& p, const CacheTile& tile,
+                                              int lane) const {
+    const portable::CacheScaleParams& of = lane < portable::kDecodeTile ? p.k_scale : p.v_scale;
+    to += static_cast<uint32_t>(lane) * 4;
+    if (of.data == nullptr) return ptx::store_word(to, __float_as_uint(1.0f));
+    // Packed rows have scales in blocks of all of them, or a few of each sequence.
+    const int32_t batch_idx =
+        p_.cu_seqlens_kv.data != nullptr && p_.page_table.data == nullptr ? batch_idx_ : tile.page;
+    const int32_t row = tile.row + (tile.is_run ? lane % portable::kDecodeTile : 0);
+    const float* from = static_cast<const float*>(of.data) + batch_idx * of.batch_stride +
+                        p.scale_block.quotient(row) * of.row_stride + head_kv_ * of.head_stride;
+    ptx::copy_word_async(to, from, row >= 0);
   }
 
  private:
@@ -109,9 +125,9 @@ class CacheRows {
     constexpr int kRowsAStep = 32 / kLanes;
     const int own_row = lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
-        first + (tile.page * of.batch_stride + tile.row * of.row_stride) * element_bytes_ + own_chunk * 16;
+        first + (tile.page * of.batch_stride + tile.row * of.row_stride) * stride_bytes_ + own_chunk * 16;
     if (tile.is_run) {
-      const int64_t row_bytes = of.row_stride * element_bytes_;
+      const int64_t row_bytes = of.row_stride * stride_bytes_;
       source += own_row * row_bytes;
 #pragma unroll
       for (int step = 0; step < portable::kDecodeTile; step += kRowsAStep) {
@@ -145,7 +161,7 @@ class CacheRows {
   int32_t num_rows_;
   Drafts drafts_;
   KeyRange of_first_, of_last_;
-  int32_t row_kv_, batch_idx_, slot_, element_bytes_;
+  int32_t row_kv_, batch_idx_, slot_, head_kv_, stride_bytes_, stride_elements_;
   const char *keys_, *values_;
 };
 

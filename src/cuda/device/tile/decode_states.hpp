@@ -23,8 +23,8 @@ struct DecodeStates : BlockDecode<C> {
   using Block::p, Block::shared, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::kAt,
       Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kGroups, Block::kOwnPieces,
       Block::kQuads, Block::E, Block::tops, Block::maxima, Block::staged_out, Block::group, Block::first_of_group,
-      Block::row_anew, Block::scale, Block::scale_log2, Block::offset, Block::element_of, Block::head_of,
-      Block::barrier;
+      Block::row_anew, Block::scale, Block::scale_log2, Block::kHasPower, Block::offset, Block::element_of,
+      Block::head_of, Block::barrier;
   using typename Block::Rows, typename Block::Sums;
 
   __device__ __forceinline__ static float sum_of_keys(float x) {
@@ -54,8 +54,8 @@ struct DecodeStates : BlockDecode<C> {
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + own * 16 + lane / 4 + i / 2 * 8] =
-              o[piece][n][i];
+          staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + value_column<C.cache>(own, lane, i)] =
+              kHasPower ? o[piece][n][i] * rows.power : o[piece][n][i];
         }
       }
     }

@@ -6,6 +6,7 @@
 
 #include "cuda/device/tile/multiply.hpp"
 #include "cuda/device/tile/tile.hpp"
+#include "cuda/device/tile/widened.hpp"
 
 namespace tessella::device {
 
@@ -38,8 +39,8 @@ struct Transposed {
       a = left(words);
     }
   };
-  template <class TileV>
-  __device__ static __forceinline__ void multiply(float (&o)[4], const Values<TileV>& v, const Probs& p) {
+  template <class OfV>
+  __device__ static __forceinline__ void multiply(float (&o)[4], const OfV& v, const Probs& p) {
     Multiply<E>::multiply(o, v.a, p.b.x, p.b.y);
   }
 };
@@ -85,14 +86,24 @@ struct Transposed<Element::f32> {
       }
     }
   };
-  template <class TileV>
-  __device__ static __forceinline__ void multiply(float (&o)[4], const Values<TileV>& v, const Probs& p) {
+  template <class OfV>
+  __device__ static __forceinline__ void multiply(float (&o)[4], const OfV& v, const Probs& p) {
     float sum[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int step = 0; step < 2; ++step) M::multiply<false>(sum, v.a[step], p.b[step * 2], p.b[step * 2 + 1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) o[i] += sum[i];
   }
+};
+
+// Values of 8 or 4 bits are widened.
+template <Element E, CacheElement C, class TileV>
+struct ValueOperand {
+  using Type = WidenedValues<E, C, TileV>;
+};
+template <Element E, class TileV>
+struct ValueOperand<E, CacheElement::as_q, TileV> {
+  using Type = typename Transposed<E>::template Values<TileV>;
 };
 
 // The right operands of query rows, prepared as multiply.hpp's prepare_q() does: from shared memory each time, or kept
@@ -132,7 +143,7 @@ class QueryOperands {
 };
 
 // s = k . q^T of 16 keys.
-template <Element E, class TileK, int Steps, int Blocks, class Queries>
+template <Element E, CacheElement C, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
   // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads.
   constexpr int kPanelSteps = Multiply<E>::kSumsApart ? TileK::kPanelChunks / 2 : Steps;
@@ -151,16 +162,21 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
     }
     clear(sums);
   };
+  uint32_t loaded[4];  // of k in 8 or 4 bits, for several steps
 #pragma unroll 1
   for (int panel = 0; panel < Steps / kPanelSteps; ++panel) {
 #pragma unroll
     for (int step = 0; step < kPanelSteps; step += 2) {
       typename Transposed<E>::A left[2];
+      if constexpr (C != CacheElement::as_q) {
+        load_widened_keys<E, C, TileK>(left, loaded, k, step);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        uint32_t words[4];
-        ptx::load_matrices(words, TileK::advance(k, 0, (step + i) * 2) + panel * TileK::kPanelBytes);
-        left[i] = Transposed<E>::left(words);
+        for (int i = 0; i < 2; ++i) {
+          uint32_t words[4];
+          ptx::load_matrices(words, TileK::advance(k, 0, (step + i) * 2) + panel * TileK::kPanelBytes);
+          left[i] = Transposed<E>::left(words);
+        }
       }
 #pragma unroll
       for (int n = 0; n < Blocks; ++n) {

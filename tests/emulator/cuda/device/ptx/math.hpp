@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "portable/float16.hpp"
+#include "portable/float8.hpp"
 
 namespace tessella::device::ptx {
 
@@ -24,6 +24,26 @@ inline uint32_t pack_f16(float low, float high) {
   return portable::to_float16(low).bits | static_cast<uint32_t>(portable::to_float16(high).bits) << 16;
 }
 inline float f16_to_float(uint16_t bits) { return portable::to_float(portable::Float16{bits}); }
+inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
+template <class ToFloat>
+uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c, const ToFloat& to_float, uint32_t (*pack)(float, float)) {
+  const auto sum = [&](int half) {
+    const auto of = [&](uint32_t pair) { return to_float(static_cast<uint16_t>(pair >> half * 16)); };
+    return std::fma(of(a), of(b), of(c));
+  };
+  return pack(sum(0), sum(1));
+}
+inline uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  return fma_pairs(
+      a, b, c, [](uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }, pack_bf16);
+}
+inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) { return fma_pairs(a, b, c, f16_to_float, pack_f16); }
+inline constexpr bool kWidensFloat8 = true;
+inline uint32_t float8_to_f16(uint32_t word) {
+  const auto of = [](unsigned bits) { return portable::to_float(portable::Float8E4M3{static_cast<uint8_t>(bits)}); };
+  return pack_f16(of(word & 0xFF), of(word >> 8 & 0xFF));
+}
 inline float to_tf32(float x) {
   const uint32_t bits = __float_as_uint(x);
   return __uint_as_float((bits + 0xFFF + (bits >> 13 & 1)) & 0xFFFFE000);

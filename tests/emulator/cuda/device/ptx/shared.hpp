@@ -44,12 +44,25 @@ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
     r[i] = element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
   }
 }
+inline void load_matrices_transposed(uint32_t (&r)[2], uint32_t address) {
+  uint32_t four[4];  // of two the others' addresses count for nothing
+  load_matrices_transposed(four, address);
+  r[0] = four[0];
+  r[1] = four[1];
+}
 
 inline void copy_chunk_async(uint32_t to, const void* from, bool is_there) {
   emulator::begin(emulator::Work::copies, [=] {
     uint4 chunk = {0, 0, 0, 0};
     if (is_there) std::memcpy(&chunk, from, sizeof chunk);
     emulator::store(to, chunk);
+  });
+}
+inline void copy_word_async(uint32_t to, const void* from, bool is_there) {
+  emulator::begin(emulator::Work::copies, [=] {
+    uint32_t word = 0;
+    if (is_there) std::memcpy(&word, from, sizeof word);
+    emulator::store(to, word);
   });
 }
 inline void commit_copies() { emulator::commit(emulator::Work::copies); }

@@ -1,0 +1,143 @@
+// Keys and values of 8 or 4 bits as the left operands of decoding's two products (tile/transposed.hpp). Shared memory
+// holds them as they are stored; what a matrix load gives is widened to q's type in registers, which loses nothing.
+//
+// A lane's word of a matrix load is two half words of H = 2 or 4 elements. Pair i is element i of the low half and
+// element i of the high one, and pairs 2 h and 2 h + 1 are what step h, or piece h, of the H / 2 in a chunk takes:
+//   k      the word is columns [2 H t, 2 H t + 2 H) of row g: pair i is columns 2 H t + i and 2 H t + i + H. A product
+//          does not care in which order columns come, and q's lie in the same one (query_words).
+//   v      transposed, a half is columns [H g, H g + H) of key 2 t or 2 t + 1: pair i is column H g + i of both keys,
+//          and rows g and g + 8 of the operand are columns H g + 2 h and H g + 2 h + 1 (value_column).
+#pragma once
+
+#include "cuda/device/tile/multiply.hpp"
+#include "cuda/device/tile/tile.hpp"
+#include "portable/cache_element.hpp"
+
+namespace tessella::device {
+
+using portable::CacheElement;
+
+// Elements of half a word; 1 of 16 bits.
+constexpr int half_elements(CacheElement c) { return c == CacheElement::as_q ? 1 : c == CacheElement::i4 ? 4 : 2; }
+
+// Without Hopper's instruction: of the high byte of each half, a pair of f16. 2^-8 of its value, NaN but for the upper
+// bit of its exponent, is the byte's magnitude a bit further down.
+__device__ __forceinline__ uint32_t float8_to_f16_by_bits(uint32_t word) {
+  const uint32_t magnitude = word & 0x7F007F00;
+  const uint32_t nan = (magnitude + 0x01000100) & 0x80008000;
+  return ptx::fma_f16((magnitude | nan) >> 1 | (word & 0x80008000), 0x5C005C00, 0x80008000);  // 256, -0
+}
+
+// The floats of a pair of f16, as a pair of bf16.
+__device__ __forceinline__ uint32_t pack_bf16_of_f16(uint32_t low, uint32_t high) {
+  return ptx::pack_bf16(ptx::f16_to_float(static_cast<uint16_t>(low)), ptx::f16_to_float(static_cast<uint16_t>(high)));
+}
+
+template <Element E, CacheElement C, bool HasInstruction = ptx::kWidensFloat8>
+__device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elements(C)]) {
+  constexpr bool kIsBf16 = E == Element::bf16;
+  if constexpr (C == CacheElement::f8e4m3 && HasInstruction) {
+    if constexpr (kIsBf16) {
+      const uint32_t low = ptx::float8_to_f16(word), high = ptx::float8_to_f16(word >> 16);
+      pairs[0] = pack_bf16_of_f16(low, high);
+      pairs[1] = pack_bf16_of_f16(low >> 16, high >> 16);
+    } else {
+      pairs[0] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4420));
+      pairs[1] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4431));
+    }
+  } else if constexpr (C == CacheElement::f8e4m3) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t pair = float8_to_f16_by_bits(i == 0 ? word << 8 : word);
+      pairs[i] = kIsBf16 ? pack_bf16_of_f16(pair, pair >> 16) : pair;
+    }
+  } else if constexpr (C == CacheElement::i8) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t bytes = word >> i * 8;
+      if constexpr (kIsBf16) {  // 128 + its lowest 7 bits, less 128 or 256 by its sign
+        pairs[i] = ptx::fma_bf16(ptx::and_or(bytes, 0x007F007F, 0x43004300), 0x3F803F80,
+                                 ptx::and_or(bytes, 0x00800080, 0xC300C300));
+      } else {  // 1024 + 128 + x, less that
+        pairs[i] = ptx::fma_f16(ptx::and_xor(bytes, 0x00FF00FF, 0x64806480), 0x3C003C00, 0xE480E480);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kIsBf16) {  // 128 + 8 + x, less that
+        pairs[i] = ptx::fma_bf16(ptx::and_xor(word >> i * 4, 0x000F000F, 0x43084308), 0x3F803F80, 0xC308C308);
+      } else if (i % 2 == 0) {  // 1024 + 8 + x, less that
+        pairs[i] = ptx::fma_f16(ptx::and_xor(word >> i * 4, 0x000F000F, 0x64086408), 0x3C003C00, 0xE408E408);
+      } else {  // 1024 + 16 (8 + x), of which a sixteenth, less 64 + 8
+        pairs[i] = ptx::fma_f16(ptx::and_xor(word >> (i - 1) * 4, 0x00F000F0, 0x64806480), 0x2C002C00, 0xD480D480);
+      }
+    }
+  }
+}
+
+// Left operands of k's steps, two at a time, from `step` (even) on; words: of the matrix load that they are in.
+template <Element E, CacheElement C, class TileK>
+__device__ __forceinline__ void load_widened_keys(typename Multiply<E>::A (&left)[2], uint32_t (&words)[4],
+                                                  uint32_t address, int step) {
+  constexpr int kHalf = half_elements(C), kStepsOfChunk = kHalf / 2;
+  if (step % (2 * kStepsOfChunk) == 0) ptx::load_matrices(words, TileK::advance(address, 0, step / kStepsOfChunk));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = (step + i) % (2 * kStepsOfChunk), chunk = at / kStepsOfChunk, h = at % kStepsOfChunk;
+    uint32_t rows[kHalf], later_rows[kHalf];  // eight further down
+    widen<E, C>(words[chunk * 2], rows);
+    widen<E, C>(words[chunk * 2 + 1], later_rows);
+    left[i] = {{rows[2 * h], later_rows[2 * h], rows[2 * h + 1], later_rows[2 * h + 1]}};
+  }
+}
+
+// The left operand of 16 columns of 16 rows of v: those of value_column().
+template <Element E, CacheElement C, class TileV>
+struct WidenedValues {
+  typename Multiply<E>::A a;
+  __device__ __forceinline__ WidenedValues(uint32_t tile, int piece, int lane) {
+    constexpr int kHalf = half_elements(C), kPiecesOfChunk = kHalf / 2;
+    uint32_t words[2], keys[kHalf], later_keys[kHalf];
+    ptx::load_matrices_transposed(words, TileV::advance(tile + TileV::offset(lane % 16, 0), 0, piece / kPiecesOfChunk));
+    widen<E, C>(words[0], keys);
+    widen<E, C>(words[1], later_keys);
+    const bool is_second = piece % kPiecesOfChunk != 0;
+    const auto of = [=](const uint32_t(&pairs)[kHalf], int i) { return is_second ? pairs[kHalf - 2 + i] : pairs[i]; };
+    a = {{of(keys, 0), of(keys, 1), of(later_keys, 0), of(later_keys, 1)}};
+  }
+};
+
+// The column of v of a lane's sum i of a piece.
+template <CacheElement C>
+__device__ __forceinline__ int value_column(int piece, int lane, int i) {
+  if constexpr (C == CacheElement::as_q) {
+    return piece * 16 + lane / 4 + i / 2 * 8;
+  } else {
+    constexpr int kHalf = half_elements(C), kPiecesOfChunk = kHalf / 2;
+    return piece / kPiecesOfChunk * 8 * kHalf + lane / 4 * kHalf + piece % kPiecesOfChunk * 2 + i / 2;
+  }
+}
+
+// Eight columns of a query row, those of chunk `chunk`, to where its products with such keys want them. words: two
+// columns each.
+template <CacheElement C, class TileQ>
+__device__ __forceinline__ void store_query_words(uint32_t tile, int row, int chunk, const uint32_t (&words)[4]) {
+  if constexpr (C == CacheElement::as_q) {
+    ptx::store_chunk(tile + TileQ::offset(row, chunk), words);
+    return;
+  }
+  constexpr int kHalf = half_elements(C);
+#pragma unroll
+  for (int first = 0; first < 4; first += kHalf) {  // words of as many columns as a lane's word of k
+    const int at = (chunk * 4 + first) / kHalf, t = at % 4;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const uint32_t low = words[first + i / 2], high = words[first + i / 2 + kHalf / 2];
+      ptx::store_word(tile + TileQ::offset(row, at / 4 * kHalf + i) + static_cast<uint32_t>(t) * 4,
+                      __byte_perm(low, high, i % 2 == 0 ? 0x5410 : 0x7632));
+    }
+  }
+}
+
+}  // namespace tessella::device
