@@ -8,13 +8,13 @@
 namespace tessella::core {
 
 // How a cache of the dtype is stored.
-constexpr portable::Quantized quantized(DType dtype) {
-  using portable::Quantized;
+constexpr portable::CacheElement cache_element(DType dtype) {
+  using portable::CacheElement;
   switch (dtype) {
-    case DType::f8e4m3fn: return Quantized::f8e4m3fn;
-    case DType::i8: return Quantized::i8;
-    case DType::i4: return Quantized::i4;
-    default: return Quantized::none;
+    case DType::f8e4m3fn: return CacheElement::f8e4m3;
+    case DType::i8: return CacheElement::i8;
+    case DType::i4: return CacheElement::i4;
+    default: return CacheElement::as_q;
   }
 }
 
@@ -28,17 +28,17 @@ inline float* scale_of(const AppendArguments& a, const AppendArguments::Rows& ro
 // Stores row[0, count) where the new row of one head goes, and its scale where that is computed.
 inline void store_quantized(const AppendArguments& a, const AppendArguments::Rows& rows, const portable::NewRow& at,
                             int64_t head, const float* row, int64_t count) {
-  using portable::Quantized;
-  const Quantized dtype = quantized(rows.into.dtype);
+  using portable::CacheElement;
+  const CacheElement dtype = cache_element(rows.into.dtype);
   float* const at_scale = scale_of(a, rows, at, head);
   if (a.scale_block != 0) *at_scale = portable::scale_of(portable::largest_magnitude(row, count), dtype);
   const float divisor = at_scale == nullptr ? 1.0f : portable::divisor_of(*at_scale);
   auto* into = reinterpret_cast<uint8_t*>(rows.into.row(at.slot, at.row, head));
   switch (dtype) {
-    case Quantized::f8e4m3fn: return portable::quantize_row<Quantized::f8e4m3fn>(row, count, divisor, into);
-    case Quantized::i8: return portable::quantize_row<Quantized::i8>(row, count, divisor, into);
-    case Quantized::i4: return portable::quantize_row<Quantized::i4>(row, count, divisor, into);
-    case Quantized::none: return;
+    case CacheElement::f8e4m3: return portable::quantize_row<CacheElement::f8e4m3>(row, count, divisor, into);
+    case CacheElement::i8: return portable::quantize_row<CacheElement::i8>(row, count, divisor, into);
+    case CacheElement::i4: return portable::quantize_row<CacheElement::i4>(row, count, divisor, into);
+    case CacheElement::as_q: return;
   }
 }
 

@@ -13,7 +13,7 @@ inline constexpr int32_t kAppendBlocksPerSm = 4;
 
 struct AppendConfig {
   Element element = Element::bf16;  // of rows, and of caches that are not quantised
-  Quantized cache = Quantized::none;
+  CacheElement cache = CacheElement::as_q;
   bool computes_scales = false;  // of the new rows of quantised caches, else they are given
   bool vectors = false;          // rows are read in pieces of 16 bytes
   bool rotates = false;
@@ -36,10 +36,10 @@ constexpr void fields(const AppendConfig& c, const Visit& visit) {
 // Elements of a row that a thread moves at once.
 constexpr int32_t row_piece(const AppendConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
 // Those that go into a cache: of two of 4 bits that are a byte it has both.
-constexpr int32_t piece(const AppendConfig& c) { return c.cache == Quantized::i4 && !c.vectors ? 2 : row_piece(c); }
+constexpr int32_t piece(const AppendConfig& c) { return c.cache == CacheElement::i4 && !c.vectors ? 2 : row_piece(c); }
 // What they take in a cache.
 constexpr int32_t cache_piece_bytes(const AppendConfig& c) {
-  return c.cache == Quantized::none ? piece(c) * size_bytes(c.element) : piece(c) * bits_of(c.cache) / 8;
+  return c.cache == CacheElement::as_q ? piece(c) * size_bytes(c.element) : piece(c) * bits_of(c.cache) / 8;
 }
 
 // Rows of one of k, v and q; heads 0: absent. Strides in elements.

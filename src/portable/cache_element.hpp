@@ -1,4 +1,5 @@
-// How decoding's k and v are stored: as q is, or in 8 or 4 bits, with scales or without.
+// How keys and values are stored in a cache: as q is, and the rows that an append brings, or in 8 or 4 bits, with
+// scales or without.
 #pragma once
 
 #include "portable/integers.hpp"

@@ -44,18 +44,18 @@ class RowsChecker {
         names_(names),
         shape_(shape),
         rows_(rows),
-        dtype_(names.is_cache ? core::quantized(a.cache.dtype) : portable::Quantized::none),
+        dtype_(names.is_cache ? core::cache_element(a.cache.dtype) : portable::CacheElement::as_q),
         expected_(static_cast<size_t>(shape.head_dim)),
         plain_(expected_.size()),
         got_(expected_.size()),
-        comparison_(dtype_ == portable::Quantized::none ? 2 : 0) {}
+        comparison_(dtype_ == portable::CacheElement::as_q ? 2 : 0) {}
 
   void row(const portable::NewRow& at, int64_t head) {
     appended_row(a_, names_, shape_, rows_, at, head, expected_.data());
     appended_row(a_, names_, shape_, rows_, at, head, plain_.data());
     const std::byte* got =
         names_.is_cache ? rows_.into.row(at.slot, at.row, head) : rows_.into.row(at.from_batch, at.from_row, head);
-    if (dtype_ != portable::Quantized::none) {
+    if (dtype_ != portable::CacheElement::as_q) {
       quantized_row(at, head, got);
       return;
     }
@@ -90,7 +90,7 @@ class RowsChecker {
       double value = is_zero ? 0 : std::clamp(exact, -most, most);
       // Divided by a scale that counts as zero, an infinity is no number either.
       const bool is_nan = std::isnan(exact) || (is_zero && std::isinf(exact));
-      if (is_nan) value = dtype_ == portable::Quantized::f8e4m3fn ? std::numeric_limits<double>::quiet_NaN() : 0;
+      if (is_nan) value = dtype_ == portable::CacheElement::f8e4m3 ? std::numeric_limits<double>::quiet_NaN() : 0;
       if (!std::isfinite(scale)) value = std::numeric_limits<double>::quiet_NaN();
       const double plain = scale * portable::number_of(portable::quantized(plain_[idx], divisor, dtype_), dtype_);
       comparison_.add({at.batch_idx, at.from_row, head, c}, scale * got_[idx], value, plain,
@@ -116,7 +116,7 @@ class RowsChecker {
 
   // Half of what two neighbours at x differ by.
   double half_step(double x) const {
-    if (dtype_ != portable::Quantized::f8e4m3fn) return 0.5;
+    if (dtype_ != portable::CacheElement::f8e4m3) return 0.5;
     return std::abs(x) < 0x1p-6 ? 0x1p-10 : std::ldexp(0x1p-4, std::ilogb(x));
   }
 
@@ -142,7 +142,7 @@ class RowsChecker {
   core::AppendedNames names_;
   core::RowsShape shape_;
   AppendArguments::Rows rows_;
-  portable::Quantized dtype_;
+  portable::CacheElement dtype_;
   std::vector<double> expected_;
   std::vector<float> plain_;
   std::vector<double> got_;

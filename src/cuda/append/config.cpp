@@ -10,7 +10,7 @@ using portable::AppendConfig;
 
 AppendConfig append_config(const core::AppendShape& shape) {
   AppendConfig c{.element = element(shape.dtype()),
-                 .cache = core::quantized(shape.cache.dtype),
+                 .cache = core::cache_element(shape.cache.dtype),
                  .computes_scales = shape.scale_block != 0,
                  .vectors = true,
                  .rotates = shape.rotary_dim > 0,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/quantized_rows.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/launch/score_config.hpp"
 
@@ -10,21 +11,11 @@ namespace tessella::cuda {
 namespace {
 
 using core::AttentionShape;
-using core::DType;
 using core::Feature;
 using core::Name;
 using portable::CacheElement;
 using portable::DecodeConfig;
 using portable::Element;
-
-CacheElement cache_element(const AttentionShape& p) {
-  switch (p.operands[Name::k].dtype) {
-    case DType::f8e4m3fn: return CacheElement::f8e4m3;
-    case DType::i8: return CacheElement::i8;
-    case DType::i4: return CacheElement::i4;
-    default: return CacheElement::as_q;
-  }
-}
 
 int32_t padded(int64_t head_dim, CacheElement cache) {
   for (const int32_t compiled : {32, 64, 96, 128, 192}) {
@@ -68,7 +59,7 @@ constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) 
 }  // namespace
 
 DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
-  const CacheElement cache = cache_element(p);
+  const CacheElement cache = core::cache_element(p.operands[Name::k].dtype);
   DecodeConfig c{.score = score_config(p),
                  .cache = cache,
                  .kv_scales = p.features.has(Feature::kv_scales),
