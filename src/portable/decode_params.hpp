@@ -5,8 +5,8 @@
 // of a cluster take a step each, a round.
 #pragma once
 
-#include "portable/cache_element.hpp"
 #include "portable/forward_params.hpp"
+#include "portable/quantized.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::portable {
@@ -17,9 +17,9 @@ inline constexpr int32_t kMostClusterBlocks = 8;    // that every GPU with clust
 
 struct DecodeConfig {
   ScoreConfig score;
-  CacheElement cache = CacheElement::as_q;  // of k and v
-  bool kv_scales = false;                   // beside elements of 8 or 4 bits, any of k_scale and v_scale
-  int32_t head_dim_qk = 0;                  // as compiled: rows are padded to it with zeros
+  Quantized cache = Quantized::none;  // of k and v
+  bool kv_scales = false;             // beside elements of 8 or 4 bits, any of k_scale and v_scale
+  int32_t head_dim_qk = 0;            // as compiled: rows are padded to it with zeros
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
   int32_t num_warps = 0;  // each scores keys of its own, but with v_in_k
@@ -57,8 +57,8 @@ constexpr int32_t key_tiles(const DecodeConfig& c) { return c.v_in_k ? 2 : c.num
 constexpr int32_t step_keys(const DecodeConfig& c) { return key_tiles(c) * kDecodeTile; }
 // Of columns of k or v.
 constexpr int32_t cache_bytes(const DecodeConfig& c, int32_t columns) {
-  if (c.cache == CacheElement::as_q) return columns * size_bytes(c.score.element);
-  return c.cache == CacheElement::i4 ? columns / 2 : columns;
+  if (c.cache == Quantized::none) return columns * size_bytes(c.score.element);
+  return c.cache == Quantized::i4 ? columns / 2 : columns;
 }
 // Of k_scale and v_scale for the keys of a warp's step, f32.
 inline constexpr int32_t kStepScaleBytes = 2 * kDecodeTile * 4;
@@ -69,7 +69,7 @@ struct DecodeLayout {
   int32_t values;     // [depth + 1][tile] of v; in the end rows of out of each group of warps, f32
   int32_t queries;    // one tile of q
   int32_t probs;      // [2, or 1 with v_in_k][tile][rows / 8] right operands of the second product
-  int32_t scales;     // [depth + 1][warp][k, v] of 16 keys
+  int32_t scales;     // [depth + 1][tile][k, v] of 16 keys
   int32_t row_infos;  // [rows] of RowInfo (device/decode.hpp)
   int32_t drafts;     // [query] what it sees of the drafts, a bit each
   int32_t tops;       // [tile][rows] largest scores, then sums
@@ -94,7 +94,7 @@ constexpr DecodeLayout layout(const DecodeConfig& c) {
   at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
   at.probs = at.queries + c.rows * c.head_dim_qk * size_bytes(c.score.element);
   at.scales = at.probs + (c.v_in_k ? 1 : 2) * key_tiles(c) * c.rows / 8 * probs_bytes(c);
-  at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * c.num_warps * kStepScaleBytes : 0);
+  at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * key_tiles(c) * kStepScaleBytes : 0);
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;
   at.tops = at.drafts + kMostDrafts * 8;
   at.maxima = at.tops + key_tiles(c) * c.rows * 4;

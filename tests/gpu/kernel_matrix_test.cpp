@@ -458,7 +458,7 @@ std::vector<DecodeRow> decode_rows() {
         for (size_t set = 0; set < std::size(kDecodeSets); ++set) {
           if (dims.qk == 576 && (kDecodeSets[set].unified_max || kDecodeSets[set].cache != DType::none)) continue;
           for (const int arch : kDecodeArchs) {
-            if (dtype == DType::f32 && kDecodeSets[set].cache != DType::none) continue;
+            if (kDecodeSets[set].cache != DType::none && (dtype == DType::f32 || dims.qk == 576)) continue;
             const DecodeRow row{arch, dtype, dims, rows, set};
             if (g_full || is_representative(row)) all.push_back(row);
           }

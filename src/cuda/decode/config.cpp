@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/quantized_rows.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/launch/score_config.hpp"
 
@@ -13,23 +14,14 @@ using core::AttentionShape;
 using core::DType;
 using core::Feature;
 using core::Name;
-using portable::CacheElement;
 using portable::DecodeConfig;
 using portable::Element;
+using portable::Quantized;
 
-CacheElement cache_element(const AttentionShape& p) {
-  switch (p.operands[Name::k].dtype) {
-    case DType::f8e4m3fn: return CacheElement::f8e4m3;
-    case DType::i8: return CacheElement::i8;
-    case DType::i4: return CacheElement::i4;
-    default: return CacheElement::as_q;
-  }
-}
-
-int32_t padded(int64_t head_dim, CacheElement cache) {
+int32_t padded(int64_t head_dim, Quantized cache) {
   for (const int32_t compiled : {32, 64, 96, 128, 192}) {
     // Tiles have rows of whole pairs of 16 bytes.
-    if (cache == CacheElement::i4 && compiled % 64 != 0) continue;
+    if (cache == Quantized::i4 && compiled % 64 != 0) continue;
     if (head_dim <= compiled) return compiled;
   }
   return 256;
@@ -87,7 +79,7 @@ constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) 
 }  // namespace
 
 DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
-  const CacheElement cache = cache_element(p);
+  const Quantized cache = core::quantized(p.operands[Name::k].dtype);
   DecodeConfig c{.score = score_config(p),
                  .cache = cache,
                  .kv_scales = p.features.has(Feature::kv_scales),

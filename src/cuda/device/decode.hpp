@@ -377,7 +377,7 @@ struct Decode : DecodeStates<C> {
       if constexpr (C.kv_scales) {
         load_scales(scales, stage_v);
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
+        for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) s[n][i] *= scales.k[i / 2];
         }

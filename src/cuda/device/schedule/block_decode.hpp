@@ -41,9 +41,9 @@ struct BlockDecode {
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
   // What strides of k and v count: elements as q has them, or bytes.
-  static constexpr bool kIsWidened = C.cache != CacheElement::as_q;
+  static constexpr bool kIsWidened = C.cache != Quantized::none;
   static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
-                       kStrideElements = C.cache == CacheElement::i4 ? 2 : 1;
+                       kStrideElements = C.cache == Quantized::i4 ? 2 : 1;
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
   using TileV = Tile<portable::kDecodeTile, (C.v_in_k ? C.head_dim_qk : C.head_dim_v) / kStrideElements, kStrideBytes>;
   // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.hpp).

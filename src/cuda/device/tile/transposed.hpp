@@ -97,12 +97,12 @@ struct Transposed<Element::f32> {
 };
 
 // Values of 8 or 4 bits are widened.
-template <Element E, CacheElement C, class TileV>
+template <Element E, Quantized C, class TileV>
 struct ValueOperand {
   using Type = WidenedValues<E, C, TileV>;
 };
 template <Element E, class TileV>
-struct ValueOperand<E, CacheElement::as_q, TileV> {
+struct ValueOperand<E, Quantized::none, TileV> {
   using Type = typename Transposed<E>::template Values<TileV>;
 };
 
@@ -143,7 +143,7 @@ class QueryOperands {
 };
 
 // s = k . q^T of 16 keys.
-template <Element E, CacheElement C, class TileK, int Steps, int Blocks, class Queries>
+template <Element E, Quantized C, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
   // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads. Long rows three panels, or
   // one where o has more registers: loads of more would take them.
@@ -172,7 +172,7 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
 #pragma unroll
     for (int step = 0; step < kPanelSteps; step += 2) {
       typename Transposed<E>::A left[2];
-      if constexpr (C != CacheElement::as_q) {
+      if constexpr (C != Quantized::none) {
         load_widened_keys<E, C, TileK>(left, loaded, k, step);
       } else {
 #pragma unroll
