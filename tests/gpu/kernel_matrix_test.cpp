@@ -456,7 +456,7 @@ std::vector<DecodeRow> decode_rows() {
       if (dtype == DType::f32 && dims.qk == 576) continue;  // there is none
       for (const int64_t rows : {8, 16, 32, 64}) {
         for (size_t set = 0; set < std::size(kDecodeSets); ++set) {
-          if (dims.qk == 576 && (kDecodeSets[set].unified_max || kDecodeSets[set].cache != DType::none)) continue;
+          if (kDecodeSets[set].unified_max && dims.qk == 576) continue;
           for (const int arch : kDecodeArchs) {
             if (kDecodeSets[set].cache != DType::none && (dtype == DType::f32 || dims.qk == 576)) continue;
             const DecodeRow row{arch, dtype, dims, rows, set};
