@@ -28,7 +28,7 @@ Case mla(int64_t heads = 16, int64_t seqlen_kv = 300) {
 
 // Rows of one tile, of several, and less than a tile has.
 TEST(EmulatedMla, Rows) {
-  for (const int64_t heads : {1, 16, 20, 32, 64, 96, 128}) {
+  for (const int64_t heads : {1, 16, 20, 64, 128}) {
     for (const int splits : {1, 4}) expect_decoded(mla(heads, 150), {.num_splits = splits}, cuda::decode_recipe, 1);
   }
   Case c = mla(16, 200);
@@ -48,12 +48,8 @@ TEST(EmulatedMla, Prefill) {
 
 // Blocks, clusters, whose blocks read each other's states, and clusters that meet in memory.
 TEST(EmulatedMla, Splits) {
-  for (const int64_t heads : {16, 32, 64}) {
-    for (const int splits : {1, 2, 3, 8, 12}) {
-      expect_decoded(mla(heads, heads == 16 ? 700 : 300), {.num_splits = splits}, cuda::decode_recipe,
-                     heads == 16 ? 2 : 1);
-    }
-  }
+  for (const int splits : {1, 2, 3, 8, 12}) expect_decoded(mla(16, 500), {.num_splits = splits});
+  for (const int splits : {3, 8}) expect_decoded(mla(64, 200), {.num_splits = splits}, cuda::decode_recipe, 1);
 }
 
 TEST(EmulatedMla, ShortCaches) {
@@ -176,7 +172,7 @@ TEST(EmulatedMla, ShortRows) {
 }
 
 TEST(EmulatedMla, RandomCases) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
     Case c = random_mla_case(seed, "cuda.decode", "bf16 f16", 4);
     c.kernel = kReference;
     Gpu gpu{.num_sms = static_cast<int>(2 + seed % 41), .num_splits = static_cast<int>(c.num_splits), .few = c.few};
