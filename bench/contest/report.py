@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 def is_ours(name: str) -> bool:
-    return name == "tessella" or name.startswith(("cpu.", "cuda.", "reference."))
+    return name == "tessella" or name.startswith(("tessella.", "cpu.", "cuda.", "reference."))
 
 
 def unit(record: Record) -> tuple[str, float]:
@@ -199,11 +199,12 @@ def work(record: Record) -> str:
 def heading(record: Record) -> str:
     machine = "; ".join(f"{key} {value}" for key, value in record["machine"].items())
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    counts = f"{record.get('counts', 'median')} of {record['rounds']}"
     lines = [
         f"# {work(record)}, {record['protocol']} on {record['device']}, {record['date']}",
         machine,
         f"commit {record['commit']}; {versions}",
-        f"windows of {record['window_s']} s, median of {record['rounds']}, all contenders of a cell in turn",
+        f"windows of {record['window_s']} s, {counts}, all contenders of a cell in turn",
         f"`{record['command']}`",
     ]
     return "\n\n".join(lines)

@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import sys
+import threading
+import time
 
 import pytest
 
@@ -23,9 +27,12 @@ CELLS = [
 ]
 
 
+QUANTIZED = [(kv_dtype, kv_scale) for kv_dtype in ("f8e4m3fn", "i8", "i4") for kv_scale in ("tensor", "head", "token")]
+
+
 @pytest.fixture(autouse=True)
 def small_caches(monkeypatch):
-    monkeypatch.setitem(problem.ROTATED_BYTES, "cpu", 400_000)
+    monkeypatch.setattr(problem, "bytes_to_rotate", lambda device: 400_000)
     with torch.no_grad():
         yield
 
@@ -34,7 +41,7 @@ def small_caches(monkeypatch):
 def test_ours_is_right_and_timed(cell):
     taking_part, _ = contenders.chosen(["tessella", "reference.attention", "sdpa.flash"], "cpu")
     entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
-    assert {"tessella", "reference.attention"} <= set(entry["results"])
+    assert {"tessella", "tessella.heads_first", "reference.attention"} <= set(entry["results"])
     for found in entry["results"].values():
         assert found["seconds"] > 0 and found["spread"] >= 1
         assert found["error"] < 2e-2
@@ -45,6 +52,109 @@ def test_ours_is_right_and_timed(cell):
     assert ("sdpa.flash" in entry["results"]) == is_plain
     if not is_plain:
         assert entry["refused"]["sdpa.flash"].startswith("has no ")
+
+
+@pytest.mark.parametrize("kv_dtype, kv_scale", QUANTIZED)
+@pytest.mark.parametrize(
+    "cell", [CELLS[1], CELLS[3], CELLS[6]], ids=["contiguous", "ragged", "pages of a row, ragged, two queries"]
+)
+def test_quantized_caches_are_read_right(cell, kv_dtype, kv_scale, monkeypatch):
+    cell = dataclasses.replace(cell, kv_dtype=kv_dtype, kv_scale=kv_scale)
+    monkeypatch.setitem(
+        contenders.OUR_VARIANTS, "tessella.heads_first", {"layout": "bhsd", "kernel": "reference.attention"}
+    )
+    taking_part, _ = contenders.chosen(["reference.attention", "tessella.heads_first", "sdpa.flash", "numpy"], "cpu")
+    entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
+    found = entry["results"]
+    assert set(found) == {"reference.attention", "tessella.heads_first"}
+    assert all(one["error"] < 1e-2 for one in found.values())
+    assert f"no cache of {kv_dtype} with scales by {kv_scale}" in entry["refused"]["sdpa.flash"]
+    assert entry["read_seconds"] > 0
+
+
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("kv_dtype, kv_scale", QUANTIZED)
+def test_a_scale_that_is_not_applied_is_wrong(kv_dtype, kv_scale, half, monkeypatch):
+    """Of the last head, where heads have their own; in half 0 of keys, in 1 of values."""
+    scales_of = contenders.OurDecode._scales
+
+    def forgetful(run, copy):
+        given = scales_of(run, copy)
+        name = ("k_scale", "v_scale")[half]
+        given[name] = given[name].clone()
+        given[name][..., -1] *= 1.5
+        return given
+
+    monkeypatch.setattr(contenders.OurDecode, "_scales", forgetful)
+    cell = dataclasses.replace(CELLS[1], kv_dtype=kv_dtype, kv_scale=kv_scale)
+    entry = measure.measure_cell(cell, contenders.chosen(["reference.attention"], "cpu")[0], "cpu", 0.001)
+    assert entry["refused"]["reference.attention"].startswith("wrong: error")
+
+
+def test_stored_numbers_of_4_bits_are_two_a_byte():
+    numbers = torch.tensor([-8.0, 7.0, 0.2, -1.0]) / problem.DEVIATION["i4"]
+    stored = problem.quantized(numbers, "i4")
+    assert stored.tolist() == [0x79, 0xF0]  # -7 at most, and the first in the low bits
+    assert problem.unpacked(stored).tolist() == [-7, 7, 0, -1]
+
+
+def test_numpy_is_right_where_it_takes_part():
+    cell = dataclasses.replace(PLAIN, heads_kv=8, threads=1)
+    taking_part, _ = contenders.chosen(["numpy", "tessella"], "cpu")
+    entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
+    assert entry["results"]["numpy"]["error"] < 1e-5 and entry["results"]["tessella"]["seconds"] > 0
+    grouped = measure.measure_cell(PLAIN, taking_part, "cpu", 0.001)
+    assert grouped["refused"]["numpy"] == "is for as many KV heads as heads, and f32"
+
+
+def test_one_thread_is_timed_by_what_it_computes():
+    """Waiting does not count, and work on a thread beside the caller's does."""
+
+    def works(copy):
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.002:
+            pass
+
+    def works_elsewhere(copy):
+        thread = threading.Thread(target=works, args=(copy,))
+        thread.start()
+        thread.join()
+
+    given = problem.DecodeProblem(dataclasses.replace(PLAIN, threads=1), "cpu")
+    waits = measure.Rotation(lambda copy: time.sleep(0.001), given)
+    assert waits.time(0, "cpu") < 0.0005
+    for run in (works, works_elsewhere):
+        assert measure.Rotation(run, given).time(0, "cpu") >= 0.002
+    given = problem.DecodeProblem(dataclasses.replace(PLAIN, threads=2), "cpu")
+    assert measure.Rotation(lambda copy: time.sleep(0.001), given).time(0, "cpu") >= 0.001
+
+
+VLLM_CELLS = [
+    dataclasses.replace(PLAIN, dtype="f32"),
+    dataclasses.replace(PLAIN, dtype="bf16", seqlen=300),
+    dataclasses.replace(PLAIN, dtype="bf16", lengths=(1, 50, 17), queries=1),
+    dataclasses.replace(PLAIN, dtype="bf16", queries=4),
+    dataclasses.replace(PLAIN, dtype="bf16", kv_dtype="f8e4m3fn", kv_scale="tensor"),
+]
+
+
+@pytest.mark.skipif("VLLM_CPU_LIBRARY" not in os.environ, reason="VLLM_CPU_LIBRARY is not set")
+@pytest.mark.parametrize("cell", VLLM_CELLS, ids=lambda cell: f"{cell.dtype} {cell.label}")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_vllm_is_right(cell, threads):
+    taking_part, missing = contenders.chosen(["vllm"], "cpu")
+    assert not missing
+    entry = measure.measure_cell(dataclasses.replace(cell, threads=threads), taking_part, "cpu", 0.001)
+    assert entry["results"]["vllm.vec"]["error"] < 5e-3, entry["refused"]
+    assert "vllm.amx" in entry["results"] or "AMX" in entry["refused"]["vllm.amx"]
+
+
+@pytest.mark.parametrize("path, says", [("", "VLLM_CPU_LIBRARY is not set"), ("/none/_C.so", "does not load")])
+def test_vllm_that_is_absent_is_named(path, says, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_LIBRARY", path)
+    monkeypatch.delitem(sys.modules, contenders.VLLM, raising=False)
+    taking_part, missing = contenders.chosen(["vllm"], "cpu")
+    assert not taking_part and says in missing["vllm.vec"]
 
 
 def test_copies_rotate_and_differ():
@@ -111,7 +221,7 @@ def test_one_that_fails_is_named_and_the_others_go_on():
 def test_a_variant_of_ours_is_a_line(monkeypatch):
     monkeypatch.setitem(contenders.OUR_VARIANTS, "tessella.one_thread", {"num_threads": 1})
     taking_part, _ = contenders.chosen(["tessella"], "cpu")
-    assert [entry.name for entry in taking_part] == ["tessella", "tessella.one_thread"]
+    assert [entry.name for entry in taking_part] == ["tessella", "tessella.heads_first", "tessella.one_thread"]
     assert "tessella.one_thread" in measure.measure_cell(PLAIN, taking_part, "cpu", 0.001)["results"]
 
 
@@ -121,7 +231,7 @@ def test_an_unknown_name_is_refused():
 
 
 def test_a_whole_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(compare, "cells_on", lambda device: CELLS)
+    monkeypatch.setattr(compare, "cells_on", lambda *chosen: CELLS)
     path = tmp_path / "decode.json"
     monkeypatch.setattr(
         "sys.argv", ["compare.py", "--decode", "--device", "cpu", "--window", "0.001", "--json", str(path)]
@@ -136,8 +246,9 @@ def test_a_whole_run(tmp_path, capsys, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 def test_a_whole_run_on_a_gpu(tmp_path, monkeypatch):
     cells = [dataclasses.replace(cell, head_dim=128, dtype="bf16", seqlen=64) for cell in CELLS if not cell.lengths]
-    monkeypatch.setattr(compare, "cells_on", lambda device: cells)
-    monkeypatch.setitem(problem.ROTATED_BYTES, "cuda", 4_000_000)
+    cells += [dataclasses.replace(cells[0], kv_dtype=kv_dtype, kv_scale=kv_scale) for kv_dtype, kv_scale in QUANTIZED]
+    monkeypatch.setattr(compare, "cells_on", lambda *chosen: cells)
+    monkeypatch.setattr(problem, "bytes_to_rotate", lambda device: 4_000_000)
     path = tmp_path / "decode.json"
     arguments = ["--decode", "--device", "cuda", "--window", "0.001", "--contenders", "tessella,sdpa"]
     monkeypatch.setattr("sys.argv", ["compare.py", *arguments, "--json", str(path)])

@@ -7,20 +7,27 @@ import compare
 import fake
 import pytest
 from contest.decode.floors import beside_recorded, floors
-from contest.decode.protocol import all_cells, cells_on, peer_sets, ragged_lengths
+from contest.decode.protocol import cells_on, cpu_cells, gpu_cells, peer_sets, ragged_lengths
 from contest.decode.report import report
 
 BYTES_A_SECOND = 3e12
 
 
 def decode_record(change=lambda cell, results: None, gpu="NVIDIA H200", cells=None, **fields):
-    """Ours at 0.95 of the plain read, cuDNN 1.1 times as slow; `change` alters the seconds of a cell."""
+    """Ours at 0.95 of the plain read, cuDNN 1.1 times as slow; `change` alters the seconds of a cell.
+
+    On a CPU vLLM's op is as fast as ours where it has the cache, and NumPy 1.6 times as slow on any threads.
+    """
     entries = []
-    for cell in cells or all_cells():
+    for cell in cells or gpu_cells():
         read = cell.cache_bytes / BYTES_A_SECOND
         results = {"tessella": read / 0.95}
         if cell.group == "peers":
             results["sdpa.cudnn"] = 1.1 * results["tessella"]
+        if cell.group == "gqa" and cell.kv_dtype in ("", "f8e4m3fn"):
+            results["vllm.vec"] = results["tessella"]
+        if cell.group == "mha":
+            results["numpy"] = 1.6 * results["tessella"]
         change(cell, results)
         made = {name: {"seconds": took, "spread": 1.01, "error": 1e-3} for name, took in results.items()}
         entries.append(
@@ -36,6 +43,10 @@ def decode_record(change=lambda cell, results: None, gpu="NVIDIA H200", cells=No
     return fake.record(entries, gpu=gpu, protocol="decode", **fields)
 
 
+def cpu_record(change=lambda cell, results: None, threads=(1, 2, 16)):
+    return decode_record(change, cells=cpu_cells(threads), device="cpu")
+
+
 def verdicts(record):
     return {floor.says: floor.passed for floor in floors(record)}
 
@@ -45,7 +56,7 @@ def missed(change):
 
 
 def test_cells_are_those_that_others_were_measured_on():
-    cells = all_cells()
+    cells = gpu_cells()
     peers = {cell.size for cell in cells if cell.group == "peers"}
     recorded = [
         (row["heads_q"], row["heads_kv"], row["batch"], row["seqlen"]) for s in peer_sets() for row in s["rows"]
@@ -58,27 +69,51 @@ def test_cells_are_those_that_others_were_measured_on():
 
 
 def test_bytes_are_keys_and_values_once():
-    cell = next(cell for cell in all_cells() if cell.size == (64, 8, 32, 4096) and cell.group == "peers")
+    cell = next(cell for cell in gpu_cells() if cell.size == (64, 8, 32, 4096) and cell.group == "peers")
     assert cell.cache_bytes == 2 * 32 * 4096 * 8 * 128 * 2
     assert cell.label == "64/8 B32 4k"
 
 
 def test_ragged_lengths_are_the_same_each_time_and_have_the_bytes_of_the_equal_ones():
     assert ragged_lengths(64, 32768) == ragged_lengths(64, 32768)
-    equal, ragged = [cell for cell in all_cells() if cell.group == "ragged"]
+    equal, ragged = [cell for cell in gpu_cells() if cell.group == "ragged"]
     assert min(ragged.lengths) >= 1 and max(ragged.lengths) <= 32768 == ragged.seqlen
     assert equal.cache_bytes == pytest.approx(ragged.cache_bytes, rel=1e-4)
     assert ragged.label == "64/8 B64 1..32k"
 
 
-def test_a_cpu_has_the_small_caches():
-    assert 0 < len(cells_on("cpu")) < len(cells_on("cuda")) == len(all_cells())
-    assert max(cell.cache_bytes for cell in cells_on("cpu")) <= 1 << 24
+def test_a_cpu_has_cells_of_its_own_by_threads():
+    cells = cells_on("cpu", (1, 2))
+    assert {cell.threads for cell in cells} == {1, 2} and len(cells) == 2 * len(cells_on("cpu", (1,)))
+    gqa = [cell for cell in cells if cell.group == "gqa" and cell.threads == 1]
+    assert {(cell.seqlen, cell.kv_dtype or cell.dtype) for cell in gqa} == {
+        (seqlen, dtype) for seqlen in (4096, 32768) for dtype in ("bf16", "f32", "f8e4m3fn", "i8", "i4")
+    }
+    assert "32/8 B1 32k i8 by token t2" in [cell.label for cell in cells]
+    assert "8/8 B1 8k f32 t1" in [cell.label for cell in cells]
+    assert not any(cell.threads for cell in cells_on("cuda"))
+
+
+def test_groups_are_chosen_by_name():
+    assert {cell.group for cell in cells_on("cuda", groups=["quantized"])} == {"quantized"}
+    assert {cell.group for cell in cells_on("cuda", groups=["rows", "pages"])} == {"rows", "pages"}
+    with pytest.raises(ValueError, match="--cases: mha, expected of peers, rows, ragged, pages, quantized"):
+        cells_on("cuda", groups=["mha"])
+
+
+def test_quantized_bytes_are_those_of_elements_and_scales():
+    whole, by_tensor, by_token = (
+        next(cell for cell in cells_on("cuda", groups=["quantized"]) if cell.batch == 32 and cell.kv_dtype == kv_dtype)
+        for kv_dtype in ("", "f8e4m3fn", "i4")
+    )
+    assert by_tensor.cache_bytes == whole.cache_bytes // 2 + 8
+    assert by_token.cache_bytes == whole.cache_bytes // 4 + 2 * 4 * 32 * 4096 * 8
+    assert by_token.label == "64/8 B32 4k i4 by token"
 
 
 def test_all_floors_hold_where_ours_is_fast():
     found = verdicts(decode_record())
-    assert len(found) == 10 and all(found.values())
+    assert len(found) == 12 and all(found.values())
 
 
 def test_every_floor_is_missed_where_it_must_be():
@@ -100,9 +135,71 @@ def test_every_floor_is_missed_where_it_must_be():
     assert missed(slower("ragged", 1.3, lambda cell: cell.lengths)) == [
         "ragged lengths reach 0.8 of the rate of the same bytes in equal lengths"
     ]
+    for kv_dtype, factor, is_missed in (("f8e4m3fn", 1.3, False), ("f8e4m3fn", 1.5, True), ("i8", 1.5, True)):
+        found = missed(slower("quantized", factor, lambda cell, kv=kv_dtype: cell.kv_dtype == kv and cell.batch == 8))
+        assert len(found) == is_missed and all(says.startswith(f"caches of {kv_dtype} are 1.4") for says in found)
+    assert not missed(slower("quantized", 9, lambda cell: cell.kv_dtype and cell.size == (64, 8, 1, 8192)))  # small
     for size, factor in ((1, 1.7), (16, 1.12), (64, 1.12)):
         found = missed(slower("pages", factor, lambda cell, n=size: cell.page_size == n and cell.heads_q == 16))
         assert len(found) == 1 and found[0].startswith(f"pages of {size} reach")
+
+
+def test_floors_of_a_cpu():
+    found = verdicts(cpu_record())
+    assert len(found) == 14 and all(found.values())
+
+    def slower(factor, where):
+        def change(cell, results):
+            if where(cell):
+                results["tessella"] *= factor
+
+        return [says for says, passed in verdicts(cpu_record(change)).items() if not passed]
+
+    def is_cached_as(kind, threads):
+        return lambda cell: cell.group == "gqa" and (cell.kv_dtype or cell.dtype) == kind and cell.threads == threads
+
+    assert not slower(1.05, is_cached_as("bf16", 1))
+    assert slower(1.2, is_cached_as("bf16", 1)) == ["bf16 reaches 0.9 of vllm.vec: one thread, CPU time"]
+    assert slower(1.2, is_cached_as("f32", 2)) == ["f32 reaches 0.9 of vllm.vec: more threads, by the clock"]
+    assert slower(1.2, is_cached_as("i8", 1)) == ["i8 reaches 0.9 of vllm.vec's f8e4m3fn: one thread, CPU time"]
+    assert "f8e4m3fn of 32k keys on 16 threads and more reaches 0.7 of the plain read" in slower(
+        1.4, is_cached_as("f8e4m3fn", 16)
+    )
+    numpy = slower(1.7, lambda cell: cell.group == "mha" and cell.seqlen == 8192 and cell.threads == 1)
+    assert numpy == ["MHA reaches NumPy: one thread, CPU time"]
+    two = slower(1.2, lambda cell: cell.group == "mha" and cell.seqlen == 32768 and cell.threads == 2)
+    assert two == ["MHA of 32k keys on two threads is 1.5 times as fast as NumPy on one or two"]
+
+
+def test_numpy_that_more_threads_slow_down_is_held_to_one():
+    def change(cell, results):
+        if cell.group == "mha" and cell.threads == 2:
+            results["numpy"] *= 10
+
+    assert verdicts(cpu_record(change))["MHA of 32k keys on two threads is 1.5 times as fast as NumPy on one or two"]
+
+    def and_ours(cell, results):
+        change(cell, results)
+        if cell.group == "mha" and cell.threads == 2:
+            results["tessella"] *= 2
+
+    assert not all(verdicts(cpu_record(and_ours)).values())
+
+
+def test_amx_is_held_beside_where_it_was_measured():
+    def change(cell, results):
+        if cell.group == "gqa" and cell.dtype == "bf16" and cell.kv_dtype in ("", "f8e4m3fn"):
+            results["vllm.amx"] = results["tessella"] / 2
+
+    found = verdicts(cpu_record(change))
+    missing = [says for says, passed in found.items() if not passed]
+    assert len(found) == 20 and len(missing) == 6 and all("vllm.amx" in says for says in missing)
+
+
+def test_a_report_of_a_cpu_is_in_its_units():
+    text = report(cpu_record(threads=(1, 2)))
+    assert "| GB/s |" in text and "over vllm.vec" in text and "Rounds differ" not in text
+    assert "| not measured | bf16 of 32k keys on 16 threads and more" in text
 
 
 def test_the_mean_is_geometric_and_a_floor_of_its_own():
@@ -158,8 +255,14 @@ def test_a_record_of_decoding_is_reported_from_json(tmp_path, capsys, monkeypatc
     assert "## Floors" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("other", [["--lengths", "512"], ["--protocol", "family"], ["--backward"]])
+@pytest.mark.parametrize("other", [["--lengths", "512"], ["--protocol", "family"], ["--backward"], ["--threads", "0"]])
 def test_decode_has_cells_of_its_own(other, capsys):
     with pytest.raises(SystemExit):
         compare.parse_arguments(["--decode", *other])
     assert "--decode" in capsys.readouterr().err
+
+
+def test_threads_are_of_decode():
+    with pytest.raises(SystemExit):
+        compare.parse_arguments(["--threads", "2"])
+    assert compare.parse_arguments(["--decode", "--threads", "1,4", "--cases", "mha"]).threads == [1, 4]

@@ -31,6 +31,8 @@ struct AppendArgs {
   TensorView rotary_offsets = {};
   TensorView q = {};
   TensorView q_out = {};
+  TensorView k_scale = {};  // of quantised caches: (slots or num_pages, 1 or rows, heads_kv) f32
+  TensorView v_scale = {};
 };
 
 struct AppendOptions {
@@ -39,6 +41,7 @@ struct AppendOptions {
   int num_threads = 0;              // CPU; 0 = all that the process may use
   bool check_device_values = false;
   int64_t max_seqlen_new = 0;
+  int64_t scale_block = 0;  // 0: the scales of quantised caches are given; 1: those of the new rows are computed
   std::string kernel = {};  // a name of `tessella kernels`; "" = automatic
   const tessella_allocator* allocator = nullptr;
   const std::atomic<int32_t>* cancel = nullptr;  // once not 0, the call throws Error(cancelled); see tessella.h
@@ -69,11 +72,14 @@ struct AppendCall {
     args.rotary_offsets = pointer(a.rotary_offsets);
     args.q = pointer(a.q);
     args.q_out = pointer(a.q_out);
+    args.k_scale = pointer(a.k_scale);
+    args.v_scale = pointer(a.v_scale);
     options.rotary_interleaved = o.rotary_interleaved ? 1 : 0;
     options.num_sms = o.num_sms;
     options.num_threads = o.num_threads;
     options.check_device_values = o.check_device_values ? 1 : 0;
     options.max_seqlen_new = o.max_seqlen_new;
+    options.scale_block = o.scale_block;
     options.kernel = o.kernel.empty() ? nullptr : o.kernel.c_str();
     options.allocator = o.allocator;
     options.cancel = reinterpret_cast<const int32_t*>(o.cancel);

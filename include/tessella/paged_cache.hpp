@@ -12,6 +12,9 @@
 //                  .page_table = table.view()}, {.mask = ts::Mask::causal()});
 //   }
 //
+// A cache of f8e4m3fn, i8 or i4 quantises rows on their way in; attention takes k_scale(layer), v_scale(layer) and
+// scale_block() beside k(layer) and v(layer).
+//
 // Failures throw tessella::Error. Threads may share a cache; the rows of a sequence are written by one at a time.
 #pragma once
 
@@ -31,6 +34,9 @@
 
 namespace tessella {
 
+// What of a quantised cache has a scale: every token and head, computed as rows come in; every head; or all.
+enum class CacheScale { token, head, tensor };
+
 struct PagedCacheSizes {
   int64_t num_pages = 0;
   int64_t page_size = 0;
@@ -39,26 +45,50 @@ struct PagedCacheSizes {
   int64_t head_dim_v = 0;  // 0 = head_dim
   DType dtype = f32;
   int num_layers = 1;
+  CacheScale scale = CacheScale::token;  // of f8e4m3fn, i8 and i4; those of heads and tensors are 1 until they are set
 };
 
 class PagedCache {
  public:
   // Memory of its own, on the CPU.
   explicit PagedCache(const PagedCacheSizes& sizes) : pages_(sizes.num_pages, sizes.page_size) {
-    if (sizes.num_layers < 1 || sizes.heads_kv < 1 || sizes.head_dim < 1 || sizes.head_dim_v < 0 ||
-        size_bits(sizes.dtype) < 8) {
+    const bool are_odd = sizes.dtype == i4 && (sizes.head_dim % 2 != 0 || sizes.head_dim_v % 2 != 0);
+    if (sizes.num_layers < 1 || sizes.heads_kv < 1 || sizes.head_dim < 1 || sizes.head_dim_v < 0 || are_odd ||
+        size_bits(sizes.dtype) == 0) {
       throw Error(ErrorCode::invalid_argument,
-                  "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more, and a dtype of whole bytes");
+                  "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more, head_dim even for i4, and a "
+                  "dtype");
     }
     for (int layer = 0; layer < sizes.num_layers; ++layer) {
-      add(k_, sizes, sizes.head_dim);
-      add(v_, sizes, sizes.head_dim_v == 0 ? sizes.head_dim : sizes.head_dim_v);
+      add(k_, sizes, sizes.dtype, sizes.head_dim);
+      add(v_, sizes, sizes.dtype, sizes.head_dim_v == 0 ? sizes.head_dim : sizes.head_dim_v);
+      if (!is_quantized(sizes.dtype)) continue;
+      for (std::vector<TensorView>* scales : {&k_scale_, &v_scale_}) add_scale(*scales, sizes);
     }
+    scale_block_ = is_quantized(sizes.dtype) && sizes.scale == CacheScale::token ? 1 : 0;
   }
   // Pools (num_pages, page_size, heads_kv, head_dim) of the caller's, one a layer, which outlive the cache. Either
   // order of token and head is a matter of strides (view_bhsd). Views of a GPU's memory say so.
-  PagedCache(std::vector<TensorView> k, std::vector<TensorView> v)
-      : pages_(size_of(k, v, 0), size_of(k, v, 1)), k_(std::move(k)), v_(std::move(v)) {
+  // k_scale, v_scale: of quantised ones, one a layer: with scale_block 1 pools (num_pages, page_size, heads_kv) of what
+  // is computed, with 0 scales that are given, as append takes them.
+  PagedCache(std::vector<TensorView> k, std::vector<TensorView> v, std::vector<TensorView> k_scale = {},
+             std::vector<TensorView> v_scale = {}, int64_t scale_block = 0)
+      : pages_(size_of(k, v, 0), size_of(k, v, 1)),
+        k_(std::move(k)),
+        v_(std::move(v)),
+        k_scale_(std::move(k_scale)),
+        v_scale_(std::move(v_scale)),
+        scale_block_(scale_block) {
+    const auto fits = [&](const std::vector<TensorView>& scales) {
+      bool are_pools = true;
+      for (const TensorView& scale : scales) are_pools = are_pools && scale.ndim() == 3;
+      return scale_block == 0 ? scales.empty() || scales.size() == k_.size() : scales.size() == k_.size() && are_pools;
+    };
+    if (!fits(k_scale_) || !fits(v_scale_)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "PagedCache: expected a k_scale and a v_scale for each layer, beside scale_block pools (num_pages, "
+                  "page_size, heads_kv)");
+    }
     for (const TensorView& pool : pools()) {
       if (pool.ndim() != 4 || pool.shape(0) != pages_.num_pages() || pool.shape(1) != pages_.page_size()) {
         throw Error(ErrorCode::invalid_argument,
@@ -71,11 +101,29 @@ class PagedCache {
   // Of a layer: what attention takes.
   const TensorView& k(int layer = 0) const { return k_[idx_of(layer)]; }
   const TensorView& v(int layer = 0) const { return v_[idx_of(layer)]; }
+  // Of a layer that is quantised; absent where there are none.
+  TensorView k_scale(int layer = 0) const { return k_scale_.empty() ? TensorView() : k_scale_[idx_of(layer)]; }
+  TensorView v_scale(int layer = 0) const { return v_scale_.empty() ? TensorView() : v_scale_[idx_of(layer)]; }
+  int64_t scale_block() const { return scale_block_; }
   int num_layers() const { return static_cast<int>(k_.size()); }
   // k and v of every layer: what copy_pages takes.
   std::vector<TensorView> pools() const {
     std::vector<TensorView> pools = k_;
     pools.insert(pools.end(), v_.begin(), v_.end());
+    return pools;
+  }
+  // The scales of rows, of every layer, which are copied likewise; none where scales are not computed.
+  std::vector<TensorView> scale_pools() const {
+    std::vector<TensorView> pools;
+    if (scale_block_ == 0) return pools;
+    for (const std::vector<TensorView>* scales : {&k_scale_, &v_scale_}) {
+      for (const TensorView& scale : *scales) {
+        tessella_tensor pool = scale.c_tensor();
+        pool.ndim = 4;
+        pool.shape[3] = pool.strides[3] = 1;
+        pools.emplace_back(pool);
+      }
+    }
     return pools;
   }
   Pages& pages() { return pages_; }
@@ -86,8 +134,8 @@ class PagedCache {
   void release(const std::vector<int64_t>& ids) { pages_.release(ids); }
   void truncate(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) { pages_.truncate(ids, lengths); }
   // Gives the sequences these lengths, the tokens to be appended counted, and copies the pages that must be. For pools
-  // on a GPU it is pages().reserve() and, where there are copies, copy_pages(pools(), pairs, {}, stream): pairs lie in
-  // the GPU's memory, and bringing them there is the caller's.
+  // on a GPU it is pages().reserve() and, where there are copies, copy_pages(pools(), pairs, {}, stream), and the same
+  // of scale_pools() where there are any: pairs lie in the GPU's memory, and bringing them there is the caller's.
   void reserve(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) {
     if (is_on_gpu()) {
       throw Error(ErrorCode::invalid_argument,
@@ -105,28 +153,48 @@ class PagedCache {
   }
 
   // New keys and values into a layer: args without k and v. Where k_new or v_new is absent, that one is left alone.
-  void append(AppendArgs args, int layer = 0, const AppendOptions& options = {}, void* stream = nullptr) const {
-    if (args.k_new.is_present()) args.k = k(layer);
-    if (args.v_new.is_present()) args.v = v(layer);
+  void append(AppendArgs args, int layer = 0, AppendOptions options = {}, void* stream = nullptr) const {
+    if (args.k_new.is_present()) args.k = k(layer), args.k_scale = k_scale(layer);
+    if (args.v_new.is_present()) args.v = v(layer), args.v_scale = v_scale(layer);
+    options.scale_block = scale_block_;
     tessella::append(args, options, stream);
   }
 
  private:
   bool is_on_gpu() const { return k_[0].c_tensor().device_type == TESSELLA_CUDA; }
+  static bool is_quantized(DType dtype) { return dtype == f8e4m3fn || dtype == i8 || dtype == i4; }
   void copy(const std::vector<PageCopy>& copies) const {
-    copy_pages(pools(),
-               tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}, {}, {TESSELLA_CPU, 0}));
+    const TensorView pairs =
+        tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}, {}, {TESSELLA_CPU, 0});
+    copy_pages(pools(), pairs);
+    if (const std::vector<TensorView> scales = scale_pools(); !scales.empty()) copy_pages(scales, pairs);
   }
-  void add(std::vector<TensorView>& pools, const PagedCacheSizes& sizes, int64_t head_dim) {
-    int64_t bytes = size_bits(sizes.dtype) / 8;
-    for (const int64_t length : {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}) {
+  void add_scale(std::vector<TensorView>& scales, const PagedCacheSizes& sizes) {
+    if (sizes.scale == CacheScale::token) {
+      add(scales, sizes, f32, 1);
+      tessella_tensor pool = scales.back().c_tensor();
+      pool.ndim = 3;
+      scales.back() = TensorView(pool);
+      return;
+    }
+    const int64_t count = sizes.scale == CacheScale::head ? sizes.heads_kv : 1;
+    memory_.emplace_back(new (std::nothrow) std::byte[static_cast<size_t>(count) * sizeof(float)]);
+    if (memory_.back() == nullptr) throw Error(ErrorCode::out_of_memory, "PagedCache: out of memory");
+    auto* ones = reinterpret_cast<float*>(memory_.back().get());
+    for (int64_t i = 0; i < count; ++i) ones[i] = 1;
+    scales.push_back(tessella::view(ones, f32, {count}));
+  }
+  void add(std::vector<TensorView>& pools, const PagedCacheSizes& sizes, DType dtype, int64_t head_dim) {
+    const bool is_half = size_bits(dtype) == 4;  // two elements a byte
+    int64_t bytes = is_half ? 1 : size_bits(dtype) / 8;
+    for (const int64_t length : {sizes.num_pages, sizes.page_size, sizes.heads_kv, is_half ? head_dim / 2 : head_dim}) {
       if (length > PTRDIFF_MAX / bytes) throw Error(ErrorCode::out_of_memory, "PagedCache: more bytes than can be");
       bytes *= length;
     }
     memory_.emplace_back(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
     if (memory_.back() == nullptr) throw Error(ErrorCode::out_of_memory, "PagedCache: out of memory");
-    pools.push_back(tessella::view(memory_.back().get(), sizes.dtype,
-                                   {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}));
+    pools.push_back(
+        tessella::view(memory_.back().get(), dtype, {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}));
   }
   size_t idx_of(int layer) const {
     if (layer < 0 || layer >= num_layers()) {
@@ -147,7 +215,8 @@ class PagedCache {
   Pages pages_;
   std::unique_ptr<std::mutex> reserving_ = std::make_unique<std::mutex>();
   std::vector<std::unique_ptr<std::byte[]>> memory_;
-  std::vector<TensorView> k_, v_;
+  std::vector<TensorView> k_, v_, k_scale_, v_scale_;
+  int64_t scale_block_ = 0;
 };
 
 }  // namespace tessella

@@ -407,7 +407,8 @@ typedef struct tessella_merge_options {
  *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim)   f64, f32, bf16 or f16. Either
  *                  may be NULL, and then its cache is
  *   k, v           the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
- *                  page_size, heads_kv, head_dim)   the dtype of the new rows
+ *                  page_size, heads_kv, head_dim)   the dtype of the new rows, or f8e4m3fn, i8 or i4 beside f32, bf16
+ *                  and f16: such a cache is quantised. Both have one dtype
  *   seqlens_kv     (batch) i32, required: rows in use after the append, left padding included. The new rows of a
  *                  sequence become rows [seqlens_kv - new, seqlens_kv) of it; the attention that follows takes the same
  *                  array
@@ -424,6 +425,19 @@ typedef struct tessella_merge_options {
  *   q, q_out       (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): q_out is written with the rows
  *                  of q, rotated by the positions of the new rows. Dtype of the new rows. It may be q, the very same
  *                  view. Both or none
+ *   k_scale, v_scale   f32, of quantised caches: a row is its scale times what is stored, as attention reads it.
+ *                  Option scale_block says which rows have one:
+ *                  0  all rows of a slot or page. The scales are inputs, (slots or num_pages, 1, heads_kv), where each
+ *                     axis may be 1 and leading ones may be left out. NULL = 1
+ *                  1  every row of every head its own. They are required, (slots, seqlen_kv, heads_kv) or (num_pages,
+ *                     page_size, heads_kv), and those of the new rows are written
+ *
+ * Rows of a quantised cache: x, rotated in fp32 where it is, is stored as x / scale, divided in fp32 and rounded to
+ * nearest even; what is beyond the largest number stored, 448 of f8e4m3fn, 127 of i8 and 7 of i4, becomes that number,
+ * and so does an infinity. A scale that is computed is the largest |x| of the row divided by that number. Below 2^-90 a
+ * scale counts as zero: all that is finite is stored as zero, and one that is computed is 1. A NaN is stored as NaN in
+ * f8e4m3fn and as 0 in i8 and i4, which have none; where scales are computed, a row that has a NaN or an infinity has
+ * NaN as its scale, so that it is read as NaN. A zero is +0. Bytes and scales are the same on a CPU and on a GPU.
  *
  * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a place in the cache
  * and a position without angles are errors, and so are two sequences that write one row. On a GPU such rows are not
@@ -445,10 +459,12 @@ typedef struct tessella_append_args {
   const tessella_tensor* rotary_offsets;
   const tessella_tensor* q;
   const tessella_tensor* q_out;
+  const tessella_tensor* k_scale;
+  const tessella_tensor* v_scale;
 } tessella_append_args;
 
 #define TESSELLA_APPEND_ARGS_INIT \
-  { sizeof(tessella_append_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_append_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* As the options of attention of the same names. */
 typedef struct tessella_append_options {
@@ -462,10 +478,11 @@ typedef struct tessella_append_options {
   const char* kernel;
   const tessella_allocator* allocator;
   const int32_t* cancel;
+  int64_t scale_block; /* 0: k_scale and v_scale are given; 1: those of the new rows are computed. No other yet */
 } tessella_append_options;
 
 #define TESSELLA_APPEND_OPTIONS_INIT \
-  { sizeof(tessella_append_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_append_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Pages that are copied: what a sequence that is forked needs before it writes to a page that it has in common with
  * another.

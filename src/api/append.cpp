@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "api/grow.hpp"
@@ -36,6 +37,7 @@ class AppendNormalizer {
     new_rows("v_new", args_.v_new, a_.v_new, a_.v_rows.from);
     cache("k", args_.k, a_.k_new, a_.k_rows.into);
     cache("v", args_.v, a_.v_new, a_.v_rows.into);
+    scales();
     queries();
     tables();
     rotary();
@@ -60,6 +62,12 @@ class AppendNormalizer {
     together("v_new", args_.v_new, "v", args_.v);
     together("rotary_cos", args_.rotary_cos, "rotary_sin", args_.rotary_sin);
     together("q", args_.q, "q_out", args_.q_out);
+    for (const auto& [name, scale, beside, cache] :
+         {std::tuple{"k_scale", args_.k_scale, "k", args_.k}, std::tuple{"v_scale", args_.v_scale, "v", args_.v}}) {
+      if (scale != nullptr && cache == nullptr) {
+        invalid(message(function_, ": ", name, " is given, expected it beside ", beside));
+      }
+    }
     const auto needs = [&](const char* name, const tessella_tensor* tensor, bool has, const char* beside) {
       if (tensor != nullptr && !has) invalid(message(function_, ": ", name, " is given, expected it beside ", beside));
     };
@@ -109,6 +117,20 @@ class AppendNormalizer {
                     first_, ".dtype"));
   }
 
+  // The first cache read says which. Quantised ones have dtypes of their own.
+  void cache_dtype(const char* name, DType dtype) const {
+    if (first_cache_ != nullptr && dtype != cache_dtype_) {
+      invalid(message(function_, ": ", name, ".dtype is ", core::name(dtype), ", expected ", core::name(cache_dtype_),
+                      " = ", first_cache_, ".dtype"));
+    }
+    if (first_cache_ != nullptr || dtype == dtype_) return;
+    const bool may_be_quantized = dtype_ != DType::f64;
+    const bool is_known = dtype == DType::f8e4m3fn || dtype == DType::i8 || dtype == DType::i4;
+    if (may_be_quantized && is_known) return;
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(dtype), ", expected ", core::name(dtype_), " = ",
+                    first_, ".dtype", may_be_quantized ? ", or f8e4m3fn, i8 or i4" : ""));
+  }
+
   // k or v. The first one read says how many slots or pages there are, and of how many rows.
   void cache(const char* name, const tessella_tensor* tensor, const core::RowsShape& rows, core::Operand& operand) {
     if (tensor == nullptr) return;
@@ -118,13 +140,14 @@ class AppendNormalizer {
                       " axes, expected (num_pages, page_size, heads_kv, head_dim) beside page_table"));
     }
     const TensorAxes axes = reader_.attention(name, tensor, false, operand);
-    of_dtype(name, operand.dtype);
+    cache_dtype(name, operand.dtype);
     const std::string from = message(name, "_new");
     const auto same = [&](int axis, int64_t got, int64_t expected, const std::string& what) {
       if (got != expected) reader_.mismatch(name, *tensor, 4, axis, got, expected, what.c_str());
     };
     if (first_cache_ == nullptr) {
       first_cache_ = name;
+      cache_dtype_ = operand.dtype;
       a_.num_slots = axes.batch;
       a_.seqlen_kv = axes.rows;
       if (is_paged) pages(name, axes);
@@ -133,6 +156,10 @@ class AppendNormalizer {
     same(1, axes.rows, is_paged ? a_.page_size : a_.seqlen_kv, message("the rows of ", first_cache_));
     same(2, axes.heads, rows.heads, message("the heads of ", from));
     same(3, axes.head_dim, rows.head_dim, message(from, ".shape[-1]"));
+    if (operand.dtype == DType::i4 && axes.head_dim % 2 != 0) {
+      invalid(message(function_, ": ", name, ".shape[-1] is ", axes.head_dim,
+                      ", expected an even number for i4, which has two elements a byte"));
+    }
     if (!is_paged && args_.cache_batch_idx == nullptr && axes.batch != a_.batch) {
       reader_.mismatch(name, *tensor, 4, 0, axes.batch, a_.batch, message("the batch of ", from).c_str());
     }
@@ -149,6 +176,45 @@ class AppendNormalizer {
     const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
     a_.page_table = reader_.per_row("page_table", table, false, a_.batch, pages, "pages");
     a_.seqlen_kv = std::min(pages, kMost) * a_.page_size;  // validate() refuses what is longer
+  }
+
+  // Of quantised caches, and with which meaning.
+  void scales() {
+    const int64_t block = options_.scale_block;
+    if (block < 0) invalid(message(function_, ": scale_block is ", block, ", expected at least 0 (all rows)"));
+    a_.scale_block = block;
+    const bool is_quantized = core::is_quantized(cache_dtype_);
+    if (block != 0 && !is_quantized) {
+      invalid(message(function_, ": scale_block is ", block, ", expected 0 for a cache of ", core::name(cache_dtype_),
+                      ", which has no scales"));
+    }
+    if (block > 1) {
+      core::unsupported(message(function_, ": scale_block is ", block,
+                                ", expected 0 (the scales are given) or 1 (that of each new row is computed): one of "
+                                "several rows would change the meaning of those stored before"));
+    }
+    for (const auto& [name, scale, cache, rows, shape] :
+         {std::tuple{"k_scale", args_.k_scale, args_.k, &a_.k_rows, a_.k_new},
+          std::tuple{"v_scale", args_.v_scale, args_.v, &a_.v_rows, a_.v_new}}) {
+      if (scale != nullptr && !is_quantized) {
+        invalid(message(function_, ": ", name, " is given and ", first_cache_, ".dtype is ", core::name(cache_dtype_),
+                        ", expected a dtype of 8 or 4 bits"));
+      }
+      if (scale == nullptr && cache != nullptr && block != 0) {
+        invalid(message(function_, ": ", name, " is NULL, expected memory for the scales of the new rows: scale_block ",
+                        "is ", block));
+      }
+      if (scale == nullptr) continue;
+      const int64_t axes[3] = {a_.num_slots, block == 0 ? 1 : a_.rows_of_slot(), shape.heads};
+      rows->scale = reader_.scale(name, *scale, axes);
+      const core::Operand& t = rows->scale;
+      const int64_t strides[3] = {t.batch_stride, t.row_stride, t.head_stride};
+      for (int i = 0; i < 3; ++i) {
+        if (block == 0 || axes[i] <= 1 || strides[i] != 0) continue;
+        invalid(message(function_, ": ", name, " has one entry for several rows or heads, expected one for each, (",
+                        axes[0], ", ", axes[1], ", ", axes[2], "), as they are written"));
+      }
+    }
   }
 
   void queries() {
@@ -212,8 +278,11 @@ class AppendNormalizer {
   }
 
   void outputs() const {
+    const bool writes_scales = a_.scale_block != 0;
     for (const auto& [label, tensor] :
-         {std::pair{"k", args_.k}, std::pair{"v", args_.v}, std::pair{"q_out", args_.q_out}}) {
+         {std::pair{"k", args_.k}, std::pair{"v", args_.v}, std::pair{"q_out", args_.q_out},
+          std::pair{"k_scale", writes_scales ? args_.k_scale : nullptr},
+          std::pair{"v_scale", writes_scales ? args_.v_scale : nullptr}}) {
       if (tensor != nullptr && memory_ == Memory::written && (tensor->flags & TESSELLA_READ_ONLY) != 0) {
         invalid(message(function_, ": ", label, " is read-only, expected memory that may be written"));
       }
@@ -250,6 +319,7 @@ class AppendNormalizer {
   const char* first_ = nullptr;  // of the new rows, and of the caches
   const char* first_cache_ = nullptr;
   DType dtype_ = DType::none;
+  DType cache_dtype_ = DType::none;
   AppendArguments a_;
 };
 

@@ -37,8 +37,13 @@ void HostMemory::copy(core::Table<T>& table, int64_t batch, int64_t count) {
 
 void HostMemory::copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
   if (operand.data == nullptr) return;
-  Axis axes[] = {{batch, operand.batch_stride}, {rows, operand.row_stride}, {heads, operand.head_stride}, {dim, 1}};
-  operand.data = copy(operand.data, core::size_bytes(operand.dtype), axes);
+  // Two elements of i4 are a byte, and that is what is copied.
+  const int64_t bits = core::size_bits(operand.dtype), in_unit = bits < 8 ? 8 / bits : 1;
+  Axis axes[] = {{batch, operand.batch_stride / in_unit},
+                 {rows, operand.row_stride / in_unit},
+                 {heads, operand.head_stride / in_unit},
+                 {(dim + in_unit - 1) / in_unit, 1}};
+  operand.data = copy(operand.data, bits * in_unit / 8, axes);
 }
 
 void HostMemory::copy(core::ScoreOperand& operand, int64_t batch, int64_t heads, int64_t queries, int64_t keys) {

@@ -72,10 +72,14 @@ void derive_shape(MergeArguments& a) {
 
 void derive_shape(AppendArguments& a) {
   const bool is_cpu = a.device.type == DeviceType::cpu;
-  a.rows.alignment = is_cpu ? 1 : 16;
-  appended_rows(a, [&](const AppendedNames&, const RowsShape&, const AppendArguments::Rows& rows) {
-    a.rows.dtype = rows.from.dtype;
-    if (!is_cpu) a.rows.alignment = std::min({a.rows.alignment, alignment(rows.from), alignment(rows.into)});
+  a.rows.alignment = a.cache.alignment = is_cpu ? 1 : 16;
+  const auto add = [is_cpu](OperandShape& shape, const Operand& t) {
+    shape.dtype = t.dtype;
+    if (!is_cpu) shape.alignment = std::min(shape.alignment, alignment(t));
+  };
+  appended_rows(a, [&](const AppendedNames& names, const RowsShape&, const AppendArguments::Rows& rows) {
+    add(a.rows, rows.from);
+    add(names.is_cache ? a.cache : a.rows, rows.into);
   });
   a.rotary = a.cos.dtype;
 }

@@ -137,6 +137,7 @@ struct AppendArguments : AppendShape {
   // page_size, ...); of q: q_out, which has the axes of q.
   struct Rows {
     Operand from, into;
+    Operand scale;  // of a quantised cache: (slots or pages, 1 or rows, heads, 1), f32; without data all are 1
   };
   Rows k_rows, v_rows, q_rows;
   Operand cos, sin;                // (1, positions, 1, rotary_dim / 2), f32 or the dtype of the rows
@@ -154,6 +155,7 @@ struct AppendArguments : AppendShape {
   const int32_t* cancel = nullptr;
 
   int64_t tokens() const { return cu_seqlens_new ? total_new : batch * seqlen_new; }
+  int64_t rows_of_slot() const { return page_size > 0 ? page_size : seqlen_kv; }
 };
 
 void derive_shape(AppendArguments& arguments);

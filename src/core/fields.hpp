@@ -116,6 +116,11 @@ void fields(std::type_identity<AppendShape>, F&& f) {
       FieldName{"rows", "dtype"}, [](auto& shape) -> auto& { return shape.rows.dtype; }, Fit::equal);
   f(
       FieldName{"rows", "alignment"}, [](auto& shape) -> auto& { return shape.rows.alignment; }, Fit::at_least);
+  f(
+      FieldName{"cache", "dtype"}, [](auto& shape) -> auto& { return shape.cache.dtype; }, Fit::equal);
+  f(
+      FieldName{"cache", "alignment"}, [](auto& shape) -> auto& { return shape.cache.alignment; }, Fit::at_least);
+  f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
   const auto rows = [&f](const char* name, RowsShape S::*member) {
     f(
         FieldName{name, "heads"}, [member](auto& shape) -> auto& { return (shape.*member).heads; }, Fit::equal);

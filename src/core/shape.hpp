@@ -110,7 +110,9 @@ struct RowsShape {
 struct AppendShape {
   Operation operation = Operation::append;
   Device device;
-  OperandShape rows;  // of all rows and caches
+  OperandShape rows;        // of k_new, v_new, q and q_out
+  OperandShape cache;       // of k and v: the dtype of rows, or a quantised one
+  int64_t scale_block = 0;  // of a quantised cache: 0: its scales are given, 1: those of each new row are computed
   int64_t batch = 0;
   int64_t seqlen_new = 0;  // rows of a sequence of k_new, v_new and q; packed: 0
   int64_t total_new = 0;   // rows of the packed tensors; otherwise seqlen_new

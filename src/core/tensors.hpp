@@ -90,15 +90,16 @@ void merge_inputs(A& a, F&& f) {
 struct AppendedNames {
   const char* from;
   const char* into;
+  const char* scale;
   bool is_cache;    // into a cache; q goes into q_out, row by row
   bool is_rotated;  // if anything is
 };
 // f(AppendedNames, RowsShape, Rows) of those that are given.
 template <typename A, typename F>
 void appended_rows(A& a, F&& f) {
-  if (a.k_new.heads > 0) f(AppendedNames{"k_new", "k", true, true}, a.k_new, a.k_rows);
-  if (a.v_new.heads > 0) f(AppendedNames{"v_new", "v", true, false}, a.v_new, a.v_rows);
-  if (a.q.heads > 0) f(AppendedNames{"q", "q_out", false, true}, a.q, a.q_rows);
+  if (a.k_new.heads > 0) f(AppendedNames{"k_new", "k", "k_scale", true, true}, a.k_new, a.k_rows);
+  if (a.v_new.heads > 0) f(AppendedNames{"v_new", "v", "v_scale", true, false}, a.v_new, a.v_rows);
+  if (a.q.heads > 0) f(AppendedNames{"q", "q_out", "", false, true}, a.q, a.q_rows);
 }
 
 // What an append reads and writes: f(name, Operand, is_written, batch, rows, heads, dim).
@@ -106,11 +107,15 @@ template <typename A, typename F>
 void append_operands(A& a, F&& f) {
   const bool is_packed = static_cast<bool>(a.cu_seqlens_new);
   const int64_t batch = is_packed ? 1 : a.batch;
+  const int64_t rows_of_slot = a.rows_of_slot();
   appended_rows(a, [&](const AppendedNames& names, const RowsShape& shape, auto& rows) {
     f(names.from, rows.from, false, batch, a.total_new, shape.heads, shape.head_dim);
     if (names.is_cache) {
-      const int64_t rows_of_slot = a.page_size > 0 ? a.page_size : a.seqlen_kv;
       f(names.into, rows.into, true, a.num_slots, rows_of_slot, shape.heads, shape.head_dim);
+      if (rows.scale.data != nullptr) {
+        const bool is_written = a.scale_block != 0;
+        f(names.scale, rows.scale, is_written, a.num_slots, is_written ? rows_of_slot : 1, shape.heads, int64_t{1});
+      }
     } else {
       f(names.into, rows.into, true, batch, a.total_new, shape.heads, shape.head_dim);
     }

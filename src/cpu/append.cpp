@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/new_rows.hpp"
+#include "core/quantized_rows.hpp"
 #include "core/tensors.hpp"
 #include "cpu/parallel.hpp"
 #include "portable/float16.hpp"
@@ -52,16 +53,16 @@ T rounded(RealOf<T> value) {
 }
 
 // into may be from. cos, sin: of the rotary_dim / 2 angles.
-template <typename T>
-void rotate_row(const T* from, T* into, int64_t rotary_dim, bool is_interleaved, const RealOf<T>* cos,
+template <typename T, typename Into>
+void rotate_row(const T* from, Into* into, int64_t rotary_dim, bool is_interleaved, const RealOf<T>* cos,
                 const RealOf<T>* sin) {
   const auto angles = [&](auto is_of_neighbours) {
     for (int64_t j = 0; j < rotary_dim / 2; ++j) {
       const int64_t first = portable::first_column(j, is_of_neighbours);
       const int64_t second = portable::second_column(j, rotary_dim, is_of_neighbours);
       const auto turned = portable::rotate(load(from[first]), load(from[second]), cos[j], sin[j]);
-      into[first] = rounded<T>(turned.first);
-      into[second] = rounded<T>(turned.second);
+      into[first] = rounded<Into>(turned.first);
+      into[second] = rounded<Into>(turned.second);
     }
   };
   if (is_interleaved) {
@@ -71,9 +72,10 @@ void rotate_row(const T* from, T* into, int64_t rotary_dim, bool is_interleaved,
   }
 }
 
-// The rows of one token: its keys, values and queries.
+// The rows of one token: its keys, values and queries. row: for one that is quantised.
 template <typename T>
-void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T>* cos, RealOf<T>* sin) {
+void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T>* cos, RealOf<T>* sin, float* row) {
+  const bool is_quantized = core::is_quantized(a.cache.dtype);
   with_element(a.rotary, [&]<typename Angle>(const Angle*) {
     if constexpr (!std::is_same_v<Angle, double> || std::is_same_v<T, double>) {
       const auto* cos_row = reinterpret_cast<const Angle*>(a.cos.row(0, at.position, 0));
@@ -89,6 +91,14 @@ void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T
     const int64_t rotary_dim = names.is_rotated ? a.rotary_dim : 0;
     for (int64_t head = 0; head < shape.heads; ++head) {
       const auto* from = reinterpret_cast<const T*>(rows.from.row(at.from_batch, at.from_row, head));
+      if constexpr (!std::is_same_v<T, double>) {
+        if (names.is_cache && is_quantized) {
+          rotate_row(from, row, rotary_dim, a.rotary_interleaved, cos, sin);
+          std::transform(from + rotary_dim, from + shape.head_dim, row + rotary_dim, [](T x) { return load(x); });
+          core::store_quantized(a, rows, at, head, row, shape.head_dim);
+          continue;
+        }
+      }
       auto* into = reinterpret_cast<T*>(names.is_cache ? rows.into.row(at.slot, at.row, head)
                                                        : rows.into.row(at.from_batch, at.from_row, head));
       rotate_row(from, into, rotary_dim, a.rotary_interleaved, cos, sin);
@@ -109,9 +119,11 @@ int64_t item_tokens(const core::AppendShape& p) {
   return std::clamp<int64_t>((int64_t{64} << 10) / token_bytes(p), 1, 4096);
 }
 
-// Cosines and sines of a token, for each thread.
+// Of each thread: cosines and sines of a token, and a row in fp32 where caches are quantised.
 int64_t thread_bytes(const core::AppendShape& p) {
-  return (p.rotary_dim * static_cast<int64_t>(sizeof(double)) + 63) / 64 * 64;
+  const int64_t row = core::is_quantized(p.cache.dtype) ? std::max(p.k_new.head_dim, p.v_new.head_dim) : 0;
+  const int64_t bytes = p.rotary_dim * static_cast<int64_t>(sizeof(double)) + row * static_cast<int64_t>(sizeof(float));
+  return (bytes + 63) / 64 * 64;
 }
 
 }  // namespace
@@ -130,9 +142,10 @@ void run_append(const core::Arguments& arguments, const core::Plan& plan, core::
   with_element(a.dtype(), [&]<typename T>(const T*) {
     parallel_for((tokens + step - 1) / step, plan.num_threads, a.cancel, [&](int64_t item, int worker) {
       auto* cos = reinterpret_cast<RealOf<T>*>(base + worker * thread_bytes(a));
+      auto* row = reinterpret_cast<float*>(cos + a.rotary_dim);
       for (int64_t token = item * step; token < std::min(tokens, (item + 1) * step); ++token) {
         const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
-        if (at.is_new) append_token<T>(a, at, cos, cos + a.rotary_dim / 2);
+        if (at.is_new) append_token<T>(a, at, cos, cos + a.rotary_dim / 2, row);
       }
     });
   });

@@ -3,6 +3,7 @@
 
 #include "portable/integers.hpp"
 #include "portable/new_rows.hpp"
+#include "portable/quantize.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::portable {
@@ -11,8 +12,10 @@ inline constexpr int32_t kAppendThreads = 256;
 inline constexpr int32_t kAppendBlocksPerSm = 4;
 
 struct AppendConfig {
-  Element element = Element::bf16;  // of rows and caches
-  bool vectors = false;             // rows are moved in pieces of 16 bytes
+  Element element = Element::bf16;  // of rows, and of caches that are not quantised
+  Quantized cache = Quantized::none;
+  bool computes_scales = false;  // of the new rows of quantised caches, else they are given
+  bool vectors = false;          // rows are read in pieces of 16 bytes
   bool rotates = false;
   bool interleaved = false;    // neighbours turn together
   bool angles_are_f32 = true;  // else of the element
@@ -22,6 +25,8 @@ struct AppendConfig {
 template <class Visit>
 constexpr void fields(const AppendConfig& c, const Visit& visit) {
   visit("element", c.element);
+  visit("cache", c.cache);
+  visit("computes_scales", c.computes_scales);
   visit("vectors", c.vectors);
   visit("rotates", c.rotates);
   visit("interleaved", c.interleaved);
@@ -29,14 +34,22 @@ constexpr void fields(const AppendConfig& c, const Visit& visit) {
 }
 
 // Elements of a row that a thread moves at once.
-constexpr int32_t piece(const AppendConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
+constexpr int32_t row_piece(const AppendConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
+// Those that go into a cache: of two of 4 bits that are a byte it has both.
+constexpr int32_t piece(const AppendConfig& c) { return c.cache == Quantized::i4 && !c.vectors ? 2 : row_piece(c); }
+// What they take in a cache.
+constexpr int32_t cache_piece_bytes(const AppendConfig& c) {
+  return c.cache == Quantized::none ? piece(c) * size_bytes(c.element) : piece(c) * bits_of(c.cache) / 8;
+}
 
 // Rows of one of k, v and q; heads 0: absent. Strides in elements.
 struct AppendRows {
   const void* from;
   void* into;
+  float* scale;  // null: 1
   int64_t from_batch_stride, from_row_stride, from_head_stride;
   int64_t into_batch_stride, into_row_stride, into_head_stride;
+  int64_t scale_batch_stride, scale_row_stride, scale_head_stride;  // row stride 0 where one is given for all rows
   int32_t heads, head_dim;
 };
 

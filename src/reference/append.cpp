@@ -9,6 +9,7 @@
 
 #include "core/new_rows.hpp"
 #include "core/plan.hpp"
+#include "core/quantized_rows.hpp"
 #include "portable/rotary.hpp"
 #include "reference/element.hpp"
 #include "reference/threads.hpp"
@@ -39,9 +40,10 @@ template void appended_row(const AppendArguments&, const core::AppendedNames&, c
 
 namespace {
 
+// A row in double, and in fp32 as it is quantised.
 int64_t row_bytes(const core::AppendShape& p) {
   const int64_t head_dim = std::max({p.k_new.head_dim, p.v_new.head_dim, p.q.head_dim});
-  return head_dim * static_cast<int64_t>(sizeof(double));
+  return head_dim * static_cast<int64_t>(sizeof(double) + sizeof(float));
 }
 
 }  // namespace
@@ -53,6 +55,7 @@ core::WorkspaceSize append_workspace(const core::Shape& shape, int num_threads) 
 void append_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const AppendArguments& a = core::append(arguments);
   const portable::NewRowTables tables = core::new_row_tables(a);
+  const bool is_quantized = core::is_quantized(a.cache.dtype);
   for_each(a.tokens(), plan.num_threads, a.cancel, [&](int64_t token, int worker) {
     const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
     if (!at.is_new) return;
@@ -61,6 +64,12 @@ void append_run(const core::Arguments& arguments, const core::Plan& plan, core::
         a, [&](const core::AppendedNames& names, const core::RowsShape& shape, const AppendArguments::Rows& rows) {
           for (int64_t head = 0; head < shape.heads; ++head) {
             appended_row(a, names, shape, rows, at, head, row);
+            if (names.is_cache && is_quantized) {
+              auto* narrow = reinterpret_cast<float*>(row + shape.head_dim);
+              std::transform(row, row + shape.head_dim, narrow, [](double x) { return static_cast<float>(x); });
+              core::store_quantized(a, rows, at, head, narrow, shape.head_dim);
+              continue;
+            }
             std::byte* into =
                 names.is_cache ? rows.into.row(at.slot, at.row, head) : rows.into.row(at.from_batch, at.from_row, head);
             // What is not rotated keeps every bit, that of a signalling NaN too.

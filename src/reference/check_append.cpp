@@ -1,12 +1,18 @@
 // Sampled rows of caches that an append has written, and of copied pages.
+//
+// A quantised row is held to its own dtype: each element is the multiple of the row's scale that is nearest to the
+// exact one, and a scale that was computed is that of the exact row.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "core/cancel.hpp"
 #include "core/new_rows.hpp"
+#include "core/quantized_rows.hpp"
+#include "portable/quantize.hpp"
 #include "reference/append.hpp"
 #include "reference/check.hpp"
 #include "reference/element.hpp"
@@ -38,14 +44,21 @@ class RowsChecker {
         names_(names),
         shape_(shape),
         rows_(rows),
+        dtype_(names.is_cache ? core::quantized(a.cache.dtype) : portable::Quantized::none),
         expected_(static_cast<size_t>(shape.head_dim)),
-        plain_(expected_.size()) {}
+        plain_(expected_.size()),
+        got_(expected_.size()),
+        comparison_(dtype_ == portable::Quantized::none ? 2 : 0) {}
 
   void row(const portable::NewRow& at, int64_t head) {
     appended_row(a_, names_, shape_, rows_, at, head, expected_.data());
     appended_row(a_, names_, shape_, rows_, at, head, plain_.data());
     const std::byte* got =
         names_.is_cache ? rows_.into.row(at.slot, at.row, head) : rows_.into.row(at.from_batch, at.from_row, head);
+    if (dtype_ != portable::Quantized::none) {
+      quantized_row(at, head, got);
+      return;
+    }
     const bool is_f64 = a_.dtype() == core::DType::f64;
     for (int64_t c = 0; c < shape_.head_dim; ++c) {
       const double value = expected_[static_cast<size_t>(c)];
@@ -55,9 +68,58 @@ class RowsChecker {
     }
   }
 
-  CheckReport report(int64_t rows) const { return reference::report(names_.into, comparison_, rows); }
+  CheckReport report(int64_t rows) const {
+    const bool are_scales_wrong = comparison_.passed() && !scales_.passed();
+    return reference::report(are_scales_wrong ? names_.scale : names_.into, are_scales_wrong ? scales_ : comparison_,
+                             rows);
+  }
 
  private:
+  // Of a row that is quantised: expected_ holds the exact numbers, plain_ those that are to be stored.
+  void quantized_row(const portable::NewRow& at, int64_t head, const std::byte* got) {
+    const float* given = core::scale_of(a_, rows_, at, head);
+    const double scale = given == nullptr ? 1 : *given;
+    if (a_.scale_block != 0) computed_scale(at, head, scale);
+    load_row(got, a_.cache.dtype, shape_.head_dim, got_.data());
+    const double size = std::abs(scale), most = portable::largest(dtype_) * size;
+    const bool is_zero = size < portable::kLeastScale;
+    const float divisor = portable::divisor_of(static_cast<float>(scale));
+    for (int64_t c = 0; c < shape_.head_dim; ++c) {
+      const auto idx = static_cast<size_t>(c);
+      const double exact = expected_[idx];
+      double value = is_zero ? 0 : std::clamp(exact, -most, most);
+      // Divided by a scale that counts as zero, an infinity is no number either.
+      const bool is_nan = std::isnan(exact) || (is_zero && std::isinf(exact));
+      if (is_nan) value = dtype_ == portable::Quantized::f8e4m3fn ? std::numeric_limits<double>::quiet_NaN() : 0;
+      if (!std::isfinite(scale)) value = std::numeric_limits<double>::quiet_NaN();
+      const double plain = scale * portable::number_of(portable::quantized(plain_[idx], divisor, dtype_), dtype_);
+      comparison_.add({at.batch_idx, at.from_row, head, c}, scale * got_[idx], value, plain,
+                      half_step(value / size) * size + noise(at, head, c, exact) + 0x1p-22 * std::abs(value));
+    }
+  }
+
+  // What a computed scale is: the exact row's, but for the rounding of its largest number.
+  void computed_scale(const portable::NewRow& at, int64_t head, double got) {
+    double most = 0, moved = 0;
+    for (int64_t c = 0; c < shape_.head_dim; ++c) {
+      const double exact = std::abs(expected_[static_cast<size_t>(c)]);
+      most = std::isfinite(exact) && std::isfinite(most) ? std::max(most, exact)
+                                                         : std::numeric_limits<double>::quiet_NaN();
+      moved = std::max(moved, noise(at, head, c, exact));
+    }
+    const double exact = most / portable::largest(dtype_), error = moved / portable::largest(dtype_) + 0x1p-22 * exact;
+    const bool is_zero = exact < portable::kLeastScale;
+    const bool may_be_either = std::abs(exact - portable::kLeastScale) <= error && got == (is_zero ? exact : 1.0);
+    const double expected = may_be_either ? got : is_zero ? 1.0 : exact;
+    scales_.add({at.batch_idx, at.from_row, head, 0}, got, expected, expected, is_zero ? 0 : error);
+  }
+
+  // Half of what two neighbours at x differ by.
+  double half_step(double x) const {
+    if (dtype_ != portable::Quantized::f8e4m3fn) return 0.5;
+    return std::abs(x) < 0x1p-6 ? 0x1p-10 : std::ldexp(0x1p-4, std::ilogb(x));
+  }
+
   // Two products and their sum, each rounded in the precision of the computation, and the result once more.
   double noise(const portable::NewRow& at, int64_t head, int64_t c, double value) const {
     if (!names_.is_rotated || c >= a_.rotary_dim) return 0;
@@ -80,9 +142,12 @@ class RowsChecker {
   core::AppendedNames names_;
   core::RowsShape shape_;
   AppendArguments::Rows rows_;
+  portable::Quantized dtype_;
   std::vector<double> expected_;
   std::vector<float> plain_;
-  Comparison comparison_{2};
+  std::vector<double> got_;
+  Comparison comparison_;
+  Comparison scales_{0};
 };
 
 }  // namespace

@@ -54,6 +54,16 @@ const AppendCase kPaged = with([](AppendCase& c) { c.page_size = 4; });
 const AppendCase kPacked = with([](AppendCase& c) { c.packed = true; });
 const AppendCase kRagged = with([](AppendCase& c) { c.ragged = true; });
 const AppendCase kSlots = with([](AppendCase& c) { c.slots = true; });
+const AppendCase kGiven = with([](AppendCase& c) {
+  c.cache_dtype = TESSELLA_I8;
+  c.scale = "s";
+});
+const AppendCase kComputed = with([](AppendCase& c) {
+  c.cache_dtype = TESSELLA_F8E4M3FN;
+  c.scale = "th";
+});
+const AppendCase kInt4 = with([](AppendCase& c) { c.cache_dtype = TESSELLA_I4; });
+const AppendCase kF64 = with([](AppendCase& c) { c.dtype = TESSELLA_F64; });
 const AppendCase kPadded = with([](AppendCase& c) { c.leftpad = true; });
 
 const Refusal kRefusals[] = {
@@ -76,7 +86,41 @@ const Refusal kRefusals[] = {
     {"dtypes_differ", kPlain, [](AppendCall& c) { edit(c.args().v_new).dtype = TESSELLA_BF16; }, kInvalid,
      "append: v_new.dtype is bf16, expected f32 = k_new.dtype"},
     {"cache_dtype", kPlain, [](AppendCall& c) { edit(c.args().k).dtype = TESSELLA_F16; }, kInvalid,
-     "append: k.dtype is f16, expected f32 = k_new.dtype"},
+     "append: k.dtype is f16, expected f32 = k_new.dtype, or f8e4m3fn, i8 or i4"},
+    {"cache_dtypes_differ", kGiven, [](AppendCall& c) { edit(c.args().v).dtype = TESSELLA_F8E4M3FN; }, kInvalid,
+     "append: v.dtype is f8e4m3fn, expected i8 = k.dtype"},
+    {"no_such_cache", kGiven, [](AppendCall& c) { edit(c.args().k).dtype = TESSELLA_F8E5M2; }, kInvalid,
+     "append: k.dtype is f8e5m2, expected f32 = k_new.dtype, or f8e4m3fn, i8 or i4"},
+    {"f64_is_not_quantized", kF64, [](AppendCall& c) { edit(c.args().k).dtype = TESSELLA_I8; }, kInvalid,
+     "append: k.dtype is i8, expected f64 = k_new.dtype"},
+    {"odd_int4", kInt4,
+     [](AppendCall& c) {
+       edit(c.args().v).shape[3] = 5;
+       edit(c.args().v_new).shape[3] = 5;
+     },
+     kInvalid, "append: v.shape[-1] is 5, expected an even number for i4"},
+    {"scale_of_floats", kPlain, [](AppendCall& c) { c.args().k_scale = c.args().rotary_cos; }, kInvalid,
+     "append: k_scale is given and k.dtype is f32, expected a dtype of 8 or 4 bits"},
+    {"scale_without_cache", kGiven, [](AppendCall& c) { c.args().v = c.args().v_new = nullptr; }, kInvalid,
+     "append: v_scale is given, expected it beside v"},
+    {"scale_block_of_floats", kPlain, [](AppendCall& c) { c.options().scale_block = 1; }, kInvalid,
+     "append: scale_block is 1, expected 0 for a cache of f32, which has no scales"},
+    {"scale_block", kGiven, [](AppendCall& c) { c.options().scale_block = -1; }, kInvalid,
+     "append: scale_block is -1, expected at least 0 (all rows)"},
+    {"scale_of_several_rows", kComputed, [](AppendCall& c) { c.options().scale_block = 16; }, TESSELLA_UNSUPPORTED,
+     "append: scale_block is 16, expected 0 (the scales are given) or 1"},
+    {"scale_absent", kComputed, [](AppendCall& c) { c.args().v_scale = nullptr; }, kInvalid,
+     "append: v_scale is NULL, expected memory for the scales of the new rows: scale_block is 1"},
+    {"scale_dtype", kGiven, [](AppendCall& c) { edit(c.args().k_scale).dtype = TESSELLA_F16; }, kInvalid,
+     "append: k_scale.dtype is f16, expected f32"},
+    {"scale_shape", kGiven, [](AppendCall& c) { edit(c.args().k_scale).shape[2] = 3; }, kInvalid,
+     "append: k_scale has shape (2, 1, 3), expected one that broadcasts to (2, 1, 2) = (batch, blocks, heads)"},
+    {"one_scale_for_all", kComputed, [](AppendCall& c) { edit(c.args().k_scale).shape[2] = 1; }, kInvalid,
+     "append: k_scale has one entry for several rows or heads, expected one for each, (2, 9, 2)"},
+    {"read_only_scale", kComputed, [](AppendCall& c) { edit(c.args().k_scale).flags = TESSELLA_READ_ONLY; }, kInvalid,
+     "append: k_scale is read-only, expected memory that may be written"},
+    {"scales_overlap", kComputed, [](AppendCall& c) { edit(c.args().v_scale).data = c.args().k_scale->data; }, kInvalid,
+     "append: v_scale overlaps k_scale, expected memory of its own"},
     {"rows", kPlain, [](AppendCall& c) { edit(c.args().v_new).shape[1] = 2; }, kInvalid,
      "append: v_new.shape[1] is 2, expected 3 = the rows of k_new (layout batch, seqlen, heads, head_dim)"},
     {"heads", kPlain, [](AppendCall& c) { edit(c.args().k).shape[2] = 1; }, kInvalid,
@@ -259,11 +303,42 @@ TEST(AppendPlans, KernelsSayWhy) {
   }
 }
 
+// Scales and the dtype of caches are the plan's matter, which pools hold them is not.
+TEST(AppendPlans, OfQuantizedCaches) {
+  AppendCall call(kComputed);
+  call.remember();
+  const tessella_call tagged = call.tagged();
+  tessella_plan* plan = nullptr;
+  ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
+  const std::string text = tessella_plan_explain(plan);
+  for (const char* part : {"rows.dtype=f32", "cache.dtype=f8e4m3fn", "scale_block=1"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  }
+  EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
+  EXPECT_EQ(call.check(), "");
+  AppendCall given(kGiven);
+  const tessella_call of_given = given.tagged();
+  EXPECT_EQ(tessella_plan_run(plan, &of_given, nullptr, nullptr), kInvalid);
+  EXPECT_STREQ(tessella_last_error(), "plan_run: cache.dtype is i8, expected f8e4m3fn, what the plan was made for");
+  tessella_plan_free(plan);
+}
+
 // An older program's shorter options mean defaults; a newer one's unknown field is refused.
 TEST(AppendStructs, MayGrow) {
   AppendCall call(contiguous());
   call.options().struct_size = offsetof(tessella_append_options, max_seqlen_new);
   EXPECT_EQ(tessella_append(&call.args(), &call.options(), nullptr), TESSELLA_OK) << tessella_last_error();
+  // Before caches were quantised: what lies behind is neither scales nor their block.
+  AppendCall older(contiguous());
+  older.remember();
+  older.args().struct_size = offsetof(tessella_append_args, k_scale);
+  older.args().k_scale = older.args().q;
+  older.options().struct_size = offsetof(tessella_append_options, scale_block);
+  older.options().scale_block = 77;
+  EXPECT_EQ(tessella_append(&older.args(), &older.options(), nullptr), TESSELLA_OK) << tessella_last_error();
+  older.args().k_scale = nullptr;
+  older.options().scale_block = 0;
+  EXPECT_EQ(older.check(), "");
   struct {
     tessella_append_args args;
     const void* unknown;
@@ -339,6 +414,23 @@ TEST(AppendCpp, TakesArgsOptionsAndPlans) {
   } catch (const ts::Error& error) {
     EXPECT_EQ(error.code(), ts::ErrorCode::cancelled);
   }
+}
+
+TEST(AppendCpp, QuantizesARow) {
+  constexpr int64_t kDim = 4;
+  std::vector<float> k_new = {127, -0.5F, 63.5F, -126.9F}, k_scale(3, -1);
+  std::vector<int8_t> k(3 * kDim, 99);
+  std::vector<int32_t> seqlens = {2};
+  const ts::AppendArgs args = {.k_new = ts::view(k_new.data(), ts::f32, {1, 1, 1, kDim}),
+                               .k = ts::view(k.data(), ts::i8, {1, 3, 1, kDim}),
+                               .seqlens_kv = ts::view(seqlens.data(), ts::i32, {1}),
+                               .k_scale = ts::view(k_scale.data(), ts::f32, {1, 3, 1})};
+  ts::append(args, {.scale_block = 1});
+  EXPECT_EQ(k, (std::vector<int8_t>{99, 99, 99, 99, 127, 0, 64, -127, 99, 99, 99, 99}));
+  EXPECT_EQ(k_scale, (std::vector<float>{-1, 1, -1}));
+  EXPECT_NE(ts::check_append(args, {.scale_block = 1}, 0).passed, 0);
+  k_scale[1] = 2;
+  EXPECT_EQ(ts::check_append(args, {.scale_block = 1}, 0).passed, 0);
 }
 
 struct CopyRefusal {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <random>
@@ -189,6 +190,81 @@ TEST(PagedCache, ThreadsShareACache) {
   EXPECT_EQ(cache.pages().num_free(), 64);
 }
 
+// A fork's first write copies numbers and their scales, in every layer; attention reads what was appended.
+TEST(PagedCache, QuantizedRowsHaveTheirScales) {
+  constexpr int64_t kNew = 3;
+  for (const ts::DType dtype : {ts::f8e4m3fn, ts::i8, ts::i4}) {
+    const int64_t row_bytes = kDim * ts::size_bits(dtype) / 8;
+    for (const ts::CacheScale scale : {ts::CacheScale::token, ts::CacheScale::head, ts::CacheScale::tensor}) {
+      ts::PagedCache cache({.num_pages = 8,
+                            .page_size = kPageSize,
+                            .heads_kv = kHeadsKv,
+                            .head_dim = kDim,
+                            .dtype = dtype,
+                            .num_layers = kLayers,
+                            .scale = scale});
+      const bool is_computed = scale == ts::CacheScale::token;
+      std::mt19937 random(7);
+      std::vector<float> k(kNew * kHeadsKv * kDim), v(k.size());
+      for (float& number : k) number = std::normal_distribution<float>(0, 2)(random);
+      for (float& number : v) number = std::normal_distribution<float>(0, 2)(random);
+      const int64_t parent = cache.new_sequence();
+      cache.reserve({parent}, {kNew});
+      const ts::PageTable table = cache.page_table({parent});
+      const std::vector<int32_t> lengths = cache.seqlens({parent});
+      const auto seqlens = ts::view(lengths.data(), ts::i32, {1});
+      for (int layer = 0; layer < kLayers; ++layer) {
+        cache.append({.k_new = view(k, kHeadsKv, kDim),
+                      .v_new = view(v, kHeadsKv, kDim),
+                      .seqlens_kv = seqlens,
+                      .page_table = table.view()},
+                     layer);
+      }
+      const std::vector<float> q(kHeadsQ * kDim, 0.25F);
+      std::vector<float> out(q.size()), expected(q.size());
+      ts::forward({.q = view(q, kHeadsQ, kDim),
+                   .k = cache.k(1),
+                   .v = cache.v(1),
+                   .out = view(out, kHeadsQ, kDim),
+                   .k_scale = cache.k_scale(1),
+                   .v_scale = cache.v_scale(1),
+                   .seqlens_kv = seqlens,
+                   .page_table = table.view()},
+                  {.scale_block = cache.scale_block(), .kernel = "reference.attention"});
+      ts::forward({.q = view(q, kHeadsQ, kDim),
+                   .k = view(k, kHeadsKv, kDim),
+                   .v = view(v, kHeadsKv, kDim),
+                   .out = view(expected, kHeadsQ, kDim)});
+      const float near = is_computed && dtype != ts::i4 ? 0.3F : 1.5F;  // scales of 1 leave whole numbers
+      for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], near);
+
+      const int64_t child = cache.fork(parent);
+      cache.reserve({child}, {kNew + 1});
+      const int32_t old_page = table.entries[0], new_page = cache.page_table({child}).entries[0];
+      ASSERT_NE(old_page, new_page);
+      for (int layer = 0; layer < kLayers; ++layer) {
+        for (const ts::TensorView& pool : {cache.k(layer), cache.v(layer)}) {
+          const auto page = [&](int32_t idx) {
+            return static_cast<const char*>(pool.data()) + idx * kPageSize * kHeadsKv * row_bytes;
+          };
+          EXPECT_EQ(std::memcmp(page(old_page), page(new_page), kNew * kHeadsKv * static_cast<size_t>(row_bytes)), 0);
+        }
+        for (const ts::TensorView& scales : {cache.k_scale(layer), cache.v_scale(layer)}) {
+          const auto* values = static_cast<const float*>(scales.data());
+          for (int64_t i = 0; i < (is_computed ? kNew * kHeadsKv : 0); ++i) {
+            EXPECT_EQ(values[new_page * kPageSize * kHeadsKv + i], values[old_page * kPageSize * kHeadsKv + i]);
+            EXPECT_GT(values[old_page * kPageSize * kHeadsKv + i], 0);
+          }
+          EXPECT_TRUE(is_computed || values[0] == 1);
+        }
+      }
+      EXPECT_EQ(cache.scale_block(), is_computed ? 1 : 0);
+    }
+  }
+  const ts::PagedCache floats({.num_pages = 2, .page_size = 4, .heads_kv = 1, .head_dim = 4});
+  EXPECT_FALSE(floats.k_scale().is_present());
+}
+
 template <typename Fn>
 void expect_invalid(const Fn& fn, const std::string& sentence) {
   try {
@@ -221,6 +297,12 @@ TEST(PagedCache, WhatItRefuses) {
   ts::PagedCache cache({pool(4)}, {second});
   expect_invalid([&] { cache.k(1); }, "PagedCache: layer is 1, expected 0 to 0");
   expect_invalid([&] { cache.v(-1); }, "PagedCache: layer is -1, expected 0 to 0");
+
+  expect_invalid(
+      [&] { ts::PagedCache({.num_pages = 4, .page_size = 4, .heads_kv = 1, .head_dim = 7, .dtype = ts::i4}); },
+      "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more, head_dim even for i4");
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {second}, {}, {}, 1); },
+                 "PagedCache: expected a k_scale and a v_scale for each layer");
 
   ts::PagedCache on_gpu({pool(4, {TESSELLA_CUDA, 0})}, {pool(4, {TESSELLA_CUDA, 0})});
   const int64_t id = on_gpu.new_sequence();

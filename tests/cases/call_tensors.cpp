@@ -7,7 +7,7 @@
 namespace tessella::tests {
 namespace {
 
-int64_t span_bytes(const tessella_tensor& t) { return extent(t) * bytes_of(t.dtype); }
+int64_t span_bytes(const tessella_tensor& t) { return bytes_of(t.dtype, extent(t)); }
 
 }  // namespace
 
@@ -28,7 +28,7 @@ Tensors::Tensor& Tensors::add(int32_t dtype, const std::vector<int64_t>& shape, 
     t.strides[axis] = step;
     step = step * std::max<int64_t>(t.shape[axis], 1) + (i + 1 == shape.size() ? gap : 0);
   }
-  const int64_t size = bytes_of(dtype), front = guard ? 0 : before * size, behind = guard ? 0 : 64;
+  const int64_t front = guard ? 0 : bytes_of(dtype, before), behind = guard ? 0 : 64;
   made.memory =
       Memory(static_cast<size_t>(front + span_bytes(t) + behind), guard ? Placement::guarded : Placement::aligned);
   if (made.memory.size() != 0) std::memset(made.memory.data(), kPoison, made.memory.size());
@@ -74,7 +74,7 @@ std::vector<Tensors::Written> Tensors::all_elements() const {
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t row = 0; row < t.shape[t.ndim - 3]; ++row) {
         for (int64_t head = 0; head < t.shape[t.ndim - 2]; ++head) {
-          std::fill_n(bytes.begin() + first + byte_at(t, b, row, head), t.shape[t.ndim - 1] * bytes_of(t.dtype), true);
+          std::fill_n(bytes.begin() + first + byte_at(t, b, row, head), bytes_of(t.dtype, t.shape[t.ndim - 1]), true);
         }
       }
     }

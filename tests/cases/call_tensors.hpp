@@ -15,13 +15,9 @@
 
 namespace tessella::tests {
 
-inline int64_t bytes_of(int32_t dtype) {
-  return dtype == TESSELLA_U8 || dtype == TESSELLA_I8 || dtype == TESSELLA_F8E4M3FN ? 1 : size_of(dtype);
-}
-
 // Byte of element (b, row, head, 0); of packed tensors b is 0.
 inline int64_t byte_at(const tessella_tensor& t, int64_t b, int64_t row, int64_t head) {
-  return element(t, b, row, head) * bytes_of(t.dtype);
+  return bytes_of(t.dtype, element(t, b, row, head));
 }
 
 // Tensors of a call, their memory, and what they held before it.

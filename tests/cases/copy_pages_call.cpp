@@ -104,7 +104,7 @@ std::string CopyPagesCall::check() {
       if (from < 0 || from >= c_.num_pages || into < 0 || into >= c_.num_pages) continue;
       for (int64_t row = 0; row < c_.page_size; ++row) {
         for (int64_t head = 0; head < c_.heads; ++head) {
-          const int64_t bytes = pool->tensor.shape[3] * bytes_of(c_.dtype);
+          const int64_t bytes = bytes_of(c_.dtype, pool->tensor.shape[3]);
           const int64_t place = first + byte_at(pool->tensor, into, row, head);
           std::fill_n(written.begin() + place, bytes, true);
           const std::byte* source = pool->before.data() + first + byte_at(pool->tensor, from, row, head);

@@ -456,7 +456,7 @@ class Others(CliTest):
         self.assertLess(len({row["cache_bytes"] for row in rows}), len(rows) // 3)  # pages and queries read the same
         lines = run(*small, "--seqlen", 20, "--dtype", "f32", "--kernel", "reference.flash_1,reference.attention").stdout
         self.assertEqual(lines.count("\n"), 1 + 2 * 2 * 2)
-        default = run("bench", "decode", "--seqlen", "64k", "--kernel", "reference.flash_2", "--budget", 0.01, "--csv")
+        default = run("bench", "decode", "--seqlen", "64k", "--budget", 0.01, "--csv")
         self.assertIn(",16/2,128,1,65536,uniform,0,1,", default.stdout)
         too_large = run("bench", "decode", "--preset", "gqa", "--batch", "64k", "--seqlen", "128k")
         self.assertIn("not run at bf16 64/8 heads x 128, batch 65536, seqlen 131072, 1 query: its caches take", too_large.stderr)
@@ -464,12 +464,37 @@ class Others(CliTest):
             (["--preset", "x"], "expected one of flash-decoding, gqa, mha"),
             (["--pages", "-1"], "--pages is -1"),
             (["--queries", "0"], "--queries is 0"),
+            (["--kv-dtype", "bf16,i2"], "--kv-dtype is 'i2', expected some of f64, f32, bf16, f16, f8e4m3fn, i8, i4"),
+            (["--kv-dtype", "i8", "--kv-scale", "none"], "--kv-scale is 'none', expected some of tensor, head, token"),
+            (["--kv-dtype", "i4", "--head-dim", "15"], "--head-dim is 15, expected an even one where --kv-dtype is i4"),
+            (["--dtype", "i8"], "--dtype is 'i8', expected some of f64, f32, bf16, f16; caches have --kv-dtype"),
             (["--heads", "3/2"], "--heads is '3/2'"),
             (["--kernel", "nosuch"], "--kernel is 'nosuch'"),
             (["--seqlens-kv", "1,2"], "are for `tessella attend`"),
             (["--json", "--csv"], "expected one"),
         ]:
             self.refuses("bench", "decode", *arguments, saying=saying)
+
+    def test_bench_decode_of_quantized_caches(self):
+        small = ["bench", "decode", "--heads", "4/2", "--head-dim", 16, "--batch", 3, "--seqlen", 40, "--budget", 0.01]
+        caches = ["--kv-dtype", "bf16,f8e4m3fn,i8,i4", "--kv-scale", "tensor,head,token"]
+        sizes = ["--ragged", "--pages", "0,16", "--queries", "1,2", "--kernel", "reference.attention"]
+        rows = json.loads(run(*small, *caches, *sizes, "--json").stdout)["results"]
+        self.assertEqual(len(rows), (1 + 3 * 3) * 2 * 2)
+        whole = rows[0]["cache_bytes"]
+        keys = whole // (2 * 2 * 16 * 2)
+        for row in rows:
+            self.assertEqual(row["check"], "ok", row)
+            elements = whole * {"bf16": 16, "f8e4m3fn": 8, "i8": 8, "i4": 4}[row["kv_dtype"]] // 16
+            scales = {"none": 0, "tensor": 1, "head": 2, "token": 2 * keys}[row["kv_scale"]]
+            self.assertEqual(row["cache_bytes"], elements + 2 * 4 * scales)
+        self.assertEqual({row["kv_scale"] for row in rows if row["kv_dtype"] == "bf16"}, {"none"})
+
+    def test_bench_decode_says_its_threads(self):
+        small = ["bench", "decode", "--heads", 2, "--head-dim", 16, "--batch", 1, "--seqlen", 64, "--budget", 0.01, "--json"]
+        self.assertEqual(json.loads(run(*small, "--num-threads", 1).stdout)["results"][0]["threads"], 1)
+        every = json.loads(run(*small).stdout)
+        self.assertEqual(every["results"][0]["threads"], int(every["library"]["threads"]))
 
     def test_bench_leaves_out_what_is_too_large(self):
         for seqlen, saying in (("4m", "times --budget"), ("1g", "of memory per head")):

@@ -44,6 +44,9 @@ inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
 inline uint32_t __vimax3_u32(uint32_t a, uint32_t b, uint32_t c) { return max(max(a, b), c); }

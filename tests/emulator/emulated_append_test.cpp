@@ -66,6 +66,22 @@ TEST(EmulatedAppend, RandomCases) {
   }
 }
 
+// What is rotated and what is quantised too: an append on a CPU and one on a GPU can take turns on a cache.
+TEST(EmulatedAppend, BitsAreThoseOfTheCpu) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    AppendCase c = random_append("", "f32 bf16 f16", seed);
+    c.plan = false;
+    AppendCall emulated(c);
+    emulated.remember();
+    ASSERT_EQ(run_steps(read(emulated), cuda::append_recipe, seed), "") << to_string(c);
+    finish(emulated);
+    c.kernel = "cpu.append";
+    AppendCall call(c);
+    ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(emulated.results(), call.results()) << to_string(c);
+  }
+}
+
 // More rows than the blocks of the GPU have at once, and rows with more pieces than a warp has threads.
 TEST(EmulatedAppend, ManyRowsAndPieces) {
   for (const int32_t dtype : {TESSELLA_F32, TESSELLA_BF16}) {
@@ -80,6 +96,35 @@ TEST(EmulatedAppend, ManyRowsAndPieces) {
                     .rotary_dim = 64});
       expect_right({.dtype = dtype, .head_dim_qk = 776, .head_dim_v = 521, .packed = packed, .rotary_dim = 640});
       if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(EmulatedAppend, QuantizedCaches) {
+  for (const int32_t cache_dtype : {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4}) {
+    for (const char* scale : {"", "h", "th", "ph"}) {
+      for (const int32_t dtype : {TESSELLA_F32, TESSELLA_BF16}) {
+        const AppendCase c{.dtype = dtype,
+                           .cache_dtype = cache_dtype,
+                           .scale = scale,
+                           .batch = 3,
+                           .seqlen_new = 30,
+                           .seqlen_kv = 40,
+                           .heads_q = 4,
+                           .page_size = 16};
+        for (const int64_t rotary_dim : {64, 6}) {
+          AppendCase rotated = c;
+          rotated.rotary_dim = rotary_dim;
+          expect_right(rotated);
+        }
+        AppendCase long_rows = c;
+        long_rows.seqlen_new = 2;
+        long_rows.heads_q = 0;
+        long_rows.head_dim_qk = 576;
+        long_rows.head_dim_v = 522;
+        expect_right(long_rows);
+        if (testing::Test::HasFatalFailure()) return;
+      }
     }
   }
 }

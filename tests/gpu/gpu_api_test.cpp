@@ -9,6 +9,7 @@
 #include <tessella/attention.hpp>
 #include <vector>
 
+#include "cases/append_call.hpp"
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
 #include "cases/tagged.hpp"
@@ -209,6 +210,24 @@ TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
     const tessella_forward_args wrong = spoiled.args(call.args(), true);
     ASSERT_EQ(tessella_check(Tagged(wrong, call.options()), 0, 1, &report), TESSELLA_OK) << tessella_last_error();
     EXPECT_EQ(report.passed, 0) << layout;
+  }
+}
+
+// Rows of 8 and 4 bits and their scales are copied too.
+TEST_F(GpuDoor, ChecksQuantizedCaches) {
+  for (const int32_t cache_dtype : {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4}) {
+    for (const char* scale : {"h", "th", "ph"}) {
+      AppendCall call({.cache_dtype = cache_dtype, .scale = scale, .heads_q = 2, .page_size = 4, .rotary_dim = 32});
+      ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();  // on the CPU
+      const tessella_check_report report = call.check_on_gpu();
+      EXPECT_EQ(report.passed, 1) << tessella_last_error();
+      EXPECT_EQ(report.rows, 2 * 3 * (2 + 2 + 2));
+      const tessella_tensor& v = *call.args().v;
+      for (int64_t i = 0; i < bytes_of(cache_dtype, v.shape[0] * v.strides[0]) / 2; ++i) {
+        static_cast<uint8_t*>(v.data)[i] ^= 0x55;
+      }
+      EXPECT_EQ(call.check_on_gpu().passed, 0);
+    }
   }
 }
 

@@ -359,11 +359,32 @@ TEST(KernelMatrixAppend, CompilesWithoutSpills) {
     for (const DType angles : {DType::none, DType::f32, dtype}) {
       for (const bool is_interleaved : {false, true}) {
         for (const int32_t alignment : {16, 2}) {
-          core::AppendShape shape{.rows = {dtype, alignment}, .rotary = angles};
+          core::AppendShape shape{.rows = {dtype, alignment}, .cache = {dtype, alignment}, .rotary = angles};
           shape.k_new = shape.v_new = {.heads = 2, .head_dim = 128};
           shape.rotary_dim = angles == DType::none ? 0 : 64;
           shape.rotary_interleaved = is_interleaved && angles != DType::none;
           for (const int arch : {80, 90}) expect_small(store, append_recipe(shape, typical_device(arch)), arch);
+        }
+      }
+    }
+  }
+}
+
+// append into quantised caches: every dtype of these, scales that are given and computed, every piece.
+TEST(KernelMatrixAppend, QuantizedCompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType cache : {DType::f8e4m3fn, DType::i8, DType::i4}) {
+      for (const int32_t alignment : {16, 2}) {
+        for (const int64_t rotary_dim : {0, 128}) {
+          core::AppendShape shape{.rows = {dtype, alignment}, .cache = {cache, alignment}, .scale_block = 1};
+          shape.k_new = shape.v_new = {.heads = 2, .head_dim = 128};
+          shape.rotary = rotary_dim == 0 ? DType::none : DType::f32;
+          shape.rotary_dim = rotary_dim;
+          if (rotary_dim == 0) shape.scale_block = cache == DType::i8 ? 1 : 0;
+          const int arch = alignment == 16 ? 90 : 80;
+          expect_small(store, append_recipe(shape, typical_device(arch)), arch);
         }
       }
     }

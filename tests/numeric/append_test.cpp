@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "cases/append_call.hpp"
 #include "cases/copy_pages_call.hpp"
@@ -11,6 +13,8 @@
 
 namespace tessella::tests {
 namespace {
+
+constexpr int32_t kQuantized[] = {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4};
 
 class Append : public EachKernel {
  protected:
@@ -136,6 +140,96 @@ TEST(AppendVerdict, FindsWhatIsWrong) {
     auto* at = static_cast<float*>(t->data) + t->strides[0] + row * t->strides[1] + 5;
     *at = *at == *at ? *at + 1e-4F : 0;
     EXPECT_NE(call.check(), "") << what;
+  }
+}
+
+// A neighbour of what is right, of a number and of a scale; tessella_check must say so too.
+TEST(AppendVerdict, FindsWhatIsWrongInQuantizedCaches) {
+  for (const int32_t cache_dtype : kQuantized) {
+    for (const char* what : {"k", "v", "k_scale", "v_scale"}) {
+      const AppendCase c{.cache_dtype = cache_dtype, .scale = "th", .rotary_dim = 32};
+      AppendCall call(c);
+      ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+      ASSERT_EQ(call.check(), "");
+      const std::string name = what;
+      const int64_t row = static_cast<const int32_t*>(call.args().seqlens_kv->data)[1] - 1;
+      if (name.size() > 1) {
+        const tessella_tensor& t = name == "k_scale" ? call.k_scale() : call.v_scale();
+        static_cast<float*>(t.data)[t.strides[0] + row * t.strides[1] + t.strides[2]] *= 1.0001F;
+      } else {
+        const tessella_tensor& t = name == "k" ? *call.args().k : *call.args().v;
+        auto* at = static_cast<uint8_t*>(t.data) +
+                   bytes_of(cache_dtype, t.strides[0] + row * t.strides[1] + t.strides[2] + 40);
+        // Away from zero would be beyond what the row's largest number allows; in f8e4m3fn -0 is no neighbour of 0.
+        const int step = cache_dtype == TESSELLA_F8E4M3FN ? ((*at & 0x7F) > 1 ? -1 : 1) : (*at & 0x8) != 0 ? 1 : -1;
+        *at = static_cast<uint8_t>(*at + step);
+      }
+      EXPECT_NE(call.check(), "") << what;
+      const tessella_call tagged = call.tagged();
+      tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+      ASSERT_EQ(tessella_check(&tagged, 0, 1, &report), TESSELLA_OK) << tessella_last_error();
+      EXPECT_EQ(report.passed, 0) << what << " of " << cache_dtype;
+      EXPECT_EQ(report.worst_tensor, name);
+    }
+  }
+}
+
+// Of every dtype and kind of scale; head dims that are no whole pieces, and many rows.
+TEST_P(Append, QuantizedCaches) {
+  for (const int32_t cache_dtype : kQuantized) {
+    for (const char* scale : {"", "1", "h", "s", "th", "ph"}) {
+      for (const int32_t dtype : {TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16}) {
+        for (const int64_t head_dim : {2, 10, 64, 130}) {
+          AppendCase c = base();
+          c.dtype = dtype;
+          c.cache_dtype = cache_dtype;
+          c.scale = scale;
+          c.seqlen_new = 9;
+          c.page_size = head_dim == 10 ? 0 : 4;
+          c.head_dim_qk = head_dim;
+          c.rotary_dim = head_dim == 64 ? 64 : head_dim == 130 ? 32 : 2;
+          c.interleaved = head_dim == 130;
+          ASSERT_EQ(run(c), "");
+        }
+      }
+    }
+  }
+}
+
+// Rows and scales that do not fit each other.
+TEST_P(Append, QuantizedRowsOfAnyNumbers) {
+  for (const int32_t cache_dtype : kQuantized) {
+    for (const char* scale : {"", "1", "s", "th"}) {
+      for (const int32_t dtype : {TESSELLA_F32, TESSELLA_BF16}) {
+        for (uint64_t seed = 1; seed <= 10; ++seed) {
+          AppendCase c = base();
+          c.heads_q = 0;
+          c.rotary_dim = 0;
+          c.dtype = dtype;
+          c.cache_dtype = cache_dtype;
+          c.scale = scale;
+          c.extremes = true;
+          c.seqlen_new = 12;
+          c.seed = seed;
+          ASSERT_EQ(run(c), "");
+        }
+      }
+    }
+  }
+}
+
+// Every kernel of the CPU stores the bits of the others, but for the reference where it rotates in double.
+TEST(QuantizedAppend, BitsAreThoseOfTheReference) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    AppendCase c = random_append("reference.append", "f32 bf16 f16", seed);
+    if (c.cache_dtype == 0) continue;
+    c.rotary_dim = c.heads_q = 0;
+    AppendCall reference(c);
+    c.kernel = "cpu.append";
+    AppendCall call(c);
+    ASSERT_EQ(reference.run(), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+    ASSERT_EQ(call.results(), reference.results()) << to_string(c);
   }
 }
 

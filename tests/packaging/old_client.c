@@ -37,6 +37,34 @@ int main(void) {
   EXPECT(tessella_forward(&args, &memory.options, NULL) == TESSELLA_OK);
   EXPECT(out[0] == 3 && out[kDim] == 3); /* both rows see both keys */
 
+  /* Behind these structs lies what would be scales and their block. */
+  int32_t length = kRows;
+  tessella_tensor seqlens;
+  memset(&seqlens, 0, sizeof seqlens);
+  seqlens.data = &length;
+  seqlens.dtype = TESSELLA_I32;
+  seqlens.ndim = 1;
+  seqlens.shape[0] = seqlens.strides[0] = 1;
+  struct {
+    tessella_append_args args;
+    unsigned char not_ours[256];
+  } appended;
+  struct {
+    tessella_append_options options;
+    unsigned char not_ours[64];
+  } how;
+  memset(&appended, 0xab, sizeof appended);
+  memset(&how, 0xab, sizeof how);
+  memset(&appended.args, 0, sizeof appended.args);
+  memset(&how.options, 0, sizeof how.options);
+  appended.args.struct_size = sizeof appended.args;
+  appended.args.k_new = &views[2];
+  appended.args.k = &views[1];
+  appended.args.seqlens_kv = &seqlens;
+  how.options.struct_size = sizeof how.options;
+  EXPECT(tessella_append(&appended.args, &how.options, NULL) == TESSELLA_OK);
+  EXPECT(memcmp(k, v, sizeof k) == 0);
+
   /* A call without options has the defaults. */
   struct {
     tessella_call call;

@@ -19,19 +19,23 @@ namespace {
 constexpr const char* kExamples =
     R"(Few queries over a long cache of keys and values. Calls take turns over caches of 400 MB and more, so that none is in a cache of
 the processor's; on a GPU they are one CUDA graph, timed by its own clock. Before that, rows of a few sequences are checked against the
-double reference. The rate counts the bytes of K and V in use, once. Read: the same bytes by a kernel of plain loads in the same run.
-The default is Flash-Decoding's micro-benchmark: 16/2 heads x 128, batch x seqlen = 65536. What memory does not hold is left out.
+double reference. The rate counts the bytes of K and V in use, and of their scales, once. Read: the same bytes by a kernel of plain
+loads in the same run, on a CPU by a loop in as many threads. The default is Flash-Decoding's micro-benchmark: 16/2 heads x 128, batch x seqlen = 65536. What memory does not hold is left out.
 
 Examples:
   tessella bench decode --device cuda
   tessella bench decode --device cuda --preset gqa --json > gqa.json
   tessella bench decode --device cuda --heads 64/8 --batch 1,64 --seqlen 1k:128k --queries 1,2,4,8
   tessella bench decode --device cuda --heads 64/8 --batch 64 --seqlen 32k --ragged --pages 0,1,16,64
+  tessella bench decode --device cuda --heads 64/8 --batch 32 --seqlen 4k --kv-dtype bf16,f8e4m3fn,i8,i4 --kv-scale tensor,token
+  tessella bench decode --heads 32/8 --batch 1 --seqlen 4k,32k --dtype bf16,f32 --num-threads 1
   tessella bench decode --heads 8/2 --batch 1 --seqlen 16k --kernel cpu.forward_avx2,reference.flash_2)";
 
 struct Settings {
   AttentionOptionValues options;
   std::string dtype = "bf16";
+  std::string kv_dtype;  // "" = dtype
+  std::string kv_scale = "token";
   std::string head_dim = "128";
   std::string heads = "16/2";
   std::string batch;  // "" = 64k / seqlen
@@ -76,34 +80,72 @@ std::vector<int64_t> parse_pages(const std::string& text) {
   return sizes;
 }
 
-std::vector<DecodeCase> list_cases(const Settings& settings) {
+tessella_dtype q_dtype_named(const std::string& name) {
+  const tessella_dtype dtype = element_type_named(name).dtype;
+  if (cache_type_of(dtype).is_quantized) {
+    throw InputError(
+        fmt::format("--dtype is '{}', expected some of f64, f32, bf16, f16; caches have --kv-dtype", name));
+  }
+  return dtype;
+}
+
+// A cache of a type and its scales; of a type that is not quantised, one without.
+struct Cache {
+  tessella_dtype dtype;
+  ScaleOf scale;
+};
+
+std::vector<Cache> list_caches(const Settings& settings, const std::string& dtype) {
+  std::vector<ScaleOf> scales;
+  for (const std::string& scale : split(settings.kv_scale, ',')) scales.push_back(scale_of_named("--kv-scale", scale));
+  std::vector<Cache> caches;
+  for (const std::string& name : split(settings.kv_dtype.empty() ? dtype : settings.kv_dtype, ',')) {
+    const CacheType& type = cache_type_named(name);
+    if (!type.is_quantized) {
+      caches.push_back({type.dtype, ScaleOf::none});
+    } else {
+      for (const ScaleOf scale : scales) caches.push_back({type.dtype, scale});
+    }
+  }
+  return caches;
+}
+
+// Of one dtype, cache, heads and head_dim, all sizes.
+void add_sizes(const Settings& settings, DecodeCase c, std::vector<DecodeCase>& cases) {
   constexpr int64_t kKeys = 65536;
+  const std::vector<int64_t> pages = parse_pages(settings.pages);
+  const std::vector<int64_t> queries = parse_sizes("--queries", settings.queries);
+  for (const int64_t seqlen : parse_sizes("--seqlen", settings.seqlen)) {
+    c.seqlen = seqlen;
+    const std::vector<int64_t> batches = settings.batch.empty() ? std::vector{std::max<int64_t>(1, kKeys / seqlen)}
+                                                                : parse_sizes("--batch", settings.batch);
+    for (const int64_t batch : batches) {
+      c.batch = batch;
+      for (const int64_t page_size : pages) {
+        c.page_size = page_size;
+        for (const int64_t num_queries : queries) {
+          c.queries = num_queries;
+          cases.push_back(c);
+        }
+      }
+    }
+  }
+}
+
+std::vector<DecodeCase> list_cases(const Settings& settings) {
   std::vector<DecodeCase> cases;
   DecodeCase c;
   c.ragged = settings.ragged;
-  const std::vector<int64_t> pages = parse_pages(settings.pages);
-  const std::vector<int64_t> queries = parse_sizes("--queries", settings.queries);
   for (const std::string& dtype : split(settings.dtype, ',')) {
-    c.dtype = element_type_named(dtype).dtype;
-    for (const std::string& heads : split(settings.heads, ',')) {
-      parse_heads("--heads", heads, c.heads_q, c.heads_kv);
-      for (const int64_t head_dim : parse_sizes("--head-dim", settings.head_dim)) {
-        c.head_dim = head_dim;
-        for (const int64_t seqlen : parse_sizes("--seqlen", settings.seqlen)) {
-          c.seqlen = seqlen;
-          const std::vector<int64_t> batches = settings.batch.empty()
-                                                   ? std::vector{std::max<int64_t>(1, kKeys / seqlen)}
-                                                   : parse_sizes("--batch", settings.batch);
-          for (const int64_t batch : batches) {
-            c.batch = batch;
-            for (const int64_t page_size : pages) {
-              c.page_size = page_size;
-              for (const int64_t num_queries : queries) {
-                c.queries = num_queries;
-                cases.push_back(c);
-              }
-            }
-          }
+    c.dtype = q_dtype_named(dtype);
+    for (const Cache& cache : list_caches(settings, dtype)) {
+      c.kv_dtype = cache.dtype;
+      c.kv_scale = cache.scale;
+      for (const std::string& heads : split(settings.heads, ',')) {
+        parse_heads("--heads", heads, c.heads_q, c.heads_kv);
+        for (const int64_t head_dim : parse_sizes("--head-dim", settings.head_dim)) {
+          c.head_dim = head_dim;
+          add_sizes(settings, c, cases);
         }
       }
     }
@@ -116,6 +158,8 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
   const auto bytes = static_cast<double>(cell.cache_bytes());
   return {{"kernel", result.kernel},
           {"dtype", dtype_name(c.dtype)},
+          {"kv_dtype", cache_type_of(c.kv_dtype).name},
+          {"kv_scale", kScaleNames[static_cast<size_t>(c.kv_scale)]},
           {"heads", fmt::format("{}/{}", c.heads_q, c.heads_kv)},
           {"head_dim", c.head_dim},
           {"batch", c.batch},
@@ -123,6 +167,7 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
           {"lengths", c.ragged ? "ragged" : "uniform"},
           {"page_size", c.page_size},
           {"queries", c.queries},
+          {"threads", cell.num_threads() > 0 ? Json(cell.num_threads()) : Json()},
           {"cache_bytes", bytes},
           {"runs", result.timing.runs},
           {"seconds", timed ? Json(result.timing.median) : Json()},
@@ -137,32 +182,36 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
           {"check", result.check.passed ? "ok" : "FAILED"}};
 }
 
-Table make_table() {
+Table make_table(bool on_gpu) {
   const auto microseconds = [](const Json& value) { return fmt::format("{:.1f}", value.get<double>() * 1e6); };
   const auto percent = [](const Json& value) { return fmt::format("{:.1f} %", value.get<double>() * 100); };
-  return {{{"kernel", "kernel", {}, true},
-           {"dtype", "dtype", {}, true},
-           {"heads", "heads", {}},
-           {"head_dim", "head_dim", {}},
-           {"batch", "batch", {}},
-           {"seqlen", "seqlen", {}},
-           {"lengths", "lengths", {}, true},
-           {"page_size", "page", [](const Json& value) { return value == 0 ? "-" : value.dump(); }},
-           {"queries", "queries", {}},
-           {"cache_bytes", "K+V", [](const Json& value) { return bytes_text(value.get<double>()); }},
-           {"runs", "", {}},
-           {"seconds", "us", microseconds},
-           {"min_seconds", "", {}},
-           {"max_seconds", "", {}},
-           {"spread", "spread", percent},
-           {"bytes_per_second", "TB/s",
-            [](const Json& value) { return fmt::format("{:.3g}", value.get<double>() / 1e12); }},
-           {"read_seconds", "read us", microseconds},
-           {"read_ratio", "of read", percent},
-           {"max_error", "", {}},
-           {"tolerance", "", {}},
-           {"check", "check", {}, true}},
-          {}};
+  return {
+      {{"kernel", "kernel", {}, true},
+       {"dtype", "dtype", {}, true},
+       {"kv_dtype", "K+V of", {}, true},
+       {"kv_scale", "scale", [](const Json& value) { return value == "none" ? "-" : value.get<std::string>(); }, true},
+       {"heads", "heads", {}},
+       {"head_dim", "head_dim", {}},
+       {"batch", "batch", {}},
+       {"seqlen", "seqlen", {}},
+       {"lengths", "lengths", {}, true},
+       {"page_size", "page", [](const Json& value) { return value == 0 ? "-" : value.dump(); }},
+       {"queries", "queries", {}},
+       {"threads", on_gpu ? "" : "threads", {}},
+       {"cache_bytes", "K+V", [](const Json& value) { return bytes_text(value.get<double>()); }},
+       {"runs", "", {}},
+       {"seconds", "us", microseconds},
+       {"min_seconds", "", {}},
+       {"max_seconds", "", {}},
+       {"spread", "spread", percent},
+       {"bytes_per_second", on_gpu ? "TB/s" : "GB/s",
+        [on_gpu](const Json& value) { return fmt::format("{:.3g}", value.get<double>() / (on_gpu ? 1e12 : 1e9)); }},
+       {"read_seconds", "read us", microseconds},
+       {"read_ratio", "of read", percent},
+       {"max_error", "", {}},
+       {"tolerance", "", {}},
+       {"check", "check", {}, true}},
+      {}};
 }
 
 // Every kernel over one case. False where one failed.
@@ -198,8 +247,9 @@ int bench_decode(const Settings& settings) {
   for (const std::string& kernel : split(settings.kernels, ',')) {
     if (!kernel.empty()) kernel_named("--kernel", kernel, "forward");
   }
-  if (const Placement placement = settings.options.placement(); placement.gpu) Gpu::open(*placement.gpu);
-  Table table = make_table();
+  const Placement placement = settings.options.placement();
+  if (placement.gpu) Gpu::open(*placement.gpu);
+  Table table = make_table(placement.gpu.has_value());
   bool ran = true;
   {
     Progress progress;
@@ -227,6 +277,8 @@ void add_bench_decode(CLI::App& bench, Run& run) {
   };
   add("--preset", settings->preset, preset_help<Settings>(kPresets));
   add("--dtype", settings->dtype, "list of bf16, f16, f32, f64");
+  add("--kv-dtype", settings->kv_dtype, "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
+  add("--kv-scale", settings->kv_scale, "list of tensor, head, token: what of a quantised cache has its scale");
   add("--heads", settings->heads, "list of query heads over KV heads");
   add("--head-dim", settings->head_dim, "list");
   add("--batch", settings->batch, "sequences: 1,64 or 1:128 [64k / seqlen]");

@@ -3,21 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
 
 #include "commands/random_case.hpp"
+#include "device/rotation.hpp"
 #include "files/element_type.hpp"
+#include "files/input_error.hpp"
 
 namespace tessella::cli {
 namespace {
 
-constexpr double kRotatedBytes = 4e8;  // several times the largest cache of a GPU or CPU
-constexpr int64_t kMostCalls = 512;    // caches under 800 kB then come to less
+constexpr int64_t kMostCalls = 512;  // caches under 800 kB then come to less
 constexpr size_t kAlignment = 256;
 constexpr int64_t kPattern = 33554393;  // random elements, repeated; a prime, so that no row of two caches is the same
-constexpr uint8_t kNan = 0xff;          // of every byte: NaN in each dtype
+constexpr uint8_t kNan = 0xff;          // of every byte: NaN in each dtype of out, and of scales
 constexpr int kCheckedSequences = 3;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -27,8 +29,11 @@ int64_t pages_for(int64_t rows, int64_t page_size) { return (rows + page_size - 
 }  // namespace
 
 std::string DecodeCase::name() const {
-  return fmt::format("{} {}/{} heads x {}, batch {}, seqlen {}{}, {} quer{}{}", dtype_name(dtype), heads_q, heads_kv,
-                     head_dim, batch, ragged ? "1.." : "", seqlen, queries, queries == 1 ? "y" : "ies",
+  const std::string scale =
+      kv_scale == ScaleOf::none ? "" : fmt::format(" with scales by {}", kScaleNames[static_cast<size_t>(kv_scale)]);
+  return fmt::format("{}{} {}/{} heads x {}, batch {}, seqlen {}{}, {} quer{}{}", dtype_name(dtype),
+                     kv_dtype == dtype ? "" : fmt::format(" over {}{},", cache_type_of(kv_dtype).name, scale), heads_q,
+                     heads_kv, head_dim, batch, ragged ? "1.." : "", seqlen, queries, queries == 1 ? "y" : "ies",
                      page_size == 0 ? "" : fmt::format(", pages of {}", page_size));
 }
 
@@ -42,15 +47,20 @@ std::vector<int32_t> lengths_of(const DecodeCase& c) {
   return lengths;
 }
 
-DecodeLayout::DecodeLayout(const DecodeCase& c) : lengths(lengths_of(c)) {
-  const auto element_bytes = static_cast<size_t>(find_element_type(c.dtype)->bytes);
-  row_bytes = static_cast<size_t>(c.heads_kv * c.head_dim) * element_bytes;
-  q_bytes = aligned(static_cast<size_t>(c.batch * c.queries * c.heads_q * c.head_dim) * element_bytes);
-  int64_t rows = c.batch * c.seqlen;
+DecodeLayout::DecodeLayout(const DecodeCase& c, const Placement& placement)
+    : lengths(lengths_of(c)), num_pieces(c.batch), rows_each(c.seqlen) {
+  const CacheType& type = cache_type_of(c.kv_dtype);
+  if (c.head_dim * type.bits % 8 != 0) {
+    throw InputError(fmt::format("--head-dim is {}, expected an even one where --kv-dtype is i4", c.head_dim));
+  }
+  row_bytes = static_cast<size_t>(c.heads_kv * c.head_dim * type.bits / 8);
+  q_bytes = aligned(static_cast<size_t>(c.batch * c.queries * c.heads_q * c.head_dim) *
+                    static_cast<size_t>(find_element_type(c.dtype)->bytes));
   if (c.page_size != 0) {
-    for (const int32_t length : lengths) num_pages += pages_for(length, c.page_size);
-    rows = num_pages * c.page_size;
-    std::vector<int32_t> order(static_cast<size_t>(num_pages));
+    num_pieces = 0;
+    for (const int32_t length : lengths) num_pieces += pages_for(length, c.page_size);
+    rows_each = c.page_size;
+    std::vector<int32_t> order(static_cast<size_t>(num_pieces));
     std::iota(order.begin(), order.end(), 0);
     std::mt19937_64 random(2);
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
@@ -64,10 +74,23 @@ DecodeLayout::DecodeLayout(const DecodeCase& c) : lengths(lengths_of(c)) {
       next += count;
     }
   }
-  half_bytes = aligned(static_cast<size_t>(rows) * row_bytes);
-  const auto keys = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  cache_bytes = 2 * static_cast<size_t>(keys) * row_bytes;
-  num_calls = std::min(static_cast<int64_t>(kRotatedBytes / static_cast<double>(cache_bytes)) + 1, kMostCalls);
+  const auto rows = static_cast<size_t>(num_pieces * rows_each), heads = static_cast<size_t>(c.heads_kv);
+  const auto keys = static_cast<size_t>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  size_t scales_read = 0;  // of k, and of v
+  switch (c.kv_scale) {
+    case ScaleOf::none: break;
+    case ScaleOf::tensor: num_scales = scales_read = 1; break;
+    case ScaleOf::head: num_scales = scales_read = heads; break;
+    case ScaleOf::token:
+      num_scales = rows * heads;
+      scales_read = keys * heads;
+      break;
+  }
+  half_bytes = aligned(rows * row_bytes);
+  scale_bytes = aligned(num_scales * sizeof(float));
+  cache_bytes = 2 * (keys * row_bytes + scales_read * sizeof(float));
+  num_calls =
+      std::min(static_cast<int64_t>(bytes_to_rotate(placement) / static_cast<double>(cache_bytes)) + 1, kMostCalls);
 }
 
 double DecodeLayout::total_bytes() const {
@@ -77,7 +100,7 @@ double DecodeLayout::total_bytes() const {
 DecodeCalls::DecodeCalls(const DecodeCase& decode_case, const AttentionOptionValues& options)
     : case_(decode_case),
       options_(options),
-      layout_(decode_case),
+      layout_(decode_case, options.placement()),
       caches_(options.placement(), static_cast<size_t>(size()) * layout_.cache_stride()),
       q_(options.placement(), static_cast<size_t>(size()) * layout_.q_bytes),
       out_(options.placement(), static_cast<size_t>(size()) * layout_.q_bytes),
@@ -88,26 +111,37 @@ DecodeCalls::DecodeCalls(const DecodeCase& decode_case, const AttentionOptionVal
 }
 
 void DecodeCalls::fill() const {
-  const auto element_bytes = static_cast<size_t>(find_element_type(case_.dtype)->bytes);
+  const CacheType& kv_type = cache_type_of(case_.kv_dtype);
   std::mt19937_64 random(1);
-  for (const Memory* memory : {&caches_, &q_}) {
-    const size_t bytes = static_cast<size_t>(size()) * (memory == &q_ ? layout_.q_bytes : layout_.cache_stride());
-    const int64_t shape[] = {std::min(kPattern, static_cast<int64_t>(bytes / element_bytes))};
-    Array pattern = allocate_array("random numbers", case_.dtype, shape);
-    fill_normal(pattern, random);
-    const size_t pattern_bytes = static_cast<size_t>(shape[0]) * element_bytes;
-    memory->write(0, pattern.tensor.data, pattern_bytes);
-    memory->repeat(pattern_bytes, bytes);
-  }
+  const auto fill_with = [&](const Memory& memory, const CacheType& type, size_t bytes) {
+    const auto elements = static_cast<int64_t>(bytes) * 8 / type.bits;
+    // Of 4 bits an even number, so that it is whole bytes.
+    const std::vector<std::byte> pattern =
+        random_elements(type, std::min(type.bits == 4 ? 2 * kPattern : kPattern, elements), random);
+    memory.write(0, pattern.data(), pattern.size());
+    memory.repeat(pattern.size(), bytes);
+  };
+  fill_with(caches_, kv_type, static_cast<size_t>(size()) * layout_.cache_stride());
+  fill_with(q_, cache_type_of(case_.dtype), static_cast<size_t>(size()) * layout_.q_bytes);
   out_.fill(0, kNan, static_cast<size_t>(size()) * layout_.q_bytes);
   seqlens_.write(0, layout_.lengths.data(), layout_.lengths.size() * sizeof(int32_t));
   table_.write(0, layout_.page_table.data(), layout_.page_table.size() * sizeof(int32_t));
 
+  std::vector<float> scales = random_scales(kv_type, 2 * layout_.num_scales, random);  // of k, then of v
   // Rows that hold no key of a sequence.
   const auto poison = [&](int64_t first_row, int64_t rows) {
-    for (int64_t half = 0; half < 2 * size() && rows > 0; ++half) {
-      caches_.fill(static_cast<size_t>(half) * layout_.half_bytes + static_cast<size_t>(first_row) * layout_.row_bytes,
-                   kNan, static_cast<size_t>(rows) * layout_.row_bytes);
+    if (rows == 0) return;
+    for (int64_t call = 0; call < size(); ++call) {
+      for (const size_t half : {size_t{0}, layout_.half_bytes}) {
+        caches_.fill(static_cast<size_t>(call) * layout_.cache_stride() + half +
+                         static_cast<size_t>(first_row) * layout_.row_bytes,
+                     kv_type.poison, static_cast<size_t>(rows) * layout_.row_bytes);
+      }
+    }
+    if (case_.kv_scale != ScaleOf::token) return;
+    for (const size_t half : {size_t{0}, layout_.num_scales}) {
+      std::fill_n(scales.begin() + static_cast<int64_t>(half) + first_row * case_.heads_kv, rows * case_.heads_kv,
+                  std::numeric_limits<float>::quiet_NaN());
     }
   };
   for (int64_t b = 0; b < case_.batch; ++b) {
@@ -119,6 +153,11 @@ void DecodeCalls::fill() const {
       poison(layout_.page_table[static_cast<size_t>(entry)] * case_.page_size + in_last, case_.page_size - in_last);
     }
   }
+  for (int64_t call = 0; call < size(); ++call) {
+    const size_t at = static_cast<size_t>(call) * layout_.cache_stride() + layout_.scales_offset();
+    caches_.write(at, scales.data(), layout_.num_scales * sizeof(float));
+    caches_.write(at + layout_.scale_bytes, scales.data() + layout_.num_scales, layout_.num_scales * sizeof(float));
+  }
 }
 
 void DecodeCalls::add_call(int64_t idx) {
@@ -127,16 +166,24 @@ void DecodeCalls::add_call(int64_t idx) {
   const auto add = [&](Call::Member member, const char* name, const tessella_tensor& tensor) {
     call.set(member, {name, name, "", 0, tensor, nullptr});
   };
-  const auto offset = static_cast<size_t>(idx);
-  const auto cache = [&](size_t half) {
-    const size_t at = offset * layout_.cache_stride() + half * layout_.half_bytes;
-    return c.page_size == 0 ? caches_.tensor(at, c.dtype, {c.batch, c.seqlen, c.heads_kv, c.head_dim})
-                            : caches_.tensor(at, c.dtype, {layout_.num_pages, c.page_size, c.heads_kv, c.head_dim});
+  const size_t begin = static_cast<size_t>(idx) * layout_.cache_stride();
+  const auto cache = [&](size_t at) {
+    return caches_.tensor(begin + at, c.kv_dtype, {layout_.num_pieces, layout_.rows_each, c.heads_kv, c.head_dim});
   };
-  const size_t q_offset = offset * layout_.q_bytes;
+  const auto scales = [&](size_t at) {
+    const bool by_token = c.kv_scale == ScaleOf::token;
+    return caches_.tensor(begin + at, TESSELLA_F32,
+                          {by_token ? layout_.num_pieces : 1, by_token ? layout_.rows_each : 1,
+                           c.kv_scale == ScaleOf::tensor ? 1 : c.heads_kv});
+  };
+  const size_t q_offset = static_cast<size_t>(idx) * layout_.q_bytes;
   add(&tessella_forward_args::q, "q", q_.tensor(q_offset, c.dtype, {c.batch, c.queries, c.heads_q, c.head_dim}));
   add(&tessella_forward_args::k, "k", cache(0));
-  add(&tessella_forward_args::v, "v", cache(1));
+  add(&tessella_forward_args::v, "v", cache(layout_.half_bytes));
+  if (c.kv_scale != ScaleOf::none) {
+    add(&tessella_forward_args::k_scale, "k_scale", scales(layout_.scales_offset()));
+    add(&tessella_forward_args::v_scale, "v_scale", scales(layout_.scales_offset() + layout_.scale_bytes));
+  }
   add(&tessella_forward_args::out, "out", out_.tensor(q_offset, c.dtype, {c.batch, c.queries, c.heads_q, c.head_dim}));
   if (c.ragged || c.page_size != 0) {
     add(&tessella_forward_args::seqlens_kv, "seqlens_kv", seqlens_.tensor(0, TESSELLA_I32, {c.batch}));
@@ -145,34 +192,56 @@ void DecodeCalls::add_call(int64_t idx) {
     add(&tessella_forward_args::page_table, "page_table",
         table_.tensor(0, TESSELLA_I32, {c.batch, pages_for(c.seqlen, c.page_size)}));
   }
+  set_options(call);
+}
+
+void DecodeCalls::set_options(Call& call) const {
   options_.apply(call);
   call.options.window_right = 0;  // causal
+  call.options.scale_block = case_.kv_scale == ScaleOf::token ? 1 : 0;
 }
 
 void DecodeCalls::choose_kernel(const std::string& kernel) {
   for (Call& call : calls_) call.options.kernel = kernel.empty() ? nullptr : call.texts.emplace_back(kernel).c_str();
 }
 
-// The keys, or values, of one sequence in the first cache, on the host and in their order.
-Array DecodeCalls::keys_of(size_t offset, int64_t sequence) const {
+// Rows of one sequence, of so many bytes each, in their order and on the host; the first of a cache is at `offset`.
+void DecodeCalls::read_rows(void* to, size_t offset, size_t row_bytes, int64_t sequence) const {
   const int64_t length = layout_.lengths[static_cast<size_t>(sequence)];
-  const int64_t shape[] = {1, length, case_.heads_kv, case_.head_dim};
-  Array keys = allocate_array("keys", case_.dtype, shape);
-  auto* to = static_cast<std::byte*>(keys.tensor.data);
   const auto read = [&](int64_t row, int64_t from_row, int64_t rows) {
-    caches_.read(to + static_cast<size_t>(row) * layout_.row_bytes,
-                 offset + static_cast<size_t>(from_row) * layout_.row_bytes,
-                 static_cast<size_t>(rows) * layout_.row_bytes);
+    caches_.read(static_cast<std::byte*>(to) + static_cast<size_t>(row) * row_bytes,
+                 offset + static_cast<size_t>(from_row) * row_bytes, static_cast<size_t>(rows) * row_bytes);
   };
   if (case_.page_size == 0) {
     read(0, sequence * case_.seqlen, length);
-    return keys;
+    return;
   }
   const int32_t* table = layout_.page_table.data() + sequence * pages_for(case_.seqlen, case_.page_size);
   for (int64_t row = 0; row < length; row += case_.page_size) {
     read(row, table[row / case_.page_size] * case_.page_size, std::min(case_.page_size, length - row));
   }
+}
+
+// The keys, or values, of one sequence in the first cache.
+Array DecodeCalls::keys_of(size_t offset, int64_t sequence) const {
+  Array keys = allocate_keys(cache_type_of(case_.kv_dtype), layout_.lengths[static_cast<size_t>(sequence)],
+                             case_.heads_kv, case_.head_dim);
+  read_rows(keys.tensor.data, offset, layout_.row_bytes, sequence);
   return keys;
+}
+
+// Their scales.
+Array DecodeCalls::scales_of(size_t offset, int64_t sequence) const {
+  const bool by_token = case_.kv_scale == ScaleOf::token;
+  const int64_t shape[] = {1, by_token ? layout_.lengths[static_cast<size_t>(sequence)] : 1,
+                           case_.kv_scale == ScaleOf::tensor ? 1 : case_.heads_kv};
+  Array scales = allocate_array("scales", TESSELLA_F32, shape);
+  if (by_token) {
+    read_rows(scales.tensor.data, offset, static_cast<size_t>(case_.heads_kv) * sizeof(float), sequence);
+  } else {
+    caches_.read(scales.tensor.data, offset, layout_.num_scales * sizeof(float));
+  }
+  return scales;
 }
 
 tessella_check_report DecodeCalls::check_rows(int64_t num_rows) const {
@@ -190,11 +259,14 @@ tessella_check_report DecodeCalls::check_rows(int64_t num_rows) const {
     Array& out = call.set(&tessella_forward_args::out, allocate_array("out", case_.dtype, shape));
     call.set(&tessella_forward_args::k, keys_of(0, sequence));
     call.set(&tessella_forward_args::v, keys_of(layout_.half_bytes, sequence));
+    if (case_.kv_scale != ScaleOf::none) {
+      call.set(&tessella_forward_args::k_scale, scales_of(layout_.scales_offset(), sequence));
+      call.set(&tessella_forward_args::v_scale, scales_of(layout_.scales_offset() + layout_.scale_bytes, sequence));
+    }
     const size_t bytes = static_cast<size_t>(num_elements(q.tensor) * q.element_bytes);
     q_.read(q.tensor.data, static_cast<size_t>(sequence) * bytes, bytes);
     out_.read(out.tensor.data, static_cast<size_t>(sequence) * bytes, bytes);
-    options_.apply(call);
-    call.options.window_right = 0;
+    set_options(call);
     tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
     const auto rows = std::max<int64_t>(1, num_rows / static_cast<int64_t>(sequences.size()));
     check(tessella_check(Tagged(call), rows, 1, &report));

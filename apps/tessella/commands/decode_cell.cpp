@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "device/read_rate.hpp"
 #include "device/rotation.hpp"
 #include "options/number_text.hpp"
+#include "report/machine.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -12,11 +15,19 @@ namespace {
 // Of free memory: a GPU's is the process's own, a CPU's serves others too.
 double usable(const Placement& placement) { return (placement.gpu ? 0.95 : 0.5) * available_memory(placement); }
 
+// What the library takes for the option.
+int threads_for(const Placement& placement, int32_t asked) {
+  if (placement.gpu) return 0;
+  const auto most = static_cast<int>(parse_integer("threads", library_info()["threads"].get<std::string>()));
+  return asked > 0 ? std::min<int>(asked, most) : most;
+}
+
 }  // namespace
 
 std::unique_ptr<DecodeCell> DecodeCell::make(const DecodeCase& decode_case, const AttentionOptionValues& options,
                                              double budget, NotMeasured& missing) {
-  const double needed = DecodeLayout(decode_case).total_bytes(), have = usable(options.placement());
+  const double needed = DecodeLayout(decode_case, options.placement()).total_bytes(),
+               have = usable(options.placement());
   if (needed > have) {
     missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_text(needed), bytes_text(have))};
     return nullptr;
@@ -28,8 +39,9 @@ DecodeCell::DecodeCell(const DecodeCase& decode_case, const AttentionOptionValue
     : placement_(options.placement()),
       budget_(budget),
       calls_(decode_case, options),
+      num_threads_(threads_for(placement_, calls_.at(0).options.num_threads)),
       read_seconds_(seconds_to_read(placement_, calls_.caches(), cache_bytes(), calls_.layout().cache_stride(),
-                                    calls_.size(), budget)) {}
+                                    calls_.size(), num_threads_, budget)) {}
 
 std::optional<DecodeResult> DecodeCell::run(const std::string& kernel, int64_t check_rows, NotMeasured& missing) {
   return attempt(missing, [&] { return std::optional(measure(kernel, check_rows)); });

@@ -24,6 +24,7 @@ class DecodeCell {
                                           double budget, NotMeasured& missing);
 
   size_t cache_bytes() const { return calls_.layout().cache_bytes; }
+  int num_threads() const { return num_threads_; }  // of a CPU, which calls and the plain read have; 0: a GPU
   // Of as many bytes, by a kernel or loop that does nothing else.
   double read_seconds() const { return read_seconds_; }
 
@@ -37,6 +38,7 @@ class DecodeCell {
   Placement placement_;
   double budget_;
   DecodeCalls calls_;
+  int num_threads_;
   double read_seconds_;
 };
 

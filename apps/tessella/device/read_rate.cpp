@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -36,16 +38,25 @@ double seconds_on_gpu(const Placement& placement, const Memory& memory, size_t b
   return best;
 }
 
+// Four streams at a time, each asked for 1 KB ahead: half as fast again as one, which leaves a core waiting for memory.
 uint64_t sum_of(const uint64_t* words, size_t count) {
-  uint64_t sum = 0;
-  for (size_t i = 0; i < count; ++i) sum += words[i];
-  return sum;
+  constexpr size_t kStreams = 4, kLine = 8, kAhead = 128;
+  uint64_t sums[kLine] = {};
+  const size_t stream = count / (kStreams * kLine) * kLine;
+  for (size_t i = 0; i < stream; i += kLine) {
+    for (size_t s = 0; s < kStreams; ++s) {
+      const uint64_t* line = words + s * stream + i;
+      __builtin_prefetch(line + kAhead);
+      for (size_t j = 0; j < kLine; ++j) sums[j] += line[j];
+    }
+  }
+  const uint64_t whole = std::accumulate(std::begin(sums), std::end(sums), uint64_t{0});
+  return std::accumulate(words + kStreams * stream, words + count, whole);
 }
 
 // All copies in one go: threads that start for one small copy would be most of its time.
 double seconds_on_cpu(const Placement& placement, const Memory& memory, size_t bytes, size_t stride, int64_t num_copies,
-                      double budget) {
-  const size_t num_threads = std::max(1U, std::thread::hardware_concurrency());
+                      size_t num_threads, double budget) {
   const size_t words = bytes / sizeof(uint64_t);
   const auto read = [&](int64_t, void*) {
     static std::atomic<uint64_t> sum;  // or the loop would be dropped
@@ -67,8 +78,9 @@ double seconds_on_cpu(const Placement& placement, const Memory& memory, size_t b
 }  // namespace
 
 double seconds_to_read(const Placement& placement, const Memory& memory, size_t bytes, size_t stride,
-                       int64_t num_copies, double budget) {
-  return (placement.gpu ? seconds_on_gpu : seconds_on_cpu)(placement, memory, bytes, stride, num_copies, budget);
+                       int64_t num_copies, int num_threads, double budget) {
+  if (placement.gpu) return seconds_on_gpu(placement, memory, bytes, stride, num_copies, budget);
+  return seconds_on_cpu(placement, memory, bytes, stride, num_copies, static_cast<size_t>(num_threads), budget);
 }
 
 }  // namespace tessella::cli

@@ -1,5 +1,7 @@
 #include "device/rotation.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -10,7 +12,8 @@
 namespace tessella::cli {
 namespace {
 
-constexpr int64_t kFewestCalls = 8;  // of a graph: what its launch costs is not one call's
+constexpr double kRotatedBytes = 4e8;  // several times the largest cache of a GPU, and of most CPUs
+constexpr int64_t kFewestCalls = 8;    // of a graph: what its launch costs is not one call's
 constexpr double kWindowSeconds = 0.05;
 constexpr int kFewestWindows = 5;
 
@@ -43,6 +46,13 @@ Timing measure_graph(const Gpu& gpu, int64_t num_copies, const RotatingRun& run,
 }
 
 }  // namespace
+
+double bytes_to_rotate(const Placement& placement) {
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  if (!placement.gpu) return std::max(kRotatedBytes, 2 * static_cast<double>(::sysconf(_SC_LEVEL3_CACHE_SIZE)));
+#endif
+  return kRotatedBytes;
+}
 
 Timing measure_rotation(const Placement& placement, int64_t num_copies, const RotatingRun& run, double budget) {
   if (placement.gpu) return measure_graph(Gpu::open(*placement.gpu), num_copies, run, budget);

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import tessella
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,7 +25,12 @@ from .problem import DecodeProblem
 DecodeRun = Callable[[int], torch.Tensor]
 
 # Options that our runs take beside the cell's, by the name of the contender: a variant is a line.
-OUR_VARIANTS: dict[str, dict[str, Any]] = {"tessella": {}, "tessella.settled": {"cache_settled": True}}
+OUR_VARIANTS: dict[str, dict[str, Any]] = {
+    "tessella": {},
+    "tessella.settled": {"cache_settled": True},
+    "tessella.heads_first": {"layout": "bhsd"},
+}
+DEVICE_OF = {"cache_settled": "cuda", "layout": "cpu"}  # of options that tell on one alone
 
 
 class OurDecode:
@@ -31,36 +38,64 @@ class OurDecode:
 
     def __init__(self, problem: DecodeProblem, options: dict[str, Any]) -> None:
         self.problem = problem
+        cell = problem.cell
         self.options = {"mask": "causal", **options}
+        if problem.device == "cpu":
+            self.options.setdefault("num_threads", cell.threads)
+        if cell.kv_dtype == "i4":
+            self.options["kv_dtype"] = "int4"
+        if cell.kv_scale == "token":
+            self.options["scale_block"] = 1
         if problem.seqlens is not None:
             self.options["seqlens_kv"] = problem.seqlens
         if problem.page_table is not None:
             self.options["page_table"] = problem.page_table
-        first = (problem.q[0], problem.k(0), problem.v(0))
-        self.plan = tessella.plan(*first, **self.options)
+        self.out = torch.full_like(problem.q, torch.nan)
+        self._q, self._kv, self._out = problem.q, problem.kv, self.out
+        layout = {}
+        if self.options.get("layout") == "bhsd":
+            layout["layout"] = self.options.pop("layout")
+            self._q, self._out = self._q.transpose(2, 3), self._out.transpose(2, 3)
+            self._kv = self._kv.transpose(3, 4).contiguous()
+        named: dict[str, Any] = {**self.options, **self._scales(0), **layout}
+        self.plan = tessella.plan(self._q[0], *self._kv[0], **named)
         self.kernel = self.plan.kernel
         self.workspace = self.plan.workspace(problem.q[0])
-        self.out = torch.full_like(problem.q, torch.nan)
 
     def __call__(self, copy: int) -> torch.Tensor:
-        problem, options = self.problem, {**self.options, "out": self.out[copy], "workspace": self.workspace}
-        self.plan.run(problem.q[copy], problem.k(copy), problem.v(copy), **options)
+        options = {**self.options, **self._scales(copy), "out": self._out[copy], "workspace": self.workspace}
+        k, v = self._kv[copy]
+        self.plan.run(self._q[copy], k, v, **options)
         return self.out[copy]
+
+    def _scales(self, copy: int) -> dict[str, Any]:
+        if not self.problem.cell.kv_scale:
+            return {}
+        k_scale, v_scale = self.problem.scales[copy]
+        return {"k_scale": k_scale, "v_scale": v_scale}
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeContender(Contender):
-    """features: "query tokens", "ragged lengths", "pages"."""
+    """features: of ALL."""
 
     def run_for(self, problem: Any) -> Any:
         cell = problem.cell
         needed = {"query tokens": cell.queries > 1, "ragged lengths": bool(cell.lengths), "pages": cell.page_size > 0}
+        if cell.kv_dtype:
+            needed[f"cache of {cell.kv_dtype} with scales by {cell.kv_scale}"] = True
         if lacking := [name for name, is_needed in needed.items() if is_needed and name not in self.features]:
             raise Refused(f"has no {', no '.join(lacking)}")
         return self.prepare(problem)
 
 
-ALL = ("query tokens", "ragged lengths", "pages")
+CACHES = tuple(
+    f"cache of {kv_dtype} with scales by {kv_scale}"
+    for kv_dtype in ("f8e4m3fn", "i8", "i4")
+    for kv_scale in ("tensor", "head", "token")
+)
+SHAPES = ("query tokens", "ragged lengths", "pages")
+ALL = (*SHAPES, *CACHES)
 
 
 def ours(name: str, device: str, **options: Any) -> DecodeContender:
@@ -68,15 +103,20 @@ def ours(name: str, device: str, **options: Any) -> DecodeContender:
 
 
 def sdpa(backend: SDPBackend) -> Callable[[Any], Any]:
-    """One query token: torch's causal mask is aligned at the top, so that of several the last would see too little."""
+    """One query token: torch's causal mask is aligned at the top, so that of several the last would see too little.
+
+    On a CPU its caches have heads first, which are twice as fast there.
+    """
 
     def prepare(problem: DecodeProblem) -> DecodeRun:
         grouped = problem.cell.heads_q != problem.cell.heads_kv
+        heads_first = problem.kv.transpose(3, 4)
+        kv = heads_first.contiguous() if problem.device == "cpu" else heads_first
 
         def run(copy: int) -> torch.Tensor:
-            heads_first = (x.transpose(1, 2) for x in (problem.q[copy], problem.k(copy), problem.v(copy)))
+            q = problem.q[copy].transpose(1, 2)
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(*heads_first, enable_gqa=grouped).transpose(1, 2)
+                return scaled_dot_product_attention(q, kv[copy, 0], kv[copy, 1], enable_gqa=grouped).transpose(1, 2)
 
         with warnings.catch_warnings(record=True) as reasons:  # torch gives a backend's reasons as warnings
             warnings.simplefilter("always")
@@ -144,17 +184,53 @@ def flashinfer(problem: DecodeProblem) -> DecodeRun:
     return run
 
 
+def standard_numpy(problem: DecodeProblem) -> DecodeRun:
+    """A matrix product, a softmax and a matrix product, over caches with heads first."""
+    cell = problem.cell
+    if cell.heads_q != cell.heads_kv or cell.dtype != "f32":
+        raise Refused("is for as many KV heads as heads, and f32")
+    k, v = (problem.kv[:, half].transpose(2, 3).contiguous().numpy() for half in (0, 1))
+    q = (problem.q.transpose(2, 3) / math.sqrt(cell.head_dim)).contiguous().numpy()
+
+    def run(copy: int) -> torch.Tensor:
+        scores = k[copy] @ q[copy].swapaxes(-1, -2)
+        weights = numpy.exp(scores - scores.max(-2, keepdims=True))
+        out = weights.swapaxes(-1, -2) @ v[copy] / weights.sum(-2)[..., None]
+        return torch.from_numpy(out).transpose(1, 2)
+
+    return run
+
+
+def vllm(isa: str) -> Callable[[Any], Any]:
+    """Imported where it is chosen: see vllm_cpu.py."""
+
+    def prepare(problem: DecodeProblem) -> DecodeRun:
+        run: DecodeRun = importlib.import_module(VLLM).VllmDecode(problem, isa)
+        return run
+
+    return prepare
+
+
+VLLM = f"{__package__}.vllm_cpu"
+OF_VLLM = (*SHAPES, "cache of f8e4m3fn with scales by tensor")
+
 LIBRARIES = [
+    DecodeContender("vllm.vec", vllm("vec"), VLLM, OF_VLLM, ("cpu",)),
+    DecodeContender("vllm.amx", vllm("amx"), VLLM, OF_VLLM, ("cpu",)),
+    DecodeContender("numpy", standard_numpy, "numpy", (), ("cpu",)),
     DecodeContender("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
     DecodeContender("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (), ("cpu", "cuda")),
-    DecodeContender("fa3", fa3, "flash_attn_interface", ALL),
+    DecodeContender("fa3", fa3, "flash_attn_interface", SHAPES),
     DecodeContender("flashinfer", flashinfer, "flashinfer", ("ragged lengths", "pages")),
 ]
 
 
 def chosen(names: Sequence[str], device: str) -> tuple[list[DecodeContender], dict[str, str]]:
     """As `contenders.chosen`: who takes part, and why each of the others does not."""
-    variants = [ours(name, device, **options) for name, options in OUR_VARIANTS.items()]
+    variants = [
+        ours(name, next((DEVICE_OF[option] for option in options if option in DEVICE_OF), device), **options)
+        for name, options in OUR_VARIANTS.items()
+    ]
     kernels = [
         ours(kernel.name, kernel.device, kernel=kernel.name)
         for kernel in tessella.kernels()

@@ -14,6 +14,9 @@ RIVAL = "sdpa.cudnn"
 LARGE_BYTES = 500_000_000
 MOST_FOR_ROWS = {16: 1.15, 32: 1.5, 64: 2.5}  # packed rows -> time over that of 8
 LEAST_OF_PAGES = {1: 0.6, 16: 0.9, 64: 0.9}  # rows of a page -> rate over contiguous
+# A CPU's: what is cached as -> whose cache of vLLM's it is beside; of whole numbers it has none.
+BESIDE_VLLM = {"bf16": "bf16", "f32": "f32", "f8e4m3fn": "f8e4m3fn", "i8": "f8e4m3fn"}
+MANY_THREADS, LONG = 16, 32768
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +110,22 @@ def ragged_over_uniform(record: Record) -> list[tuple[Entry, float]]:
     return [(entry, value / uniform[0]) for entry, value in ragged if value is not None and uniform]
 
 
-def floors(record: Record) -> list[Floor]:
+def over_whole_cache(record: Record) -> list[tuple[Entry, float, int]]:
+    """Quantised caches: how many times as fast as that of q's dtype they are, and the bytes of that one."""
+    entries = _group(record, "quantized")
+    wholes = {_size(entry): entry for entry in entries if not entry["cell"]["kv_dtype"]}
+    found = []
+    for entry in entries:
+        whole = wholes.get(_size(entry))
+        if whole is None or whole is entry:
+            continue
+        mine, other = seconds(entry), seconds(whole)
+        if mine is not None and other is not None:
+            found.append((entry, other / mine, int(whole["cache_bytes"])))
+    return found
+
+
+def gpu_floors(record: Record) -> list[Floor]:
     peers = _group(record, "peers")
     beside = [(value, entry["label"]) for entry in peers if (value := over(entry, RIVAL)) is not None]
     large = [
@@ -133,7 +151,83 @@ def floors(record: Record) -> list[Floor]:
     for size, least in LEAST_OF_PAGES.items():
         values = [(value, entry["label"]) for entry, value in by_page if entry["cell"]["page_size"] == size]
         found.append(_bounded(f"pages of {size} reach {least} of the rate of a contiguous cache", values, least))
+    by_cache = over_whole_cache(record)
+    for kv_dtype in ("f8e4m3fn", "i8"):
+        values = [
+            (value, entry["label"])
+            for entry, value, whole_bytes in by_cache
+            if entry["cell"]["kv_dtype"] == kv_dtype and whole_bytes >= LARGE_BYTES
+        ]
+        says = f"caches of {kv_dtype} are 1.4 times as fast as bf16 of as many keys, where those take 500 MB and more"
+        found.append(_bounded(says, values, 1.4))
     return found
+
+
+def cached_as(entry: Entry) -> str:
+    return str(entry["cell"]["kv_dtype"] or entry["cell"]["dtype"])
+
+
+def beside_vllm(record: Record, name: str) -> list[tuple[Entry, float]]:
+    """How many times as fast as vLLM's op ours is, over the cache of its that is nearest."""
+    entries = _group(record, "gqa")
+    theirs = {(_size(entry), entry["cell"]["threads"], cached_as(entry)): seconds(entry, name) for entry in entries}
+    found = []
+    for entry in entries:
+        nearest = BESIDE_VLLM.get(cached_as(entry), "")
+        mine, other = seconds(entry), theirs.get((_size(entry), entry["cell"]["threads"], nearest))
+        if mine is not None and other is not None:
+            found.append((entry, other / mine))
+    return found
+
+
+def beside_numpy(record: Record, threads: int) -> list[tuple[Entry, float]]:
+    """How many times as fast as NumPy ours is: on so many threads or fewer, for more may slow it down."""
+    entries = _group(record, "mha")
+    theirs: dict[Any, float] = {}
+    for entry in entries:
+        other = seconds(entry, "numpy")
+        if entry["cell"]["threads"] <= threads and other is not None:
+            theirs[_size(entry)] = min(other, theirs.get(_size(entry), other))
+    mine = [(entry, seconds(entry)) for entry in entries if entry["cell"]["threads"] == threads]
+    return [(entry, theirs[_size(entry)] / took) for entry, took in mine if took is not None and _size(entry) in theirs]
+
+
+def cpu_floors(record: Record) -> list[Floor]:
+    found = []
+    names = {name for entry in record["cells"] for name in entry["results"]}
+    for name in ("vllm.vec", *(["vllm.amx"] if "vllm.amx" in names else [])):
+        ratios = beside_vllm(record, name)
+        for kind, nearest in BESIDE_VLLM.items():
+            if name == "vllm.amx" and kind == "f32":  # which has no AMX
+                continue
+            for says, on_one in (("one thread, CPU time", True), ("more threads, by the clock", False)):
+                values = [
+                    (value, entry["label"])
+                    for entry, value in ratios
+                    if cached_as(entry) == kind and (entry["cell"]["threads"] == 1) == on_one
+                ]
+                whose = f"{name}'s {nearest}" if nearest != kind else name
+                found.append(_bounded(f"{kind} reaches 0.9 of {whose}: {says}", values, 0.9))
+    one = [(value, entry["label"]) for entry, value in beside_numpy(record, 1)]
+    found.append(_bounded("MHA reaches NumPy: one thread, CPU time", one, 1.0))
+    two = [(value, entry["label"]) for entry, value in beside_numpy(record, 2) if entry["cell"]["seqlen"] == LONG]
+    found.append(_bounded("MHA of 32k keys on two threads is 1.5 times as fast as NumPy on one or two", two, 1.5))
+    for kind in BESIDE_VLLM:
+        values = [
+            (value, entry["label"])
+            for entry in _group(record, "gqa")
+            if cached_as(entry) == kind
+            and entry["cell"]["seqlen"] == LONG
+            and entry["cell"]["threads"] >= MANY_THREADS
+            and (value := of_read(entry)) is not None
+        ]
+        says = f"{kind} of 32k keys on {MANY_THREADS} threads and more reaches 0.7 of the plain read"
+        found.append(_bounded(says, values, 0.7))
+    return found
+
+
+def floors(record: Record) -> list[Floor]:
+    return gpu_floors(record) if record["device"] == "cuda" else cpu_floors(record)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,18 +19,25 @@ from .contenders import DecodeContender, OurDecode
 from .problem import DecodeProblem
 from .protocol import DecodeCell
 from .read_only import BLOCKS_EACH, ReadOnly
+from .threads import set_threads
 
 FEWEST_CALLS = 4  # of a graph: what its launch costs is not one call's
+ROUNDS_OF = {"cuda": ROUNDS, "cpu": 7}
 READ = "read"
 
 
 class Rotation:
-    """Calls over every copy in turn; on a GPU one CUDA graph of launches back to back."""
+    """Calls over every copy in turn; on a GPU one CUDA graph of launches back to back.
+
+    On one thread of a CPU the process's time counts, which hardly depends on what else runs on the machine. Not the
+    thread's: a library may do its work on another one than the caller's, as ours does in Python where a call is long.
+    """
 
     def __init__(self, run: Callable[[int], object], problem: DecodeProblem) -> None:
         self.num_calls = max(problem.num_copies, FEWEST_CALLS)
         self.seconds: list[float] = []
         if problem.device == "cpu":
+            self._clock = time.process_time if problem.cell.threads == 1 else time.perf_counter
             self._replay: Callable[[], Any] = lambda: [run(idx % problem.num_copies) for idx in range(self.num_calls)]
             return
         stream = torch.cuda.Stream()
@@ -47,11 +54,11 @@ class Rotation:
     def time(self, seconds: float, device: str) -> float:
         """Seconds of one call, over as many replays as fill the window."""
         if device == "cpu":
-            begin_s, count = time.perf_counter(), 0
-            while count == 0 or time.perf_counter() - begin_s < seconds:
+            begin_s, count = self._clock(), 0
+            while count == 0 or self._clock() - begin_s < seconds:
                 self._replay()
                 count += 1
-            return (time.perf_counter() - begin_s) / count / self.num_calls
+            return (self._clock() - begin_s) / count / self.num_calls
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
         def milliseconds(count: int) -> float:
@@ -75,12 +82,16 @@ def readers(problem: DecodeProblem) -> dict[str, Callable[[int], object]]:
     """Runs that read the bytes of a call; the fastest of them is the ceiling."""
     num_bytes = problem.cell.cache_bytes
     if problem.device == "cpu":
-        words = problem.kv.view(problem.num_copies, -1).view(torch.int64)[:, : num_bytes // 8]
-        return {READ: lambda copy: words[copy].sum()}
+        words = problem.memory.view(torch.int64)[:, : num_bytes // 8]
+        floats = problem.memory.view(torch.float32)[:, : num_bytes // 4]  # slow where some are subnormal
+        return {
+            f"{READ} sum": lambda copy: words[copy].sum(),
+            f"{READ} dot": lambda copy: torch.dot(floats[copy], floats[copy]),
+        }
     kernel = read_only()
 
     def reader(blocks_each: int) -> Callable[[int], object]:
-        return lambda copy: kernel(problem.kv[copy], num_bytes, blocks_each)
+        return lambda copy: kernel(problem.memory[copy], num_bytes, blocks_each)
 
     return {f"{READ} {blocks_each}": reader(blocks_each) for blocks_each in BLOCKS_EACH}
 
@@ -105,7 +116,8 @@ def measure_cell(
 ) -> dict[str, Any]:
     """The cell, seconds of the plain read, results by contender, and reasons of those that refused.
 
-    A result: seconds of a call (median of the rounds), spread (slowest round / fastest), error; ours also kernel.
+    A result: seconds of a call (of a GPU the median of the rounds; of a CPU, where others run too, the least), the
+    median, spread (slowest round / fastest), error; ours also kernel.
     """
     entry: dict[str, Any] = {"cell": dataclasses.asdict(cell), "label": cell.label, "cache_bytes": cell.cache_bytes}
     refused: dict[str, str] = {}
@@ -113,6 +125,8 @@ def measure_cell(
     if device == "cuda":  # caches of the cell before are gone, also where an error held them
         gc.collect()
         torch.cuda.empty_cache()
+    if cell.threads:
+        set_threads(cell.threads)
     try:
         problem = DecodeProblem(cell, device)
     except RuntimeError as error:  # memory
@@ -144,13 +158,20 @@ def measure_cell(
         if is_warm:
             rotation.seconds.append(took)
 
-    for round_idx in range(-1, ROUNDS):  # the first to warm up
+    for round_idx in range(-1, ROUNDS_OF[device]):  # the first to warm up
         for name, rotation in list(rotations.items()):
             attempt(name, functools.partial(turn, rotation, round_idx >= 0))
-    medians = {name: statistics.median(rotation.seconds) for name, rotation in rotations.items()}
-    entry["read_seconds"] = min((medians[name] for name in medians if name not in found), default=None)
+    counts = statistics.median if device == "cuda" else min
+    entry["read_seconds"] = min(
+        (counts(rotation.seconds) for name, rotation in rotations.items() if name not in found), default=None
+    )
     for name in found:
-        if name in medians:
-            spread = max(rotations[name].seconds) / min(rotations[name].seconds)
-            entry["results"][name] = {"seconds": medians[name], "spread": spread, **found[name]}
+        if name in rotations:
+            took = rotations[name].seconds
+            entry["results"][name] = {
+                "seconds": counts(took),
+                "median_seconds": statistics.median(took),
+                "spread": max(took) / min(took),
+                **found[name],
+            }
     return entry

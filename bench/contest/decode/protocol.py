@@ -1,4 +1,7 @@
-"""What is measured of decoding: the cells that other libraries were measured on, and ours over what a cache may be."""
+"""What is measured of decoding: the cells that other libraries were measured on, and ours over what a cache may be.
+
+On a CPU the cells are others: few heads, on one thread and on all.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,20 @@ import dataclasses
 import json
 import pathlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from ..protocol import short
 
 PEERS_FILE = pathlib.Path(__file__).with_name("peers.json")
-MOST_ON_A_CPU = 1 << 24  # bytes of a cache
+BITS = {"f32": 32, "bf16": 16, "f16": 16, "f8e4m3fn": 8, "i8": 8, "i4": 4}
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeCell:
     """The last `queries` tokens of each sequence over all its keys, causal; bf16 if not said otherwise."""
 
-    group: str  # "peers", "rows", "ragged" or "pages": what it is compared in
+    group: str  # what it is compared in: peers, rows, ragged, pages and quantized of a GPU, gqa and mha of a CPU
     batch: int
     seqlen: int  # of each sequence; the longest where `lengths` has others
     heads_q: int
@@ -28,13 +32,19 @@ class DecodeCell:
     lengths: tuple[int, ...] = ()
     page_size: int = 0  # k and v as pools of pages in random order; 0: contiguous
     dtype: str = "bf16"
+    kv_dtype: str = ""  # of a quantised cache: f8e4m3fn, i8 or i4; "": dtype
+    kv_scale: str = ""  # what of a quantised cache has its scale: tensor, head, or token (each token and head)
+    threads: int = 0  # of a CPU
 
     @property
     def label(self) -> str:
         keys = f"1..{short(self.seqlen)}" if self.lengths else short(self.seqlen)
         queries = f" q{self.queries}" if self.queries > 1 else ""
         pages = f" page {self.page_size}" if self.page_size else ""
-        return f"{self.heads_q}/{self.heads_kv} B{self.batch} {keys}{queries}{pages}"
+        cache = f" {self.kv_dtype} by {self.kv_scale}" if self.kv_dtype else ""
+        dtype = f" {self.dtype}" if self.threads and not self.kv_dtype else ""
+        threads = f" t{self.threads}" if self.threads else ""
+        return f"{self.heads_q}/{self.heads_kv} B{self.batch} {keys}{queries}{pages}{dtype}{cache}{threads}"
 
     @property
     def packed_rows(self) -> int:
@@ -47,8 +57,10 @@ class DecodeCell:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the keys and values that a call reads, once each."""
-        return 2 * self.num_keys * self.heads_kv * self.head_dim * (4 if self.dtype == "f32" else 2)
+        """Of the keys and values that a call reads, once each, and of their scales."""
+        elements = self.num_keys * self.heads_kv * self.head_dim
+        num_scales = {"tensor": 1, "head": self.heads_kv, "token": self.num_keys * self.heads_kv}.get(self.kv_scale, 0)
+        return 2 * (elements * BITS[self.kv_dtype or self.dtype] // 8 + 4 * num_scales)
 
     @property
     def size(self) -> tuple[int, int, int, int]:
@@ -76,7 +88,11 @@ def _grouped(group: str, batch: int, seqlen: int, **fields: Any) -> DecodeCell:
     return DecodeCell(group, batch, seqlen, 64, 8, **fields)
 
 
-def all_cells() -> list[DecodeCell]:
+# Caches of 8 and 4 bits, as they are used: one factor for all, or one for each token and head.
+QUANTIZED = (("f8e4m3fn", "tensor"), ("i8", "token"), ("i4", "token"))
+
+
+def gpu_cells() -> list[DecodeCell]:
     """Cells of a group that are compared with each other follow each other, so that they meet the same clocks."""
     sizes = dict.fromkeys(size_of(row) for one in peer_sets() for row in one["rows"])
     cells = [DecodeCell("peers", batch, seqlen, heads_q, heads_kv) for heads_q, heads_kv, batch, seqlen in sizes]
@@ -89,9 +105,35 @@ def all_cells() -> list[DecodeCell]:
         cells += [
             DecodeCell("pages", batch, seqlen, heads_q, heads_kv, page_size=page_size) for page_size in (0, 1, 16, 64)
         ]
+    large = ((64, 8, 1, 8192), (64, 8, 1, 131072), (64, 8, 32, 4096), (64, 8, 64, 8192), (32, 32, 8, 8192))
+    for heads_q, heads_kv, batch, seqlen in large:
+        cells.append(DecodeCell("quantized", batch, seqlen, heads_q, heads_kv))
+        for kv_dtype, kv_scale in (*QUANTIZED, ("f8e4m3fn", "token")):
+            cells.append(dataclasses.replace(cells[-1], kv_dtype=kv_dtype, kv_scale=kv_scale))
     return cells
 
 
-def cells_on(device: str) -> list[DecodeCell]:
-    """All of them, on a CPU those of small caches."""
-    return [cell for cell in all_cells() if device == "cuda" or cell.cache_bytes <= MOST_ON_A_CPU]
+def cpu_cells(threads: Sequence[int]) -> list[DecodeCell]:
+    """GQA beside what serves models on CPUs, and MHA beside NumPy, whose matrix products are as fast as any."""
+    cells = []
+    for seqlen in (4096, 32768):
+        for count in threads:
+            plain = DecodeCell("gqa", 1, seqlen, 32, 8, threads=count)
+            cells += [plain, dataclasses.replace(plain, dtype="f32")]
+            cells += [dataclasses.replace(plain, kv_dtype=dtype, kv_scale=scale) for dtype, scale in QUANTIZED]
+    for seqlen in (8192, 32768):
+        cells += [DecodeCell("mha", 1, seqlen, 8, 8, head_dim=64, dtype="f32", threads=count) for count in threads]
+    return cells
+
+
+def cells_on(device: str, threads: Sequence[int] = (1,), groups: Sequence[str] = ()) -> list[DecodeCell]:
+    """All of the device, or those of some groups.
+
+    Raises:
+        ValueError: it has none of a group.
+    """
+    cells = gpu_cells() if device == "cuda" else cpu_cells(threads)
+    known = dict.fromkeys(cell.group for cell in cells)
+    if unknown := [group for group in groups if group not in known]:
+        raise ValueError(f"--cases: {', '.join(unknown)}, expected of {', '.join(known)}")
+    return [cell for cell in cells if cell.group in (groups or known)]

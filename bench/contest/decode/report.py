@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..report import Entry, Record, geomean, heading, is_ours, names, number, refusals
+from ..report import Entry, Record, geomean, heading, is_ours, names, number, refusals, unsteady
 from .floors import (
     OURS,
     RIVAL,
@@ -12,6 +12,7 @@ from .floors import (
     floors,
     of_read,
     over,
+    over_whole_cache,
     pages_over_contiguous,
     ragged_over_uniform,
     rate,
@@ -32,13 +33,18 @@ def ratio(value: float) -> str:
     return f"{value:.2f}"
 
 
+def unit_of(record: Record) -> tuple[str, float]:
+    return ("TB/s", 1e12) if record["device"] == "cuda" else ("GB/s", 1e9)
+
+
 def table(record: Record) -> str:
     """A row a cell: every contender's time, the fastest bold, and what ours comes to."""
     contenders = names(record)
     others = [name for name in contenders if not is_ours(name)]
+    unit, size = unit_of(record)
     derived: dict[str, Callable[[Entry], str]] = {
         "read us": lambda entry: _dash(entry["read_seconds"], microseconds),
-        "TB/s": lambda entry: _dash(rate(entry), lambda value: f"{value / 1e12:.3g}"),
+        unit: lambda entry: _dash(rate(entry), lambda value: f"{value / size:.3g}"),
         "of read": lambda entry: _dash(of_read(entry), ratio),
         **{f"over {name}": lambda entry, name=name: _dash(over(entry, name), ratio) for name in others},  # type: ignore
         "kernel": lambda entry: entry["results"].get(OURS, {}).get("kernel", "–"),
@@ -71,6 +77,7 @@ def comparisons(record: Record) -> list[str]:
         *((entry, value, "of the time of 8 packed rows") for entry, value in rows_over_8(record)),
         *((entry, value, "of the rate of equal lengths") for entry, value in ragged_over_uniform(record)),
         *((entry, value, "of the rate of a contiguous cache") for entry, value in pages_over_contiguous(record)),
+        *((entry, value, "times as fast as bf16") for entry, value, _ in over_whole_cache(record)),
     ]
     return [f"- {entry['label']}: {value:.3f} {of_what}" for entry, value, of_what in found]
 
@@ -91,9 +98,11 @@ def report(record: Record) -> str:
     sections = [heading(record)]
     if record["cells"]:
         sections += [
-            "## Microseconds a call; ours in TB/s of K and V and beside the plain read and others",
+            f"## Microseconds a call; ours in {unit_of(record)[0]} of K and V and beside the plain read and others",
             table(record),
         ]
+        if record["device"] == "cpu" and (text := unsteady(record)):
+            sections.append(text)
         words = {True: "pass", False: "MISS", None: "not measured"}
         lines = [f"| {words[floor.passed]} | {floor.says} | {floor.found} |" for floor in floors(record)]
         sections += ["## Floors", "\n".join(["| | floor | found |", "|---|---|---|", *lines])]

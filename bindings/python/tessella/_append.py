@@ -11,6 +11,7 @@ from ._arrays import Slot, require_array
 from ._call import is_swapped
 from ._cancel import Cancel, interruptible, pointer_of
 from ._errors import Error, InvalidArgument, name_function
+from ._fields import cache_code
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import failure, last_error, library
 from ._scalars import INT32, integer, switch, text
@@ -36,6 +37,10 @@ def append(
     rotary_offsets: Any = None,
     q: Any = None,
     q_out: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    scale_block: int = 0,
+    kv_dtype: Any = None,
     layout: str = "bshd",
     kernel: str | None = None,
     num_sms: int = 0,
@@ -53,7 +58,8 @@ def append(
         k_new, v_new: arrays of the kinds that `attention` takes, (batch, new, heads_kv, head_dim), packed (total,
             heads_kv, head_dim); float64, float32, bfloat16 or float16. Either may be None, and then its cache is.
         k, v: the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
-            page_size, heads_kv, head_dim). Their dtype is that of the new rows.
+            page_size, heads_kv, head_dim). Their dtype is that of the new rows, or, beside float32, bfloat16 and
+            float16, float8_e4m3fn, int8 or int4 (kv_dtype): then rows are quantised on their way.
         seqlens_kv: (batch) int32, rows in use after the append, left padding included.
         page_table: (batch, pages) int32: row r of a sequence is in page page_table[b, r // page_size].
         cache_batch_idx: (batch) int32: sequence b has slot cache_batch_idx[b] of the caches. Not beside page_table.
@@ -66,6 +72,13 @@ def append(
         rotary_offsets: (batch) int32: the position of the row that goes to row r is r - leftpad_kv + rotary_offsets.
         q: (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): rotated by the same positions.
         q_out: what q is written to, rotated; it may be q itself. Made when absent.
+        k_scale, v_scale: float32, of quantised caches, as `attention` takes them. With scale_block 0 they are given,
+            (slots or num_pages, 1, heads_kv), each axis 1 or full and leading ones left out, or None = 1. With
+            scale_block 1 they are (slots or num_pages, rows, heads_kv), and those of the new rows are written.
+        scale_block: 0: rows are stored as x / scale, rounded to nearest even and kept within 448, 127 or 7; 1: the
+            scale of each row and head is computed too, from its largest number. tessella.h says what becomes of NaN,
+            infinities and rows of zeros.
+        kv_dtype: of k and v that are arrays of uint8, what their bytes are, as for `attention`.
         layout: "bshd", as written here, or "bhsd": arrays with heads have them before the rows.
         kernel: a name of kernels(); None = automatic.
         num_sms: GPU, 0 = all.
@@ -98,6 +111,8 @@ def append(
             "rotary_offsets": rotary_offsets,
             "q": q,
             "q_out": q_out,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
         }
         first = k_new if k_new is not None else v_new
         if first is None:
@@ -105,12 +120,15 @@ def append(
         require_array("k_new" if k_new is not None else "v_new", first)
         kind = kind_of(first)
         handle = stream_handle(stream, first, kind) if kind.is_on_gpu(first) else None
-        for name in ("k", "v", "q_out"):
+        scale_block = integer("scale_block", scale_block)
+        scales = ("k_scale", "v_scale") if scale_block else ()
+        for name in ("k", "v", "q_out", *scales):
             if arrays[name] is not None:
                 require_array(name, arrays[name])
                 kind_of(arrays[name]).require_writable(name)
         call = AppendCall()
         call.read(arrays, swapped, dlpack_stream(handle))
+        call.set_quantization(scale_block, kv_dtype)
         if q is not None and q_out is None:
             slot = call.slots["q"]
             arrays["q_out"] = kind.empty("q_out", slot.shape, slot.tensor.dtype, q)
@@ -127,8 +145,8 @@ def append(
     if status != d.OK:
         is_confusing = swapped and status == d.INVALID_ARGUMENT
         raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
-    written = (arrays["q_out"], k, v)
-    return kind.results(written, (q_out, k, v), False)
+    written = (k, v, *(arrays[name] for name in scales))
+    return kind.results((arrays["q_out"], *written), (q_out, *written), False)
 
 
 def rotary_arrays(rotary: Any) -> dict[str, Any]:
@@ -160,6 +178,16 @@ class AppendCall:
             slot = self.slots[name] = self.slot_type(name, d.Tensor(), self.capsules)
             slot.read(array, swapped and name in ROWS, stream)
             setattr(self.args, name, slot.pointer)
+
+    def set_quantization(self, scale_block: int, kv_dtype: Any) -> None:
+        """Says what the bytes of k and v are, when they are read, and whose scales are computed."""
+        self.options.scale_block = scale_block
+        if kv_dtype is None:
+            return
+        code = cache_code("kv_dtype", kv_dtype)
+        for name in ("k", "v"):
+            if name in self.slots:
+                self.slots[name].view_as(code)
 
     def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
         """Sets the fields of options that every operation has."""

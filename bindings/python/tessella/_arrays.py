@@ -149,7 +149,13 @@ class Slot:
         dtype = array.dtype
         code = _codes.get(dtype)
         if code is None:
-            code = _codes[dtype] = dtype_of(self.name, dtype)
+            code = dtype_of(self.name, dtype)
+            if code == d.I4:
+                raise Unsupported(
+                    f"{self.name} has dtype {dtype}, one element a byte, expected uint8 with two of them a byte and "
+                    "kv_dtype='int4'"
+                )
+            _codes[dtype] = code
         strides = []
         for axis, (length, stride_bytes) in enumerate(zip(array.shape, array.strides)):
             stride, rest = divmod(stride_bytes, dtype.itemsize)
@@ -191,6 +197,26 @@ class Slot:
         self.dtype = None  # what was remembered is overwritten
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         self.write(0, code, (like.device_type, like.device_id), shape, strides, is_swapped, 0)
+
+    def view_as(self, code: int) -> None:
+        """Takes the bytes that were read for elements of 8 or 4 bits."""
+        tensor = self.tensor
+        if tensor.dtype == code:
+            return
+        if tensor.dtype != d.U8:
+            raise InvalidArgument(
+                f"{self.name} is of another dtype than kv_dtype, expected uint8, whose bytes it names"
+            )
+        self.dtype = None  # what was remembered is overwritten
+        tensor.dtype = code
+        if code == d.I4:  # two a byte
+            last = tensor.ndim - 1
+            for axis in range(last):
+                tensor.strides[axis] *= 2
+            if tensor.shape[last] == 1:
+                tensor.strides[last] = 1
+            tensor.shape[last] *= 2
+            self.shape = (*self.shape[:-1], 2 * self.shape[-1])
 
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten

@@ -43,8 +43,9 @@ def attention(
         q: (batch, seqlen_q, heads_q, head_dim_qk), float64, float32, bfloat16 or float16. 3-D (seqlen, heads, head_dim)
             and 2-D (seqlen, head_dim) count as batch 1 and head 1; beside cu_seqlens, 3-D is (total, heads, head_dim).
         k: (batch, seqlen_kv, heads_kv, head_dim_qk), dtype of q; heads_kv divides heads_q. Beside page_table, k and v
-            are pools of pages; beside cache_batch_idx their batch axes are slots.
-        v: (batch, seqlen_kv, heads_kv, head_dim_v), dtype of q.
+            are pools of pages; beside cache_batch_idx their batch axes are slots. For few queries k and v may both be
+            quantised, float8_e4m3fn, int8 or int4 (kv_dtype), times k_scale and v_scale.
+        v: (batch, seqlen_kv, heads_kv, head_dim_v), dtype of k.
         layout: "bshd", as written here, or "bhsd": q, k, v and out are (batch, heads, seqlen, head_dim), and 3-D is
             (heads, seqlen, head_dim), packed (heads, total, head_dim).
         out: (batch, seqlen_q, heads_q, head_dim_v), dtype of q or float32; overlaps no input. Made when absent.
@@ -55,8 +56,8 @@ def attention(
             an object with __cuda_stream__; None = torch's or cupy's current stream. Ignored on the CPU.
         options: mask ("causal", "causal_top_left" or parts joined with &), scale, softcap, dropout, seed, offset, bias,
             alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, page_table,
-            cache_batch_idx, draft_mask, schedule, q_scale, k_scale, v_scale, out_scale, scale_block, first_batch,
-            first_head, first_query, first_key, whole_heads_q, max_seqlen_q, max_seqlen_kv, score_mod,
+            cache_batch_idx, draft_mask, schedule, q_scale, k_scale, v_scale, out_scale, scale_block, kv_dtype,
+            first_batch, first_head, first_query, first_key, whole_heads_q, max_seqlen_q, max_seqlen_kv, score_mod,
             score_mod_gradient, mask_mod, mod_args, out_dtype, kernel, num_splits, num_sms, num_threads, deterministic,
             batch_invariant, query_class, cache_settled, check_device_values, cancel: tessella.Options says what each
             is.

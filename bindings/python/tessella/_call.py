@@ -191,6 +191,11 @@ class Call:
             slot.read(array, False, self.dlpack_stream)
         self.args.mod_args, self.args.num_mod_args = self.mod_tensors, len(arrays)
 
+    def set_kv_dtype(self, code: int) -> None:
+        """Says what the bytes of k and v are."""
+        self.slots["k"].view_as(code)
+        self.slots["v"].view_as(code)
+
     def run(self, run: Callable[[], int]) -> None:
         """Calls C: run(). Raises unless its status is OK."""
         # What is short by its sizes alone is told apart first, in half a microsecond.

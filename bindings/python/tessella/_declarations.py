@@ -229,6 +229,8 @@ class AppendArgs(c.Structure):
         ("rotary_offsets", c.POINTER(Tensor)),
         ("q", c.POINTER(Tensor)),
         ("q_out", c.POINTER(Tensor)),
+        ("k_scale", c.POINTER(Tensor)),
+        ("v_scale", c.POINTER(Tensor)),
     ]
 
 
@@ -245,6 +247,7 @@ class AppendOptions(c.Structure):
         ("kernel", c.c_char_p),
         ("allocator", c.POINTER(Allocator)),
         ("cancel", c.POINTER(c.c_int32)),
+        ("scale_block", c.c_int64),
     ]
 
 

@@ -33,6 +33,9 @@ class Fields(Protocol):
     def set_mod_args(self, arrays: Sequence[Any]) -> None:
         """Sets the arrays that score_mod and mask_mod read."""
 
+    def set_kv_dtype(self, code: int) -> None:
+        """Says what the bytes of k and v are."""
+
 
 def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
     """Writes what `options` say, tessella.Options by name; None means absent."""
@@ -111,6 +114,18 @@ def _set_dtype(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, dtype_of(name, value))
 
 
+def cache_code(name: str, value: Any) -> int:
+    """Tessella's number of a dtype that bytes of a cache may be."""
+    code = dtype_of(name, value)
+    if code not in (d.I4, d.I8, d.F8E4M3FN):
+        raise InvalidArgument(f"{name} is {value}, expected int4, int8 or float8_e4m3fn")
+    return code
+
+
+def _set_kv_dtype(fields: Fields, name: str, value: Any) -> None:
+    fields.set_kv_dtype(cache_code(name, value))
+
+
 def _set_cancel(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, pointer_of(name, value))
 
@@ -142,6 +157,7 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "v_scale": _set_array,
     "out_scale": _set_array,
     "scale_block": _set_int64,
+    "kv_dtype": _set_kv_dtype,
     "first_batch": _set_int64,
     "first_head": _set_int64,
     "first_query": _set_int64,

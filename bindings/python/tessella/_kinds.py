@@ -12,13 +12,23 @@ from . import _declarations as d
 from ._errors import InvalidArgument, OutOfMemory
 
 _CUDA_DEVICES = (d.CUDA, 13)  # 13: managed memory
-_NAMES = {d.F64: "float64", d.F32: "float32", d.BF16: "bfloat16", d.F16: "float16", d.I32: "int32"}
+_NAMES = {
+    d.F64: "float64",
+    d.F32: "float32",
+    d.BF16: "bfloat16",
+    d.F16: "float16",
+    d.I32: "int32",
+    d.I8: "int8",
+    d.U8: "uint8",
+    d.F8E4M3FN: "float8_e4m3fn",
+}
+_OF_ML_DTYPES = (d.BF16, d.F8E4M3FN)  # which NumPy lacks
 
 
 class Kind:
     """NumPy arrays, and every array on the CPU that no other kind knows: outputs are NumPy's."""
 
-    dtypes = {code: numpy.dtype(name) for code, name in _NAMES.items() if code != d.BF16}
+    dtypes = {code: numpy.dtype(name) for code, name in _NAMES.items() if code not in _OF_ML_DTYPES}
 
     def is_on_gpu(self, array: Any) -> bool:
         """Whether DLPack places it on a CUDA device."""
@@ -42,8 +52,8 @@ class Kind:
             raise InvalidArgument(
                 f"{name} is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
             )
-        if code not in self.dtypes:  # bf16, which NumPy lacks
-            self.dtypes[code] = numpy.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        if code not in self.dtypes:
+            self.dtypes[code] = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), _NAMES[code]))
         try:
             return numpy.empty(shape, self.dtypes[code])
         except (MemoryError, ValueError) as error:  # the second: more bytes than it can count
@@ -70,7 +80,7 @@ class _Torch(Kind):
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
         self.forward_ad: Any = self.torch.autograd.forward_ad
-        self.dtypes = {code: getattr(self.torch, name) for code, name in _NAMES.items()}
+        self.dtypes = {code: getattr(self.torch, name) for code, name in _NAMES.items() if hasattr(self.torch, name)}
 
     def is_on_gpu(self, array: Any) -> bool:
         return bool(array.is_cuda)
@@ -111,6 +121,10 @@ class _Cupy(Kind):
         self.cupy: Any = sys.modules["cupy"]
 
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        if code == d.F8E4M3FN:
+            raise InvalidArgument(
+                f"{name} is absent, expected one: cupy has no float8, and an array of uint8 may hold it"
+            )
         dtype = like.dtype if code == d.BF16 else _NAMES[code]  # cupy has no bf16 of its own
         try:
             with like.device:

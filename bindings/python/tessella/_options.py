@@ -52,6 +52,8 @@ class Options(TypedDict, total=False):
         what values of 8 and 4 bits are multiplied by, and out divided by. k_scale and v_scale are for k and v of 8 or 4
         bits; no kernel takes q_scale and out_scale yet.
     scale_block: rows that share an entry of the scales; 0 = all.
+    kv_dtype: of k and v that are arrays of uint8, what their bytes are: "int4" (two a byte, the first in the low bits,
+        so that the last axis has half of head_dim), "int8" or "float8_e4m3fn". None = their own dtype.
     first_batch, first_head, first_query, first_key: where the call's slice lies in a whole, for dropout, ALiBi and
         modifications; whole_heads_q: query heads of that whole, 0 = those of q. Of the reference and the ladder so far.
     max_seqlen_q, max_seqlen_kv: bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes.
@@ -104,6 +106,7 @@ class Options(TypedDict, total=False):
     v_scale: Any
     out_scale: Any
     scale_block: int
+    kv_dtype: Any
     first_batch: int
     first_head: int
     first_query: int

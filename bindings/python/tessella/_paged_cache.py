@@ -15,11 +15,13 @@ from ._arrays import dtype_of, require_array
 from ._call import is_swapped
 from ._copy_pages import copy_pages
 from ._errors import Error, InvalidArgument, Unsupported, name_function
+from ._fields import cache_code
 from ._kinds import kind_of
 from ._pages import Pages, require_int32s
 from ._scalars import INT32, integer
 
 _DTYPES = (d.F64, d.F32, d.BF16, d.F16)
+_QUANTIZED = {d.F8E4M3FN: "float8_e4m3fn", d.I8: "int8", d.I4: "int4"}
 # Before the first copy: the pools are checked, and a GPU's kernel is there, so that those to come do not fail.
 _NO_COPIES = numpy.empty((0, 2), numpy.int32)
 
@@ -41,14 +43,31 @@ class PagedCache:
     `fork` gives a sequence with the rows of another one, which cost no memory until one of both writes. `truncate`
     takes rows back, as speculative decoding does. `release` ends sequences.
 
+    A cache of float8_e4m3fn, int8 or int4 quantises rows on their way in, and attention takes its scales beside it:
+
+    >>> cache = PagedCache(64, 16, heads_kv=2, head_dim=8, dtype="int8")
+    >>> ids = cache.new_sequences(3)
+    >>> cache.reserve(ids, 1)
+    >>> table, seqlens = cache.page_table(ids), cache.seqlens(ids)
+    >>> cache.append(k, v, table, seqlens)
+    >>> options = cache.scales()  # k_scale, v_scale, scale_block, and kv_dtype where it is needed
+    >>> out = tessella.attention(q, cache.k, cache.v, page_table=table, seqlens_kv=seqlens, **options)
+
     Args:
         num_pages, page_size: the pages of a pool, and rows of a page.
         heads_kv, head_dim: of k; v has head_dim_v, None = head_dim.
-        dtype: float64, float32, bfloat16 or float16, by name or as NumPy's or torch's own object.
+        dtype: float64, float32, bfloat16 or float16, by name or as NumPy's or torch's own object; or float8_e4m3fn,
+            int8 or "int4", whose pools are arrays of uint8 with half of head_dim.
+        scale: of quantised ones, what has a scale: "token", every token and head, computed as rows come in, in pools
+            (num_pages, page_size, heads_kv) of float32; "head", every head; "tensor", all.
+        k_scale, v_scale: those of heads (heads_kv) and tensors (1), float32, an array for all layers or a list of one
+            for each; None = ones. They are read when they are used.
         device: "cpu": arrays of NumPy, or tensors where dtype or device is torch's own object. "cuda" or "cuda:1":
             tensors of torch, arrays of cupy where torch is not installed.
         num_layers: layers of the model; one page table serves all.
     """
+
+    _kv_dtype: str | None
 
     def __init__(
         self,
@@ -59,6 +78,9 @@ class PagedCache:
         *,
         dtype: Any,
         head_dim_v: int | None = None,
+        scale: str | None = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
         device: Any = "cpu",
         num_layers: int = 1,
     ) -> None:
@@ -70,26 +92,54 @@ class PagedCache:
             )
             dim_v = dim if head_dim_v is None else integer("head_dim_v", head_dim_v, (1, INT32[1]))
             code = dtype_of("dtype", dtype)
-            if code not in _DTYPES:
-                raise Unsupported(f"dtype is {dtype}, expected float64, float32, bfloat16 or float16")
+            if code not in _DTYPES and code not in _QUANTIZED:
+                raise Unsupported(
+                    f"dtype is {dtype}, expected float64, float32, bfloat16, float16, float8_e4m3fn, int8 or int4"
+                )
+            if code == d.I4:  # two a byte
+                for name, size in (("head_dim", dim), ("head_dim_v", dim_v)):
+                    if size % 2:
+                        raise InvalidArgument(f"{name} is {size}, expected an even number beside int4")
+                code, dim, dim_v, self._kv_dtype = d.U8, dim // 2, dim_v // 2, "int4"
             like = _array_on(device, dtype)
             kind, rows = kind_of(like), (self._pages.num_pages, self._pages.page_size, heads)
             self._layers = [
                 (kind.empty("k", (*rows, dim), code, like), kind.empty("v", (*rows, dim_v), code, like))
                 for _ in range(num_layers)
             ]
+            is_quantized = code not in _DTYPES
+            if is_quantized and scale is None:
+                scale = "token"
+            if scale == "token" and is_quantized and k_scale is None and v_scale is None:
+                k_scale, v_scale = (
+                    [kind.empty(name, rows, d.F32, like) for _ in range(num_layers)] for name in ("k_scale", "v_scale")
+                )
+            self._set_scales(is_quantized, scale, k_scale, v_scale)
         except (Error, TypeError) as error:
             name_function(error, "PagedCache")
             raise
         self._copy(_NO_COPIES)
 
     @classmethod
-    def from_tensors(cls, k_pages: Any, v_pages: Any, *, layout: str = "bshd") -> PagedCache:
+    def from_tensors(
+        cls,
+        k_pages: Any,
+        v_pages: Any,
+        *,
+        layout: str = "bshd",
+        scale: str | None = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        kv_dtype: Any = None,
+    ) -> PagedCache:
         """A cache in memory that is there: pools of any kind of array that can be written, and of any strides.
 
         Args:
             k_pages, v_pages: (num_pages, page_size, heads_kv, head_dim), or a list of them, one a layer.
             layout: "bshd", as written here, or "bhsd": (num_pages, heads_kv, page_size, head_dim).
+            scale, k_scale, v_scale: of quantised pools, as for `PagedCache`; with scale="token" both are pools
+                (num_pages, page_size, heads_kv), whatever the layout, a list of one for each layer.
+            kv_dtype: of pools that are arrays of uint8, what their bytes are.
         """
         cache = cls.__new__(cls)
         try:
@@ -106,16 +156,37 @@ class PagedCache:
                             f"expected {num_pages} of {page_size} as k_pages[0]"
                         )
             cache._set_pages(num_pages, page_size)
+            cache._layers = list(zip(k, v))
+            if kv_dtype is not None:
+                cache._kv_dtype = _QUANTIZED[cache_code("kv_dtype", kv_dtype)]
+            is_quantized = kv_dtype is not None or dtype_of("k_pages", k[0].dtype) in _QUANTIZED
+            cache._set_scales(is_quantized, scale, k_scale, v_scale)
         except (Error, TypeError) as error:
             name_function(error, "PagedCache.from_tensors")
             raise
-        cache._layers = list(zip(k, v))
         cache._copy(_NO_COPIES)
         return cache
 
     def _set_pages(self, num_pages: int, page_size: int) -> None:
         self._pages = Pages(num_pages, page_size)
         self._reserving = threading.Lock()
+        self._kv_dtype = None
+
+    def _set_scales(self, is_quantized: bool, scale: str | None, k_scale: Any, v_scale: Any) -> None:
+        """Scales of each layer, as attention takes them."""
+        if not is_quantized and (scale, k_scale, v_scale) != (None, None, None):
+            raise InvalidArgument(
+                "scale, k_scale or v_scale is given, expected them beside float8_e4m3fn, int8 or int4"
+            )
+        if is_quantized and scale not in ("token", "head", "tensor"):
+            raise InvalidArgument(f"scale is {scale!r}, expected 'token', 'head' or 'tensor'")
+        self._scale_block = 1 if scale == "token" else 0
+        heads = self.k.shape[2]
+        shape = {"token": (self._pages.num_pages, self._pages.page_size, heads), "head": (heads,), "tensor": (1,)}
+        self._scales = [
+            _scales_of(name, given, self.num_layers, shape[scale or "tensor"], self.k) if is_quantized else []
+            for name, given in (("k_scale", k_scale), ("v_scale", v_scale))
+        ]
 
     @property
     def pages(self) -> Pages:
@@ -148,6 +219,28 @@ class PagedCache:
     def v(self) -> Any:
         """v of the first layer."""
         return self._layers[0][1]
+
+    @property
+    def k_scale(self) -> Any:
+        """k_scale of the first layer; None where k is not quantised."""
+        return self.scales().get("k_scale")
+
+    @property
+    def v_scale(self) -> Any:
+        """v_scale of the first layer; None where v is not quantised."""
+        return self.scales().get("v_scale")
+
+    def scales(self, layer: int = 0) -> dict[str, Any]:
+        """Options of attention and append that say what k and v of a layer mean; none where they are not quantised."""
+        self.layer(layer)
+        if not self._scales[0]:
+            return {}
+        options = {"k_scale": self._scales[0][layer], "v_scale": self._scales[1][layer]}
+        if self._scale_block:
+            options["scale_block"] = self._scale_block
+        if self._kv_dtype is not None:
+            options["kv_dtype"] = self._kv_dtype
+        return options
 
     def new_sequence(self) -> int:
         """The id of a sequence of length 0."""
@@ -217,11 +310,17 @@ class PagedCache:
         if options.get("layout") == "bhsd":
             caches = caches[0].swapaxes(1, 2), caches[1].swapaxes(1, 2)
         k, v = (None if new is None else pools for new, pools in zip((k_new, v_new), caches))
-        return append(k_new, v_new, k, v, seqlens, page_table=page_table, **options)
+        scales = self.scales(layer)
+        for name, new in (("k_scale", k_new), ("v_scale", v_new)):
+            if new is None:
+                scales.pop(name, None)
+        return append(k_new, v_new, k, v, seqlens, page_table=page_table, **{**scales, **options})
 
     def _copy(self, copies: Any) -> None:
-        pools = [pool for layer in self._layers for pool in layer]
-        copy_pages(pools, kind_of(self.k).copied(copies, self.k))
+        pairs = kind_of(self.k).copied(copies, self.k)
+        copy_pages([pool for layer in self._layers for pool in layer], pairs)
+        if self._scale_block:
+            copy_pages([pool[..., None] for pools in self._scales for pool in pools], pairs)
 
 
 def _array_on(device: Any, dtype: Any) -> Any:
@@ -251,6 +350,24 @@ def _cupy_array_on(device: Any) -> Any:
         raise InvalidArgument(f"device is {device!r}, expected 'cpu', 'cuda' or 'cuda:1'")
     with cupy.cuda.Device(int(number or "0")):
         return cupy.empty(0)
+
+
+def _scales_of(name: str, given: Any, num_layers: int, shape: tuple[int, ...], like: Any) -> list[Any]:
+    """The scales of each layer."""
+    if given is None:
+        if len(shape) == 3:
+            raise InvalidArgument(f"{name} is None, expected a pool for each layer beside scale='token'")
+        given = kind_of(like).copied(numpy.ones(shape, numpy.float32), like)
+    scales = list(given) if isinstance(given, Sequence) else [given] * (num_layers if len(shape) == 1 else 1)
+    if len(scales) != num_layers:
+        raise InvalidArgument(f"{name} has {len(scales)} layers, expected {num_layers} as k and v")
+    for layer, scale in enumerate(scales):
+        require_array(f"{name}[{layer}]", scale)
+        if tuple(scale.shape) != shape:
+            raise InvalidArgument(f"{name}[{layer}] has shape {tuple(scale.shape)}, expected {shape}")
+        if len(shape) == 3:
+            kind_of(scale).require_writable(f"{name}[{layer}]")
+    return scales
 
 
 def _pools(name: str, given: Any, swapped: bool) -> list[Any]:

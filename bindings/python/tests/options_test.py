@@ -180,7 +180,7 @@ def test_check_wants_the_seed():
 
 
 SLICES = {"first_batch", "first_head", "first_query", "first_key", "whole_heads_q"}
-SCALES = {"q_scale", "k_scale", "v_scale", "out_scale", "scale_block"}
+SCALES = {"q_scale", "k_scale", "v_scale", "out_scale", "scale_block", "kv_dtype"}
 
 
 def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
@@ -199,9 +199,13 @@ def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
 def test_scales_are_refused_with_their_reason():
     q, k, v = operands(np.float32)
     ones = np.ones((1, 1, 1), np.float32)
-    for name in ("q_scale", "k_scale", "v_scale", "out_scale"):
+    for name in ("q_scale", "out_scale"):
         with pytest.raises(tessella.Unsupported, match=r"does not support scales"):
             tessella.attention(q, k, v, scale_block=0, **{name: ones})
+    for name in ("k_scale", "v_scale"):
+        text = rf"^forward: {name} is given and {name[0]}.dtype is f32, expected a dtype of 8 or 4 bits$"
+        with pytest.raises(tessella.InvalidArgument, match=text):
+            tessella.attention(q, k, v, **{name: ones})
     with pytest.raises(tessella.InvalidArgument, match=r"^forward: query_class is 'none', expected one of automatic, "):
         tessella.attention(q, k, v, query_class="none")
 

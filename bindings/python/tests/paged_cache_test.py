@@ -72,7 +72,11 @@ make, given = tessella.PagedCache, tessella.PagedCache.from_tensors
             tessella.InvalidArgument,
             "PagedCache: heads_kv is 0, expected 1 to",
         ),
-        (lambda: make(6, 4, 2, 8, dtype="int8"), tessella.Unsupported, "PagedCache: dtype is int8, expected float64, "),
+        (
+            lambda: make(6, 4, 2, 8, dtype="int32"),
+            tessella.Unsupported,
+            "PagedCache: dtype is int32, expected float64, ",
+        ),
         (
             lambda: make(6, 4, 2, 8, dtype="float32", num_layers=0),
             tessella.InvalidArgument,

@@ -149,3 +149,47 @@ def test_errors():
         tessella.torch.append(step.k_new.requires_grad_(), None, step.pools[0], None, step.seqlens)
     with pytest.raises(tessella.InvalidArgument, match="^copy_pages: pools is empty"):
         tessella.torch.copy_pages([], step.table)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, "int4"])
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_quantised_caches(device, dtype, backend):
+    cache = tessella.PagedCache(12, 4, 2, 16, dtype=dtype, device=torch.device(device))
+    of_numpy = tessella.PagedCache(12, 4, 2, 16, dtype=str(dtype).rpartition(".")[2])
+    torch.manual_seed(3)
+    k_new, v_new = torch.randn(2, 6, 2, 16, device=device), torch.randn(2, 6, 2, 16, device=device)
+    q = torch.randn(2, 1, 4, 16, device=device)
+    for one in (cache, of_numpy):
+        ids = one.new_sequences(2)
+        one.reserve(ids, 6)
+    table, seqlens, scales = cache.page_table(ids), cache.seqlens(ids), cache.scales()
+
+    def step(k_new, v_new, q):
+        tessella.torch.append(k_new, v_new, cache.k, cache.v, seqlens, page_table=table, **scales)
+        return tessella.torch.attention(
+            q, cache.k, cache.v, page_table=table, seqlens_kv=seqlens, kernel=kernel, **scales
+        )
+
+    kernel = "reference.attention" if device == "cpu" else None
+    before = cache.k._version
+    out = (step if backend is None else torch.compile(step, backend=backend, fullgraph=True))(k_new, v_new, q)
+    assert out.shape == q.shape and cache.k._version > before
+    if device == "cpu":
+        table, seqlens = of_numpy.page_table(ids), of_numpy.seqlens(ids)
+        of_numpy.append(k_new.numpy(), v_new.numpy(), table, seqlens)
+        pages = torch.from_numpy(table).long().flatten()
+        mine, other = cache.k.view(torch.uint8), torch.from_numpy(of_numpy.k.view("uint8"))
+        rows = [[page, row] for page in pages.tolist() for row in range(4)][:14]
+        for page, row in rows[:6]:
+            assert (mine[page, row] == other[page, row]).all()
+            assert (cache.k_scale[page, row] == torch.from_numpy(of_numpy.k_scale)[page, row]).all()
+        options = {"page_table": table, "seqlens_kv": seqlens, "kernel": kernel, **of_numpy.scales()}
+        expected = tessella.attention(q.numpy(), of_numpy.k, of_numpy.v, **options)
+        torch.testing.assert_close(out, torch.from_numpy(expected), atol=0, rtol=0)
+
+
+def test_quantised_caches_have_no_gradients(device):
+    q = torch.randn(1, 1, 2, 8, device=device, requires_grad=True)
+    k = torch.zeros(1, 4, 2, 8, dtype=torch.int8, device=device)
+    with pytest.raises(tessella.Unsupported, match="quantised caches have no gradients"):
+        tessella.torch.attention(q, k, k)

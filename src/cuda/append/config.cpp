@@ -1,5 +1,6 @@
 #include "cuda/append/config.hpp"
 
+#include "core/quantized_rows.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/launch/element.hpp"
 
@@ -9,6 +10,8 @@ using portable::AppendConfig;
 
 AppendConfig append_config(const core::AppendShape& shape) {
   AppendConfig c{.element = element(shape.dtype()),
+                 .cache = core::quantized(shape.cache.dtype),
+                 .computes_scales = shape.scale_block != 0,
                  .vectors = true,
                  .rotates = shape.rotary_dim > 0,
                  .interleaved = shape.rotary_interleaved,
@@ -16,7 +19,8 @@ AppendConfig append_config(const core::AppendShape& shape) {
   const int64_t piece = portable::piece(c);
   // What turns together begins at multiples of pieces, and so does what is copied behind it.
   const int64_t together = shape.rotary_interleaved ? shape.rotary_dim : shape.rotary_dim / 2;
-  c.vectors = shape.rows.alignment >= 16 && together % piece == 0;
+  c.vectors =
+      shape.rows.alignment >= 16 && shape.cache.alignment >= portable::cache_piece_bytes(c) && together % piece == 0;
   for (const core::RowsShape& rows : {shape.k_new, shape.v_new, shape.q}) {
     c.vectors = c.vectors && rows.head_dim % piece == 0;
   }

@@ -18,12 +18,16 @@ using portable::AppendParams;
 portable::AppendRows rows(const core::RowsShape& shape, const AppendArguments::Rows& t) {
   return {t.from.data,
           t.into.data,
+          reinterpret_cast<float*>(t.scale.data),
           t.from.batch_stride,
           t.from.row_stride,
           t.from.head_stride,
           t.into.batch_stride,
           t.into.row_stride,
           t.into.head_stride,
+          t.scale.batch_stride,
+          t.scale.row_stride,
+          t.scale.head_stride,
           static_cast<int32_t>(shape.heads),
           static_cast<int32_t>(shape.head_dim)};
 }
@@ -68,6 +72,9 @@ Recipe append_recipe(const core::Shape& shape, const DeviceInfo& device) {
        .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                           const core::Workspace&) { return append_launch(config, core::append(call), at_once); }});
   recipe.description = message(config.vectors ? "16-byte" : "scalar", " loads");
+  if (config.cache != portable::Quantized::none) {
+    recipe.description += message(", scales of rows ", config.computes_scales ? "computed" : "given");
+  }
   return recipe;
 }
 

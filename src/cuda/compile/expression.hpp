@@ -6,6 +6,7 @@
 
 #include "core/message.hpp"
 #include "portable/cache_element.hpp"
+#include "portable/quantize.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {
@@ -42,6 +43,10 @@ inline std::string written(portable::CacheElement value) {
 }
 inline std::string written(portable::MaskLevel value) {
   return core::message("tessella::portable::MaskLevel::", value == portable::MaskLevel::bits ? "bits" : "band");
+}
+inline std::string written(portable::Quantized value) {
+  constexpr const char* kNames[] = {"none", "f8e4m3fn", "i8", "i4"};
+  return core::message("tessella::portable::Quantized::", kNames[static_cast<int>(value)]);
 }
 // "{.tile_q = 128, .paged = false}"
 template <class Config>

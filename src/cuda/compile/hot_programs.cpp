@@ -70,7 +70,7 @@ std::vector<HotProgram> hot_programs() {
     }
     core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};
     add_everywhere("cuda.merge", merge_recipe(merge, hopper));
-    core::AppendShape append{.rows = {dtype, 16}};
+    core::AppendShape append{.rows = {dtype, 16}, .cache = {dtype, 16}};
     append.k_new = append.v_new = {.heads = 1, .head_dim = 128};
     add_everywhere("cuda.append", append_recipe(append, hopper));
     append.rotary = core::DType::f32;

@@ -11,14 +11,17 @@ from .._append import AppendCall, rotary_arrays
 from .._call import is_swapped
 from .._copy_pages import CopyPagesCall, require_pools
 from .._errors import Error, InvalidArgument, Unsupported, name_function
+from .._fields import cache_code
 from .._scalars import INT32, integer, switch, text
+from ._schema import CACHE_DTYPES
 from ._tensor import TensorSlot, run_call
 
 _APPEND = (
     "(Tensor? k_new, Tensor? v_new, Tensor(a!)? k, Tensor(b!)? v, Tensor seqlens_kv, *, Tensor? page_table=None, "
     "Tensor? cache_batch_idx=None, Tensor? leftpad_kv=None, Tensor? seqlens_new=None, Tensor? cu_seqlens_new=None, "
     "Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? rotary_offsets=None, Tensor? q=None, "
-    "Tensor(c!)? q_out=None, bool rotary_interleaved=False, str layout='bshd', str? kernel_name=None, int num_sms=0, "
+    "Tensor(c!)? q_out=None, Tensor(d!)? k_scale=None, Tensor(e!)? v_scale=None, int scale_block=0, "
+    "str? kv_dtype=None, bool rotary_interleaved=False, str layout='bshd', str? kernel_name=None, int num_sms=0, "
     "int? num_threads=None) -> ()"
 )
 _COPY_PAGES = "(Tensor(a!)[] pools, Tensor pairs, *, str? kernel_name=None, int num_sms=0, int? num_threads=None) -> ()"
@@ -41,6 +44,10 @@ def append(
     rotary_offsets: torch.Tensor | None = None,
     q: torch.Tensor | None = None,
     q_out: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    scale_block: int = 0,
+    kv_dtype: Any = None,
     layout: str = "bshd",
     kernel: str | None = None,
     num_sms: int = 0,
@@ -48,9 +55,9 @@ def append(
 ) -> torch.Tensor | None:
     """Writes new keys and values into a cache; `tessella.append` on tensors.
 
-    The call is one operator, tessella::append, which writes k, v and q_out and waits for nothing: it may be captured in
-    a CUDA graph, and lengths and pages may change between replays. It has no gradient. The stream and the number of
-    threads are torch's, as for `attention`.
+    The call is one operator, tessella::append, which writes k, v, their scales and q_out and waits for nothing: it may
+    be captured in a CUDA graph, and lengths and pages may change between replays. It has no gradient. The stream and
+    the number of threads are torch's, as for `attention`.
 
     Args:
         As `tessella.append`.
@@ -78,6 +85,8 @@ def append(
             "rotary_offsets": rotary_offsets,
             "q": q,
             "q_out": q_out,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
         }
         for name, tensor in tensors.items():
             if tensor is not None or name == "seqlens_kv":
@@ -87,6 +96,10 @@ def append(
         named: dict[str, Any] = {name: tensor for name, tensor in list(tensors.items())[5:] if tensor is not None}
         if switch("rotary_interleaved", rotary_interleaved):
             named["rotary_interleaved"] = True
+        if scale_block != 0:
+            named["scale_block"] = integer("scale_block", scale_block)
+        if kv_dtype is not None:
+            named["kv_dtype"] = CACHE_DTYPES[cache_code("kv_dtype", kv_dtype)]
         if layout != "bshd":
             named["layout"] = layout
         _set_resources(named, kernel, num_sms, num_threads)
@@ -159,6 +172,8 @@ def _append(
     v: torch.Tensor | None,
     seqlens_kv: torch.Tensor,
     *,
+    scale_block: int = 0,
+    kv_dtype: str | None = None,
     rotary_interleaved: bool = False,
     layout: str = "bshd",
     kernel_name: str | None = None,
@@ -173,12 +188,14 @@ def _append(
             raise InvalidArgument("k_new and v_new are None, expected one of them or both")
         rows = {"k_new": k_new, "v_new": v_new, "k": k, "v": v, "seqlens_kv": seqlens_kv}
         call.read({**rows, **tensors}, is_swapped(layout), None)
+        call.set_quantization(scale_block, kv_dtype)
         call.options.rotary_interleaved = rotary_interleaved
     except Error as error:
         name_function(error, "append")
         raise
     run_call(call, first.get_device(), kernel_name, num_sms, num_threads)
-    _bump_versions((k, v, tensors.get("q_out")))
+    scales = (tensors.get("k_scale"), tensors.get("v_scale")) if scale_block else ()
+    _bump_versions((k, v, tensors.get("q_out"), *scales))
 
 
 def _copy_pages(

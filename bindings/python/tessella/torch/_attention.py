@@ -14,7 +14,7 @@ from .._fields import set_options
 from .._plan import plan
 from .._scalars import switch
 from . import _autograd, _operator  # noqa: F401  (the first registers what autograd calls)
-from ._schema import OPTIONS, TENSORS
+from ._schema import CACHE_DTYPES, OPTIONS, TENSORS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,6 +40,8 @@ class _Arguments:
         self.named[option.name] = option.type.of_field(value)
 
     def set_array(self, name: str, array: Any) -> None:
+        if name not in TENSORS:
+            raise TypeError(f"{name} is no argument of the operator, expected it in tessella.attention")
         if not isinstance(array, torch.Tensor):
             raise InvalidArgument(_no_tensor({name: array}))
         self.named[TENSORS[name]] = array
@@ -49,6 +51,9 @@ class _Arguments:
             if not isinstance(array, torch.Tensor):
                 raise InvalidArgument(_no_tensor({"mod_args": array}))
         self.named["mod_args"] = list(arrays)
+
+    def set_kv_dtype(self, code: int) -> None:
+        self.named["kv_dtype"] = CACHE_DTYPES[code]
 
 
 def _no_tensor(arrays: dict[str, Any]) -> str:

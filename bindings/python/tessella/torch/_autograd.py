@@ -133,6 +133,8 @@ def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any
             f"forward: a tensor requires grad, and on cuda an out of float32 beside {q.dtype} has no gradients, "
             f"{_WITHOUT}, or out_dtype of q"
         )
+    if v.dtype.itemsize == 1:
+        raise Unsupported(f"forward: a tensor requires grad, and quantised caches have no gradients, {_WITHOUT}")
     head_dim = max(q.shape[-1], v.shape[-1])
     if q.device.type == "cuda" and head_dim > _MAX_HEAD_DIM_ON_CUDA:
         raise Unsupported(

@@ -96,7 +96,10 @@ def attention_backward(
 def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """Memory for out; arguments are the operator's."""
     dtype = torch.float32 if named.get("out_dtype") is torch.float32 else q.dtype
-    return q.new_empty(out_shape(q.shape, v.shape), dtype=dtype)
+    shape = out_shape(q.shape, v.shape)
+    if named.get("kv_dtype") == "int4":  # two a byte of v
+        shape = (*shape[:-1], 2 * shape[-1])
+    return q.new_empty(shape, dtype=dtype)
 
 
 def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:

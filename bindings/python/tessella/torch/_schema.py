@@ -18,10 +18,11 @@ from .._arrays import DTYPES, dtype_of
 from .._fields import ARRAYS
 
 # Fields of tessella_forward_args that hold one array -> names of arguments; a seed and an offset may be numbers too.
+# amax and out_scale, which no kernel has, are left out: torch takes schemas of at most 64 arguments.
 TENSORS = {
     field: f"{field}_tensor" if field in ("seed", "offset") else field
     for field in ARRAYS
-    if field not in ("q", "k", "v", "out", "lse", "amax")
+    if field not in ("q", "k", "v", "out", "lse", "amax", "out_scale")
 }
 
 _TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
@@ -96,6 +97,10 @@ OF_INFERENCE = {
 }
 
 
+# What the bytes of k and v may be -> as an argument says it.
+CACHE_DTYPES = {d.I4: "int4", d.I8: "int8", d.F8E4M3FN: "float8_e4m3fn"}
+
+
 def _schema(tensors: Iterable[str]) -> str:
     return ", ".join(
         (
@@ -108,6 +113,6 @@ def _schema(tensors: Iterable[str]) -> str:
     )
 
 
-SCHEMA = _schema(TENSORS.values())
-# torch takes schemas of at most 64 arguments.
+SCHEMA = _schema(TENSORS.values()) + ", str? kv_dtype=None"
+# Nor has one of gradients room for what has none.
 BACKWARD_SCHEMA = _schema(name for name in TENSORS.values() if name not in OF_INFERENCE)

@@ -14,6 +14,7 @@ from .._arrays import Slot, dtype_of
 from .._backward_call import BackwardCall
 from .._call import INITIAL, Call, is_swapped, lse_shape, out_shape
 from .._errors import InvalidArgument
+from .._fields import cache_code
 from .._library import failure
 from ._schema import OPTIONS, TENSORS
 
@@ -51,6 +52,10 @@ class TensorSlot(Slot):
         self.write(address, code, device, shape, strides, is_swapped, 0)
         self.form, self.shape = form, tuple(shape)  # a slice of a torch.Size takes three times as long
         self.made = ()
+
+    def view_as(self, code: int) -> None:
+        super().view_as(code)
+        self.form = ()
 
     def make(self, shape: tuple[int, ...], dtype: Any, is_swapped: bool, like: torch.Tensor) -> torch.Tensor:
         """A new tensor on the device of `like`; of its form nothing is read that follows from what is asked for."""
@@ -140,6 +145,9 @@ class TensorCall(Call):
         """Reads the inputs of an operator."""
         arrays = {name: array for name, array in named.items() if name in _ARRAYS or name == "mod_args"}
         scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
+        kv_dtype = named.get("kv_dtype")
+        if kv_dtype is not None:
+            scalars = {name: value for name, value in scalars.items() if name != "kv_dtype"}
         device_idx = q.get_device()
         if device_idx >= 0:
             self.stream = current_stream(device_idx)
@@ -149,6 +157,8 @@ class TensorCall(Call):
         self.options, self.options_ref = ready.struct, ready.ref
         self.is_swapped = ready.is_swapped
         self.read_operands(q, k, v)
+        if kv_dtype is not None:
+            self.set_kv_dtype(cache_code("kv_dtype", kv_dtype))
         for name, array in arrays.items():
             if array is None:
                 continue

@@ -16,9 +16,9 @@ extern "C" {
 typedef int32_t tessella_status;
 enum { TESSELLA_OK = 0, TESSELLA_INVALID_ARGUMENT = 1, TESSELLA_UNSUPPORTED = 2 };
 typedef int32_t tessella_operation;
-enum { TESSELLA_FORWARD = 1 };
+enum { TESSELLA_FORWARD = 1, TESSELLA_APPEND = 3 };
 typedef int32_t tessella_dtype;
-enum { TESSELLA_DTYPE_DEFAULT = 0, TESSELLA_F64 = 1, TESSELLA_F32 = 2 };
+enum { TESSELLA_DTYPE_DEFAULT = 0, TESSELLA_F64 = 1, TESSELLA_F32 = 2, TESSELLA_I32 = 6 };
 typedef int32_t tessella_device_type;
 
 typedef struct tessella_tensor {
@@ -49,6 +49,27 @@ typedef struct tessella_attention_options {
   int64_t window_left;
 } tessella_attention_options;
 
+typedef struct tessella_append_args {
+  size_t struct_size;
+  const tessella_tensor* k_new;
+  const tessella_tensor* v_new;
+  const tessella_tensor* k;
+  const tessella_tensor* v;
+  const tessella_tensor* seqlens_kv;
+} tessella_append_args;
+
+typedef struct tessella_append_options {
+  size_t struct_size;
+  int32_t rotary_interleaved;
+  int32_t num_sms;
+  int32_t num_threads;
+  int32_t check_device_values;
+  int64_t max_seqlen_new;
+  const char* kernel;
+  const void* allocator;
+  const int32_t* cancel;
+} tessella_append_options;
+
 typedef struct tessella_call {
   size_t struct_size;
   tessella_operation operation;
@@ -65,6 +86,8 @@ typedef struct tessella_plan tessella_plan;
 
 TESSELLA_API tessella_status tessella_forward(const tessella_forward_args* args,
                                               const tessella_attention_options* options, void* stream);
+TESSELLA_API tessella_status tessella_append(const tessella_append_args* args, const tessella_append_options* options,
+                                             void* stream);
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
