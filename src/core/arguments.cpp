@@ -20,7 +20,7 @@ int32_t alignment(const Operand& t) {
 bool v_in_k(const AttentionArguments& a) {
   const Operand &k = a.k(), &v = a.v();
   return k.data != nullptr && k.data == v.data && k.dtype == v.dtype && k.batch_stride == v.batch_stride &&
-         k.row_stride == v.row_stride && k.head_stride == v.head_stride && a.head_dim_v <= a.head_dim_qk;
+         k.row_stride == v.row_stride && k.head_stride == v.head_stride && a.head_dim_v < a.head_dim_qk;
 }
 
 int64_t window_keys(const AttentionArguments& a) {

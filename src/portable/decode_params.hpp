@@ -1,11 +1,12 @@
 // Decoding: what its kernels are compiled for, how they lay out shared memory, and their arguments.
 //
 // A block's query rows are the queries of one sequence and one KV head together: row = query * group + head of the
-// group. Its warps take 16 keys each, a step. The blocks of a cluster take a step each, a round.
+// group. Its warps take 16 keys each, a step; with v_in_k several take the same 16, with rows of their own. The blocks
+// of a cluster take a step each, a round.
 #pragma once
 
-#include "portable/cache_element.hpp"
 #include "portable/forward_params.hpp"
+#include "portable/quantized.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::portable {
@@ -16,16 +17,18 @@ inline constexpr int32_t kMostClusterBlocks = 8;    // that every GPU with clust
 
 struct DecodeConfig {
   ScoreConfig score;
-  CacheElement cache = CacheElement::as_q;  // of k and v
-  bool kv_scales = false;                   // beside elements of 8 or 4 bits, any of k_scale and v_scale
-  int32_t head_dim_qk = 0;                  // as compiled: rows are padded to it with zeros
+  Quantized cache = Quantized::none;  // of k and v
+  bool kv_scales = false;             // beside elements of 8 or 4 bits, any of k_scale and v_scale
+  int32_t head_dim_qk = 0;            // as compiled: rows are padded to it with zeros
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
-  int32_t num_warps = 0;  // each scores keys of its own
+  int32_t num_warps = 0;  // each scores keys of its own, but with v_in_k
   // Few rows: each warp sums all columns over its keys, and waits for no other. Else each sums columns of its own over
   // the keys of all.
   bool warps_alone = false;
   int32_t depth = 0;  // steps whose keys and values are on their way
+  // Values are the first columns of keys (MLA), and are taken from where keys lie in shared memory.
+  bool v_in_k = false;
   // Exponents are taken against one number for all rows (FlashDecoding++, arXiv 2311.01282, section 3), with a guard.
   bool unified_max = false;
   bool operator==(const DecodeConfig&) const = default;
@@ -42,34 +45,38 @@ constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("num_warps", c.num_warps);
   visit("warps_alone", c.warps_alone);
   visit("depth", c.depth);
+  visit("v_in_k", c.v_in_k);
   visit("unified_max", c.unified_max);
 }
 
 // Warps that have one maximum and one o.
 constexpr int32_t group_warps(const DecodeConfig& c) { return c.warps_alone ? 1 : c.num_warps; }
 constexpr int32_t groups(const DecodeConfig& c) { return c.num_warps / group_warps(c); }
-constexpr int32_t step_keys(const DecodeConfig& c) { return c.num_warps * kDecodeTile; }
+// Tiles of 16 keys in a step. Rows of v_in_k are so long that a step of one a warp would leave no memory for the next.
+constexpr int32_t key_tiles(const DecodeConfig& c) { return c.v_in_k ? 2 : c.num_warps; }
+constexpr int32_t step_keys(const DecodeConfig& c) { return key_tiles(c) * kDecodeTile; }
 // Of columns of k or v.
 constexpr int32_t cache_bytes(const DecodeConfig& c, int32_t columns) {
-  if (c.cache == CacheElement::as_q) return columns * size_bytes(c.score.element);
-  return c.cache == CacheElement::i4 ? columns / 2 : columns;
+  if (c.cache == Quantized::none) return columns * size_bytes(c.score.element);
+  return c.cache == Quantized::i4 ? columns / 2 : columns;
 }
 // Of k_scale and v_scale for the keys of a warp's step, f32.
 inline constexpr int32_t kStepScaleBytes = 2 * kDecodeTile * 4;
 
 // Shared memory of a block, in bytes from its start.
 struct DecodeLayout {
-  int32_t keys;       // [depth][warp] tiles of k
-  int32_t values;     // [depth + 1][warp] tiles of v; in the end rows of out of each group of warps, f32
+  int32_t keys;       // [depth][tile] of k, or with v_in_k [depth + 1][tile] of both
+  int32_t values;     // [depth + 1][tile] of v; in the end rows of out of each group of warps, f32
   int32_t queries;    // one tile of q
-  int32_t probs;      // [2][warp][rows / 8] right operands of the second product
-  int32_t scales;     // [depth + 1][warp][k, v] of 16 keys
+  int32_t probs;      // [2, or 1 with v_in_k][tile][rows / 8] right operands of the second product
+  int32_t scales;     // [depth + 1][tile][k, v] of 16 keys
   int32_t row_infos;  // [rows] of RowInfo (device/decode.hpp)
   int32_t drafts;     // [query] what it sees of the drafts, a bit each
-  int32_t tops;       // [warp][rows] largest scores, then sums
+  int32_t tops;       // [tile][rows] largest scores, then sums
   int32_t maxima;     // [group of warps][rows]
-  int32_t received;   // [block of the cluster][its slice] of 16 bytes; then [block][rows] maximum and sum
-  int32_t barrier;    // and the word by which a block learns that it is the last
+  // [block of the cluster][its slice] of 16 bytes; then [block][rows] maximum and sum. None with v_in_k.
+  int32_t received;
+  int32_t barrier;  // and the word by which a block learns that it is the last
   int32_t bytes;
 };
 inline constexpr int32_t kRowInfoBytes = 16;
@@ -79,19 +86,21 @@ constexpr int32_t out_pitch(const DecodeConfig& c) { return c.head_dim_v + 4; }
 constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.element == Element::f32 ? 512 : 256; }
 
 constexpr DecodeLayout layout(const DecodeConfig& c) {
-  const int32_t value_bytes = (c.depth + 1) * step_keys(c) * cache_bytes(c, c.head_dim_v);
+  const int32_t key_bytes = (c.depth + (c.v_in_k ? 1 : 0)) * step_keys(c) * cache_bytes(c, c.head_dim_qk);
+  const int32_t value_bytes = c.v_in_k ? key_bytes : (c.depth + 1) * step_keys(c) * cache_bytes(c, c.head_dim_v);
   const int32_t out_bytes = groups(c) * c.rows * out_pitch(c) * 4;
   DecodeLayout at{};
-  at.values = at.keys + c.depth * step_keys(c) * cache_bytes(c, c.head_dim_qk);
+  at.values = c.v_in_k ? at.keys : at.keys + key_bytes;
   at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
   at.probs = at.queries + c.rows * c.head_dim_qk * size_bytes(c.score.element);
-  at.scales = at.probs + 2 * c.num_warps * c.rows / 8 * probs_bytes(c);
-  at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * c.num_warps * kStepScaleBytes : 0);
+  at.scales = at.probs + (c.v_in_k ? 1 : 2) * key_tiles(c) * c.rows / 8 * probs_bytes(c);
+  at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * key_tiles(c) * kStepScaleBytes : 0);
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;
   at.tops = at.drafts + kMostDrafts * 8;
-  at.maxima = at.tops + c.num_warps * c.rows * 4;
+  at.maxima = at.tops + key_tiles(c) * c.rows * 4;
   at.received = at.maxima + (groups(c) * c.rows * 4 + 15) / 16 * 16;
-  at.barrier = at.received + (c.rows * c.head_dim_v / 4 + kMostClusterBlocks) * 16 + kMostClusterBlocks * c.rows * 8;
+  const int32_t slice_bytes = (c.rows * c.head_dim_v / 4 + kMostClusterBlocks) * 16;
+  at.barrier = at.received + (c.v_in_k ? 0 : slice_bytes + kMostClusterBlocks * c.rows * 8);
   at.bytes = at.barrier + 16;
   return at;
 }

@@ -7,11 +7,9 @@
 
 #include "portable/float8.hpp"
 #include "portable/int4.hpp"
+#include "portable/quantized.hpp"
 
 namespace tessella::portable {
-
-// How a cache is stored; none: as its rows come.
-enum class Quantized : int32_t { none, f8e4m3fn, i8, i4 };
 
 constexpr int32_t bits_of(Quantized dtype) { return dtype == Quantized::i4 ? 4 : 8; }
 // The largest number stored; the least is its negative.

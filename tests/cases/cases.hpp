@@ -102,6 +102,9 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
 // One of those with k and v of 8 or 4 bits.
 Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
                            int num_configurations = kDecodeConfigurations);
+// The same of MLA's caches: rows of more than 256 columns, of which the first are the values.
+Case random_mla_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
+                     int num_configurations = kDecodeConfigurations);
 
 // The same of backward.
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);

@@ -159,4 +159,25 @@ Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_v
   return c;
 }
 
+Case random_mla_case(uint64_t seed, std::string_view kernel, std::string_view dtypes, int num_configurations) {
+  Case c = random_decode_case(seed, kernel, dtypes, num_configurations);
+  Random random(~seed);
+  if (c.dtype == "f32" && kernel.starts_with("cuda.")) c.dtype = "bf16";
+  c.v_in_k = true;
+  struct HeadDims {
+    int64_t qk, v;
+  };
+  static constexpr HeadDims kHeadDims[] = {{576, 512}, {576, 512}, {320, 256}, {288, 256}, {264, 264}};
+  const HeadDims dims = random.one_of(kHeadDims);
+  c.head_dim_qk = dims.qk;
+  c.head_dim_v = dims.v;
+  c.heads_q /= c.heads_kv;
+  c.heads_kv = 1;
+  if (random.chance(0.1) && c.heads_q > 32) c.heads_q = 128;
+  constexpr int64_t kMost = 20'000'000;
+  const int64_t of_key = std::max<int64_t>(c.batch, 1) * c.heads_q * c.seqlen_q * c.head_dim_qk;
+  c.seqlen_kv = std::min(c.seqlen_kv, std::max<int64_t>(kMost / of_key, 20));
+  return c;
+}
+
 }  // namespace tessella::tests

@@ -80,6 +80,20 @@ TEST(EmulatedQuickDecode, Drafts) {
   }
 }
 
+// MLA's caches: a ring of keys that serve twice, maxima of rows that other warps score, states read in other blocks.
+TEST(EmulatedQuickDecode, ValuesInKeys) {
+  Case c = small(330);
+  c.kernel = "reference.attention";
+  c.heads_q = 20;
+  c.seqlen_q = 1;
+  c.head_dim_qk = 576, c.head_dim_v = 512;
+  c.v_in_k = true;
+  for (const double spread : {1.0, 60.0}) {
+    c.spread = spread;
+    for (const int splits : {1, 4}) expect_decoded(c, {.num_splits = splits}, cuda::decode_recipe, 3);
+  }
+}
+
 // Pieces that begin and end inside units; of pairs of blocks where there are many of them.
 TEST(EmulatedQuickDecode, Schedules) {
   Case c = small(900);

@@ -339,6 +339,12 @@ void receive(uint32_t address, const void* from, size_t bytes) {
   if (g_cluster->has_ended(address)) throw std::logic_error("bytes for a block that has ended");
   std::memcpy(at(address, bytes), from, bytes);
 }
+void load_in(uint32_t address, void* to, size_t bytes) {
+  if (address / kBlockBytes >= cluster_size() || g_cluster->has_ended(address)) {
+    throw std::logic_error("memory of a block that has ended");
+  }
+  std::memcpy(to, shared + place_of(address), bytes);
+}
 void check_async_write(uint32_t chunk) {
   g_cluster->check_fenced(place_of(chunk));
   g_cluster->check_unread(place_of(chunk), kChunk);

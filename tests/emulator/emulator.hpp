@@ -75,6 +75,8 @@ void fence_async();
 // What another block of the cluster has sent lands, as a thread's store. Throws std::logic_error where that block has
 // ended.
 void receive(uint32_t address, const void* from, size_t bytes);
+// What lies in the memory of any block of the cluster. Throws std::logic_error where that block has ended.
+void load_in(uint32_t address, void* to, size_t bytes);
 
 // What the copy engine writes: chunks of kChunk bytes, in any block of the cluster. Checked when the copy begins and
 // when it lands.

@@ -152,6 +152,45 @@ TEST(DecodeLaunch, NumSplitsIsHonoured) {
   });
 }
 
+// A step of 128 heads on MLA's cache.
+AttentionArguments mla_step(int64_t batch, int64_t seqlen_kv) {
+  AttentionArguments p = tests::gpu_arguments(
+      {.batch = batch, .heads_q = 128, .seqlen_kv = seqlen_kv, .head_dim_qk = 576, .head_dim_v = 512});
+  p.v_in_k = true;
+  p.device.id = 1;
+  return p;
+}
+
+TEST(DecodeLaunch, RowsOfMla) {
+  in_child([] {
+    const AttentionArguments p = mla_step(1, 65536);
+    const core::Plan plan = planned(p, "");
+    EXPECT_EQ(plan.kernel->name, "cuda.decode");
+    // Two tiles of 64 rows, three clusters each, which leave rows of 512 columns.
+    EXPECT_EQ(plan.workspace.scratch_bytes, 2 * 3 * 64 * (512 + 2) * 4);
+    run(plan, p);
+    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2u * 3 * 8);
+    EXPECT_EQ(cluster(), 8u);
+
+    AttentionArguments other = p;
+    other.v_in_k = false;
+    EXPECT_NE(refusal([&] { planned(other); }).find("takes head dims above 256 where v is the first columns of k"),
+              std::string::npos);
+    other = p;
+    other.head_dim_qk = 584;
+    EXPECT_NE(refusal([&] { planned(other); }).find("head_dim_qk is 584, at most 576"), std::string::npos);
+    other = p;
+    other.head_dim_v = 520;
+    EXPECT_NE(refusal([&] { planned(other); }).find("takes head dims to 576 and 512, not 576 and 520"),
+              std::string::npos);
+    other = p;
+    for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v, core::Name::out}) {
+      other.tensors[name].dtype = other.operands[name].dtype = core::DType::f32;
+    }
+    EXPECT_NE(refusal([&] { planned(other); }).find("takes head dims above 256 in bf16 and f16"), std::string::npos);
+  });
+}
+
 TEST(DecodeLaunch, BeforeHopperBlocksMeetInMemory) {
   in_child(
       [] {

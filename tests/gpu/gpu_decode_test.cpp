@@ -50,6 +50,14 @@ constexpr Named kCalls[] = {
     {"Int4",
      "dtype=f16 kv_dtype=i4 kv_scale=ph batch=4 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=2000 page_size=64 "
      "seqlens_kv=1 num_splits=6"},
+    {"Mla",
+     "batch=4 heads_q=16 heads_kv=1 seqlen_q=1 seqlen_kv=6000 head_dim_qk=576 head_dim_v=512 v_in_k=1 num_splits=16"},
+    {"MlaOf128Heads",
+     "batch=3 heads_q=128 heads_kv=1 seqlen_q=2 seqlen_kv=3000 window_right=0 head_dim_qk=576 head_dim_v=512 v_in_k=1"},
+    {"MlaPages",
+     "dtype=f16 batch=6 heads_q=32 heads_kv=1 seqlen_q=1 seqlen_kv=3000 page_size=64 seqlens_kv=1 spread=8 "
+     "head_dim_qk=576 head_dim_v=512 v_in_k=1 num_splits=5"},
+    {"ValuesInKeys", "batch=4 heads_q=8 heads_kv=2 seqlen_q=1 seqlen_kv=2000 v_in_k=1 num_splits=6"},
     {"UnifiedMax",
      "kernel=cuda.decode_unified_max dtype=f16 batch=2 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=9000 mean=-20"},
 };

@@ -428,7 +428,8 @@ const DecodeSet kDecodeSets[] = {
     {"i4, scales", Feature::kv_scales, false, false, DType::i4},
     {"f8e4m3fn, scales, softcap", Feature::kv_scales | Feature::softcap, false, false, DType::f8e4m3fn}};
 constexpr int kDecodeArchs[] = {80, 86, 90};
-constexpr HeadDims kDecodeDims[] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 192}, {256, 256}, {192, 128}};
+constexpr HeadDims kDecodeDims[] = {{32, 32},   {64, 64},   {96, 96},   {128, 128},
+                                    {192, 192}, {256, 256}, {192, 128}, {576, 512}};
 
 // In bf16 at head dim 128 on Hopper every feature; plain ones of few and of most rows at every size; both extremes of
 // sizes and rows in f32 and on GPUs of less shared memory. Of k and v in 8 and 4 bits both extremes of rows with
@@ -441,6 +442,7 @@ bool is_representative(const DecodeRow& row) {
     const bool has_scales = kDecodeSets[row.set_idx].features == Feature::kv_scales;
     return row.arch == 90 && has_scales && is_extreme && (is_128 || (is_256 && row.dtype == DType::bf16));
   }
+  if (row.dims.qk == 576) return row.arch == 90 ? is_plain && row.rows >= 16 : row.arch == 80 && is_plain && is_extreme;
   if (row.dtype == DType::bf16 && row.arch == 90) return is_128 || (is_plain && is_extreme);
   if (row.dtype == DType::f32 && row.arch != 86) return is_plain && is_extreme && (is_128 || is_256);
   return row.dtype == DType::bf16 && row.arch == 86 && is_extreme && is_256 && row.set_idx % 2 == 0;
@@ -451,10 +453,12 @@ std::vector<DecodeRow> decode_rows() {
   for (const DType dtype : kDTypes) {
     for (const HeadDims& dims : kDecodeDims) {
       if (dtype == DType::f16 && dims.qk != 128) continue;  // differs from bf16 by few instructions
+      if (dtype == DType::f32 && dims.qk == 576) continue;  // there is none
       for (const int64_t rows : {8, 16, 32, 64}) {
         for (size_t set = 0; set < std::size(kDecodeSets); ++set) {
+          if (kDecodeSets[set].unified_max && dims.qk == 576) continue;
           for (const int arch : kDecodeArchs) {
-            if (dtype == DType::f32 && kDecodeSets[set].cache != DType::none) continue;
+            if (kDecodeSets[set].cache != DType::none && (dtype == DType::f32 || dims.qk == 576)) continue;
             const DecodeRow row{arch, dtype, dims, rows, set};
             if (g_full || is_representative(row)) all.push_back(row);
           }
@@ -477,6 +481,7 @@ TEST_P(KernelMatrixDecode, CompilesWithoutSpills) {
     AttentionArguments p = tests::gpu_arguments(
         {.heads_q = row.rows, .seqlen_kv = 4096, .head_dim_qk = row.dims.qk, .head_dim_v = row.dims.v}, row.dtype);
     p.features = set.features | Feature::lse;
+    p.v_in_k = row.dims.qk == 576;
     p.batch_invariant = set.batch_invariant;
     if (set.batch_invariant) p.query_class = core::QueryClass::few;
     if (set.cache != DType::none) p.operands[core::Name::k].dtype = p.operands[core::Name::v].dtype = set.cache;

@@ -115,6 +115,38 @@ def test_q_in_place_is_q_apart():
     np.testing.assert_array_equal(q, apart)
 
 
+# MLA's cache: rows of latent columns, which are the values too, and of columns that are rotated, written by one call.
+@pytest.mark.parametrize(("latent", "rotated_columns"), [(48, 16), (512, 64)])
+@pytest.mark.parametrize("page_size", [0, 4])
+def test_a_latent_cache(page_size, latent, rotated_columns):
+    new, heads, rows = 3, 6, 12
+    c_new, r_new = normal(2, new, 1, latent), normal(2, new, 1, rotated_columns)
+    q = normal(2, new, heads, latent + rotated_columns)
+    cos, sin = angles(rows, rotated_columns)
+    seqlens = np.array([7, 12], np.int32)
+    pages = {}
+    if page_size:
+        cache = normal(8, page_size, 1, latent + rotated_columns)
+        pages["page_table"] = np.array([[6, 1, 3], [0, 7, 2]], np.int32)
+    else:
+        cache = normal(2, rows, 1, latent + rotated_columns)
+    whole = cache[pages["page_table"]].reshape(2, rows, 1, -1) if page_size else cache.copy()
+    for b in range(2):
+        for i in range(new):
+            row = seqlens[b] - new + i
+            whole[b, row] = np.concatenate([c_new[b, i], rotated(r_new[b, i], cos[row], sin[row], False)], axis=-1)
+    values, turned = cache[..., :latent], cache[..., latent:]
+    turned_q = q[..., latent:]
+    tessella.append(r_new, c_new, turned, values, seqlens, rotary=(cos, sin), q=turned_q, q_out=turned_q, **pages)
+    written = cache[pages["page_table"]].reshape(2, rows, 1, -1) if page_size else cache
+    np.testing.assert_allclose(written, whole, atol=1e-6)
+    # The reference takes rows of any length.
+    named = {"seqlens_kv": seqlens, "mask": "causal", "kernel": "reference.attention"}
+    out = tessella.attention(q, cache, values, **pages, **named)
+    want = tessella.attention(q, whole, np.ascontiguousarray(whole[..., :latent]), **named)
+    np.testing.assert_allclose(out, want, atol=1e-5)
+
+
 # Token by token into pages, and attention over them, is attention over all.
 def test_a_decode_loop():
     steps, heads_q, heads_kv, dim, page_size = 21, 4, 2, 16, 4

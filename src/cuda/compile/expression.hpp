@@ -5,8 +5,7 @@
 #include <string>
 
 #include "core/message.hpp"
-#include "portable/cache_element.hpp"
-#include "portable/quantize.hpp"
+#include "portable/quantized.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {
@@ -36,10 +35,6 @@ inline std::string written(int32_t value) { return std::to_string(value); }
 inline std::string written(portable::Element value) {
   constexpr const char* kNames[] = {"bf16", "f16", "f32"};
   return core::message("tessella::portable::Element::", kNames[static_cast<int>(value)]);
-}
-inline std::string written(portable::CacheElement value) {
-  constexpr const char* kNames[] = {"as_q", "f8e4m3", "i8", "i4"};
-  return core::message("tessella::portable::CacheElement::", kNames[static_cast<int>(value)]);
 }
 inline std::string written(portable::MaskLevel value) {
   return core::message("tessella::portable::MaskLevel::", value == portable::MaskLevel::bits ? "bits" : "band");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/quantized_rows.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/launch/score_config.hpp"
 
@@ -13,23 +14,14 @@ using core::AttentionShape;
 using core::DType;
 using core::Feature;
 using core::Name;
-using portable::CacheElement;
 using portable::DecodeConfig;
 using portable::Element;
+using portable::Quantized;
 
-CacheElement cache_element(const AttentionShape& p) {
-  switch (p.operands[Name::k].dtype) {
-    case DType::f8e4m3fn: return CacheElement::f8e4m3;
-    case DType::i8: return CacheElement::i8;
-    case DType::i4: return CacheElement::i4;
-    default: return CacheElement::as_q;
-  }
-}
-
-int32_t padded(int64_t head_dim, CacheElement cache) {
+int32_t padded(int64_t head_dim, Quantized cache) {
   for (const int32_t compiled : {32, 64, 96, 128, 192}) {
     // Tiles have rows of whole pairs of 16 bytes.
-    if (cache == CacheElement::i4 && compiled % 64 != 0) continue;
+    if (cache == Quantized::i4 && compiled % 64 != 0) continue;
     if (head_dim <= compiled) return compiled;
   }
   return 256;
@@ -55,7 +47,7 @@ int32_t accumulator_limit(const DecodeConfig& c) {
 
 // Steps ahead: as many as are wanted and fit; 0 if not even one does.
 int32_t depth(DecodeConfig c, const DeviceInfo& device) {
-  const int32_t row_bytes = cache_bytes(c, c.head_dim_qk) + cache_bytes(c, c.head_dim_v);
+  const int32_t row_bytes = cache_bytes(c, c.head_dim_qk) + (c.v_in_k ? 0 : cache_bytes(c, c.head_dim_v));
   const int32_t wanted = std::clamp(kBytesUnderWay / (portable::step_keys(c) * row_bytes), 1, kMostDepth);
   for (c.depth = wanted; c.depth > 0; --c.depth) {
     if (shared_bytes(c) <= device.shared_bytes_per_block) break;
@@ -63,12 +55,31 @@ int32_t depth(DecodeConfig c, const DeviceInfo& device) {
   return c.depth;
 }
 
+// MLA: keys of the latent columns, which are the values, and of those that are rotated. Steps are of two tiles: as many
+// rows as leave memory for two steps ahead, or for one.
+DecodeConfig long_rows_config(DecodeConfig c, const DeviceInfo& device) {
+  c.head_dim_qk = 576;
+  c.head_dim_v = 512;
+  c.v_in_k = true;
+  const int32_t wanted = std::max(c.rows, 16);
+  for (const int32_t least_depth : {2, 1}) {
+    for (c.rows = wanted; c.rows >= 16; c.rows /= 2) {
+      c.num_warps = c.rows == 16 ? 4 : 8;  // warps that score the same keys have 8 rows at least
+      c.depth = depth(c, device);
+      if (c.depth >= least_depth) return c;
+    }
+  }
+  c.rows = 16;  // wants more shared memory than there is, as the recipe says
+  c.depth = 1;
+  return c;
+}
+
 constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 }  // namespace
 
 DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
-  const CacheElement cache = cache_element(p);
+  const Quantized cache = core::quantized(p.operands[Name::k].dtype);
   DecodeConfig c{.score = score_config(p),
                  .cache = cache,
                  .kv_scales = p.features.has(Feature::kv_scales),
@@ -81,6 +92,7 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
   const int64_t rows = p.batch_invariant ? p.group() : decode_rows(p);
   c.rows = std::max<int32_t>(
       static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(rows, 1, kMostDecodeRows)))), 8);
+  if (has_long_rows(p)) return long_rows_config(c, device);
   // Rows that do not fit are several tiles, which read keys and values once each.
   for (; c.rows >= 8; c.rows /= 2) {
     for (const int32_t least_depth : {2, 1}) {

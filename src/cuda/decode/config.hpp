@@ -2,7 +2,7 @@
 // features and of the GPU.
 #pragma once
 
-#include <optional>
+#include <algorithm>
 
 #include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
@@ -15,6 +15,12 @@ inline constexpr int64_t kMostDecodeRows = 64;  // of a block
 
 // Query rows of a sequence and KV head: queries times heads of the group.
 inline int64_t decode_rows(const core::AttentionShape& p) { return p.seqlen_q * p.group(); }
+
+// Rows of more columns than this have values in their keys (MLA), which are read once.
+inline constexpr int64_t kMostDecodeColumns = 256;
+inline bool has_long_rows(const core::AttentionShape& p) {
+  return std::max(p.head_dim_qk, p.head_dim_v) > kMostDecodeColumns;
+}
 
 portable::DecodeConfig decode_config(const core::AttentionShape& shape, const DeviceInfo& device, bool unified_max);
 Program decode_program(const portable::DecodeConfig& config);

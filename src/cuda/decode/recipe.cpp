@@ -59,7 +59,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kLongestDecode);  // beyond it they say no more
   }
-  if (c.cache == portable::CacheElement::i4) {
+  if (c.cache == portable::Quantized::i4) {
     for (portable::OperandParams* of : {&params.forward.k, &params.forward.v}) {
       of->batch_stride /= 2;
       of->row_stride /= 2;
@@ -142,13 +142,27 @@ std::string refused(const AttentionShape& p, bool is_named) {
   if (cache != p.dtype() && p.dtype() == DType::f32) {
     return "takes k and v of 8 or 4 bits beside q of 16, and q.dtype is f32";
   }
+  if (has_long_rows(p)) {
+    if (cache != p.dtype()) {
+      return message("takes k and v of 8 or 4 bits with head dims to ", kMostDecodeColumns, ", not ", p.head_dim_qk,
+                     " and ", p.head_dim_v);
+    }
+    if (!p.v_in_k && p.seqlen_kv > 0) {
+      return message("takes head dims above ", kMostDecodeColumns,
+                     " where v is the first columns of k: the same memory and strides");
+    }
+    if (p.dtype() == core::DType::f32) return message("takes head dims above ", kMostDecodeColumns, " in bf16 and f16");
+    if (p.head_dim_qk > 576 || p.head_dim_v > 512) {
+      return message("takes head dims to 576 and 512, not ", p.head_dim_qk, " and ", p.head_dim_v);
+    }
+  }
   if (p.batch_invariant && !is_few)
     return "is for few queries, and batch_invariant without query_class few is for many";
   if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
     return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
   }
-  // Caches of 8 and 4 bits have no other kernel.
-  if (is_named || is_few || cache != p.dtype()) return "";
+  // Caches of 8 and 4 bits have no other kernel, and none has long rows in shared memory once.
+  if (is_named || is_few || cache != p.dtype() || has_long_rows(p)) return "";
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
                    " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
@@ -211,12 +225,16 @@ core::Cost decode_cost(const core::Arguments& call, const DeviceInfo& device) {
   const int64_t begin = band.begin(0), end = band.end(last);
   const auto keys = static_cast<double>(std::max<int64_t>(end - begin, 0) + std::min(p.keep_first, begin));
   const auto dims = static_cast<double>(p.head_dim_qk + p.head_dim_v);
-  const auto bytes = [dims](DType dtype) { return dims * static_cast<double>(core::size_bits(dtype)) / 8; };
+  const auto bytes = [](DType dtype, double columns) {
+    return columns * static_cast<double>(core::size_bits(dtype)) / 8;
+  };
+  const auto cached = c.v_in_k ? static_cast<double>(p.head_dim_qk) : dims;
   const auto units = static_cast<double>(p.batch * p.heads_kv * s.row_tiles);
   const auto rows = static_cast<double>(p.batch * p.heads_q * p.seqlen_q);
   const auto extra = static_cast<double>(workspace(s, c).scratch_bytes);
   return {.score_passes = 1,
-          .bytes_moved = units * keys * bytes(p.operands[Name::k].dtype) + rows * bytes(p.dtype()) + 2 * extra,
+          .bytes_moved =
+              units * keys * bytes(p.operands[Name::k].dtype, cached) + rows * bytes(p.dtype(), dims) + 2 * extra,
           .extra_bytes = extra};
 }
 

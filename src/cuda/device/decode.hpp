@@ -10,6 +10,9 @@
 //     blocks send each other their o, max and sum; each merges its slice     st.async, one barrier in shared memory
 //     the last cluster of a unit to arrive merges what all have left in memory, in order
 //
+// With v_in_k (MLA) values are taken from where keys lie. There a few warps score the same keys, each with rows of its
+// own, so that steps are short and several fit; and blocks of a cluster read each other's states.
+//
 // Rows of a unit are all queries of a sequence times all heads of a KV head, 8 to 64. One maximum serves all warps of
 // a block: a step has one block barrier, at which warps also vote whether some maximum must rise. Only then they
 // exchange what it rises to, rescale, and give their probabilities anew. What a row's maximum rises to is found from
@@ -38,26 +41,28 @@ struct Decode : DecodeStates<C> {
   using Block = BlockDecode<C>;
   using States = DecodeStates<C>;
   using Block::p, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kAt,
-      Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks,
-      Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kIsWidened, Block::kStrideBytes, Block::kStrideElements,
-      Block::kHasPower, Block::E, Block::row_infos, Block::drafts, Block::tops, Block::first_of_group, Block::s_keys,
-      Block::s_values, Block::s_probs, Block::s_scales, Block::barrier, Block::row_of, Block::row_anew,
-      Block::scale_log2, Block::offset, Block::load_queries, Block::store_queries;
-  using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::state_of_parts,
-      States::write, States::leave, States::is_last, States::items, States::slice_items;
+      Block::kThreads, Block::kBlocks, Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kSharers,
+      Block::kPieces, Block::kGroupWarps, Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps,
+      Block::kAreProducts, Block::kIsWidened, Block::kStrideBytes, Block::kStrideElements, Block::kHasPower, Block::E,
+      Block::row_infos, Block::drafts, Block::tops, Block::maxima, Block::tile, Block::sharer, Block::first_block,
+      Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_score_probs, Block::s_scales,
+      Block::barrier, Block::row_anew, Block::score_row, Block::score_row_anew, Block::scale_log2, Block::offset,
+      Block::load_queries, Block::store_queries, Block::copy_later_queries, Block::kChunksAtOnce;
+  using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
+      States::state_of_parts, States::write, States::leave, States::is_last, States::items, States::slice_items;
   using States::States;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
       typename Block::TileK, typename Block::TileV, typename Block::Values;
 
   // The first key of the warp's tile in the round that count() counts as `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
-    return ((work.rounds.at(idx) * p.cluster + rank) * C.num_warps + warp) * portable::kDecodeTile;
+    return ((work.rounds.at(idx) * p.cluster + rank) * kTiles + tile()) * portable::kDecodeTile;
   }
 
   // Softcap and ALiBi.
-  __device__ __forceinline__ void modify(float (&s)[kBlocks][4], int32_t key) const {
+  __device__ __forceinline__ void modify(float (&s)[kScoreBlocks][4], int32_t key) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& of = s[n][i];
@@ -67,7 +72,7 @@ struct Decode : DecodeStates<C> {
           of *= fabsf(p.forward.scale);
         }
         if constexpr (C.score.alibi) {
-          const RowInfo& info = row_infos()[row_of(n, i % 2)];
+          const RowInfo& info = row_infos()[score_row(n, i % 2)];
           of = __fmaf_rn(-info.slope, fabsf(static_cast<float>(info.position - key - i / 2 * 8)), of);
         }
       }
@@ -75,12 +80,12 @@ struct Decode : DecodeStates<C> {
   }
 
   // Hides keys that a row does not see. key: the lane's first.
-  __device__ __forceinline__ void mask(float (&s)[kBlocks][4], const DecodeWork& work, int32_t key) const {
+  __device__ __forceinline__ void mask(float (&s)[kScoreBlocks][4], const DecodeWork& work, int32_t key) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& row = row_infos()[row_anew(n, c)];
+        const RowInfo& row = row_infos()[score_row_anew(n, c)];
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
           if (!sees(row, key + i / 2 * 8, p.forward.keep_first, work.drafts)) s[n][i] = -kInfinity;
@@ -142,10 +147,10 @@ struct Decode : DecodeStates<C> {
   }
 
   // Probabilities of the warp's 16 keys to shared memory, times v_scale; sums: of those of this lane.
-  __device__ __forceinline__ void exponentiate(const float (&s)[kBlocks][4], const Rows& rows, float scale_log2,
-                                               const Scales& scales, int buffer, float (&sums)[kBlocks][2]) const {
+  __device__ __forceinline__ void exponentiate(const float (&s)[kScoreBlocks][4], const Rows& rows, float scale_log2,
+                                               const Scales& scales, int buffer, float (&sums)[kScoreBlocks][2]) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
       float probs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) probs[i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
@@ -157,7 +162,7 @@ struct Decode : DecodeStates<C> {
           probs[i] *= kHasPower ? scales.v[i / 2] * inverse_of_power(rows.power) : scales.v[i / 2];
         }
       }
-      Transposed<E>::store_probs(s_probs(buffer, warp, n), probs, lane);
+      Transposed<E>::store_probs(s_score_probs(buffer, n), probs, lane);
     }
   }
 
@@ -218,20 +223,74 @@ struct Decode : DecodeStates<C> {
     }
   }
 
+  // The same where other warps score some of o's rows: maxima of all rows lie in shared memory too. The next barrier,
+  // at which probabilities are there anew, comes before publish_max().
+  __device__ __forceinline__ void raise_max_of_all(const float (&s)[kScoreBlocks][4], Rows& rows, Sums& o,
+                                                   float scale_log2) const {
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float top = max_of_keys(fmaxf(s[n][c], s[n][c + 2]));
+        if (lane < 4) tops()[tile() * C.rows + score_row_anew(n, c)] = top;
+      }
+    }
+    __syncthreads();
+    const auto top_of = [&](int row) {
+      float top = -kInfinity;
+#pragma unroll
+      for (int of_tile = 0; of_tile < kTiles; ++of_tile) top = fmaxf(top, tops()[of_tile * C.rows + row]);
+      return top;
+    };
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = row_anew(n, c);
+        const float max = maxima()[row], top = top_of(row);
+        if (!is_behind(max, top, scale_log2)) continue;
+        const float factor = ptx::exp2((max - top) * scale_log2);
+#pragma unroll
+        for (int piece = 0; piece < kOwnPieces; ++piece) {
+          o[piece][n][c] *= factor;
+          o[piece][n][c + 2] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float top = top_of(score_row_anew(n, c));
+        if (!is_behind(rows.max[n][c], top, scale_log2)) continue;
+        rows.sum[n][c] *= ptx::exp2((rows.max[n][c] - top) * scale_log2);
+        rows.max[n][c] = top;
+      }
+    }
+  }
+  __device__ __forceinline__ void publish_max(const Rows& rows) const {
+    if (tile() != 0 || lane >= 4) return;
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) maxima()[score_row_anew(n, c)] = rows.max[n][c];
+    }
+  }
+
   __device__ __forceinline__ void multiply_values(Sums& o, int stage, int buffer) const {
     // Unrolled, loads of several tiles take registers that many rows or fp32 lack.
-    constexpr int kUnroll = kBlocks >= 8 || E == Element::f32 ? 1 : kGroupWarps;
+    constexpr int kUnroll = kBlocks >= 8 || E == Element::f32 ? 1 : kGroupTiles;
 #pragma unroll kUnroll
-    for (int w = 0; w < kGroupWarps; ++w) {
-      const int of_warp = first_of_group() + w;
+    for (int i = 0; i < kGroupTiles; ++i) {
+      const int of_tile = first_of_group() + i;
       typename Transposed<E>::Probs probs[kBlocks];
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) probs[n] = Transposed<E>::load_probs(s_probs(buffer, of_warp, n), lane);
+      for (int n = 0; n < kBlocks; ++n) probs[n] = Transposed<E>::load_probs(s_probs(buffer, of_tile, n), lane);
 #pragma unroll
       for (int piece = 0; piece < kOwnPieces; ++piece) {
         const int own = piece * kGroupWarps + warp % kGroupWarps;
         if (kPieces % kGroupWarps != 0 && own >= kPieces) continue;
-        const Values values(s_values(stage, of_warp), own, lane);
+        const Values values(s_values(stage, of_tile), own, lane);
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) Transposed<E>::multiply(o[piece][n], values, probs[n]);
       }
@@ -251,20 +310,22 @@ struct Decode : DecodeStates<C> {
     const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, row_infos(), work.num_rows,
                           work.drafts, kStrideBytes, kStrideElements);
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         rows.max[n][c] = Unified ? 0.0f : -kInfinity;
         rows.sum[n][c] = 0;
       }
     }
+    if constexpr (C.v_in_k) publish_max(rows);
     clear(o);
     if constexpr (kHasPower) rows.power = kLeastPower;
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
     // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
-    // has its scores, values when its group is at the next step's barrier.
+    // has its scores, values when its group is at the next step's barrier. What is both is copied when all warps are
+    // there, by those that score it.
     const int32_t begin = work.part.begin, end = work.part.end;
     CacheTile ahead = {false, 0, -1};
     const auto find = [&](int32_t idx) {
@@ -272,13 +333,14 @@ struct Decode : DecodeStates<C> {
     };
     // Scales come with keys, and stay where they are until the next step's barrier.
     const auto load_keys = [&](int32_t idx, int stage, int stage_of_scales) {
-      if (idx < end) cache.template load_keys<TileK>(s_keys(stage), ahead, lane);
+      if (idx < end) cache.template load_keys<TileK, kSharers>(s_keys(stage), ahead, lane, sharer());
       if constexpr (C.kv_scales) {
         if (idx < end) cache.load_scales(s_scales(stage_of_scales, warp), p, ahead, lane);
       }
       ptx::commit_copies();
     };
     const auto load_values = [&](int32_t idx, int stage) {
+      if constexpr (C.v_in_k) return;
       if (idx < end) cache.template load_values<TileV>(s_values(stage, warp), ahead, lane);
       ptx::commit_copies();
     };
@@ -294,35 +356,44 @@ struct Decode : DecodeStates<C> {
       chunks = load_queries(work);
     }
     if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
+    if constexpr (kChunksAtOnce < kOwnChunks) copy_later_queries(work);
     __syncthreads();
-    const Queries queries(base + kAt.queries, lane);
+    const Queries queries(this->s_queries(), lane);
 
-    constexpr int kLater = 2 * C.depth - 1;  // groups of copies begun after those that a step waits for
+    // Groups of copies begun after those that a step waits for.
+    constexpr int kLater = C.v_in_k ? C.depth - 1 : 2 * C.depth - 1;
     int stage = 0, stage_v = 0, free_v = C.depth;
 #pragma unroll 1
     for (int32_t idx = begin; idx < end; ++idx) {
       ptx::wait_copies<kLater>();
-      __syncwarp();
-      float s[kBlocks][4], sums[kBlocks][2];
+      if constexpr (C.v_in_k) {
+        __syncthreads();
+        load_keys(idx + C.depth, stage == 0 ? C.depth : stage - 1, 0);
+      } else {
+        __syncwarp();
+      }
+      float s[kScoreBlocks][4], sums[kScoreBlocks][2];
       multiply_kq<E, C.cache, TileK, kSteps>(s, s_keys(stage), queries, lane);
       Scales scales;
       if constexpr (C.kv_scales) {
         load_scales(scales, stage_v);
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
+        for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) s[n][i] *= scales.k[i / 2];
         }
       }
-      __syncwarp();  // all lanes have read the keys
-      load_keys(idx + C.depth, stage, free_v);
-      stage = stage + 1 == C.depth ? 0 : stage + 1;
+      if constexpr (!C.v_in_k) {
+        __syncwarp();  // all lanes have read the keys
+        load_keys(idx + C.depth, stage, free_v);
+        stage = stage + 1 == C.depth ? 0 : stage + 1;
+      }
       const int32_t tile = first_key(work, idx);
       if constexpr (!kAreProducts) modify(s, tile + lane / 4);
       if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, work, tile + lane / 4);
       bool is_raised = false;
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
+      for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if constexpr (Unified) {
@@ -336,25 +407,36 @@ struct Decode : DecodeStates<C> {
 #pragma unroll
         for (int c = 0; c < 2; ++c) is_raised |= is_power_behind(rows.power, scales.v[c]);
       }
-      const int buffer = (idx - begin) & 1;
+      const int buffer = C.v_in_k ? 0 : (idx - begin) & 1;
       exponentiate(s, rows, log2_of_score, scales, buffer, sums);
-      ptx::wait_copies<kLater>();
+      if constexpr (!C.v_in_k) ptx::wait_copies<kLater>();
       if (meet_and_vote<!Unified>(is_raised)) {
-        raise_max(s, rows, o, log2_of_score);
+        if constexpr (C.v_in_k) {
+          raise_max_of_all(s, rows, o, log2_of_score);
+        } else {
+          raise_max(s, rows, o, log2_of_score);
+        }
         if constexpr (kHasPower) raise_power(stage_v, rows, o);
         exponentiate(s, rows, log2_of_score, scales, buffer, sums);
         meet_and_vote<false>(false);
+        if constexpr (C.v_in_k) publish_max(rows);
       }
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
+      for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) rows.sum[n][c] += sums[n][c];
       }
-      load_values(idx + C.depth, free_v);
-      free_v = free_v == C.depth ? 0 : free_v + 1;
-      find(idx + C.depth + 1);
-      multiply_values(o, stage_v, buffer);
-      stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      if constexpr (C.v_in_k) {
+        find(idx + C.depth + 1);
+        multiply_values(o, stage, buffer);
+        stage = stage == C.depth ? 0 : stage + 1;
+      } else {
+        load_values(idx + C.depth, free_v);
+        free_v = free_v == C.depth ? 0 : free_v + 1;
+        find(idx + C.depth + 1);
+        multiply_values(o, stage_v, buffer);
+        stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      }
     }
     ptx::wait_copies<0>();
     return is_above;
@@ -373,7 +455,7 @@ struct Decode : DecodeStates<C> {
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {
     const bool is_cluster = ptx::kHasClusters && p.cluster > 1;
     const int first = rank * slice_items(), end = min(first + slice_items(), items());
-    if constexpr (ptx::kHasClusters) {
+    if constexpr (ptx::kHasClusters && !C.v_in_k) {
       if (is_cluster) {
         const int count = max(end - first, 0);
         if (thread == 0) ptx::arrive_expecting(barrier(), p.cluster * (count * 16 + p.rows * 8));
@@ -390,7 +472,9 @@ struct Decode : DecodeStates<C> {
         stage_state(rows, o);
       }
     }
-    if constexpr (ptx::kHasClusters) {
+    if constexpr (ptx::kHasClusters && C.v_in_k) {
+      if (is_cluster) ptx::sync_cluster();  // all have staged their states
+    } else if constexpr (ptx::kHasClusters) {
       if (is_cluster) {
         ptx::wait_for_cluster();
         send_state();
@@ -403,7 +487,7 @@ struct Decode : DecodeStates<C> {
 #pragma unroll 1
       for (int item = first + thread; item < end; item += kThreads) {
         const State state = !is_first    ? state_of_parts(work, item)
-                            : is_cluster ? state_of_cluster(first, item)
+                            : is_cluster ? all_of_cluster(first, item)
                                          : staged(item);
         if (has_all) {
           write(work, item, state);
@@ -412,6 +496,16 @@ struct Decode : DecodeStates<C> {
         }
       }
       if (has_all || !is_last(work)) break;
+    }
+    if constexpr (ptx::kHasClusters && C.v_in_k) {
+      if (is_cluster) ptx::sync_cluster();  // the others have read this block's state
+    }
+  }
+  __device__ __forceinline__ State all_of_cluster(int first, int item) const {
+    if constexpr (C.v_in_k) {
+      return staged_of_cluster(item);
+    } else {
+      return state_of_cluster(first, item);
     }
   }
 };

@@ -31,6 +31,18 @@ __device__ __forceinline__ void send(uint32_t to, const float (&x)[2], uint32_t 
                "f"(x[1]), "r"(barrier)
                : "memory");
 }
+// What lies in another block's memory.
+__device__ __forceinline__ void load_floats_in(float (&x)[4], uint32_t there) {
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(there)
+               : "memory");
+}
+__device__ __forceinline__ float load_float_in(uint32_t there) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
+  return x;
+}
 // As wait() of barrier.hpp, for what other blocks have sent.
 __device__ __forceinline__ void wait_for_sent(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -52,6 +64,8 @@ __device__ __forceinline__ void wait_for_cluster() {}
 __device__ __forceinline__ uint32_t address_in(uint32_t, uint32_t address) { return address; }
 template <int N>
 __device__ __forceinline__ void send(uint32_t, const float (&)[N], uint32_t) {}
+__device__ __forceinline__ void load_floats_in(float (&)[4], uint32_t) {}
+__device__ __forceinline__ float load_float_in(uint32_t) { return 0; }
 __device__ __forceinline__ void wait_for_sent(uint32_t, uint32_t) {}
 #endif
 

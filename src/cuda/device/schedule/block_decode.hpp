@@ -34,20 +34,24 @@ struct BlockDecode {
   static constexpr int kPieces = C.head_dim_v / 16;  // of 16 columns
   static constexpr int kGroupWarps = portable::group_warps(C), kGroups = portable::groups(C);
   static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
+  static constexpr int kTiles = portable::key_tiles(C);
+  static constexpr int kGroupTiles = kTiles / kGroups;     // of a group of warps
+  static constexpr int kSharers = C.num_warps / kTiles;    // warps that score the same keys,
+  static constexpr int kScoreBlocks = kBlocks / kSharers;  // with so many blocks of rows of their own
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
   // What strides of k and v count: elements as q has them, or bytes.
-  static constexpr bool kIsWidened = C.cache != CacheElement::as_q;
+  static constexpr bool kIsWidened = C.cache != Quantized::none;
   static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
-                       kStrideElements = C.cache == CacheElement::i4 ? 2 : 1;
+                       kStrideElements = C.cache == Quantized::i4 ? 2 : 1;
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
-  using TileV = Tile<portable::kDecodeTile, C.head_dim_v / kStrideElements, kStrideBytes>;
+  using TileV = Tile<portable::kDecodeTile, (C.v_in_k ? C.head_dim_qk : C.head_dim_v) / kStrideElements, kStrideBytes>;
   // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.hpp).
   static constexpr bool kHasPower = C.kv_scales && E == Element::f16;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
   using Values = typename ValueOperand<E, C.cache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
-  using Queries = QueryOperands<E, TileQ, kBlocks, kSteps>;
+  using Queries = QueryOperands<E, TileQ, kScoreBlocks, kSteps>;
   // Scores are products of q and k until the exponent, or natural ones.
   static constexpr bool kAreProducts = !C.score.softcap && !C.score.alibi;
 
@@ -69,7 +73,7 @@ struct BlockDecode {
 
   __device__ RowInfo* row_infos() const { return reinterpret_cast<RowInfo*>(shared + kAt.row_infos); }
   __device__ uint64_t* drafts() const { return reinterpret_cast<uint64_t*>(shared + kAt.drafts); }
-  __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [warp][row]
+  __device__ float* tops() const { return reinterpret_cast<float*>(shared + kAt.tops); }  // [tile][row]
   __device__ float* maxima() const {                                                      // [group][row]
     return reinterpret_cast<float*>(shared + kAt.maxima);
   }
@@ -77,13 +81,31 @@ struct BlockDecode {
     return reinterpret_cast<float*>(shared + kAt.values) + group * C.rows * portable::out_pitch(C);
   }
   __device__ int group() const { return warp / kGroupWarps; }
-  __device__ int first_of_group() const { return group() * kGroupWarps; }
-  __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * C.num_warps + warp) * TileK::kBytes; }
-  __device__ uint32_t s_values(int stage, int of_warp) const {
-    return base + kAt.values + (stage * C.num_warps + of_warp) * TileV::kBytes;
+  // Of the step's tiles of keys: that which the warp scores, and the first of its group.
+  __device__ int tile() const {
+    if constexpr (kSharers == 1) return warp;
+    return warp % kTiles;
   }
-  __device__ uint32_t s_probs(int buffer, int of_warp, int n) const {
-    return base + kAt.probs + ((buffer * C.num_warps + of_warp) * kBlocks + n) * portable::probs_bytes(C);
+  __device__ int first_of_group() const { return group() * kGroupTiles; }
+  // The first block of query rows that the warp scores, which is also its turn among those that copy the tile.
+  __device__ int sharer() const { return kSharers == 1 ? 0 : warp / kTiles; }
+  __device__ int first_block() const { return sharer() * kScoreBlocks; }
+  // Of the rows that the warp scores.
+  __device__ uint32_t s_queries() const {
+    if constexpr (kSharers == 1) return base + kAt.queries;
+    return base + kAt.queries + TileQ::offset(first_block() * 8, 0);
+  }
+  __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * kTiles + tile()) * TileK::kBytes; }
+  __device__ uint32_t s_values(int stage, int of_tile) const {
+    return base + kAt.values + (stage * kTiles + of_tile) * TileV::kBytes;
+  }
+  __device__ uint32_t s_probs(int buffer, int of_tile, int n) const {
+    return base + kAt.probs + ((buffer * kTiles + of_tile) * kBlocks + n) * portable::probs_bytes(C);
+  }
+  // Of a block of the rows that the warp scores.
+  __device__ uint32_t s_score_probs(int buffer, int n) const {
+    if constexpr (kSharers == 1) return s_probs(buffer, warp, n);
+    return s_probs(buffer, tile(), first_block() + n);
   }
   __device__ uint32_t s_scales(int stage, int of_warp) const {
     return base + kAt.scales + (stage * C.num_warps + of_warp) * portable::kStepScaleBytes;
@@ -98,6 +120,9 @@ struct BlockDecode {
   __device__ int row_of(int n, int c) const { return n * 8 + lane % 4 * 2 + c; }
   // The same where it is rarely asked: places of all rows, found before the loop, would take registers in it.
   __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
+  // Of the rows that the warp scores.
+  __device__ int score_row(int n, int c) const { return row_of(kSharers == 1 ? n : first_block() + n, c); }
+  __device__ int score_row_anew(int n, int c) const { return row_anew(kSharers == 1 ? n : first_block() + n, c); }
 
   // The next work of the block's cluster: what its rows see, and which rounds it takes. False if there is none.
   __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
@@ -160,14 +185,24 @@ struct BlockDecode {
   // Query rows to shared memory, prepared for products; rows and columns that are not there become zeros.
   static constexpr int kQueryChunks = C.rows * TileQ::kChunks;
   static constexpr int kOwnChunks = (kQueryChunks + kThreads - 1) / kThreads;
+  static constexpr int kChunksAtOnce = C.v_in_k && kOwnChunks > 9 ? 9 : kOwnChunks;  // that registers hold
+  static_assert(kOwnChunks % kChunksAtOnce == 0);
   struct QueryChunks {
-    uint4 chunks[kOwnChunks];
+    uint4 chunks[kChunksAtOnce];
   };
-  __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work) const {
+  // Where chunks of long rows lie is found anew: kept, it would take registers of o.
+  __device__ __forceinline__ int thread_of_queries() const {
+    int32_t of = thread;
+    if constexpr (C.v_in_k) ptx::forget(of);
+    return of;
+  }
+  // Those from the thread's chunk `first` on.
+  __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work, int first = 0) const {
     QueryChunks loaded;
+    const int first_idx = first * kThreads + thread_of_queries();
 #pragma unroll
-    for (int i = 0; i < kOwnChunks; ++i) {
-      const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       loaded.chunks[i] = {0, 0, 0, 0};
       if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
       const int64_t at = element_of(p.forward.q, work, row) + chunk * TileQ::kChunkElements;
@@ -176,16 +211,25 @@ struct BlockDecode {
     }
     return loaded;
   }
-  __device__ __forceinline__ void store_queries(const QueryChunks& loaded) const {
+  __device__ __forceinline__ void store_queries(const QueryChunks& loaded, int first = 0) const {
     const bool is_negative = p.forward.scale < 0;
+    const int first_idx = first * kThreads + thread_of_queries();
 #pragma unroll
-    for (int i = 0; i < kOwnChunks; ++i) {
-      const int idx = i * kThreads + thread, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
       store_query_words<C.cache, TileQ>(base + kAt.queries, row, chunk,
                                         {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
                                          prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+    }
+  }
+
+  // The chunks that come after those.
+  __device__ __forceinline__ void copy_later_queries(const DecodeWork& work) const {
+#pragma unroll 1
+    for (int first = kChunksAtOnce; first < kOwnChunks; first += kChunksAtOnce) {
+      store_queries(load_queries(work, first), first);
     }
   }
 
@@ -196,9 +240,9 @@ struct BlockDecode {
                       p.forward.group.quotient(work.first_row + row));
   }
 
-  // Maxima of the lane's rows, and sums over the keys of this lane. power: of two, by which o is divided.
+  // Maxima of the rows that the lane scores, and sums over its keys. power: of two, by which o is divided.
   struct Rows {
-    float max[kBlocks][2], sum[kBlocks][2];
+    float max[kScoreBlocks][2], sum[kScoreBlocks][2];
     float power = 1;
   };
   using Sums = float[kOwnPieces][kBlocks][4];

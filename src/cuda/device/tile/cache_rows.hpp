@@ -84,10 +84,11 @@ class CacheRows {
     return tile;
   }
 
-  // Copies the tile's rows of k or v; those that nobody sees become zeros.
-  template <class TileK>
-  __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileK>(to, keys_, p_.k, p_.head_dim_qk / stride_elements_, tile, lane);
+  // Copies the tile's rows of k or v, or of k one of `Portions` equal portions; those that nobody sees become zeros.
+  template <class TileK, int Portions = 1>
+  __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane, int portion = 0) const {
+    load<TileK, portable::kDecodeTile / Portions>(to, keys_, p_.k, p_.head_dim_qk / stride_elements_, tile, lane,
+                                                  portion);
   }
   template <class TileV>
   __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
@@ -117,22 +118,37 @@ class CacheRows {
     return is_seen;
   }
 
-  template <class Tile>
+  // Rows [portion * Rows, portion * Rows + Rows) of the tile.
+  template <class Tile, int Rows = portable::kDecodeTile>
   __device__ __forceinline__ void load(uint32_t to, const char* first, const portable::OperandParams& of,
-                                       int32_t columns, const CacheTile& tile, int lane) const {
+                                       int32_t columns, const CacheTile& tile, int lane, int portion = 0) const {
     // Lanes that copy a row side by side.
     constexpr int kLanes = 32 % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
     constexpr int kRowsAStep = 32 / kLanes;
-    const int own_row = lane / kLanes, own_chunk = lane % kLanes;
+    static_assert(Rows % kRowsAStep == 0);
+    const int first_row = Rows == portable::kDecodeTile ? 0 : portion * Rows;
+    const int own_row = first_row + lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
         first + (tile.page * of.batch_stride + tile.row * of.row_stride) * stride_bytes_ + own_chunk * 16;
+    // Panels of a long row are constants apart: no address but the first takes a register.
+    constexpr bool kIsLong = Tile::kChunks > 64;
+    const auto copy_panels = [=](int row, const char* row_source, bool is_seen) {
+      const uint32_t target = to + Tile::offset(row, own_chunk);
+#pragma unroll
+      for (int panel = 0; panel < Tile::kChunks / kLanes; ++panel) {
+        ptx::copy_chunk_async(
+            target + panel * Tile::kPanelBytes, row_source + panel * kLanes * 16,
+            is_seen && own_chunk * Tile::kChunkElements < columns - panel * kLanes * Tile::kChunkElements);
+      }
+    };
     if (tile.is_run) {
       const int64_t row_bytes = of.row_stride * stride_bytes_;
       source += own_row * row_bytes;
 #pragma unroll
-      for (int step = 0; step < portable::kDecodeTile; step += kRowsAStep) {
+      for (int step = 0; step < Rows; step += kRowsAStep) {
+        if constexpr (kIsLong) copy_panels(own_row + step, source, true);
 #pragma unroll
-        for (int part = 0; part < Tile::kChunks; part += kLanes) {
+        for (int part = 0; part < (kIsLong ? 0 : Tile::kChunks); part += kLanes) {
           const int chunk = part + own_chunk;
           // Rows eight apart have the same swizzle.
           const uint32_t target = Tile::advance(to + Tile::offset(own_row + step % 8, chunk), step - step % 8, 0);
@@ -144,11 +160,12 @@ class CacheRows {
     }
     const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(source)) - own_chunk * 16;
 #pragma unroll 1
-    for (int row = own_row; row < portable::kDecodeTile; row += kRowsAStep) {
+    for (int row = own_row; row < first_row + Rows; row += kRowsAStep) {
       const bool is_seen = __shfl_sync(kAllLanes, tile.row, row) >= 0;
       const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, place, row)));
+      if constexpr (kIsLong) copy_panels(row, at + own_chunk * 16, is_seen);
 #pragma unroll
-      for (int part = 0; part < Tile::kChunks; part += kLanes) {
+      for (int part = 0; part < (kIsLong ? 0 : Tile::kChunks); part += kLanes) {
         const int chunk = part + own_chunk;
         ptx::copy_chunk_async(to + Tile::offset(row, chunk), at + chunk * 16,
                               is_seen && chunk * Tile::kChunkElements < columns);

@@ -21,10 +21,11 @@ struct DecodeStates : BlockDecode<C> {
   using Block = BlockDecode<C>;
   using Block::Block;
   using Block::p, Block::shared, Block::base, Block::thread, Block::lane, Block::warp, Block::rank, Block::kAt,
-      Block::kThreads, Block::kBlocks, Block::kPieces, Block::kGroupWarps, Block::kGroups, Block::kOwnPieces,
-      Block::kQuads, Block::E, Block::tops, Block::maxima, Block::staged_out, Block::group, Block::first_of_group,
-      Block::row_anew, Block::scale, Block::scale_log2, Block::kHasPower, Block::offset, Block::element_of,
-      Block::head_of, Block::barrier;
+      Block::kThreads, Block::kBlocks, Block::kScoreBlocks, Block::kPieces, Block::kGroupWarps, Block::kGroupTiles,
+      Block::kTiles, Block::kGroups, Block::kOwnPieces, Block::kQuads, Block::E, Block::tops, Block::maxima,
+      Block::staged_out, Block::group, Block::tile, Block::first_of_group, Block::row_anew, Block::score_row_anew,
+      Block::scale, Block::scale_log2, Block::kHasPower, Block::offset, Block::element_of, Block::head_of,
+      Block::barrier;
   using typename Block::Rows, typename Block::Sums;
 
   __device__ __forceinline__ static float sum_of_keys(float x) {
@@ -36,13 +37,15 @@ struct DecodeStates : BlockDecode<C> {
   // Leaves the block's state in shared memory, where a thread finds four columns of a row side by side.
   __device__ __forceinline__ void stage_state(const Rows& rows, const Sums& o) const {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
+    for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float sum = sum_of_keys(rows.sum[n][c]);
         if (lane >= 4) continue;
-        tops()[warp * C.rows + row_anew(n, c)] = sum;
-        if (warp == first_of_group()) maxima()[group() * C.rows + row_anew(n, c)] = rows.max[n][c];
+        tops()[tile() * C.rows + score_row_anew(n, c)] = sum;
+        if (tile() == first_of_group()) {
+          maxima()[group() * C.rows + score_row_anew(n, c)] = rows.max[n][c];
+        }
       }
     }
     __syncthreads();  // all warps are done with values, whose place the rows take
@@ -103,7 +106,9 @@ struct DecodeStates : BlockDecode<C> {
     const auto sums_of = [&](int of_group) {
       float sum = 0;
 #pragma unroll
-      for (int w = 0; w < kGroupWarps; ++w) sum += tops()[(of_group * kGroupWarps + w) * C.rows + row];
+      for (int of_tile = 0; of_tile < kGroupTiles; ++of_tile) {
+        sum += tops()[(of_group * kGroupTiles + of_tile) * C.rows + row];
+      }
       return make_float2(maxima()[of_group * C.rows + row], sum);
     };
     return merged(kGroups, sums_of, [&](int of_group, float(&of)[4]) {
@@ -210,6 +215,24 @@ struct DecodeStates : BlockDecode<C> {
       const uint4 words = ptx::load_chunk(received(from, item - first));
       of_block[0] = __uint_as_float(words.x), of_block[1] = __uint_as_float(words.y);
       of_block[2] = __uint_as_float(words.z), of_block[3] = __uint_as_float(words.w);
+    });
+  }
+  // The same from where all blocks have staged theirs: rows of v_in_k are so long that there is no memory to send to.
+  __device__ __forceinline__ State staged_of_cluster(int item) const {
+    const int row = item / kQuads;
+    const auto at = [&](int from, const void* here) {
+      return ptx::address_in(from, base + static_cast<uint32_t>(static_cast<const char*>(here) - shared));
+    };
+    const auto sums_of = [&](int from) {
+      float sum = 0;
+#pragma unroll
+      for (int of_tile = 0; of_tile < kTiles; ++of_tile) {
+        sum += ptx::load_float_in(at(from, tops() + of_tile * C.rows + row));
+      }
+      return make_float2(ptx::load_float_in(at(from, maxima() + row)), sum);
+    };
+    return merged(p.cluster, sums_of, [&](int from, float(&of_block)[4]) {
+      ptx::load_floats_in(of_block, at(from, staged_out(0) + row * portable::out_pitch(C) + item % kQuads * 4));
     });
   }
 };

@@ -97,12 +97,12 @@ struct Transposed<Element::f32> {
 };
 
 // Values of 8 or 4 bits are widened.
-template <Element E, CacheElement C, class TileV>
+template <Element E, Quantized C, class TileV>
 struct ValueOperand {
   using Type = WidenedValues<E, C, TileV>;
 };
 template <Element E, class TileV>
-struct ValueOperand<E, CacheElement::as_q, TileV> {
+struct ValueOperand<E, Quantized::none, TileV> {
   using Type = typename Transposed<E>::template Values<TileV>;
 };
 
@@ -143,10 +143,14 @@ class QueryOperands {
 };
 
 // s = k . q^T of 16 keys.
-template <Element E, CacheElement C, class TileK, int Steps, int Blocks, class Queries>
+template <Element E, Quantized C, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
-  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads.
-  constexpr int kPanelSteps = Multiply<E>::kSumsApart ? TileK::kPanelChunks / 2 : Steps;
+  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads. Long rows three panels, or
+  // one where o has more registers: loads of more would take them.
+  constexpr bool kIsLong = Steps > 32;
+  constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : 1;
+  constexpr int kPanelSteps = Multiply<E>::kSumsApart || kIsLong ? TileK::kPanelChunks / 2 * kPanels : Steps;
+  static_assert(Steps % kPanelSteps == 0);
   const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
   // With few blocks even steps and odd ones have sums of their own: chains half as long. Those of fp32 are short.
   constexpr int kChains = Blocks <= 2 ? 2 : 1;
@@ -164,11 +168,11 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
   };
   uint32_t loaded[4];  // of k in 8 or 4 bits, for several steps
 #pragma unroll 1
-  for (int panel = 0; panel < Steps / kPanelSteps; ++panel) {
+  for (int panel = 0; panel < Steps / kPanelSteps * kPanels; panel += kPanels) {
 #pragma unroll
     for (int step = 0; step < kPanelSteps; step += 2) {
       typename Transposed<E>::A left[2];
-      if constexpr (C != CacheElement::as_q) {
+      if constexpr (C != Quantized::none) {
         load_widened_keys<E, C, TileK>(left, loaded, k, step);
       } else {
 #pragma unroll
@@ -186,8 +190,9 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
         Multiply<E>::multiply(sums[kChains - 1][n], left[1], b[2], b[3]);
       }
     }
-    add();
+    if constexpr (Multiply<E>::kSumsApart) add();
   }
+  if constexpr (!Multiply<E>::kSumsApart) add();
 }
 
 }  // namespace tessella::device

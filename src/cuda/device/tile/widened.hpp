@@ -11,14 +11,14 @@
 
 #include "cuda/device/tile/multiply.hpp"
 #include "cuda/device/tile/tile.hpp"
-#include "portable/cache_element.hpp"
+#include "portable/quantized.hpp"
 
 namespace tessella::device {
 
-using portable::CacheElement;
+using portable::Quantized;
 
 // Elements of half a word; 1 of 16 bits.
-constexpr int half_elements(CacheElement c) { return c == CacheElement::as_q ? 1 : c == CacheElement::i4 ? 4 : 2; }
+constexpr int half_elements(Quantized c) { return c == Quantized::none ? 1 : c == Quantized::i4 ? 4 : 2; }
 
 // Without Hopper's instruction: of the high byte of each half, a pair of f16. 2^-8 of its value, NaN but for the upper
 // bit of its exponent, is the byte's magnitude a bit further down.
@@ -33,10 +33,10 @@ __device__ __forceinline__ uint32_t pack_bf16_of_f16(uint32_t low, uint32_t high
   return ptx::pack_bf16(ptx::f16_to_float(static_cast<uint16_t>(low)), ptx::f16_to_float(static_cast<uint16_t>(high)));
 }
 
-template <Element E, CacheElement C, bool HasInstruction = ptx::kWidensFloat8>
+template <Element E, Quantized C, bool HasInstruction = ptx::kWidensFloat8>
 __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elements(C)]) {
   constexpr bool kIsBf16 = E == Element::bf16;
-  if constexpr (C == CacheElement::f8e4m3 && HasInstruction) {
+  if constexpr (C == Quantized::f8e4m3fn && HasInstruction) {
     if constexpr (kIsBf16) {
       const uint32_t low = ptx::float8_to_f16(word), high = ptx::float8_to_f16(word >> 16);
       pairs[0] = pack_bf16_of_f16(low, high);
@@ -45,13 +45,13 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elem
       pairs[0] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4420));
       pairs[1] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4431));
     }
-  } else if constexpr (C == CacheElement::f8e4m3) {
+  } else if constexpr (C == Quantized::f8e4m3fn) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t pair = float8_to_f16_by_bits(i == 0 ? word << 8 : word);
       pairs[i] = kIsBf16 ? pack_bf16_of_f16(pair, pair >> 16) : pair;
     }
-  } else if constexpr (C == CacheElement::i8) {
+  } else if constexpr (C == Quantized::i8) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t bytes = word >> i * 8;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elem
 }
 
 // Left operands of k's steps, two at a time, from `step` (even) on; words: of the matrix load that they are in.
-template <Element E, CacheElement C, class TileK>
+template <Element E, Quantized C, class TileK>
 __device__ __forceinline__ void load_widened_keys(typename Multiply<E>::A (&left)[2], uint32_t (&words)[4],
                                                   uint32_t address, int step) {
   constexpr int kHalf = half_elements(C), kStepsOfChunk = kHalf / 2;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_widened_keys(typename Multiply<E>::A (&left
 }
 
 // The left operand of 16 columns of 16 rows of v: those of value_column().
-template <Element E, CacheElement C, class TileV>
+template <Element E, Quantized C, class TileV>
 struct WidenedValues {
   typename Multiply<E>::A a;
   __device__ __forceinline__ WidenedValues(uint32_t tile, int piece, int lane) {
@@ -109,9 +109,9 @@ struct WidenedValues {
 };
 
 // The column of v of a lane's sum i of a piece.
-template <CacheElement C>
+template <Quantized C>
 __device__ __forceinline__ int value_column(int piece, int lane, int i) {
-  if constexpr (C == CacheElement::as_q) {
+  if constexpr (C == Quantized::none) {
     return piece * 16 + lane / 4 + i / 2 * 8;
   } else {
     constexpr int kHalf = half_elements(C), kPiecesOfChunk = kHalf / 2;
@@ -121,9 +121,9 @@ __device__ __forceinline__ int value_column(int piece, int lane, int i) {
 
 // Eight columns of a query row, those of chunk `chunk`, to where its products with such keys want them. words: two
 // columns each.
-template <CacheElement C, class TileQ>
+template <Quantized C, class TileQ>
 __device__ __forceinline__ void store_query_words(uint32_t tile, int row, int chunk, const uint32_t (&words)[4]) {
-  if constexpr (C == CacheElement::as_q) {
+  if constexpr (C == Quantized::none) {
     ptx::store_chunk(tile + TileQ::offset(row, chunk), words);
     return;
   }

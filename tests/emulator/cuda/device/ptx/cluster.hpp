@@ -19,6 +19,12 @@ void send(uint32_t to, const float (&x)[N], uint32_t barrier) {
     emulator::complete_bytes(barrier, sizeof words);
   });
 }
+inline void load_floats_in(float (&x)[4], uint32_t there) { emulator::load_in(there, x, sizeof x); }
+inline float load_float_in(uint32_t there) {
+  float x;
+  emulator::load_in(there, &x, sizeof x);
+  return x;
+}
 inline void wait_for_sent(uint32_t barrier, uint32_t parity) { emulator::wait(barrier, parity); }
 
 }  // namespace tessella::device::ptx
