@@ -254,9 +254,10 @@ typedef struct tessella_allocator {
  *
  * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
  * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or
- * those for many (also the automatic choice). Bits of a row may differ between the classes. cuda.decode is for few,
- * and with batch_invariant for few alone; reference.attention is for both; every other kernel is for many. Keys are
- * split at multiples of a constant, so num_splits is 0 or 1.
+ * those for many (also the automatic choice). Bits of a row may differ between the classes. cuda.decode and
+ * cpu.decode_* are for few, and with batch_invariant for few alone, but for what no other CPU kernel takes (k and v of
+ * 8 or 4 bits, head dims above 512); reference.attention is for both; every other kernel is for many. Keys are split at
+ * multiples of a constant, so num_splits is 0 or 1.
  *
  * cache_settled: a promise. Nothing that the call reads, but q, is written by the kernel that stands just before it in
  * the stream: caches, lengths, page table and schedule were written by kernels further back. Loads of keys then begin

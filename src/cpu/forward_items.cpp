@@ -15,11 +15,6 @@ namespace {
 
 constexpr int64_t kItemsPerThread = 8;  // enough for a causal triangle to level out
 
-// Rows of one KV head over all sequences.
-int64_t total_rows(const core::AttentionShape& p) {
-  return (p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();
-}
-
 // About the number of visible scores of rows [row_begin, row_end), plus a constant for loading and storing a row.
 int64_t estimate_cost(const core::AttentionArguments& p, const core::Sequence& s, int64_t row_begin, int64_t row_end) {
   constexpr int64_t kRowCost = 16;
@@ -33,8 +28,12 @@ int64_t estimate_cost(const core::AttentionArguments& p, const core::Sequence& s
 
 }  // namespace
 
+int64_t packed_rows(const core::AttentionShape& p) {
+  return (p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();
+}
+
 int64_t item_rows(const core::AttentionShape& shape, int num_threads, int strip_rows, int max_strips) {
-  const int64_t share = ceil_div(total_rows(shape) * shape.heads_kv, num_threads * kItemsPerThread);
+  const int64_t share = ceil_div(packed_rows(shape) * shape.heads_kv, num_threads * kItemsPerThread);
   const int64_t strips = std::clamp<int64_t>(ceil_div(share, strip_rows), 1, max_strips);
   // Equal parts of a sequence rather than full items and a short one.
   const int64_t sequence_strips = std::max<int64_t>(1, ceil_div(shape.seqlen_q * shape.group(), strip_rows));
@@ -43,7 +42,7 @@ int64_t item_rows(const core::AttentionShape& shape, int num_threads, int strip_
 
 int64_t ForwardItems::scratch_bytes(const core::AttentionShape& shape, int strip_rows) {
   // Each sequence has at most one item that is not full; a packed tensor has rows past its sequences.
-  const int64_t blocks = total_rows(shape) / strip_rows + shape.batch + 1;
+  const int64_t blocks = packed_rows(shape) / strip_rows + shape.batch + 1;
   return blocks * static_cast<int64_t>(sizeof(Block));
 }
 

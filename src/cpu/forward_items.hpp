@@ -19,6 +19,9 @@ struct ForwardItem {
   int64_t num_rows = 0;
 };
 
+// Of one KV head over all sequences.
+int64_t packed_rows(const core::AttentionShape& shape);
+
 // Rows an item should have: a multiple of strip_rows, at most max_strips strips, few enough that every thread
 // gets several items.
 int64_t item_rows(const core::AttentionShape& shape, int num_threads, int strip_rows, int max_strips);

@@ -12,6 +12,7 @@
 #include "cpu/copy_pages.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/backward_vector.hpp"
+#include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
 
 namespace tessella::cpu {
@@ -61,6 +62,33 @@ struct VectorRow {
                                        std::string_view architectures) {
     core::Kernel kernel = vector_row<kSet, VectorRow>(core::Operation::forward, name, summary, architectures);
     kernel.features = core::forward_features().without(core::kModFeatures | core::kFutureFeatures);
+    return kernel;
+  }
+};
+
+template <InstructionSet kSet>
+struct DecodeRow {
+  static std::string refuses(const core::Shape& shape) { return decode_refusal(core::attention(shape)); }
+  static std::string describe(const core::Shape& shape, int num_threads) {
+    return "splits of " + std::to_string(split_keys(core::attention(shape))) + " keys, " + threads_text(num_threads);
+  }
+  static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+    return with_real(core::dtype(shape),
+                     [&]<typename Real>() { return decode_workspace<Real>(core::attention(shape), num_threads); });
+  }
+  static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+    const core::AttentionArguments& p = core::attention(arguments);
+    with_real(p.dtype(), [&]<typename Real>() { run_decode<Real>(kSet, p, plan, workspace); });
+  }
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
+                                       std::string_view architectures) {
+    core::Kernel kernel = vector_row<kSet, DecodeRow>(core::Operation::forward, name, summary, architectures);
+    kernel.max_head_dim = kMaxDecodeHeadDim;
+    kernel.features =
+        core::forward_features().without(core::kModFeatures | core::kFutureFeatures) | core::kQuantizedFeatures;
+    kernel.cache_dtypes = dtype_bit(core::DType::f8e4m3fn) | dtype_bit(core::DType::i8) | dtype_bit(core::DType::i4);
+    kernel.serves_few = true;
+    kernel.refuses = refuses;
     return kernel;
   }
 };
@@ -135,6 +163,13 @@ constexpr core::Kernel kCopyPages = {.name = "cpu.copy_pages",
 auto all_kernels() {
   const std::array kernels = {
 #if defined(__x86_64__)
+    DecodeRow<InstructionSet::avx512>::kernel("cpu.decode_avx512", "few queries, keys split over threads, AVX-512",
+                                              "avx512"),
+    DecodeRow<InstructionSet::avx2>::kernel("cpu.decode_avx2", "few queries, keys split over threads, AVX2 and FMA",
+                                            "avx2"),
+    DecodeRow<InstructionSet::sse4>::kernel("cpu.decode_sse4", "few queries, keys split over threads, SSE4", "sse4"),
+    DecodeRow<InstructionSet::baseline>::kernel("cpu.decode_baseline",
+                                                "few queries, keys split over threads, any x86-64", "any"),
     kForwardAmx,
     VectorRow<InstructionSet::avx512>::kernel("cpu.forward_avx512", "fp32 or f64 on AVX-512, 16 or 8 rows a vector",
                                               "avx512"),
@@ -157,6 +192,8 @@ auto all_kernels() {
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64, one element at a time, any x86-64",
                                                "any"),
 #else
+    DecodeRow<InstructionSet::baseline>::kernel(
+        "cpu.decode_baseline", "few queries, keys split over threads, the baseline's vectors (NEON)", "any"),
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
                                                 "any"),
     BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline",

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cases/kernels.hpp"
+#include "cases/run_on.hpp"
 #include "tessella/attention.hpp"
 
 namespace ts = tessella;
@@ -28,6 +29,13 @@ class Cancel : public EachKernel {
   int64_t heads() const { return is_fast() ? 16 : 128; }
   ts::DType dtype() const { return GetParam().computes("f32") ? ts::f32 : ts::bf16; }
 
+  ts::AttentionOptions options(int threads) const {
+    return {.batch_invariant = GetParam().is_for_few(),
+            .query_class = query_class_of(GetParam()),
+            .num_threads = threads,
+            .kernel = GetParam().name};
+  }
+
   ts::ForwardArgs args() {
     input_.assign(static_cast<size_t>(rows() * kDim), 0);
     out_.assign(static_cast<size_t>(rows() * heads() * kDim), -7);
@@ -42,7 +50,8 @@ class Cancel : public EachKernel {
 TEST_P(Cancel, BeforeACallNothingIsTouched) {
   const ts::ForwardArgs call = args();
   const std::atomic<int32_t> flag{1};
-  const ts::AttentionOptions options{.kernel = GetParam().name, .cancel = &flag};
+  ts::AttentionOptions options = this->options(0);
+  options.cancel = &flag;
   for (const bool planned : {false, true}) {
     try {
       if (planned) {
@@ -89,15 +98,16 @@ std::string cancelled_during(const ts::ForwardArgs& call, const ts::AttentionOpt
 TEST_P(Cancel, DuringACallItEnds) {
   const ts::ForwardArgs call = args();
   for (const int threads : {1, 3}) {
-    EXPECT_EQ(cancelled_during(call, {.num_threads = threads, .kernel = GetParam().name}),
-              "forward: the call was cancelled; its outputs hold no result");
+    EXPECT_EQ(cancelled_during(call, options(threads)), "forward: the call was cancelled; its outputs hold no result");
   }
   // Nothing of it is left: the next call is as any other.
   const std::atomic<int32_t> flag{0};
   ts::ForwardArgs few = args();
   const auto input = ts::view(input_.data(), dtype(), {1, 4, heads(), kDim}, {0, kDim, 0, 1});
   few = {.q = input, .k = input, .v = input, .out = ts::view(out_.data(), ts::f32, {1, 4, heads(), kDim})};
-  ts::forward(few, {.kernel = GetParam().name, .cancel = &flag});
+  ts::AttentionOptions unset = options(0);
+  unset.cancel = &flag;
+  ts::forward(few, unset);
   EXPECT_EQ(out_[0], 0);
   EXPECT_EQ(out_[static_cast<size_t>(4 * heads() * kDim) - 1], 0);
 }
@@ -109,8 +119,7 @@ TEST_P(Cancel, WithinAPieceOfWorkItEnds) {
   const auto q = ts::view(input_.data(), dtype(), {1, 16, 1, kDim});
   const auto kv = ts::view(input_.data(), dtype(), {1, keys, 1, kDim}, {0, 0, 0, 1});
   const ts::ForwardArgs call{.q = q, .k = kv, .v = kv, .out = ts::view(out_.data(), ts::f32, {1, 16, 1, kDim})};
-  EXPECT_EQ(cancelled_during(call, {.num_threads = 1, .kernel = GetParam().name}),
-            "forward: the call was cancelled; its outputs hold no result");
+  EXPECT_EQ(cancelled_during(call, options(1)), "forward: the call was cancelled; its outputs hold no result");
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Cancel, testing::ValuesIn(kernels_of("forward")), kernel_test_name);

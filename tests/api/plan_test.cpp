@@ -34,11 +34,11 @@ TEST(Plan, ExplainsItsChoice) {
 
 TEST(Plan, DoubleRunsOnVectorsAndBeyondThemOnTheReferenceWhichSaysSo) {
   Tensors t(8, ts::f64);
-  EXPECT_EQ(ts::plan_forward(t.args).kernel().substr(0, 12), "cpu.forward_");
-  Tensors wide(8, ts::f64, 513);
+  EXPECT_EQ(ts::plan_forward(t.args).kernel().substr(0, 11), "cpu.decode_");
+  Tensors wide(8, ts::f64, 577);
   const ts::Plan plan = ts::plan_forward(wide.args);
   EXPECT_EQ(plan.kernel(), "reference.attention");
-  EXPECT_NE(plan.explain().find("head_dim_qk is 513"), std::string::npos) << plan.explain();
+  EXPECT_NE(plan.explain().find("head_dim_qk is 577"), std::string::npos) << plan.explain();
 }
 
 TEST(Plan, AForcedKernelRunsOrFailsWithItsReason) {

@@ -28,6 +28,8 @@ class Sharing : public EachKernel {
             .head_dim_qk = 32,
             .head_dim_v = 32,
             .window_right = 0,
+            .batch_invariant = GetParam().is_for_few(),
+            .few = GetParam().is_for_few(),
             .seed = 5};
   }
   // Results of a fresh run.

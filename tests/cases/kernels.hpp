@@ -21,6 +21,8 @@ struct KernelInfo {
   std::string device;
   int64_t max_head_dim = 0;
   bool is_on_gpu() const { return device == "cuda"; }
+  // Those of the CPU that take many queries where a call says that they are few.
+  bool is_for_few() const { return name.starts_with("cpu.decode"); }
   bool is_reference() const { return name.starts_with("reference."); }
   // Hopper's kernel leaves rows that its copy engine does not read to the one behind it.
   bool takes_every_row() const { return name != "cuda.forward_sm90"; }
@@ -31,7 +33,7 @@ struct KernelInfo {
 inline void PrintTo(const KernelInfo& kernel, std::ostream* stream) { *stream << kernel.name; }
 
 // Those that compute the operation: "forward", "backward", "merge", "append", "copy_pages", each any of its calls.
-// "decode": those of forward that are for few queries alone.
+// "decode": those of forward on a GPU that are for few queries alone.
 inline std::vector<KernelInfo> kernels_of(const std::string& operation) {
   std::vector<KernelInfo> kernels;
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {

@@ -134,8 +134,10 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
   c.threads = random.chance(0.7) ? 1 : random.in(2, 3);
   c.plan = random.chance(0.5);
   c.guard = random.chance(0.3);
-  c.batch_invariant = config.batch_invariant && kernel != "cuda.decode_unified_max";
-  c.few = c.batch_invariant && splits;
+  const bool is_few =
+      kernel.starts_with("cpu.decode") && c.seqlen_q * (c.heads_q / c.heads_kv) > 16;  // unless named so
+  c.batch_invariant = is_few || (config.batch_invariant && kernel != "cuda.decode_unified_max");
+  c.few = c.batch_invariant && (splits || kernel.starts_with("cpu.decode"));
   if (!c.batch_invariant && random.chance(0.6)) c.num_splits = splits ? random.in(1, 20) : 1;
   // As many queries as keys are another kernel's, where nothing asks for splits.
   if (splits && !c.few && c.seqlen_q > 8 && c.seqlen_kv < 4 * c.seqlen_q)

@@ -10,6 +10,11 @@
 
 namespace tessella::tests {
 
+// As which a kernel takes any number of queries.
+inline QueryClass query_class_of(const KernelInfo& kernel) {
+  return kernel.is_for_few() ? QueryClass::few : QueryClass::automatic;
+}
+
 inline void run_on(const KernelInfo& kernel, const ForwardArgs& args, const AttentionOptions& options) {
   if (!kernel.is_on_gpu()) return forward(args, options);
   const detail::ForwardCall call(args, options);

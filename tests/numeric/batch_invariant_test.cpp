@@ -30,6 +30,7 @@ TEST_P(BatchInvariant, RowsKeepTheirBits) {
                                 .head_dim_qk = head_dim,
                                 .head_dim_v = head_dim,
                                 .threads = 2,
+                                .few = GetParam().is_for_few(),
                                 .seed = 4})) {
         EXPECT_EQ(check_parts(whole, run), "") << "--case \"" << to_string(whole.c) << "\"";
       }
@@ -52,6 +53,7 @@ TEST_P(BatchInvariant, BesideVeryLargeScores) {
                       .spread = 4,
                       .mean = power == 30 ? -9.0 : 0.0,  // most rows' scores are negative
                       .batch_invariant = true,
+                      .few = GetParam().is_for_few(),
                       .seed = 9};
       Call whole(c);
       scale_query(whole, 3, power);

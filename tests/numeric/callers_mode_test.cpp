@@ -46,6 +46,8 @@ TEST_P(CallersModes, ChangeNoBit) {
                 .head_dim_qk = 80,
                 .head_dim_v = 80,
                 .spread = 30,
+                .batch_invariant = GetParam().is_for_few(),
+                .few = GetParam().is_for_few(),
                 .seed = 3};
       if (has_features) c.bias = "bhqk", c.bias_f32 = true, c.alibi = "h", c.sink = true, c.dropout = 0.37;
       expect_same_bits([&](int threads, const CallersMode& mode) {

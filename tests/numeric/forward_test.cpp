@@ -20,6 +20,7 @@ class Forward : public EachKernel {
   // own description says so.
   void run(Case c, bool may_refuse = false) {
     c.kernel = GetParam().name;
+    c.batch_invariant = c.few = GetParam().is_for_few();
     for (const char* dtype : {"f32", "bf16", "f16", "f64"}) {
       if (!GetParam().computes(dtype)) continue;
       c.dtype = dtype;
@@ -356,6 +357,7 @@ TEST_P(Forward, BeyondTwoToThe16HeadsAndSequences) {
     c.seqlen_q = 2;
     c.seqlen_kv = 3;
     c.kernel = GetParam().name;
+    c.batch_invariant = c.few = GetParam().is_for_few();
     c.dtype = GetParam().computes("bf16") ? "bf16" : "f32";
     run_as_given(c);
   }

@@ -13,6 +13,7 @@
 #include "cases/gpu_twin.hpp"
 #include "cases/kernels.hpp"
 #include "cases/random.hpp"
+#include "cases/run_on.hpp"
 #include "portable/float16.hpp"
 
 namespace tessella::tests {
@@ -75,7 +76,11 @@ class Leftpad : public EachKernel {
                      .out = view(out.data(), f32, {1, kQueries, 1, kHeadDim}),
                      .bias = view(static_cast<const void*>(bias.data()), f32, {1, 1, kQueries, keys})};
     if (is_padded) args.leftpad_kv = view(static_cast<const void*>(&pad), i32, {1});
-    AttentionOptions options{.out_dtype = f32, .num_threads = 1, .kernel = GetParam().name};
+    AttentionOptions options{.out_dtype = f32,
+                             .batch_invariant = GetParam().is_for_few(),
+                             .query_class = query_class_of(GetParam()),
+                             .num_threads = 1,
+                             .kernel = GetParam().name};
     options.mask = Mask::window(30, 4) & Mask::keep_first(2) &
                    Mask::dense(view(static_cast<const void*>(dense.data()), boolean, {1, 1, kQueries, keys})) &
                    Mask::document(view(static_cast<const void*>(ids_q_.data()), i32, {1, kQueries}),

@@ -35,6 +35,8 @@ TEST_P(MeanWeight, IsOne) {
                     .dropout = probability,
                     .spread = 0,
                     .threads = 2,
+                    .batch_invariant = GetParam().is_for_few(),
+                    .few = GetParam().is_for_few(),
                     .seed = 1};
     Call call(c);
     fill_with_ones(*call.args().v);
@@ -71,6 +73,8 @@ TEST_P(MeanWeight, OfTheLargestWeight) {
                     .seqlen_kv = 1,
                     .dropout = 0.9999999,
                     .threads = 2,
+                    .batch_invariant = GetParam().is_for_few(),
+                    .few = GetParam().is_for_few(),
                     .seed = 1};
     const Outcome outcome = run_case(c);
     EXPECT_EQ(outcome.verdict, Verdict::passed) << "--case \"" << to_string(c) << "\"\n  " << outcome.text;

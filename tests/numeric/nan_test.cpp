@@ -15,6 +15,7 @@
 #include "cases/gpu_twin.hpp"
 #include "cases/kernels.hpp"
 #include "cases/random.hpp"
+#include "cases/run_on.hpp"
 #include "portable/float16.hpp"
 
 namespace tessella::tests {
@@ -189,7 +190,11 @@ class Nan : public EachKernel {
     if (!in.bias.empty()) {
       args.bias = view(static_cast<const void*>(in.bias.data()), f32, {1, 1, in.n, in.n});
     }
-    AttentionOptions options{.out_dtype = f32, .num_threads = 1, .kernel = GetParam().name};
+    AttentionOptions options{.out_dtype = f32,
+                             .batch_invariant = GetParam().is_for_few(),
+                             .query_class = query_class_of(GetParam()),
+                             .num_threads = 1,
+                             .kernel = GetParam().name};
     options.softcap = static_cast<double>(in.softcap);
     if (!in.visible.empty()) {
       options.mask = Mask::dense(view(static_cast<const void*>(in.visible.data()), boolean, {1, 1, in.n, in.n}));

@@ -57,6 +57,7 @@ struct Kernel {
   bool is_on_gpu;
   bool is_backward;
   bool decodes() const { return name.starts_with("cuda.decode"); }
+  bool is_for_few() const { return name.starts_with("cpu.decode"); }
   tessella::tests::Configuration configuration(int idx) const {
     const Takes takes = is_backward                   ? Takes::backward
                         : name == "cuda.forward_sm90" ? Takes::copy_engine
@@ -131,8 +132,9 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
     return tessella::tests::random_decode_case(seed, kernel.name, kernel.dtypes, static_cast<int>(max_configs));
   }
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
-  const Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
-                                  : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
+  Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
+                            : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
+  if (kernel.is_for_few()) c.batch_invariant = c.few = true;  // for any number of rows
   return kernel.is_backward ? tessella::tests::backward_of(c) : c;
 }
 

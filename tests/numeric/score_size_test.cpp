@@ -105,7 +105,12 @@ class ScoreSize : public EachKernel {
     if (!row.bias.empty()) args.bias = view(static_cast<const void*>(row.bias.data()), f32, {1, 1, 1, n});
     if (row.slope != 0) args.alibi_slopes = view(&row.slope, f32, {1});
     if (row.has_sink) args.sink = view(&row.sink, f32, {1});
-    run_on(GetParam(), args, {.out_dtype = f32, .num_threads = 1, .kernel = GetParam().name});
+    run_on(GetParam(), args,
+           {.out_dtype = f32,
+            .batch_invariant = GetParam().is_for_few(),
+            .query_class = query_class_of(GetParam()),
+            .num_threads = 1,
+            .kernel = GetParam().name});
 
     const Result right = expected(row);
     EXPECT_NEAR(static_cast<double>(out[0]), right.out, dtype == "bf16" ? 2e-2 : 6e-7);

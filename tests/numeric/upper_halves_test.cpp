@@ -42,7 +42,9 @@ TEST_P(UpperHalves, AreNotInUseBehindACall) {
                   .seqlen_kv = 130,
                   .head_dim_qk = head_dim,
                   .head_dim_v = head_dim,
-                  .window_right = 0};
+                  .window_right = 0,
+                  .batch_invariant = GetParam().is_for_few(),
+                  .few = GetParam().is_for_few()};
         for (const bool has_features : {false, true}) {
           if (has_features) c.softcap = 5, c.alibi = "h", c.bias = "bhqk", c.dense = "qk", c.dropout = 0.1;
           Call call(c);

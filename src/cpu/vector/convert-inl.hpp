@@ -16,6 +16,7 @@
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
 #include "portable/float16.hpp"
+#include "portable/float8.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

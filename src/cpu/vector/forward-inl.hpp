@@ -24,6 +24,7 @@
 #include "cpu/vector/forward_vector.hpp"
 #include "cpu/vector/merge-inl.hpp"
 #include "cpu/vector/score-inl.hpp"
+#include "cpu/vector/state-inl.hpp"
 #include "cpu/vector/tiles-inl.hpp"
 #include "hwy/highway.h"
 
@@ -36,26 +37,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <typename T, typename Real>
 void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t row_begin,
                  int num_rows, const VectorScratch<Real>& scratch, StripState<Real>& state, Real* q, Real* o) {
-  const int lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
-  state.lanes = lanes;
-  const bool are_products = scores_are_products(p);
-  state.needs_chain = needs_score_chain(p);
-  state.scale_log2 = exponent_scale<Real>(p);
-  constexpr Real kExact = 2 / std::numeric_limits<Real>::epsilon();  // 2^24 or 2^53: whole numbers below it are exact
-  // Products have been rounded at their size already.
-  state.offset_limit = HWY_NATIVE_FMA || are_products ? kExact : Real{0};
-  // A sink is to be at the same distance from the scores in either unit.
-  const double scale = are_products ? static_cast<double>(p.scale) : 1.0;
-  state.natural = are_products && !p.sink ? kLn2 : scale / static_cast<double>(state.scale_log2);
-  fill_strip(state.strip, p, s, item.kv_head, row_begin, num_rows, lanes);
+  begin_state(p, s, item.kv_head, row_begin, num_rows, state);
   const T* rows[kStripRows] = {};
-  for (int r = 0; r < lanes; ++r) {
-    state.origin[r] = 0;
-    state.offset[r] = kMinusInfinity<Real>;
-    state.sum[r] = 0;
+  for (int r = 0; r < state.lanes; ++r) {
     rows[r] = reinterpret_cast<const T*>(p.q().row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
   }
-  load_transposed(rows, lanes, static_cast<int>(p.head_dim_qk), 1, q);
+  load_transposed(rows, state.lanes, static_cast<int>(p.head_dim_qk), 1, q);
   std::memset(o, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.o_stride));
 }
 
@@ -207,32 +194,6 @@ void attend_chunk(StripState<Real>& state, const Real* q, Real* o, const VectorS
     }
     attend_tile(state, q, o, scratch, first, end, first - chunk_begin);
   }
-}
-
-template <typename T, typename Real>
-void store_strip(const StripState<Real>& state, const RowEnds<Real>& ends, const Real* o, int64_t o_stride) {
-  const core::AttentionArguments& p = *state.strip.arguments;
-  const core::Sequence& s = *state.strip.sequence;
-  const int dim = static_cast<int>(p.head_dim_v);
-  for (int r = 0; r < state.strip.num_rows; ++r, o += o_stride) {
-    const int64_t row = s.row_q + state.strip.query[r];
-    const int64_t head = state.strip.head[r];
-    T* to = reinterpret_cast<T*>(p.out().row(s.batch_idx, row, head));
-    if (state.sum[r] == 0) {  // o may be 0 * NaN
-      std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
-    } else {
-      store_row(o, ends.factor[r], dim, to);
-    }
-    if (p.lse().data != nullptr) store_lse(p.lse(), s.batch_idx, row, head, ends.lse[r]);
-  }
-}
-
-template <typename Real>
-void end_strip(const StripState<Real>& state, const Real* o, int64_t o_stride) {
-  RowEnds<Real> ends;
-  end_rows(state, ends);
-  with_elements<Real>(state.strip.arguments->out().dtype,
-                      [&]<typename T>(const T*) HWY_ATTR { store_strip<T>(state, ends, o, o_stride); });
 }
 
 // False: the call was cancelled meanwhile, and nothing was stored.

@@ -1,0 +1,227 @@
+// Split-KV attention of one piece (decode_units.hpp): Flash-Decoding's order, keys outside, few rows inside.
+//
+// Keys are taken in runs at absolute multiples of kRunKeys: first the run's keys, then its values, each read once from
+// where they lie. Softmax is that of forward-inl.hpp with its lanes over keys: base 2, a lazy maximum of each row. The
+// results of splits are merged as the nodes of a binary tree, so they are the same for any pieces.
+#if defined(TESSELLA_CPU_VECTOR_DECODE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_DECODE_INL_HPP
+#undef TESSELLA_CPU_VECTOR_DECODE_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_DECODE_INL_HPP
+#endif
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/cancel.hpp"
+#include "cpu/vector/decode_merge-inl.hpp"
+#include "cpu/vector/decode_rows-inl.hpp"
+#include "cpu/vector/decode_softmax-inl.hpp"
+#include "cpu/vector/decode_tiles-inl.hpp"
+#include "cpu/vector/decode_vector.hpp"
+#include "cpu/vector/pairs-inl.hpp"
+#include "cpu/vector/state-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Strip strip_idx of the head-th head.
+template <typename T, typename Real>
+void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const Run& run, const void* const* keys,
+                  RowSums<Real> sums) {
+  const DecodeScratch<Real>& scratch = of.scratch;
+  const DecodeLayout& layout = scratch.layout;
+  const StripState<Real>& state = scratch.strips[head * of.num_strips + strip_idx];
+  const int num_rows = state.strip.num_rows;
+  const int ahead = strip_idx == 0 ? of.ahead : 0;
+  const int64_t first_row = head * of.num_rows + strip_idx * kStripRows;
+  multiply_keys<T>(keys, run.scores_begin(), run.scores_end(), ahead, core::bytes_of(of.p.k().dtype, of.p.head_dim_qk),
+                   scratch.q + first_row * layout.q_stride, layout.q_stride, num_rows,
+                   static_cast<int>(of.p.head_dim_qk), scratch.scores);
+  if (kIsScaled<T>) scale_scores(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.key_scales);
+  if (state.needs_chain) {
+    through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile, of.call.vector->score_chain);
+    hide_outside(scratch.scores, num_rows, run.first, run.end, run.scores_begin(), run.scores_end());
+  } else {
+    hide_by_band(state.strip, scratch.scores, run.begin, run.first, run.end, run.scores_begin(), run.scores_end());
+  }
+  const SoftmaxRows<Real> rows{sums.origin() + first_row, sums.offset() + first_row, sums.sum() + first_row,
+                               sums.o() + first_row * layout.o_stride, layout.o_stride};
+  if (!soften(state, rows, scratch.scores, run.scores_begin(), run.scores_end())) return;
+  if (of.p.features.has(core::Feature::dropout)) {
+    through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile, of.call.vector->dropout_chain);
+  }
+  if (kIsScaled<T>) scale_probs(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.value_scales);
+  for (int begin = run.first; begin < run.end;) {
+    const int end = std::min(run.end, (begin / kValueKeys + 1) * kValueKeys);
+    multiply_values_of(
+        ValueKeys<T, Real>{scratch.values + begin, end - begin, ahead, {static_cast<int>(of.p.head_dim_v)}},
+        scratch.scores + begin, num_rows, rows.o, layout.o_stride,
+        [&] { hide_values(of, run, state.strip.kv_head, begin, end); });
+    begin = end;
+  }
+}
+
+// The run of `key` for all heads. next: the first key of the run behind it, or kNone. keys: in which half of
+// scratch.keys the rows of the run's first head are; returns where those of the next run's are.
+template <typename T, typename Real>
+int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, RowSums<Real> sums) {
+  const Run run = run_of(of.seen, key);
+  const int64_t num_heads = of.piece.num_heads;
+  for (int64_t head = 0; head < num_heads; ++head, keys = 1 - keys) {
+    const int64_t kv_head = of.piece.kv_head + head;
+    const void** own_keys = of.scratch.keys + keys * (kRunKeys + kMostAhead);
+    const void** next_keys = of.scratch.keys + (1 - keys) * (kRunKeys + kMostAhead);
+    find_run(of, of.p.v(), run, kv_head, of.scratch.values);
+    std::copy_n(of.scratch.values + run.first, kMostAhead, own_keys + run.scores_end());
+    const bool is_last = head + 1 == num_heads;
+    if (!is_last || next != SeenKeys::kNone) {
+      const Run behind = is_last ? run_of(of.seen, next) : run;
+      find_run(of, of.p.k(), behind, is_last ? of.piece.kv_head : kv_head + 1, next_keys);
+      std::copy_n(next_keys + behind.first, kMostAhead, of.scratch.values + run.end);
+    }
+    if constexpr (kIsScaled<T>) {
+      find_scales(of, of.p.tensors[core::Name::k_scale], run, kv_head, of.scratch.key_scales);
+      find_scales(of, of.p.tensors[core::Name::v_scale], run, kv_head, of.scratch.value_scales);
+    }
+    for (int strip = 0; strip < of.num_strips; ++strip) attend_strip(of, head, strip, run, own_keys, sums);
+  }
+  return keys;
+}
+
+// False: the call was cancelled meanwhile. The piece's result is in sums(0).
+template <typename T, typename Real>
+bool attend_piece(Piece<T, Real>& of, Stack<Real>& stack) {
+  const int64_t split_keys = of.call.split_keys;
+  const int64_t end = of.piece.end_split * split_keys;
+  const auto next_key = [&](int64_t key) {
+    const int64_t next = of.seen.next(key);
+    return next < end ? next : SeenKeys::kNone;
+  };
+  int64_t key = next_key(of.piece.first_split * split_keys);
+  if (key != SeenKeys::kNone) find_run(of, of.p.k(), run_of(of.seen, key), of.piece.kv_head, of.scratch.keys);
+  int keys = 0;
+  while (key != SeenKeys::kNone) {
+    const int64_t split = key / split_keys;
+    const RowSums<Real> sums = stack.push(split, 0);
+    clear_sums(sums, stack.num_rows, of.scratch.layout.o_stride);
+    while (key < (split + 1) * split_keys) {
+      if (core::is_cancelled(of.p.cancel)) return false;
+      const int64_t next = next_key((key / kRunKeys + 1) * kRunKeys);
+      keys = attend_run(of, key, next, keys, sums);
+      key = next;
+    }
+  }
+  stack.close();
+  return true;
+}
+
+// Rows of q in the order in which keys of T are read.
+template <typename T, typename Real>
+void begin_rows(Piece<T, Real>& of) {
+  const DecodeScratch<Real>& scratch = of.scratch;
+  of.num_strips = static_cast<int>((of.num_rows + kStripRows - 1) / kStripRows);
+  const int64_t row_bytes = core::bytes_of(of.p.k().dtype, std::max(of.p.head_dim_qk, of.p.head_dim_v));
+  constexpr int64_t kBytesAhead = 2048;
+  of.ahead = static_cast<int>(std::clamp<int64_t>(kBytesAhead / row_bytes, 4, kMostAhead));
+  std::memset(scratch.zeros, 0, static_cast<size_t>(row_bytes));
+  std::fill_n(scratch.row, scratch.layout.o_stride, Real{0});
+  Real* to = scratch.q;
+  for (int64_t at = 0; at < of.piece.num_heads * of.num_strips; ++at) {
+    StripState<Real>& state = scratch.strips[at];
+    const int64_t first = at % of.num_strips * kStripRows;
+    const auto rows = static_cast<int>(std::min<int64_t>(of.num_rows - first, kStripRows));
+    begin_state(of.p, of.s, of.piece.kv_head + at / of.num_strips, of.piece.row_begin + first, rows, state);
+    with_elements<Real>(of.p.dtype(), [&]<typename Q>(const Q*) HWY_ATTR {
+      for (int row = 0; row < rows; ++row, to += scratch.layout.q_stride) {
+        const std::byte* from =
+            of.p.q().row(of.s.batch_idx, of.s.row_q + state.strip.query[row], state.strip.head[row]);
+        load_query<T>(reinterpret_cast<const Q*>(from), static_cast<int>(of.p.head_dim_qk), to);
+      }
+    });
+  }
+}
+
+// Results of all keys to out and lse.
+template <typename T, typename Real>
+void end_piece(const Piece<T, Real>& of, RowSums<Real> sums) {
+  const int64_t o_stride = of.scratch.layout.o_stride;
+  const int dim = static_cast<int>(of.p.head_dim_v);
+  int64_t at = 0;
+  for (int64_t strip = 0; strip < of.piece.num_heads * of.num_strips; ++strip) {
+    StripState<Real>& state = of.scratch.strips[strip];
+    Real* of_strip = sums.o() + at * o_stride;
+    for (int row = 0; row < state.strip.num_rows; ++row, ++at) {
+      state.origin[row] = sums.origin()[at];
+      state.offset[row] = sums.offset()[at];
+      state.sum[row] = sums.sum()[at];
+      Real* o = sums.o() + at * o_stride;
+      order_columns<T>(o, dim, of.scratch.row);
+      std::copy_n(of.scratch.row, o_stride, o);
+    }
+    end_strip(state, of_strip, o_stride);
+  }
+}
+
+// The last of a unit's pieces to end merges them all, in their order.
+template <typename T, typename Real>
+void end_unit(Piece<T, Real>& of, Stack<Real>& stack) {
+  const DecodePiece& piece = of.piece;
+  if (piece.num_pieces == 1) return end_piece(of, of.scratch.sums(0));
+  const int64_t reals = RowSums<Real>::reals(of.scratch.layout.rows, of.scratch.layout.o_stride);
+  std::copy_n(of.scratch.sums(0).data, reals, of.call.slots + piece.slot * reals);
+  if (of.call.unfinished[piece.unit].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const Subtrees trees = subtrees(of.seen, of.call.split_keys, piece.level);
+  for (int64_t idx = 0; idx < piece.num_pieces; ++idx) {
+    std::copy_n(of.call.slots + (piece.first_slot + idx) * reals, reals, stack.push(trees.at(idx), piece.level).data);
+  }
+  stack.close();
+  end_piece(of, of.scratch.sums(0));
+}
+
+// Rows [row_begin, row_end) of the piece's heads, which are no queries.
+inline void fill_hidden_rows_of(const core::AttentionArguments& p, const DecodePiece& piece, int64_t row_begin,
+                                int64_t row_end) {
+  for (int64_t head = 0; head < piece.num_heads; ++head) {
+    fill_hidden_rows(p, {piece.batch_idx, piece.kv_head + head, piece.row_begin, piece.num_rows}, row_begin, row_end);
+  }
+}
+
+template <typename Real>
+void run_piece(const DecodeCall<Real>& call, const DecodePiece& piece, const DecodeScratch<Real>& scratch) {
+  const core::AttentionArguments& p = *call.arguments;
+  const int64_t row_end = piece.row_begin + piece.num_rows;
+  if (piece.batch_idx < 0) return fill_hidden_rows_of(p, piece, piece.row_begin, row_end);
+  const core::Sequence s = core::sequence(p, piece.batch_idx);
+  const int64_t num_rows = std::min(row_end, s.len_q * p.group()) - piece.row_begin;
+  bool is_done = true;
+  if (num_rows > 0) {
+    with_cached_elements<Real>(p.k().dtype, [&]<typename T>(const T*) HWY_ATTR {
+      Piece<T, Real> of{call,    p, s, piece, scratch, seen_keys(p, s, piece.row_begin, piece.row_begin + num_rows),
+                        num_rows};
+      begin_rows(of);
+      Stack<Real> stack{scratch, scratch.strips[0].scale_log2, piece.num_heads * num_rows};
+      is_done = attend_piece(of, stack);
+      if (is_done) end_unit(of, stack);
+    });
+  }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  _mm256_zeroupper();  // as in forward-inl.hpp
+#endif
+  if (!is_done) throw core::Cancelled();
+  if (num_rows < piece.num_rows && piece.slot == piece.first_slot) {
+    fill_hidden_rows_of(p, piece, std::max(piece.row_begin, piece.row_begin + num_rows), row_end);
+  }
+}
+
+template <typename Real>
+inline constexpr DecodeKernel<Real> kDecodeKernel = {&run_piece<Real>};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_DECODE_INL_HPP

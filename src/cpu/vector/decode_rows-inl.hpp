@@ -1,0 +1,136 @@
+// One piece at work, and where the rows and scales of its keys lie.
+#if defined(TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
+#undef TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
+#endif
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/sequence.hpp"
+#include "cpu/vector/decode_tiles-inl.hpp"
+#include "cpu/vector/decode_vector.hpp"
+#include "cpu/vector/pairs-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// One piece at work; T: elements of K and V.
+template <typename T, typename Real>
+struct Piece {
+  const DecodeCall<Real>& call;
+  const core::AttentionArguments& p;
+  const core::Sequence& s;
+  const DecodePiece& piece;
+  const DecodeScratch<Real>& scratch;
+  SeenKeys seen;
+  int64_t num_rows = 0;  // of each head
+  int num_strips = 0;    // likewise
+  int ahead = 0;         // rows that are fetched before they are wanted
+};
+
+// Keys of a run that some row sees, counted from the run's first: all lie in [first, end).
+struct Run {
+  int64_t begin = 0;
+  int first = 0;
+  int end = 0;
+  int scores_begin() const { return first / kScores * kScores; }
+  int scores_end() const { return (end + kScores - 1) / kScores * kScores; }
+};
+
+inline Run run_of(const SeenKeys& seen, int64_t key) {
+  const int64_t begin = key / kRunKeys * kRunKeys;
+  const int64_t stop = begin + kRunKeys;
+  const bool sees_band = std::max(seen.begin, seen.keep_end) < std::min(stop, seen.end);
+  const int64_t end = sees_band ? std::min(stop, seen.end) : std::min(stop, seen.keep_end);
+  return {begin, static_cast<int>(key - begin), static_cast<int>(end - begin)};
+}
+
+// Where rows [key_begin, key_end) of one head of K or V lie.
+inline void find_rows(const core::AttentionArguments& p, const core::Operand& t, const core::Sequence& s,
+                      int64_t kv_head, int64_t key_begin, int64_t key_end, const void** rows) {
+  const int64_t row_bytes = core::bytes_of(t.dtype, t.row_stride);
+  for (int64_t key = key_begin; key < key_end;) {
+    const int64_t row = s.row_kv + key;
+    const int64_t stop = p.page_table ? std::min(key_end, key + p.page_size - row % p.page_size) : key_end;
+    const std::byte* at = p.row_of(t, s.batch_idx, row, kv_head);
+    for (; key < stop; ++key, at += row_bytes) *rows++ = at;
+  }
+}
+
+// Of a run, and zeros for the keys between them that no row sees: those are never read.
+template <typename T, typename Real>
+void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, const void** rows) {
+  const SeenKeys& seen = of.seen;
+  std::fill(rows + run.scores_begin(), rows + run.scores_end() + kMostAhead, of.scratch.zeros);
+  const auto find = [&](int64_t begin, int64_t end) {
+    begin = std::max(begin, run.begin);
+    end = std::min(end, run.begin + kRunKeys);
+    if (begin < end) find_rows(of.p, t, of.s, kv_head, begin, end, rows + (begin - run.begin));
+  };
+  find(0, seen.keep_end);
+  find(std::max(seen.begin, seen.keep_end), seen.end);
+}
+
+// Of keys [first, end) of a run, times kUnit; what it leaves for keys that no row sees does not matter.
+template <typename T, typename Real>
+void find_scales(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, Real* scales) {
+  const core::AttentionArguments& p = of.p;
+  constexpr Real unit{kUnit<T>};
+  const auto load = [&](const std::byte* from) {
+    float scale;
+    std::memcpy(&scale, from, sizeof scale);
+    return static_cast<Real>(scale) * unit;
+  };
+  const auto find = [&](int64_t begin, int64_t end) {
+    end = std::min(end, run.begin + kRunKeys);
+    for (int64_t key = std::max(begin, run.begin); key < end;) {
+      const int64_t row = of.s.row_kv + key;
+      const int64_t stop = p.page_table ? std::min(end, key + p.page_size - row % p.page_size) : end;
+      const std::byte* at = p.scale_of(t, of.s.batch_idx, row, kv_head);
+      if (p.scale_block == 0) {
+        std::fill(scales + (key - run.begin), scales + (stop - run.begin), load(at));
+      } else if (p.scale_block == 1) {
+        const int64_t bytes = core::bytes_of(t.dtype, t.row_stride);
+        for (int64_t i = key; i < stop; ++i, at += bytes) scales[i - run.begin] = load(at);
+      } else {
+        for (int64_t i = key; i < stop; ++i) {
+          scales[i - run.begin] = load(p.scale_of(t, of.s.batch_idx, of.s.row_kv + i, kv_head));
+        }
+      }
+      key = stop;
+    }
+  };
+  if (t.data == nullptr) {
+    std::fill_n(scales, kRunKeys, unit);
+    return;
+  }
+  find(0, of.seen.keep_end);
+  find(std::max(of.seen.begin, of.seen.keep_end), of.seen.end);
+}
+
+// 0 * NaN is NaN: values that no query may see must not meet even a zero probability.
+template <typename T, typename Real>
+void hide_values(const Piece<T, Real>& of, const Run& run, int64_t kv_head, int begin, int end) {
+  const int dim = static_cast<int>(of.p.head_dim_v);
+  for (int key = begin; key < end; ++key) {
+    const T* row = static_cast<const T*>(of.scratch.values[key]);
+    bool finite = true;
+    if constexpr (!kIsInteger<T>) {
+      for (int i = 0; i < dim; ++i) finite = finite && to_real<Real>(row[i]) * 0 == 0;
+    }
+    if (finite || core::seen_by_any_query(of.p, of.s, kv_head, run.begin + key)) continue;
+    of.scratch.values[key] = of.scratch.zeros;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
