@@ -34,6 +34,7 @@ quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsA
 
 # Kernels of the GPU, emulated, and what is queued for them.
 quick(emulator_test)
+quick(widened_test)
 quick(schedule_test)
 quick(emulated_forward_test "EmulatedSm90.Half|EmulatedSm80.Masks")
 quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")

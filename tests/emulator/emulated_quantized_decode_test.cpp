@@ -225,6 +225,12 @@ TEST(RandomQuantizedDecode, NoneIsRefused) {
     const Call call(c);
     core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
     for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
+    for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v}) {
+      const core::Operand& t = p.tensors[name];
+      for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
+        ASSERT_EQ(stride * core::size_bits(t.dtype) % 128, 0) << to_string(c);
+      }
+    }
     for (const int arch : {80, 90}) {
       ASSERT_EQ(cuda::decode_recipe(p, cuda::typical_device(arch)).refusal, "") << to_string(c);
     }

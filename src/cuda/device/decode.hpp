@@ -116,9 +116,8 @@ struct Decode : DecodeStates<C> {
   __device__ __forceinline__ static bool is_power_behind(float power, float v_scale) {
     return fabsf(v_scale) > power * kMostOfPower;
   }
-  // Exact: of a power of two.
-  __device__ __forceinline__ static float per_power(const Rows& rows) {
-    return kHasPower ? __uint_as_float(0x7F000000 - __float_as_uint(rows.power)) : 1.0f;
+  __device__ __forceinline__ static float inverse_of_power(float power) {
+    return __uint_as_float(0x7F000000 - __float_as_uint(power));
   }
   // To what all warps of the group have in this step.
   __device__ __forceinline__ void raise_power(int stage, Rows& rows, Sums& o) const {
@@ -134,8 +133,8 @@ struct Decode : DecodeStates<C> {
     for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
     if (!is_power_behind(rows.power, top)) return;
     const float below_top = __uint_as_float(__float_as_uint(top) & 0x7F800000) * 0.125f;
-    const float power = fminf(fmaxf(below_top, kLeastPower), 1 / kLeastPower);
-    const float factor = rows.power / power;
+    const float power = fminf(fmaxf(below_top, kLeastPower), 0x1p120f);
+    const float factor = rows.power * inverse_of_power(power);
     rows.power = power;
 #pragma unroll
     for (int piece = 0; piece < kOwnPieces; ++piece) {
@@ -159,7 +158,9 @@ struct Decode : DecodeStates<C> {
       for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
       if constexpr (C.kv_scales) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) probs[i] *= scales.v[i / 2] * per_power(rows);
+        for (int i = 0; i < 4; ++i) {
+          probs[i] *= kHasPower ? scales.v[i / 2] * inverse_of_power(rows.power) : scales.v[i / 2];
+        }
       }
       Transposed<E>::store_probs(s_score_probs(buffer, n), probs, lane);
     }
