@@ -169,7 +169,7 @@ Case random_mla_case(uint64_t seed, std::string_view kernel, std::string_view dt
   struct HeadDims {
     int64_t qk, v;
   };
-  static constexpr HeadDims kHeadDims[] = {{576, 512}, {576, 512}, {320, 256}, {288, 256}, {264, 264}};
+  static constexpr HeadDims kHeadDims[] = {{576, 512}, {576, 512}, {320, 256}, {288, 256}, {264, 256}};
   const HeadDims dims = random.one_of(kHeadDims);
   c.head_dim_qk = dims.qk;
   c.head_dim_v = dims.v;

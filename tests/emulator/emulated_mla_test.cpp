@@ -79,7 +79,7 @@ TEST(EmulatedMla, HeadDimsAndTypes) {
     expect_decoded(c, {.num_splits = 4}, cuda::decode_recipe, 1);
     c.head_dim_qk = 320, c.head_dim_v = 256;
     expect_decoded(c, {.num_splits = 4}, cuda::decode_recipe, 1);
-    c.head_dim_qk = 264, c.head_dim_v = 264;
+    c.head_dim_qk = 264, c.head_dim_v = 256;
     expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
   }
 }

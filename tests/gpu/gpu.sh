@@ -84,9 +84,11 @@ run_random() {
     count "random_test $kernel" $? "$logs/random"
     tail -n 1 "$logs/random" | sed "s|^|random_test $kernel: |"
     [[ $kernel == cuda.decode ]] || continue
-    "$at" --kernel "$kernel" --quantized --max-configs 16 --cases "${CASES:-20000}" --jobs "$jobs" >"$logs/random" 2>&1
-    count "random_test $kernel --quantized" $? "$logs/random"
-    tail -n 1 "$logs/random" | sed "s|^|random_test $kernel --quantized: |"
+    for of in --quantized --mla; do
+      "$at" --kernel "$kernel" $of --max-configs 16 --cases "${CASES:-20000}" --jobs "$jobs" >"$logs/random" 2>&1
+      count "random_test $kernel $of" $? "$logs/random"
+      tail -n 1 "$logs/random" | sed "s|^|random_test $kernel $of: |"
+    done
   done
 }
 
@@ -125,6 +127,7 @@ run_sanitizer() {
     checked memcheck random_test --kernel $kernel --cases 300 --jobs 4
     checked synccheck random_test --kernel $kernel --cases 60
     [[ $kernel == cuda.decode ]] && checked memcheck random_test --kernel $kernel --quantized --max-configs 8 --cases 200 --jobs 4
+    [[ $kernel == cuda.decode ]] && checked memcheck random_test --kernel $kernel --mla --max-configs 8 --cases 100 --jobs 4
   done
   # racecheck does not know what the copy engine's barriers order.
   [[ $KERNEL == cuda.forward_sm90 ]] && return
@@ -133,6 +136,7 @@ run_sanitizer() {
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked racecheck random_test --kernel $kernel --cases 60
     [[ $kernel == cuda.decode ]] && checked racecheck random_test --kernel $kernel --quantized --max-configs 8 --cases 60
+    [[ $kernel == cuda.decode ]] && checked racecheck random_test --kernel $kernel --mla --max-configs 8 --cases 30
   done
 }
 

@@ -1,12 +1,12 @@
 // Small random cases on every kernel that runs here, or one case from its line:
 //
-//   random_test --cases 20000 --seed 1 [--kernel NAME] [--jobs N] [--decode] [--quantized]
+//   random_test --cases 20000 --seed 1 [--kernel NAME] [--jobs N] [--decode] [--quantized] [--mla]
 //   random_test --case "kernel=reference.flash_2 seqlen_q=5 window_right=0"
 //
 // Kernels of the GPU are compiled for some choices of a case: their cases keep to the first --max-configs of a list,
 // which --list-configs prints and --compile-only compiles into the cache.
 // Those of cuda.decode's kernels are few queries on caches; --decode gives such cases to the other forward kernels,
-// too. --quantized gives them k and v of 8 and 4 bits, for a kernel that takes these.
+// too. --quantized gives them k and v of 8 and 4 bits, for a kernel that takes these, --mla caches of MLA.
 //
 // Every failing case is printed as its line. Exit status 0 when all passed and every kernel had one, 1 when one failed
 // or was refused, as none of these cases should be, 2 on bad input.
@@ -47,6 +47,7 @@ struct Arguments {
   int64_t max_configs = tessella::tests::kUsualConfigurations;
   bool decode = false;
   bool quantized = false;
+  bool mla = false;
   bool list_configs = false;
   bool compile_only = false;
 };
@@ -127,6 +128,9 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
   if (arguments.quantized) {  // on a GPU beside q of 16 bits
     return tessella::tests::random_quantized_case(seed, kernel.name, kernel.is_on_gpu ? "bf16 f16" : kernel.dtypes,
                                                   static_cast<int>(max_configs));
+  }
+  if (arguments.mla) {
+    return tessella::tests::random_mla_case(seed, kernel.name, kernel.dtypes, static_cast<int>(max_configs));
   }
   if (arguments.decode || kernel.decodes()) {
     return tessella::tests::random_decode_case(seed, kernel.name, kernel.dtypes, static_cast<int>(max_configs));
@@ -233,6 +237,10 @@ bool read(int argc, char** argv, Arguments& to) {
       to.decode = true;
       continue;
     }
+    if (option == "--mla") {
+      to.mla = true;
+      continue;
+    }
     if (option == "--quantized") {
       to.quantized = true;
       continue;
@@ -267,9 +275,10 @@ bool read(int argc, char** argv, Arguments& to) {
 int main(int argc, char** argv) {
   Arguments arguments;
   if (!read(argc, argv, arguments)) {
-    std::fprintf(stderr,
-                 "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
-                 "                   [--decode] [--quantized] [--list-configs | --compile-only | --case \"LINE\"]\n");
+    std::fprintf(
+        stderr,
+        "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
+        "                   [--decode] [--quantized] [--mla] [--list-configs | --compile-only | --case \"LINE\"]\n");
     return 2;
   }
   for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) signal(signal_number, on_fault);
