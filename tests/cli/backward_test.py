@@ -103,7 +103,7 @@ class Backward(CliTest):
 
     def test_kernel_is_of_either_operation(self):
         for kernel, forward, backward in (
-            ("reference.flash_backward", "cpu.forward_", "reference.flash_backward"),
+            ("reference.flash_backward", "cpu.decode_", "reference.flash_backward"),
             ("reference.flash_2", "reference.flash_2", "cpu.backward_"),
         ):
             done = run("attend", *self.write_npys(), "--backward", self.d_out, "--kernel", kernel, "--json", "--explain",

@@ -132,7 +132,6 @@ UNSUPPORTED = [
     [
         ({"num_splits": 3}, "takes no number of splits, and num_splits is 3"),
         ({"schedule": np.zeros(8, np.int32)}, "does not support schedule"),
-        ({"batch_invariant": True, "query_class": "few"}, "is for many queries, and query_class is few"),
     ],
     ids=str,
 )
@@ -141,6 +140,14 @@ def test_each_kernel_of_the_cpu_says_why_it_does_not_decode(options, reason):
     with pytest.raises(tessella.Unsupported, match=text):
         tessella.attention(Q, Q, Q, **options)
     assert reason in tessella.refusals(Q, Q, Q, **options)["cpu.forward_baseline"]
+
+
+def test_kernels_of_the_cpu_are_for_few_queries_or_for_many():
+    options = {"batch_invariant": True, "query_class": "few"}
+    reasons = tessella.refusals(Q, Q, Q, **options)
+    assert reasons["cpu.forward_baseline"] == "is for many queries, and query_class is few"
+    assert reasons["cpu.decode_baseline"] == ""
+    assert tessella.plan(Q, Q, Q, **options).kernel.startswith("cpu.decode_")
 
 
 @pytest.mark.parametrize(("options", "text"), UNSUPPORTED, ids=range(len(UNSUPPORTED)))
