@@ -38,7 +38,7 @@ double rounded_size(const AttentionArguments& p, double score) {
 // magnitude: of the rounded score and of what exp is given; product: root of the squares of all that its dot product
 // rounded.
 double score_unit(const AttentionArguments& p, double magnitude, double product) {
-  const double unit = p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
+  const double unit = p.dtype() == DType::f64 ? 6 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
   return unit * (2 + magnitude / 2 + product);
 }
 
@@ -76,6 +76,13 @@ double product_size(const AttentionArguments& p, const double* q, const double* 
   return std::abs(static_cast<double>(p.scale)) * (size + lost);
 }
 
+// The sink aside; without a visible key that of the sink.
+double largest_score(const Sequence& s, const RowSoftmax<double>& softmax) {
+  double top = kHidden<double>;
+  for (int64_t j = 0; j < s.len_kv; ++j) top = std::max(top, softmax.scores[j]);
+  return std::isfinite(top) ? top : softmax.max;
+}
+
 }  // namespace
 
 double sum_unit(const AttentionArguments& p) { return p.dtype() == DType::f64 ? unit_roundoff(DType::f64) : 0; }
@@ -90,11 +97,14 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
   std::vector<double> q(static_cast<size_t>(p.head_dim_qk)), k(q.size()), v(static_cast<size_t>(p.head_dim_v));
   load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q.data());
 
+  const double top = largest_score(s, softmax);
   double lse_error = 0;
   double sum_error = 0;  // square of the sum's relative error
   if (p.features.has(core::Feature::sink)) {
     const double logit = sink<double>(p, head);
-    lse_error = softmax.prob(logit) * score_unit(p, std::max(rounded_size(p, logit), softmax.max - logit), 0);
+    // Kernels take it against the largest score, which may be far below.
+    const double exponent = std::max(softmax.max - logit, std::abs(logit - top));
+    lse_error = softmax.prob(logit) * score_unit(p, std::max(rounded_size(p, logit), exponent), 0);
     sum_error = lse_error * lse_error;
   }
 
@@ -133,9 +143,11 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * square(value * up)) / up +
                    unit_roundoff(p.out_dtype()) * value + underflow_unit(p.out_dtype());
   }
-  // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e.
+  // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e. It
+  // is the sum of the largest score and of a logarithm, which cancel where a sink is far above.
   const double lse_unit = unit_roundoff(p.lse().dtype == DType::f64 ? DType::f64 : DType::f32);
-  noise.lse = 2 * lse_error + (std::isfinite(softmax.lse) ? 2 * lse_unit * std::abs(softmax.lse) : 0);
+  const double terms = std::abs(top) + std::abs(softmax.lse - top);
+  noise.lse = 2 * lse_error + (std::isfinite(softmax.lse) ? 2 * lse_unit * std::max(std::abs(softmax.lse), terms) : 0);
   return noise;
 }
 

@@ -135,7 +135,7 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
   c.plan = random.chance(0.5);
   c.guard = random.chance(0.3);
   const bool is_few =
-      kernel.starts_with("cpu.decode") && c.seqlen_q * (c.heads_q / c.heads_kv) > 16;  // unless named so
+      kernel.starts_with("cpu.decode") && c.seqlen_q * (c.heads_q / c.heads_kv) > 12;  // unless named so
   c.batch_invariant = is_few || (config.batch_invariant && kernel != "cuda.decode_unified_max");
   c.few = c.batch_invariant && (splits || kernel.starts_with("cpu.decode"));
   if (!c.batch_invariant && random.chance(0.6)) c.num_splits = splits ? random.in(1, 20) : 1;

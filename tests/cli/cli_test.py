@@ -310,7 +310,7 @@ class Attend(CliTest):
             (["--first-query", "3"], "does not support slice"),
             (["--first-head", "3", "--whole-heads-q", "14"], "whole_heads_q is 14, expected 15"),
             (["--scale-block", "64"], "scale_block is 64, expected 0 without q_scale"),
-            (["--k-scale", "2", "--scale-block", "64"], "does not support scales"),
+            (["--k-scale", "2", "--scale-block", "64"], "k_scale is given and k.dtype is f32, expected a dtype of 8 or 4 bits"),
             (["--k-scale", "2,3"], "k_scale has shape (2), expected one that broadcasts to (1, 1, 12)"),
             (["--out-dtype", "f8e4m3fn"], "does not write out.dtype f8e4m3fn beside q.dtype f32"),
             (["--check=x"], "--check is 'x'"),

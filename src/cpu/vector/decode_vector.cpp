@@ -18,6 +18,7 @@
 #if HWY_ONCE
 
 #include "core/message.hpp"
+#include "cpu/cpu_features.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 
@@ -87,10 +88,11 @@ std::string decode_refusal(const core::AttentionShape& p) {
     return "is for few queries, and batch_invariant without query_class few is for many";
   }
   const int64_t rows = p.seqlen_q * p.group();
-  if (is_few || rows <= kMostDecodeRows) return "";
+  if (is_few) return "";
   // The other kernels' threads take whole rows: of few heads and sequences most would have none.
   const bool has_few_heads = p.batch * p.heads_kv <= kFewHeads && p.seqlen_kv >= kManyKeys;
-  const int64_t most = has_few_heads ? kMostDecodeRowsOfFewHeads : kMostDecodeRows;
+  const bool has_amx = p.dtype() == core::DType::bf16 && amx_bf16_unavailable().empty();
+  const int64_t most = has_few_heads ? kMostDecodeRowsOfFewHeads : has_amx ? kMostDecodeRowsBesideAmx : kMostDecodeRows;
   if (rows <= most) return "";
   return core::message("takes at most ", most, " query rows of a KV head, and there may be ", rows, " (", p.seqlen_q,
                        p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");

@@ -18,6 +18,7 @@ namespace tessella::cpu {
 inline constexpr int kMaxDecodeHeadDim = 576;
 // Rows of a sequence and KV head for which it is chosen where other kernels would compute them too (docs/cpu.md).
 inline constexpr int64_t kMostDecodeRows = 16;
+inline constexpr int64_t kMostDecodeRowsBesideAmx = 12;  // of bf16, which AMX's kernel computes
 inline constexpr int64_t kMostDecodeRowsOfFewHeads = 64;
 inline constexpr int64_t kFewHeads = 4;  // KV heads of all sequences
 inline constexpr int64_t kManyKeys = 4096;
