@@ -80,6 +80,9 @@ std::string decode_refusal(const core::AttentionShape& p) {
   if (p.dtype() == core::DType::f64 && cached != core::DType::f64) {
     return core::message("does not compute k.dtype ", name(cached), " beside q.dtype f64");
   }
+  if (cached == core::DType::i4 && (p.head_dim_qk % 2 != 0 || p.head_dim_v % 2 != 0)) {
+    return core::message("takes k and v of i4 with even head dims, not ", p.head_dim_qk, " and ", p.head_dim_v);
+  }
   // What no other vector kernel computes is no matter of rows.
   if (cached != p.dtype() || std::max(p.head_dim_qk, p.head_dim_v) > kMaxHeadDim) return "";
   const bool is_few = p.query_class == core::QueryClass::few;
