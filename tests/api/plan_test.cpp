@@ -116,6 +116,39 @@ TEST(Plan, RunsShorterCallsAndRefusesLongerOnes) {
   EXPECT_NO_THROW(roomy.run(longer.args));
 }
 
+// MLA's cache, whose v is in k, is told by addresses, or without memory by strides: what such a plan is for.
+TEST(Plan, KnowsALatentCacheWithoutItsMemory) {
+  static float memory[2][9 * 2 * 24], q[2 * 24], out[2 * 16];
+  const auto arguments = [](int64_t heads, int64_t row_of_v, float* k, float* v) {
+    return ts::ForwardArgs{
+        .q = ts::view(q, ts::f32, {1, 1, 2, 24}),
+        .k = ts::view(k, ts::f32, {1, 9, heads, 24}, {}, {TESSELLA_CPU, 0}),
+        .v = ts::view(v, ts::f32, {1, 9, heads, 16}, {9 * row_of_v, row_of_v, row_of_v / heads, 1}, {TESSELLA_CPU, 0}),
+        .out = ts::view(out, ts::f32, {1, 1, 2, 16})};
+  };
+  const auto is_for = [&](const ts::Plan& plan, const ts::ForwardArgs& args) {
+    try {
+      plan.run(args);
+      return true;
+    } catch (const ts::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("v_in_k"), std::string::npos) << error.what();
+      return false;
+    }
+  };
+  for (const bool has_memory : {true, false}) {
+    float* k = has_memory ? memory[0] : nullptr;
+    const ts::Plan latent = ts::plan_forward(arguments(1, 24, k, k));
+    EXPECT_TRUE(is_for(latent, arguments(1, 24, memory[0], memory[0])));
+    EXPECT_FALSE(is_for(latent, arguments(1, 24, memory[0], memory[1])));
+  }
+  const auto is_for_others = [&](int64_t heads, int64_t row_of_v) {
+    const ts::Plan plan = ts::plan_forward(arguments(heads, row_of_v, nullptr, nullptr));
+    return is_for(plan, arguments(heads, row_of_v, memory[0], memory[1]));
+  };
+  EXPECT_TRUE(is_for_others(1, 16));
+  EXPECT_TRUE(is_for_others(2, 48));
+}
+
 TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
   Tensors t(8);
   const ts::Plan plan = ts::plan_forward(t.args);
