@@ -149,6 +149,27 @@ TEST(Plan, KnowsALatentCacheWithoutItsMemory) {
   EXPECT_TRUE(is_for_others(2, 48));
 }
 
+// Plain calls have plans of rounded lengths, which choose as those of their own lengths do.
+TEST(Plan, PlainCallsRunWhatAPlanSays) {
+  constexpr int64_t kQueries = 20, kDim = 16;
+  for (const int64_t keys : {3500, 3584, 3585, 4000, 4096}) {
+    std::vector<float> q(kQueries * kDim), k(static_cast<size_t>(keys * kDim)), out(q.size()), expected(q.size());
+    for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i * 7919 % 1000) / 500 - 1;
+    for (size_t i = 0; i < k.size(); ++i) k[i] = static_cast<float>(i * 104729 % 1000) / 500 - 1;
+    const auto cache = ts::view(k.data(), ts::f32, {1, keys, 1, kDim});
+    const auto args = [&](std::vector<float>& to) {
+      return ts::ForwardArgs{.q = ts::view(q.data(), ts::f32, {1, kQueries, 1, kDim}),
+                             .k = cache,
+                             .v = cache,
+                             .out = ts::view(to.data(), ts::f32, {1, kQueries, 1, kDim})};
+    };
+    const ts::Plan plan = ts::plan_forward(args(expected));
+    plan.run(args(expected));
+    ts::forward(args(out));
+    EXPECT_EQ(out, expected) << keys << " keys, " << plan.kernel();
+  }
+}
+
 TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
   Tensors t(8);
   const ts::Plan plan = ts::plan_forward(t.args);

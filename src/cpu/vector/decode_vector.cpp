@@ -92,7 +92,7 @@ std::string decode_refusal(const core::AttentionShape& p) {
   const int64_t rows = p.seqlen_q * p.group();
   if (is_few || rows <= kMostDecodeRows) return "";
   // The other kernels' threads take whole rows: of few heads and sequences most would have none.
-  const bool has_few_heads = p.batch * p.heads_kv <= kFewHeads && p.seqlen_kv >= kManyKeys;
+  const bool has_few_heads = p.batch * p.heads_kv <= kFewHeads && p.seqlen_kv > kManyKeys;
   const int64_t most = has_few_heads ? kMostDecodeRowsOfFewHeads : kMostDecodeRows;
   if (rows <= most) return "";
   return core::message("takes at most ", most, " query rows of a KV head, and there may be ", rows, " (", p.seqlen_q,
