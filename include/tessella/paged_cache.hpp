@@ -112,13 +112,14 @@ class PagedCache {
     pools.insert(pools.end(), v_.begin(), v_.end());
     return pools;
   }
-  // The scales of rows, of every layer, which are copied likewise; none where scales are not computed.
+  // The scales that pages have of their own, of every layer, which are copied likewise.
   std::vector<TensorView> scale_pools() const {
     std::vector<TensorView> pools;
-    if (scale_block_ == 0) return pools;
     for (const std::vector<TensorView>* scales : {&k_scale_, &v_scale_}) {
       for (const TensorView& scale : *scales) {
         tessella_tensor pool = scale.c_tensor();
+        if (pool.ndim != 3 || pool.shape[0] != pages_.num_pages() || pool.shape[0] == 1 || pool.strides[0] == 0)
+          continue;
         pool.ndim = 4;
         pool.shape[3] = pool.strides[3] = 1;
         pools.emplace_back(pool);

@@ -571,10 +571,11 @@ TESSELLA_API tessella_status tessella_copy_pages(const tessella_copy_pages_args*
 
 /* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
- * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type.
- * A plan of merge is made for its number of states, and for a seqlen up to this one (or max_seqlen where larger).
- * One of append is made for a batch and new rows up to these (or max_seqlen_new where larger), one of copy_pages for
- * its number of pools and for pairs up to these. */
+ * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type (a
+ * v of one head, with the strides of k and fewer columns, then counts as the first columns of k). A plan of merge is
+ * made for its number of states, and for a seqlen up to this one (or max_seqlen where larger). One of append is made
+ * for a batch and new rows up to these (or max_seqlen_new where larger), one of copy_pages for its number of pools and
+ * for pairs up to these. */
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */

@@ -209,8 +209,9 @@ class AppendNormalizer {
       rows->scale = reader_.scale(name, *scale, axes);
       const core::Operand& t = rows->scale;
       const int64_t strides[3] = {t.batch_stride, t.row_stride, t.head_stride};
+      const bool is_written = block != 0 && std::find(axes, axes + 3, 0) == axes + 3;
       for (int i = 0; i < 3; ++i) {
-        if (block == 0 || axes[i] <= 1 || strides[i] != 0) continue;
+        if (!is_written || axes[i] == 1 || strides[i] != 0) continue;
         invalid(message(function_, ": ", name, " has one entry for several rows or heads, expected one for each, (",
                         axes[0], ", ", axes[1], ", ", axes[2], "), as they are written"));
       }

@@ -141,6 +141,40 @@ TEST(Operands, OfFourBitsBeginAtWholeBytes) {
   EXPECT_NE(unsupported(call), "");
 }
 
+// Rows of odd head dims are padded to whole bytes; a kernel takes them rightly or not at all.
+TEST(Operands, OfFourBitsMayHaveOddHeadDims) {
+  constexpr int64_t kOdd = 33;
+  std::vector<float> q(kOdd), out(kOdd), expected(kOdd);
+  std::vector<uint8_t> k(20 * (kOdd + 1) / 2), v(k.size());
+  for (size_t i = 0; i < q.size(); ++i) q[i] = 0.1F * static_cast<float>(i % 7) - 0.3F;
+  for (size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<uint8_t>(i * 37 + 11);
+    v[i] = static_cast<uint8_t>(i * 91 + 5);
+  }
+  const auto rows = [&](std::vector<uint8_t>& of) {
+    return ts::view(of.data(), ts::i4, {1, 20, 1, kOdd}, {20 * (kOdd + 1), kOdd + 1, kOdd + 1, 1});
+  };
+  const auto run = [&](std::vector<float>& to, const std::string& kernel) {
+    ts::forward({.q = ts::view(q.data(), ts::f32, {1, 1, 1, kOdd}),
+                 .k = rows(k),
+                 .v = rows(v),
+                 .out = ts::view(to.data(), ts::f32, {1, 1, 1, kOdd})},
+                {.kernel = kernel});
+  };
+  run(expected, "reference.attention");
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    if (tessella_kernel_describe(idx, &info) != TESSELLA_OK || !takes_quantized(info.name)) continue;
+    try {
+      run(out, info.name);
+    } catch (const ts::Error& error) {
+      EXPECT_EQ(error.code(), ts::ErrorCode::unsupported) << error.what();
+      continue;
+    }
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-4) << info.name;
+  }
+}
+
 TEST(Operands, OutOfEightBitsIsRefusedByEveryKernel) {
   SmallCall call;
   call.args.out = ts::view(call.out.data(), ts::f8e5m2, {kBatch, kSeqlenQ, kHeadsQ, kDim});

@@ -276,6 +276,30 @@ void expect_invalid(const Fn& fn, const std::string& sentence) {
   }
 }
 
+// Pages that have scales of their own, given with the memory: a page that is copied reads as before.
+TEST(PagedCache, AForkKeepsTheScalesOfItsPages) {
+  constexpr int64_t kPages = 4;
+  std::vector<int8_t> k(kPages * kPageSize * kHeadsKv * kDim, 1), v(k.size(), 2);
+  std::vector<float> k_scale(kPages * kHeadsKv), of_all = {3};
+  for (size_t i = 0; i < k_scale.size(); ++i) k_scale[i] = static_cast<float>(i + 1);
+  const auto pool = [&](std::vector<int8_t>& of) {
+    return ts::view(of.data(), ts::i8, {kPages, kPageSize, kHeadsKv, kDim});
+  };
+  ts::PagedCache cache({pool(k)}, {pool(v)}, {ts::view(k_scale.data(), ts::f32, {kPages, 1, kHeadsKv})},
+                       {ts::view(of_all.data(), ts::f32, {1})});
+  EXPECT_EQ(cache.scale_pools().size(), 1U);
+  const int64_t parent = cache.new_sequence();
+  cache.reserve({parent}, {1});
+  const int64_t child = cache.fork(parent);
+  cache.reserve({child}, {2});
+  const int32_t source = cache.page_table({parent}).entries[0], target = cache.page_table({child}).entries[0];
+  ASSERT_NE(source, target);
+  for (int64_t head = 0; head < kHeadsKv; ++head) {
+    EXPECT_EQ(k_scale[static_cast<size_t>(target * kHeadsKv + head)],
+              k_scale[static_cast<size_t>(source * kHeadsKv + head)]);
+  }
+}
+
 TEST(PagedCache, WhatItRefuses) {
   std::vector<float> memory(1024);
   const auto pool = [&](int64_t num_pages, ts::Device device = {}) {

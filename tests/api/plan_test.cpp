@@ -116,6 +116,60 @@ TEST(Plan, RunsShorterCallsAndRefusesLongerOnes) {
   EXPECT_NO_THROW(roomy.run(longer.args));
 }
 
+// MLA's cache, whose v is in k, is told by addresses, or without memory by strides: what such a plan is for.
+TEST(Plan, KnowsALatentCacheWithoutItsMemory) {
+  static float memory[2][9 * 2 * 24], q[2 * 24], out[2 * 16];
+  const auto arguments = [](int64_t heads, int64_t row_of_v, float* k, float* v) {
+    return ts::ForwardArgs{
+        .q = ts::view(q, ts::f32, {1, 1, 2, 24}),
+        .k = ts::view(k, ts::f32, {1, 9, heads, 24}, {}, {TESSELLA_CPU, 0}),
+        .v = ts::view(v, ts::f32, {1, 9, heads, 16}, {9 * row_of_v, row_of_v, row_of_v / heads, 1}, {TESSELLA_CPU, 0}),
+        .out = ts::view(out, ts::f32, {1, 1, 2, 16})};
+  };
+  const auto is_for = [&](const ts::Plan& plan, const ts::ForwardArgs& args) {
+    try {
+      plan.run(args);
+      return true;
+    } catch (const ts::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("v_in_k"), std::string::npos) << error.what();
+      return false;
+    }
+  };
+  for (const bool has_memory : {true, false}) {
+    float* k = has_memory ? memory[0] : nullptr;
+    const ts::Plan latent = ts::plan_forward(arguments(1, 24, k, k));
+    EXPECT_TRUE(is_for(latent, arguments(1, 24, memory[0], memory[0])));
+    EXPECT_FALSE(is_for(latent, arguments(1, 24, memory[0], memory[1])));
+  }
+  const auto is_for_others = [&](int64_t heads, int64_t row_of_v) {
+    const ts::Plan plan = ts::plan_forward(arguments(heads, row_of_v, nullptr, nullptr));
+    return is_for(plan, arguments(heads, row_of_v, memory[0], memory[1]));
+  };
+  EXPECT_TRUE(is_for_others(1, 16));
+  EXPECT_TRUE(is_for_others(2, 48));
+}
+
+// Plain calls have plans of rounded lengths, which choose as those of their own lengths do.
+TEST(Plan, PlainCallsRunWhatAPlanSays) {
+  constexpr int64_t kQueries = 20, kDim = 16;
+  for (const int64_t keys : {3500, 3584, 3585, 4000, 4096}) {
+    std::vector<float> q(kQueries * kDim), k(static_cast<size_t>(keys * kDim)), out(q.size()), expected(q.size());
+    for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i * 7919 % 1000) / 500 - 1;
+    for (size_t i = 0; i < k.size(); ++i) k[i] = static_cast<float>(i * 104729 % 1000) / 500 - 1;
+    const auto cache = ts::view(k.data(), ts::f32, {1, keys, 1, kDim});
+    const auto args = [&](std::vector<float>& to) {
+      return ts::ForwardArgs{.q = ts::view(q.data(), ts::f32, {1, kQueries, 1, kDim}),
+                             .k = cache,
+                             .v = cache,
+                             .out = ts::view(to.data(), ts::f32, {1, kQueries, 1, kDim})};
+    };
+    const ts::Plan plan = ts::plan_forward(args(expected));
+    plan.run(args(expected));
+    ts::forward(args(out));
+    EXPECT_EQ(out, expected) << keys << " keys, " << plan.kernel();
+  }
+}
+
 TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
   Tensors t(8);
   const ts::Plan plan = ts::plan_forward(t.args);

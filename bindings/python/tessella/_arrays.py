@@ -209,7 +209,7 @@ class Slot:
             )
         self.dtype = None  # what was remembered is overwritten
         tensor.dtype = code
-        if code == d.I4:  # two a byte
+        if code == d.I4 and tensor.ndim > 0:  # two a byte
             last = tensor.ndim - 1
             for axis in range(last):
                 tensor.strides[axis] *= 2

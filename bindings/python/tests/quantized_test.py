@@ -221,3 +221,15 @@ ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8
 def test_refusals(call, text):
     with pytest.raises((tessella.InvalidArgument, tessella.Unsupported), match=text):
         call()
+
+
+def test_nothing_is_appended_to_nothing():
+    nothing = np.empty((0, 1, 2, 16), np.float32)
+    k, scales = np.empty((0, 7, 2, 16), np.int8), np.empty((0, 7, 2), np.float32)
+    given = {"k_scale": scales, "v_scale": scales.copy(), "scale_block": 1}
+    tessella.append(nothing, nothing, k, k.copy(), np.empty(0, np.int32), **given)
+
+
+def test_a_number_is_no_cache():
+    with pytest.raises(tessella.InvalidArgument, match="k.ndim is 0"):
+        tessella.attention(normal(1, 1, 1, 2), np.uint8(3), np.uint8(3), kv_dtype="int4")

@@ -81,6 +81,9 @@ std::string decode_refusal(const core::AttentionShape& p) {
   if (p.dtype() == core::DType::f64 && cached != core::DType::f64) {
     return core::message("does not compute k.dtype ", name(cached), " beside q.dtype f64");
   }
+  if (cached == core::DType::i4 && (p.head_dim_qk % 2 != 0 || p.head_dim_v % 2 != 0)) {
+    return core::message("takes k and v of i4 with even head dims, not ", p.head_dim_qk, " and ", p.head_dim_v);
+  }
   // What no other vector kernel computes is no matter of rows.
   if (cached != p.dtype() || std::max(p.head_dim_qk, p.head_dim_v) > kMaxHeadDim) return "";
   const bool is_few = p.query_class == core::QueryClass::few;
@@ -90,7 +93,7 @@ std::string decode_refusal(const core::AttentionShape& p) {
   const int64_t rows = p.seqlen_q * p.group();
   if (is_few) return "";
   // The other kernels' threads take whole rows: of few heads and sequences most would have none.
-  const bool has_few_heads = p.batch * p.heads_kv <= kFewHeads && p.seqlen_kv >= kManyKeys;
+  const bool has_few_heads = p.batch * p.heads_kv <= kFewHeads && p.seqlen_kv > kManyKeys;
   const bool has_amx = p.dtype() == core::DType::bf16 && amx_bf16_unavailable().empty();
   const int64_t most = has_few_heads ? kMostDecodeRowsOfFewHeads : has_amx ? kMostDecodeRowsBesideAmx : kMostDecodeRows;
   if (rows <= most) return "";

@@ -21,7 +21,9 @@ inline constexpr int64_t kMostDecodeRows = 16;
 inline constexpr int64_t kMostDecodeRowsBesideAmx = 12;  // of bf16, which AMX's kernel computes
 inline constexpr int64_t kMostDecodeRowsOfFewHeads = 64;
 inline constexpr int64_t kFewHeads = 4;  // KV heads of all sequences
-inline constexpr int64_t kManyKeys = 4096;
+// More than these: plain calls have plans of lengths that are rounded up (core/fields.hpp), from there on beyond it
+// too.
+inline constexpr int64_t kManyKeys = 3584;
 inline constexpr int kMostAhead = 32;  // rows that are fetched ahead
 
 // Softmax state of a unit's rows, head by head, after some keys, and their sums of values: see StripState.
