@@ -62,7 +62,7 @@ TEST_P(DecodeSplits, RowsOfAnyNumber) {
   for (const int64_t heads : {1, 2, 3, 4, 5, 7, 8, 16, 47, 48, 49, 64}) {
     Case c = base();
     c.heads_q = heads;
-    c.batch_invariant = c.few = heads > 16;
+    c.batch_invariant = c.few = heads > 12;  // beyond what it takes unasked beside AMX
     c.seqlen_kv = 2 * kSplit + 100;
     run(c);
   }
@@ -71,7 +71,7 @@ TEST_P(DecodeSplits, RowsOfAnyNumber) {
 // Heads beside each other, which one unit has, as far as rows of all of them are few, and one after the other.
 TEST_P(DecodeSplits, HeadsOfAUnit) {
   for (const char* layout : {"bshd", "bhsd", "sliced"}) {
-    for (const int64_t heads_kv : {2, 7, 12, 40}) {
+    for (const int64_t heads_kv : {2, 7, 40}) {
       for (const int64_t queries : {1, 6}) {
         Case c = base();
         c.layout = layout;
@@ -79,7 +79,7 @@ TEST_P(DecodeSplits, HeadsOfAUnit) {
         c.heads_kv = heads_kv;
         c.heads_q = 2 * heads_kv;
         c.seqlen_q = queries;
-        c.seqlen_kv = 900;
+        c.seqlen_kv = 300;
         c.head_dim_qk = c.head_dim_v = 64;
         c.seqlens_q = c.seqlens_kv = queries > 1;
         c.window_right = 0;
