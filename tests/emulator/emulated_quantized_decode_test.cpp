@@ -161,7 +161,8 @@ TEST(EmulatedQuantizedDecode, StoredNan) {
 TEST(EmulatedQuantizedDecode, BatchInvariant) {
   Case c = quantized("f16", "i8", "th", 4200);
   c.batch = 1;
-  c.seqlen_q = 20;
+  c.heads_q = 2;
+  c.seqlen_q = 70;
   c.window_right = 0;
   c.batch_invariant = true;
   const auto run = [](Call& call, const Case& of) {

@@ -125,7 +125,7 @@ void begin_rows(Piece<T, Real>& of) {
   const DecodeScratch<Real>& scratch = of.scratch;
   of.num_strips = static_cast<int>((of.num_rows + kStripRows - 1) / kStripRows);
   const int64_t row_bytes = core::bytes_of(of.p.k().dtype, std::max(of.p.head_dim_qk, of.p.head_dim_v));
-  constexpr int64_t kBytesAhead = 2048;
+  constexpr int64_t kBytesAhead = 8192;
   of.ahead = static_cast<int>(std::clamp<int64_t>(kBytesAhead / row_bytes, 4, kMostAhead));
   std::memset(scratch.zeros, 0, static_cast<size_t>(row_bytes));
   std::fill_n(scratch.row, scratch.layout.o_stride, Real{0});

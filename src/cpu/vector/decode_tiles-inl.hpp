@@ -38,7 +38,7 @@ inline constexpr int kValueBlocks = kManyRegisters ? (kRows == 4 ? 2 : 4) : 4 / 
 // Rows lie anywhere, and the first of a stretch is not foreseen by hardware.
 HWY_INLINE void prefetch_columns(const void* row, int64_t begin, int64_t bytes) {
   const char* lines = static_cast<const char*>(row) + begin;
-  for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(lines + i);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(lines + i, 0, 2);
 }
 
 #if HWY_TARGET != HWY_SCALAR

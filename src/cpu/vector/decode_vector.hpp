@@ -24,7 +24,7 @@ inline constexpr int64_t kFewHeads = 4;  // KV heads of all sequences
 // More than these: plain calls have plans of lengths that are rounded up (core/fields.hpp), from there on beyond it
 // too.
 inline constexpr int64_t kManyKeys = 3584;
-inline constexpr int kMostAhead = 32;  // rows that are fetched ahead
+inline constexpr int kMostAhead = 64;  // rows that are fetched ahead
 
 // Softmax state of a unit's rows, head by head, after some keys, and their sums of values: see StripState.
 template <typename Real>
