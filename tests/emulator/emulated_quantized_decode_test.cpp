@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "api/forward.hpp"
@@ -28,13 +29,14 @@ Case quantized(const char* dtype, const char* kv_dtype, const char* kv_scale, in
   return c;
 }
 
-// NaN in rows and scales that no query sees, in pages and behind the last key.
+// NaN in rows and scales that no query sees, in pages and behind the last key. All with bf16, of the others a third.
 TEST(EmulatedQuantizedDecode, DTypesAndScales) {
-  uint64_t seed = 0;
-  for (const char* dtype : {"bf16", "f16"}) {
+  uint64_t seed = 0, idx = 0;
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
     for (const char* kv_dtype : kDTypes) {
       for (const char* kv_scale : kScales) {
         for (const int64_t page_size : {0, 1, 3, 16, 64}) {
+          if (std::string_view(dtype) != "bf16" && idx++ % 3 != 0) continue;
           Case c = quantized(dtype, kv_dtype, kv_scale);
           c.heads_q = 8, c.heads_kv = 2;
           c.page_size = page_size;
@@ -58,26 +60,28 @@ TEST(EmulatedQuantizedDecode, ShortCaches) {
 
 // Of 64 rows each warp sums columns of its own.
 TEST(EmulatedQuantizedDecode, ManyRows) {
-  for (const char* dtype : {"bf16", "f16"}) {
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
     for (const char* kv_dtype : kDTypes) {
-      Case c = quantized(dtype, kv_dtype, "th", 900);
+      Case c = quantized(dtype, kv_dtype, "th", 600);
       c.seqlen_q = 16;
       c.window_right = 0;
       for (const double spread : {1.0, 20.0}) {
         c.spread = spread;
-        expect_decoded(c, {.num_splits = 2});
+        expect_decoded(c, {.num_splits = 2}, cuda::decode_recipe, 1);
       }
     }
   }
 }
 
 TEST(EmulatedQuantizedDecode, HeadDims) {
-  for (const char* kv_dtype : kDTypes) {
-    for (const auto& [qk, v] : {std::pair{32, 32}, {96, 160}, {192, 256}}) {
-      Case c = quantized("bf16", kv_dtype, "h");
-      c.head_dim_qk = qk;
-      c.head_dim_v = v;
-      expect_decoded(c, {.num_splits = 2}, cuda::decode_recipe, 1);
+  for (const char* dtype : {"bf16", "f32"}) {
+    for (const char* kv_dtype : kDTypes) {
+      for (const auto& [qk, v] : {std::pair{32, 32}, {96, 160}, {192, 256}}) {
+        Case c = quantized(dtype, kv_dtype, "h");
+        c.head_dim_qk = qk;
+        c.head_dim_v = v;
+        expect_decoded(c, {.num_splits = 2}, cuda::decode_recipe, 1);
+      }
     }
   }
 }
@@ -112,10 +116,10 @@ TEST(EmulatedQuantizedDecode, EitherScale) {
 // Scales far below what f16 holds, and such that grow by powers of two from key to key or shrink: none of a
 // probability's bits are lost. Some keys' scales are 0 or below it.
 TEST(EmulatedQuantizedDecode, SmallValueScales) {
-  for (const int64_t queries : {2, 16}) {
+  for (const auto& [dtype, queries] : {std::pair{"f16", 2}, {"f16", 16}, {"f32", 1}}) {
     for (const double step : {0.0, 0.04, -0.04}) {
       for (const float least : {0x1p-30f, 0x1p-3f, 0x1p20f}) {
-        Case c = quantized("f16", "f8e4m3fn", "th", 500);
+        Case c = quantized(dtype, "f8e4m3fn", "th", 500);
         c.out_dtype = "f32";
         c.seqlen_q = queries;
         Call call(c);
@@ -130,7 +134,7 @@ TEST(EmulatedQuantizedDecode, SmallValueScales) {
           }
         }
         ASSERT_EQ(run_decode(call, cuda::decode_recipe, 0, 1, {.num_splits = 2}), "");
-        ASSERT_EQ(call.check(), "") << queries << " " << step << " " << least;
+        ASSERT_EQ(call.check(), "") << dtype << " " << queries << " " << step << " " << least;
       }
     }
   }
@@ -138,7 +142,7 @@ TEST(EmulatedQuantizedDecode, SmallValueScales) {
 
 // A stored NaN is one.
 TEST(EmulatedQuantizedDecode, StoredNan) {
-  for (const char* dtype : {"bf16", "f16"}) {
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
     for (const bool in_keys : {true, false}) {
       for (const int bits : {0x7F, 0xFF}) {
         Case c = quantized(dtype, "f8e4m3fn", "", 40);
@@ -146,10 +150,11 @@ TEST(EmulatedQuantizedDecode, StoredNan) {
         const tessella_tensor& t = in_keys ? *call.args().k : *call.args().v;
         static_cast<uint8_t*>(t.data)[3 * t.strides[1] + 5] = static_cast<uint8_t>(bits);
         ASSERT_EQ(run_decode(call, cuda::decode_recipe, 0, 1, {.num_splits = 1}), "");
-        const auto* out = static_cast<const uint16_t*>(call.args().out->data);
-        const uint16_t got = out[in_keys ? 0 : 5];
-        const float value = c.dtype == "bf16" ? portable::to_float(portable::BFloat16{got})
-                                              : portable::to_float(portable::Float16{got});
+        const void* out = call.args().out->data;
+        const int at = in_keys ? 0 : 5;
+        const float value = c.dtype == "bf16"  ? portable::to_float(static_cast<const portable::BFloat16*>(out)[at])
+                            : c.dtype == "f16" ? portable::to_float(static_cast<const portable::Float16*>(out)[at])
+                                               : static_cast<const float*>(out)[at];
         EXPECT_TRUE(std::isnan(value)) << dtype << " " << in_keys << " " << bits;
         ASSERT_EQ(call.check(), "") << dtype << " " << in_keys << " " << bits;
       }
@@ -201,7 +206,7 @@ TEST_P(EmulatedRandomQuantizedDecode, IsRight) {
   constexpr uint64_t kCasesOfGroup = 30;
   constexpr int kCompiled = 3;
   for (uint64_t seed = GetParam() * kCasesOfGroup; seed < (GetParam() + 1) * kCasesOfGroup; ++seed) {
-    Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16", kCompiled);
+    Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16 f32", kCompiled);
     c.kernel = kCollectors;
     c.seqlen_kv /= seed % 8 == 0 ? 1 : 4;
     Gpu gpu{.num_sms = static_cast<int>(2 + seed % 41), .num_splits = static_cast<int>(c.num_splits), .few = c.few};
@@ -222,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, EmulatedRandomQuantizedDecode, testing::Range(ui
 // What random_test runs on a GPU.
 TEST(RandomQuantizedDecode, NoneIsRefused) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
-    const Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16");
+    const Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16 f32");
     const Call call(c);
     core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
     for (const core::Name name : core::kNames) p.operands[name].alignment = 16;

@@ -18,8 +18,10 @@ using device::Quantized;
 // Every stored value in every place of a word, with the instruction and without.
 template <Element E, Quantized C, bool HasInstruction>
 void expect_widened(float (*value_of)(uint32_t)) {
-  constexpr int kHalf = device::half_elements(C), kBits = 16 / kHalf;
-  const auto to_float = [](uint16_t bits) {
+  constexpr int kHalf = device::half_elements(C), kBits = 16 / kHalf, kWords = device::widened_words(E, C);
+  const auto element = [](const uint32_t(&words)[kWords], int at) {
+    if (E == Element::f32) return __uint_as_float(words[at]);
+    const auto bits = static_cast<uint16_t>(words[at % kHalf] >> at / kHalf * 16);
     return E == Element::bf16 ? portable::to_float(portable::BFloat16{bits})
                               : portable::to_float(portable::Float16{bits});
   };
@@ -27,9 +29,9 @@ void expect_widened(float (*value_of)(uint32_t)) {
     for (const uint32_t others : {0u, 0x7E7E7E7Eu, 0xFFFFFFFFu}) {
       for (int at = 0; at < 2 * kHalf; ++at) {
         const uint32_t place = ((1u << kBits) - 1) << at * kBits;
-        uint32_t pairs[kHalf];
-        device::widen<E, C, HasInstruction>((others & ~place) | stored << at * kBits, pairs);
-        const float got = to_float(static_cast<uint16_t>(pairs[at % kHalf] >> at / kHalf * 16));
+        uint32_t words[kWords];
+        device::widen<E, C, HasInstruction>((others & ~place) | stored << at * kBits, words);
+        const float got = element(words, at);
         const float expected = value_of(stored);
         EXPECT_TRUE(std::isnan(expected) ? std::isnan(got) : got == expected)
             << stored << " at " << at << ": got " << got << ", expected " << expected;
@@ -55,6 +57,7 @@ void expect_all_widened() {
 TEST(Widened, EveryValue) {
   expect_all_widened<Element::bf16>();
   expect_all_widened<Element::f16>();
+  expect_all_widened<Element::f32>();
 }
 
 }  // namespace

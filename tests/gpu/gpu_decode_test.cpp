@@ -50,6 +50,9 @@ constexpr Named kCalls[] = {
     {"Int4",
      "dtype=f16 kv_dtype=i4 kv_scale=ph batch=4 heads_q=8 heads_kv=2 seqlen_q=2 seqlen_kv=2000 page_size=64 "
      "seqlens_kv=1 num_splits=6"},
+    {"Int8Floats",
+     "dtype=f32 kv_dtype=i8 kv_scale=th batch=4 heads_q=16 heads_kv=2 seqlen_q=4 seqlen_kv=2000 page_size=16 "
+     "window_right=0 spread=8 num_splits=6"},
     {"Mla",
      "batch=4 heads_q=16 heads_kv=1 seqlen_q=1 seqlen_kv=6000 head_dim_qk=576 head_dim_v=512 v_in_k=1 num_splits=16"},
     {"MlaOf128Heads",

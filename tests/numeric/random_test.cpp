@@ -125,9 +125,8 @@ void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>&
 
 Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments) {
   const int64_t max_configs = arguments.max_configs;
-  if (arguments.quantized) {  // on a GPU beside q of 16 bits, and nowhere beside f64
-    return tessella::tests::random_quantized_case(seed, kernel.name, kernel.is_on_gpu ? "bf16 f16" : "f32 bf16 f16",
-                                                  static_cast<int>(max_configs));
+  if (arguments.quantized) {  // nowhere beside f64
+    return tessella::tests::random_quantized_case(seed, kernel.name, "f32 bf16 f16", static_cast<int>(max_configs));
   }
   if (arguments.mla) {
     return tessella::tests::random_mla_case(seed, kernel.name, kernel.dtypes, static_cast<int>(max_configs));

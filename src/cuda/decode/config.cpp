@@ -37,12 +37,15 @@ int32_t accumulators(const DecodeConfig& c) {
   const int32_t blocks = c.rows / 8, pieces = c.head_dim_v / 16, warps = portable::group_warps(c);
   return blocks * (4 * ((pieces + warps - 1) / warps) + 12);
 }
-// Of which a warp may have all columns to itself.
-constexpr int32_t kMostAlone = 96;
 int32_t accumulator_limit(const DecodeConfig& c) {
-  if (c.score.element == Element::f32) return 40;  // operands are split in two
+  // Operands of fp32 are split in two, but not of 8 and 4 bits.
+  if (c.score.element == Element::f32) return c.cache == Quantized::none ? 40 : 64;
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
   return dim > 192 ? 80 : dim > 128 ? 96 : 144;
+}
+// Of a warp that has all columns to itself.
+int32_t limit_alone(const DecodeConfig& c) {
+  return std::min(c.score.element == Element::f32 ? 48 : 96, accumulator_limit(c));
 }
 
 // Steps ahead: as many as are wanted and fit; 0 if not even one does.
@@ -98,7 +101,7 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
     for (const int32_t least_depth : {2, 1}) {
       for (c.num_warps = 8; c.num_warps >= 2; c.num_warps /= 2) {
         c.warps_alone = true;
-        c.warps_alone = accumulators(c) <= std::min(kMostAlone, accumulator_limit(c));
+        c.warps_alone = accumulators(c) <= limit_alone(c);
         c.depth = depth(c, device);
         if (c.depth >= least_depth && accumulators(c) <= accumulator_limit(c)) return c;
       }

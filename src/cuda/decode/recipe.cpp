@@ -139,9 +139,6 @@ std::string refused(const AttentionShape& p, bool is_named) {
       !fills(cache, p.head_dim_v)) {
     return "takes rows of q, k and v that begin at multiples of 16 bytes and fill them";
   }
-  if (cache != p.dtype() && p.dtype() == DType::f32) {
-    return "takes k and v of 8 or 4 bits beside q of 16, and q.dtype is f32";
-  }
   if (has_long_rows(p)) {
     if (cache != p.dtype()) {
       return message("takes k and v of 8 or 4 bits with head dims to ", kMostDecodeColumns, ", not ", p.head_dim_qk,

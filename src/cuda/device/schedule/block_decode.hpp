@@ -219,9 +219,9 @@ struct BlockDecode {
       const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
-      store_query_words<C.cache, TileQ>(base + kAt.queries, row, chunk,
-                                        {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
-                                         prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+      store_query_words<E, C.cache, TileQ>(base + kAt.queries, row, chunk,
+                                           {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
+                                            prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
     }
   }
 

@@ -84,6 +84,10 @@ struct Multiply<Element::f32> {
   struct A {
     uint32_t high[4], low[4];
   };
+  // One that is a tf32 as it is, which elements of 8 and 4 bits are.
+  struct ExactA {
+    uint32_t r[4];
+  };
 
   // The nearest tf32 and what remains, rounded to tf32 too on Hopper; else the matrix instruction cuts it, by up to
   // 2^-23 of x. Scores are worth the rounding, for they become exponents; v is not. An infinity becomes NaN, and NaN
@@ -113,6 +117,14 @@ struct Multiply<Element::f32> {
     ptx::mma_tf32(c, a.low, high[0], high[1]);
     ptx::mma_tf32(c, a.high, low[0], low[1]);
     ptx::mma_tf32(c, a.high, high[0], high[1]);
+  }
+  template <bool Rounds = true>
+  __device__ static __forceinline__ void multiply(float (&c)[4], const ExactA& a, uint32_t b0, uint32_t b1) {
+    uint32_t high[2], low[2];
+    split<Rounds>(b0, high[0], low[0]);
+    split<Rounds>(b1, high[1], low[1]);
+    ptx::mma_tf32(c, a.r, low[0], low[1]);
+    ptx::mma_tf32(c, a.r, high[0], high[1]);
   }
   // Lane t of a row holds keys 2t and 2t + 1 of the block and gives them as keys t and t + 4 of the instruction;
   // load_v reads the rows of v in the same order.

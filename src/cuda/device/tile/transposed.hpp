@@ -96,7 +96,13 @@ struct Transposed<Element::f32> {
   }
 };
 
-// Values of 8 or 4 bits are widened.
+// Keys and values of 8 or 4 bits are widened.
+template <Element E, Quantized C>
+struct KeyOperand : WidenedOperand<E> {};
+template <Element E>
+struct KeyOperand<E, Quantized::none> {
+  using Type = typename Transposed<E>::A;
+};
 template <Element E, Quantized C, class TileV>
 struct ValueOperand {
   using Type = WidenedValues<E, C, TileV>;
@@ -112,6 +118,7 @@ template <Element E, class TileQ, int Blocks, int Steps>
 class QueryOperands {
  public:
   static constexpr bool kInRegisters = E != Element::f32 && Blocks * Steps <= 16;
+  static constexpr int kPanelSteps = TileQ::kPanelChunks / 2;
   static_assert(Steps % 2 == 0);
 
   __device__ __forceinline__ QueryOperands(uint32_t tile, int lane)
@@ -145,11 +152,11 @@ class QueryOperands {
 // s = k . q^T of 16 keys.
 template <Element E, Quantized C, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
-  // fp32 a panel of columns at a time, not unrolled: its many instructions hide their loads. Long rows three panels, or
-  // one where o has more registers: loads of more would take them.
+  // fp32 a panel of q's columns at a time, not unrolled: its many instructions hide their loads. Beside 4 bits two, for
+  // a load of k has them. Long rows three panels, or one where o has more registers: loads of more would take them.
   constexpr bool kIsLong = Steps > 32;
-  constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : 1;
-  constexpr int kPanelSteps = Multiply<E>::kSumsApart || kIsLong ? TileK::kPanelChunks / 2 * kPanels : Steps;
+  constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : Multiply<E>::kSumsApart && C == Quantized::i4 ? 2 : 1;
+  constexpr int kPanelSteps = Multiply<E>::kSumsApart || kIsLong ? Queries::kPanelSteps * kPanels : Steps;
   static_assert(Steps % kPanelSteps == 0);
   const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
   // With few blocks even steps and odd ones have sums of their own: chains half as long. Those of fp32 are short.
@@ -171,9 +178,9 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
   for (int panel = 0; panel < Steps / kPanelSteps * kPanels; panel += kPanels) {
 #pragma unroll
     for (int step = 0; step < kPanelSteps; step += 2) {
-      typename Transposed<E>::A left[2];
+      typename KeyOperand<E, C>::Type left[2];
       if constexpr (C != Quantized::none) {
-        load_widened_keys<E, C, TileK>(left, loaded, k, step);
+        load_widened_keys<E, C, TileK>(left, loaded, TileK::advance(k, 0, panel / kPanels * 2), step);
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

@@ -7,6 +7,10 @@
 //          does not care in which order columns come, and q's lie in the same one (query_words).
 //   v      transposed, a half is columns [H g, H g + H) of key 2 t or 2 t + 1: pair i is column H g + i of both keys,
 //          and rows g and g + 8 of the operand are columns H g + 2 h and H g + 2 h + 1 (value_column).
+//
+// Beside fp32 all of them are tf32 without a second term. Steps are of 8 columns or keys, and there are no pairs:
+//   k      element i is column 2 H t + i, and elements 2 h and 2 h + 1 are what step h of the H in a chunk takes.
+//   v      columns as above. The load takes keys in such an order that a lane's two are t and t + 4, as p has them.
 #pragma once
 
 #include "cuda/device/tile/multiply.hpp"
@@ -19,6 +23,9 @@ using portable::Quantized;
 
 // Elements of half a word; 1 of 16 bits.
 constexpr int half_elements(Quantized c) { return c == Quantized::none ? 1 : c == Quantized::i4 ? 4 : 2; }
+
+// What a lane's word becomes: pairs, or floats.
+constexpr int widened_words(Element e, Quantized c) { return half_elements(c) * (e == Element::f32 ? 2 : 1); }
 
 // Without Hopper's instruction: of the high byte of each half, a pair of f16. 2^-8 of its value, NaN but for the upper
 // bit of its exponent, is the byte's magnitude a bit further down.
@@ -33,10 +40,38 @@ __device__ __forceinline__ uint32_t pack_bf16_of_f16(uint32_t low, uint32_t high
   return ptx::pack_bf16(ptx::f16_to_float(static_cast<uint16_t>(low)), ptx::f16_to_float(static_cast<uint16_t>(high)));
 }
 
+// The word's elements in their order, as floats.
+template <Quantized C, bool HasInstruction>
+__device__ __forceinline__ void widen_to_floats(uint32_t word, uint32_t (&floats)[2 * half_elements(C)]) {
+  if constexpr (C == Quantized::f8e4m3fn) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // elements 2 i and 2 i + 1, or i and i + 2
+      const uint32_t pair =
+          HasInstruction ? ptx::float8_to_f16(word >> i * 16) : float8_to_f16_by_bits(i == 0 ? word << 8 : word);
+      floats[HasInstruction ? 2 * i : i] = __float_as_uint(ptx::f16_to_float(static_cast<uint16_t>(pair)));
+      floats[HasInstruction ? 2 * i + 1 : i + 2] =
+          __float_as_uint(ptx::f16_to_float(static_cast<uint16_t>(pair >> 16)));
+    }
+  } else if constexpr (C == Quantized::i8) {  // 2^23 + 128 + x, less that
+    const uint32_t raised = word ^ 0x80808080;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      floats[i] = __float_as_uint(__uint_as_float(__byte_perm(raised, 0x4B000000, 0x7440 + i)) - 8388736.0f);
+    }
+  } else {  // 2^23 + 8 + x, less that
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      floats[i] = __float_as_uint(__uint_as_float(ptx::and_xor(word >> i * 4, 0xF, 0x4B000008)) - 8388616.0f);
+    }
+  }
+}
+
 template <Element E, Quantized C, bool HasInstruction = ptx::kWidensFloat8>
-__device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elements(C)]) {
+__device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[widened_words(E, C)]) {
   constexpr bool kIsBf16 = E == Element::bf16;
-  if constexpr (C == Quantized::f8e4m3fn && HasInstruction) {
+  if constexpr (E == Element::f32) {
+    widen_to_floats<C, HasInstruction>(word, pairs);
+  } else if constexpr (C == Quantized::f8e4m3fn && HasInstruction) {
     if constexpr (kIsBf16) {
       const uint32_t low = ptx::float8_to_f16(word), high = ptx::float8_to_f16(word >> 16);
       pairs[0] = pack_bf16_of_f16(low, high);
@@ -76,16 +111,26 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[half_elem
   }
 }
 
+// A left operand of such elements.
+template <Element E>
+struct WidenedOperand {
+  using Type = typename Multiply<E>::A;
+};
+template <>
+struct WidenedOperand<Element::f32> {
+  using Type = Multiply<Element::f32>::ExactA;
+};
+
 // Left operands of k's steps, two at a time, from `step` (even) on; words: of the matrix load that they are in.
 template <Element E, Quantized C, class TileK>
-__device__ __forceinline__ void load_widened_keys(typename Multiply<E>::A (&left)[2], uint32_t (&words)[4],
+__device__ __forceinline__ void load_widened_keys(typename WidenedOperand<E>::Type (&left)[2], uint32_t (&words)[4],
                                                   uint32_t address, int step) {
-  constexpr int kHalf = half_elements(C), kStepsOfChunk = kHalf / 2;
+  constexpr int kWords = widened_words(E, C), kStepsOfChunk = kWords / 2;
   if (step % (2 * kStepsOfChunk) == 0) ptx::load_matrices(words, TileK::advance(address, 0, step / kStepsOfChunk));
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int at = (step + i) % (2 * kStepsOfChunk), chunk = at / kStepsOfChunk, h = at % kStepsOfChunk;
-    uint32_t rows[kHalf], later_rows[kHalf];  // eight further down
+    uint32_t rows[kWords], later_rows[kWords];  // eight further down
     widen<E, C>(words[chunk * 2], rows);
     widen<E, C>(words[chunk * 2 + 1], later_rows);
     left[i] = {{rows[2 * h], later_rows[2 * h], rows[2 * h + 1], later_rows[2 * h + 1]}};
@@ -108,6 +153,23 @@ struct WidenedValues {
   }
 };
 
+template <Quantized C, class TileV>
+struct WidenedValues<Element::f32, C, TileV> {
+  Multiply<Element::f32>::ExactA a[2];  // of 8 keys each
+  __device__ __forceinline__ WidenedValues(uint32_t tile, int piece, int lane) {
+    constexpr int kHalf = half_elements(C), kPiecesOfChunk = kHalf / 2;
+    const int key = lane / 8 % 2 * 8 + lane % 8 / 2 + lane % 2 * 4;
+    uint32_t words[2];
+    ptx::load_matrices_transposed(words, TileV::advance(tile + TileV::offset(key, 0), 0, piece / kPiecesOfChunk));
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      uint32_t floats[2 * kHalf];
+      widen<Element::f32, C>(words[step] >> piece % kPiecesOfChunk * 8, floats);
+      a[step] = {{floats[0], floats[1], floats[kHalf], floats[kHalf + 1]}};
+    }
+  }
+};
+
 // The column of v of a lane's sum i of a piece.
 template <Quantized C>
 __device__ __forceinline__ int value_column(int piece, int lane, int i) {
@@ -119,12 +181,20 @@ __device__ __forceinline__ int value_column(int piece, int lane, int i) {
   }
 }
 
-// Eight columns of a query row, those of chunk `chunk`, to where its products with such keys want them. words: two
-// columns each.
-template <Quantized C, class TileQ>
+// The columns of a query row of chunk `chunk`, eight or of fp32 four, to where its products with such keys want them.
+template <Element E, Quantized C, class TileQ>
 __device__ __forceinline__ void store_query_words(uint32_t tile, int row, int chunk, const uint32_t (&words)[4]) {
   if constexpr (C == Quantized::none) {
     ptx::store_chunk(tile + TileQ::offset(row, chunk), words);
+    return;
+  }
+  if constexpr (E == Element::f32) {
+    constexpr int kWords = widened_words(E, C);
+    const int at = chunk * 4 / kWords, t = at % 4, first = chunk * 4 % kWords;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      ptx::store_word(tile + TileQ::offset(row, at / 4 * kWords + first + i) + static_cast<uint32_t>(t) * 4, words[i]);
+    }
     return;
   }
   constexpr int kHalf = half_elements(C);
