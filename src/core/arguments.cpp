@@ -11,7 +11,6 @@ namespace {
 int32_t alignment(const Operand& t) {
   uint64_t bits = 16 | reinterpret_cast<uintptr_t>(t.data);
   for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
-    if (t.dtype == DType::i4 && stride % 2 != 0) return 1;
     bits |= static_cast<uint64_t>(bytes_of(t.dtype, stride));
   }
   return static_cast<int32_t>(bits & (~bits + 1));

@@ -86,7 +86,7 @@ struct DecodeRow {
     kernel.max_head_dim = kMaxDecodeHeadDim;
     kernel.features =
         core::forward_features().without(core::kModFeatures | core::kFutureFeatures) | core::kQuantizedFeatures;
-    kernel.cache_dtypes = dtype_bit(core::DType::f8e4m3fn) | dtype_bit(core::DType::i8) | dtype_bit(core::DType::i4);
+    kernel.cache_dtypes = core::kCacheDTypes;
     kernel.serves_few = true;
     kernel.refuses = refuses;
     return kernel;

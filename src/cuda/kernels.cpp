@@ -30,15 +30,13 @@ constexpr core::Features kDecodeFeatures =
                                      core::Feature::bias | core::Feature::dropout) |
     core::Feature::schedule | core::Feature::draft_mask;
 
-constexpr uint32_t kQuantized = dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8) | dtype_bit(DType::i4);
-
 constexpr KernelRow kDecode = {.name = "cuda.decode",
                                .summary = "Flash-Decoding: few queries, keys split over blocks, one launch",
                                .architectures = "sm_80+",
                                .dtypes = kFloats,
                                .max_head_dim = 576,
                                .features = kDecodeFeatures | core::kQuantizedFeatures,
-                               .cache_dtypes = kQuantized,
+                               .cache_dtypes = core::kCacheDTypes,
                                .serves_few = true,
                                .splits_keys = true,
                                .recipe = decode_recipe,

@@ -7,52 +7,12 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "cases/tensor_elements.hpp"
 #include "cases/tensor_places.hpp"
 #include "portable/band.hpp"
-#include "portable/float8.hpp"
-#include "portable/int4.hpp"
 
 namespace tessella::tests {
 namespace {
-
-int32_t dtype_of(const std::string& name) {
-  if (name == "f64") return TESSELLA_F64;
-  if (name == "f32") return TESSELLA_F32;
-  if (name == "bf16") return TESSELLA_BF16;
-  if (name == "f16") return TESSELLA_F16;
-  if (name == "f8e4m3fn") return TESSELLA_F8E4M3FN;
-  if (name == "i8") return TESSELLA_I8;
-  if (name == "i4") return TESSELLA_I4;
-  throw std::invalid_argument("no dtype of a case: " + name);
-}
-
-template <typename T>
-void put(std::byte* at, T value) {
-  std::memcpy(at, &value, sizeof(T));
-}
-
-// NaN is the least there is.
-double rounded(double value, double least, double most) {
-  return std::isnan(value) ? least : std::clamp(std::nearbyint(value), least, most);
-}
-
-void set(const tessella_tensor& tensor, int64_t element, double value) {
-  if (tensor.dtype == TESSELLA_I4) {
-    const auto whole = static_cast<int32_t>(rounded(value, -8, 7));
-    return portable::set_int4(static_cast<uint8_t*>(tensor.data), element, whole);
-  }
-  std::byte* at = static_cast<std::byte*>(tensor.data) + element * size_of(tensor.dtype);
-  switch (tensor.dtype) {
-    case TESSELLA_F64: return put(at, value);
-    case TESSELLA_F32: return put(at, static_cast<float>(value));
-    case TESSELLA_BF16: return put(at, portable::to_bfloat16(static_cast<float>(value)));
-    case TESSELLA_F16: return put(at, portable::to_float16(static_cast<float>(value)));
-    case TESSELLA_F8E4M3FN: return put(at, portable::to_float8(static_cast<float>(value)));
-    case TESSELLA_I8: return put(at, static_cast<int8_t>(rounded(value, -128, 127)));
-    case TESSELLA_BOOL: return put(at, static_cast<uint8_t>(value != 0));
-    default: return put(at, static_cast<int32_t>(value));
-  }
-}
 
 bool runs_on_gpu(const Case& c) {
   if (c.kernel.empty()) return c.device == "cuda";
@@ -368,9 +328,11 @@ void Call::make_scales(View& rows, View& scales, double step, Random& random) {
     t.shape[0] = c_.kv_scale == "1" ? 1 : c_.heads_kv;
     t.strides[0] = 1;
   } else {
-    options_.scale_block = 1;
+    options_.scale_block = c_.kv_scale == "bh" ? 4 : 1;
     t.ndim = rows.tensor.ndim - 1;
     std::copy_n(rows.tensor.shape, t.ndim, t.shape);
+    int64_t& num_rows = t.shape[t.ndim - 2];
+    num_rows = (num_rows + options_.scale_block - 1) / options_.scale_block;
     for (int64_t axis = t.ndim - 1, stride = 1; axis >= 0; --axis) {
       t.strides[axis] = stride;
       stride *= t.shape[axis];
@@ -394,141 +356,9 @@ void Call::make_scales(View& rows, View& scales, double step, Random& random) {
   }
   for_each_key([&](int64_t b, int64_t slot) {
     const auto [batch_idx, row] = row_kv(b, slot);
-    for (int64_t head = 0; head < c_.heads_kv; ++head) set(t, scale_element(t, batch_idx, row, head), value());
+    const int64_t block = row / options_.scale_block;
+    for (int64_t head = 0; head < c_.heads_kv; ++head) set(t, scale_element(t, batch_idx, block, head), value());
   });
-}
-
-template <typename Value>
-const tessella_tensor* Call::score_tensor(int32_t dtype, const std::string& axes, int64_t queries, int64_t keys,
-                                          Value value) {
-  const int64_t full[] = {c_.batch, c_.heads_q, queries, keys};
-  tessella_tensor t{};
-  t.dtype = dtype;
-  t.ndim = 4;
-  for (int axis = 0; axis < 4; ++axis) t.shape[axis] = axes.find("bhqk"[axis]) == std::string::npos ? 1 : full[axis];
-  for (int64_t axis = 3, stride = 1; axis >= 0; --axis) {
-    t.strides[axis] = stride;
-    stride *= t.shape[axis];
-  }
-  memories_.emplace_back(static_cast<size_t>(extent(t) * size_of(dtype)), placement());
-  t.data = memories_.back().data();
-  int64_t at = 0;
-  for (int64_t b = 0; b < t.shape[0]; ++b) {
-    for (int64_t h = 0; h < t.shape[1]; ++h) {
-      for (int64_t i = 0; i < t.shape[2]; ++i) {
-        for (int64_t j = 0; j < t.shape[3]; ++j) set(t, at++, value(b, i, j));
-      }
-    }
-  }
-  return own(t);
-}
-
-void Call::make_masks(Random& random) {
-  if (!c_.dense.empty()) {
-    args_.dense_mask = score_tensor(TESSELLA_BOOL, c_.dense, c_.seqlen_q, c_.seqlen_kv,
-                                    [&](int64_t, int64_t i, int64_t) { return i % 11 == 5 ? 0 : random.chance(0.7); });
-  }
-  if (!c_.block_map.empty()) {
-    const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-    args_.block_map =
-        score_tensor(TESSELLA_BOOL, c_.block_map, tiles(c_.seqlen_q, c_.block_q), tiles(c_.seqlen_kv, c_.block_kv),
-                     [&](int64_t, int64_t, int64_t) { return random.chance(0.6); });
-  }
-  if (c_.document) {
-    const auto ids = [&](std::vector<int32_t>& values, bool packed, int64_t rows) {
-      values.resize(static_cast<size_t>(packed ? rows : c_.batch * rows));
-      for (int32_t& value : values) value = static_cast<int32_t>(random.below(3));
-      if (c_.seed % 3 != 0) std::sort(values.begin(), values.end());
-      return packed ? own(TESSELLA_TENSOR1(values.data(), TESSELLA_I32, rows))
-                    : own(TESSELLA_TENSOR2(values.data(), TESSELLA_I32, c_.batch, rows));
-    };
-    args_.document_ids_q = ids(documents_q_, c_.packed_q, total_q_);
-    args_.document_ids_kv = ids(documents_kv_, c_.packed_kv, total_kv_);
-  }
-  if (!c_.draft_mask.empty()) {
-    const int64_t masks = c_.draft_mask == "b" ? c_.batch : 1;
-    const int64_t shape[] = {masks, c_.seqlen_q, c_.seqlen_q};
-    tessella_tensor t{.dtype = TESSELLA_BOOL, .ndim = 3, .strides = {shape[1] * shape[2], shape[2], 1}};
-    std::copy_n(shape, 3, t.shape);
-    memories_.emplace_back(static_cast<size_t>(extent(t)), placement());
-    t.data = memories_.back().data();
-    for (int64_t at = 0; at < extent(t); ++at) set(t, at, at % 7 == 3 ? 0 : random.chance(0.6));
-    args_.draft_mask = own(t);
-  }
-  if (c_.prefix) {
-    std::vector<int32_t>& lengths = tables_.emplace_back();
-    for (int64_t b = 0; b < c_.batch; ++b) lengths.push_back(static_cast<int32_t>(random.in(0, slots_kv(b) + 2)));
-    args_.prefix_lengths = table(lengths);
-  }
-}
-
-// NaN where a dense mask and a draft mask hide a key from every query, too.
-void Call::spoil_keys_of_no_query() {
-  const auto is_set = [](const tessella_tensor* mask, const auto&... idx) {
-    if (mask == nullptr) return true;
-    int64_t at = 0;
-    int axis = 0;
-    ((at += idx % mask->shape[axis] * mask->strides[axis], ++axis), ...);
-    return static_cast<const uint8_t*>(mask->data)[at] != 0;
-  };
-  for (int64_t b = 0; b < c_.batch; ++b) {
-    const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
-    for (int64_t slot = key_begin(b); slot < key_end(b); ++slot) {  // others hold NaN, and their pages may be nowhere
-      bool is_seen = false;
-      for (int64_t h = 0; h < c_.heads_q; ++h) {
-        for (int64_t i = 0; i < queries; ++i) {
-          const int64_t draft = slot - (key_end(b) - queries);
-          is_seen = is_seen || (is_set(args_.dense_mask, b, h, i, slot) &&
-                                (draft < 0 || draft >= queries || is_set(args_.draft_mask, b, i, draft)));
-        }
-      }
-      if (is_seen) continue;
-      const auto [batch_idx, row] = row_kv(b, slot);
-      for (const tessella_tensor* t : {&k_.tensor, &v_.tensor}) {
-        for (int64_t head = 0; head < c_.heads_kv; ++head) {
-          const int64_t dim = t->shape[t->ndim - 1];
-          for (int64_t c = 0; c < dim; ++c) set(*t, element(*t, batch_idx, row, head) + c, std::nan(""));
-        }
-      }
-      if (options_.scale_block == 0) continue;
-      for (const tessella_tensor* t : {args_.k_scale, args_.v_scale}) {
-        for (int64_t head = 0; head < c_.heads_kv; ++head)
-          set(*t, scale_element(*t, batch_idx, row, head), std::nan(""));
-      }
-    }
-  }
-}
-
-void Call::make_scores(Random& random) {
-  if (!c_.bias.empty()) {
-    // Where the tensor tells sequences apart, slots without a key hold NaN.
-    const bool own_slots = c_.bias.find('b') != std::string::npos && c_.bias.find('k') != std::string::npos;
-    args_.bias = score_tensor(c_.bias_f32 ? int32_t{TESSELLA_F32} : dtype_of(c_.dtype), c_.bias, c_.seqlen_q,
-                              c_.seqlen_kv, [&](int64_t b, int64_t, int64_t j) {
-                                if (own_slots && (j < key_begin(b) || j >= key_end(b))) return std::nan("");
-                                if (random.chance(0.03)) return -std::numeric_limits<double>::infinity();
-                                return c_.bias_mean + random.normal();
-                              });
-  }
-  const auto floats = [&](int64_t count, double spread, double mean) {
-    memories_.emplace_back(static_cast<size_t>(count) * sizeof(float), placement());
-    const tessella_tensor t = TESSELLA_TENSOR1(memories_.back().data(), TESSELLA_F32, count);
-    for (int64_t at = 0; at < count; ++at) set(t, at, mean + spread * random.normal());
-    return t;
-  };
-  if (!c_.alibi.empty()) {
-    tessella_tensor t = floats(c_.alibi == "bh" ? c_.batch * c_.heads_q : c_.heads_q, 0.2, 0);
-    if (c_.alibi == "bh") t = TESSELLA_TENSOR2(t.data, TESSELLA_F32, c_.batch, c_.heads_q);
-    args_.alibi_slopes = own(t);
-  }
-  if (c_.sink) args_.sink = own(floats(c_.heads_q, 2, c_.bias_mean));
-  if (c_.memory_seed) {
-    for (const auto& [argument, value] : {std::pair{&args_.seed, int64_t{-3}}, std::pair{&args_.offset, int64_t{5}}}) {
-      memories_.emplace_back(sizeof(int64_t), placement());
-      put(memories_.back().data(), value);
-      *argument = own(TESSELLA_TENSOR1(memories_.back().data(), TESSELLA_I64, 1));
-    }
-  }
 }
 
 void Call::make_options() {

@@ -19,8 +19,8 @@ struct Case {
   std::string dtype = "f32";
   std::string out_dtype;  // "" = dtype
   std::string kv_dtype;   // of k and v; "" = dtype; or f8e4m3fn, i8, i4
-  // k_scale and v_scale beside such k and v: "" none, "1" one, "h" of each head, "th" of each token and head, "ph" the
-  // same between the rows of k and v
+  // k_scale and v_scale beside such k and v: "" none, "1" one, "h" of each head, "bh" of four tokens and a head, "th"
+  // of each token and head, "ph" the same between the rows of k and v
   std::string kv_scale;
   bool v_in_k = false;  // v is the first columns of k
   // bshd, bhsd, sliced (odd gaps in rows and heads), gaps (the same of 16 elements), qkv (one buffer), huge (gaps of

@@ -33,7 +33,7 @@ inline int64_t element(const tessella_tensor& t, int64_t b, int64_t row, int64_t
                      : row * t.strides[0] + head * t.strides[1];
 }
 
-// Element of a scale a token and head; beside packed keys it has no batch axis.
+// Element of a scale a token, or block of them, and head; beside packed keys it has no batch axis.
 inline int64_t scale_element(const tessella_tensor& t, int64_t b, int64_t row, int64_t head) {
   return (t.ndim == 3 ? b * t.strides[0] : 0) + row * t.strides[t.ndim - 2] + head * t.strides[t.ndim - 1];
 }

@@ -16,7 +16,7 @@ namespace tessella::tests {
 namespace {
 
 constexpr const char* kDTypes[] = {"f8e4m3fn", "i8", "i4"};
-constexpr const char* kScales[] = {"", "1", "h", "th", "ph"};
+constexpr const char* kScales[] = {"", "1", "bh", "th", "ph"};
 
 constexpr const char* kCollectors = "reference.attention";  // what the collector computes calls with
 

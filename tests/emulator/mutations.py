@@ -254,7 +254,7 @@ MUTATIONS = [
     ),
     Mutation(
         "power",
-        "decode.hpp",
+        "decode_softmax.hpp",
         "rows.power = power;",
         "",
         "Quantized",
@@ -294,7 +294,7 @@ MUTATIONS = [
     ),
     Mutation(
         "group_vote",
-        "decode.hpp",
+        "decode_softmax.hpp",
         "return __syncthreads_or(mine) != 0;",
         "return __any_sync(kAllLanes, mine);",
         "ManyRows",
@@ -302,7 +302,7 @@ MUTATIONS = [
     ),
     Mutation(
         "warp_vote",
-        "decode.hpp",
+        "decode_softmax.hpp",
         "return Votes && __any_sync(kAllLanes, mine);",
         "return Votes && mine;",
         "FewRows",
@@ -334,7 +334,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tops_meeting",
-        "decode.hpp",
+        "decode_softmax.hpp",
         "if constexpr (!C.warps_alone) __syncthreads();",
         "",
         "ManyRows",
@@ -342,7 +342,7 @@ MUTATIONS = [
     ),
     Mutation(
         "raised_sum",
-        "decode.hpp",
+        "decode_softmax.hpp",
         "rows.sum[n][c] *= factor;",
         "",
         "FewRows",
