@@ -294,7 +294,7 @@ MUTATIONS = [
     ),
     Mutation(
         "group_vote",
-        "decode_softmax.hpp",
+        "decode.hpp",
         "return __syncthreads_or(mine) != 0;",
         "return __any_sync(kAllLanes, mine);",
         "ManyRows",
@@ -302,7 +302,7 @@ MUTATIONS = [
     ),
     Mutation(
         "warp_vote",
-        "decode_softmax.hpp",
+        "decode.hpp",
         "return Votes && __any_sync(kAllLanes, mine);",
         "return Votes && mine;",
         "FewRows",

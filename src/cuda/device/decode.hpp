@@ -46,8 +46,8 @@ struct Decode : DecodeSoftmax<C> {
       Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales, Block::barrier,
       Block::scale_log2, Block::load_queries, Block::store_queries, Block::copy_later_queries, Block::kChunksAtOnce;
   using Softmax::modify, Softmax::mask, Softmax::kHighestExponent, Softmax::kSmallestSum, Softmax::load_scales,
-      Softmax::kLeastPower, Softmax::is_power_behind, Softmax::raise_power, Softmax::exponentiate,
-      Softmax::meet_and_vote, Softmax::is_behind, Softmax::raise_max, Softmax::raise_max_of_all, Softmax::publish_max;
+      Softmax::kLeastPower, Softmax::is_power_behind, Softmax::raise_power, Softmax::exponentiate, Softmax::is_behind,
+      Softmax::raise_max, Softmax::raise_max_of_all, Softmax::publish_max;
   using Softmax::Softmax;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
       States::state_of_parts, States::write, States::leave, States::is_last, States::items, States::slice_items;
@@ -57,6 +57,20 @@ struct Decode : DecodeSoftmax<C> {
   // The first key of the warp's tile in the round that count() counts as `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
     return ((work.rounds.at(idx) * p.cluster + rank) * kTiles + tile()) * portable::kDecodeTile;
+  }
+
+  // All warps of the group are here: what they stored and copied is there for each other. True if some lane says so.
+  template <bool Votes>
+  __device__ __forceinline__ static bool meet_and_vote(bool mine) {
+    if constexpr (C.warps_alone) {
+      __syncwarp();
+      return Votes && __any_sync(kAllLanes, mine);
+    } else if constexpr (Votes) {
+      return __syncthreads_or(mine) != 0;
+    } else {
+      __syncthreads();
+      return false;
+    }
   }
 
   __device__ __forceinline__ void multiply_values(Sums& o, int stage, int buffer) const {

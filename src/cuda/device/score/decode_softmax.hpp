@@ -15,7 +15,10 @@ template <DecodeConfig C>
 struct DecodeSoftmax : DecodeStates<C> {
   using Block = BlockDecode<C>;
   using DecodeStates<C>::DecodeStates;
-  using Block::p, Block::lane, Block::warp, Block::kBlocks, Block::kScoreBlocks, Block::kTiles, Block::kGroupWarps, Block::kOwnPieces, Block::kHasPower, Block::E, Block::row_infos, Block::tops, Block::maxima, Block::tile, Block::first_of_group, Block::s_score_probs, Block::s_scales, Block::row_anew, Block::score_row, Block::score_row_anew, Block::offset;
+  using Block::p, Block::lane, Block::warp, Block::kBlocks, Block::kScoreBlocks, Block::kTiles, Block::kGroupWarps,
+      Block::kOwnPieces, Block::kHasPower, Block::E, Block::row_infos, Block::tops, Block::maxima, Block::tile,
+      Block::first_of_group, Block::s_score_probs, Block::s_scales, Block::row_anew, Block::score_row,
+      Block::score_row_anew, Block::offset;
   using typename Block::Rows, typename Block::Sums;
 
   // Softcap and ALiBi.
@@ -122,20 +125,6 @@ struct DecodeSoftmax : DecodeStates<C> {
         }
       }
       Transposed<E>::store_probs(s_score_probs(buffer, n), probs, lane);
-    }
-  }
-
-  // All warps of the group are here: what they stored and copied is there for each other. True if some lane says so.
-  template <bool Votes>
-  __device__ __forceinline__ static bool meet_and_vote(bool mine) {
-    if constexpr (C.warps_alone) {
-      __syncwarp();
-      return Votes && __any_sync(kAllLanes, mine);
-    } else if constexpr (Votes) {
-      return __syncthreads_or(mine) != 0;
-    } else {
-      __syncthreads();
-      return false;
     }
   }
 
