@@ -16,10 +16,11 @@ int32_t alignment(const Operand& t) {
   return static_cast<int32_t>(bits & (~bits + 1));
 }
 
-// Where a plan is made memory may be absent: then strides tell, of one head as MLA has.
+// Where a plan is made or a cache has no rows memory may be absent: then strides tell, of one head as MLA has.
 bool v_in_k(const AttentionArguments& a) {
   const Operand &k = a.k(), &v = a.v();
-  const bool may_be = k.data != nullptr || (a.heads_kv == 1 && k.row_stride >= a.head_dim_qk);
+  const bool has_no_rows = a.batch == 0 || a.total_kv == 0;
+  const bool may_be = k.data != nullptr || (a.heads_kv == 1 && (has_no_rows || k.row_stride >= a.head_dim_qk));
   return may_be && k.data == v.data && k.dtype == v.dtype && k.batch_stride == v.batch_stride &&
          k.row_stride == v.row_stride && k.head_stride == v.head_stride && a.head_dim_v < a.head_dim_qk;
 }

@@ -141,6 +141,12 @@ TEST(Plan, KnowsALatentCacheWithoutItsMemory) {
     EXPECT_TRUE(is_for(latent, arguments(1, 24, memory[0], memory[0])));
     EXPECT_FALSE(is_for(latent, arguments(1, 24, memory[0], memory[1])));
   }
+  ts::ForwardArgs empty = arguments(1, 24, nullptr, nullptr);
+  empty.k = ts::view(static_cast<float*>(nullptr), ts::f32, {1, 0, 1, 24}, {}, {TESSELLA_CPU, 0});
+  empty.v = ts::view(static_cast<float*>(nullptr), ts::f32, {1, 0, 1, 16}, {}, {TESSELLA_CPU, 0});
+  const ts::Plan grown = ts::plan_forward(empty, {.max_seqlen_kv = 9});
+  EXPECT_TRUE(is_for(grown, arguments(1, 24, memory[0], memory[0])));
+  EXPECT_FALSE(is_for(grown, arguments(1, 24, memory[0], memory[1])));
   const auto is_for_others = [&](int64_t heads, int64_t row_of_v) {
     const ts::Plan plan = ts::plan_forward(arguments(heads, row_of_v, nullptr, nullptr));
     return is_for(plan, arguments(heads, row_of_v, memory[0], memory[1]));

@@ -57,9 +57,11 @@ TEST_P(Quantized, EachDtypeAndScale) {
 
 // Packed, in slots, with a dense mask that hides keys of NaN, and v in k.
 TEST_P(Quantized, RandomCases) {
+  // A GPU compiles each for seconds.
+  const int num_configurations = GetParam().name.starts_with("cuda.") ? 12 : kDecodeConfigurations;
   uint64_t num_taken = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
-    Case c = random_quantized_case(seed, GetParam().name, "bf16 f16 f32");
+    Case c = random_quantized_case(seed, GetParam().name, "bf16 f16 f32", num_configurations);
     c.seqlen_kv /= 8;
     c.v_in_k = c.head_dim_v <= c.head_dim_qk && seed % 5 == 0;
     num_taken += is_right(c) ? 1 : 0;
