@@ -643,7 +643,7 @@ TESSELLA_API tessella_status tessella_kernel_describe(int32_t kernel_idx, tessel
 TESSELLA_API tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_call* call,
                                                      const char** reason);
 
-/* What an algorithm of the family does for this call, by its own count of its loops (docs/ladder.md). */
+/* What an algorithm of the family does for this call, by its own count of its loops (docs/kernels/ladder.md). */
 typedef struct tessella_kernel_cost {
   size_t struct_size;
   double score_passes; /* times every score is produced or read */

@@ -38,7 +38,7 @@ struct WarpgroupSm90 : ScoresSm90<C> {
   using typename Scores::Block, typename Scores::Item, typename Scores::Items, typename Scores::Score;
   using QRing = typename Block::QRing;
   using Visited = typename Block::Visited;
-  // Found by measuring (docs/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
+  // Found by measuring (docs/lab/forward_sm90.md). A warpgroup begins its products when the one before it has begun its
   // own, so that one multiplies while the others are at their softmax. Those that find diagonals are faster without.
   static constexpr bool kTakesTurns = C.head_dim_v <= 128 && !Scores::kFindsDiagonals;
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const 
     const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
     const int warp = static_cast<int>(threadIdx.x / 32);
     // In this order the assembler lets threads leave that are done. In another that was tried they waited for those of
-    // their warp that load, at 2 to 4 % of the time (docs/forward_sm90.md).
+    // their warp that load, at 2 to 4 % of the time (docs/lab/forward_sm90.md).
     if (warp < 2) {
       block.walk_items(warp == 1);
     } else if (loads) {

@@ -41,7 +41,7 @@ uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
   const bool has_heavy = score.bias || score.dropout;
   const bool has_full_softcap = score.softcap && !c.scales_q;
   const bool has_alibi_or_mod = score.alibi || score.score_mod;
-  // Found by measuring (docs/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a
+  // Found by measuring (docs/lab/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a
   // length decides here must be the same for all that round to the same. Rows are long later where all are equally
   // long: fewer items leave more blocks idle at the end.
   constexpr int64_t kFew = 1024, kLong = 7168, kLongWhereRowsGrow = 1792;
@@ -67,7 +67,7 @@ uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
 // The first row counts whose head dims, as compiled, are at least the call's, and of whose needs, if it has any, the
 // call has one. 192 queries are three warpgroups of 160 registers, which read k and v less often a query; 128 are two
 // of 232. "registers": with more keys, or more warpgroups, the assembler spills (tests/gpu/kernel_matrix_test.cpp).
-// "shared memory": more keys leave no second stage. "measured": docs/forward_sm90.md.
+// "shared memory": more keys leave no second stage. "measured": docs/lab/forward_sm90.md.
 struct Row {
   int32_t head_dim_qk, head_dim_v;
   uint32_t needs;
@@ -123,7 +123,7 @@ ForwardSm90Config forward_sm90_config(const AttentionShape& p) {
 std::optional<ForwardSm90Config> in_pairs(const ForwardSm90Config& config, const AttentionShape& p) {
   const int64_t tiles = (p.seqlen_q + config.tile_q - 1) / config.tile_q;
   const bool all_see_the_same = p.features.without(Feature::sink | Feature::lse).empty();
-  // Found by measuring (docs/forward_sm90.md). Tiles of 64 keys are those of rows of few, which each warpgroup may
+  // Found by measuring (docs/lab/forward_sm90.md). Tiles of 64 keys are those of rows of few, which each warpgroup may
   // leave out for itself.
   const bool is_long = tiles >= 8 && config.tile_kv > 64;
   const bool is_widest = config.head_dim_qk == 256 && config.head_dim_v == 256;

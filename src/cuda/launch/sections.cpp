@@ -15,7 +15,7 @@ int64_t all_heads(const AttentionShape& p) {
 // tiles of a section start first: it has as many KV heads as make a tile for each block, or as an eighth of the cache
 // holds if those are more. The last one, whose short tiles fill the gaps that long ones leave at the end, has four
 // times as many, but no more than half of the cache holds, and what would be left of a section before it.
-// (docs/forward_sm90.md has what was measured.)
+// (docs/lab/forward_sm90.md has what was measured.)
 Sections sections(const AttentionShape& p, int64_t tiles_q, const Concurrency& at_once) {
   const int64_t heads = all_heads(p) / p.group();  // of keys and values
   if (!p.rows_grow) return {p.group(), heads * p.group()};

@@ -5,8 +5,8 @@
 namespace tessella::device::ptx {
 
 // Whoever comes to a barrier, and goes on from it, is late by a time of its own, about a microsecond at most, in a
-// build that shows that results do not depend on who is first (TESSELLA_DELAYS, docs/forward_sm90.md); a warp's lanes
-// alike.
+// build that shows that results do not depend on who is first (TESSELLA_DELAYS,
+// docs/kernels/forward_sm90.md); a warp's lanes alike.
 __device__ __forceinline__ void delay() {
 #ifdef TESSELLA_DELAYS
   uint32_t clock;

@@ -32,8 +32,8 @@ struct BlockSm90 {
   static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
   // Tiles that a warpgroup sees nothing of are left out by it, where they are many: where the item has far more rows
-  // than the warpgroup, or a tile no more keys (docs/forward_sm90.md). Its rows are others in each item then, lest one
-  // warpgroup has always the most to do.
+  // than the warpgroup, or a tile no more keys (docs/lab/forward_sm90.md). Its rows are others in each item then, lest
+  // one warpgroup has always the most to do.
   static constexpr bool kLeavesOut = kWarpgroups == 3 || C.tile_kv <= kRows;
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static constexpr int kRowBytes = 128;  // of a panel of 64 columns

@@ -20,7 +20,7 @@ struct ScoresSm90 {
   static constexpr int kBlocks = C.tile_kv / 8;
   // o += p v reads its probabilities from registers: with kInParts the first kFirstSteps of its products, of 16 keys
   // each, are waited for alone, and the next tile's probabilities take the place of theirs while the rest is under way.
-  // Found by measuring (docs/forward_sm90.md); other tiles and head dims were not tried.
+  // Found by measuring (docs/lab/forward_sm90.md); other tiles and head dims were not tried.
   static constexpr int kSteps = kBlocks / 2, kFirstSteps = kSteps * 3 / 8;
   static constexpr bool kInParts = portable::holds_queries(C) && C.tile_kv == 128 && !C.score.softcap;
 
