@@ -107,7 +107,7 @@ tbb::task_arena& own_arena() {
 }
 
 // One task a worker, handed to the arena's threads by the static partitioner's mailboxes: 6 us beyond the work itself
-// for 16 threads, where tasks stolen one by one from the caller cost 33 us (docs/cpu.md).
+// for 16 threads, where tasks stolen one by one from the caller cost 33 us (docs/lab/cpu.md).
 void run_as_tasks(Job& job, int num_threads) {
   tbb::parallel_for(
       0, num_threads, 1, [&job](int worker) { job.work(worker); }, tbb::static_partitioner());
