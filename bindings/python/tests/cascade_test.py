@@ -131,7 +131,7 @@ def test_shared_scales_are_not_guessed():
     one = np.ones(1, np.float32)
     with pytest.raises(
         tessella.InvalidArgument,
-        match="^cascade_attention: shared_v_scale is None, expected the scales of shared_v, which is int8, as v_scale is",
+        match="^cascade_attention: shared_v_scale is None, expected the scales of shared_v, which is int8, as v_",
     ):
         tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, v_scale=one, shared_k_scale=one)
     with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: k_scale is None, expected the scales of k"):
