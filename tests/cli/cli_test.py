@@ -553,6 +553,9 @@ class Others(CliTest):
                 for row in json.loads(done.stdout)["results"]:
                     self.assertEqual(row["check"], "ok")
                     self.assertEqual((row.get("batch", 2), row.get("asked_heads", 2)), (2, 2))
+        none = run("ladder", "--seqlen", "32k", "--head-dim", 8, "--heads", 1, "--budget", "1e-5", "--json", expect=2)
+        self.assertEqual(none.stdout, "")
+        self.assertIn("nothing could be measured", none.stderr)
         for budget in ("nan", "inf", "-1", "0"):
             self.refuses("ladder", f"--budget={budget}", saying=f"--budget is {budget}, expected seconds above 0")
         self.refuses("ladder", "--kernel", "reference.standard", saying="--kernel is reference.standard")
