@@ -125,6 +125,8 @@ def main():
     parser.add_argument("--window", type=float, default=0.5, metavar="S", help="seconds of one measurement")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda and torch finds no GPU, expected cpu")
     if args.tiny:
         args.seqlen, args.heads, args.block, args.window = 256, 2, 16, 0.01
     if args.seqlen % args.block:

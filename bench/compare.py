@@ -211,6 +211,8 @@ def measured(options: argparse.Namespace) -> Record:
 
     torch.set_grad_enabled(False)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is cuda and torch finds no GPU, expected cpu")
     window_s = options.window or default_window(options, device)
     machine: dict[str, Any] = {
         "cpu": cpu_name(),

@@ -342,6 +342,8 @@ def main():
     parser.add_argument("--window", type=float, metavar="S", help="seconds of one measurement; default 2, tiny 0.02")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda and torch finds no GPU, expected cpu")
     shapes = [shape for shape in (TINY if args.tiny else SHAPES) if shape.name in args.models]
     if unknown := set(args.models) - {shape.name for shape in SHAPES}:
         parser.error(f"--models: {', '.join(sorted(unknown))}, expected gpt2 or llama")

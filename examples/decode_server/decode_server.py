@@ -252,10 +252,22 @@ def count_wrong(weights, sequence):
     return int((expected != sequence.tokens[first:]).sum())
 
 
+def has_gpu():
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
 def main():
     parser = argparse.ArgumentParser(description="Serves ragged requests from one pool of pages.")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda by torch")
     device = parser.parse_args().device
+    if device not in ("cpu", "cuda"):
+        parser.error(f"--device is {device}, expected cpu or cuda")
+    if device == "cuda" and not has_gpu():
+        parser.error("--device is cuda and torch is not here or finds no GPU, expected cpu")
     rng = np.random.default_rng(0)
     weights = make_weights(rng)
     requests = [

@@ -18,6 +18,7 @@
 // Failures throw tessella::Error. Threads may share a cache; the rows of a sequence are written by one at a time.
 #pragma once
 
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -51,14 +52,7 @@ struct PagedCacheSizes {
 class PagedCache {
  public:
   // Memory of its own, on the CPU.
-  explicit PagedCache(const PagedCacheSizes& sizes) : pages_(sizes.num_pages, sizes.page_size) {
-    const bool are_odd = sizes.dtype == i4 && (sizes.head_dim % 2 != 0 || sizes.head_dim_v % 2 != 0);
-    if (sizes.num_layers < 1 || sizes.heads_kv < 1 || sizes.head_dim < 1 || sizes.head_dim_v < 0 || are_odd ||
-        size_bits(sizes.dtype) == 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more, head_dim even for i4, and a "
-                  "dtype");
-    }
+  explicit PagedCache(const PagedCacheSizes& sizes) : pages_(checked(sizes).num_pages, sizes.page_size) {
     for (int layer = 0; layer < sizes.num_layers; ++layer) {
       add(k_, sizes, sizes.dtype, sizes.head_dim);
       add(v_, sizes, sizes.dtype, sizes.head_dim_v == 0 ? sizes.head_dim : sizes.head_dim_v);
@@ -79,23 +73,17 @@ class PagedCache {
         k_scale_(std::move(k_scale)),
         v_scale_(std::move(v_scale)),
         scale_block_(scale_block) {
-    const auto fits = [&](const std::vector<TensorView>& scales) {
-      bool are_pools = true;
-      for (const TensorView& scale : scales) are_pools = are_pools && scale.ndim() == 3;
-      return scale_block == 0 ? scales.empty() || scales.size() == k_.size() : scales.size() == k_.size() && are_pools;
-    };
-    if (!fits(k_scale_) || !fits(v_scale_)) {
-      throw Error(ErrorCode::invalid_argument,
-                  "PagedCache: expected a k_scale and a v_scale for each layer, beside scale_block pools (num_pages, "
-                  "page_size, heads_kv)");
+    require_dtype("k[0].dtype", k_[0].dtype());
+    for (size_t layer = 0; layer < k_.size(); ++layer) {
+      require_like_k("k", layer, k_[layer], 4, k_[0].dtype());
+      require_like_k("v", layer, v_[layer], 4, k_[0].dtype());
     }
-    for (const TensorView& pool : pools()) {
-      if (pool.ndim() != 4 || pool.shape(0) != pages_.num_pages() || pool.shape(1) != pages_.page_size()) {
-        throw Error(ErrorCode::invalid_argument,
-                    "PagedCache: expected pools (num_pages, page_size, heads_kv, head_dim) of the same pages");
-      }
+    require_scales("k_scale", k_scale_);
+    require_scales("v_scale", v_scale_);
+    if (!is_on_gpu()) {  // the copies to come do not fail
+      require_copies(named_pools());
+      require_copies(named_scale_pools());
     }
-    if (!is_on_gpu()) copy({});  // the copies to come do not fail
   }
 
   // Of a layer: what attention takes.
@@ -115,16 +103,7 @@ class PagedCache {
   // The scales that pages have of their own, of every layer, which are copied likewise.
   std::vector<TensorView> scale_pools() const {
     std::vector<TensorView> pools;
-    for (const std::vector<TensorView>* scales : {&k_scale_, &v_scale_}) {
-      for (const TensorView& scale : *scales) {
-        tessella_tensor pool = scale.c_tensor();
-        if (pool.ndim != 3 || pool.shape[0] != pages_.num_pages() || pool.shape[0] == 1 || pool.strides[0] == 0)
-          continue;
-        pool.ndim = 4;
-        pool.shape[3] = pool.strides[3] = 1;
-        pools.emplace_back(pool);
-      }
-    }
+    for (auto& [name, pool] : named_scale_pools()) pools.push_back(pool);
     return pools;
   }
   Pages& pages() { return pages_; }
@@ -164,9 +143,114 @@ class PagedCache {
  private:
   bool is_on_gpu() const { return k_[0].c_tensor().device_type == TESSELLA_CUDA; }
   static bool is_quantized(DType dtype) { return dtype == f8e4m3fn || dtype == i8 || dtype == i4; }
+
+  [[noreturn]] static void refuse(const std::string& said, ErrorCode code = ErrorCode::invalid_argument) {
+    throw Error(code, ("PagedCache: " + said).c_str());
+  }
+  [[noreturn]] static void refuse(const std::string& name, int64_t got, const std::string& expected) {
+    refuse(name + " is " + std::to_string(got) + ", expected " + expected);
+  }
+  static void require_dtype(const char* name, DType dtype) {
+    if (dtype == f64 || dtype == f32 || dtype == bf16 || dtype == f16 || is_quantized(dtype)) return;
+    refuse(std::string(name) + " is " + name_of(dtype) + ", expected f64, f32, bf16, f16, f8e4m3fn, i8 or i4",
+           ErrorCode::unsupported);
+  }
+  static const PagedCacheSizes& checked(const PagedCacheSizes& sizes) {
+    const auto require = [](const char* name, int64_t size, int64_t least = 1) {
+      if (size < least || size > INT32_MAX)
+        refuse(name, size, std::to_string(least) + " to " + std::to_string(INT32_MAX));
+    };
+    require("num_pages", sizes.num_pages);
+    require("page_size", sizes.page_size);
+    require("heads_kv", sizes.heads_kv);
+    require("head_dim", sizes.head_dim);
+    require("head_dim_v", sizes.head_dim_v, 0);
+    require("num_layers", sizes.num_layers);
+    require_dtype("dtype", sizes.dtype);
+    for (const auto& [name, size] : {std::pair{"head_dim", sizes.head_dim}, {"head_dim_v", sizes.head_dim_v}}) {
+      if (sizes.dtype == i4 && size % 2 != 0) refuse(name, size, "an even number beside i4");
+    }
+    return sizes;
+  }
+  // Its pages, rows and heads are those of k[0].
+  void require_like_k(const char* name, size_t layer, const TensorView& tensor, int ndim, DType dtype) const {
+    const std::string at = name_at(name, layer);
+    if (tensor.ndim() != ndim) refuse(at + ".ndim", tensor.ndim(), std::to_string(ndim));
+    for (int axis = 0; axis < 3; ++axis) {
+      const int64_t expected = k_[0].shape(axis);
+      if (tensor.shape(axis) == expected) continue;
+      refuse(at + ".shape[" + std::to_string(axis) + "]", tensor.shape(axis), std::to_string(expected) + " as k[0]");
+    }
+    require_same(at, tensor, dtype);
+  }
+  static void require_same(const std::string& at, const TensorView& tensor, DType dtype) {
+    if (tensor.dtype() != dtype) {
+      refuse(at + ".dtype is " + name_of(tensor.dtype()) + ", expected " + name_of(dtype));
+    }
+  }
+  void require_scales(const char* name, const std::vector<TensorView>& scales) const {
+    if (scale_block_ != 0 && scale_block_ != 1) refuse("scale_block", scale_block_, "0 or 1");
+    const bool are_there = scale_block_ != 0 || !scales.empty();
+    if (are_there && !is_quantized(k_[0].dtype())) {
+      refuse(std::string(name) + " or scale_block is given and k[0].dtype is " + name_of(k_[0].dtype()) +
+             ", expected f8e4m3fn, i8 or i4");
+    }
+    if (are_there && scales.size() != k_.size()) {
+      refuse(std::string(name) + ".size()", static_cast<int64_t>(scales.size()),
+             std::to_string(k_.size()) + " as of k");
+    }
+    for (size_t layer = 0; layer < scales.size(); ++layer) {
+      if (scale_block_ != 0) require_like_k(name, layer, scales[layer], 3, f32);
+      require_same(name_at(name, layer), scales[layer], f32);
+    }
+  }
+  using NamedPools = std::vector<std::pair<std::string, TensorView>>;
+  static std::string name_at(const char* name, size_t layer) {
+    return std::string(name) + "[" + std::to_string(layer) + "]";
+  }
+  NamedPools named_pools() const {
+    NamedPools pools;
+    for (size_t layer = 0; layer < k_.size(); ++layer) pools.emplace_back(name_at("k", layer), k_[layer]);
+    for (size_t layer = 0; layer < v_.size(); ++layer) pools.emplace_back(name_at("v", layer), v_[layer]);
+    return pools;
+  }
+  NamedPools named_scale_pools() const {
+    NamedPools pools;
+    for (const auto& [name, scales] : {std::pair{"k_scale", &k_scale_}, {"v_scale", &v_scale_}}) {
+      for (size_t layer = 0; layer < scales->size(); ++layer) {
+        tessella_tensor pool = (*scales)[layer].c_tensor();
+        if (pool.ndim != 3 || pool.shape[0] != pages_.num_pages() || pool.shape[0] == 1 || pool.strides[0] == 0)
+          continue;
+        pool.ndim = 4;
+        pool.shape[3] = pool.strides[3] = 1;
+        pools.emplace_back(name_at(name, layer), TensorView(pool));
+      }
+    }
+    return pools;
+  }
+  // Copies nothing; an error, which names arguments of copy_pages, is said in these names.
+  static void require_copies(const NamedPools& named) {
+    std::vector<TensorView> pools;
+    for (const auto& [name, pool] : named) pools.push_back(pool);
+    try {
+      if (!pools.empty()) copy_pages(pools, view_of({}));
+    } catch (const Error& error) {
+      std::string said = error.what();
+      said.erase(0, said.find(": ") + 2);
+      for (size_t i = 0; i < named.size(); ++i) {
+        const std::string name = name_at("pools", i);
+        for (size_t at = said.find(name); at != std::string::npos; at = said.find(name)) {
+          said.replace(at, name.size(), named[i].first);
+        }
+      }
+      refuse(said, error.code());
+    }
+  }
+  static TensorView view_of(const std::vector<PageCopy>& copies) {
+    return tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}, {}, {TESSELLA_CPU, 0});
+  }
   void copy(const std::vector<PageCopy>& copies) const {
-    const TensorView pairs =
-        tessella::view(copies.data(), i32, {static_cast<int64_t>(copies.size()), 2}, {}, {TESSELLA_CPU, 0});
+    const TensorView pairs = view_of(copies);
     copy_pages(pools(), pairs);
     if (const std::vector<TensorView> scales = scale_pools(); !scales.empty()) copy_pages(scales, pairs);
   }
@@ -180,7 +264,9 @@ class PagedCache {
     }
     const int64_t count = sizes.scale == CacheScale::head ? sizes.heads_kv : 1;
     memory_.emplace_back(new (std::nothrow) std::byte[static_cast<size_t>(count) * sizeof(float)]);
-    if (memory_.back() == nullptr) throw Error(ErrorCode::out_of_memory, "PagedCache: out of memory");
+    if (memory_.back() == nullptr) {
+      refuse("no memory for " + std::to_string(count) + " scales", ErrorCode::out_of_memory);
+    }
     auto* ones = reinterpret_cast<float*>(memory_.back().get());
     for (int64_t i = 0; i < count; ++i) ones[i] = 1;
     scales.push_back(tessella::view(ones, f32, {count}));
@@ -188,28 +274,34 @@ class PagedCache {
   void add(std::vector<TensorView>& pools, const PagedCacheSizes& sizes, DType dtype, int64_t head_dim) {
     const bool is_half = size_bits(dtype) == 4;  // two elements a byte
     int64_t bytes = is_half ? 1 : size_bits(dtype) / 8;
+    const std::string shape = "(" + std::to_string(sizes.num_pages) + ", " + std::to_string(sizes.page_size) + ", " +
+                              std::to_string(sizes.heads_kv) + ", " + std::to_string(head_dim) + ")";
     for (const int64_t length : {sizes.num_pages, sizes.page_size, sizes.heads_kv, is_half ? head_dim / 2 : head_dim}) {
-      if (length > PTRDIFF_MAX / bytes) throw Error(ErrorCode::out_of_memory, "PagedCache: more bytes than can be");
+      if (length > PTRDIFF_MAX / bytes) {
+        refuse("a pool " + shape + " of " + name_of(dtype) +
+                   " has more bytes than an array can have, expected at most " + std::to_string(PTRDIFF_MAX),
+               ErrorCode::out_of_memory);
+      }
       bytes *= length;
     }
     memory_.emplace_back(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
-    if (memory_.back() == nullptr) throw Error(ErrorCode::out_of_memory, "PagedCache: out of memory");
+    if (memory_.back() == nullptr) {
+      refuse("no memory for a pool " + shape + " of " + name_of(dtype) + ", " + std::to_string(bytes) + " bytes",
+             ErrorCode::out_of_memory);
+    }
     pools.push_back(
         tessella::view(memory_.back().get(), dtype, {sizes.num_pages, sizes.page_size, sizes.heads_kv, head_dim}));
   }
   size_t idx_of(int layer) const {
     if (layer < 0 || layer >= num_layers()) {
-      throw Error(ErrorCode::invalid_argument, ("PagedCache: layer is " + std::to_string(layer) + ", expected 0 to " +
-                                                std::to_string(num_layers() - 1))
-                                                   .c_str());
+      refuse("layer", layer, "0 to " + std::to_string(num_layers() - 1));
     }
     return static_cast<size_t>(layer);
   }
   static int64_t size_of(const std::vector<TensorView>& k, const std::vector<TensorView>& v, int axis) {
-    if (k.empty() || k.size() != v.size() || k[0].ndim() != 4) {
-      throw Error(ErrorCode::invalid_argument,
-                  "PagedCache: expected as many pools of k as of v, (num_pages, page_size, heads_kv, head_dim) each");
-    }
+    if (k.empty()) refuse("k.size()", 0, "at least 1");
+    if (k.size() != v.size()) refuse("v.size()", static_cast<int64_t>(v.size()), std::to_string(k.size()) + " as of k");
+    if (k[0].ndim() != 4) refuse("k[0].ndim", k[0].ndim(), "4: (num_pages, page_size, heads_kv, head_dim)");
     return k[0].shape(axis);
   }
 

@@ -36,6 +36,26 @@ inline constexpr DType i4 = DType::i4;
 inline constexpr DType f8e4m3fn = DType::f8e4m3fn;
 inline constexpr DType f8e5m2 = DType::f8e5m2;
 
+// "f32".
+constexpr const char* name_of(DType dtype) {
+  switch (dtype) {
+    case f64: return "f64";
+    case f32: return "f32";
+    case bf16: return "bf16";
+    case f16: return "f16";
+    case boolean: return "bool";
+    case i32: return "i32";
+    case i64: return "i64";
+    case u8: return "u8";
+    case i8: return "i8";
+    case i4: return "i4";
+    case f8e4m3fn: return "f8e4m3fn";
+    case f8e5m2: return "f8e5m2";
+    case DType::none: break;
+  }
+  return "none";
+}
+
 // Of an element; 0 for none.
 constexpr int64_t size_bits(DType dtype) {
   switch (dtype) {

@@ -49,6 +49,11 @@ class GradientReader {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }
     a_.score_mod_gradient = options_.score_mod_gradient == nullptr ? "" : options_.score_mod_gradient;
+    for (const auto& [name, of] : {std::pair{"k", &a_.k()}, {"v", &a_.v()}}) {
+      if (!core::is_quantized(of->dtype) || core::is_quantized(a_.dtype())) continue;
+      unsupported(message(function_, ": ", name, ".dtype is ", core::name(of->dtype), ", expected ",
+                          core::name(a_.dtype()), " as of q: quantised caches have no gradients"));
+    }
     if (!a_.score_mod.empty() && a_.score_mod_gradient.empty()) {
       invalid(message(function_, ": score_mod is given without score_mod_gradient, expected both"));
     }

@@ -56,6 +56,15 @@ const Refusal kRefusals[] = {
        c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1});
      },
      kUnsupported, "backward: scales is given, and has no gradients"},
+    {"quantised",
+     [](SmallBackward& c) {
+       for (ts::TensorView* view : {&c.args.k, &c.args.v}) {
+         tessella_tensor bytes = view->c_tensor();
+         bytes.dtype = TESSELLA_I8;
+         *view = ts::TensorView(bytes);
+       }
+     },
+     kUnsupported, "backward: k.dtype is i8, expected f32 as of q: quantised caches have no gradients"},
     // What comes in.
     {"d_out_absent", [](SmallBackward& c) { c.gradients.d_out = {}; }, kInvalid,
      "backward: d_out is NULL, expected a tensor"},

@@ -307,26 +307,78 @@ TEST(PagedCache, WhatItRefuses) {
   };
   const auto second = ts::view(memory.data() + 512, ts::f32, {4, 4, 2, 8});
   expect_invalid([&] { ts::PagedCache({.num_pages = 4, .page_size = 4, .heads_kv = 0, .head_dim = 8}); },
-                 "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more");
-  expect_invalid([&] { ts::PagedCache({.num_pages = 0, .page_size = 4, .heads_kv = 1, .head_dim = 8}); },
-                 "pages_make: num_pages is 0, expected 1 to 2147483647");
+                 "PagedCache: heads_kv is 0, expected 1 to 2147483647");
+  expect_invalid([&] { ts::PagedCache({.num_pages = -4, .page_size = 4, .heads_kv = 1, .head_dim = 8}); },
+                 "PagedCache: num_pages is -4, expected 1 to 2147483647");
+  expect_invalid(
+      [&] { ts::PagedCache({.num_pages = 4, .page_size = 4, .heads_kv = 1, .head_dim = 8, .head_dim_v = -1}); },
+      "PagedCache: head_dim_v is -1, expected 0 to 2147483647");
   expect_invalid(
       [&] {
         ts::PagedCache({pool(4), pool(4)}, {second});
       },
-      "PagedCache: expected as many pools of k as of v");
-  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(8)}); }, "PagedCache: expected pools (num_pages, page_size, ");
-  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(4)}); },
-                 "copy_pages: pools[1] overlaps pools[0], expected memory");
+      "PagedCache: v.size() is 1, expected 2 as of k");
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(8)}); }, "PagedCache: v[0].shape[0] is 8, expected 4 as k[0]");
+  expect_invalid(
+      [&] {
+        ts::PagedCache({pool(4)}, {ts::view(memory.data() + 512, ts::f32, {4, 4, 1, 8})});
+      },
+      "PagedCache: v[0].shape[2] is 1, expected 2 as k[0]");
+  expect_invalid(
+      [&] {
+        ts::PagedCache({pool(4)}, {ts::view(memory.data() + 512, ts::f16, {4, 4, 2, 8})});
+      },
+      "PagedCache: v[0].dtype is f16, expected f32");
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {pool(4)}); }, "PagedCache: v[0] overlaps k[0], expected memory");
+  expect_invalid(
+      [&] {
+        ts::PagedCache({pool(4), second}, {second, pool(4)});
+      },
+      "PagedCache: v[1] overlaps k[0], expected memory");
   ts::PagedCache cache({pool(4)}, {second});
   expect_invalid([&] { cache.k(1); }, "PagedCache: layer is 1, expected 0 to 0");
   expect_invalid([&] { cache.v(-1); }, "PagedCache: layer is -1, expected 0 to 0");
 
   expect_invalid(
       [&] { ts::PagedCache({.num_pages = 4, .page_size = 4, .heads_kv = 1, .head_dim = 7, .dtype = ts::i4}); },
-      "PagedCache: expected num_layers, heads_kv and head_dim of 1 or more, head_dim even for i4");
-  expect_invalid([&] { ts::PagedCache({pool(4)}, {second}, {}, {}, 1); },
-                 "PagedCache: expected a k_scale and a v_scale for each layer");
+      "PagedCache: head_dim is 7, expected an even number beside i4");
+  for (const ts::DType dtype : {ts::f8e5m2, ts::i32, ts::i64, ts::u8, ts::boolean, ts::DType::none}) {
+    const std::string said = std::string(" is ") + ts::name_of(dtype) + ", expected f64, f32, bf16, f16, f8e4m3fn, i8";
+    const auto expect_unsupported = [&](const char* name, auto&& make) {
+      try {
+        make();
+        ADD_FAILURE() << said;
+      } catch (const ts::Error& error) {
+        EXPECT_EQ(error.code(), ts::ErrorCode::unsupported);
+        EXPECT_NE(std::string(error.what()).find(std::string("PagedCache: ") + name + said), std::string::npos)
+            << error.what();
+      }
+    };
+    expect_unsupported("dtype", [&] {
+      ts::PagedCache({.num_pages = 4, .page_size = 4, .heads_kv = 1, .head_dim = 8, .dtype = dtype});
+    });
+    if (dtype == ts::DType::none) continue;
+    expect_unsupported("k[0].dtype", [&] {
+      ts::PagedCache({ts::view(memory.data(), dtype, {1, 4, 2, 8})},
+                     {ts::view(memory.data() + 512, dtype, {1, 4, 2, 8})});
+    });
+  }
+
+  const auto scale = ts::view(memory.data() + 256, ts::f32, {4, 4, 2}),
+             other = ts::view(memory.data() + 768, ts::f32, {4, 4, 2});
+  expect_invalid([&] { ts::PagedCache({pool(4)}, {second}, {scale}, {other}, 1); },
+                 "PagedCache: k_scale or scale_block is given and k[0].dtype is f32, expected f8e4m3fn, i8 or i4");
+  const auto bytes = ts::view(memory.data(), ts::i8, {4, 4, 2, 8}),
+             more = ts::view(memory.data() + 512, ts::i8, {4, 4, 2, 8});
+  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {}, {}, 1); }, "PagedCache: k_scale.size() is 0, expected 1 as");
+  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {scale}, {other}, 2); },
+                 "PagedCache: scale_block is 2, expected 0");
+  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {scale}, {scale}, 1); },
+                 "PagedCache: v_scale[0] overlaps k_scale[0]");
+  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {scale}, {bytes}, 1); },
+                 "PagedCache: v_scale[0].ndim is 4, expected 3");
+  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {ts::view(memory.data(), ts::f64, {2})}, {}); },
+                 "PagedCache: k_scale[0].dtype is f64, expected f32");
 
   ts::PagedCache on_gpu({pool(4, {TESSELLA_CUDA, 0})}, {pool(4, {TESSELLA_CUDA, 0})});
   const int64_t id = on_gpu.new_sequence();
@@ -341,6 +393,9 @@ TEST(PagedCache, TooLarge) {
     FAIL();
   } catch (const ts::Error& error) {
     EXPECT_EQ(error.code(), ts::ErrorCode::out_of_memory);
+    EXPECT_STREQ(error.what(),
+                 "PagedCache: a pool (2147483647, 2147483647, 2147483647, 2147483647) of f32 has more bytes than an "
+                 "array can have, expected at most 9223372036854775807");
   }
 }
 

@@ -132,6 +132,30 @@ class Attend(CliTest):
         self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "<f4")
         self.refuses("attend", *self.write_npys(), "--dtype", "bf16", saying="elements are <f4 (4 bytes)")
 
+    def test_quantized_keys(self):
+        shape, halves = (1, 8, 2, 4), (1, 8, 2, 2)
+        numbers = [(7 * i) % 15 - 7 for i in range(64)]
+        pairs = bytes((numbers[i] & 15) | (numbers[i + 1] & 15) << 4 for i in range(0, 64, 2))
+        scales = [0.25 * 2 ** (i % 3) for i in range(16)]  # of each token and head
+        rows = struct.pack("<64f", *(number * scales[i // 4] for i, number in enumerate(numbers)))
+        expected = expected_attention(self.q, rows, rows)
+        scale = self.write("scale.npy", npy(struct.pack("<16f", *scales), (1, 8, 2), "<f4"))
+        options = ["--k-scale", scale, "--v-scale", scale, "--scale-block", "1", "--out", self.folder / "out.npy"]
+        eighths = struct.pack("64b", *numbers)
+        for kv_dtype, data, of, descr in (("i4", pairs, halves, "|u1"), ("i8", eighths, shape, "|u1"), ("i8", eighths, shape, "|i1")):
+            arrays = {"q": npy(self.q), "k": npy(data, of, descr), "v": npy(data, of, descr)}
+            cache = self.write("cache.npz", npz(arrays))
+            done = run("attend", cache, "--kv-dtype", kv_dtype, *options, "--check=0")
+            self.assertIn(f"k       (1, 8, 2, 4) {kv_dtype}", done.stdout)
+            for got, wanted in zip(struct.unpack("<64f", read_npy(self.folder / "out.npy")[1]), expected):
+                self.assertAlmostEqual(got, wanted, places=5)
+            described = json.loads(run("attend", cache, "--kv-dtype", kv_dtype, *options, "--json").stdout)
+            self.assertEqual((described["k"]["dtype"], described["k"]["shape"]), (kv_dtype, list(shape)))
+            if descr == "|u1":
+                self.refuses("attend", cache, saying="k has elements of type |u1 without --kv-dtype, expected it to say what")
+        self.refuses("attend", cache, "--kv-dtype", "i4", saying="elements are |i1 (1 bytes), expected bytes, which --kv-dtype i4")
+        self.refuses("attend", cache, "--kv-dtype", "bf16", saying="--kv-dtype is 'bf16', expected f8e4m3fn, i8 or i4")
+
     def test_outputs(self):
         files = self.write_npys()
         run("attend", *files, "--out", self.folder / "o.npy", "--lse", self.folder / "l.npy")
@@ -459,11 +483,16 @@ class Others(CliTest):
         self.assertEqual(lines.count("\n"), 1 + 2 * 2 * 2)
         default = run("bench", "decode", "--seqlen", "64k", "--budget", 0.01, "--csv")
         self.assertIn(",16/2,128,1,65536,uniform,0,1,", default.stdout)
-        too_large = run("bench", "decode", "--preset", "gqa", "--batch", "64k", "--seqlen", "128k")
+        too_large = run("bench", "decode", "--preset", "gqa", "--batch", "64k", "--seqlen", "128k", expect=2)
+        self.assertEqual(too_large.stdout, "")
+        self.assertIn("nothing could be measured", too_large.stderr)
         self.assertIn("not run at bf16 64/8 heads x 128, batch 65536, seqlen 131072, 1 query: its caches take", too_large.stderr)
+        refused = run("bench", "decode", "--head-dim", 600, "--seqlen", 16, "--budget", 0.01, expect=2)
+        self.assertEqual(refused.stdout, "")
+        self.assertIn("head_dim_qk is 600, at most 576", refused.stderr)
         for arguments, saying in [
             (["--preset", "x"], "expected one of flash-decoding, gqa, mha"),
-            (["--pages", "-1"], "--pages is -1"),
+            (["--pages", "-1"], "--pages is '-1', expected 0 (no pages) or sizes of 1 and more"),
             (["--queries", "0"], "--queries is 0"),
             (["--kv-dtype", "bf16,i2"], "--kv-dtype is 'i2', expected some of f64, f32, bf16, f16, f8e4m3fn, i8, i4"),
             (["--kv-dtype", "i8", "--kv-scale", "none"], "--kv-scale is 'none', expected some of tensor, head, token"),
@@ -500,9 +529,13 @@ class Others(CliTest):
     def test_bench_leaves_out_what_is_too_large(self):
         for seqlen, saying in (("4m", "times --budget"), ("1g", "of memory per head")):
             large = ["--seqlen", seqlen, "--head-dim", 64, "--mask", "none", "--rival", "none"]
-            done = run("bench", *large, "--budget", 0.01, "--json")
-            self.assertEqual(json.loads(done.stdout)["results"], [])
+            done = run("bench", *large, "--budget", 0.01, "--json", expect=2)
+            self.assertEqual(done.stdout, "")
             self.assertIn(saying, done.stderr)
+            self.assertIn("nothing could be measured", done.stderr)
+            with_small = [f"32,{value}" if large[at - 1] == "--seqlen" else value for at, value in enumerate(large)]
+            rows = json.loads(run("bench", *with_small, "--budget", 0.01, "--kernel", "reference.flash_2", "--json").stdout)
+            self.assertEqual([row["seqlen"] for row in rows["results"]], [32])
 
     def test_bench_goes_on_after_a_cell_that_fails(self):
         cells = ["--dtype", "f32,bf16,f64", "--seqlen", 32, "--head-dim", 16, "--heads", 2, "--batch", 1, "--mask", "none"]
@@ -520,6 +553,9 @@ class Others(CliTest):
                 for row in json.loads(done.stdout)["results"]:
                     self.assertEqual(row["check"], "ok")
                     self.assertEqual((row.get("batch", 2), row.get("asked_heads", 2)), (2, 2))
+        none = run("ladder", "--seqlen", "32k", "--head-dim", 8, "--heads", 1, "--budget", "1e-5", "--json", expect=2)
+        self.assertEqual(none.stdout, "")
+        self.assertIn("nothing could be measured", none.stderr)
         for budget in ("nan", "inf", "-1", "0"):
             self.refuses("ladder", f"--budget={budget}", saying=f"--budget is {budget}, expected seconds above 0")
         self.refuses("ladder", "--kernel", "reference.standard", saying="--kernel is reference.standard")

@@ -138,8 +138,6 @@ class Nan : public EachKernel {
  private:
   bool by_library_ = false;
 
-  static const char* name_of(DType dtype) { return dtype == f64 ? "f64" : dtype == f32 ? "f32" : "bf16"; }
-
   void forward_where_the_kernel_is(const ForwardArgs& args, const AttentionOptions& options) {
     const detail::ForwardCall call(args, options);
     if (!GetParam().is_on_gpu()) {

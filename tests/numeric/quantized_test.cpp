@@ -1,10 +1,12 @@
 // k and v of 8 and 4 bits with their scales, on every kernel that takes them.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <tessella/attention.hpp>
+#include <vector>
 
 #include "cases/call.hpp"
 #include "cases/kernels.hpp"
@@ -90,6 +92,48 @@ TEST(QuantizedReference, ByHand) {
   EXPECT_NEAR(out[0], weight * 8 - (1 - weight) * 3, 1e-6);
   EXPECT_NEAR(out[1], weight * -6 + (1 - weight) * 6, 1e-6);
   EXPECT_NEAR(lse, std::log(std::exp(score[0]) + std::exp(score[1])), 1e-6);
+}
+
+// One key's row is v_scale times 1, 2, 3 and 3.5, and k_scale makes scores of a q that is as small. What a kernel does
+// with a scale before it multiplies must not be infinite where the number itself is none; scales are of the call, or of
+// tokens, of which the others are small.
+TEST_P(Quantized, LargeScales) {
+  if (GetParam().name.starts_with("cuda.")) GTEST_SKIP() << "has arrays of the CPU";
+  constexpr int64_t kDim = 64, kKeys = 5;
+  std::vector<uint8_t> rows(kKeys * kDim);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = std::array<uint8_t, 4>{0x38, 0x40, 0x44, 0x46}[i % 4];
+  uint64_t num_taken = 0;
+  for (const float large : {0x1p99f, 0x1p100f, 0x1p119f, 0x1p120f, -0x1p121f}) {
+    for (const bool is_by_token : {false, true}) {
+      std::vector<float> q(kDim), out(kDim), v_scale(is_by_token ? kKeys : 1, 1.0f), k_scale(v_scale.size(), 1.0f);
+      q[3] = 0x1.8p-116f;
+      // All scores are 168; by token that of the fourth key is, and the others are 0.
+      v_scale[is_by_token ? 3 : 0] = large;
+      k_scale[is_by_token ? 3 : 0] = 0x1p121f;
+      const std::initializer_list<int64_t> scale_shape = {static_cast<int64_t>(v_scale.size()), 1};
+      float lse = 0;
+      try {
+        forward({.q = view(q.data(), f32, {1, 1, 1, kDim}),
+                 .k = view(rows.data(), f8e4m3fn, {1, kKeys, 1, kDim}),
+                 .v = view(rows.data(), f8e4m3fn, {1, kKeys, 1, kDim}),
+                 .out = view(out.data(), f32, {1, 1, 1, kDim}),
+                 .lse = view(&lse, f32, {1, 1, 1}),
+                 .k_scale = view(k_scale.data(), f32, scale_shape),
+                 .v_scale = view(v_scale.data(), f32, scale_shape)},
+                {.scale = 1, .scale_block = is_by_token ? 1 : 0, .kernel = GetParam().name});
+      } catch (const Error& error) {
+        ASSERT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+        continue;
+      }
+      ++num_taken;
+      EXPECT_NEAR(lse, is_by_token ? 168 : 168 + std::log(5.0), 1e-4);
+      for (int64_t i = 0; i < kDim; ++i) {
+        const float expected = large * std::array<float, 4>{1, 2, 3, 3.5}[i % 4];
+        ASSERT_NEAR(out[i] / expected, 1, 1e-6) << large << " " << is_by_token << " " << i << " " << out[i];
+      }
+    }
+  }
+  expect_some(num_taken);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Quantized, testing::ValuesIn(kernels_of("forward")), kernel_test_name);

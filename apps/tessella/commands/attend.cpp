@@ -7,6 +7,7 @@
 
 #include "commands/attend_backward.hpp"
 #include "commands/attend_inputs.hpp"
+#include "commands/cache_type.hpp"
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "commands/result_files.hpp"
@@ -28,6 +29,7 @@ constexpr const char* kExamples = R"(Examples:
   tessella attend layer.npz --names query,key,value --mask 'window:1024,0 & keep_first:4' --softcap 30
   tessella attend qkv.npz --dtype bf16 --mask document:ids.npy --sink 0.5,0.5 --explain
   tessella attend layer.npz --device cuda --check
+  tessella attend cache.npz --kv-dtype i4 --k-scale k_scale.npy --v-scale v_scale.npy --scale-block 1
   tessella attend layer.npz --mask causal --backward d_out.npy --gradients gradients.npz --check)";
 
 struct Settings {
@@ -35,6 +37,7 @@ struct Settings {
   AttentionOptionValues options;
   std::string layout = "bshd";
   std::string dtype;
+  std::string kv_dtype;
   std::string names;
   ResultFiles results;
   BackwardFiles backward;
@@ -86,6 +89,13 @@ void settle(Settings& settings) {
   }
   settings.inputs.layout = settings.layout == "bhsd" ? Layout::bhsd : Layout::bshd;
   if (!settings.dtype.empty()) settings.inputs.dtype = element_type_named(settings.dtype).dtype;
+  if (!settings.kv_dtype.empty()) {
+    const CacheType& type = cache_type_named(settings.kv_dtype);
+    if (!type.is_quantized) {
+      throw InputError(fmt::format("--kv-dtype is '{}', expected f8e4m3fn, i8 or i4: bytes of k and v", type.name));
+    }
+    settings.inputs.kv_dtype = type.dtype;
+  }
   if (!settings.names.empty()) {
     settings.inputs.names = split(settings.names, ',');
     if (settings.inputs.names.size() != 3) {
@@ -202,6 +212,10 @@ void add_attend(CLI::App& app, Run& run) {
       ->capture_default_str()
       ->type_name("");
   command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("");
+  command
+      ->add_option("--kv-dtype", settings->kv_dtype,
+                   "what the bytes of k and v are: f8e4m3fn, i8, or i4, two in each of uint8")
+      ->type_name("");
   command->add_option("--out", settings->results.out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
   command
       ->add_option("--lse", settings->results.lse,

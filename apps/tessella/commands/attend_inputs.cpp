@@ -79,6 +79,12 @@ std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> array
 
 void check_operand(const char* name, const Array& array) {
   const tessella_tensor& tensor = array.tensor;
+  const bool is_byte =
+      tensor.dtype == TESSELLA_U8 || (tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 1);
+  if (is_byte && name != std::string_view("q")) {
+    throw InputError(fmt::format("{}: {} has elements of type {} without --kv-dtype, expected it to say what they are",
+                                 array.source, name, array.file_type));
+  }
   if (tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
     const bool raw = array.element_bytes == 2;
     throw InputError(fmt::format("{}: {} has elements of type {}, expected f64, f32, bf16 or f16{}", array.source, name,
@@ -114,7 +120,12 @@ void read_inputs(const AttendInputs& inputs, Call& call) {
   std::array<Array, 3> operands = assign(inputs, std::move(arrays));
   constexpr Call::Member kMembers[] = {&tessella_forward_args::q, &tessella_forward_args::k, &tessella_forward_args::v};
   for (size_t i = 0; i < 3; ++i) {
-    if (inputs.dtype != TESSELLA_DTYPE_DEFAULT) resolve_dtype(operands[i], inputs.dtype);
+    const bool is_cache = i > 0 && inputs.kv_dtype != TESSELLA_DTYPE_DEFAULT;
+    if (is_cache) {
+      resolve_cache_dtype(operands[i], inputs.kv_dtype);
+    } else if (inputs.dtype != TESSELLA_DTYPE_DEFAULT) {
+      resolve_dtype(operands[i], inputs.dtype);
+    }
     check_operand(kOperands[i], operands[i]);
     swap_layout(inputs.layout, operands[i].tensor);
     call.set(kMembers[i], std::move(operands[i]));

@@ -17,7 +17,8 @@ struct AttendInputs {
   std::vector<std::string> files;
   std::vector<std::string> names;  // of q, k and v in the files; empty: the usual ones
   Layout layout = Layout::bshd;
-  tessella_dtype dtype = TESSELLA_DTYPE_DEFAULT;  // of raw .npy elements
+  tessella_dtype dtype = TESSELLA_DTYPE_DEFAULT;     // of raw .npy elements
+  tessella_dtype kv_dtype = TESSELLA_DTYPE_DEFAULT;  // of what the bytes of k and v are
 };
 
 // Sets the call's q, k and v.

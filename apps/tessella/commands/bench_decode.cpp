@@ -73,6 +73,8 @@ std::vector<int64_t> parse_pages(const std::string& text) {
   for (const std::string& part : split(text, ',')) {
     if (part == "0") {
       sizes.push_back(0);
+    } else if (part.starts_with('-')) {
+      throw InputError(fmt::format("--pages is '{}', expected 0 (no pages) or sizes of 1 and more", part));
     } else {
       for (const int64_t size : parse_sizes("--pages", part)) sizes.push_back(size);
     }
@@ -258,7 +260,7 @@ int bench_decode(const Settings& settings) {
       ran &= bench_case(settings, cases[i], budget, check_rows, table);
     }
   }
-  if (!ran && table.rows.empty()) throw InputError("nothing could be measured");
+  if (table.rows.empty()) throw InputError("nothing could be measured");
   Json about = about_run("bench decode");
   about["budget_seconds"] = budget;
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);

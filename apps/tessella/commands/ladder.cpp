@@ -151,6 +151,7 @@ int ladder(Settings settings) {
   }
   // Kernels come best first; a ladder is climbed from the other end, by those that are there to be compared.
   table.rows.insert(table.rows.end(), chosen.begin(), chosen.end());
+  if (table.rows.empty()) throw InputError("nothing could be measured");
   note(fmt::format("batch {}, {}seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch,
                    settings.decode ? fmt::format("queries {}, ", problem.seqlen_q) : "", problem.seqlen_kv,
                    settings.heads, problem.head_dim, settings.dtype, problem.mask));

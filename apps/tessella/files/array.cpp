@@ -108,6 +108,21 @@ void resolve_dtype(Array& array, tessella_dtype dtype) {
   array.tensor.dtype = dtype;
 }
 
+void resolve_cache_dtype(Array& array, tessella_dtype dtype) {
+  tessella_tensor& tensor = array.tensor;
+  if (tensor.dtype == dtype) return;
+  const bool is_raw = tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 1;
+  if (tensor.dtype != TESSELLA_U8 && !is_raw) {
+    throw InputError(fmt::format("{}: elements are {} ({} bytes), expected bytes, which --kv-dtype {} names",
+                                 array.source, array.file_type, array.element_bytes, dtype_name(dtype)));
+  }
+  tensor.dtype = dtype;
+  if (dtype != TESSELLA_I4 || tensor.ndim == 0) return;
+  const int last = tensor.ndim - 1;  // two elements a byte
+  for (int axis = 0; axis < last; ++axis) tensor.strides[axis] *= 2;
+  tensor.shape[last] *= 2;
+}
+
 Array converted(const Array& array, tessella_dtype dtype) {
   if (array.tensor.dtype == dtype) return array;
   if (array.tensor.dtype == TESSELLA_DTYPE_DEFAULT) {

@@ -42,6 +42,9 @@ Array array_of_numbers(std::string name, tessella_dtype dtype, std::span<const d
 // Gives an array of raw elements its type; any other must already be of it.
 void resolve_dtype(Array& array, tessella_dtype dtype);
 
+// Takes bytes, as uint8 or raw ones, for elements of 8 or 4 bits; any other must already be of that type.
+void resolve_cache_dtype(Array& array, tessella_dtype dtype);
+
 // The same values as dense `dtype`; those that do not fit are an InputError.
 Array converted(const Array& array, tessella_dtype dtype);
 

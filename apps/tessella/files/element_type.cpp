@@ -97,6 +97,7 @@ const ElementType& element_type_named(std::string_view name) {
 
 std::string dtype_name(tessella_dtype dtype) {
   const ElementType* type = find_element_type(dtype);
+  if (dtype == TESSELLA_I4) return "i4";  // two a byte, which files call u8
   return type ? type->name : fmt::format("dtype {}", dtype);
 }
 

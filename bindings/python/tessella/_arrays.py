@@ -204,9 +204,8 @@ class Slot:
         if tensor.dtype == code:
             return
         if tensor.dtype != d.U8:
-            raise InvalidArgument(
-                f"{self.name} is of another dtype than kv_dtype, expected uint8, whose bytes it names"
-            )
+            got, named = (next(name for name, known in DTYPES.items() if known == of) for of in (tensor.dtype, code))
+            raise InvalidArgument(f"{self.name} has dtype {got}, expected uint8, whose bytes kv_dtype {named} names")
         self.dtype = None  # what was remembered is overwritten
         tensor.dtype = code
         if code == d.I4 and tensor.ndim > 0:  # two a byte

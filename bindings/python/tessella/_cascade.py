@@ -22,12 +22,22 @@ _OF_THE_WHOLE = (
     "return_lse",
     "seqlens_q",
 )
-# What both halves are to have; all else is the sequences' own keys'.
+# What both halves are to have; all else but a cache's scales is the sequences' own keys'.
 _OF_BOTH = ("scale", "softcap", "num_sms", "num_threads")
+_REAL = ("float64", "float32", "bfloat16", "float16")  # what has no scales
 
 
 def cascade_attention(
-    q: Any, shared_k: Any, shared_v: Any, k: Any, v: Any, *, mask: Any = "causal", **options: Any
+    q: Any,
+    shared_k: Any,
+    shared_v: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = "causal",
+    shared_k_scale: Any = None,
+    shared_v_scale: Any = None,
+    **options: Any,
 ) -> Any:
     """Attention over keys that all sequences share, as a system prompt's, and over each one's own behind them.
 
@@ -44,9 +54,13 @@ def cascade_attention(
         k, v: each sequence's own, as `attention` takes them, in pages too: page_table, seqlens_kv and the like are
             theirs.
         mask: over the own keys; "causal" is bottom-right, as for keys behind shared ones.
-        **options: of `attention`. scale and softcap count for all keys, a sink once, and the rest for the own ones.
-            Unsupported: what counts positions or keys of the whole (ALiBi, bias, dropout, packed queries,
-            modifications), and windows and chunks, which the shared keys would not have.
+        shared_k_scale, shared_v_scale: of shared keys that are quantised: (ceil(shared / scale_block), heads_kv), where
+            each axis may be 1 and the first may be left out. k_scale and v_scale are the own keys'. Where both are
+            quantised, both have scales or neither has.
+        **options: of `attention`. scale and softcap count for all keys, a sink once, and the rest for the own ones;
+            scale_block counts for all scales, and kv_dtype for shared and own keys that are uint8. Unsupported: what
+            counts positions or keys of the whole (ALiBi, bias, dropout, packed queries, modifications), and windows and
+            chunks, which the shared keys would not have.
 
     Returns:
         out, of the kind and dtype of q.
@@ -54,7 +68,8 @@ def cascade_attention(
     Raises:
         As `attention`.
     """
-    return cascaded(attention, merge, q, shared_k, shared_v, k, v, mask, options)
+    shared_scales = {"k_scale": shared_k_scale, "v_scale": shared_v_scale}
+    return cascaded(attention, merge, q, shared_k, shared_v, k, v, mask, shared_scales, options)
 
 
 def cascaded(
@@ -66,19 +81,31 @@ def cascaded(
     k: Any,
     v: Any,
     mask: Any,
+    shared_scales: dict[str, Any],
     options: dict[str, Any],
 ) -> Any:
     """The same by these functions."""
     try:
-        _check(q, shared_k, mask, options)
+        _check(q, shared_k, shared_v, k, v, mask, shared_scales, options)
         batch, seqlen, heads, head_dim = q.shape
         both = {name: options[name] for name in _OF_BOTH if name in options}
         queries = q.reshape(1, batch * seqlen, heads, head_dim)
         # States of 16 bits would be rounded before they are merged.
         is_short = not str(q.dtype).endswith(("float32", "float64"))
         rounded = {"out_dtype": "float32"} if is_short else {}
-        shared = attend(queries, shared_k[None], shared_v[None], return_lse=True, **both, **rounded)
-        own = attend(q, k, v, mask=mask, return_lse=True, **options, **rounded)
+        shared_options = {**both, **_quantization(shared_k, shared_scales, options), **rounded}
+        own_options = {**options, **rounded}
+        if _name_of(k) in _REAL and _name_of(shared_k) not in _REAL:  # then these two are said of the shared keys
+            for name in ("scale_block", "kv_dtype"):
+                own_options.pop(name, None)
+        try:
+            shared = attend(queries, shared_k[None], shared_v[None], return_lse=True, **shared_options)
+        except Error as error:
+            said = str(error).partition("forward: ")
+            error.args = (f"over the shared keys, {said[2] or said[0]}",)
+            error._is_of_library = False
+            raise
+        own = attend(q, k, v, mask=mask, return_lse=True, **own_options)
         # (1, heads, batch * seqlen) is (batch, heads, seqlen) by other strides.
         lse = shared[1].reshape(heads, batch, seqlen).swapaxes(0, 1)
         states = [(shared[0].reshape(batch, seqlen, heads, -1), lse), own]
@@ -88,8 +115,32 @@ def cascaded(
         raise
 
 
-def _check(q: Any, shared_k: Any, mask: Any, options: dict[str, Any]) -> None:
-    for name, array, axes in (("q", q, 4), ("shared_k", shared_k, 3)):
+def _name_of(array: Any) -> str:
+    """Its dtype, of any library."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _quantization(shared_k: Any, scales: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """What the shared keys take of the options of a cache."""
+    of_shared = {name: scale for name, scale in scales.items() if scale is not None}
+    if of_shared and options.get("scale_block") is not None:
+        of_shared["scale_block"] = options["scale_block"]
+    if _name_of(shared_k) not in _REAL and options.get("kv_dtype") is not None:
+        of_shared["kv_dtype"] = options["kv_dtype"]
+    return of_shared
+
+
+def _check(
+    q: Any,
+    shared_k: Any,
+    shared_v: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    shared_scales: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    for name, array, axes in (("q", q, 4), ("shared_k", shared_k, 3), ("shared_v", shared_v, 3)):
         if len(array.shape) != axes:
             expected = "(batch, seqlen, heads, head_dim)" if axes == 4 else "(shared, heads_kv, head_dim)"
             raise InvalidArgument(f"{name} has {len(array.shape)} axes, expected {expected}")
@@ -101,3 +152,13 @@ def _check(q: Any, shared_k: Any, mask: Any, options: dict[str, Any]) -> None:
         value = options.get(name)
         if value is not None and (not isinstance(value, (int, float, str)) or value):  # 0 and "" are absent
             raise Unsupported(f"{name} is given, and counts for neither the shared keys nor the own ones alone")
+    for of, shared, own in (("k", shared_k, k), ("v", shared_v, v)):
+        scales = {f"shared_{of}": shared_scales[f"{of}_scale"], of: options.get(f"{of}_scale")}
+        for (name, scale), (other, scale_of_other), array in zip(
+            scales.items(), [*scales.items()][::-1], (shared, own)
+        ):
+            if scale is None and scale_of_other is not None and _name_of(array) not in _REAL:
+                raise InvalidArgument(
+                    f"{name}_scale is None, expected the scales of {name}, which is {_name_of(array)}, as "
+                    f"{other}_scale is given"
+                )

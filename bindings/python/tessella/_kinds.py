@@ -86,6 +86,8 @@ class _Torch(Kind):
         return bool(array.is_cuda)
 
     def refusal(self, array: Any) -> str:
+        if array.is_meta:
+            return "is on meta, expected a tensor with memory"
         if array.is_neg():
             return "has the negative bit, expected resolve_neg() of it"
         if self.forward_ad._current_level >= 0 and self.forward_ad.unpack_dual(array).tangent is not None:

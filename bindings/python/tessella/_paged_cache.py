@@ -85,7 +85,7 @@ class PagedCache:
         num_layers: int = 1,
     ) -> None:
         try:
-            self._set_pages(num_pages, page_size)
+            self._set_pages("PagedCache", num_pages, page_size)
             heads, dim, num_layers = (
                 integer(name, value, (1, INT32[1]))
                 for name, value in (("heads_kv", heads_kv), ("head_dim", head_dim), ("num_layers", num_layers))
@@ -118,7 +118,7 @@ class PagedCache:
         except (Error, TypeError) as error:
             name_function(error, "PagedCache")
             raise
-        self._copy(_NO_COPIES)
+        self._require_copies("PagedCache", "k", "v")
 
     @classmethod
     def from_tensors(
@@ -147,28 +147,32 @@ class PagedCache:
             k, v = (_pools(name, given, swapped) for name, given in (("k_pages", k_pages), ("v_pages", v_pages)))
             if len(k) != len(v):
                 raise InvalidArgument(f"v_pages has {len(v)} layers, expected {len(k)} as k_pages")
+            named = {
+                f"{name}[{layer}]": pool
+                for name, of in (("k_pages", k), ("v_pages", v))
+                for layer, pool in enumerate(of)
+            }
+            _require_alike(named)
+            code = _stored("k_pages[0]", k[0], kv_dtype)
             num_pages, page_size = k[0].shape[:2]
-            for name, pools in (("k_pages", k), ("v_pages", v)):
-                for layer, pool in enumerate(pools):
-                    if tuple(pool.shape[:2]) != (num_pages, page_size):
-                        raise InvalidArgument(
-                            f"{name}[{layer}] has {pool.shape[0]} pages of {pool.shape[1]} rows, "
-                            f"expected {num_pages} of {page_size} as k_pages[0]"
-                        )
-            cache._set_pages(num_pages, page_size)
+            cache._set_pages("PagedCache.from_tensors", num_pages, page_size)
             cache._layers = list(zip(k, v))
             if kv_dtype is not None:
-                cache._kv_dtype = _QUANTIZED[cache_code("kv_dtype", kv_dtype)]
-            is_quantized = kv_dtype is not None or dtype_of("k_pages", k[0].dtype) in _QUANTIZED
-            cache._set_scales(is_quantized, scale, k_scale, v_scale)
+                cache._kv_dtype = _QUANTIZED[code]
+            cache._set_scales(code in _QUANTIZED, scale, k_scale, v_scale)
         except (Error, TypeError) as error:
             name_function(error, "PagedCache.from_tensors")
             raise
-        cache._copy(_NO_COPIES)
+        cache._require_copies("PagedCache.from_tensors", "k_pages", "v_pages")
         return cache
 
-    def _set_pages(self, num_pages: int, page_size: int) -> None:
-        self._pages = Pages(num_pages, page_size)
+    def _set_pages(self, function: str, num_pages: int, page_size: int) -> None:
+        num_pages, page_size = integer("num_pages", num_pages), integer("page_size", page_size)
+        try:
+            self._pages = Pages(num_pages, page_size)
+        except Error as error:
+            _say_as(error, function, [])
+            raise
         self._reserving = threading.Lock()
         self._kv_dtype = None
 
@@ -318,9 +322,69 @@ class PagedCache:
 
     def _copy(self, copies: Any) -> None:
         pairs = kind_of(self.k).copied(copies, self.k)
-        copy_pages([pool for layer in self._layers for pool in layer], pairs)
+        for pools in self._pools_with_pages():
+            copy_pages(pools, pairs)
+
+    def _pools_with_pages(self) -> list[list[Any]]:
+        """What is copied in one call each: k and v of every layer, then k_scale and v_scale."""
+        pools = [[pool for layer in self._layers for pool in layer]]
         if self._scale_block:
-            copy_pages([pool[..., None] for pools in self._scales for pool in pools], pairs)
+            pools.append([pool[..., None] for layer in zip(*self._scales) for pool in layer])
+        return pools
+
+    def _require_copies(self, function: str, k: str, v: str) -> None:
+        """Copies nothing, so that the copies to come do not fail."""
+        pairs = kind_of(self.k).copied(_NO_COPIES, self.k)
+        for pools, of in zip(self._pools_with_pages(), ((k, v), ("k_scale", "v_scale"))):
+            try:
+                copy_pages(pools, pairs)
+            except Error as error:
+                _say_as(error, function, [f"{name}[{layer}]" for layer in range(self.num_layers) for name in of])
+                raise
+
+
+def _say_as(error: Error, function: str, pools: list[str]) -> None:
+    """Makes an error of a call in here one of `function`, whose names the pools have."""
+    said = str(error).partition(": ")[2]
+    for idx, name in enumerate(pools):
+        said = said.replace(f"pools[{idx}]", name)
+    error.args = (f"{function}: {said}",)
+
+
+def _require_alike(pools: dict[str, Any]) -> None:
+    """Raises unless pages, rows, heads and dtype are those of the first pool."""
+    first, of_first = next(iter(pools.items()))
+    num_pages, page_size, heads = of_first.shape[:3]
+    for name, pool in pools.items():
+        if tuple(pool.shape[:2]) != (num_pages, page_size):
+            raise InvalidArgument(
+                f"{name} has {pool.shape[0]} pages of {pool.shape[1]} rows, "
+                f"expected {num_pages} of {page_size} as {first}"
+            )
+        if pool.shape[2] != heads:
+            raise InvalidArgument(f"{name} has {pool.shape[2]} heads, expected {heads} as {first}")
+        if pool.dtype != of_first.dtype:
+            raise InvalidArgument(f"{name} has dtype {pool.dtype}, expected {of_first.dtype} as {first}")
+
+
+def _stored(name: str, pool: Any, kv_dtype: Any) -> int:
+    """The dtype of what is stored in a pool."""
+    code = dtype_of(name, pool.dtype)
+    if kv_dtype is not None:
+        named = cache_code("kv_dtype", kv_dtype)
+        if code not in (named, d.U8):
+            raise InvalidArgument(
+                f"{name} has dtype {pool.dtype}, expected uint8, whose bytes kv_dtype {kv_dtype} names"
+            )
+        return named
+    if code == d.U8:
+        raise InvalidArgument(f"{name} has dtype {pool.dtype} without kv_dtype, expected it to say what the bytes are")
+    if code not in _DTYPES and code not in _QUANTIZED:
+        raise Unsupported(
+            f"{name} has dtype {pool.dtype}, expected float64, float32, bfloat16, float16, float8_e4m3fn, int8, "
+            "or uint8 beside kv_dtype"
+        )
+    return code
 
 
 def _array_on(device: Any, dtype: Any) -> Any:
@@ -365,8 +429,14 @@ def _scales_of(name: str, given: Any, num_layers: int, shape: tuple[int, ...], l
         require_array(f"{name}[{layer}]", scale)
         if tuple(scale.shape) != shape:
             raise InvalidArgument(f"{name}[{layer}] has shape {tuple(scale.shape)}, expected {shape}")
+        if dtype_of(f"{name}[{layer}]", scale.dtype) != d.F32:
+            raise InvalidArgument(f"{name}[{layer}] has dtype {scale.dtype}, expected float32")
+        kind = kind_of(scale)
+        got, expected = ("a GPU" if kind_of(array).is_on_gpu(array) else "the CPU" for array in (scale, like))
+        if got != expected:
+            raise InvalidArgument(f"{name}[{layer}] is on {got}, expected it on {expected}, as k and v are")
         if len(shape) == 3:
-            kind_of(scale).require_writable(f"{name}[{layer}]")
+            kind.require_writable(f"{name}[{layer}]")
     return scales
 
 

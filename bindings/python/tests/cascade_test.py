@@ -67,6 +67,97 @@ def test_shapes_are_named():
         tessella.cascade_attention(Q, K, V, K, V)
 
 
+# What an append stores of rows (rows, 2, 32), and its numbers.
+def quantized(rows, dtype, scale):
+    cache = tessella.PagedCache(1, len(rows), 2, 32, dtype=dtype, **({} if scale is None else scale))
+    ids = cache.new_sequences(1)
+    cache.reserve(ids, len(rows))
+    cache.append(rows[None], rows[None], cache.page_table(ids), cache.seqlens(ids))
+    one = np.ones((1, 1, 2, 32), np.float32)
+    options = {name: of for name, of in cache.scales().items() if name != "v_scale"}
+    numbers = [
+        tessella.attention(one, cache.k[:, i : i + 1], cache.k[:, i : i + 1], **at(options, i), kernel=REFERENCE)
+        for i in range(len(rows))
+    ]
+    return cache, np.concatenate(numbers)[:, 0]
+
+
+REFERENCE = "reference.attention"  # which takes one row's number as it is
+
+
+def at(options, row):
+    given = {name: of for name, of in options.items() if name != "k_scale"}
+    scale = options["k_scale"]
+    return {**given, "v_scale": scale[:, row : row + 1] if scale.ndim == 3 else scale}
+
+
+HEADS = {
+    "scale": "head",
+    "k_scale": np.array([0.25, 0.5], np.float32),
+    "v_scale": np.array([0.25, 0.5], np.float32),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "int4"])
+@pytest.mark.parametrize("scale", [None, HEADS], ids=["token", "head"])
+def test_quantised_keys_have_scales_of_their_own(dtype, scale):
+    if dtype == "float8_e4m3fn":
+        pytest.importorskip("ml_dtypes")
+    shared, shared_numbers = quantized(SHARED_K * 3, dtype, scale)
+    own = [quantized(of, dtype, scale) for of in K]
+    options = own[0][0].scales()
+    if scale is None:
+        for name in ("k_scale", "v_scale"):
+            options[name] = np.concatenate([of.scales()[name] for of, _ in own])
+    k = np.concatenate([of.k for of, _ in own])
+    of_shared = {"shared_k_scale": shared.k_scale[0] if scale is None else shared.k_scale}
+    of_shared["shared_v_scale"] = of_shared["shared_k_scale"]
+    out = tessella.cascade_attention(Q, shared.k[0], shared.k[0], k, k, **options, **of_shared)
+    for b in range(3):
+        both = np.concatenate([shared_numbers, own[b][1]])[None]
+        np.testing.assert_allclose(out[b], tessella.attention(Q[b : b + 1], both, both, mask="causal")[0], atol=4e-6)
+    # Shared keys in full beside own ones that are quantised, and the other way round.
+    out = tessella.cascade_attention(Q, SHARED_K, SHARED_K, k, k, **options)
+    both = np.concatenate([SHARED_K, own[0][1]])[None]
+    np.testing.assert_allclose(out[:1], tessella.attention(Q[:1], both, both, mask="causal"), atol=4e-6)
+    options = {name: of for name, of in options.items() if not name.endswith("_scale")}
+    out = tessella.cascade_attention(Q, shared.k[0], shared.k[0], K, K, **options, **of_shared)
+    both = np.concatenate([shared_numbers, K[0]])[None]
+    np.testing.assert_allclose(out[:1], tessella.attention(Q[:1], both, both, mask="causal"), atol=4e-6)
+
+
+def test_shared_scales_are_not_guessed():
+    shared, k = np.ones((70, 2, 32), np.int8), np.ones((3, 40, 2, 32), np.int8)
+    one = np.ones(1, np.float32)
+    with pytest.raises(
+        tessella.InvalidArgument,
+        match="^cascade_attention: shared_v_scale is None, expected the scales of shared_v, which is int8, as v_",
+    ):
+        tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, v_scale=one, shared_k_scale=one)
+    with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: k_scale is None, expected the scales of k"):
+        tessella.cascade_attention(Q, shared, shared, k, k, shared_k_scale=one)
+    with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: over the shared keys, k_scale"):
+        tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, shared_k_scale=np.ones(3, np.float32))
+    with pytest.raises(tessella.InvalidArgument, match="shared_v has 4 axes, expected"):
+        tessella.cascade_attention(Q, SHARED_K, V, K, V)
+
+
+def test_torch_takes_quantised_shared_keys():
+    torch = pytest.importorskip("torch")
+    import tessella.torch
+
+    shared = RANDOM.integers(-127, 128, (70, 2, 32)).astype(np.int8)
+    k = RANDOM.integers(-127, 128, (3, 40, 2, 32)).astype(np.int8)
+    names = ("k_scale", "v_scale", "shared_k_scale", "shared_v_scale")
+    scales = {name: np.array([0.02, 0.01 * i], np.float32) for i, name in enumerate(names, 1)}
+    expected = tessella.cascade_attention(Q, shared, shared, k, k, **scales)
+    tensors = [torch.from_numpy(of) for of in (Q, shared, shared, k, k)]
+    options = {name: torch.from_numpy(scale) for name, scale in scales.items()}
+    np.testing.assert_allclose(tessella.torch.cascade_attention(*tensors, **options).numpy(), expected, atol=2e-6)
+    compiled = torch.compile(tessella.torch.cascade_attention, fullgraph=True, backend="eager")
+    np.testing.assert_allclose(compiled(*tensors, **options).numpy(), expected, atol=2e-6)
+
+
 def test_torch():
     torch = pytest.importorskip("torch")
     import tessella.torch

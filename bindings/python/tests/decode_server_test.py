@@ -17,6 +17,19 @@ def has_gpu():
 
 
 @pytest.mark.skipif(not PROGRAM.is_file(), reason="the examples are not beside the tests")
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+@pytest.mark.parametrize(
+    "program", [PROGRAM, *(PROGRAM.parents[2] / "bench" / f"{name}.py" for name in ("compare", "block_sparse"))]
+)
+def test_a_missing_gpu_is_said(program):
+    if program is not PROGRAM:
+        pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, program, "--device", "cuda"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--device is cuda and torch " in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not PROGRAM.is_file(), reason="the examples are not beside the tests")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tokens_agree(device):
     if device == "cuda" and not has_gpu():

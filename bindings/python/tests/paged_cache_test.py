@@ -66,7 +66,7 @@ make, given = tessella.PagedCache, tessella.PagedCache.from_tensors
 @pytest.mark.parametrize(
     "call, error, sentence",
     [
-        (lambda: make(0, 4, 2, 8, dtype="float32"), tessella.InvalidArgument, "pages_make: num_pages is 0, expected 1"),
+        (lambda: make(0, 4, 2, 8, dtype="float32"), tessella.InvalidArgument, "PagedCache: num_pages is 0, expected 1"),
         (
             lambda: make(6, 4, 0, 8, dtype="float32"),
             tessella.InvalidArgument,
@@ -107,6 +107,36 @@ make, given = tessella.PagedCache, tessella.PagedCache.from_tensors
             lambda: given(POOL, POOL[:, :3]),
             tessella.InvalidArgument,
             "PagedCache.from_tensors: v_pages[0] has 6 pages of 3 rows, expected 6 of 4 as k_pages[0]",
+        ),
+        (
+            lambda: given(POOL, POOL[:, :, :1].copy()),
+            tessella.InvalidArgument,
+            "PagedCache.from_tensors: v_pages[0] has 1 heads, expected 2 as k_pages[0]",
+        ),
+        (
+            lambda: given(POOL, POOL.astype(np.float64)),
+            tessella.InvalidArgument,
+            "PagedCache.from_tensors: v_pages[0] has dtype float64, expected float32 as k_pages[0]",
+        ),
+        (
+            lambda: given([POOL, POOL.copy()], [POOL.copy(), POOL]),
+            tessella.InvalidArgument,
+            "PagedCache.from_tensors: v_pages[1] overlaps k_pages[0]",
+        ),
+        (
+            lambda: given(POOL[:0], POOL[:0].copy()),
+            tessella.InvalidArgument,
+            "PagedCache.from_tensors: num_pages is 0, expected",
+        ),
+        (
+            lambda: make(-4, 4, 2, 8, dtype="float32"),
+            tessella.InvalidArgument,
+            "PagedCache: num_pages is -4, expected",
+        ),
+        (
+            lambda: make(4, "4", 2, 8, dtype="float32"),
+            TypeError,
+            "PagedCache: page_size is '4', expected",
         ),
         (
             lambda: given(3, POOL),

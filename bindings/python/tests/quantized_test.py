@@ -171,6 +171,7 @@ def test_caches_in_given_memory():
 
 
 ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8)
+SCALES = np.ones((1, 4, 2), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8
         ),
         (
             lambda: tessella.attention(ONES, ONES, ONES, kv_dtype="int4"),
-            "^forward: k is of another dtype than kv_dtype, expected uint8, whose bytes it names$",
+            "^forward: k has dtype float32, expected uint8, whose bytes kv_dtype int4 names$",
         ),
         (
             lambda: tessella.attention(ONES, BYTES, BYTES, kv_dtype="float32"),
@@ -215,6 +216,40 @@ ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8
         (
             lambda: tessella.PagedCache.from_tensors(BYTES, BYTES, kv_dtype="int8", scale="token"),
             "^PagedCache.from_tensors: k_scale is None, expected a pool for each layer beside scale='token'$",
+        ),
+        (
+            lambda: tessella.PagedCache.from_tensors(BYTES, BYTES.copy()),
+            r"^PagedCache.from_tensors: k_pages\[0\] has dtype uint8 without kv_dtype, expected it to say",
+        ),
+        (
+            lambda: tessella.PagedCache.from_tensors(
+                BYTES.view(np.int8), BYTES.view(np.int8).copy(), kv_dtype="int4", scale="head"
+            ),
+            r"^PagedCache.from_tensors: k_pages\[0\] has dtype int8, expected uint8, whose bytes kv_dtype int4 names$",
+        ),
+        (
+            lambda: tessella.PagedCache.from_tensors(ONES, ONES.copy(), kv_dtype="int4", scale="head"),
+            r"^PagedCache.from_tensors: k_pages\[0\] has dtype float32, expected uint8, whose bytes kv_dtype int4",
+        ),
+        (
+            lambda: tessella.PagedCache.from_tensors(ONES.astype(np.int32), ONES.astype(np.int32)),
+            r"^PagedCache.from_tensors: k_pages\[0\] has dtype int32, expected float64, float32, ",
+        ),
+        (
+            lambda: tessella.PagedCache(4, 4, 2, 8, dtype="int8", scale="head", k_scale=np.ones(2)),
+            r"^PagedCache: k_scale\[0\] has dtype float64, expected float32$",
+        ),
+        (
+            lambda: tessella.PagedCache.from_tensors(
+                BYTES, BYTES.copy(), kv_dtype="int8", scale="token", k_scale=SCALES, v_scale=SCALES.astype(np.float64)
+            ),
+            r"^PagedCache.from_tensors: v_scale\[0\] has dtype float64, expected float32$",
+        ),
+        (
+            lambda: tessella.PagedCache.from_tensors(
+                BYTES, BYTES.copy(), kv_dtype="int8", scale="token", k_scale=SCALES, v_scale=SCALES
+            ),
+            r"^PagedCache.from_tensors: v_scale\[0\] overlaps k_scale\[0\]",
         ),
     ],
 )

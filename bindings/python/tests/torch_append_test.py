@@ -151,6 +151,47 @@ def test_errors():
         tessella.torch.copy_pages([], step.table)
 
 
+# One tensor without memory makes torch ask for shapes alone: nothing would be written.
+NAMES = (
+    "k_new v_new k v seqlens_kv page_table cache_batch_idx leftpad_kv seqlens_new rotary_cos rotary_sin q q_out "
+    "k_scale v_scale"
+).split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_on_meta_is_named(name):
+    rows = {"k_new": torch.ones(2, 1, 2, 16), "v_new": torch.ones(2, 1, 2, 16)}
+    rows.update({"k": torch.zeros(12, 4, 2, 16, dtype=torch.int8), "v": torch.zeros(12, 4, 2, 16, dtype=torch.int8)})
+    rows["seqlens_kv"] = torch.ones(2, dtype=torch.int32)
+    for lengths in ("cache_batch_idx", "leftpad_kv", "seqlens_new"):
+        rows[lengths] = torch.zeros(2, dtype=torch.int32)
+    rows["page_table"] = torch.zeros(2, 2, dtype=torch.int32)
+    rows.update({"rotary_cos": torch.ones(8, 8), "rotary_sin": torch.ones(8, 8)})
+    rows.update({"q": torch.ones(2, 1, 4, 16), "q_out": torch.ones(2, 1, 4, 16)})
+    rows.update({"k_scale": torch.ones(12, 4, 2), "v_scale": torch.ones(12, 4, 2)})
+    assert sorted(rows) == sorted(NAMES)
+    rows[name] = rows[name].to("meta")
+    rotary = (rows.pop("rotary_cos"), rows.pop("rotary_sin"))
+    of = "v_new" if name == "k_new" else "k_new"
+    with pytest.raises(
+        tessella.InvalidArgument, match=f"^append: {name} is on meta, expected cpu = the device of {of}$"
+    ):
+        tessella.torch.append(**rows, rotary=rotary, scale_block=1)
+
+
+def test_pages_on_meta_are_named():
+    pools = [torch.zeros(4, 4, 2, 8), torch.zeros(4, 4, 2, 8)]
+    pairs = torch.tensor([[0, 1]], dtype=torch.int32)
+    with pytest.raises(
+        tessella.InvalidArgument, match=r"^copy_pages: pairs is on meta, expected cpu = the device of pools\[0\]$"
+    ):
+        tessella.torch.copy_pages(pools, pairs.to("meta"))
+    with pytest.raises(
+        tessella.InvalidArgument, match=r"^copy_pages: pools\[1\] is on meta, expected cpu = the device of pools\[0\]$"
+    ):
+        tessella.torch.copy_pages([pools[0], pools[1].to("meta")], pairs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, "int4"])
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
 def test_quantised_caches(device, dtype, backend):

@@ -135,3 +135,11 @@ def test_errors():
         tessella.torch.merge([given[0], (given[1][0][..., :4], given[1][1])])
     with pytest.raises(tessella.InvalidArgument, match="^merge: layout is 'x'"):
         tessella.torch.merge(given, layout="x")
+
+
+def test_a_state_on_meta_is_named():
+    (out, lse), second = states(2)
+    with pytest.raises(
+        tessella.InvalidArgument, match=r"^merge: lses\[0\] is on meta, expected cpu = the device of outs\[0\]$"
+    ):
+        tessella.torch.merge([(out, lse.to("meta")), second])

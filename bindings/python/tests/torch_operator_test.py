@@ -409,7 +409,7 @@ WRONG = [
     (
         {"out": torch.ones(2, 13, 4, 16), "lse": torch.ones(2, 4, 13, device="meta")},
         tessella.InvalidArgument,
-        "a tensor is on meta, expected cpu = the device of q",
+        "lse is on meta, expected cpu = the device of q",
     ),
     ({"kernel": "a\0"}, tessella.InvalidArgument, "kernel has a zero byte, where C would cut it off"),
     ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, which is none "),
@@ -422,12 +422,22 @@ WRONG = [
     (
         {"k": torch.ones(2, 13, 4, 16, device="meta")},
         tessella.InvalidArgument,
-        "a tensor is on meta, expected cpu = the device of q",
+        "k is on meta, expected cpu = the device of q",
     ),
     (
         {"q": torch.ones(2, 13, 4, 16, device="meta")},
         tessella.InvalidArgument,
-        "a tensor is on cpu, expected meta = the device of q",
+        "q is on meta, expected cpu = the device of k",
+    ),
+    (
+        {"seqlens_kv": torch.ones(2, dtype=torch.int32, device="meta")},
+        tessella.InvalidArgument,
+        "seqlens_kv is on meta, expected cpu = the device of q",
+    ),
+    (
+        {"score_mod": "return score;", "mod_args": [torch.ones(3), torch.ones(3, device="meta")]},
+        tessella.InvalidArgument,
+        "mod_args[1] is on meta, expected cpu = the device of q",
     ),
 ]
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "core/cancel.hpp"
 #include "cpu/vector/decode_merge-inl.hpp"
@@ -38,9 +39,12 @@ void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const R
   const int num_rows = state.strip.num_rows;
   const int ahead = strip_idx == 0 ? of.ahead : 0;
   const int64_t first_row = head * of.num_rows + strip_idx * kStripRows;
-  multiply_keys<T>(keys, run.scores_begin(), run.scores_end(), ahead, core::bytes_of(of.p.k().dtype, of.p.head_dim_qk),
-                   scratch.q + first_row * layout.q_stride, layout.q_stride, num_rows,
-                   static_cast<int>(of.p.head_dim_qk), scratch.scores);
+  with_whole<T>(run.has_whole_keys, [&](auto* element) HWY_ATTR {
+    using E = std::remove_cvref_t<decltype(*element)>;
+    multiply_keys<E>(keys, run.scores_begin(), run.scores_end(), ahead,
+                     core::bytes_of(of.p.k().dtype, of.p.head_dim_qk), scratch.q + first_row * layout.q_stride,
+                     layout.q_stride, num_rows, static_cast<int>(of.p.head_dim_qk), scratch.scores);
+  });
   if (kIsScaled<T>) scale_scores(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.key_scales);
   if (state.needs_chain) {
     through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile, of.call.vector->score_chain);
@@ -57,10 +61,13 @@ void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const R
   if (kIsScaled<T>) scale_probs(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.value_scales);
   for (int begin = run.first; begin < run.end;) {
     const int end = std::min(run.end, (begin / kValueKeys + 1) * kValueKeys);
-    multiply_values_of(
-        ValueKeys<T, Real>{scratch.values + begin, end - begin, ahead, {static_cast<int>(of.p.head_dim_v)}},
-        scratch.scores + begin, num_rows, rows.o, layout.o_stride,
-        [&] { hide_values(of, run, state.strip.kv_head, begin, end); });
+    with_whole<T>(run.has_whole_values, [&](auto* element) HWY_ATTR {
+      using E = std::remove_cvref_t<decltype(*element)>;
+      multiply_values_of(
+          ValueKeys<E, Real>{scratch.values + begin, end - begin, ahead, {static_cast<int>(of.p.head_dim_v)}},
+          scratch.scores + begin, num_rows, rows.o, layout.o_stride,
+          [&] { hide_values(of, run, state.strip.kv_head, begin, end); });
+    });
     begin = end;
   }
 }
@@ -69,7 +76,7 @@ void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const R
 // scratch.keys the rows of the run's first head are; returns where those of the next run's are.
 template <typename T, typename Real>
 int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, RowSums<Real> sums) {
-  const Run run = run_of(of.seen, key);
+  Run run = run_of(of.seen, key);
   const int64_t num_heads = of.piece.num_heads;
   for (int64_t head = 0; head < num_heads; ++head, keys = 1 - keys) {
     const int64_t kv_head = of.piece.kv_head + head;
@@ -86,6 +93,8 @@ int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, Ro
     if constexpr (kIsScaled<T>) {
       find_scales(of, of.p.tensors[core::Name::k_scale], run, kv_head, of.scratch.key_scales);
       find_scales(of, of.p.tensors[core::Name::v_scale], run, kv_head, of.scratch.value_scales);
+      run.has_whole_keys = !multiply_by_unit<T>(of.scratch.key_scales);
+      run.has_whole_values = !multiply_by_unit<T>(of.scratch.value_scales);
     }
     for (int strip = 0; strip < of.num_strips; ++strip) attend_strip(of, head, strip, run, own_keys, sums);
   }

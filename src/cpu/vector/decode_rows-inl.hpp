@@ -39,6 +39,8 @@ struct Run {
   int64_t begin = 0;
   int first = 0;
   int end = 0;
+  bool has_whole_keys = false;  // the scales are not in kUnit, and elements are read whole
+  bool has_whole_values = false;
   int scores_begin() const { return first / kScores * kScores; }
   int scores_end() const { return (end + kScores - 1) / kScores * kScores; }
 };
@@ -77,15 +79,14 @@ void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, 
   find(std::max(seen.begin, seen.keep_end), seen.end);
 }
 
-// Of keys [first, end) of a run, times kUnit; what it leaves for keys that no row sees does not matter.
+// Of keys [first, end) of a run; zeros for those that no row sees.
 template <typename T, typename Real>
 void find_scales(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, Real* scales) {
   const core::AttentionArguments& p = of.p;
-  constexpr Real unit{kUnit<T>};
-  const auto load = [&](const std::byte* from) {
+  const auto load = [](const std::byte* from) {
     float scale;
     std::memcpy(&scale, from, sizeof scale);
-    return static_cast<Real>(scale) * unit;
+    return static_cast<Real>(scale);
   };
   const auto find = [&](int64_t begin, int64_t end) {
     end = std::min(end, run.begin + kRunKeys);
@@ -106,12 +107,28 @@ void find_scales(const Piece<T, Real>& of, const core::Operand& t, const Run& ru
       key = stop;
     }
   };
-  if (t.data == nullptr) {
-    std::fill_n(scales, kRunKeys, unit);
-    return;
-  }
+  std::fill_n(scales, kRunKeys, t.data == nullptr ? Real{1} : Real{0});
+  if (t.data == nullptr) return;
   find(0, of.seen.keep_end);
   find(std::max(of.seen.begin, of.seen.keep_end), of.seen.end);
+}
+
+// Puts a run's scales in kUnit. Not where one is so large that what it multiplies might become infinite, as
+// probabilities of 2^8 might: false.
+template <typename T, typename Real>
+bool multiply_by_unit(Real* scales) {
+  if constexpr (kUnit<T> == 1) return true;
+  const Tag<Real> d;
+  Vec<Real> largest = hn::Zero(d);  // beside NaN
+  for (int key = 0; key < kRunKeys; key += kLanes<Real>) {
+    largest = hn::Max(hn::Abs(hn::Load(d, scales + key)), largest);
+  }
+  if (!hn::AllTrue(d, hn::Lt(largest, hn::Set(d, Real{0x1p100f})))) return false;
+  const Vec<Real> unit = hn::Set(d, Real{kUnit<T>});
+  for (int key = 0; key < kRunKeys; key += kLanes<Real>) {
+    hn::Store(hn::Mul(hn::Load(d, scales + key), unit), d, scales + key);
+  }
+  return true;
 }
 
 // 0 * NaN is NaN: values that no query may see must not meet even a zero probability.

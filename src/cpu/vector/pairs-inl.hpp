@@ -44,6 +44,11 @@ auto with_cached_elements(core::DType dtype, Fn&& fn) {
   return with_elements<Real>(dtype, fn);
 }
 
+// An element that load_pair reads in its own unit, by one more product: kUnit.
+struct WholeFloat8 {
+  uint8_t bits;
+};
+
 template <typename T>
 inline constexpr bool kIsInteger = std::is_same_v<T, int8_t> || std::is_same_v<T, Int4Pair>;
 template <typename T>
@@ -55,11 +60,21 @@ inline constexpr int kOfElement = std::is_same_v<T, Int4Pair> ? 2 : 1;  // colum
 template <typename T>
 inline constexpr bool kInterleaved = std::is_same_v<T, Int4Pair> ||
                                      (HWY_TARGET != HWY_SCALAR && std::is_same_v<T, BFloat16>) ||
-                                     (TESSELLA_NATIVE_F16 && std::is_same_v<T, Float8E4M3>);
+                                     (TESSELLA_NATIVE_F16 &&
+                                      (std::is_same_v<T, Float8E4M3> || std::is_same_v<T, WholeFloat8>));
 
 // What elements are of what load_pair makes of them.
 template <typename T>
 inline constexpr float kUnit = TESSELLA_NATIVE_F16&& std::is_same_v<T, Float8E4M3> ? 256 : 1;
+
+// Calls fn as with_elements does, with T or with that which is read whole.
+template <typename T, typename Fn>
+HWY_INLINE void with_whole(bool is_whole, Fn&& fn) {
+  if constexpr (kUnit<T> != 1) {
+    if (is_whole) return fn(static_cast<const WholeFloat8*>(nullptr));
+  }
+  fn(static_cast<const T*>(nullptr));
+}
 
 template <class D>
 HWY_INLINE hn::Vec<D> load_floats(D d, const int8_t* from) {
@@ -124,6 +139,10 @@ HWY_INLINE Pair<Real> load_pair(const T* row, int column) {
     const auto bits = hn::BitCast(di, hn::PromoteTo(du, hn::LoadU(d8, bytes)));
     return {hn::ConvertTo(d, hn::ShiftRight<28>(hn::ShiftLeft<28>(bits))),
             hn::ConvertTo(d, hn::ShiftRight<28>(hn::ShiftLeft<24>(bits)))};
+  } else if constexpr (std::is_same_v<T, WholeFloat8>) {
+    const Pair<Real> pair = load_pair<Real>(reinterpret_cast<const Float8E4M3*>(row), column);
+    const Vec<Real> unit = hn::Set(d, kUnit<Float8E4M3>);
+    return {hn::Mul(pair.first, unit), hn::Mul(pair.second, unit)};
   } else {
     return {load_floats(d, row + column), load_floats(d, row + column + kLanes<Real>)};
   }

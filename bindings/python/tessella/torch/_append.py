@@ -14,7 +14,7 @@ from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import cache_code
 from .._scalars import INT32, integer, switch, text
 from ._schema import CACHE_DTYPES
-from ._tensor import TensorSlot, run_call
+from ._tensor import TensorSlot, require_one_device, run_call
 
 _APPEND = (
     "(Tensor? k_new, Tensor? v_new, Tensor(a!)? k, Tensor(b!)? v, Tensor seqlens_kv, *, Tensor? page_table=None, "
@@ -216,13 +216,28 @@ def _copy_pages(
     _bump_versions(pools)
 
 
-def _fake(*_args: Any, **_named: Any) -> None:
-    """Nothing is returned."""
+def _fake_append(
+    k_new: torch.Tensor | None,
+    v_new: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    seqlens_kv: torch.Tensor,
+    **named: Any,
+) -> None:
+    rows = {"k_new": k_new, "v_new": v_new, "k": k, "v": v, "seqlens_kv": seqlens_kv}
+    require_one_device("append", {**rows, **named})
+
+
+def _fake_copy_pages(pools: Sequence[torch.Tensor], pairs: torch.Tensor, **_: Any) -> None:
+    require_one_device("copy_pages", {"pools": pools, "pairs": pairs})
 
 
 _torch_library: Any = torch.library  # whose functions have no types
 _definitions = _torch_library.Library("tessella", "FRAGMENT")
-for _name, _schema, _run in (("append", _APPEND, _append), ("copy_pages", _COPY_PAGES, _copy_pages)):
+for _name, _schema, _run, _fake in (
+    ("append", _APPEND, _append, _fake_append),
+    ("copy_pages", _COPY_PAGES, _copy_pages, _fake_copy_pages),
+):
     _definitions.define(_name + _schema)
     for _device in ("CPU", "CUDA"):
         _definitions.impl(_name, _run, _device)

@@ -133,7 +133,12 @@ def decode_schedule(
 
     Returns:
         (n) int32 on the device of q.
+
+    Raises:
+        Unsupported: q is not on a GPU; the kernels of CPUs follow no schedule.
     """
+    if isinstance(q, torch.Tensor) and not q.is_cuda:
+        raise Unsupported(f"decode_schedule: q is on {q.device}, expected a GPU; on others leave schedule out")
     q, k, v = q.detach(), k.detach(), v.detach()
     options["schedule"] = True
     made: torch.Tensor = plan(q, k, v, layout=layout, **options).schedule(q, k, v, **options)

@@ -19,13 +19,15 @@ def cascade_attention(
     v: torch.Tensor,
     *,
     mask: Any = "causal",
+    shared_k_scale: torch.Tensor | None = None,
+    shared_v_scale: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
     """`tessella.cascade_attention` by the operators tessella::attention and tessella::merge: it is compiled, captured
     in graphs and differentiated as they are.
 
     Args:
-        q, shared_k, shared_v, k, v, mask, **options: as `tessella.cascade_attention`.
+        q, shared_k, shared_v, k, v, mask, shared_k_scale, shared_v_scale, **options: as `tessella.cascade_attention`.
 
     Returns:
         out, dtype of q.
@@ -33,5 +35,6 @@ def cascade_attention(
     Raises:
         As `tessella.cascade_attention`.
     """
-    out: torch.Tensor = cascaded(attention, merge, q, shared_k, shared_v, k, v, mask, options)
+    shared_scales = {"k_scale": shared_k_scale, "v_scale": shared_v_scale}
+    out: torch.Tensor = cascaded(attention, merge, q, shared_k, shared_v, k, v, mask, shared_scales, options)
     return out

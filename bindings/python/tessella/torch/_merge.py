@@ -16,7 +16,7 @@ from .._call import is_swapped, lse_shape
 from .._errors import Error, InvalidArgument, name_function
 from .._merge import MergeCall
 from .._scalars import INT32, integer, text
-from ._tensor import TensorSlot, run_call
+from ._tensor import TensorSlot, require_one_device, run_call
 
 _SCHEMA = (
     "(Tensor[] outs, Tensor[] lses, *, str layout='bshd', ScalarType? out_dtype=None, str? kernel_name=None, "
@@ -126,11 +126,7 @@ def _fake(
     out_dtype: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    for tensor in (*outs, *lses):
-        if tensor.device != outs[0].device:
-            raise InvalidArgument(
-                f"merge: a tensor is on {tensor.device}, expected {outs[0].device} = the device of outs[0]"
-            )
+    require_one_device("merge", {"outs": outs, "lses": lses})
     return _new_outputs(outs, lses, layout, out_dtype)
 
 

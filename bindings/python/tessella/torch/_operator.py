@@ -12,10 +12,9 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .. import _declarations as d
 from .._backward_call import BITS, GRADIENTS
 from .._call import is_swapped, lse_shape, out_shape
-from .._errors import InvalidArgument
 from .._library import library
 from ._schema import BACKWARD_SCHEMA, SCHEMA
-from ._tensor import TensorBackwardCall, TensorCall
+from ._tensor import TensorBackwardCall, TensorCall, require_one_device
 
 DEFAULT_GRADIENTS = d.DQ | d.DK | d.DV
 
@@ -121,7 +120,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
-    _require_device(q, k, v, *named.values(), *(named.get("mod_args") or ()))
+    require_one_device("forward", {"q": q, "k": k, "v": v, **named})
     return new_out(q, k, v, **named)
 
 
@@ -129,16 +128,15 @@ def _fake_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -
     return _fake(q, k, v, **named), new_lse(q, k, v, **named)
 
 
-def _fake_out(out: torch.Tensor, lse: torch.Tensor | None, *operands: torch.Tensor, **named: Any) -> None:
-    _require_device(operands[0], out, lse)
-    _fake(*operands, **named)
-
-
-def _require_device(q: torch.Tensor, *arguments: Any) -> None:
-    """A tensor on the device meta beside others brings the whole call here."""
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor) and argument.device != q.device:
-            raise InvalidArgument(f"forward: a tensor is on {argument.device}, expected {q.device} = the device of q")
+def _fake_out(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    **named: Any,
+) -> None:
+    require_one_device("forward", {"q": q, "k": k, "v": v, "out": out, "lse": lse, **named})
 
 
 def _fake_backward(
@@ -146,12 +144,15 @@ def _fake_backward(
     d_lse: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
-    *operands: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
     gradients: int = DEFAULT_GRADIENTS,
     **named: Any,
 ) -> tuple[torch.Tensor, ...]:
-    q, k, v = operands
-    _require_device(q, d_out, d_lse, out, lse, k, v, *named.values())
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out, "d_lse": d_lse}
+    require_one_device("backward", {**given, **named})
     return _new_gradients(q, k, v, gradients, named)
 
 

@@ -25,6 +25,27 @@ _OPTIONS = {option.name: option for option in OPTIONS.values()}
 _codes: dict[Any, int] = {}  # torch.dtype -> dtype of Tessella, as they are met
 
 
+def require_one_device(function: str | None, arguments: Mapping[str, Any]) -> None:
+    """Raises unless all tensors are on one device; function: None where the caller names it.
+
+    The operators' fakes ask this: one tensor on the device meta brings the whole call to them, and nothing is computed.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, argument in arguments.items():
+        if isinstance(argument, torch.Tensor):
+            tensors[name] = argument
+        elif isinstance(argument, (list, tuple)):
+            tensors.update({f"{name}[{idx}]": tensor for idx, tensor in enumerate(argument)})
+    with_memory = [name for name, tensor in tensors.items() if tensor.device.type != "meta"]
+    if not with_memory:
+        return
+    first = with_memory[0]
+    for name, tensor in tensors.items():
+        if tensor.device != tensors[first].device:
+            said = f"{name} is on {tensor.device}, expected {tensors[first].device} = the device of {first}"
+            raise InvalidArgument(said if function is None else f"{function}: {said}")
+
+
 class TensorSlot(Slot):
     """A slot that reads torch's tensors alone, which costs a third of what DLPack does."""
 
@@ -163,7 +184,9 @@ class TensorCall(Call):
             if array is None:
                 continue
             if name == "mod_args":
-                array = [one.resolve_neg() for one in array]  # of all other tensors torch does that itself
+                # Of all other tensors torch does that itself.
+                require_one_device(None, {"q": q, name: array})
+                array = [one.resolve_neg() for one in array]
                 self.capsules.extend(array)
                 self.set_mod_args(array)
             else:
