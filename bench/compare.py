@@ -58,11 +58,11 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    def words(text: str) -> list[str]:
-        return text.split(",")
+    def words(given: str) -> list[str]:
+        return given.split(",")
 
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in words(text)]
+    def numbers(given: str) -> list[int]:
+        return [int(part) for part in words(given)]
 
     lines = [f"  {name:9} {protocol.summary}" for name, protocol in PROTOCOLS.items()]
     parser = argparse.ArgumentParser(

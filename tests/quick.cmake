@@ -19,7 +19,7 @@ foreach(part band cancelled_work cases compare cubin cubin_store driver_types dr
     forward_arguments forward_config forward_cost no_gpu nvrtc pages sequence softcap)
   quick(${part}_test)
 endforeach()
-quick(user_source_test UserText) # its others compile device code
+quick(user_source_test UserSource) # its others compile device code
 
 # Kernels of the CPU and the reference, and of the GPU where there is one.
 quick(reference_test)

@@ -36,8 +36,9 @@ int finished(int code) {
 void refuse_empty_values(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) {
     for (const CLI::Option* option : command->get_options()) {
-      const bool takes_text = option->get_items_expected_max() > 0;
-      if (takes_text && std::ranges::any_of(option->results(), [](const std::string& text) { return text.empty(); })) {
+      const bool takes_value = option->get_items_expected_max() > 0;
+      if (takes_value &&
+          std::ranges::any_of(option->results(), [](const std::string& string) { return string.empty(); })) {
         throw tessella::cli::InputError(fmt::format("{} is '', expected a value", option->get_name()));
       }
     }

@@ -29,7 +29,7 @@ Run = Callable[[], Any]  # out, or dq, dk and dv
 
 
 class Refused(Exception):
-    """The contender does not compute this cell; the text says why."""
+    """The contender does not compute this cell; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +66,15 @@ def first_line(error: BaseException) -> str:
 
 def torch_reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
     """What a backend of torch's gave as warnings, without the place in its source and without headings."""
-    texts = [re.sub(r"\s*\(Triggered internally.*", "", first_line(Exception(entry.message))) for entry in caught]
-    return list(dict.fromkeys(text for text in texts if not text.endswith(":")))
+    messages = [re.sub(r"\s*\(Triggered internally.*", "", first_line(Exception(entry.message))) for entry in caught]
+    return list(dict.fromkeys(message for message in messages if not message.endswith(":")))
 
 
 # Tessella
 
-ALIBI_TEXT = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);"
-ALIBI_GRADIENT_TEXT = "return d_score;"
-CAUSAL_TEXT = "return k <= q;"
+ALIBI_SOURCE = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);"
+ALIBI_GRADIENT_SOURCE = "return d_score;"
+CAUSAL_SOURCE = "return k <= q;"
 
 
 class OurRun:
@@ -89,16 +89,16 @@ class OurRun:
         if cell.window is not None:
             options["mask"] = tessella.window(cell.window, 0)
         elif cell.causal and cell.as_text:
-            options["mask_mod"] = CAUSAL_TEXT
+            options["mask_mod"] = CAUSAL_SOURCE
         elif cell.causal:
             options["mask"] = "causal"
         if cell.score == "softcap":
             options["softcap"] = SOFTCAP
         elif cell.score == "alibi" and cell.as_text:
-            options["score_mod"] = ALIBI_TEXT
+            options["score_mod"] = ALIBI_SOURCE
             options["mod_args"] = [problem.slopes]
             if cell.has_gradients:
-                options["score_mod_gradient"] = ALIBI_GRADIENT_TEXT
+                options["score_mod_gradient"] = ALIBI_GRADIENT_SOURCE
         elif cell.score == "alibi":
             options["alibi_slopes"] = problem.slopes
         if cell.lengths:

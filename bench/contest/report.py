@@ -1,4 +1,4 @@
-"""A record as text: tables in markdown, geometric means, and who did not take part and why."""
+"""A record in markdown: tables, geometric means, and who did not take part and why."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ratio_to_plain(entry: Entry, name: str) -> float | None:
     return float(found["rate"] / found["plain_rate"]) if "plain_rate" in found else None
 
 
-def table(record: Record, columns: Sequence[str], text: Callable[[Entry, str], str]) -> str:
+def table(record: Record, columns: Sequence[str], show: Callable[[Entry, str], str]) -> str:
     """One row a cell, one column a name."""
     lines = [
         "| dtype | cell | mask | seqlen | " + " | ".join(columns) + " |",
@@ -72,7 +72,7 @@ def table(record: Record, columns: Sequence[str], text: Callable[[Entry, str], s
         cell = entry["cell"]
         size = cell["case"] or f"d {cell['head_dim']}"
         left = [cell["dtype"], size, "causal" if cell["causal"] else "full", short(cell["seqlen"])]
-        lines.append("| " + " | ".join([*left, *(text(entry, column) for column in columns)]) + " |")
+        lines.append("| " + " | ".join([*left, *(show(entry, column) for column in columns)]) + " |")
     return "\n".join(lines)
 
 
@@ -80,14 +80,14 @@ def rates(record: Record) -> str:
     """Rates, the fastest of a cell bold; a dash where there is none."""
     _, size = unit(record)
 
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         if name not in entry["results"]:
             return "–"
         rate = entry["results"][name]["rate"]
         best = max(found["rate"] for found in entry["results"].values())
         return f"**{number(rate / size)}**" if rate == best else number(rate / size)
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
 def ratios(record: Record, bars: Bars) -> tuple[str, list[str]]:
@@ -107,13 +107,13 @@ def ratios(record: Record, bars: Bars) -> tuple[str, list[str]]:
             columns[f"{name} / {way}"] = lambda entry, name=name, ratio=ratio: ratio(entry, name)  # type: ignore[misc]
             means.append(f"{name} / {way}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells")
 
-    def text(entry: Entry, column: str) -> str:
+    def show(entry: Entry, column: str) -> str:
         if column == "fastest other":
             return fastest_other(entry) or "–"
         value = columns[column](entry)
         return "–" if value is None else f"{value:.2f}"
 
-    return table(record, [*columns, "fastest other"], text) if columns else "", means
+    return table(record, [*columns, "fastest other"], show) if columns else "", means
 
 
 def watts(record: Record) -> str:
@@ -121,26 +121,26 @@ def watts(record: Record) -> str:
     if not any("watts" in found for entry in record["cells"] for found in entry["results"].values()):
         return ""
 
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         found = entry["results"].get(name, {})
         return f"{found['watts']:.0f} W {found['mhz']:.0f}" if "watts" in found else "–"
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
 def memory(record: Record) -> str:
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         found = entry["results"].get(name, {}).get("memory_bytes")
         return "–" if found is None else number(found / 2**20)
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
 def errors(record: Record) -> str:
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         return f"{entry['results'][name]['error']:.1e}" if name in entry["results"] else "–"
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
 def refusals(record: Record) -> list[str]:
@@ -216,8 +216,8 @@ def report(record: Record, bars: Bars) -> str:
         sections += [f"## {unit(record)[0]}", rates(record)]
         if chose := kernels(record):
             sections.append(f"tessella chose {chose}.")
-        if text := unsteady(record):
-            sections.append(text)
+        if warning := unsteady(record):
+            sections.append(warning)
         ratio_table, means = ratios(record, bars)
         if ratio_table:
             sections += ["## Ours over others", ratio_table, "\n".join(f"- {line}" for line in means)]

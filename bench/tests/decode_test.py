@@ -197,9 +197,9 @@ def test_amx_is_held_beside_where_it_was_measured():
 
 
 def test_a_report_of_a_cpu_is_in_its_units():
-    text = report(cpu_record(threads=(1, 2)))
-    assert "| GB/s |" in text and "over vllm.vec" in text and "Rounds differ" not in text
-    assert "| not measured | bf16 of 32k keys on 16 threads and more" in text
+    printed = report(cpu_record(threads=(1, 2)))
+    assert "| GB/s |" in printed and "over vllm.vec" in printed and "Rounds differ" not in printed
+    assert "| not measured | bf16 of 32k keys on 16 threads and more" in printed
 
 
 def test_the_mean_is_geometric_and_a_floor_of_its_own():
@@ -224,9 +224,9 @@ def test_recorded_ratios_stand_in_for_what_is_not_installed_and_say_so():
     assert set(found) == {("NVIDIA H200", name) for name in ("sdpa.flash", "fa3", "flashinfer")}
     value = next(value for entry, value in found["NVIDIA H200", "fa3"] if entry["label"] == "64/8 B1 8k")
     assert value == pytest.approx(1.1 * 18.4 / 15.9)
-    text = report(record)
-    assert "tessella / fa3, recorded on NVIDIA H200: geomean" in text
-    assert "Not of this run: sdpa.cudnn of this run times the ratios" in text
+    printed = report(record)
+    assert "tessella / fa3, recorded on NVIDIA H200: geomean" in printed
+    assert "Not of this run: sdpa.cudnn of this run times the ratios" in printed
 
 
 def test_a_library_that_is_measured_needs_no_record():
@@ -240,11 +240,11 @@ def test_a_library_that_is_measured_needs_no_record():
 
 
 def test_a_row_says_what_a_call_takes():
-    text = report(decode_record())
-    assert "| 64/8 B32 4k | 536.9 | **188** | 207 | 179 | 2.85 | 0.95 | 1.10 | – |" in text
-    assert "- 64/8 B8 2k q2: 1.000 of the time of 8 packed rows" in text
-    assert "- 16/2 B1 64k page 16: 1.000 of the rate of a contiguous cache" in text
-    assert "| pass | pages of 64 reach 0.9" in text
+    printed = report(decode_record())
+    assert "| 64/8 B32 4k | 536.9 | **188** | 207 | 179 | 2.85 | 0.95 | 1.10 | – |" in printed
+    assert "- 64/8 B8 2k q2: 1.000 of the time of 8 packed rows" in printed
+    assert "- 16/2 B1 64k page 16: 1.000 of the rate of a contiguous cache" in printed
+    assert "| pass | pages of 64 reach 0.9" in printed
 
 
 def test_a_record_of_decoding_is_reported_from_json(tmp_path, capsys, monkeypatch):

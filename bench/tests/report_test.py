@@ -26,10 +26,10 @@ def test_geomean():
 
 
 def test_the_fastest_is_bold_and_ours_are_held_to_the_fastest_other():
-    text = report(fake.record(fake.entries({"tessella": 600, "sdpa.cudnn": 500, "triton": 400})), Bars())
-    assert "| bf16 | d 64 | full | 512 | **600** | 500 | 400 |" in text
-    assert "tessella / fastest other: geomean 1.200, least 1.200, 36 cells" in text
-    assert "## TFLOP/s" in text
+    printed = report(fake.record(fake.entries({"tessella": 600, "sdpa.cudnn": 500, "triton": 400})), Bars())
+    assert "| bf16 | d 64 | full | 512 | **600** | 500 | 400 |" in printed
+    assert "tessella / fastest other: geomean 1.200, least 1.200, 36 cells" in printed
+    assert "## TFLOP/s" in printed
 
 
 def test_a_cell_is_held_to_live_cudnn_times_the_recorded_ratio():
@@ -62,9 +62,9 @@ def test_no_bar_without_cudnn_or_on_another_gpu_or_dtype():
 
 def test_who_is_missing_or_refuses_is_named_with_the_cells():
     cells = fake.entries({"tessella": 600}, refused={"triton": "out of memory"}, lengths=[512], head_dims=[64])
-    text = report(fake.record(cells, missing={"fa3": "not installed"}), Bars())
-    assert "- fa3: not installed" in text
-    assert "- triton: out of memory (bf16 d 64 full 512, bf16 d 64 causal 512)" in text
+    printed = report(fake.record(cells, missing={"fa3": "not installed"}), Bars())
+    assert "- fa3: not installed" in printed
+    assert "- triton: out of memory (bf16 d 64 full 512, bf16 d 64 causal 512)" in printed
 
 
 def test_a_contender_that_lacks_a_cell_has_a_dash_there():
@@ -96,8 +96,8 @@ def test_unsteady_measurements_are_said():
     cells = fake.entries({"tessella": 300}, lengths=[512], head_dims=[64])
     assert "Rounds differ" not in report(fake.record(cells), Bars())
     cells[0]["results"]["tessella"]["spread"] = 1.5
-    text = report(fake.record(cells), Bars())
-    assert "Rounds differ by over 10 % in 1 of 2 measurements, most by 1.50x: tessella, bf16 d 64 full 512." in text
+    printed = report(fake.record(cells), Bars())
+    assert "Rounds differ by over 10 % in 1 of 2 measurements, most by 1.50x: tessella, bf16 d 64 full 512." in printed
 
 
 def test_records_are_joined_and_reported_without_torch(tmp_path, capsys, monkeypatch):
@@ -135,9 +135,9 @@ def test_an_unknown_dtype_is_refused(capsys):
 def test_a_report_ends_with_ours_over_torchs():
     cells = fake.entries({"tessella": 300, "sdpa.flash": 400, "sdpa.cudnn": 600}, head_dims=[64])
     del cells[0]["results"]["sdpa.cudnn"]
-    text = report(fake.record(cells, work="backward"), Bars())
-    assert text.startswith("# backward, family on cuda")
-    assert text.endswith(
+    printed = report(fake.record(cells, work="backward"), Bars())
+    assert printed.startswith("# backward, family on cuda")
+    assert printed.endswith(
         "- tessella / sdpa.flash: geomean 0.750, least 0.750, 12 cells\n"
         "- tessella / sdpa.cudnn: geomean 0.500, least 0.500, 11 cells\n"
     )

@@ -200,8 +200,8 @@ void test_module() {
 }
 
 void test_errors() {
-  const auto refused = [](const std::string& text, const std::function<void()>& call) {
-    expect_error(tessella::ErrorCode::invalid_argument, "MultiHeadAttention: " + text, call);
+  const auto refused = [](const std::string& message, const std::function<void()>& call) {
+    expect_error(tessella::ErrorCode::invalid_argument, "MultiHeadAttention: " + message, call);
   };
   refused("embed_dim is 0, expected 1 or more", [] { MultiHeadAttention({.num_heads = 4}); });
   refused("num_heads is 5, expected a divisor of embed_dim, 32, or head_dim given",

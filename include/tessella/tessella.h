@@ -1,6 +1,6 @@
 /* Tessella: exact attention, tile by tile. The C API, the stable ABI; the C++ headers are inline code over it.
  *
- * Every function returns a tessella_status; the text of a failure is tessella_last_error(). Nothing here prints,
+ * Every function returns a tessella_status; the message of a failure is tessella_last_error(). Nothing here prints,
  * aborts or exits. All functions may be called from any thread. Structs that may grow begin with struct_size: set
  * them with their _INIT macro. A shorter struct of an older program means defaults for what it lacks; a longer one of
  * a newer program is refused with `unsupported` if it sets a field that this library does not know.
@@ -31,7 +31,7 @@ typedef int32_t tessella_status;
 enum {
   TESSELLA_OK = 0,
   TESSELLA_INVALID_ARGUMENT = 1, /* a precondition does not hold; nothing was touched */
-  TESSELLA_UNSUPPORTED = 2,      /* valid, but no kernel here computes it; the text says why */
+  TESSELLA_UNSUPPORTED = 2,      /* valid, but no kernel here computes it; the message says why */
   TESSELLA_OUT_OF_MEMORY = 3,
   TESSELLA_DEVICE = 4,
   TESSELLA_COMPILE = 5,
@@ -594,7 +594,7 @@ TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* pl
  * results are right, and the work is less even. Plain calls, and plans of the same GPU, with the same batch, heads,
  * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. */
 TESSELLA_API tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream);
-/* Texts live as long as the plan. */
+/* The strings live as long as the plan. */
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
@@ -660,7 +660,7 @@ TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const t
  * archs: "sm_80,sm_90"; NULL or "" = those of this machine's GPUs, without any all that the library is made for.
  * kernel: a name that tessella_kernel_describe gives; NULL or "" = all.
  * progress: called by the calling thread after each kernel, with one line about it; NULL = not. Frozen. */
-typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const char* text, void* user);
+typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const char* message, void* user);
 TESSELLA_API tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress,
                                                     void* user);
 
@@ -713,7 +713,7 @@ TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t v
 TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, void** managed);
 
 TESSELLA_API int32_t tessella_version(void);
-/* Text of the calling thread's last failure; lives until its next call into the library. */
+/* Message of the calling thread's last failure; lives until its next call into the library. */
 TESSELLA_API const char* tessella_last_error(void);
 /* Machine, instruction sets, threads and devices as lines "name: value"; lives until the thread's next call. */
 TESSELLA_API const char* tessella_info(void);

@@ -14,11 +14,11 @@ namespace tessella::core {
 namespace {
 
 std::string names(Features features) {
-  std::string text;
+  std::string string;
   for (const FeatureName& entry : kFeatureNames) {
-    if (features.has(entry.feature)) text += (text.empty() ? "" : " ") + std::string(entry.name);
+    if (features.has(entry.feature)) string += (string.empty() ? "" : " ") + std::string(entry.name);
   }
-  return text.empty() ? "none" : text;
+  return string.empty() ? "none" : string;
 }
 
 // A member of a shape as users read it.
@@ -38,7 +38,7 @@ std::string shown(const Value& value) {
 // Operation, device, lengths, and what else is not as by default: "operation=forward device=cpu batch=2 ...".
 template <typename S>
 std::string shown_fields(const S& shape) {
-  std::ostringstream text;
+  std::ostringstream string;
   const S defaults;
   fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
     const auto& value = std::invoke(get, shape);
@@ -46,23 +46,24 @@ std::string shown_fields(const S& shape) {
     const bool is_always = owner == "operation" || owner == "device" || fit == Fit::at_most || fit == Fit::at_most_few;
     const bool is_never = fit == Fit::hint || fit == Fit::at_least || owner == "features";
     if (is_never || (value == std::invoke(get, defaults) && !is_always)) return;
-    text << (text.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
+    string << (string.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
   });
-  return text.str();
+  return string.str();
 }
 
 std::string explain(const Plan& plan, std::string_view forced) {
-  std::string text = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
-  text += message("\nfeatures: ", names(features(plan.shape)), "\n");
-  text += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
-                  forced.empty() ? "" : ", named by the caller", "\n");
-  if (plan.kernel->device == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");
-  if (plan.kernel->describe != nullptr) text += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
-  text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
-                  " bytes\n");
-  if (plan.schedule_bytes > 0) text += message("schedule: ", plan.schedule_bytes, " bytes\n");
-  for (const Refusal& refused : plan.refusals) text += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
-  return text;
+  std::string string = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
+  string += message("\nfeatures: ", names(features(plan.shape)), "\n");
+  string += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
+                    forced.empty() ? "" : ", named by the caller", "\n");
+  if (plan.kernel->device == DeviceType::cpu) string += message("threads: at most ", plan.num_threads, "\n");
+  if (plan.kernel->describe != nullptr) string += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
+  string += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
+                    " bytes\n");
+  if (plan.schedule_bytes > 0) string += message("schedule: ", plan.schedule_bytes, " bytes\n");
+  for (const Refusal& refused : plan.refusals)
+    string += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
+  return string;
 }
 
 // The plan outlives the caller's C++ source.
@@ -192,9 +193,9 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
   if (!forced.empty() && plan.refusals.empty()) {
     invalid(message(function, ": kernel is \"", forced, "\", expected a name that `tessella kernels` lists"));
   }
-  std::string text = message(function, ": no kernel computes this call");
-  for (const Refusal& refused : plan.refusals) text += message("; ", refused.kernel, ": ", refused.reason);
-  unsupported(text);
+  std::string string = message(function, ": no kernel computes this call");
+  for (const Refusal& refused : plan.refusals) string += message("; ", refused.kernel, ": ", refused.reason);
+  unsupported(string);
 }
 
 namespace {

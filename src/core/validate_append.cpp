@@ -162,8 +162,8 @@ class CopyPagesValidator {
     validate_sizes(a_, function_);
     std::vector<NamedMemory> pools;
     copied_pools(a_, [&](const FieldName& name, const CopyPagesArguments::Pool& pool) {
-      const std::string text = message(name);
-      validate_not_folded(function_, text.c_str(), pool.pages, a_.num_pages, pool.rows, pool.heads, pool.head_dim);
+      const std::string string = message(name);
+      validate_not_folded(function_, string.c_str(), pool.pages, a_.num_pages, pool.rows, pool.heads, pool.head_dim);
       pools.push_back({name, memory_box(pool.pages, a_.num_pages, pool.rows, pool.heads, pool.head_dim)});
     });
     are_apart(pools);

@@ -214,10 +214,10 @@ bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const Atten
 }
 
 template <typename Real>
-std::string backward_text(const BackwardKernel<Real>& kernel, const AttentionShape& shape, int num_threads) {
+std::string describe_backward(const BackwardKernel<Real>& kernel, const AttentionShape& shape, int num_threads) {
   const BackwardTiling tiling = kernel.tiling(shape);
   return core::message("blocks of ", tiling.block_keys, " keys, strips of ", tiling.strip_rows, " rows, ",
-                       threads_text(num_threads));
+                       threads_string(num_threads));
 }
 
 template <typename Real>
@@ -269,7 +269,7 @@ void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& 
   template bool is_over(const AttentionArguments&, const BackwardShared<Real>&);                            \
   template bool wait_for_turn(const std::atomic<int32_t>&, int32_t, const AttentionArguments&,              \
                               const BackwardShared<Real>&);                                                 \
-  template std::string backward_text(const BackwardKernel<Real>&, const AttentionShape&, int);              \
+  template std::string describe_backward(const BackwardKernel<Real>&, const AttentionShape&, int);          \
   template core::WorkspaceSize backward_workspace(const BackwardKernel<Real>&, const AttentionShape&, int); \
   template void run_backward(const BackwardKernel<Real>&, const AttentionArguments&, const core::Plan&, core::Workspace)
 TESSELLA_INSTANTIATE(float);

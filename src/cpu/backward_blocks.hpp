@@ -213,7 +213,7 @@ struct BackwardKernel {
 };
 
 template <typename Real>
-std::string backward_text(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape, int num_threads);
+std::string describe_backward(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape, int num_threads);
 template <typename Real>
 core::WorkspaceSize backward_workspace(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape,
                                        int num_threads);

@@ -171,7 +171,7 @@ int max_threads() {
   return thread_limit();
 }
 
-std::string threads_text(int num_threads) {
+std::string threads_string(int num_threads) {
   return std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads") +
          (pool() == Pool::openmp ? " of the process's OpenMP" : "");
 }

@@ -16,7 +16,7 @@ int max_threads();
 int threads_for(int requested);
 
 // "2 threads", and whose they are where they are not ours: for explain().
-std::string threads_text(int num_threads);
+std::string threads_string(int num_threads);
 
 // Calls fn(item, worker) for item in [0, items), each item once, in increasing order of start; worker is in
 // [0, num_threads) and no two running calls share it. Exceptions of fn reach the caller. Before each item the flag

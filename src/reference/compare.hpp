@@ -29,7 +29,7 @@ class Comparison {
   double worst_got() const { return worst().got; }
   double worst_expected() const { return worst().expected; }
   double plain_error() const { return plain_error_; }
-  std::string text() const;
+  std::string message() const;
 
  private:
   struct Element {

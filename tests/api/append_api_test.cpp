@@ -46,7 +46,7 @@ struct Refusal {
   AppendCase c;
   std::function<void(AppendCall&)> spoil;
   tessella_status status;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 const AppendCase kPlain = contiguous();
@@ -225,7 +225,7 @@ TEST(AppendRefusals, SayWhatWasGivenAndExpected) {
     AppendCall call(refusal.c), untouched(refusal.c);
     refusal.spoil(call);
     EXPECT_EQ(tessella_append(&call.args(), &call.options(), nullptr), refusal.status) << refusal.name;
-    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.text), std::string_view::npos)
+    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.message), std::string_view::npos)
         << refusal.name << ": " << tessella_last_error();
     EXPECT_EQ(call.results(), untouched.results()) << refusal.name << " wrote";
   }
@@ -249,11 +249,11 @@ TEST(AppendPlans, ExplainAndRun) {
   const tessella_call tagged = call.tagged();
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"operation=append device=cpu", "batch=2", "seqlen_new=5", "rows.dtype=f32", "k_new.heads=2",
                            "k_new.head_dim=8", "v_new.head_dim=6", "q.heads=4", "rotary_cos.dtype=f32", "rotary_dim=6",
                            "features: none", "kernel: cpu.append"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");
@@ -310,9 +310,9 @@ TEST(AppendPlans, OfQuantizedCaches) {
   const tessella_call tagged = call.tagged();
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"rows.dtype=f32", "cache.dtype=f8e4m3fn", "scale_block=1"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");
@@ -437,7 +437,7 @@ struct CopyRefusal {
   const char* name;
   std::function<void(CopyPagesCall&)> spoil;
   tessella_status status;
-  const char* text;
+  const char* message;
 };
 
 const CopyRefusal kCopyRefusals[] = {
@@ -489,7 +489,7 @@ TEST(CopyPagesRefusals, SayWhatWasGivenAndExpected) {
     CopyPagesCall call({});
     refusal.spoil(call);
     EXPECT_EQ(tessella_copy_pages(&call.args(), &call.options(), nullptr), refusal.status) << refusal.name;
-    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.text), std::string_view::npos)
+    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.message), std::string_view::npos)
         << refusal.name << ": " << tessella_last_error();
   }
 }
@@ -500,10 +500,10 @@ TEST(CopyPagesPlans, ExplainAndRun) {
   const tessella_call tagged = call.tagged();
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"operation=copy_pages device=cpu num_pools=2 num_pages=12 num_pairs=3 pools.dtype=bf16",
                            "kernel: cpu.copy_pages"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");

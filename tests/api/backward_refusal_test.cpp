@@ -17,7 +17,7 @@ struct Refusal {
   const char* name;
   std::function<void(SmallBackward&)> spoil;
   ts::ErrorCode code;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
@@ -148,7 +148,7 @@ TEST(BackwardRefusals, SayWhatWasGivenAndExpectedAndTouchNothing) {
       ADD_FAILURE() << refusal.name << " ran";
     } catch (const ts::Error& error) {
       EXPECT_EQ(error.code(), refusal.code) << refusal.name << ": " << error.what();
-      EXPECT_NE(std::string_view(error.what()).find(refusal.text), std::string_view::npos)
+      EXPECT_NE(std::string_view(error.what()).find(refusal.message), std::string_view::npos)
           << refusal.name << ": " << error.what();
     }
     EXPECT_TRUE(call.is_untouched()) << refusal.name << " wrote";

@@ -23,7 +23,7 @@ struct Refusal {
   const char* name;
   std::function<void(MergeCall&)> spoil;
   tessella_status status;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 constexpr auto kInvalid = TESSELLA_INVALID_ARGUMENT;
@@ -98,7 +98,7 @@ TEST(MergeRefusals, SayWhatWasGivenAndExpected) {
     MergeCall call(base());
     refusal.spoil(call);
     EXPECT_EQ(tessella_merge(&call.args(), &call.options(), nullptr), refusal.status) << refusal.name;
-    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.text), std::string_view::npos)
+    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.message), std::string_view::npos)
         << refusal.name << ": " << tessella_last_error();
     MergeCall untouched(base());
     EXPECT_EQ(call.results(), untouched.results()) << refusal.name << " wrote";
@@ -123,10 +123,10 @@ TEST(MergePlans, ExplainAndRun) {
   const tessella_call tagged{sizeof tagged, TESSELLA_MERGE, &call.args(), &call.options()};
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"operation=merge device=cpu", "num_states=3", "batch=2", "seqlen=100", "heads=4",
                            "head_dim=8", "outs.dtype=f32", "features: lse", "kernel: cpu.merge_"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");

@@ -23,7 +23,7 @@ float g_factors[64] = {};
 
 ts::TensorView factors(std::initializer_list<int64_t> shape) { return ts::view(g_factors, ts::f32, shape); }
 
-// The text of the refusal, "" where the call runs; its code is expected.
+// The message of the error, "" where the call runs; its code is expected.
 std::string refusal(const SmallCall& call, ts::ErrorCode code) {
   try {
     ts::forward(call.args, call.options);
@@ -79,10 +79,10 @@ TEST(Operands, OfEightAndFourBitsAreRefusedByEveryKernel) {
       SmallCall call;
       set_dtype(call, dtype.dtype);
       call.args.out = ts::view(call.out.data(), out, {kBatch, kSeqlenQ, kHeadsQ, kDim});
-      const std::string text = unsupported(call);
-      EXPECT_EQ(text.rfind("forward: no kernel computes this call; ", 0), 0u) << text;
-      EXPECT_NE(text.find(std::string("reference.attention: does not compute ") + dtype.name), std::string::npos)
-          << text;
+      const std::string message = unsupported(call);
+      EXPECT_EQ(message.rfind("forward: no kernel computes this call; ", 0), 0u) << message;
+      EXPECT_NE(message.find(std::string("reference.attention: does not compute ") + dtype.name), std::string::npos)
+          << message;
       expect_reason(call, std::string("does not compute ") + dtype.name);
     }
   }
@@ -102,16 +102,16 @@ TEST(Operands, KAndVHaveADtypeOfTheirOwn) {
     expect_reason(call, std::string("does not compute k.dtype ") + dtype.name + " beside q.dtype f32",
                   [&](const std::string& kernel) { return has_kernels && takes_quantized(kernel); });
     call.args.k = ts::view(g_bytes, ts::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim});
-    const std::string text = unsupported(call);
-    EXPECT_NE(text.find(std::string("does not compute v.dtype ") + dtype.name + " beside q.dtype f32"),
+    const std::string message = unsupported(call);
+    EXPECT_NE(message.find(std::string("does not compute v.dtype ") + dtype.name + " beside q.dtype f32"),
               std::string::npos)
-        << text;
+        << message;
     if (!has_kernels) continue;
     EXPECT_NE(
-        text.find(std::string("reference.attention: takes k and v of one dtype, and k.dtype is f32 and v.dtype ") +
-                  dtype.name),
+        message.find(std::string("reference.attention: takes k and v of one dtype, and k.dtype is f32 and v.dtype ") +
+                     dtype.name),
         std::string::npos)
-        << text;
+        << message;
   }
   SmallCall call;
   call.args.k = ts::view(g_bytes, ts::u8, {kBatch, kSeqlenKv, kHeadsKv, kDim});
@@ -416,15 +416,15 @@ TEST(Operations, WithoutKernelsAreRefused) {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
   const char* reason = nullptr;
-  const auto expect = [&](tessella_status status, const std::string& text) {
+  const auto expect = [&](tessella_status status, const std::string& message) {
     EXPECT_EQ(tessella_plan_make(&tagged, &plan), status);
-    EXPECT_EQ(tessella_last_error(), "plan_make: " + text);
+    EXPECT_EQ(tessella_last_error(), "plan_make: " + message);
     EXPECT_EQ(tessella_check(&tagged, 0, 0, &report), status);
-    EXPECT_EQ(tessella_last_error(), "check: " + text);
+    EXPECT_EQ(tessella_last_error(), "check: " + message);
     EXPECT_EQ(tessella_kernel_refusal(0, &tagged, &reason), status);
-    EXPECT_EQ(tessella_last_error(), "kernel_refusal: " + text);
+    EXPECT_EQ(tessella_last_error(), "kernel_refusal: " + message);
     EXPECT_EQ(tessella_kernel_cost_of(0, &tagged, &cost), status);
-    EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + text);
+    EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + message);
   };
   for (const auto& [operation, name] : {std::pair{TESSELLA_QUANTIZE, "quantize"}, {TESSELLA_LINEAR, "linear"}}) {
     tagged.operation = operation;

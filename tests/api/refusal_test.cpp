@@ -26,7 +26,7 @@ struct Refusal {
   const char* name;
   std::function<void(SmallCall&)> spoil;
   ts::ErrorCode code;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
@@ -431,7 +431,7 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
     FAIL() << "accepted";
   } catch (const ts::Error& error) {
     EXPECT_EQ(error.code(), GetParam().code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(GetParam().text), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(GetParam().message), std::string::npos) << error.what();
     EXPECT_EQ(std::string(error.what()).rfind("forward: ", 0), 0u) << error.what();
   }
   for (const float value : call.out) ASSERT_EQ(value, -7.0f);
@@ -456,9 +456,9 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   std::deque<tessella_tensor> tensors;
   const tessella_forward_args args = tessella::tests::said_to_be_on_gpu(c.args, tensors);
   EXPECT_EQ(tessella_forward(&args, &c.options, nullptr), static_cast<tessella_status>(GetParam().code));
-  const std::string text = tessella_last_error();
-  if (text.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << text;
-  EXPECT_NE(text.find(GetParam().text), std::string::npos) << text;
+  const std::string message = tessella_last_error();
+  if (message.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << message;
+  EXPECT_NE(message.find(GetParam().message), std::string::npos) << message;
 }
 
 // (6, 10) would be the packed rows, and a GPU's lengths are not read: it has to be told the longest.

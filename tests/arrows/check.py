@@ -39,7 +39,7 @@ FOREIGN = {
     "torch/": ("bindings",),
     "ATen/": ("bindings",),
 }
-# The device compiler finds our own headers, the text of the user's modification, and nothing else.
+# The device compiler finds our own headers, the source of the user's modifications, and nothing else.
 DEVICE = "src/cuda/device"
 DEVICE_FOREIGN = {"user.hpp"}
 FORBIDDEN_NAMES = re.compile(r"(^|[_-])(utils?|helpers?|commons?|misc|v2)([_.-]|$)")
@@ -82,8 +82,8 @@ def check(root):
             errors.append(f"{name}: the name says nothing about what is inside")
         if pathlib.PurePosixPath(name).suffix not in SOURCES:
             continue
-        text = (root / name).read_text(encoding="utf-8", errors="replace")
-        lines = text.count("\n")
+        source = (root / name).read_text(encoding="utf-8", errors="replace")
+        lines = source.count("\n")
         if lines > LONG:
             notes.append(f"{name}: {lines} lines")
         folder = folder_of(name)
@@ -91,10 +91,10 @@ def check(root):
             if name.startswith("src/"):
                 errors.append(f"{name}: lies in no folder of the design")
             continue
-        for match in INCLUDE.finditer(text):
+        for match in INCLUDE.finditer(source):
             spelled = match.group(2)
             num_includes += 1
-            line = text.count("\n", 0, match.start(2)) + 1
+            line = source.count("\n", 0, match.start(2)) + 1
             target = resolve(root, name, spelled)
             if target is None:
                 for prefix, homes in FOREIGN.items():
@@ -128,9 +128,9 @@ def self_test():
             "src/cuda/device/tile/tile.hpp": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
             "src/stray.cpp": "",
         }
-        for name, text in files.items():
+        for name, source in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
+            (root / name).write_text(source)
         errors, notes, _ = check(root)
     expected = ["apps/tessella/main.cpp:2: apps must not include src/core/plan.hpp",
                 "src/api/door.cpp:2: src/api must not include src/cpu/strip.hpp",

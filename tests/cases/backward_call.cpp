@@ -228,12 +228,12 @@ std::string BackwardCall::check(int64_t rows) const {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   if (tessella_check(&tagged_, rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed != 0) return "";
-  std::ostringstream text;
-  text << report.worst_tensor << "[" << report.worst_index[0] << ", " << report.worst_index[1] << ", "
+  std::ostringstream line;
+  line << report.worst_tensor << "[" << report.worst_index[0] << ", " << report.worst_index[1] << ", "
        << report.worst_index[2] << ", " << report.worst_index[3] << "] is " << report.worst_got << ", expected "
        << report.worst_expected << "; error " << report.max_error << ", tolerance " << report.tolerance
        << ", plain error " << report.plain_error;
-  return text.str();
+  return line.str();
 }
 
 const BackwardCall::Output& BackwardCall::output(const std::string& name) const {

@@ -49,11 +49,11 @@ class Call {
   const tessella_forward_args& args() const { return args_; }
   const tessella_attention_options& options() const { return options_; }
 
-  // Runs as the case says. TESSELLA_OK or the failure; the text is tessella_last_error().
+  // Runs as the case says. TESSELLA_OK or the failure; the message is tessella_last_error().
   tessella_status run();
   tessella_status run_plain();
-  // Through this plan and a workspace of its own full of NaN. `text` says what the run spoiled, if anything.
-  tessella_status run_plan(const tessella_plan* plan, std::string& text) const;
+  // Through this plan and a workspace of its own full of NaN. `message` says what the run spoiled, if anything.
+  tessella_status run_plan(const tessella_plan* plan, std::string& message) const;
   // A plan for it.
   tessella_status make_plan(tessella_plan** plan) const;
   // The memory of all its tensors.
@@ -137,7 +137,7 @@ class Call {
 enum class Verdict { passed, refused, failed };
 struct Outcome {
   Verdict verdict;
-  std::string text;  // what is wrong, or why it was refused
+  std::string message;  // what is wrong, or why it was refused
 };
 // Builds, runs and checks.
 Outcome run_case(const Case& c);

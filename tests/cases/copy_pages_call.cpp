@@ -10,12 +10,12 @@
 namespace tessella::tests {
 
 std::string to_string(const CopyPagesCase& c) {
-  std::ostringstream text;
-  text << "kernel=" << c.kernel << " dtype=" << c.dtype << " num_pools=" << c.num_pools << " num_pages=" << c.num_pages
+  std::ostringstream line;
+  line << "kernel=" << c.kernel << " dtype=" << c.dtype << " num_pools=" << c.num_pools << " num_pages=" << c.num_pages
        << " page_size=" << c.page_size << " heads=" << c.heads << " head_dim=" << c.head_dim
        << " heads_first=" << c.heads_first << " gap=" << c.gap << " offset=" << c.offset << " guard=" << c.guard
        << " num_pairs=" << c.num_pairs << " num_threads=" << c.num_threads << " seed=" << c.seed;
-  return text.str();
+  return line.str();
 }
 
 CopyPagesCase random_copy_pages(const std::string& kernel, uint64_t seed) {
@@ -116,7 +116,7 @@ std::string CopyPagesCall::check() {
     }
     may.push_back({pool, std::move(written)});
   }
-  if (std::string text = tensors_.spoiled(may); !text.empty()) return text + ", " + to_string(c_);
+  if (std::string message = tensors_.spoiled(may); !message.empty()) return message + ", " + to_string(c_);
   return "";
 }
 

@@ -103,9 +103,9 @@ class Attend(CliTest):
     def test_safetensors_unaligned(self):
         size = len(self.q)
         header = {"__metadata__": {"a": "b"}, **{n: entry(i * size, (i + 1) * size) for i, n in enumerate("qkv")}}
-        text = json.dumps(header).encode()
+        written = json.dumps(header).encode()
         for padding in range(4):
-            file = self.write("x.safetensors", safetensors(text + b" " * padding, self.q + self.k + self.v))
+            file = self.write("x.safetensors", safetensors(written + b" " * padding, self.q + self.k + self.v))
             run("attend", file, "--out", self.folder / "out.npy", "--check")
             self.check_out(self.folder / "out.npy")
 
@@ -430,8 +430,8 @@ class Others(CliTest):
         self.assertEqual([row["seqlen"] for row in rows], [32, 64, 128] * 3)
         self.assertTrue(all(row["check"] == "ok" and row["speedup"] > 0 for row in rows))
         self.assertIsNone(rows[-1]["flops"])
-        text = run("bench", *small, "--rival", "none", "--kernel", "reference.flash_1,reference.flash_2").stdout
-        self.assertEqual(text.count("\n"), 1 + 2 * 3 * 2)
+        printed = run("bench", *small, "--rival", "none", "--kernel", "reference.flash_1,reference.flash_2").stdout
+        self.assertEqual(printed.count("\n"), 1 + 2 * 3 * 2)
         self.assertEqual(run("bench", *small, "--csv").stdout.splitlines()[0].split(",")[0], "kernel")
         for arguments, saying in [
             (["--preset", "x"], "expected one of paper, gpt2, llama"),

@@ -42,11 +42,11 @@ std::string error_of(ErrorCode code, Fn&& fn) {
   return "no error";
 }
 
-constexpr const char* kText = R"(#pragma once
+constexpr const char* kSource = R"(#pragma once
 struct Params { int32_t* to; int64_t count; };
 template <int N> __global__ void fill(const Params params) { params.to[threadIdx.x] = N; }
 )";
-Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_source = kText}; }
+Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_source = kSource}; }
 
 class FakeDriverTest : public testing::Test {
  protected:
@@ -235,9 +235,9 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
 TEST_F(FakeDriverTest, ImageThatTheDriverRefusesIsExplained) {
   in_child({{"FAKE_CUDA_LOAD", "209"}}, [] {
     skip_without_nvrtc();
-    const std::string text = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
-    EXPECT_NE(text.find("does not load a kernel of NVRTC"), std::string::npos) << text;
-    EXPECT_NE(text.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << text;
+    const std::string message = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
+    EXPECT_NE(message.find("does not load a kernel of NVRTC"), std::string::npos) << message;
+    EXPECT_NE(message.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << message;
   });
 }
 
@@ -262,8 +262,8 @@ TEST_F(FakeDriverTest, ForkAfterUseIsExplained) {
   in_child({}, [] {
     const CurrentDevice current(0);
     in_child({}, [] {
-      const std::string text = error_of(ErrorCode::device, [] { CurrentDevice in_forked(0); });
-      EXPECT_NE(text.find("forked after its parent used CUDA"), std::string::npos) << text;
+      const std::string message = error_of(ErrorCode::device, [] { CurrentDevice in_forked(0); });
+      EXPECT_NE(message.find("forked after its parent used CUDA"), std::string::npos) << message;
     });
   });
 }

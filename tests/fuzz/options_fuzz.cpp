@@ -1,5 +1,5 @@
 // Any bytes as the structs of a call. Tensors claim only memory that they have; everything else may be nonsense: the
-// library must refuse it with a text or compute, and never crash, read or write outside.
+// library must return an error with a message or compute, and never crash, read or write outside.
 //
 // The memory of every tensor ends where a poisoned zone begins, so the address sanitizer sees one byte too far.
 #include <algorithm>

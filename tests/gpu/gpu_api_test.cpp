@@ -36,8 +36,8 @@ class GpuDoor : public testing::Test {
     return tessella_forward(&args, &options, nullptr) == TESSELLA_OK ? "accepted" : tessella_last_error();
   }
   static void expect_refusal(const tessella_forward_args& args, const tessella_attention_options& options,
-                             const std::string& text) {
-    EXPECT_EQ(refusal(args, options), text);
+                             const std::string& message) {
+    EXPECT_EQ(refusal(args, options), message);
   }
 };
 
@@ -159,8 +159,8 @@ TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
   for (const auto& [value, begins] : {std::pair{"1", "forward: cu_seqlens_q[0]"},
                                       std::pair{"yes", "TESSELLA_CHECK_DEVICE_VALUES is 'yes', expected 0 or 1"}}) {
     ASSERT_EQ(::setenv(kName, value, 1), 0);
-    const std::string text = refusal(args, call.options());
-    EXPECT_EQ(text.rfind(begins, 0), 0u) << text;
+    const std::string message = refusal(args, call.options());
+    EXPECT_EQ(message.rfind(begins, 0), 0u) << message;
   }
   ::unsetenv(kName);
 }
@@ -172,9 +172,9 @@ TEST_F(GpuDoor, ABoundOfPackedLengthsIsHeld) {
   tessella_attention_options options = call.options();
   options.check_device_values = 1;
   options.max_seqlen_q = 2;
-  const std::string text = refusal(args, options);
-  EXPECT_EQ(text.rfind("forward: cu_seqlens_q[", 0), 0u) << text;
-  EXPECT_NE(text.find("the bound of lengths"), std::string::npos) << text;
+  const std::string message = refusal(args, options);
+  EXPECT_EQ(message.rfind("forward: cu_seqlens_q[", 0), 0u) << message;
+  EXPECT_NE(message.find("the bound of lengths"), std::string::npos) << message;
 }
 
 TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
@@ -250,7 +250,7 @@ TEST_F(GpuDoor, CheckingGapsOfGiBCopiesOnlyRows) {
   EXPECT_EQ(report.passed, 1);  // zeros attend to zeros: the mean of zeros
 }
 
-TEST_F(GpuDoor, TextsAndTheirArraysAreChecked) {
+TEST_F(GpuDoor, SourcesAndTheirArraysAreChecked) {
   const Call call({});
   GpuTwin twin(call.blocks(), false);
   tessella_forward_args args = twin.args(call.args(), true);

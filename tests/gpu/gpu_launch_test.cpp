@@ -23,7 +23,7 @@ struct Params {
   int32_t* to;
   int32_t add;
 };
-constexpr const char* kText = R"(#pragma once
+constexpr const char* kSource = R"(#pragma once
 namespace trial {
 struct Config { int factor; };
 struct Params { int32_t* to; int32_t add; };
@@ -38,7 +38,7 @@ template <Config C> __global__ void count(const Params params) {
 Program trial(int factor) {
   return {.header = "user.hpp",
           .expression = "trial::count<trial::Config{.factor = " + std::to_string(factor) + "}>",
-          .user_source = kText};
+          .user_source = kSource};
 }
 
 constexpr int kBlocks = 4;

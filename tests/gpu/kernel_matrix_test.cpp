@@ -232,14 +232,14 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score text: every size. Every other
-      // feature at one, a keep text and what lies beside a score text at 128 too.
+      // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score_mod: every size. Every other
+      // feature at one, a mask_mod and what lies beside a score_mod at 128 too.
       const auto is_alone = [&](Feature of) { return sets[set].features == of && !sets[set].batch_invariant; };
       const bool is_score = sets[set].features == Feature::score_mod;
-      const bool has_text = sets[set].features.has(Feature::score_mod) || sets[set].features.has(Feature::mask_mod);
+      const bool has_source = sets[set].features.has(Feature::score_mod) || sets[set].features.has(Feature::mask_mod);
       const bool has_two_terms = is_alone(Feature::softcap);
       const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
-                             dims == set % std::size(kDims) || (has_text && dims == 2);
+                             dims == set % std::size(kDims) || (has_source && dims == 2);
       if (!g_full && !is_wanted) continue;
       AttentionArguments p = sm90_problem(kDims[dims].qk, kDims[dims].v, kDims[dims].seqlen_kv,
                                           dims == 1 && !has_two_terms ? DType::f16 : DType::bf16);

@@ -97,7 +97,7 @@ class Backward : public EachKernel {
  protected:
   static void expect_right(const Case& c) {
     const Outcome outcome = run_backward_case(c);
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.text << "\n" << to_string(c);
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.message << "\n" << to_string(c);
   }
   Case base(const std::string& fields) const {
     Case c = parse(fields);

@@ -32,7 +32,7 @@ class Forward : public EachKernel {
     const Outcome outcome = run_case(c);
     const bool may = may_refuse || (!GetParam().takes_every_row() && is_for_other_kernels(c));
     const bool fine = outcome.verdict == Verdict::passed || (may && outcome.verdict == Verdict::refused);
-    EXPECT_TRUE(fine) << "--case \"" << to_string(c) << "\"\n  " << outcome.text;
+    EXPECT_TRUE(fine) << "--case \"" << to_string(c) << "\"\n  " << outcome.message;
   }
   // Rows that the copy engine does not read.
   static bool is_for_other_kernels(const Case& c) {
@@ -394,7 +394,7 @@ TEST(ForwardChoice, AutomaticRunsEveryDtype) {
                  .window_right = 0,
                  .seed = 3};
     const Outcome outcome = run_case(c);
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << to_string(c) << "\n" << outcome.text;
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << to_string(c) << "\n" << outcome.message;
   }
 }
 

@@ -88,15 +88,15 @@ std::vector<Kernel> kernels(const Arguments& arguments) {
 // A fault ends the program: the case at hand must not be lost with it.
 thread_local char t_line[4096];
 void on_fault(int signal) {
-  const auto print = [](const char* text) { return write(STDOUT_FILENO, text, std::strlen(text)); };
+  const auto print = [](const char* message) { return write(STDOUT_FILENO, message, std::strlen(message)); };
   const bool printed = print("FAULT --case \"") >= 0 && print(t_line) >= 0 && print("\"\n") >= 0;
   _exit(printed ? 128 + signal : 127);
 }
 
-void print_failure(const std::string& text) {
+void print_failure(const std::string& message) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  std::printf("FAILED --case \"%s\"\n  %s\n", t_line, text.c_str());
+  std::printf("FAILED --case \"%s\"\n  %s\n", t_line, message.c_str());
   std::fflush(stdout);
 }
 
@@ -106,9 +106,9 @@ Outcome run(const Case& c) {
   try {
     outcome = run_case(c);
   } catch (const std::exception& error) {
-    outcome.text = error.what();
+    outcome.message = error.what();
   }
-  if (outcome.verdict == Verdict::failed) print_failure(outcome.text);
+  if (outcome.verdict == Verdict::failed) print_failure(outcome.message);
   return outcome;
 }
 
@@ -164,7 +164,9 @@ int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
     switch (outcome.verdict) {
       case Verdict::passed: ++passed[idx]; break;
       case Verdict::failed: ++failed; break;
-      case Verdict::refused: ++refused; print_failure("refused, which none of these cases should be: " + outcome.text);
+      case Verdict::refused:
+        ++refused;
+        print_failure("refused, which none of these cases should be: " + outcome.message);
     }
   });
   int64_t all_passed = 0;
@@ -220,7 +222,7 @@ int run_line(const std::string& line) {
               outcome.verdict == Verdict::passed    ? "1 passed, 0 failed"
               : outcome.verdict == Verdict::refused ? "refused:"
                                                     : "0 passed, 1 failed",
-              outcome.text.c_str());
+              outcome.message.c_str());
   return outcome.verdict == Verdict::passed ? 0 : 1;
 }
 

@@ -91,8 +91,8 @@ TEST_F(NvrtcTest, ToolkitsAndPythonsAreLookedThrough) {
 
 TEST_F(NvrtcTest, FilesThatAreNoneAreExplained) {
   EXPECT_EQ(error_of(root_ + "/absent.so"), "no " + root_ + "/absent.so");
-  const std::string text = make("/libnvrtc.so.12");
-  EXPECT_EQ(error_of(text).find(text + " does not load: "), 0u) << error_of(text);
+  const std::string message = make("/libnvrtc.so.12");
+  EXPECT_EQ(error_of(message).find(message + " does not load: "), 0u) << error_of(message);
   EXPECT_NE(error_of("libc.so.6").find("libc.so.6 lacks nvrtc"), std::string::npos) << error_of("libc.so.6");
 }
 

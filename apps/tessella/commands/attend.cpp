@@ -13,7 +13,7 @@
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/attention_options.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/results.hpp"
@@ -105,7 +105,7 @@ void describe(const Settings& settings, const Ran& ran, Json& document) {
 }
 
 void print(const Settings& settings, const Ran& ran) {
-  put("kernel  {}, {} (first call)\n", ran.kernel, seconds_text(ran.seconds));
+  put("kernel  {}, {} (first call)\n", ran.kernel, seconds_string(ran.seconds));
   if (settings.explain) put("{}", ran.explain);
 }
 
@@ -159,22 +159,22 @@ int attend(Settings settings) {
       }
       describe(settings, *backward, document["backward"]);
     }
-    put("{}\n", json_text(document));
+    put("{}\n", json_string(document));
   } else {
     for (const auto& [name, array] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
-      put("{:<7} {} {}  {}\n", name, shape_text(array->tensor), dtype_name(array->tensor.dtype),
+      put("{:<7} {} {}  {}\n", name, shape_string(array->tensor), dtype_name(array->tensor.dtype),
           printable(array->source));
     }
     print(settings, forward);
-    put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(out),
+    put("out     {} {}  {}{}\n", shape_string(*call.args.out), dtype_name(out.tensor.dtype), summary_string(out),
         settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (forward.check) print_check(*forward.check, "fp32 softmax");
     if (backward) {
       print(settings, *backward);
       for (const Array& gradient : gradients) {
         const std::string file = settings.backward.file_of(gradient.name);
-        put("{:<7} {} {}  {}{}\n", gradient.name, shape_text(gradient.tensor), dtype_name(gradient.tensor.dtype),
-            summary_text(gradient), file.empty() ? "" : "  -> " + printable(file));
+        put("{:<7} {} {}  {}{}\n", gradient.name, shape_string(gradient.tensor), dtype_name(gradient.tensor.dtype),
+            summary_string(gradient), file.empty() ? "" : "  -> " + printable(file));
       }
       if (backward->check) print_backward_check(*backward->check);
     }

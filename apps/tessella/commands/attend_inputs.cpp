@@ -86,7 +86,7 @@ void check_operand(const char* name, const Array& array) {
   }
   if (tensor.ndim < 2 || tensor.ndim > 4) {
     throw InputError(fmt::format("{}: {} has shape {}, expected 2 to 4 axes (batch, seqlen, heads, head_dim)",
-                                 array.source, name, shape_text(tensor)));
+                                 array.source, name, shape_string(tensor)));
   }
   const int last = tensor.ndim - 1;
   if (tensor.strides[last] != 1 && tensor.shape[last] > 1) {

@@ -7,8 +7,8 @@
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
-#include "options/mask_text.hpp"
-#include "options/number_text.hpp"
+#include "options/mask_string.hpp"
+#include "options/number_string.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
@@ -127,7 +127,7 @@ Json describe(const RandomCase& problem, const BenchResult& result) {
 }
 
 Table make_table(const std::string& rival) {
-  const auto seconds = [](const Json& value) { return seconds_text(value.get<double>()); };
+  const auto seconds = [](const Json& value) { return seconds_string(value.get<double>()); };
   return {{{"kernel", "kernel", {}, true},
            {"dtype", "dtype", {}, true},
            {"head_dim", "head_dim", {}},

@@ -22,7 +22,7 @@ struct BenchResult {
 };
 
 // Seconds above 0.
-double parse_budget(const std::string& text);
+double parse_budget(const std::string& string);
 
 // `kernel` "" lets the library choose. Empty where the library refuses or fails, or memory would not do: other cells
 // may. Throws InputError for what holds of every cell.

@@ -8,7 +8,7 @@
 #include "commands/decode_cell.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
@@ -68,9 +68,9 @@ const Preset<Settings> kPresets[] = {
 };
 
 // As parse_sizes, where 0 stands for a cache without pages.
-std::vector<int64_t> parse_pages(const std::string& text) {
+std::vector<int64_t> parse_pages(const std::string& string) {
   std::vector<int64_t> sizes;
-  for (const std::string& part : split(text, ',')) {
+  for (const std::string& part : split(string, ',')) {
     if (part == "0") {
       sizes.push_back(0);
     } else {
@@ -198,7 +198,7 @@ Table make_table(bool on_gpu) {
        {"page_size", "page", [](const Json& value) { return value == 0 ? "-" : value.dump(); }},
        {"queries", "queries", {}},
        {"threads", on_gpu ? "" : "threads", {}},
-       {"cache_bytes", "K+V", [](const Json& value) { return bytes_text(value.get<double>()); }},
+       {"cache_bytes", "K+V", [](const Json& value) { return bytes_string(value.get<double>()); }},
        {"runs", "", {}},
        {"seconds", "us", microseconds},
        {"min_seconds", "", {}},

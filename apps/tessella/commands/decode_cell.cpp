@@ -6,7 +6,7 @@
 
 #include "device/read_rate.hpp"
 #include "device/rotation.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "report/machine.hpp"
 
 namespace tessella::cli {
@@ -29,7 +29,7 @@ std::unique_ptr<DecodeCell> DecodeCell::make(const DecodeCase& decode_case, cons
   const double needed = DecodeLayout(decode_case, options.placement()).total_bytes(),
                have = usable(options.placement());
   if (needed > have) {
-    missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_text(needed), bytes_text(have))};
+    missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_string(needed), bytes_string(have))};
     return nullptr;
   }
   return attempt(missing, [&] { return std::unique_ptr<DecodeCell>(new DecodeCell(decode_case, options, budget)); });

@@ -7,7 +7,7 @@
 #include "commands/kernel_list.hpp"
 #include "commands/random_case.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 
@@ -41,13 +41,13 @@ struct Settings {
 
 constexpr int64_t kAnyHeadDim = 1 << 16;
 
-std::string head_dim_text(const Json& head_dim) {
+std::string head_dim_string(const Json& head_dim) {
   return head_dim.get<int64_t>() > kAnyHeadDim ? "any" : head_dim.dump();
 }
 
 // Features of a kernel, said as "all" of its operation or by what is there or missing, whatever is shorter; one by its
 // name.
-std::string features_text(const std::string& features, const std::vector<std::string>& all) {
+std::string features_string(const std::string& features, const std::vector<std::string>& all) {
   const std::vector<std::string> mine = split(features, ' ');
   std::string there, missing;
   for (const std::string& feature : all) {
@@ -73,7 +73,7 @@ std::vector<std::string> all_features_of(std::string_view operation) {
   return all_features(operation == "backward" ? list_kernels() : kernels_of(operation));
 }
 
-std::string chosen_text(const tessella_kernel_info& info) {
+std::string chosen_string(const tessella_kernel_info& info) {
   const std::string automatic = info.automatic;
   if (automatic.empty()) return "by name";
   return automatic == info.dtypes ? "automatically" : "for " + automatic;
@@ -91,7 +91,7 @@ int print_matrix(const Settings& settings) {
       {"architectures", "for", {}, true},
       {"summary", settings.markdown ? "what it is" : "", {}, true},
       {"dtypes", "dtypes", {}, true},
-      {"max_head_dim", "head_dim up to", head_dim_text},
+      {"max_head_dim", "head_dim up to", head_dim_string},
       {"chosen", "chosen", {}, true},
       {"features", "features", {}, true},
       {"unavailable", settings.markdown ? "" : "here",
@@ -105,8 +105,8 @@ int print_matrix(const Settings& settings) {
          {"summary", info.summary},
          {"dtypes", info.dtypes},
          {"max_head_dim", info.max_head_dim},
-         {"chosen", chosen_text(info)},
-         {"features", is_data ? info.features : features_text(info.features, all_features_of(info.operation))},
+         {"chosen", chosen_string(info)},
+         {"features", is_data ? info.features : features_string(info.features, all_features_of(info.operation))},
          {"unavailable", info.unavailable}});
   }
   print_table(table, format, settings.json ? about_run("kernels") : Json());

@@ -20,8 +20,8 @@ struct Settings {
   std::string kernel;
 };
 
-void show(int32_t num_done, int32_t num_total, const char* text, void*) {
-  note(fmt::format("{}/{} {}", num_done, num_total, text));
+void show(int32_t num_done, int32_t num_total, const char* string, void*) {
+  note(fmt::format("{}/{} {}", num_done, num_total, string));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
 
@@ -92,13 +92,13 @@ void add_cost(const KernelEntry& kernel, const Call& call, Json& row) {
 }
 
 Table make_table() {
-  const auto bytes = [](const Json& value) { return bytes_text(value.get<double>()); };
-  const auto error = [](const Json& value) { return error_text(value.get<double>()); };
+  const auto bytes = [](const Json& value) { return bytes_string(value.get<double>()); };
+  const auto error = [](const Json& value) { return error_string(value.get<double>()); };
   return {{{"kernel", "algorithm", {}, true},
            {"score_passes", "passes", [](const Json& value) { return fmt::format("{:.3g}", value.get<double>()); }},
            {"bytes_moved", "moved", bytes},
            {"extra_bytes", "extra", bytes},
-           {"seconds", "time", [](const Json& value) { return seconds_text(value.get<double>()); }},
+           {"seconds", "time", [](const Json& value) { return seconds_string(value.get<double>()); }},
            {"spread", "", {}},
            {"max_error", "error", error},
            {"plain_error", "", {}},

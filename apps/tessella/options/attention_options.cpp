@@ -10,9 +10,9 @@
 #include <variant>
 
 #include "files/input_error.hpp"
-#include "options/mask_text.hpp"
-#include "options/number_text.hpp"
-#include "options/value_text.hpp"
+#include "options/mask_string.hpp"
+#include "options/number_string.hpp"
+#include "options/value_string.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -103,31 +103,33 @@ std::string flag_of(const Row& row) { return fmt::format("--{}", row.name); }
 struct Apply {
   Call& call;
   const std::string what;
-  const std::string& text;
+  const std::string& string;
 
   void operator()(float Options::*member) const {
-    const auto value = static_cast<float>(parse_number(what, text));
-    if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, text));
+    const auto value = static_cast<float>(parse_number(what, string));
+    if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, string));
     call.options.*member = value;
   }
-  void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, text); }
-  void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, text); }
+  void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, string); }
+  void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, string); }
   void operator()(int32_t Options::*member) const {
     call.options.*member =
-        static_cast<int32_t>(parse_integer_between(what, text, 0, std::numeric_limits<int32_t>::max()));
+        static_cast<int32_t>(parse_integer_between(what, string, 0, std::numeric_limits<int32_t>::max()));
   }
-  void operator()(const char* Options::*member) const { call.options.*member = call.texts.emplace_back(text).c_str(); }
+  void operator()(const char* Options::*member) const {
+    call.options.*member = call.strings.emplace_back(string).c_str();
+  }
   void operator()(const WordTarget& target) const {
-    const auto word = std::ranges::find(target.words, text);
+    const auto word = std::ranges::find(target.words, string);
     if (word == target.words.end()) {
-      throw InputError(fmt::format("{} is '{}', expected {}, {} or {}", what, text, target.words[0], target.words[1],
+      throw InputError(fmt::format("{} is '{}', expected {}, {} or {}", what, string, target.words[0], target.words[1],
                                    target.words[2]));
     }
     call.options.*target.member = static_cast<int32_t>(word - target.words.begin());
   }
   void operator()(FlagTarget target) const { call.options.*target.member = 1; }
-  void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(text).dtype; }
-  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, text, target.dtype)); }
+  void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(string).dtype; }
+  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, string, target.dtype)); }
 };
 
 }  // namespace

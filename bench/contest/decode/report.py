@@ -1,4 +1,4 @@
-"""A record of decoding as text: microseconds, TB/s, the plain read, the floors, and who did not take part and why."""
+"""A record of decoding in markdown: microseconds, TB/s, the plain read, the floors, and who did not take part and why."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .floors import (
 from .protocol import peer_sets
 
 
-def _dash(value: float | None, text: Callable[[float], str]) -> str:
-    return "–" if value is None else text(value)
+def _dash(value: float | None, show: Callable[[float], str]) -> str:
+    return "–" if value is None else show(value)
 
 
 def microseconds(seconds: float) -> str:
@@ -65,7 +65,7 @@ def table(record: Record) -> str:
             entry["label"],
             f"{entry['cache_bytes'] / 1e6:.1f}",
             *shown,
-            *(text(entry) for text in derived.values()),
+            *(show(entry) for show in derived.values()),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -101,8 +101,8 @@ def report(record: Record) -> str:
             f"## Microseconds a call; ours in {unit_of(record)[0]} of K and V and beside the plain read and others",
             table(record),
         ]
-        if record["device"] == "cpu" and (text := unsteady(record)):
-            sections.append(text)
+        if record["device"] == "cpu" and (warning := unsteady(record)):
+            sections.append(warning)
         words = {True: "pass", False: "MISS", None: "not measured"}
         lines = [f"| {words[floor.passed]} | {floor.says} | {floor.found} |" for floor in floors(record)]
         sections += ["## Floors", "\n".join(["| | floor | found |", "|---|---|---|", *lines])]

@@ -14,7 +14,7 @@ from ._errors import Error, InvalidArgument, name_function
 from ._fields import cache_code
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import failure, last_error, library
-from ._scalars import INT32, integer, switch, text
+from ._scalars import INT32, integer, string, switch
 
 _SHORT = 1 << 22  # elements that are moved: some milliseconds
 ROWS = ("k_new", "v_new", "k", "v", "q", "q_out")  # that have heads, and so a layout
@@ -191,7 +191,7 @@ class AppendCall:
 
     def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
         """Sets the fields of options that every operation has."""
-        self.options.kernel = None if kernel is None else text("kernel", kernel).encode()
+        self.options.kernel = None if kernel is None else string("kernel", kernel).encode()
         self.options.num_sms, self.options.num_threads = num_sms, num_threads
 
     def run(self, stream: int | None) -> tuple[int, str]:

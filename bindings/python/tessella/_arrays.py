@@ -74,7 +74,7 @@ _codes: dict[Any, int] = {}  # numpy.dtype -> dtype of Tessella, as they are met
 
 
 def dtype_of(name: str, dtype: Any) -> int:
-    """Tessella's number of a dtype given as a text or as NumPy's, ml_dtypes', torch's or jax's own object."""
+    """Tessella's number of a dtype given as a string or as NumPy's, ml_dtypes', torch's or jax's own object."""
     if isinstance(dtype, str):
         code = DTYPES.get(dtype)
     else:  # torch's is "torch.float32"

@@ -68,11 +68,11 @@ def attention(
 
     Raises:
         InvalidArgument (a ValueError): shapes, dtypes, devices, values or overlaps; nothing was touched.
-        Unsupported (a NotImplementedError): no kernel here computes it; the text says why.
+        Unsupported (a NotImplementedError): no kernel here computes it; the message says why.
         OutOfMemory, DeviceError, CompileError: what they say.
         Cancelled: the flag `cancel` was set. Ctrl-C and other handlers that raise end a call of the main thread on the
             CPU as well, with their own exception; out and lse hold no result then.
-        TypeError: an option that does not exist or is no number, text or array.
+        TypeError: an option that does not exist or is no number, string or array.
     """
     with Call.of("forward") as call:
         call.fill(q, k, v, layout, stream, options)

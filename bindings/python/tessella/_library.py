@@ -44,15 +44,15 @@ library: ctypes.CDLL = _opened(path)
 
 def last_error() -> str:
     """The message of the calling thread's last failure."""
-    text: str = library.tessella_last_error().decode(errors="replace")
-    return text
+    message: str = library.tessella_last_error().decode(errors="replace")
+    return message
 
 
-def failure(status: int, context: str = "", text: str | None = None) -> Error:
-    """The exception for a status, with its text, the calling thread's last, and what there is to add to it."""
-    text = last_error() if text is None else text
-    text = text.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
-    error = BY_STATUS.get(status, Error)(text + context)
+def failure(status: int, context: str = "", message: str | None = None) -> Error:
+    """The exception for a status, with its message, the calling thread's last, and what there is to add to it."""
+    message = last_error() if message is None else message
+    message = message.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
+    error = BY_STATUS.get(status, Error)(message + context)
     error._is_of_library = True
     return error
 

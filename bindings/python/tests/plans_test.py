@@ -146,9 +146,9 @@ def test_plans_are_freed():
 
 
 def test_explain():
-    text = tessella.explain(Q, K, V, mask="causal", kernel="reference.flash_2")
-    assert "batch=2 seqlen_q=33 seqlen_kv=33 heads_q=4" in text
-    assert "kernel: reference.flash_2" in text
+    explained = tessella.explain(Q, K, V, mask="causal", kernel="reference.flash_2")
+    assert "batch=2 seqlen_q=33 seqlen_kv=33 heads_q=4" in explained
+    assert "kernel: reference.flash_2" in explained
     plan = tessella.plan(Q, K, V)
     assert f"kernel: {plan.kernel}" in plan.explain()
 

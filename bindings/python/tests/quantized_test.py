@@ -174,7 +174,7 @@ ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8
 
 
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "message"),
     [
         (
             lambda: tessella.attention(ONES, BYTES.astype(ml_dtypes.int4), BYTES.astype(ml_dtypes.int4)),
@@ -218,8 +218,8 @@ ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8
         ),
     ],
 )
-def test_refusals(call, text):
-    with pytest.raises((tessella.InvalidArgument, tessella.Unsupported), match=text):
+def test_refusals(call, message):
+    with pytest.raises((tessella.InvalidArgument, tessella.Unsupported), match=message):
         call()
 
 

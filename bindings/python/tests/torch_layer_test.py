@@ -455,11 +455,11 @@ def call(*inputs, **options):
     return MultiHeadAttention(32, 4)(*inputs, **options)
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_wrong_arguments(text):
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments(message):
     with pytest.raises(tessella.Error) as raised:
-        WRONG[text]()
-    assert str(raised.value).startswith(text)
+        WRONG[message]()
+    assert str(raised.value).startswith(message)
 
 
 def test_wrong_types():

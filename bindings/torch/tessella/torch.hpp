@@ -51,8 +51,8 @@ struct Tensors {
 
 namespace detail {
 
-[[noreturn]] inline void refuse(ErrorCode code, const std::string& text) {
-  throw Error(code, ("attention: " + text).c_str());
+[[noreturn]] inline void refuse(ErrorCode code, const std::string& message) {
+  throw Error(code, ("attention: " + message).c_str());
 }
 
 inline DType dtype_of(const at::Tensor& tensor, const char* name) {

@@ -389,7 +389,7 @@ core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
 }
 
 std::string describe(const core::Shape& shape, int num_threads) {
-  return backward_text(kernel(), core::attention(shape), num_threads);
+  return describe_backward(kernel(), core::attention(shape), num_threads);
 }
 
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {

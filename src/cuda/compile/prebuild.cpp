@@ -27,10 +27,10 @@ std::vector<Target> parse_targets(const std::string& list) {
   std::vector<Target> targets;
   for (size_t begin = 0; begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
-    const std::string text = list.substr(begin, end - begin);
-    const std::optional<Target> target = parse_target(text);
+    const std::string string = list.substr(begin, end - begin);
+    const std::optional<Target> target = parse_target(string);
     if (!target || target->arch < 80) {
-      core::invalid(message("kernels build: arch is '", text, "', expected sm_80 or later, as in \"sm_80,sm_90\""));
+      core::invalid(message("kernels build: arch is '", string, "', expected sm_80 or later, as in \"sm_80,sm_90\""));
     }
     targets.push_back(*target);
     begin = end + 1;
@@ -61,15 +61,15 @@ std::vector<Target> wanted_targets(const HotProgram& hot, const std::vector<Targ
   return wanted;
 }
 
-std::string result_text(const Job& job, const Cubin& cubin) {
+std::string result_string(const Job& job, const Cubin& cubin) {
   const Resources& takes = cubin.resources;
-  std::string text = message(job.hot->kernel, " ", job.target.name(), " ", name(cubin.origin));
-  if (cubin.origin == Cubin::Origin::compiled) text += message(" in ", static_cast<int>(cubin.milliseconds), " ms");
+  std::string string = message(job.hot->kernel, " ", job.target.name(), " ", name(cubin.origin));
+  if (cubin.origin == Cubin::Origin::compiled) string += message(" in ", static_cast<int>(cubin.milliseconds), " ms");
   if (takes.registers >= 0) {
-    text += message(", ", takes.registers, " registers, ", takes.spill_store_bytes + takes.spill_load_bytes,
-                    " bytes spilled");
+    string += message(", ", takes.registers, " registers, ", takes.spill_store_bytes + takes.spill_load_bytes,
+                      " bytes spilled");
   }
-  return text + ": " + job.hot->program.expression;
+  return string + ": " + job.hot->program.expression;
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void prebuild(const std::string& targets, const std::string& kernel, const Progr
   for (size_t i = 0; i < jobs.size(); ++i) {
     std::shared_ptr<const Cubin> cubin = find_embedded_for(jobs[i].hot->program, jobs[i].target);
     if (cubin == nullptr) cubin = cubin_store().get(jobs[i].hot->program, jobs[i].target);
-    if (progress) progress(static_cast<int>(i + 1), static_cast<int>(jobs.size()), result_text(jobs[i], *cubin));
+    if (progress) progress(static_cast<int>(i + 1), static_cast<int>(jobs.size()), result_string(jobs[i], *cubin));
   }
 }
 

@@ -16,12 +16,12 @@ using portable::ForwardSm80Config;
 
 std::string description(const core::AttentionShape& p, const ForwardSm80Config& c,
                         const std::optional<ForwardSm80Config>& longer) {
-  std::string text =
+  std::string string =
       message("tiles ", c.tile_q, " x ", c.tile_kv,
               longer ? message(" (", longer->tile_kv, " if score_mod leaves the registers)") : "", ", ", c.num_warps,
               c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v);
-  if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
-  return text +
+  if (const int32_t slices = slices_v(p, c); slices > 1) string += message(" x ", slices, " slices");
+  return string +
          message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c), " bytes of shared memory");
 }
 
