@@ -9,11 +9,11 @@ pytest.importorskip("matplotlib")
 
 @pytest.mark.parametrize("protocol", ["family", "features", "layer", "long"])
 def test_two_pictures_a_dtype(tmp_path, protocol):
-    cells = fake.entries({"tessella": 600, "sdpa.cudnn": 500, "another": 1}, protocol)
-    del cells[0]["results"]["another"]  # not in every cell
-    cells[0]["results"]["tessella"]["memory_bytes"] = None
-    paths = draw(fake.record(cells, protocol=protocol), tmp_path)
-    assert len(paths) == 2 * len({entry["cell"]["dtype"] for entry in cells})
+    configs = fake.entries({"tessella": 600, "sdpa.cudnn": 500, "another": 1}, protocol)
+    del configs[0]["results"]["another"]  # not in every configuration
+    configs[0]["results"]["tessella"]["memory_bytes"] = None
+    paths = draw(fake.record(configs, protocol=protocol), tmp_path)
+    assert len(paths) == 2 * len({entry["configuration"]["dtype"] for entry in configs})
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 

@@ -141,14 +141,14 @@ class Backward(CliTest):
         document = json.loads(run(*small, "--dtype", "f32,bf16", "--mask", "none,causal", "--json").stdout)
         rows = document["results"]
         self.assertEqual(document["operation"], "backward")
-        self.assertEqual({(row["check"], row["rival"]) for row in rows}, {("ok", "reference.standard_backward")})
+        self.assertEqual({(row["check"], row["baseline"]) for row in rows}, {("ok", "reference.standard_backward")})
         self.assertTrue(all(row["kernel"].startswith("cpu.backward_") for row in rows))
         for row in rows:  # 2.5 times the forward's
             heads = int(row["heads"].split("/")[0])  # fewer than asked for on a slow machine
             flops = 10 * row["batch"] * heads * row["seqlen"] ** 2 * 16 * (0.5 if row["mask"] == "causal" else 1)
             self.assertTrue(math.isclose(row["flops"], flops / row["seconds"], rel_tol=1e-6))
         long = ["bench", "--backward", "--seqlen", 600, "--head-dim", 16, "--heads", 1, "--batch", 1, "--mask", "none"]
-        row = json.loads(run(*long, "--rival", "none", "--budget", 0.01, "--json").stdout)["results"][0]
+        row = json.loads(run(*long, "--baseline", "none", "--budget", 0.01, "--json").stdout)["results"][0]
         self.assertEqual((row["check"], row["check_seqlen"], row["seqlen"]), ("ok", 512, 600))
         self.refuses(*small, "--kernel", "reference.flash_2", saying="cpu.backward_baseline")
 

@@ -215,7 +215,7 @@ class Attend(CliTest):
         for option in ("--seqlens-kv", "--softcap", "--kernel", "--out", "--lse", "--names", "--dtype", "--mask"):
             self.refuses("attend", SAMPLE, option, "", saying=f"{option} is '', expected a value")
         self.refuses("attend", "", saying="FILE is ''")
-        self.refuses("bench", "--rival", "", saying="--rival is ''")
+        self.refuses("bench", "--baseline", "", saying="--baseline is ''")
 
     def test_names_of_any_bytes(self):
         q, k, v = self.write_npys()
@@ -430,7 +430,7 @@ class Others(CliTest):
         self.assertEqual([row["seqlen"] for row in rows], [32, 64, 128] * 3)
         self.assertTrue(all(row["check"] == "ok" and row["speedup"] > 0 for row in rows))
         self.assertIsNone(rows[-1]["flops"])
-        printed = run("bench", *small, "--rival", "none", "--kernel", "reference.flash_1,reference.flash_2").stdout
+        printed = run("bench", *small, "--baseline", "none", "--kernel", "reference.flash_1,reference.flash_2").stdout
         self.assertEqual(printed.count("\n"), 1 + 2 * 3 * 2)
         self.assertEqual(run("bench", *small, "--csv").stdout.splitlines()[0].split(",")[0], "kernel")
         for arguments, saying in [
@@ -440,7 +440,7 @@ class Others(CliTest):
             (["--dtype", "x"], "dtype is 'x'"),
             (["--budget", "0"], "--budget is 0"),
             (["--json", "--csv"], "expected one"),
-            (["--rival", "nosuch"], "nosuch"),
+            (["--baseline", "nosuch"], "nosuch"),
         ]:
             self.refuses("bench", *arguments, saying=saying)
 
@@ -499,18 +499,18 @@ class Others(CliTest):
 
     def test_bench_leaves_out_what_is_too_large(self):
         for seqlen, saying in (("4m", "times --budget"), ("1g", "of memory per head")):
-            large = ["--seqlen", seqlen, "--head-dim", 64, "--mask", "none", "--rival", "none"]
+            large = ["--seqlen", seqlen, "--head-dim", 64, "--mask", "none", "--baseline", "none"]
             done = run("bench", *large, "--budget", 0.01, "--json")
             self.assertEqual(json.loads(done.stdout)["results"], [])
             self.assertIn(saying, done.stderr)
 
-    def test_bench_goes_on_after_a_cell_that_fails(self):
-        cells = ["--dtype", "f32,bf16,f64", "--seqlen", 32, "--head-dim", 16, "--heads", 2, "--batch", 1, "--mask", "none"]
-        done = run("bench", *cells, "--budget", 0.01, "--kernel", "reference.flash_2,reference.attention", "--json", expect=2)
+    def test_bench_goes_on_after_a_configuration_that_fails(self):
+        configuration = ["--dtype", "f32,bf16,f64", "--seqlen", 32, "--head-dim", 16, "--heads", 2, "--batch", 1, "--mask", "none"]
+        done = run("bench", *configuration, "--budget", 0.01, "--kernel", "reference.flash_2,reference.attention", "--json", expect=2)
         rows = json.loads(done.stdout)["results"]
         self.assertEqual([row["dtype"] for row in rows if row["kernel"] == "reference.attention"], ["f32", "bf16", "f64"])
         self.assertIn("not run at f64, head_dim 16, none, seqlen 32: ", done.stderr)
-        self.assertEqual(run("bench", *cells, "--budget", 0.01, "--sink", "1,2,3", expect=2).stdout, "")
+        self.assertEqual(run("bench", *configuration, "--budget", 0.01, "--sink", "1,2,3", expect=2).stdout, "")
 
     def test_values_per_head_and_per_sequence(self):
         for command in ("bench", "ladder"):
@@ -527,9 +527,9 @@ class Others(CliTest):
     def test_device(self):
         self.refuses("attend", SAMPLE, "--device", "gpu", saying="--device is 'gpu', expected cpu, cuda or cuda:N")
         self.refuses("bench", "--device", "cuda:x", saying="--device")
-        cells = ["--seqlen", 64, "--head-dim", 64, "--heads", 2, "--batch", 1, "--dtype", "bf16", "--budget", 0.01]
-        commands = [["attend", SAMPLE, "--check"], ["bench", *cells], ["ladder", *cells], ["kernels", "--why"]]
-        commands.append(["bench", "decode", *cells])
+        configuration = ["--seqlen", 64, "--head-dim", 64, "--heads", 2, "--batch", 1, "--dtype", "bf16", "--budget", 0.01]
+        commands = [["attend", SAMPLE, "--check"], ["bench", *configuration], ["ladder", *configuration], ["kernels", "--why"]]
+        commands.append(["bench", "decode", *configuration])
         missing = run("attend", SAMPLE, "--device", "cuda:1023", expect=2).stderr
         if "libcuda" in missing or "does not start" in missing:  # each says so in one line
             for command in commands:

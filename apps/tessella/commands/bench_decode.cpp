@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 #include "commands/commands.hpp"
-#include "commands/decode_cell.hpp"
+#include "commands/decode_configuration.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
 #include "options/number_string.hpp"
@@ -153,9 +153,9 @@ std::vector<DecodeCase> list_cases(const Settings& settings) {
   return cases;
 }
 
-Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& result) {
+Json describe(const DecodeCase& c, const DecodeConfiguration& configuration, const DecodeResult& result) {
   const bool timed = result.timing.runs > 0;
-  const auto bytes = static_cast<double>(cell.cache_bytes());
+  const auto bytes = static_cast<double>(configuration.cache_bytes());
   return {{"kernel", result.kernel},
           {"dtype", dtype_name(c.dtype)},
           {"kv_dtype", cache_type_of(c.kv_dtype).name},
@@ -167,7 +167,7 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
           {"lengths", c.ragged ? "ragged" : "uniform"},
           {"page_size", c.page_size},
           {"queries", c.queries},
-          {"threads", cell.num_threads() > 0 ? Json(cell.num_threads()) : Json()},
+          {"threads", configuration.num_threads() > 0 ? Json(configuration.num_threads()) : Json()},
           {"cache_bytes", bytes},
           {"runs", result.timing.runs},
           {"seconds", timed ? Json(result.timing.median) : Json()},
@@ -175,8 +175,8 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
           {"max_seconds", timed ? Json(result.timing.max) : Json()},
           {"spread", timed ? Json(result.timing.spread) : Json()},
           {"bytes_per_second", timed ? Json(bytes / result.timing.median) : Json()},
-          {"read_seconds", cell.read_seconds()},
-          {"read_ratio", timed ? Json(cell.read_seconds() / result.timing.median) : Json()},
+          {"read_seconds", configuration.read_seconds()},
+          {"read_ratio", timed ? Json(configuration.read_seconds() / result.timing.median) : Json()},
           {"max_error", result.check.max_error},
           {"tolerance", result.check.tolerance},
           {"check", result.check.passed ? "ok" : "FAILED"}};
@@ -218,16 +218,17 @@ Table make_table(bool on_gpu) {
 bool bench_case(const Settings& settings, const DecodeCase& decode_case, double budget, int64_t check_rows,
                 Table& table) {
   NotMeasured missing;
-  const std::unique_ptr<DecodeCell> cell = DecodeCell::make(decode_case, settings.options, budget, missing);
-  if (cell == nullptr) {
+  const std::unique_ptr<DecodeConfiguration> configuration =
+      DecodeConfiguration::make(decode_case, settings.options, budget, missing);
+  if (configuration == nullptr) {
     note(fmt::format("not run at {}: {}", decode_case.name(), missing.why));
     return !missing.failed;
   }
   bool ran = true;
   for (const std::string& kernel : split(settings.kernels, ',')) {
-    const std::optional<DecodeResult> result = cell->run(kernel, check_rows, missing);
+    const std::optional<DecodeResult> result = configuration->run(kernel, check_rows, missing);
     if (result) {
-      table.rows.push_back(describe(decode_case, *cell, *result));
+      table.rows.push_back(describe(decode_case, *configuration, *result));
     } else {
       note(fmt::format("not run at {}: {}", decode_case.name(), missing.why));
       ran = false;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
@@ -130,7 +130,8 @@ int ladder(Settings settings) {
         continue;
       }
       NotMeasured missing;
-      const std::optional<BenchResult> result = bench_cell(problem, name, settings.options, budget, 256, missing);
+      const std::optional<BenchResult> result =
+          bench_configuration(problem, name, settings.options, budget, 256, missing);
       if (!result) {
         note(fmt::format("{}: {}", name, missing.why));
         ran = ran && !missing.failed;

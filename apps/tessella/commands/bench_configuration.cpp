@@ -1,4 +1,4 @@
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 
 #include <fmt/format.h>
 
@@ -106,9 +106,9 @@ BenchResult measure_on_gpu(const RandomCase& problem, const std::string& kernel,
   return result;
 }
 
-std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::string& kernel,
-                                        const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                        NotMeasured& missing) {
+std::optional<BenchResult> measure_configuration(const RandomCase& problem, const std::string& kernel,
+                                                 const AttentionOptionValues& options, double budget,
+                                                 int64_t check_rows, NotMeasured& missing) {
   if (options.placement().gpu) return measure_on_gpu(problem, kernel, options, budget, check_rows);
   // Fewer heads or sequences than asked would not fit values given for each.
   const bool whole = options.has_tensors() || has_tensors(problem.mask);
@@ -163,10 +163,10 @@ double parse_budget(const std::string& string) {
   return budget;
 }
 
-std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
-                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                      NotMeasured& missing) {
-  return attempt(missing, [&] { return measure_cell(problem, kernel, options, budget, check_rows, missing); });
+std::optional<BenchResult> bench_configuration(const RandomCase& problem, const std::string& kernel,
+                                               const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                               NotMeasured& missing) {
+  return attempt(missing, [&] { return measure_configuration(problem, kernel, options, budget, check_rows, missing); });
 }
 
 }  // namespace tessella::cli
