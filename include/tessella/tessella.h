@@ -3,7 +3,7 @@
  * Every function returns a tessella_status; the message of a failure is tessella_last_error(). Nothing here prints,
  * aborts or exits. All functions may be called from any thread. Structs that may grow begin with struct_size: set
  * them with their _INIT macro. A shorter struct of an older program means defaults for what it lacks; a longer one of
- * a newer program is refused with `unsupported` if it sets a field that this library does not know.
+ * a newer program is an error, `unsupported`, if it sets a field that this library does not know.
  */
 #ifndef TESSELLA_TESSELLA_H
 #define TESSELLA_TESSELLA_H
@@ -292,8 +292,8 @@ typedef struct tessella_attention_options {
                                   gradients on a GPU may then be faster and differ in their last bits */
   int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t query_class;         /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
-  int32_t num_splits;          /* of the keys of a sequence and KV head, by kernels that split them; the others refuse
-                                  more than one. 0 = automatic */
+  int32_t num_splits;          /* of the keys of a sequence and KV head, by kernels that split them; others are not
+                                  eligible for more than one. 0 = automatic */
   int32_t num_sms;             /* GPU: 0 = all */
   int32_t num_threads;         /* CPU: 0 = all that the process may use */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
@@ -533,7 +533,7 @@ typedef struct tessella_plan tessella_plan;
 
 /* state: zeroed once by tessella_plan_initialize, left zero by every run. scratch: any content. Both are aligned to
  * 64 bytes; they overlap neither each other nor anything that a run's args point to. One run at a time may use a
- * workspace: one that begins while the library works with it for another is refused. On a GPU that is as long as the
+ * workspace: one that begins while the library works with it for another is an error. On a GPU that is as long as the
  * other call takes to queue its work; runs that follow each other on one stream may have the same workspace, and that
  * no two streams have it at a time is the caller's to see to. */
 typedef struct tessella_workspace {
@@ -707,8 +707,8 @@ TESSELLA_API tessella_status tessella_pages_num_free(const tessella_pages* pages
 
 /* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
  * managed tensor; reading never deletes it. A read-only one has TESSELLA_READ_ONLY set; the unversioned form cannot say
- * so and to_dlpack refuses it. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack: *managed owns
- * itself, freed by its deleter, and not the memory. */
+ * so and to_dlpack returns an error. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack:
+ * *managed owns itself, freed by its deleter, and not the memory. */
 TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor);
 TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, void** managed);
 

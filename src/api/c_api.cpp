@@ -334,7 +334,7 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_call*
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
     with_structs(call, "kernel_refusal", [&](const auto* args, const auto& options) {
       const auto arguments = api::read(args, options, "kernel_refusal", nullptr, api::Memory::none);
-      t_answer.set(core::refusal(kernel, core::shape(&arguments)));
+      t_answer.set(core::ineligible(kernel, core::shape(&arguments)));
     });
     *reason = t_answer.chars;
   });

@@ -61,8 +61,8 @@ std::string explain(const Plan& plan, std::string_view forced) {
   string += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                     " bytes\n");
   if (plan.schedule_bytes > 0) string += message("schedule: ", plan.schedule_bytes, " bytes\n");
-  for (const Refusal& refused : plan.refusals)
-    string += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
+  for (const IneligibleKernel& other : plan.ineligible)
+    string += message("not eligible: ", kernel.name, ": ", kernel.reason, "\n");
   return string;
 }
 
@@ -82,25 +82,26 @@ void keep_sources(Plan& plan) {
   }
 }
 
-std::string refused_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {
+std::string ineligible_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {
   if (head_dim <= kernel.max_head_dim) return "";
   return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
 }
 
-std::string refused_head_dims(const Kernel& kernel, const AttentionShape& shape) {
-  std::string reason = refused_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
-  return reason.empty() ? refused_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
+std::string ineligible_head_dims(const Kernel& kernel, const AttentionShape& shape) {
+  std::string reason = ineligible_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
+  return reason.empty() ? ineligible_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
 }
-std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
-  return refused_head_dim(kernel, "head_dim", shape.head_dim);
+std::string ineligible_head_dims(const Kernel& kernel, const MergeShape& shape) {
+  return ineligible_head_dim(kernel, "head_dim", shape.head_dim);
 }
-std::string refused_head_dims(const Kernel& kernel, const AppendShape& shape) {
-  return refused_head_dim(kernel, "head_dim", std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
+std::string ineligible_head_dims(const Kernel& kernel, const AppendShape& shape) {
+  return ineligible_head_dim(kernel, "head_dim",
+                             std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
 }
-std::string refused_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
+std::string ineligible_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
 // Why not, of what few kernels have: k and v of a dtype of their own, a class of few queries.
-std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
+std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape) {
   for (const Name operand : {Name::k, Name::v}) {
     const DType dtype = shape.operands[operand].dtype;
     if (dtype != shape.dtype() && (kernel.cache_dtypes & dtype_bit(dtype)) == 0) {
@@ -121,7 +122,7 @@ std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
   return "";
 }
 template <typename S>
-std::string refused_mixture(const Kernel&, const S&) {
+std::string ineligible_mixture(const Kernel&, const S&) {
   return "";
 }
 
@@ -142,7 +143,7 @@ int asked_threads(const Shape& shape) {
 
 }  // namespace
 
-std::string refusal(const Kernel& kernel, const Shape& shape) {
+std::string ineligible(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
@@ -154,14 +155,14 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
   if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
   for (const std::string& reason : std::visit(
            [&](const auto& s) {
-             return std::array{refused_head_dims(kernel, s), refused_mixture(kernel, s)};
+             return std::array{ineligible_head_dims(kernel, s), ineligible_mixture(kernel, s)};
            },
            shape)) {
     if (!reason.empty()) return reason;
   }
   const Features missing = features(shape).without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
-  return kernel.refuses == nullptr ? std::string() : kernel.refuses(shape);
+  return kernel.ineligible == nullptr ? std::string() : kernel.ineligible(shape);
 }
 
 Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string_view forced, const char* function) {
@@ -171,13 +172,13 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
     for (const Kernel& kernel : table) {
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
-      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
-      std::string reason = refusal(kernel, shape);
+      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not to be chosen
+      std::string reason = ineligible(kernel, shape);
       if (reason.empty() && forced.empty() && (kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       }
       if (!reason.empty()) {
-        plan.refusals.push_back({kernel.name, reason});
+        plan.ineligible.push_back({kernel.name, reason});
         continue;
       }
       plan.kernel = &kernel;
@@ -190,11 +191,11 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
       return plan;
     }
   }
-  if (!forced.empty() && plan.refusals.empty()) {
+  if (!forced.empty() && plan.ineligible.empty()) {
     invalid(message(function, ": kernel is \"", forced, "\", expected a name that `tessella kernels` lists"));
   }
   std::string string = message(function, ": no kernel computes this call");
-  for (const Refusal& refused : plan.refusals) string += message("; ", refused.kernel, ": ", refused.reason);
+  for (const IneligibleKernel& other : plan.ineligible) string += message("; ", other.kernel, ": ", other.reason);
   unsupported(string);
 }
 

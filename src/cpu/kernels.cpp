@@ -68,7 +68,7 @@ struct VectorRow {
 
 template <InstructionSet kSet>
 struct DecodeRow {
-  static std::string refuses(const core::Shape& shape) { return decode_refusal(core::attention(shape)); }
+  static std::string ineligible(const core::Shape& shape) { return decode_ineligible(core::attention(shape)); }
   static std::string describe(const core::Shape& shape, int num_threads) {
     return "splits of " + std::to_string(split_keys(core::attention(shape))) + " keys, " + threads_string(num_threads);
   }
@@ -88,7 +88,7 @@ struct DecodeRow {
         core::forward_features().without(core::kModFeatures | core::kFutureFeatures) | core::kQuantizedFeatures;
     kernel.cache_dtypes = core::kCacheDTypes;
     kernel.serves_few = true;
-    kernel.refuses = refuses;
+    kernel.ineligible = ineligible;
     return kernel;
   }
 };

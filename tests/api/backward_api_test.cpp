@@ -244,7 +244,7 @@ TEST_P(BackwardCancel, BeforeItNothingIsTouchedAndDuringItItEnds) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, BackwardCancel, testing::ValuesIn(kernels_of("backward")), kernel_test_name);
 
-// An older program's shorter args mean defaults; a newer one's unknown field is refused.
+// An older program's shorter args mean defaults; a newer one's unknown field is an error.
 TEST(BackwardStructs, MayGrow) {
   SmallBackward call;
   const ts::detail::BackwardCall of(call.args, call.gradients, call.options);

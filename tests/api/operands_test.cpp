@@ -1,5 +1,5 @@
 // What the API knows and no kernel computes yet: dtypes of 8 and 4 bits, k and v with dtypes of their own, scales,
-// slices, classes of queries. Each is checked by the API and refused by every kernel with its reason.
+// slices, classes of queries. Each is checked by the API and unsupported by every kernel with its reason.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ float g_factors[64] = {};
 ts::TensorView factors(std::initializer_list<int64_t> shape) { return ts::view(g_factors, ts::f32, shape); }
 
 // The message of the error, "" where the call runs; its code is expected.
-std::string refusal(const SmallCall& call, ts::ErrorCode code) {
+std::string error_of_call(const SmallCall& call, ts::ErrorCode code) {
   try {
     ts::forward(call.args, call.options);
     return "";
@@ -33,8 +33,8 @@ std::string refusal(const SmallCall& call, ts::ErrorCode code) {
     return error.what();
   }
 }
-std::string invalid(const SmallCall& call) { return refusal(call, ts::ErrorCode::invalid_argument); }
-std::string unsupported(const SmallCall& call) { return refusal(call, ts::ErrorCode::unsupported); }
+std::string invalid(const SmallCall& call) { return error_of_call(call, ts::ErrorCode::invalid_argument); }
+std::string unsupported(const SmallCall& call) { return error_of_call(call, ts::ErrorCode::unsupported); }
 
 // Every kernel of the CPU that this machine can run gives this reason.
 void expect_reason(const SmallCall& call, const std::string& reason,
@@ -72,7 +72,7 @@ struct Named {
 constexpr Named kQuantized[] = {
     {ts::f8e4m3fn, "f8e4m3fn", 8}, {ts::f8e5m2, "f8e5m2", 8}, {ts::i8, "i8", 8}, {ts::i4, "i4", 4}};
 
-TEST(Operands, OfEightAndFourBitsAreRefusedByEveryKernel) {
+TEST(Operands, OfEightAndFourBitsAreUnsupportedByEveryKernel) {
   for (const Named& dtype : kQuantized) {
     EXPECT_EQ(ts::size_bits(dtype.dtype), dtype.bits);
     for (const ts::DType out : {ts::f32, ts::bf16, ts::f16}) {
@@ -175,7 +175,7 @@ TEST(Operands, OfFourBitsMayHaveOddHeadDims) {
   }
 }
 
-TEST(Operands, OutOfEightBitsIsRefusedByEveryKernel) {
+TEST(Operands, OutOfEightBitsIsUnsupportedByEveryKernel) {
   SmallCall call;
   call.args.out = ts::view(call.out.data(), ts::f8e5m2, {kBatch, kSeqlenQ, kHeadsQ, kDim});
   expect_reason(call, "does not write out.dtype f8e5m2 beside q.dtype f32");
@@ -399,7 +399,7 @@ TEST(QueryClass, LeavesNoFreeSplits) {
   EXPECT_EQ(unsupported(call), "");
 }
 
-TEST(Masks, OneToComeIsRefused) {
+TEST(Masks, OneToComeIsAnError) {
   SmallCall call;
   ts::detail::ForwardCall c(call.args, call.options);
   const tessella_tensor any = TESSELLA_TENSOR1(g_factors, TESSELLA_I32, 1);
@@ -408,7 +408,7 @@ TEST(Masks, OneToComeIsRefused) {
   EXPECT_STREQ(tessella_last_error(), "forward: key_ranges is given, and no kernel has this mask yet");
 }
 
-TEST(Operations, WithoutKernelsAreRefused) {
+TEST(Operations, WithoutKernelsAreErrors) {
   SmallCall call;
   const ts::detail::ForwardCall c(call.args, call.options);
   tessella_call tagged = c.tagged;

@@ -1,4 +1,4 @@
-// Plans: what they are made for, what they refuse, and that the choice is explained.
+// Plans: what they are made for, which calls they do not run, and that the choice is explained.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -101,7 +101,7 @@ TEST(Plan, ASettledCacheChangesNothingOnTheCpu) {
   EXPECT_STREQ(tessella_last_error(), "forward: cache_settled is 2, expected 0 or 1");
 }
 
-TEST(Plan, RunsShorterCallsAndRefusesLongerOnes) {
+TEST(Plan, RunsShorterCallsAndNoLongerOnes) {
   Tensors made(32), shorter(8), longer(33);
   const ts::Plan plan = ts::plan_forward(made.args);
   EXPECT_NO_THROW(plan.run(shorter.args));
@@ -176,7 +176,7 @@ TEST(Plan, PlainCallsRunWhatAPlanSays) {
   }
 }
 
-TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
+TEST(Plan, RunsNoOtherFeaturesThanItsOwn) {
   Tensors t(8);
   const ts::Plan plan = ts::plan_forward(t.args);
   ts::ForwardArgs with_lse = t.args;
@@ -193,7 +193,7 @@ TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
   EXPECT_NO_THROW(plan.run(t.args, {.scale = 0.5f}, nullptr));
 }
 
-TEST(Plan, AShortOrCrookedWorkspaceIsRefused) {
+TEST(Plan, AShortOrCrookedWorkspaceIsAnError) {
   Tensors t(64);
   const ts::Plan plan = ts::plan_forward(t.args);
   const ts::Workspace size = plan.workspace_size();

@@ -267,7 +267,7 @@ std::vector<std::byte> BackwardCall::results() const {
 Outcome run_backward_case(const Case& c) {
   BackwardCall call(c);
   const tessella_status status = call.run();
-  if (status == TESSELLA_UNSUPPORTED) return {Verdict::refused, tessella_last_error()};
+  if (status == TESSELLA_UNSUPPORTED) return {Verdict::unsupported, tessella_last_error()};
   if (status != TESSELLA_OK) return {Verdict::failed, tessella_last_error()};
   const std::string wrong = call.check();
   return {wrong.empty() ? Verdict::passed : Verdict::failed, wrong};

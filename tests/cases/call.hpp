@@ -134,10 +134,10 @@ class Call {
   tessella_attention_options options_ = TESSELLA_ATTENTION_OPTIONS_INIT;
 };
 
-enum class Verdict { passed, refused, failed };
+enum class Verdict { passed, unsupported, failed };
 struct Outcome {
   Verdict verdict;
-  std::string message;  // what is wrong, or why it was refused
+  std::string message;  // what is wrong, or why it is unsupported
 };
 // Builds, runs and checks.
 Outcome run_case(const Case& c);

@@ -140,7 +140,7 @@ Outcome run_case(const Case& c) {
   if (!c.gradients.empty()) return run_backward_case(c);
   Call call(c);
   const tessella_status status = call.run();
-  if (status == TESSELLA_UNSUPPORTED) return {Verdict::refused, tessella_last_error()};
+  if (status == TESSELLA_UNSUPPORTED) return {Verdict::unsupported, tessella_last_error()};
   if (status != TESSELLA_OK) return {Verdict::failed, tessella_last_error()};
   const std::string wrong = call.check();
   return {wrong.empty() ? Verdict::passed : Verdict::failed, wrong};

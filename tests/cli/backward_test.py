@@ -115,7 +115,7 @@ class Backward(CliTest):
             self.assertTrue(document["check"]["passed"] and document["backward"]["check"]["passed"])
             self.assertEqual(document["backward"]["dq"]["shape"], list(SHAPE))
 
-    def test_refuses(self):
+    def test_errors(self):
         files = self.write_npys()
         q = files[0].read_bytes()
         wanted = ["--backward", self.d_out]
@@ -133,7 +133,7 @@ class Backward(CliTest):
             (["--backward", self.folder / "nosuch.npy"], "cannot open"),
             ([*wanted, "--kernel", "nosuch"], "nosuch"),
         ]:
-            self.refuses("attend", *files, *arguments, saying=saying)
+            self.expect_error("attend", *files, *arguments, saying=saying)
         self.assertEqual((files[0].read_bytes(), self.d_out.read_bytes()), (q, npy(self.d)))
 
     def test_bench(self):
@@ -150,7 +150,7 @@ class Backward(CliTest):
         long = ["bench", "--backward", "--seqlen", 600, "--head-dim", 16, "--heads", 1, "--batch", 1, "--mask", "none"]
         row = json.loads(run(*long, "--baseline", "none", "--budget", 0.01, "--json").stdout)["results"][0]
         self.assertEqual((row["check"], row["check_seqlen"], row["seqlen"]), ("ok", 512, 600))
-        self.refuses(*small, "--kernel", "reference.flash_2", saying="cpu.backward_baseline")
+        self.expect_error(*small, "--kernel", "reference.flash_2", saying="cpu.backward_baseline")
 
     def test_ladder(self):
         small = ["ladder", "--backward", "--seqlen", 64, "--head-dim", 16, "--heads", "2/1", "--budget", 0.01]

@@ -116,7 +116,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   bounds.seqlen_kv = std::max(p.seqlen_kv, max_seqlen);
   const cuda::DeviceInfo device = small_gpu(gpu.num_sms);
   const cuda::Recipe recipe = recipe_of(bounds, device);
-  if (!recipe.refusal.empty()) return recipe.refusal;
+  if (!recipe.ineligible.empty()) return recipe.ineligible;
   const WorkspaceMemory memory(recipe.workspace);
   Memory schedule(static_cast<size_t>(recipe.schedule_bytes), Placement::guarded);
   std::fill_n(schedule.data(), schedule.size(), std::byte{0xFF});

@@ -206,8 +206,8 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
         {.batch = 2, .heads_q = 3, .heads_kv = 3, .seqlen_q = 5, .seqlen_kv = 2, .head_dim_qk = 40, .head_dim_v = 40},
         tessella::core::DType::f32);
     p.device.id = 1;
-    const std::string refused = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
-    EXPECT_NE(refused.find("cuda.toy: sees one key"), std::string::npos) << refused;
+    const std::string reason = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
+    EXPECT_NE(reason.find("cuda.toy: sees one key"), std::string::npos) << reason;
     p.seqlen_kv = 1;
     tessella::core::Plan plan = choose(p, tables, "", "toy");
     EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
@@ -232,7 +232,7 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
   });
 }
 
-TEST_F(FakeDriverTest, ImageThatTheDriverRefusesIsExplained) {
+TEST_F(FakeDriverTest, ImageThatTheDriverDoesNotLoadIsExplained) {
   in_child({{"FAKE_CUDA_LOAD", "209"}}, [] {
     skip_without_nvrtc();
     const std::string message = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });

@@ -61,7 +61,7 @@ int64_t element_bytes(int32_t dtype) {
 constexpr int64_t kMaxBytes = 1 << 16;  // per tensor: a case takes milliseconds
 
 // A tensor whose memory reaches exactly as far as its shape and strides claim, or nullptr where they claim too much:
-// then the library must refuse without following them, so the pointer is null and the claim stays.
+// then the library must report them without following them, so the pointer is null and the claim stays.
 struct OwnedTensor {
   tessella_tensor tensor{};
   std::unique_ptr<uint8_t[]> memory;
@@ -71,7 +71,7 @@ void give_memory(Bytes& bytes, OwnedTensor& owned) {
   tessella_tensor& t = owned.tensor;
   if (t.ndim < 0 || t.ndim > 8) return;
   const int64_t size = element_bytes(t.dtype);
-  // In 128 bits nothing overflows; negative axes and strides are left to the library to refuse.
+  // In 128 bits nothing overflows; negative axes and strides are left to the library to report.
   __extension__ __int128 reach = 1, elements = 1;
   for (int axis = 0; axis < t.ndim; ++axis) {
     if (t.shape[axis] < 0 || t.strides[axis] < 0) return;

@@ -32,12 +32,12 @@ class GpuDoor : public testing::Test {
   }
 
   // The sentence of tessella_forward, which must fail.
-  static std::string refusal(const tessella_forward_args& args, const tessella_attention_options& options) {
+  static std::string error_of_call(const tessella_forward_args& args, const tessella_attention_options& options) {
     return tessella_forward(&args, &options, nullptr) == TESSELLA_OK ? "accepted" : tessella_last_error();
   }
-  static void expect_refusal(const tessella_forward_args& args, const tessella_attention_options& options,
-                             const std::string& message) {
-    EXPECT_EQ(refusal(args, options), message);
+  static void expect_error(const tessella_forward_args& args, const tessella_attention_options& options,
+                           const std::string& message) {
+    EXPECT_EQ(error_of_call(args, options), message);
   }
 };
 
@@ -62,11 +62,11 @@ TEST_F(GpuDoor, TheFirstTensorOnAnotherDeviceIsNamed) {
   for (const bool shows_device : {true, false}) {
     tessella_forward_args args = twin.args(call.args(), shows_device);
     args.seqlens_kv = call.args().seqlens_kv;
-    expect_refusal(args, call.options(), "forward: seqlens_kv is on the CPU, expected cuda:0 = the device of q");
+    expect_error(args, call.options(), "forward: seqlens_kv is on the CPU, expected cuda:0 = the device of q");
     args = call.args();
     const tessella_forward_args on_gpu = twin.args(call.args(), shows_device);
     args.v = on_gpu.v;
-    expect_refusal(args, call.options(), "forward: v is on cuda:0, expected the CPU = the device of q");
+    expect_error(args, call.options(), "forward: v is on cuda:0, expected the CPU = the device of q");
   }
 }
 
@@ -77,7 +77,7 @@ TEST_F(GpuDoor, AGpuThatIsNotThereIsNamed) {
   q.device_id = 99;
   tessella_forward_args args = call.args();
   args.q = &q;
-  EXPECT_EQ(refusal(args, call.options()).rfind("forward: q is on cuda:99, and this process sees ", 0), 0u)
+  EXPECT_EQ(error_of_call(args, call.options()).rfind("forward: q is on cuda:99, and this process sees ", 0), 0u)
       << tessella_last_error();
 }
 
@@ -87,9 +87,8 @@ TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
   const tessella_forward_args args = twin.args(call.args(), true);
   tessella_attention_options options = call.options();
   options.kernel = "cpu.forward_baseline";
-  expect_refusal(
-      args, options,
-      "forward: no kernel computes this call; cpu.forward_baseline: runs on cpu tensors, and q is on cuda:0");
+  expect_error(args, options,
+               "forward: no kernel computes this call; cpu.forward_baseline: runs on cpu tensors, and q is on cuda:0");
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);
@@ -105,7 +104,7 @@ TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
 int32_t* values(const tessella_tensor* table) { return static_cast<int32_t*>(table->data); }
 
 // Asked to, the door reads tables of the GPU and says what it would say of the host's.
-TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
+TEST_F(GpuDoor, CheckedValuesAreErrorsAsOnTheCpu) {
   struct Spoil {
     const char* name;
     std::function<void(const tessella_forward_args&)> apply;
@@ -135,12 +134,12 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
   for (const Spoil& spoil : spoils) {
     const Call call(spoil.of);
     spoil.apply(call.args());
-    const std::string on_cpu = refusal(call.args(), call.options());
+    const std::string on_cpu = error_of_call(call.args(), call.options());
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_attention_options options = call.options();
     options.check_device_values = 1;
-    const std::string on_gpu = refusal(args, options);
+    const std::string on_gpu = error_of_call(args, options);
     EXPECT_EQ(on_gpu.rfind(std::string("forward: ") + spoil.name + "[", 0), 0u) << on_gpu;
     // A sequence may be longer than its tensor there: the bound is held first.
     if (std::string(spoil.name) != "cu_seqlens_kv") {
@@ -159,7 +158,7 @@ TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
   for (const auto& [value, begins] : {std::pair{"1", "forward: cu_seqlens_q[0]"},
                                       std::pair{"yes", "TESSELLA_CHECK_DEVICE_VALUES is 'yes', expected 0 or 1"}}) {
     ASSERT_EQ(::setenv(kName, value, 1), 0);
-    const std::string message = refusal(args, call.options());
+    const std::string message = error_of_call(args, call.options());
     EXPECT_EQ(message.rfind(begins, 0), 0u) << message;
   }
   ::unsetenv(kName);
@@ -172,7 +171,7 @@ TEST_F(GpuDoor, ABoundOfPackedLengthsIsHeld) {
   tessella_attention_options options = call.options();
   options.check_device_values = 1;
   options.max_seqlen_q = 2;
-  const std::string message = refusal(args, options);
+  const std::string message = error_of_call(args, options);
   EXPECT_EQ(message.rfind("forward: cu_seqlens_q[", 0), 0u) << message;
   EXPECT_NE(message.find("the bound of lengths"), std::string::npos) << message;
 }
@@ -259,21 +258,21 @@ TEST_F(GpuDoor, SourcesAndTheirArraysAreChecked) {
   std::fill_n(arrays, 9, *args.q);
   args.mod_args = arrays;
   args.num_mod_args = 1;
-  expect_refusal(args, options, "forward: mod_args is given, expected it beside score_mod or mask_mod");
+  expect_error(args, options, "forward: mod_args is given, expected it beside score_mod or mask_mod");
   options.score_mod_gradient = "return 1;";
   args.num_mod_args = 0;
-  expect_refusal(args, options, "forward: score_mod_gradient is given, expected it beside score_mod");
+  expect_error(args, options, "forward: score_mod_gradient is given, expected it beside score_mod");
   options.score_mod = "return score;";
   args.num_mod_args = 9;
-  expect_refusal(args, options, "forward: num_mod_args is 9, expected 0 to 8");
+  expect_error(args, options, "forward: num_mod_args is 9, expected 0 to 8");
   args.num_mod_args = 2;
   arrays[1].strides[1] = 64;
-  expect_refusal(args, options, "forward: mod_args[1].strides[1] is 64, expected 8: the array must be dense");
+  expect_error(args, options, "forward: mod_args[1].strides[1] is 64, expected 8: the array must be dense");
   arrays[1] = *args.q;
   arrays[1].dtype = TESSELLA_I64;
-  expect_refusal(args, options, "forward: mod_args[1].dtype is i64, expected f32, bf16, f16, i32 or bool");
+  expect_error(args, options, "forward: mod_args[1].dtype is i64, expected f32, bf16, f16, i32 or bool");
   arrays[1] = *call.args().q;
-  expect_refusal(args, options, "forward: mod_args[1] is on the CPU, expected cuda:0 = the device of q");
+  expect_error(args, options, "forward: mod_args[1] is on the CPU, expected cuda:0 = the device of q");
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   args.num_mod_args = 0;
   EXPECT_EQ(tessella_check(Tagged(args, options), 0, 1, &report), TESSELLA_UNSUPPORTED);
@@ -288,9 +287,9 @@ TEST_F(GpuDoor, AScheduleIsOfTheGpu) {
   tessella_tensor schedule = TESSELLA_TENSOR1(words, TESSELLA_I32, 4);
   args.schedule = &schedule;
   schedule.device_type = TESSELLA_CPU;
-  expect_refusal(args, call.options(), "forward: schedule is on the CPU, expected cuda:0 = the device of q");
+  expect_error(args, call.options(), "forward: schedule is on the CPU, expected cuda:0 = the device of q");
   schedule = *args.seqlens_kv;
-  expect_refusal(args, call.options(), "forward: schedule overlaps seqlens_kv, expected memory of its own");
+  expect_error(args, call.options(), "forward: schedule overlaps seqlens_kv, expected memory of its own");
 }
 
 TEST_F(GpuDoor, DlpackSaysWhereAPointerIs) {

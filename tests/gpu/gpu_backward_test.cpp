@@ -77,7 +77,7 @@ TEST_P(GpuBackward, AMaskModMayBeCausal) {
   }
 }
 
-TEST_P(GpuBackward, AScoreModWithoutItsGradientIsRefused) {
+TEST_P(GpuBackward, AScoreModWithoutItsGradientIsAnError) {
   BackwardCall call(base(""));
   tessella_attention_options options = call.options();
   options.score_mod = "return 0.5f * score;";

@@ -105,7 +105,7 @@ TEST_F(GpuLaunchTest, Runs) {
 
 TEST_F(GpuLaunchTest, FirstLaunchMayBeCaptured) {
   const auto kernel = load(trial(4), 0, kShared);
-  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), CUDA_SUCCESS);  // global: what is unsafe is refused
+  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), CUDA_SUCCESS);  // global: what is unsafe is an error
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(cu().cuStreamIsCapturing(stream_, &status), "cuStreamIsCapturing");
   EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);

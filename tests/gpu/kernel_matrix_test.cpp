@@ -136,7 +136,7 @@ std::string problem_of(const Row& row, CubinStore& store) {
   const Recipe recipe = forward_sm80_recipe(p, device);
   const std::string what = words(p, kFeatureSets[row.set_idx].name, recipe) + (row.is_aligned ? "" : ", unaligned") +
                            ", sm_" + std::to_string(device.arch);
-  if (!recipe.refusal.empty()) return what + recipe.refusal;
+  if (!recipe.ineligible.empty()) return what + recipe.ineligible;
   std::string wrong;
   for (const Step& first : recipe.steps) {
     const Step& step = last(first);
@@ -174,7 +174,7 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
 // has made matrix instructions wait for each other.
 void expect_lean(CubinStore& store, const AttentionArguments& p, const char* name) {
   const Recipe recipe = forward_sm90_recipe(p, typical_device(90));
-  EXPECT_EQ(recipe.refusal, "");
+  EXPECT_EQ(recipe.ineligible, "");
   for (const Step& step : recipe.steps) {
     const bool is_forward = step.program.arch_specific;
     const auto cubin = store.get(step.program, {.arch = 90, .arch_specific = is_forward});
@@ -295,7 +295,7 @@ TEST_P(KernelMatrixBackward, CompilesWithoutSpills) {
     const DeviceInfo device = typical_device(kArchs[row.arch_idx]);
     const Recipe recipe = backward_sm80_recipe(p, device);
     const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(device.arch);
-    ASSERT_EQ(recipe.refusal, "") << what;
+    ASSERT_EQ(recipe.ineligible, "") << what;
     for (const Step& step : recipe.steps) {
       const auto cubin = store.get(step.program, {.arch = device.arch});
       const Resources& takes = cubin->resources;
@@ -315,7 +315,7 @@ TEST(LadderKernels, Compile) {
     const int arch = kArchs[row.arch_idx];
     for (const Recipe& recipe : {standard_recipe(p, typical_device(arch)), flash_1_recipe(p, typical_device(arch)),
                                  standard_backward_recipe(backward(p), typical_device(arch))}) {
-      ASSERT_EQ(recipe.refusal, "");
+      ASSERT_EQ(recipe.ineligible, "");
       for (const Step& step : recipe.steps) {
         const auto cubin = store.get(step.program, {.arch = arch});
         EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
@@ -490,7 +490,7 @@ TEST_P(KernelMatrixDecode, CompilesWithoutSpills) {
     const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(row.arch);
     // So long rows of f32 are more than these GPUs' blocks have memory for.
     if (row.dtype == DType::f32 && row.dims.qk == 256 && row.arch == 86 && set.cache == DType::none) continue;
-    EXPECT_EQ(recipe.refusal, "") << what;
+    EXPECT_EQ(recipe.ineligible, "") << what;
     for (const Step& step : recipe.steps) {
       const auto cubin = store.get(step.program, {.arch = row.arch});
       const Resources& takes = cubin->resources;

@@ -1,5 +1,5 @@
 /* A program of a newer release, whose structs have fields that this library does not know: left at zero they change
- * nothing; a set one is refused by its place, not ignored. */
+ * nothing; a set one is an error that names its offset, not ignored. */
 #include <stdio.h>
 #include <string.h>
 #include <tessella/tessella.h>

@@ -63,7 +63,7 @@ TEST(Cubin, ComesBackFromItsBytes) {
   EXPECT_TRUE(rest.empty());
 }
 
-TEST(Cubin, IsRefusedWhenCutOrChangedAnywhere) {
+TEST(Cubin, IsAnErrorWhenCutOrChangedAnywhere) {
   const std::string bytes = pack(sample());
   for (size_t length = 0; length < bytes.size(); ++length) {
     std::string_view cut(bytes.data(), length);

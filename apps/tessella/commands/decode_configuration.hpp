@@ -28,7 +28,7 @@ class DecodeConfiguration {
   // Of as many bytes, by a kernel or loop that does nothing else.
   double read_seconds() const { return read_seconds_; }
 
-  // Checked, then timed; of a wrong result the timing is empty. Empty where the library refuses or fails.
+  // Checked, then timed; of a wrong result the timing is empty. Empty where the library cannot compute it or fails.
   std::optional<DecodeResult> run(const std::string& kernel, int64_t check_rows, NotMeasured& missing);
 
  private:

@@ -132,12 +132,12 @@ int print_why(const Settings& settings) {
   try {
     chosen = tessella_plan_kernel(make_plan(call).get());
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;  // the table says who refused, and why
+    if (error.code() != ErrorCode::unsupported) throw;  // the table says which kernels are not eligible, and why
   }
   Table table;
   table.columns = {{"kernel", "kernel", {}, true}, {"answer", "answer", {}, true}};
   for (const KernelEntry& kernel : kernels_of(random_case.operation())) {
-    std::string answer = refusal(kernel, call);
+    std::string answer = ineligible(kernel, call);
     if (answer.empty()) answer = kernel.info.name == chosen ? "runs this" : "would run if named";
     table.rows.push_back({{"kernel", kernel.info.name}, {"answer", answer}});
   }
@@ -146,7 +146,7 @@ int print_why(const Settings& settings) {
 }
 
 // The list of kernels is the same for every problem.
-void refuse_problem(const CLI::App& command) {
+void expect_no_problem(const CLI::App& command) {
   for (const CLI::Option* given : command.parse_order()) {
     const std::string name = given->get_name();
     if (name == "--markdown" || name == "--json" || name == "--csv") continue;
@@ -178,7 +178,7 @@ void add_kernels(CLI::App& app, Run& run) {
   add_kernels_build(*command, run);
   command->callback([command, &run, settings] {
     if (command->got_subcommand("build")) return;
-    if (!settings->why) refuse_problem(*command);
+    if (!settings->why) expect_no_problem(*command);
     run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
   });
 }

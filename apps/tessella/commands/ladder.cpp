@@ -125,7 +125,7 @@ int ladder(Settings settings) {
       const std::string name = kernel.info.name;
       if (std::string_view(kernel.info.device) != settings.options.placement().kind()) continue;
       progress.show(name);
-      if (const std::string reason = refusal(kernel, call); !reason.empty()) {
+      if (const std::string reason = ineligible(kernel, call); !reason.empty()) {
         note(fmt::format("{}: {}", name, reason));
         continue;
       }

@@ -14,8 +14,8 @@ struct NotMeasured {
   bool failed = false;  // an error, and not foreseen to be too large
 };
 
-// What make() returns, or its empty value with the reason where the library refuses or fails, or memory would not do.
-// Throws InputError for what holds of every configuration.
+// What make() returns, or its empty value with the reason where the library cannot compute it or fails, or memory would
+// not do. Throws InputError for what holds of every configuration.
 template <typename Make>
 auto attempt(NotMeasured& missing, Make&& make) -> decltype(make()) {
   missing = {};

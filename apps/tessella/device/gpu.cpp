@@ -49,7 +49,7 @@ namespace {
 constexpr int kOutOfMemory = 2;
 constexpr unsigned kNonBlocking = 1;
 constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-constexpr int kCaptureRelaxed = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED: other calls of this thread are not refused
+constexpr int kCaptureRelaxed = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED: other calls of this thread are allowed
 
 [[noreturn]] void fail(const std::string& string, ErrorCode code = ErrorCode::device) {
   throw Error(code, string.c_str());

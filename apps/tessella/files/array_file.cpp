@@ -109,18 +109,18 @@ void check_writable(const std::string& path, size_t num_arrays) {
     throw InputError(
         fmt::format("{}: a .npy file holds one array, not {}; use .npz or .safetensors", path, num_arrays));
   }
-  const auto refuse = [&](int error) {
+  const auto fail = [&](int error) {
     throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(error)));
   };
   struct stat status = {};
   const bool exists = ::stat(path.c_str(), &status) == 0;
-  if (!exists && errno != ENOENT) refuse(errno);
-  if (exists && S_ISDIR(status.st_mode)) refuse(EISDIR);
-  if (exists && ::access(path.c_str(), W_OK) != 0) refuse(errno);
+  if (!exists && errno != ENOENT) fail(errno);
+  if (exists && S_ISDIR(status.st_mode)) fail(EISDIR);
+  if (exists && ::access(path.c_str(), W_OK) != 0) fail(errno);
   if (exists && !S_ISREG(status.st_mode)) return;
   std::error_code ignored;
   const std::filesystem::path place = std::filesystem::weakly_canonical(path, ignored);
-  if (::access((place.parent_path() / ".").c_str(), W_OK | X_OK) != 0) refuse(errno);
+  if (::access((place.parent_path() / ".").c_str(), W_OK | X_OK) != 0) fail(errno);
 }
 
 void write_array_file(const std::string& path, std::span<const Array> arrays) {

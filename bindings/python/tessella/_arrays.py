@@ -220,9 +220,9 @@ class Slot:
 
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten
-        refusal = kind_of(array).refusal(array)
-        if refusal:
-            raise InvalidArgument(f"{self.name} {refusal}")
+        problem = kind_of(array).problem(array)
+        if problem:
+            raise InvalidArgument(f"{self.name} {problem}")
         try:
             capsule = self._capsule(array, stream)
             versioned = _is_valid(capsule, b"dltensor_versioned")

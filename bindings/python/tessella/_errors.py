@@ -20,7 +20,7 @@ class Unsupported(Error, NotImplementedError):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory for the workspace or an output was refused."""
+    """Memory for the workspace or an output could not be allocated."""
 
 
 class DeviceError(Error, RuntimeError):

@@ -39,7 +39,7 @@ class Kind:
         except Exception:  # its library's own: one that lies nowhere; reading it says so
             return False
 
-    def refusal(self, array: Any) -> str:
+    def problem(self, array: Any) -> str:
         """Why its memory does not say what it is, or ""."""
         return ""
 
@@ -85,7 +85,7 @@ class _Torch(Kind):
     def is_on_gpu(self, array: Any) -> bool:
         return bool(array.is_cuda)
 
-    def refusal(self, array: Any) -> str:
+    def problem(self, array: Any) -> str:
         if array.is_neg():
             return "has the negative bit, expected resolve_neg() of it"
         if self.forward_ad._current_level >= 0 and self.forward_ad.unpack_dual(array).tangent is not None:

@@ -67,7 +67,7 @@ class Options(TypedDict, total=False):
     mod_args: at most 8 dense arrays that score_mod and mask_mod read; float32, bfloat16, float16, int32 or bool.
     out_dtype: dtype of q, or float32.
     kernel: a name of kernels(), which runs or fails with its reason; None = automatic.
-    num_splits: of the keys of a sequence and KV head, by kernels that split them; the others refuse more than one.
+    num_splits: of the keys of a sequence and KV head, by kernels that split them; others are not eligible for more than one.
         0 = automatic.
     num_sms: GPU, 0 = all.
     num_threads: CPU, 0 = all that the process may use.

@@ -35,7 +35,7 @@ def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """The value as a float, which C has in single precision; NaN, which means "default" there, is refused."""
+    """The value as a float, which C has in single precision; NaN, which means "default" there, is an error."""
     # Not what float() also takes: strings, and arrays, which may want a derivative.
     if not isinstance(value, (int, float)):
         if isinstance(value, (str, bytes, bytearray)) or hasattr(value, "__dlpack__"):

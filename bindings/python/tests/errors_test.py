@@ -1,4 +1,4 @@
-"""Refusals, word by word: what was got, what was expected, and the class of exception."""
+"""Errors, word by word: what was got, what was expected, and the class of exception."""
 
 import re
 from fractions import Fraction
@@ -13,7 +13,7 @@ K = np.ones((2, 5, 2, 8), F32)
 I32 = np.int32
 
 
-def refused(kind, message, q=Q, k=K, v=K, **options):
+def expect_error(kind, message, q=Q, k=K, v=K, **options):
     with pytest.raises(kind, match=f"^{re.escape(message)}$") as caught:
         tessella.attention(q, k, v, **options)
     return caught.value
@@ -105,7 +105,7 @@ INVALID = [
 @pytest.mark.parametrize(("options", "message"), INVALID, ids=range(len(INVALID)))
 def test_invalid(options, message):
     if message is not None:
-        refused(tessella.InvalidArgument, message, **options)
+        expect_error(tessella.InvalidArgument, message, **options)
     else:
         with pytest.raises(tessella.InvalidArgument, match=r"^forward: .* has shape .*, expected "):
             tessella.attention(**{"q": Q, "k": K, "v": K, **options})
@@ -152,7 +152,7 @@ def test_kernels_of_the_cpu_are_for_few_queries_or_for_many():
 
 @pytest.mark.parametrize(("options", "message"), UNSUPPORTED, ids=range(len(UNSUPPORTED)))
 def test_unsupported(options, message):
-    refused(tessella.Unsupported, message, **options)
+    expect_error(tessella.Unsupported, message, **options)
 
 
 def test_no_kernel_reads_keys_of_another_dtype_yet():
@@ -193,10 +193,10 @@ def test_wrong_types(options, message):
 def test_read_only_outputs():
     out = np.ones_like(Q)
     out.flags.writeable = False
-    refused(tessella.InvalidArgument, "forward: out is read-only, expected memory that may be written", out=out)
+    expect_error(tessella.InvalidArgument, "forward: out is read-only, expected memory that may be written", out=out)
     lse = np.zeros((2, 4, 3), F32)
     lse.flags.writeable = False
-    refused(tessella.InvalidArgument, "forward: lse is read-only, expected memory that may be written", lse=lse)
+    expect_error(tessella.InvalidArgument, "forward: lse is read-only, expected memory that may be written", lse=lse)
 
 
 def test_strides_that_split_an_element():
@@ -204,7 +204,7 @@ def test_strides_that_split_an_element():
     q = records["value"]
     axis, stride = next((axis, stride) for axis, stride in enumerate(q.strides) if stride % 4)
     message = f"forward: q.strides[{axis}] is {stride} bytes, expected a multiple of 4, the size of an element"
-    refused(tessella.InvalidArgument, message, q=q)
+    expect_error(tessella.InvalidArgument, message, q=q)
 
 
 def test_mask_parts_twice():
@@ -259,7 +259,7 @@ class BrokenInterface:
 
 
 def test_arrays_of_a_broken_library():
-    refused(tessella.InvalidArgument, "forward: q cannot be viewed: it broke", q=Broken(OSError("it broke")))
+    expect_error(tessella.InvalidArgument, "forward: q cannot be viewed: it broke", q=Broken(OSError("it broke")))
     for broken in (Broken("no capsule"), Broken(None), BrokenInterface()):
         with pytest.raises(tessella.InvalidArgument, match="^forward: k cannot be viewed: "):
             tessella.attention(Q, broken, K)
@@ -288,7 +288,7 @@ def test_questions_about_more_than_there_is_memory_for():
 
 def test_objects_that_are_no_arrays():
     for q in (None, 3, "q", type, tessella):
-        refused(
+        expect_error(
             tessella.InvalidArgument,
             f"forward: q is {type(q).__name__}, expected an array with __dlpack__ or __array_interface__",
             q=q,
@@ -340,11 +340,13 @@ def test_nan_of_a_visible_key_may_reach_other_queries():
 
 def test_nothing_was_touched():
     out = np.full_like(Q, 7)
-    refused(tessella.InvalidArgument, "forward: scale is inf, expected a finite number", out=out, scale=float("inf"))
+    expect_error(
+        tessella.InvalidArgument, "forward: scale is inf, expected a finite number", out=out, scale=float("inf")
+    )
     assert (out == 7).all()
 
 
-def test_plans_refuse_what_they_were_not_made_for():
+def test_plans_run_only_what_they_were_made_for():
     plan = tessella.plan(Q, K, K, mask="causal")
     with pytest.raises(tessella.InvalidArgument, match="^plan_run: seqlen_q is 6, expected at most 3, the plan's"):
         plan.run(np.ones((2, 6, 4, 8), F32), K, K)

@@ -196,7 +196,7 @@ def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
         tessella.attention(q, k, v, first_query=1, first_key=1)
 
 
-def test_scales_are_refused_with_their_reason():
+def test_scales_are_errors_with_their_reason():
     q, k, v = operands(np.float32)
     ones = np.ones((1, 1, 1), np.float32)
     for name in ("q_scale", "out_scale"):

@@ -172,7 +172,7 @@ def test_info():
     assert lines and all(": " in line for line in lines)
 
 
-def test_build_kernels_refuses_unknown_ones():
+def test_build_kernels_rejects_unknown_ones():
     with pytest.raises(tessella.Error):
         tessella.build_kernels("sm_80", "cuda.none_such")
 

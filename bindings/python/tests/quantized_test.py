@@ -218,7 +218,7 @@ ONES, BYTES = np.ones((1, 4, 2, 8), np.float32), np.zeros((1, 4, 2, 8), np.uint8
         ),
     ],
 )
-def test_refusals(call, message):
+def test_errors(call, message):
     with pytest.raises((tessella.InvalidArgument, tessella.Unsupported), match=message):
         call()
 

@@ -1,4 +1,4 @@
-"""tessella.torch.attention as torch sees it: compiled, exported, checked, seeded, and refused where it must be."""
+"""tessella.torch.attention as torch sees it: compiled, exported, checked, seeded, and its errors."""
 
 import ctypes as c
 import math

@@ -379,7 +379,7 @@ std::string unavailable(core::Device) {
   return reason.empty() ? vector_unavailable(InstructionSet::avx512) : reason;
 }
 
-std::string refuses(const core::Shape& shape) {
+std::string ineligible(const core::Shape& shape) {
   const core::DType d_out = core::attention(shape).operands[Name::d_out].dtype;
   return d_out == core::DType::bf16 ? "" : core::message("d_out is ", core::name(d_out), ", expected bf16");
 }
@@ -407,7 +407,7 @@ constinit const core::Kernel kBackwardAmx = {
     .max_head_dim = kMaxHeadDim,
     .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kForwardOnlyFeatures),
     .unavailable = unavailable,
-    .refuses = refuses,
+    .ineligible = ineligible,
     .workspace = workspace,
     .threads = threads_for,
     .describe = describe,

@@ -76,7 +76,7 @@ DecodeScratch<Real>::DecodeScratch(const core::AttentionShape& p, std::byte* bas
   memory.take(layout.depth * slot_reals<Real>(p), stack);
 }
 
-std::string decode_refusal(const core::AttentionShape& p) {
+std::string decode_ineligible(const core::AttentionShape& p) {
   const core::DType cached = p.operands[core::Name::k].dtype;
   if (p.dtype() == core::DType::f64 && cached != core::DType::f64) {
     return core::message("does not compute k.dtype ", name(cached), " beside q.dtype f64");

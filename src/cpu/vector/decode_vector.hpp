@@ -91,7 +91,7 @@ template <typename Real>
 const DecodeKernel<Real>& decode_kernel(InstructionSet set);
 
 // "" or why another kernel is for calls of this shape.
-std::string decode_refusal(const core::AttentionShape& shape);
+std::string decode_ineligible(const core::AttentionShape& shape);
 
 template <typename Real>
 core::WorkspaceSize decode_workspace(const core::AttentionShape& shape, int num_threads);

@@ -46,8 +46,9 @@ Step forward_step(const ForwardSm80Config& config, const std::string& user) {
 Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm80_config(bounds, device);
-  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};
-  if (std::string reason = too_large(bounds, config); !reason.empty()) return {.refusal = reason};
+  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty())
+    return {.ineligible = lacking};
+  if (std::string reason = too_large(bounds, config); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   const auto longer = for_small_source(config, device.arch);
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},

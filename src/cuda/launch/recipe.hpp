@@ -72,7 +72,7 @@ struct Step {
 };
 
 struct Recipe {
-  std::string refusal;  // why the kernel does not run such calls, or "": the rest is then empty
+  std::string ineligible;  // why the kernel does not run such calls, or "": the rest is then empty
   core::WorkspaceSize workspace;
   std::string description;  // one line: tiles, shared memory
   std::vector<Step> steps;

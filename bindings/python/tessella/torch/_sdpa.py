@@ -44,7 +44,7 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
     A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, in a `with`
     statement until its end, as a decorator while the function runs. Statements of several threads may end in any
     order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would
-    (float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it
+    (float64, nested tensors, autocast to another dtype, no eligible kernel) is torch's own, and `sdpa_report` counts it
     with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay
     torch's.
 
@@ -157,7 +157,7 @@ def scaled_dot_product_attention(
         return handled
     inputs = (*tensors, dropout_p, is_causal)
     is_on = _is_on()
-    reason = _refusal(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
+    reason = _unsupported(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
     if is_on and not reason:
         options: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
         if is_causal:
@@ -187,7 +187,7 @@ def scaled_dot_product_attention(
 _OF_ANOTHER_CLASS = "a tensor of another class or a nested one"
 
 
-def _refusal(
+def _unsupported(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
