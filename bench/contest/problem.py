@@ -77,7 +77,7 @@ class Problem:
         return pool(self.k), pool(self.v), order.to(torch.int32).reshape(config.batch, per_sequence)
 
     def error(self, made: torch.Tensor | Sequence[torch.Tensor]) -> float:
-        """||out - reference|| / ||reference|| over sampled rows, in double; NaN if any of `out` is not finite.
+        """||out - reference|| / ||reference|| over sampled rows, in float64; NaN if any of `out` is not finite.
 
         made: out, or dq, dk and dv, of which the largest error counts.
         """
@@ -98,7 +98,7 @@ class Problem:
 
     @functools.cached_property
     def _gradients(self) -> list[tuple[int, range, int, list[torch.Tensor]]]:
-        """Sequence, heads, their KV head, and (dq of the heads, dk, dv) in double."""
+        """Sequence, heads, their KV head, and (dq of the heads, dk, dv) in float64."""
         choose = torch.Generator().manual_seed(1)
         config, found = self.config, []
         group = config.heads_q // config.heads_kv
@@ -156,7 +156,7 @@ class Problem:
         return self._attend(q, k, v, head, rows)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head: int, rows: torch.Tensor) -> torch.Tensor:
-        """out of those rows of a head, in double."""
+        """out of those rows of a head, in float64."""
         config = self.config
         scores = q @ k.T / math.sqrt(config.head_dim)
         distance = rows[:, None] - torch.arange(len(k), device=self.device)

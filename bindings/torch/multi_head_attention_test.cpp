@@ -1,5 +1,5 @@
 // <tessella/torch/multi_head_attention.hpp> against torch::nn::MultiheadAttention and a plain composition, outputs and
-// all gradients: their errors against the same in double are compared.
+// all gradients: their errors against the same in float64 are compared.
 #include <torch/autograd.h>
 #include <torch/serialize.h>
 #include <algorithm>
@@ -34,7 +34,7 @@ List outcome(const Forward& forward, const List& inputs, const List& weights) {
   return found;
 }
 
-// The comparator's rule: twice the error of the plain computation at most, each against the one in double.
+// The comparator's rule: twice the error of the plain computation at most, each against the float64 one.
 void expect_matches(const List& got, const List& plain, const List& exact, const std::string& what) {
   expect(got.size() == plain.size() && got.size() == exact.size(), what.c_str());
   for (size_t i = 0; i < got.size(); ++i) {

@@ -62,7 +62,7 @@ std::string explain(const Plan& plan, std::string_view forced) {
                     " bytes\n");
   if (plan.schedule_bytes > 0) string += message("schedule: ", plan.schedule_bytes, " bytes\n");
   for (const IneligibleKernel& other : plan.ineligible)
-    string += message("not eligible: ", kernel.name, ": ", kernel.reason, "\n");
+    string += message("not eligible: ", other.kernel, ": ", other.reason, "\n");
   return string;
 }
 

@@ -1,4 +1,4 @@
-// THE comparator: a computed tensor against the reference in double, with a tolerance that scales itself.
+// THE comparator: a computed tensor against the float64 reference, with a tolerance that scales itself.
 //
 // NaN and infinities first: they must stand where the reference has them. Then, for each element,
 //   |got - reference| <= factor * max |plain - reference| + noise,

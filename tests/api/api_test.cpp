@@ -1,4 +1,4 @@
-// The door: what a call may be besides the usual, and whose memory it uses.
+// The API layer: calls beyond the plain one, and whose memory they use.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -447,7 +447,7 @@ TEST_P(ErrorsTest, IsTheSameForAGpu) {
   }
   for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "slot_beyond",
                             "slot_negative", "prefix_negative", "cu_beyond"}) {
-    if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
+    if (name == value) GTEST_SKIP() << "values on a GPU are not read";
   }
   SmallCall call;
   GetParam().spoil(call);

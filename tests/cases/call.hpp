@@ -88,7 +88,7 @@ class Call {
   int64_t slots_kv(int64_t b) const;
   int64_t first_q(int64_t b) const;  // first row in the tensor
   Row row_kv(int64_t b, int64_t slot) const;
-  int64_t key_begin(int64_t b) const;  // keys in use
+  int64_t key_begin(int64_t b) const;  // the first valid key
   int64_t key_end(int64_t b) const;
   bool hidden_from_all(int64_t b, int64_t slot) const;
 

@@ -50,8 +50,8 @@ class Backward(CliTest):
         files = [self.folder / f"d{n}.npy" for n in "qkv"]
         options = [x for n, file in zip("qkv", files) for x in (f"--d{n}", file)]
         done = run("attend", *self.write_npys(), "--backward", self.d_out, *options, "--check=0")
-        self.assertIn("check   passed: 16 rows against the double reference", done.stdout)
-        self.assertIn("check   passed: gradients of 16 rows against the double reference", done.stdout)
+        self.assertIn("check   passed: 16 rows against the float64 reference", done.stdout)
+        self.assertIn("check   passed: gradients of 16 rows against the float64 reference", done.stdout)
         self.assertRegex(done.stdout, r"dk +\(1, 8, 2, 4\) f32  min .* -> .*dk.npy\n")
         self.check_gradients(files)
         before = files[2].read_bytes()

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 import resource
 import struct
 import subprocess
@@ -541,6 +542,19 @@ class Others(CliTest):
     def test_help(self):
         for command in ("attend", "bench", "ladder", "kernels"):
             self.assertIn("Examples:", run(command, "--help").stdout)
+        flags = {"--help", "--check", "--explain", "--json", "--csv", "--markdown", "--why", "--backward", "--decode", "--ragged",
+                 "--batch-invariant", "--check-device-values"}
+        for command in (["attend"], ["merge"], ["bench"], ["bench", "decode"], ["ladder"], ["kernels"], ["kernels", "build"]):
+            printed = run(*command, "--help").stdout
+            options = re.findall(r"^ *(?:-\w, ?)?(--[\w-]+)(?: (\S+))?", printed.split("Examples:")[0], re.M)
+            self.assertGreater(len(options), 2, command)
+            for option, value in options:
+                with self.subTest(command=command, option=option):
+                    self.assertTrue(value or option in flags)
+        printed = run("attend", "--help").stdout
+        for option in ("--scale FLOAT", "--seed N", "--bias FILE[:NAME]", "--sink NUMBERS|FILE[:NAME]", "--device cpu|cuda[:N]"):
+            self.assertIn(f"  {option} ", printed)
+        self.assertIn("  --heads N/M ", run("bench", "--help").stdout)
         self.assertRegex(run("--version").stdout, r"^\d+\.\d+\.\d+\n$")
         self.expect_error(saying="command is missing, expected one of attend, merge, bench")
         self.expect_error("nosuch", saying="command is 'nosuch', expected one of attend, merge, bench")

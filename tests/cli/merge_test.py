@@ -30,7 +30,7 @@ class Merge(CliTest):
     def test_is_attention_over_all_keys(self):
         for extra in ((), ("--kernel", "reference.merge"), ("--num-threads", 1)):
             done = run("merge", *self.files, "--out", self.folder / "out.npy", "--check=0", *extra)
-            self.assertIn("check   passed: 16 rows against the double reference", done.stdout)
+            self.assertIn("check   passed: 16 rows against the float64 reference", done.stdout)
             self.check_out(self.folder / "out.npy")
 
     def test_three_states_and_one(self):

@@ -17,7 +17,7 @@
 namespace tessella::tests {
 namespace {
 
-class GpuDoor : public testing::Test {
+class GpuApi : public testing::Test {
  protected:
   void SetUp() override {
     if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
@@ -56,7 +56,7 @@ Case packed_case() {
 Case slots_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .cache_batch_idx = true}; }
 Case paged_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .page_size = 2}; }
 
-TEST_F(GpuDoor, TheFirstTensorOnAnotherDeviceIsNamed) {
+TEST_F(GpuApi, TheFirstTensorOnAnotherDeviceIsNamed) {
   const Call call(packed_case());
   GpuTwin twin(call.blocks(), false);
   for (const bool shows_device : {true, false}) {
@@ -70,7 +70,7 @@ TEST_F(GpuDoor, TheFirstTensorOnAnotherDeviceIsNamed) {
   }
 }
 
-TEST_F(GpuDoor, AGpuThatIsNotThereIsNamed) {
+TEST_F(GpuApi, AGpuThatIsNotThereIsNamed) {
   const Call call({});
   tessella_tensor q = *call.args().q;
   q.device_type = TESSELLA_CUDA;
@@ -81,7 +81,7 @@ TEST_F(GpuDoor, AGpuThatIsNotThereIsNamed) {
       << tessella_last_error();
 }
 
-TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
+TEST_F(GpuApi, KernelsOfTheCpuArePassedOver) {
   const Call call({});
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
@@ -103,8 +103,8 @@ TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
 
 int32_t* values(const tessella_tensor* table) { return static_cast<int32_t*>(table->data); }
 
-// Asked to, the door reads tables of the GPU and says what it would say of the host's.
-TEST_F(GpuDoor, CheckedValuesAreErrorsAsOnTheCpu) {
+// Asked to, the API layer reads tables of the GPU and says what it would say of the host's.
+TEST_F(GpuApi, CheckedValuesAreErrorsAsOnTheCpu) {
   struct Spoil {
     const char* name;
     std::function<void(const tessella_forward_args&)> apply;
@@ -149,7 +149,7 @@ TEST_F(GpuDoor, CheckedValuesAreErrorsAsOnTheCpu) {
 }
 
 // The environment asks for the same, of every call.
-TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
+TEST_F(GpuApi, TheEnvironmentAsksForValuesToBeChecked) {
   const Call call(packed_case());
   values(call.args().cu_seqlens_q)[0] = 1;
   GpuTwin twin(call.blocks(), false);
@@ -164,7 +164,7 @@ TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
   ::unsetenv(kName);
 }
 
-TEST_F(GpuDoor, ABoundOfPackedLengthsIsHeld) {
+TEST_F(GpuApi, ABoundOfPackedLengthsIsHeld) {
   const Call call(packed_case());
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
@@ -176,7 +176,7 @@ TEST_F(GpuDoor, ABoundOfPackedLengthsIsHeld) {
   EXPECT_NE(message.find("the bound of lengths"), std::string::npos) << message;
 }
 
-TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
+TEST_F(GpuApi, ResultsOnTheGpuAreChecked) {
   for (const char* layout : {"bshd", "sliced", "bhsd"}) {
     Call call({.layout = layout,
                .batch = 2,
@@ -213,7 +213,7 @@ TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
 }
 
 // Rows of 8 and 4 bits and their scales are copied too.
-TEST_F(GpuDoor, ChecksQuantizedCaches) {
+TEST_F(GpuApi, ChecksQuantizedCaches) {
   for (const int32_t cache_dtype : {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4}) {
     for (const char* scale : {"h", "th", "ph"}) {
       AppendCall call({.cache_dtype = cache_dtype, .scale = scale, .heads_q = 2, .page_size = 4, .rotary_dim = 32});
@@ -230,7 +230,7 @@ TEST_F(GpuDoor, ChecksQuantizedCaches) {
   }
 }
 
-TEST_F(GpuDoor, CheckingGapsOfGiBCopiesOnlyRows) {
+TEST_F(GpuApi, CheckingGapsOfGiBCopiesOnlyRows) {
   const cli::Gpu& gpu = cli::Gpu::open(0);
   constexpr int64_t kRows = 3, kDim = 8, kStride = int64_t{1} << 26;
   constexpr size_t kBytes = ((kRows - 1) * kStride + kDim) * sizeof(float);
@@ -249,7 +249,7 @@ TEST_F(GpuDoor, CheckingGapsOfGiBCopiesOnlyRows) {
   EXPECT_EQ(report.passed, 1);  // zeros attend to zeros: the mean of zeros
 }
 
-TEST_F(GpuDoor, SourcesAndTheirArraysAreChecked) {
+TEST_F(GpuApi, SourcesAndTheirArraysAreChecked) {
   const Call call({});
   GpuTwin twin(call.blocks(), false);
   tessella_forward_args args = twin.args(call.args(), true);
@@ -279,7 +279,7 @@ TEST_F(GpuDoor, SourcesAndTheirArraysAreChecked) {
 }
 
 // Of what a schedule is, before any plan of it: it lies beside the call's tensors, and apart from them.
-TEST_F(GpuDoor, AScheduleIsOfTheGpu) {
+TEST_F(GpuApi, AScheduleIsOfTheGpu) {
   const Call call({.batch = 3, .seqlen_q = 1, .seqlen_kv = 6, .seqlens_kv = true});
   GpuTwin twin(call.blocks(), false);
   tessella_forward_args args = twin.args(call.args(), true);
@@ -292,7 +292,7 @@ TEST_F(GpuDoor, AScheduleIsOfTheGpu) {
   expect_error(args, call.options(), "forward: schedule overlaps seqlens_kv, expected memory of its own");
 }
 
-TEST_F(GpuDoor, DlpackSaysWhereAPointerIs) {
+TEST_F(GpuApi, DlpackSaysWhereAPointerIs) {
   const cli::GpuMemory memory(cli::Gpu::open(0), 64);
   void* managed = to_dlpack(view(memory.data(), f32, {4, 4}), true);
   const TensorView back = from_dlpack(managed, true);

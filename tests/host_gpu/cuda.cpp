@@ -1,4 +1,4 @@
-// A CUDA driver without a GPU, for tests of the door on machines that have none: its device memory is host memory,
+// A CUDA driver without a GPU, for tests of the API layer on machines that have none: its device memory is host memory,
 // streams run at once, and it loads and launches nothing. Built as libcuda.so.1 in a folder of its own, which
 // LD_LIBRARY_PATH names.
 #include <dlfcn.h>

@@ -205,7 +205,7 @@ TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
 }
 
 // One image serves usual calls on all GPUs before Hopper, and the PTX for later ones is that of Hopper's config.
-TEST(ForwardSm80Config, HotConfigsAreTheSameOnManyGpus) {
+TEST(ForwardSm80Config, PrecompiledConfigsAreTheSameOnManyGpus) {
   for (const int64_t head_dim : {64, 128, 256}) {
     const AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     for (const int arch : {86, 89}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
@@ -281,7 +281,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   };
   EXPECT_EQ(tile_q(7169, -1, -1), 192);
   EXPECT_EQ(tile_q(7168, -1, -1), 128);
-  EXPECT_EQ(tile_q(1793, -1, 0), 192) << "causal: the longest items begin first";
+  EXPECT_EQ(tile_q(1793, -1, 0), 192) << "causal: the longest work tiles begin first";
   EXPECT_EQ(tile_q(1792, -1, 0), 128);
   EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);

@@ -191,24 +191,23 @@ void add_attend(CLI::App& app, Run& run) {
   command
       ->add_option("FILE", settings->inputs.files, ".npy, .npz or .safetensors: one file with q, k and v, or several")
       ->required()
-      ->type_name("");
+      ->type_name("...");
   command
       ->add_option("--names", settings->names,
-                   "names of q, k and v in the files [q,k,v, else the usual ones: query, key_states, attn.v_proj, xq; "
-                   "arrays without names, as .npy and arr_0 are, by position]")
+                   "names of q, k and v in the files [q,k,v, else common ones: query, key_states, attn.v_proj, xq; "
+                   "arrays without names, as .npy and arr_0 are, by their order]")
       ->type_name("Q,K,V");
-  command
-      ->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), or bhsd, of q, k, v and out")
+  command->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), of q, k, v and out")
       ->capture_default_str()
-      ->type_name("");
-  command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("");
+      ->type_name("bshd|bhsd");
+  command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("DTYPE");
   command->add_option("--out", settings->results.out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
   command
       ->add_option("--lse", settings->results.lse,
                    "write the log of the softmax's sum; the same .npz as --out holds both")
       ->type_name("FILE");
   command->add_flag("--check{256}", settings->check,
-                    "compare rows with the double reference; --check=0 all of them [256]");
+                    "compare rows with the float64 reference; --check=0 all of them [256]");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
   command->add_flag("--json", settings->json, "results as JSON");
   settings->backward.add_to(*command);

@@ -17,7 +17,7 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(Times every problem, and checks rows drawn from each result (--check-rows) against the double reference.
+    R"(Times every problem, and checks rows drawn from each result (--check-rows) against the float64 reference.
 The default is the protocol of the FlashAttention papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim).
 Where that takes longer than --budget seconds on a CPU, fewer sequences and heads are run, and the table says how many: attention is
 linear in both. What takes more than 20 times that for one head, or half of the memory, is left out. A GPU runs all of it, in
@@ -235,19 +235,19 @@ void add_bench(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand("bench", "Time, and check, a range of problems");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const std::string& help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name(type);
   };
-  add("--preset", settings->preset, preset_help<Settings>(kPresets));
-  add("--dtype", settings->dtype, "list of f32, bf16, f16, f64");
-  add("--head-dim", settings->head_dim, "list, or FIRST:LAST doubling");
-  add("--seqlen", settings->seqlen, "list, or FIRST:LAST doubling");
-  add("--mask", settings->mask, "list of masks as of `attend`");
-  add("--heads", settings->heads, "16, or 32/8 query over KV heads [2048 / head_dim]");
-  add("--batch", settings->batch, "sequences [16k / seqlen]");
-  add("--baseline", settings->baseline, "kernel to compare with, or none [none on a GPU]");
-  add("--budget", settings->budget, "seconds a measurement may take");
-  add("--check-rows", settings->check_rows, "rows held against the double reference");
+  add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
+  add("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64");
+  add("--head-dim", settings->head_dim, "D,...", "list, or FIRST:LAST doubling");
+  add("--seqlen", settings->seqlen, "N,...", "list, or FIRST:LAST doubling");
+  add("--mask", settings->mask, "MASK,...", "list of masks as of `attend`");
+  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both [2048 / head_dim]");
+  add("--batch", settings->batch, "N", "sequences [16k / seqlen]");
+  add("--baseline", settings->baseline, "KERNEL", "kernel to compare with, or none [none on a GPU]");
+  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  add("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
   command->add_flag("--backward", settings->backward,
                     "time the gradients of q, k and v instead, by kernels of backward");
   command->add_flag("--json", settings->json, "results as JSON");

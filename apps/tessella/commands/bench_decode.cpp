@@ -17,10 +17,12 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(Few queries over a long cache of keys and values. Calls take turns over caches of 400 MB and more, so that none is in a cache of
-the processor's; on a GPU they are one CUDA graph, timed by its own clock. Before that, rows of a few sequences are checked against the
-double reference. The rate counts the bytes of K and V in use, and of their scales, once. Read: the same bytes by a kernel of plain
-loads in the same run, on a CPU by a loop in as many threads. The default is Flash-Decoding's micro-benchmark: 16/2 heads x 128, batch x seqlen = 65536. What memory does not hold is left out.
+    R"(Few queries over a long cache of keys and values. Calls take turns over caches of 400 MB and more, so that none is in a
+cache of the processor's; on a GPU they are one CUDA graph, timed by its own clock. Before that, rows of a few sequences
+are checked against the float64 reference. The rate counts once the bytes of the valid rows of K and V, and of their
+scales. Read: the same bytes by a kernel of plain loads in the same run, on a CPU by a loop in as many threads. The
+default is Flash-Decoding's micro-benchmark: 16/2 heads x 128, batch x seqlen = 65536. What memory does not hold is left
+out.
 
 Examples:
   tessella bench decode --device cuda
@@ -273,22 +275,22 @@ void add_bench_decode(CLI::App& bench, Run& run) {
   CLI::App* command = bench.add_subcommand("decode", "Time, and check, few queries over a long cache");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const std::string& help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name(type);
   };
-  add("--preset", settings->preset, preset_help<Settings>(kPresets));
-  add("--dtype", settings->dtype, "list of bf16, f16, f32, f64");
-  add("--kv-dtype", settings->kv_dtype, "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
-  add("--kv-scale", settings->kv_scale, "list of tensor, head, token: what of a quantised cache has its scale");
-  add("--heads", settings->heads, "list of query heads over KV heads");
-  add("--head-dim", settings->head_dim, "list");
-  add("--batch", settings->batch, "sequences: 1,64 or 1:128 [64k / seqlen]");
-  add("--seqlen", settings->seqlen, "keys of each: 1k,4k or 1k:128k");
-  add("--queries", settings->queries, "list: the last tokens of each sequence, causal");
-  add("--pages", settings->pages, "list of rows of a page, in random order; 0 = no pages");
+  add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
+  add("--dtype", settings->dtype, "DTYPE,...", "list of bf16, f16, f32, f64");
+  add("--kv-dtype", settings->kv_dtype, "DTYPE,...", "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
+  add("--kv-scale", settings->kv_scale, "LIST", "list of tensor, head, token: what of a quantised cache has its scale");
+  add("--heads", settings->heads, "N/M,...", "list of query heads over KV heads");
+  add("--head-dim", settings->head_dim, "D,...", "list");
+  add("--batch", settings->batch, "N,...", "sequences: 1,64 or 1:128 [64k / seqlen]");
+  add("--seqlen", settings->seqlen, "N,...", "keys of each: 1k,4k or 1k:128k");
+  add("--queries", settings->queries, "N,...", "list: the last tokens of each sequence, causal");
+  add("--pages", settings->pages, "N,...", "list of rows of a page, in random order; 0 = no pages");
   command->add_flag("--ragged", settings->ragged, "keys of each sequence: uniform from 1 to --seqlen");
-  add("--budget", settings->budget, "seconds a measurement may take");
-  add("--check-rows", settings->check_rows, "rows held against the double reference");
+  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  add("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);

@@ -161,15 +161,15 @@ void add_kernels(CLI::App& app, Run& run) {
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   command->add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
-  const auto add = [&](const char* name, std::string& value, const char* help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("")->group("Problem");
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name(type)->group("Problem");
   };
-  add("--dtype", settings->dtype, "f64, f32, bf16 or f16");
-  add("--head-dim", settings->head_dim, "");
-  add("--seqlen", settings->seqlen, "");
-  add("--heads", settings->heads, "query heads, or 32/8 over KV heads");
-  add("--batch", settings->batch, "");
-  add("--mask", settings->mask, "as of `attend`");
+  add("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16 or f16");
+  add("--head-dim", settings->head_dim, "D", "of q, k and v");
+  add("--seqlen", settings->seqlen, "N", "queries, and keys");
+  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
+  add("--batch", settings->batch, "N", "sequences");
+  add("--mask", settings->mask, "MASK", "as of `attend`");
   command->add_flag("--backward", settings->backward, "its gradients")->group("Problem");
   command->add_flag("--markdown", settings->markdown, "as a Markdown table");
   command->add_flag("--json", settings->json, "as JSON");

@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kExamples =
     R"(From standard attention to FlashDecoding++ and this machine's kernels, over one problem. Passes: how often each score is
 produced or read. Moved: bytes between memory and the tile that is worked on. Extra: memory beyond inputs and outputs.
-Error: largest difference from the double reference, over sampled rows.
+Error: largest difference from the float64 reference, over sampled rows.
 
 Examples:
   tessella ladder
@@ -170,21 +170,21 @@ void add_ladder(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand("ladder", "Every algorithm of the family side by side");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const char* help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
+    command->add_option(name, value, help)->capture_default_str()->type_name(type);
   };
-  add("--seqlen", settings->seqlen, "");
-  add("--head-dim", settings->head_dim, "");
-  add("--heads", settings->heads, "16, or 32/8 query over KV heads");
-  add("--batch", settings->batch, "");
-  add("--dtype", settings->dtype, "f32, bf16, f16 or f64");
-  add("--mask", settings->mask, "as of `attend`");
-  add("--budget", settings->budget, "seconds a measurement may take");
+  add("--seqlen", settings->seqlen, "N", "queries, and keys");
+  add("--head-dim", settings->head_dim, "D", "of q, k and v");
+  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
+  add("--batch", settings->batch, "N", "sequences");
+  add("--dtype", settings->dtype, "DTYPE", "f32, bf16, f16 or f64");
+  add("--mask", settings->mask, "MASK", "as of `attend`");
+  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
   command->add_flag("--backward", settings->backward,
                     "the gradients of q, k and v: with N x N matrices in memory, and by recomputation");
   command->add_flag("--decode", settings->decode,
                     "few queries over a long cache [--seqlen 32768 --heads 8/2 --mask causal]");
-  add("--queries", settings->queries, "of --decode: the last tokens of each sequence");
+  add("--queries", settings->queries, "N", "of --decode: the last tokens of each sequence");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);

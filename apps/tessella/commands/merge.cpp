@@ -207,22 +207,22 @@ void add_merge(CLI::App& app, Run& run) {
       ->add_option("FILE", settings->files,
                    ".npz or .safetensors: out and lse (output, softmax_lse) of one set of keys each")
       ->required()
-      ->type_name("");
-  const auto string = [&](const char* name, std::string& value, const char* help, const char* type = "") {
+      ->type_name("...");
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
     return command->add_option(name, value, help)->type_name(type);
   };
-  string("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), or bhsd, of every out")
+  add("--layout", settings->layout, "bshd|bhsd", "bshd = (batch, seqlen, heads, head_dim), of every out")
       ->capture_default_str();
-  string("--dtype", settings->dtype, "type of raw elements of out, such as bf16 in |V2");
-  string("--out", settings->results.out, "write out: .npy, .npz or .safetensors", "FILE");
-  string("--lse", settings->results.lse, "write lse; the same .npz as --out holds both", "FILE");
-  string("--out-dtype", settings->out_dtype, "dtype of out [that of the states]");
-  string("--kernel", settings->kernel, "a name of `tessella kernels` [automatic]");
-  string("--num-threads", settings->num_threads, "CPU: threads [0 = all]");
-  string("--num-sms", settings->num_sms, "GPU: multiprocessors [0 = all]");
-  string("--device", settings->device, "cpu, cuda or cuda:N")->capture_default_str();
+  add("--dtype", settings->dtype, "DTYPE", "type of raw elements of out, such as bf16 in |V2");
+  add("--out", settings->results.out, "FILE", "write out: .npy, .npz or .safetensors");
+  add("--lse", settings->results.lse, "FILE", "write lse; the same .npz as --out holds both");
+  add("--out-dtype", settings->out_dtype, "DTYPE", "dtype of out [that of the states]");
+  add("--kernel", settings->kernel, "KERNEL", "a name of `tessella kernels` [automatic]");
+  add("--num-threads", settings->num_threads, "N", "CPU: threads [0 = all]");
+  add("--num-sms", settings->num_sms, "N", "GPU: multiprocessors [0 = all]");
+  add("--device", settings->device, "cpu|cuda[:N]", "where the call runs")->capture_default_str();
   command->add_flag("--check{256}", settings->check,
-                    "compare rows with the double reference; --check=0 all of them [256]");
+                    "compare rows with the float64 reference; --check=0 all of them [256]");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
   command->add_flag("--json", settings->json, "results as JSON");
   command->callback([&run, settings] { run = [settings] { return merge(*settings); }; });

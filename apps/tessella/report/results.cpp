@@ -69,7 +69,7 @@ Json describe_check(const tessella_check_report& report) {
 }
 
 void print_check(const tessella_check_report& report, const char* of) {
-  put("check   {}: {} rows against the double reference, max error {} (plain {} {}, allowed {})\n",
+  put("check   {}: {} rows against the float64 reference, max error {} (plain {} {}, allowed {})\n",
       report.passed ? "passed" : "FAILED", report.rows, error_string(report.max_error), of,
       error_string(report.plain_error), error_string(report.tolerance));
   if (!report.passed) {
@@ -80,7 +80,8 @@ void print_check(const tessella_check_report& report, const char* of) {
 }
 
 void print_backward_check(const tessella_check_report& report) {
-  put("check   {}: gradients of {} rows against the double reference, max error of {} {} (plain fp32 {}, allowed {})\n",
+  put("check   {}: gradients of {} rows against the float64 reference, max error of {} {} (plain fp32 {}, allowed "
+      "{})\n",
       report.passed ? "passed" : "FAILED", report.rows, report.worst_tensor, error_string(report.max_error),
       error_string(report.plain_error), error_string(report.tolerance));
   if (report.passed) return;

@@ -140,7 +140,7 @@ class DecodeProblem:
         return unpacked(stored).to(dtype) * factors.to(dtype)[..., None]
 
     def error(self, out: torch.Tensor, copy: int) -> float:
-        """||out - reference|| / ||reference|| over a few sequences, in double; NaN if any of `out` is not finite."""
+        """||out - reference|| / ||reference|| over a few sequences, in float64; NaN if any of `out` is not finite."""
         if out.shape != self.q[copy].shape or not bool(torch.isfinite(out).all()):
             return math.nan
         choose = torch.Generator().manual_seed(1)
@@ -153,7 +153,7 @@ class DecodeProblem:
         return math.sqrt(difference / norm)
 
     def _of_sequence(self, half: torch.Tensor, sequence: int) -> torch.Tensor:
-        """Rows in use, in their order, of what has (batch, seqlen) or (pages, page_size) in front."""
+        """Valid rows, in their order, of what has (batch, seqlen) or (pages, page_size) in front."""
         length = self.lengths[sequence]
         if self.page_table is None:
             return half[sequence, :length]

@@ -60,7 +60,7 @@ def append(
         k, v: the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
             page_size, heads_kv, head_dim). Their dtype is that of the new rows, or, beside float32, bfloat16 and
             float16, float8_e4m3fn, int8 or int4 (kv_dtype): then rows are quantised on their way.
-        seqlens_kv: (batch) int32, rows in use after the append, left padding included.
+        seqlens_kv: (batch) int32, valid lengths after the append, left padding included.
         page_table: (batch, pages) int32: row r of a sequence is in page page_table[b, r // page_size].
         cache_batch_idx: (batch) int32: sequence b has slot cache_batch_idx[b] of the caches. Not beside page_table.
         leftpad_kv: (batch) int32: so many first rows are padding.

@@ -118,7 +118,7 @@ class Slot:
             # Not asked before: NumPy imports its masked arrays where they are first named, in up to 40 ms.
             if isinstance(array, numpy.ma.MaskedArray):
                 raise InvalidArgument(
-                    f"{self.name} is a MaskedArray, whose mask is not looked at, expected filled() of it"
+                    f"{self.name} is a MaskedArray, whose mask is not read, expected filled() of it"
                 )
         interface = array.__array_struct__
         address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value

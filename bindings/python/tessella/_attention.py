@@ -113,7 +113,7 @@ def refusals(
 
 
 class CheckReport(NamedTuple):
-    """How far an output, or a gradient, is from the reference in double."""
+    """How far an output, or a gradient, is from the float64 reference."""
 
     passed: bool  # NaN and inf stand where they may, and max_error <= tolerance
     rows: int  # rows compared
@@ -145,7 +145,7 @@ def check(
     layout: str = "bshd",
     **options: Unpack[Options],
 ) -> CheckReport:
-    """Compares sampled rows of `out`, and of `lse` where given, with the reference in double, on the CPU.
+    """Compares sampled rows of `out`, and of `lse` where given, with the float64 reference, on the CPU.
 
     num_rows 0 = all rows. Other arguments as for the `attention` that made out and lse. Tensors on a GPU are copied,
     when all its streams are done. A NaN is right where the reference has one, and where a NaN or infinity of a key that

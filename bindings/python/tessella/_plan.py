@@ -155,7 +155,7 @@ class Plan:
         lengths. They may also have grown since: results are right, and the work is less even.
 
         Args:
-            q, k, v, options: those of the calls to come; what q, k and v hold is not looked at.
+            q, k, v, options: those of the calls to come; what q, k and v hold is not read.
             out: (n) int32, a schedule that is written anew; made when absent.
             stream: as for `attention`.
 

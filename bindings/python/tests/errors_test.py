@@ -90,7 +90,7 @@ INVALID = [
     ({"bias": np.ones((3, 4), F32)}, None),
     ({"mask": tessella.dense(np.ones(5, F32))}, "forward: dense_mask.dtype is f32, expected bool (true = visible)"),
     ({"kernel": "\ud800"}, "forward: kernel is '\\ud800', expected a string of Unicode characters"),
-    ({"q": np.ma.masked_array(Q)}, "forward: q is a MaskedArray, whose mask is not looked at, expected filled() of it"),
+    ({"q": np.ma.masked_array(Q)}, "forward: q is a MaskedArray, whose mask is not read, expected filled() of it"),
     ({"out_dtype": np.float64}, "forward: out_dtype is f64, expected f32 = q.dtype"),
     ({"kernel": "cpu\0"}, "forward: kernel has a zero byte, where C would cut it off"),
     ({"out": np.ones((2, 3, 4, 8), np.float64)}, "forward: out.dtype is f64, expected f32 = q.dtype"),

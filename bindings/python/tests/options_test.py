@@ -1,4 +1,4 @@
-"""Every option of a call against the oracle in double, on every dtype."""
+"""Every option of a call against the float64 oracle, on every dtype."""
 
 import re
 
@@ -268,7 +268,7 @@ def test_packed_scores_count_from_the_first_of_each_sequence():
 
 
 def paged(t, lengths, page_size):
-    """(pool, page_table) of the rows in use of t, pages in any order; the rest is NaN, its entries nonsense."""
+    """(pool, page_table) of the valid rows of t, pages in any order; the rest is NaN, its entries nonsense."""
     num_pages = -(-t.shape[1] // page_size)
     order = np.random.default_rng(6).permutation(len(t) * num_pages + 1)
     pool = np.full((len(order), page_size, *t.shape[2:]), np.nan, t.dtype)

@@ -158,7 +158,7 @@ def test_kernels():
     oracle = kernels["reference.attention"]
     assert oracle.device == "cpu" and oracle.automatic == ("f64",) and oracle.unavailable == ""
     assert oracle.dtypes == ("f64", "f32", "bf16", "f16") and "causal/window" in oracle.features
-    assert oracle.summary == "plain loops in double, the oracle" and oracle.max_head_dim > 512
+    assert oracle.summary == "plain loops in float64, the oracle" and oracle.max_head_dim > 512
 
 
 def test_refusals():

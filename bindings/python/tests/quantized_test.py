@@ -16,7 +16,7 @@ def normal(*shape):
 
 
 def numbers(array, dtype):
-    """What is stored, in double."""
+    """What is stored, in float64."""
     if dtype != "int4":
         return np.float64(array)
     pairs = np.stack((array & 15, array >> 4), -1).reshape(*array.shape[:-1], -1).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Gradients through tessella.torch.attention: in double, against torch, through SDPA, and unsupported."""
+"""Gradients through tessella.torch.attention: in float64, against torch, through SDPA, and unsupported."""
 
 import pytest
 import tessella
@@ -112,7 +112,7 @@ def test_all_gradients_are_those_of_torch(dtype, device):
 
 
 def wide(*tensors):
-    """The same numbers in double, as leaves."""
+    """The same numbers in float64, as leaves."""
     return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 

@@ -395,7 +395,7 @@ inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, con
 }
 
 // How the keys of ragged sequences are split, for tensors.schedule of calls like this one with the same lengths and
-// window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not looked at.
+// window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not read.
 inline at::Tensor decode_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionOptions& options = {}, const Tensors& tensors = {}) {
   ForwardArgs args = detail::forward_args(q.detach(), k.detach(), v.detach(), tensors);

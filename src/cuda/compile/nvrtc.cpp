@@ -48,7 +48,7 @@ struct Search {
 Search search() {
   Search result;
   const int driver_major = driver_version() / 1000;
-  std::string looked_at;
+  std::string tried;
   for (const std::string& place : nvrtc_places()) {
     try {
       Nvrtc opened = Nvrtc::open(place);
@@ -56,16 +56,16 @@ Search search() {
         result.found = std::move(opened);
         return result;
       }
-      looked_at += message("; ", opened.path(), " is version ", opened.version().string(),
-                           ", and the driver loads up to ", driver_major);
+      tried += message("; ", opened.path(), " is version ", opened.version().string(), ", and the driver loads up to ",
+                       driver_major);
     } catch (const core::Error& error) {
-      looked_at += message("; ", error.what());
+      tried += message("; ", error.what());
     }
   }
   result.problem = message(
       "NVRTC, which compiles kernels, was not found, expected version ", kOldestMajor,
       driver_major > kOldestMajor ? message(" to ", driver_major) : std::string(driver_major == 0 ? " or newer" : ""),
-      ": `pip install nvidia-cuda-nvrtc`, or set TESSELLA_NVRTC to its path", looked_at);
+      ": `pip install nvidia-cuda-nvrtc`, or set TESSELLA_NVRTC to its path", tried);
   return result;
 }
 

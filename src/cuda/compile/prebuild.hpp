@@ -1,4 +1,4 @@
-// Compiles the hot programs before they are needed.
+// Compiles the precompiled programs before they are needed.
 #pragma once
 
 #include <functional>

@@ -129,7 +129,7 @@ def decode_schedule(
     one. It is no operator: under torch.compile it belongs outside of what is compiled.
 
     Args:
-        As for `attention`; what q, k and v hold is not looked at.
+        As for `attention`; what q, k and v hold is not read.
 
     Returns:
         (n) int32 on the device of q.
