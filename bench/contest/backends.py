@@ -65,7 +65,7 @@ def first_line(error: BaseException) -> str:
 
 
 def torch_reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
-    """What a backend of torch's gave as warnings, without the place in its source and without headings."""
+    """What a backend of torch's gave as warnings, without the location in its source and without headings."""
     messages = [re.sub(r"\s*\(Triggered internally.*", "", first_line(Exception(entry.message))) for entry in caught]
     return list(dict.fromkeys(message for message in messages if not message.endswith(":")))
 
@@ -149,7 +149,7 @@ class OurRun:
         return self.call()
 
 
-EVERY_FEATURE_IN_PLACE = (
+EVERY_FEATURE_BUT_PAGES = (
     "grouped heads",
     "head_dim_v of its own",
     "window",
@@ -159,7 +159,7 @@ EVERY_FEATURE_IN_PLACE = (
     "score_mod and mask_mod",
     "gradients",
 )
-EVERY_FEATURE = (*EVERY_FEATURE_IN_PLACE, "pages")
+EVERY_FEATURE = (*EVERY_FEATURE_BUT_PAGES, "pages")
 
 
 def ours(name: str, device: str, kernel: str | None = None) -> Backend:
@@ -376,7 +376,7 @@ LIBRARIES = [
     library("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch", HEADS),
     library("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
     library("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
-    library("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_IN_PLACE, BOTH, named_only_on="cpu"),
+    library("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_BUT_PAGES, BOTH, named_only_on="cpu"),
     library("triton", triton, "triton", ("gradients",)),
     library(
         "flash_attn",

@@ -440,7 +440,7 @@ typedef struct tessella_merge_options {
  * f8e4m3fn and as 0 in i8 and i4, which have none; where scales are computed, a row that has a NaN or an infinity has
  * NaN as its scale, so that it is read as NaN. A zero is +0. Bytes and scales are the same on a CPU and on a GPU.
  *
- * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a place in the cache
+ * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a slot in the cache
  * and a position without angles are errors, and so are two sequences that write one row. On a GPU such rows are not
  * written, positions are clamped, and that sequences write rows of their own is the caller's to see to. */
 typedef struct tessella_append_args {

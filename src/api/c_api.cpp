@@ -352,7 +352,8 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
       }
       if (kernel.cost == nullptr || kernel.device != arguments.device.type) {
         core::unsupported(core::message("kernel_cost_of: ", kernel.name,
-                                        " does not count its passes and bytes of a call on ", place(arguments.device)));
+                                        " does not count its passes and bytes of a call on ",
+                                        location(arguments.device)));
       }
       counted = kernel.cost(&arguments);
     });

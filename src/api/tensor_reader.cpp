@@ -27,7 +27,7 @@ std::string shape_string(const int64_t* shape, int ndim) {
 
 }  // namespace
 
-void TensorReader::place(const char* name, const tessella_tensor& tensor, bool shows) {
+void TensorReader::locate(const char* name, const tessella_tensor& tensor, bool shows) {
   core::Device found;
   if (tensor.device_type == TESSELLA_CUDA) {
     found = {core::DeviceType::cuda, tensor.device_id};
@@ -40,12 +40,12 @@ void TensorReader::place(const char* name, const tessella_tensor& tensor, bool s
   }
   if (device_) {
     if (found == *device_) return;
-    invalid(message(function_, ": ", name, " is on ", core::place(found), ", expected ", core::place(*device_),
+    invalid(message(function_, ": ", name, " is on ", core::location(found), ", expected ", core::location(*device_),
                     " = the device of ", first_));
   }
   if (found.type == core::DeviceType::cuda) {
     if (const std::string problem = cuda::device_problem(found.id); !problem.empty()) {
-      core::unsupported(message(function_, ": ", name, " is on ", core::place(found), ", and ", problem));
+      core::unsupported(message(function_, ": ", name, " is on ", core::location(found), ", and ", problem));
     }
   }
   device_ = found;
@@ -101,7 +101,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   if (!empty && has_memory && view.data == nullptr) {
     invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
   }
-  place(name, tensor, !empty && view.data != nullptr);
+  locate(name, tensor, !empty && view.data != nullptr);
   const int64_t size = core::bytes_of(view.dtype, 1);
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
     invalid(message(function_, ": ", name, ".data is not aligned, expected a multiple of ", size, " bytes for ",

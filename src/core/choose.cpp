@@ -147,7 +147,7 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation), place(device));
+    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation), location(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;

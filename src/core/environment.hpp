@@ -1,4 +1,4 @@
-// Every environment variable the library reads, in one place. One that cannot mean anything is an error like a bad
+// Every environment variable the library reads, in one file. One that cannot mean anything is an error like a bad
 // argument is.
 #pragma once
 

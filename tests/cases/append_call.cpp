@@ -446,18 +446,18 @@ std::string AppendCall::check() {
           const auto own = [&](const Tensors::Tensor* t) {
             return at_of(t) + (c_.packed ? byte_at(t->tensor, 0, cu_[of] + i, head) : byte_at(t->tensor, b, i, head));
           };
-          int64_t place = own(into);
+          int64_t offset = own(into);
           if (is_cache && c_.page_size > 0) {
             const int32_t page =
                 pages_[of * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(row / c_.page_size)];
-            place = at_of(into) + byte_at(into->tensor, page, row % c_.page_size, head);
+            offset = at_of(into) + byte_at(into->tensor, page, row % c_.page_size, head);
           } else if (is_cache) {
-            place = at_of(into) + byte_at(into->tensor, slots_[of], row, head);
+            offset = at_of(into) + byte_at(into->tensor, slots_[of], row, head);
           }
           const std::byte* source = from->before.data() + own(from);
-          const std::byte* result = into->memory.data() + place;
+          const std::byte* result = into->memory.data() + offset;
           const bool is_stored = is_cache && is_quantized();
-          std::fill_n(written.begin() + place, is_stored ? bytes_of(cache_dtype(), dim) : dim * size, true);
+          std::fill_n(written.begin() + offset, is_stored ? bytes_of(cache_dtype(), dim) : dim * size, true);
           std::vector<double> exact, within;  // of a row that is quantised
           const int64_t turned = is_rotated ? c_.rotary_dim : 0, half = turned / 2;
           for (int64_t col = 0; col < dim && wrong.empty(); ++col) {

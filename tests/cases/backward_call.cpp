@@ -52,7 +52,7 @@ void set(const tessella_tensor& t, int64_t element, double value) {
   }
 }
 
-// Calls fn with the place of every element, in order of the axes.
+// Calls fn with the indices of every element, in order of the axes.
 template <typename Fn>
 void for_each_element(const tessella_tensor& t, Fn&& fn) {
   int64_t idx[8] = {};

@@ -81,7 +81,7 @@ class Call {
     std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad, pages, slots;
   };
   struct Row {
-    int64_t batch, row;  // places on the first two axes of a tensor
+    int64_t batch, row;  // indices on the first two axes of a tensor
   };
 
   int64_t rows_q(int64_t b) const;  // slots of a sequence

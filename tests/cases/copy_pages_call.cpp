@@ -105,10 +105,10 @@ std::string CopyPagesCall::check() {
       for (int64_t row = 0; row < c_.page_size; ++row) {
         for (int64_t head = 0; head < c_.heads; ++head) {
           const int64_t bytes = bytes_of(c_.dtype, pool->tensor.shape[3]);
-          const int64_t place = first + byte_at(pool->tensor, into, row, head);
-          std::fill_n(written.begin() + place, bytes, true);
+          const int64_t offset = first + byte_at(pool->tensor, into, row, head);
+          std::fill_n(written.begin() + offset, bytes, true);
           const std::byte* source = pool->before.data() + first + byte_at(pool->tensor, from, row, head);
-          if (std::memcmp(pool->memory.data() + place, source, static_cast<size_t>(bytes)) != 0) {
+          if (std::memcmp(pool->memory.data() + offset, source, static_cast<size_t>(bytes)) != 0) {
             return "page " + std::to_string(into) + " is not page " + std::to_string(from) + ", " + to_string(c_);
           }
         }

@@ -53,15 +53,15 @@ class GpuTwin {
   std::string download();
 
  private:
-  struct Place {
+  struct Location {
     HostBlock host;
     std::byte* device;
   };
-  void upload(const Place& place) const;
+  void upload(const Location& location) const;
   std::string spoiled_arena();
 
   const cli::Gpu& gpu_;
-  std::vector<Place> places_;
+  std::vector<Location> locations_;
   std::vector<cli::GpuMemory> memories_;  // exact ones
   std::vector<std::byte> image_;          // of the thread's memory, as uploaded
   std::deque<tessella_tensor> tensors_;

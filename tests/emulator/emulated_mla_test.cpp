@@ -119,7 +119,7 @@ TEST(EmulatedMla, BatchInvariant) {
   c.head_dim_qk = 320, c.head_dim_v = 256;
   c.batch = 1;
   c.seqlen_q = 70;
-  c.window_left = 90;  // across the place where keys are cut
+  c.window_left = 90;  // across the key where keys are cut
   c.window_right = 0;
   c.batch_invariant = true;
   const auto run = [](Call& call, const Case& of) {

@@ -351,7 +351,7 @@ MUTATIONS = [
     Mutation(
         "staging_meeting",
         "decode_states.hpp",
-        "__syncthreads();  // all warps are done with values, whose place the rows take",
+        "__syncthreads();  // all warps are done with values, whose memory the rows take",
         "",
         "ManyRows",
         DECODE,

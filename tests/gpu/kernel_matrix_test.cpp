@@ -252,7 +252,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       expect_lean(store, p, sets[set].name);
       if (!is_score) continue;
       p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
-      expect_lean(store, p, "score by places");
+      expect_lean(store, p, "score by positions");
     }
   }
   // Pairs of blocks.

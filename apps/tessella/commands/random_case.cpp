@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPoolSize = 1 << 16;
 
-// Normal numbers drawn once; every row begins at a random place of this pool, because drawing each number of a large
+// Normal numbers drawn once; every row begins at a random position of this pool, because drawing each number of a large
 // input would take longer than attention over it.
 std::vector<std::byte> normal_pool(tessella_dtype dtype, int64_t bytes, std::mt19937_64& random) {
   std::normal_distribution<float> normal;

@@ -12,7 +12,7 @@ from ._errors import BY_STATUS, Error
 _VARIABLE = "TESSELLA_LIBRARY"
 
 
-def _place() -> str:
+def _path() -> str:
     """The library of the wheel, which lies beside this file; in a source tree, the one that the variable names."""
     own = pathlib.Path(__file__).with_name("libtessella.so")
     if own.is_file():
@@ -27,18 +27,18 @@ def _place() -> str:
     )
 
 
-def _opened(place: str) -> ctypes.CDLL:
+def _opened(name: str) -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL(place)
+        library = ctypes.CDLL(name)
         for name, (result, arguments) in d.FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise ImportError(f"{place} could not be used: {error}") from error
+        raise ImportError(f"{name} could not be used: {error}") from error
     return library
 
 
-path: str = _place()
+path: str = _path()
 library: ctypes.CDLL = _opened(path)
 
 

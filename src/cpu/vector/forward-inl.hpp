@@ -153,7 +153,7 @@ void exponentiate(QueryTileState<Real>& state, Real* tile, int num_keys) {
   }
 }
 
-// Keys [key_begin, key_end) of one tile for one query tile; chunk_key = their place in the chunk.
+// Keys [key_begin, key_end) of one tile for one query tile; chunk_key = their position in the chunk.
 template <typename Real>
 void attend_tile(QueryTileState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch,
                  int64_t key_begin, int64_t key_end, int64_t chunk_key) {

@@ -10,7 +10,7 @@
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/once.hpp"
-#include "cuda/compile/nvrtc_places.hpp"
+#include "cuda/compile/nvrtc_paths.hpp"
 #include "cuda/driver/driver.hpp"
 
 namespace tessella::cuda {
@@ -49,9 +49,9 @@ Search search() {
   Search result;
   const int driver_major = driver_version() / 1000;
   std::string tried;
-  for (const std::string& place : nvrtc_places()) {
+  for (const std::string& path : nvrtc_paths()) {
     try {
-      Nvrtc opened = Nvrtc::open(place);
+      Nvrtc opened = Nvrtc::open(path);
       if (driver_major == 0 || opened.version().major <= driver_major) {
         result.found = std::move(opened);
         return result;

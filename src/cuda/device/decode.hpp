@@ -119,7 +119,7 @@ struct Decode : DecodeSoftmax<C> {
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
-    // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
+    // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free: keys when this warp
     // has its scores, values when its group is at the next step's barrier. What is both is copied when all warps are
     // there, by those that score it.
     const int32_t begin = work.part.begin, end = work.part.end;

@@ -67,7 +67,7 @@ struct Step {
                                       const Concurrency& at_once, const core::Workspace& workspace)>
       launch;
 
-  // Takes this step's place if the compiler keeps some of its registers in memory, which only compiling it tells.
+  // Replaces this step if the compiler keeps some of its registers in memory, which only compiling it tells.
   std::shared_ptr<const Step> if_spilled;
 };
 

@@ -169,7 +169,7 @@ class MultiHeadAttentionImpl : public ::torch::nn::Cloneable<MultiHeadAttentionI
     return is_batched ? out : out.squeeze(0);
   }
 
-  MultiHeadAttentionOptions options;  // with numbers in the place of defaults
+  MultiHeadAttentionOptions options;  // with numbers instead of defaults
   ::torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, out_proj{nullptr};
 
  private:

@@ -48,7 +48,7 @@ struct DecodeStates : BlockDecode<C> {
         }
       }
     }
-    __syncthreads();  // all warps are done with values, whose place the rows take
+    __syncthreads();  // all warps are done with values, whose memory the rows take
 #pragma unroll
     for (int piece = 0; piece < kOwnPieces; ++piece) {
       const int own = piece * kGroupWarps + warp % kGroupWarps;
