@@ -94,7 +94,7 @@ def require_array(name: str, array: Any) -> None:
 
 
 class Slot:
-    """One tessella_tensor of a call. It remembers its form: the next array of the same form changes the address."""
+    """One tessella_tensor of a call. It remembers its signature: the next array of the same signature changes the address."""
 
     __slots__ = ("capsules", "dtype", "is_swapped", "name", "pointer", "shape", "strides", "tensor", "writeable")
 
@@ -117,9 +117,7 @@ class Slot:
                 return
             # Not asked before: NumPy imports its masked arrays where they are first named, in up to 40 ms.
             if isinstance(array, numpy.ma.MaskedArray):
-                raise InvalidArgument(
-                    f"{self.name} is a MaskedArray, whose mask is not read, expected filled() of it"
-                )
+                raise InvalidArgument(f"{self.name} is a MaskedArray, whose mask is not read, expected filled() of it")
         interface = array.__array_struct__
         address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value
         if (
