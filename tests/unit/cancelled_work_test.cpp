@@ -10,7 +10,7 @@
 namespace tessella {
 namespace {
 
-// An task sets the flag.
+// A task sets the flag.
 template <typename ForEach>
 void expect_to_end(const ForEach& for_each) {
   for (const int threads : {1, 4}) {

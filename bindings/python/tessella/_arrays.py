@@ -94,7 +94,7 @@ def require_array(name: str, array: Any) -> None:
 
 
 class Slot:
-    """One tessella_tensor of a call. It remembers its signature: the next array of the same signature changes the address."""
+    """One tessella_tensor of a call. It remembers its signature: the next such array changes the address."""
 
     __slots__ = ("capsules", "dtype", "is_swapped", "name", "pointer", "shape", "strides", "tensor", "writeable")
 

@@ -1,4 +1,4 @@
-"""tessella.Pages: what it hands out, its errors and how; a random walk beside rows kept by value."""
+"""tessella.Pages: what it hands out, its errors; a random walk beside rows kept by value."""
 
 import copy
 import gc
