@@ -398,7 +398,7 @@ LIBRARIES = [
 ]
 
 
-def all_contenders(device: str) -> dict[str, Backend]:
+def all_backends(device: str) -> dict[str, Backend]:
     """By name, in the order of tables: ours as it chooses, every library, each of our kernels."""
     return {entry.name: entry for entry in [ours("tessella", device), *LIBRARIES, *our_kernels()]}
 
@@ -411,7 +411,7 @@ def chosen(names: Sequence[str], device: str) -> tuple[list[Backend], dict[str, 
     Raises:
         ValueError: a name that is none.
     """
-    known = all_contenders(device)
+    known = all_backends(device)
     wanted: dict[str, Backend] = {}
     for name in names:
         matching = {key: entry for key, entry in known.items() if key == name or key.startswith(name + ".")}

@@ -22,6 +22,6 @@ def test_panels_are_head_dims_and_masks_and_named_cases_share_one_a_mask():
     assert list(panels(fake.entries({"tessella": 1}, "features"))) == ["full", "causal"]
 
 
-def test_every_contender_has_a_colour_of_its_own():
+def test_every_backend_has_a_colour_of_its_own():
     names = ["tessella", "sdpa.cudnn", "cpu.forward_amx", "cpu.forward_avx2", "flashinfer"]
     assert len(set(colours(names).values())) == len(names)

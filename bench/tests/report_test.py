@@ -67,7 +67,7 @@ def test_who_is_missing_or_not_measured_is_named_with_the_configurations():
     assert "- triton: out of memory (bf16 d 64 full 512, bf16 d 64 causal 512)" in printed
 
 
-def test_a_contender_that_lacks_a_configuration_has_a_dash_there():
+def test_a_backend_that_lacks_a_configuration_has_a_dash_there():
     configs = fake.entries({"tessella": 600, "triton": 400}, lengths=[512, 1024], head_dims=[64])
     del configs[0]["results"]["triton"]
     assert "| bf16 | d 64 | full | 512 | **600** | – |" in report(fake.record(configs), Targets())
@@ -79,7 +79,7 @@ def test_a_record_without_any_result_is_still_a_report():
     assert "- tessella: broken" in report(fake.record(configs), Targets())
 
 
-def test_watts_and_clocks_stand_beside_every_contender():
+def test_watts_and_clocks_stand_beside_every_backend():
     configs = fake.entries({"tessella": 600}, lengths=[512], head_dims=[64])
     assert "Watts" not in report(fake.record(configs), Targets())
     configs[0]["results"]["tessella"] |= {"watts": 671.4, "mhz": 1755.2}

@@ -83,7 +83,7 @@ def test_gradients_of_scores_far_below_zero():
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the configurations are timed on a GPU")
 @pytest.mark.parametrize("work", ["backward", "both"])
-def test_the_contender_has_gradients(work):
+def test_the_backend_has_gradients(work):
     backends = pytest.importorskip("contest.backends")
     from contest.problem import BOUNDS, Problem
     from contest.protocol import PROTOCOLS
@@ -91,6 +91,6 @@ def test_the_contender_has_gradients(work):
     config = PROTOCOLS["layer"].configs(["bf16"], [64], [320], [], work)[0]
     with torch.no_grad():
         problem = Problem(config, DEVICE)
-        run = backends.all_contenders(DEVICE)["triton"].run_for(problem)
+        run = backends.all_backends(DEVICE)["triton"].run_for(problem)
         run()
         assert problem.error(run()) <= BOUNDS["bf16"]
