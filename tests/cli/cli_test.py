@@ -552,7 +552,7 @@ class Others(CliTest):
                 with self.subTest(command=command, option=option):
                     self.assertTrue(value or option in flags)
         printed = run("attend", "--help").stdout
-        for option in ("--scale FLOAT", "--seed N", "--bias FILE[:NAME]", "--sink NUMBERS|FILE[:NAME]", "--device cpu|cuda[:N]"):
+        for option in ("--scale FLOAT", "--seed N", "--bias FILE[:NAME]", "--sink NUMBERS|FILE[:NAME]", "--device cpu|cuda[:N] [cpu]"):
             self.assertIn(f"  {option} ", printed)
         self.assertIn("  --heads N/M ", run("bench", "--help").stdout)
         self.assertRegex(run("--version").stdout, r"^\d+\.\d+\.\d+\n$")

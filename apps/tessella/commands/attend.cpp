@@ -14,6 +14,7 @@
 #include "files/printable.hpp"
 #include "options/attention_options.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/results.hpp"
@@ -191,15 +192,15 @@ void add_attend(CLI::App& app, Run& run) {
   command
       ->add_option("FILE", settings->inputs.files, ".npy, .npz or .safetensors: one file with q, k and v, or several")
       ->required()
-      ->type_name("...");
+      ->type_name("");
   command
       ->add_option("--names", settings->names,
                    "names of q, k and v in the files [q,k,v, else common ones: query, key_states, attn.v_proj, xq; "
                    "arrays without names, as .npy and arr_0 are, by their order]")
       ->type_name("Q,K,V");
-  command->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), of q, k, v and out")
-      ->capture_default_str()
-      ->type_name("bshd|bhsd");
+  show_value(
+      command->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), of q, k, v and out"),
+      "bshd|bhsd", settings->layout);
   command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("DTYPE");
   command->add_option("--out", settings->results.out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
   command

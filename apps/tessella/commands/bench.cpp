@@ -9,6 +9,7 @@
 #include "files/input_error.hpp"
 #include "options/mask_string.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
@@ -236,7 +237,7 @@ void add_bench(CLI::App& app, Run& run) {
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name(type);
+    show_value(command->add_option(name, value, help), type, value);
   };
   add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
   add("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64");

@@ -9,6 +9,7 @@
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
@@ -276,7 +277,7 @@ void add_bench_decode(CLI::App& bench, Run& run) {
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name(type);
+    show_value(command->add_option(name, value, help), type, value);
   };
   add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
   add("--dtype", settings->dtype, "DTYPE,...", "list of bf16, f16, f32, f64");

@@ -8,6 +8,7 @@
 #include "commands/random_case.hpp"
 #include "files/input_error.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 
@@ -162,7 +163,7 @@ void add_kernels(CLI::App& app, Run& run) {
   command->footer(kExamples);
   command->add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
   const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name(type)->group("Problem");
+    show_value(command->add_option(name, value, help), type, value)->group("Problem");
   };
   add("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16 or f16");
   add("--head-dim", settings->head_dim, "D", "of q, k and v");

@@ -10,6 +10,7 @@
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
 
@@ -171,7 +172,7 @@ void add_ladder(CLI::App& app, Run& run) {
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name(type);
+    show_value(command->add_option(name, value, help), type, value);
   };
   add("--seqlen", settings->seqlen, "N", "queries, and keys");
   add("--head-dim", settings->head_dim, "D", "of q, k and v");

@@ -15,6 +15,7 @@
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/progress.hpp"
@@ -207,12 +208,11 @@ void add_merge(CLI::App& app, Run& run) {
       ->add_option("FILE", settings->files,
                    ".npz or .safetensors: out and lse (output, softmax_lse) of one set of keys each")
       ->required()
-      ->type_name("...");
+      ->type_name("");
   const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
-    return command->add_option(name, value, help)->type_name(type);
+    show_value(command->add_option(name, value, help), type, value);
   };
-  add("--layout", settings->layout, "bshd|bhsd", "bshd = (batch, seqlen, heads, head_dim), of every out")
-      ->capture_default_str();
+  add("--layout", settings->layout, "bshd|bhsd", "bshd = (batch, seqlen, heads, head_dim), of every out");
   add("--dtype", settings->dtype, "DTYPE", "type of raw elements of out, such as bf16 in |V2");
   add("--out", settings->results.out, "FILE", "write out: .npy, .npz or .safetensors");
   add("--lse", settings->results.lse, "FILE", "write lse; the same .npz as --out holds both");
@@ -220,7 +220,7 @@ void add_merge(CLI::App& app, Run& run) {
   add("--kernel", settings->kernel, "KERNEL", "a name of `tessella kernels` [automatic]");
   add("--num-threads", settings->num_threads, "N", "CPU: threads [0 = all]");
   add("--num-sms", settings->num_sms, "N", "GPU: multiprocessors [0 = all]");
-  add("--device", settings->device, "cpu|cuda[:N]", "where the call runs")->capture_default_str();
+  add("--device", settings->device, "cpu|cuda[:N]", "where the call runs");
   command->add_flag("--check{256}", settings->check,
                     "compare rows with the float64 reference; --check=0 all of them [256]");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");

@@ -13,6 +13,7 @@
 #include "files/input_error.hpp"
 #include "options/mask_string.hpp"
 #include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "options/value_string.hpp"
 
 namespace tessella::cli {
@@ -152,7 +153,7 @@ struct Apply {
 }  // namespace
 
 void AttentionOptionValues::add_without_mask_to(CLI::App& app) {
-  app.add_option("--device", device_, "where the call runs")->capture_default_str()->type_name("cpu|cuda[:N]");
+  show_value(app.add_option("--device", device_, "where the call runs"), "cpu|cuda[:N]", device_);
   for (const Row& row : kRows) {
     CLI::Option* option =
         std::holds_alternative<FlagTarget>(row.target)
