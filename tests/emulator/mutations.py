@@ -447,8 +447,8 @@ MUTATIONS = [
     Mutation(
         "sent_slice",
         "decode_states.hpp",
-        "received(rank, item - to * slice_items())",
-        "received(to, item - to * slice_items())",
+        "received(rank, quad - to * slice_quads())",
+        "received(to, quad - to * slice_quads())",
         "Clusters",
         DECODE,
     ),

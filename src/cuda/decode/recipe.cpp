@@ -81,8 +81,8 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   params.heads_kv = divisor(narrow(a.heads_kv));
   params.row_tiles = divisor(narrow(s.row_tiles));
   params.parts = divisor(narrow(s.parts));
-  const int64_t items = int64_t{s.rows} * c.head_dim_v / 4;
-  params.slice = divisor(narrow((items + s.cluster - 1) / s.cluster));
+  const int64_t quads = int64_t{s.rows} * c.head_dim_v / 4;
+  params.slice = divisor(narrow((quads + s.cluster - 1) / s.cluster));
   params.rows = s.rows;
   params.cluster = s.cluster;
   params.pieces = narrow(s.pieces);
