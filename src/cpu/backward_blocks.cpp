@@ -216,7 +216,7 @@ bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const Atten
 template <typename Real>
 std::string describe_backward(const BackwardKernel<Real>& kernel, const AttentionShape& shape, int num_threads) {
   const BackwardTiling tiling = kernel.tiling(shape);
-  return core::message("blocks of ", tiling.block_keys, " keys, query_tiles of ", tiling.query_tile_rows, " rows, ",
+  return core::message("blocks of ", tiling.block_keys, " keys, query tiles of ", tiling.query_tile_rows, " rows, ",
                        threads_string(num_threads));
 }
 

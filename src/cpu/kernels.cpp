@@ -47,7 +47,7 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
 template <InstructionSet kSet>
 struct VectorRow {
   static std::string describe(const core::Shape&, int num_threads) {
-    return "query_tiles of " + std::to_string(kQueryTileRows) + " rows, tiles of " + std::to_string(kTileKeys) +
+    return "query tiles of " + std::to_string(kQueryTileRows) + " rows, tiles of " + std::to_string(kTileKeys) +
            " keys, " + threads_string(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {

@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Stripped as packages are: debug information names the sources' folder.
-cmake --install "$build" --query_tile --prefix "$work/first" >/dev/null
+cmake --install "$build" --strip --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/prefix" # a package may be unpacked anywhere
 libdir=$(dirname "$(find "$work/prefix" -name libtessella.so)")
 cp -r "$source/examples/find_package" "$source/examples/pkg_config" "$work"
