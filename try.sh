@@ -18,7 +18,7 @@ cmake -S . -B build/try -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSELLA_BUILD_TES
 
 tessella=build/try/bin/tessella
 
-say "tessella attend: q, k, v of a MiniLM layer over Pride and Prejudice, every row against the double reference"
+say "tessella attend: q, k, v of a MiniLM layer over Pride and Prejudice, every row against the float64 reference"
 "$tessella" attend examples/minilm_layer.safetensors --check=0
 
 say "tessella bench: checked, then timed against standard attention (scores in memory) on this machine"

@@ -35,9 +35,9 @@ def calls(heads, seqlen, head_dim, dtype, mask):
     )
 
 
-def numbers(text):
+def numbers(given):
     """Of a list with commas."""
-    return [int(number) for number in text.split(",")]
+    return [int(number) for number in given.split(",")]
 
 
 def main():

@@ -16,7 +16,7 @@ import tempfile
 CASES = {
     "causal": {"mask": "causal"},
     "softcap": {"mask": "causal", "softcap": 30.0},
-    "the caller's text": {"score_mod": "return score * 0.5f;"},
+    "score_mod": {"score_mod": "return score * 0.5f;"},
 }
 EMBEDDED_LIMIT_MS = 50  # where the library carries the kernel, as it does for "causal"
 COMPILED_LIMIT_MS = {64: 2000, 128: 2000, 256: 4000}  # by head_dim

@@ -1,4 +1,4 @@
-"""One call from Python: grouped queries, a sliding window with sink tokens, and the same by plain NumPy beside it."""
+"""One call from Python: grouped queries, a sliding window that keeps the first keys, and the same by plain NumPy beside it."""
 
 import time
 
@@ -34,7 +34,7 @@ def main():
     print(f"{(done - begin) * 1e3:.1f} ms; plain NumPy {(time.perf_counter() - done) * 1e3:.1f} ms")
     print(f"largest difference {np.abs(out - expected).max():.1e}")
     report = tessella.check(q, k, v, out, mask=mask, num_rows=64)
-    print(f"against the reference in double: {report.max_error:.1e}, allowed {report.tolerance:.1e}")
+    print(f"against the float64 reference: {report.max_error:.1e}, allowed {report.tolerance:.1e}")
     return 0 if report.passed else 1
 
 

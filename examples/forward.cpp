@@ -39,7 +39,7 @@ int main() try {
   ts::forward(args, options);
 
   const auto report = ts::check_forward(args, options, 256);
-  std::printf("%lld rows against the double reference: max error %.1e, allowed %.1e\n",
+  std::printf("%lld rows against the float64 reference: max error %.1e, allowed %.1e\n",
               static_cast<long long>(report.rows), report.max_error, report.tolerance);
   return report.passed ? 0 : 1;
 } catch (const ts::Error& error) {

@@ -32,7 +32,7 @@ int main() try {
     ts::Mask mask;
   } masks[] = {
       {"causal", ts::Mask::causal()},
-      {"sliding window, 4 sink tokens kept", ts::Mask::window(64, 0) & ts::Mask::keep_first(4)},
+      {"sliding window, and always the first 4 keys", ts::Mask::window(64, 0) & ts::Mask::keep_first(4)},
       {"packed documents, causal in each", ts::Mask::causal() & ts::Mask::document(ids, ids)},
       {"every other key", ts::Mask::dense(visible)},
   };

@@ -19,7 +19,7 @@ int main() try {
   const ts::ForwardArgs args{.q = x, .k = x, .v = x, .out = out};
 
   const ts::Plan plan = ts::plan_forward(args, {.mask = ts::Mask::causal()});
-  std::printf("%s\n", plan.explain().c_str());  // the kernel, and why each better one was refused
+  std::printf("%s\n", plan.explain().c_str());  // the kernel, and why each better one is not eligible
 
   // state is set up once; scratch may hold anything. Both are aligned to 64 bytes.
   ts::Workspace workspace = plan.workspace_size();

@@ -19,12 +19,12 @@ foreach(part band cancelled_work cases compare cubin cubin_store driver_types dr
     forward_arguments forward_config forward_cost no_gpu nvrtc pages sequence softcap)
   quick(${part}_test)
 endforeach()
-quick(user_source_test UserText) # its others compile device code
+quick(user_source_test UserSource) # its others compile device code
 
 # Kernels of the CPU and the reference, and of the GPU where there is one.
 quick(reference_test)
 quick(ladder_test)
-quick(amx_refused_test)
+quick(amx_denied_test)
 quick(forward_test "ForwardChoice|Kernels/Forward.(Plain|EachFeature|EmptySizes)/")
 quick(nan_test "Kernels/Nan.InOneVisibleKey/")
 quick(decode_splits_test "Kernels/DecodeSplits.(HeadsOfAUnit|RowsOfAnyNumber)/")
@@ -47,7 +47,7 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api append_api backward_api backward_refusal dlpack merge_api operands paged_cache pages_api plan refusal
+foreach(part api append_api backward_api backward_errors dlpack merge_api operands paged_cache pages_api plan errors
     sharing)
   quick(${part}_test)
 endforeach()

@@ -29,19 +29,20 @@ std::string commands_of(const CLI::App& app) {
 
 // The exit code, once the results are written: a disk may be full only when the last of the buffer goes out.
 int finished(int code) {
-  return std::fflush(stdout) == 0 && !std::ferror(stdout) ? code : complain(tessella::cli::stdout_refusal().c_str());
+  return std::fflush(stdout) == 0 && !std::ferror(stdout) ? code : complain(tessella::cli::stdout_error().c_str());
 }
 
 // An empty value is a script's unset variable more often than a wish.
-void refuse_empty_values(const CLI::App& app) {
+void expect_values(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) {
     for (const CLI::Option* option : command->get_options()) {
-      const bool takes_text = option->get_items_expected_max() > 0;
-      if (takes_text && std::ranges::any_of(option->results(), [](const std::string& text) { return text.empty(); })) {
+      const bool takes_value = option->get_items_expected_max() > 0;
+      if (takes_value &&
+          std::ranges::any_of(option->results(), [](const std::string& string) { return string.empty(); })) {
         throw tessella::cli::InputError(fmt::format("{} is '', expected a value", option->get_name()));
       }
     }
-    refuse_empty_values(*command);
+    expect_values(*command);
   }
 }
 
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (!run) throw cli::InputError(fmt::format("command is missing, expected {}", commands_of(app)));
-    refuse_empty_values(app);
+    expect_values(app);
     return finished(run());
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {  // --help

@@ -1,1 +1,1 @@
-"""The parts of bench/compare.py: cells to measure, contenders, timing, report and plots."""
+"""The parts of bench/compare.py: configurations to measure, backends, timing, report and plots."""

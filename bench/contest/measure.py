@@ -1,4 +1,4 @@
-"""One cell: every contender prepared and checked, then timed in turn."""
+"""One configuration: every backend prepared and checked, then timed in turn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .contenders import Contender, OurRun, Refused, Run, first_line
+from .backends import Backend, NotMeasured, OurRun, Run, first_line
 from .power import Sampler
 from .problem import BOUNDS, Problem
-from .protocol import Cell
+from .protocol import Configuration
 
 ROUNDS = 3
 
@@ -95,57 +95,57 @@ class Side:
         self.spans.append((begin, time.perf_counter()))
 
 
-def prepared(contender: Contender, problem: Problem) -> Side:
-    """Raises Refused, or whatever the library raises, where it does not compute the cell right."""
-    run, out, memory_bytes = peak_memory(lambda: contender.run_for(problem), problem.device)
+def prepared(backend: Backend, problem: Problem) -> Side:
+    """Raises NotMeasured, or whatever the library raises, where it does not compute the configuration right."""
+    run, out, memory_bytes = peak_memory(lambda: backend.run_for(problem), problem.device)
     error = problem.error(out)
-    if not error <= BOUNDS[problem.cell.dtype]:  # also NaN
-        raise Refused(f"wrong: error {error:.1e}, at most {BOUNDS[problem.cell.dtype]:.0e} expected; not timed")
+    if not error <= BOUNDS[problem.config.dtype]:  # also NaN
+        raise NotMeasured(f"wrong: error {error:.1e}, at most {BOUNDS[problem.config.dtype]:.0e} expected; not timed")
     found: dict[str, Any] = {"error": error, "memory_bytes": memory_bytes}
     if isinstance(run, OurRun):
         found["kernel"] = run.kernel
         if memory_bytes is not None:
             found["memory_bytes"] = memory_bytes + run.workspace_bytes
-    return Side(run, problem.cell.flops, found)
+    return Side(run, problem.config.flops, found)
 
 
-def measure_cell(
-    cell: Cell, contenders: Sequence[Contender], device: str, seconds: float, sampler: Sampler | None = None
+def measure_configuration(
+    config: Configuration, backends: Sequence[Backend], device: str, seconds: float, sampler: Sampler | None = None
 ) -> dict[str, Any]:
-    """The cell, results by contender, and reasons of those that refused.
+    """The configuration, results by backend, and reasons of those that not_measured.
 
     A result: seconds (median of the rounds), spread (slowest round / fastest), rate (FLOP/s), error, memory_bytes; ours
-    also kernel and, where the cell has a plain twin, plain_rate; with a sampler watts and mhz.
+    also kernel and, where the configuration has a plain twin, plain_rate; with a sampler watts and mhz.
     """
-    problem, plain = Problem(cell, device), cell.plain()
+    problem, plain = Problem(config, device), config.plain()
     plain_problem = Problem(plain, device) if plain else None
     sides: dict[str, Side] = {}
     twins: dict[str, Side] = {}
-    refused: dict[str, str] = {}
+    not_measured: dict[str, str] = {}
 
-    def attempt(name: str, contender: Contender, of: Problem) -> Side | None:
+    def attempt(name: str, backend: Backend, of: Problem) -> Side | None:
         try:
-            return prepared(contender, of)
+            return prepared(backend, of)
         except Exception as error:  # a library may fail in any way: it is named and the others go on
-            refused[name] = first_line(error) if isinstance(error, Refused) else named(error)
+            not_measured[name] = first_line(error) if isinstance(error, NotMeasured) else named(error)
             return None
         finally:
             if device == "cuda":
                 torch.cuda.empty_cache()
 
-    for contender in contenders:
-        side = attempt(contender.name, contender, problem)
+    for backend in backends:
+        side = attempt(backend.name, backend, problem)
         if side is None:
             continue
-        sides[contender.name] = side
+        sides[backend.name] = side
         if plain_problem and isinstance(side.run, OurRun):
-            twin = attempt(f"{contender.name}, plain", contender, plain_problem)
+            twin = attempt(f"{backend.name}, plain", backend, plain_problem)
             if twin is not None:
-                twins[contender.name] = twin
+                twins[backend.name] = twin
     timed = [*sides.items(), *((f"{name}, plain", twin) for name, twin in twins.items())]
     for round_idx in range(-1, ROUNDS):
         for name, side in timed:
-            if name in refused:
+            if name in not_measured:
                 continue
             try:
                 if round_idx < 0:
@@ -153,12 +153,17 @@ def measure_cell(
                 else:
                     side.time(seconds, device)
             except Exception as error:
-                refused[name] = named(error)
-    results = {name: result(side, sampler) for name, side in sides.items() if name not in refused}
+                not_measured[name] = named(error)
+    results = {name: result(side, sampler) for name, side in sides.items() if name not in not_measured}
     for name, twin in twins.items():
         if name in results and twin.seconds:
             results[name]["plain_rate"] = twin.flops / statistics.median(twin.seconds)
-    return {"cell": dataclasses.asdict(cell), "label": cell.label, "results": results, "refused": refused}
+    return {
+        "configuration": dataclasses.asdict(config),
+        "label": config.label,
+        "results": results,
+        "not_measured": not_measured,
+    }
 
 
 def named(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from .protocol import short
 from .report import Entry, Record, number, unit, work
 
-# One colour for one contender in every figure; ours are the dark ones.
+# One colour for one backend in every figure; ours are the dark ones.
 COLOURS = {
     "tessella": "#1b1f3b",
     "cuda.forward_sm90": "#2f4b8f",
@@ -30,20 +30,20 @@ def colours(names: list[str]) -> dict[str, str]:
     return {name: COLOURS.get(name) or next(others) for name in names}
 
 
-def panels(cells: list[Entry]) -> dict[str, list[Entry]]:
-    """Title -> the cells of one panel, in order of the record. Named cases share a panel a mask."""
+def panels(configs: list[Entry]) -> dict[str, list[Entry]]:
+    """Title -> the configurations of one panel, in order of the record. Named cases share a panel a mask."""
     found: dict[str, list[Entry]] = {}
-    for entry in cells:
-        cell = entry["cell"]
-        mask = "causal" if cell["causal"] else "full"
-        title = mask if cell["case"] else f"head_dim {cell['head_dim']}, {mask}"
+    for entry in configs:
+        config = entry["configuration"]
+        mask = "causal" if config["causal"] else "full"
+        title = mask if config["case"] else f"head_dim {config['head_dim']}, {mask}"
         found.setdefault(title, []).append(entry)
     return found
 
 
-def place(entry: Entry) -> str:
-    """What a cell is called on the axis."""
-    return entry["cell"]["case"] or short(entry["cell"]["seqlen"])
+def tick(entry: Entry) -> str:
+    """What a configuration is called on the axis."""
+    return entry["configuration"]["case"] or short(entry["configuration"]["seqlen"])
 
 
 def draw(record: Record, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -59,13 +59,13 @@ def draw(record: Record, folder: pathlib.Path) -> list[pathlib.Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for dtype in dict.fromkeys(entry["cell"]["dtype"] for entry in record["cells"]):
-        cells = [entry for entry in record["cells"] if entry["cell"]["dtype"] == dtype]
-        names = list(dict.fromkeys(name for entry in cells for name in entry["results"]))
+    for dtype in dict.fromkeys(entry["configuration"]["dtype"] for entry in record["configurations"]):
+        configs = [entry for entry in record["configurations"] if entry["configuration"]["dtype"] == dtype]
+        names = list(dict.fromkeys(name for entry in configs for name in entry["results"]))
         for kind, fill in (("rate", bars_of_rate), ("memory", lines_of_memory)):
             of = "" if work(record) == "forward" else f"{record['work']}-"
             path = folder / f"{of}{record['protocol']}-{record['device']}-{dtype}-{kind}.png"
-            fill(pyplot, record, panels(cells), names).savefig(path, dpi=110, bbox_inches="tight")
+            fill(pyplot, record, panels(configs), names).savefig(path, dpi=110, bbox_inches="tight")
             pyplot.close("all")
             written.append(path)
     return written
@@ -75,18 +75,18 @@ def axes_of(pyplot: Any, record: Record, groups: dict[str, list[Entry]], what: s
     """A figure with a panel a group: full masks above causal ones."""
     num_rows = min(2, len(groups))
     num_columns = -(-len(groups) // num_rows)
-    width = num_columns * (1 + 1.1 * max(4, *(len(cells) for cells in groups.values())))
+    width = num_columns * (1 + 1.1 * max(4, *(len(configs) for configs in groups.values())))
     figure, grid = pyplot.subplots(
         num_rows, num_columns, figsize=(width, 4.4 * num_rows), squeeze=False, layout="constrained"
     )
     machine = record["machine"].get("gpu") or record["machine"].get("cpu", "")
-    dtype = next(iter(groups.values()))[0]["cell"]["dtype"]
+    dtype = next(iter(groups.values()))[0]["configuration"]["dtype"]
     figure.suptitle(f"{work(record).capitalize()}, {dtype}, {record['protocol']}: {what}\n{machine}, {record['date']}")
     return figure, [axes for column in grid.T for axes in column]
 
 
 def name_the_colours(figure: Any, all_axes: list[Any]) -> None:
-    """One legend below all panels; a contender need not be in each."""
+    """One legend below all panels; a backend need not be in each."""
     handles = {label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels())}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=9)
 
@@ -96,14 +96,14 @@ def bars_of_rate(pyplot: Any, record: Record, groups: dict[str, list[Entry]], na
     figure, all_axes = axes_of(pyplot, record, groups, name_of_unit)
     colour = colours(names)
     width = 0.86 / len(names)
-    for axes, (title, cells) in zip(all_axes, groups.items()):
+    for axes, (title, configs) in zip(all_axes, groups.items()):
         for name_idx, name in enumerate(names):
-            heights = [entry["results"].get(name, {}).get("rate", 0) / size for entry in cells]
-            places = [cell_idx + (name_idx - (len(names) - 1) / 2) * width for cell_idx in range(len(cells))]
-            drawn = axes.bar(places, heights, width, label=name, color=colour[name])
+            heights = [entry["results"].get(name, {}).get("rate", 0) / size for entry in configs]
+            positions = [entry_idx + (name_idx - (len(names) - 1) / 2) * width for entry_idx in range(len(configs))]
+            drawn = axes.bar(positions, heights, width, label=name, color=colour[name])
             axes.bar_label(drawn, [number(h) if h else "" for h in heights], fontsize=6, rotation=90, padding=2)
         axes.set_title(title)
-        axes.set_xticks(range(len(cells)), [place(entry) for entry in cells])
+        axes.set_xticks(range(len(configs)), [tick(entry) for entry in configs])
         axes.set_ylabel(name_of_unit)
         axes.margins(y=0.18)
         axes.spines[["top", "right"]].set_visible(False)
@@ -114,15 +114,15 @@ def bars_of_rate(pyplot: Any, record: Record, groups: dict[str, list[Entry]], na
 def lines_of_memory(pyplot: Any, record: Record, groups: dict[str, list[Entry]], names: list[str]) -> Any:
     figure, all_axes = axes_of(pyplot, record, groups, "MiB beyond the inputs (output and workspace)")
     colour = colours(names)
-    for axes, (title, cells) in zip(all_axes, groups.items()):
+    for axes, (title, configs) in zip(all_axes, groups.items()):
         for name in names:
-            found = [entry["results"].get(name, {}).get("memory_bytes") for entry in cells]
-            points = [(cell_idx, value / 2**20) for cell_idx, value in enumerate(found) if value]
+            found = [entry["results"].get(name, {}).get("memory_bytes") for entry in configs]
+            points = [(config_idx, value / 2**20) for config_idx, value in enumerate(found) if value]
             if points:
                 axes.plot(*zip(*points), marker="o", label=name, color=colour[name])
         axes.set_title(title)
         axes.set_yscale("log")
-        axes.set_xticks(range(len(cells)), [place(entry) for entry in cells])
+        axes.set_xticks(range(len(configs)), [tick(entry) for entry in configs])
         axes.set_ylabel("MiB")
         axes.grid(axis="y", alpha=0.3)
     name_the_colours(figure, all_axes)

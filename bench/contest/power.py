@@ -55,9 +55,9 @@ class Nvml:
         return value.value
 
     def driver(self) -> str:
-        text = c.create_string_buffer(96)
-        self._require("nvmlSystemGetDriverVersion", text, len(text))
-        return text.value.decode()
+        version = c.create_string_buffer(96)
+        self._require("nvmlSystemGetDriverVersion", version, len(version))
+        return version.value.decode()
 
     def power_limit(self) -> float:
         return self._number("nvmlDeviceGetEnforcedPowerLimit") / 1000

@@ -1,4 +1,4 @@
-"""What is measured: cells, each one call or a pair of them, and the protocols that list them."""
+"""What is measured: configurations, each one call or a pair of them, and the protocols that list them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 SOFTCAP = 30.0
-# What a cell computes -> its operations beside the forward's, as the papers count them: of five products two are the
-# forward's, the backward recomputes one.
+# What a configuration computes -> its operations over the forward's, as the papers count them: the forward has two
+# products, the backward five, of which it recomputes one.
 WORK = {"forward": 1.0, "backward": 2.5, "both": 3.5}
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Configuration:
     """One call: self-attention over `batch` sequences of `seqlen`, or over packed sequences of `lengths`."""
 
     dtype: str  # "bf16", "f16", "f32"
@@ -24,12 +24,12 @@ class Cell:
     head_dim: int
     head_dim_v: int
     causal: bool
-    case: str = ""  # its name, where cells differ by more than size
+    case: str = ""  # its name, where configurations differ by more than size
     window: int | None = None  # a query sees this many keys before itself; causal
     lengths: tuple[int, ...] = ()
     page_size: int = 0  # of k and v, whose pages lie in random order; 0: not paged
     score: str = ""  # "softcap" or "alibi"
-    as_text: bool = False  # what is special enters as the caller's text, which a kernel is compiled with
+    as_source: bool = False  # ALiBi or the mask as score_mod or mask_mod
     work: str = "forward"  # of WORK; "both": forward and backward in turn
 
     @property
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def features(self) -> list[str]:
-        """What a library must offer to compute this cell."""
+        """What a library must offer to compute this configuration."""
         present = {
             "grouped heads": self.heads_q != self.heads_kv,
             "head_dim_v of its own": self.head_dim != self.head_dim_v,
@@ -48,7 +48,7 @@ class Cell:
             "pages": self.page_size > 0,
             "softcap": self.score == "softcap",
             "ALiBi": self.score == "alibi",
-            "caller's text": self.as_text,
+            "score_mod and mask_mod": self.as_source,
             "gradients": self.has_gradients,
         }
         return [name for name, is_present in present.items() if is_present]
@@ -69,12 +69,12 @@ class Cell:
         squares = sum(n * n for n in self.lengths) if self.lengths else self.batch * self.seqlen**2
         return squares / 2 if self.causal else squares
 
-    def plain(self) -> Cell | None:
+    def plain(self) -> Configuration | None:
         """The same work without what costs extra: what a mask, a score or packing is held against."""
         if self.lengths:
             return dataclasses.replace(self, case="plain", lengths=(), batch=16, seqlen=self.seqlen // 16)
-        if self.window is not None or self.page_size or self.score or self.as_text:
-            return dataclasses.replace(self, case="plain", window=None, page_size=0, score="", as_text=False)
+        if self.window is not None or self.page_size or self.score or self.as_source:
+            return dataclasses.replace(self, case="plain", window=None, page_size=0, score="", as_source=False)
         return None
 
 
@@ -88,24 +88,24 @@ def random_lengths(total: int, count: int = 14) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in zip([0, *cuts], [*cuts, total]))
 
 
-def _sized(dtype: str, batch: int, seqlen: int, heads: int, head_dim: int, causal: bool) -> Cell:
-    return Cell(dtype, batch, seqlen, heads, heads, head_dim, head_dim, causal)
+def _sized(dtype: str, batch: int, seqlen: int, heads: int, head_dim: int, causal: bool) -> Configuration:
+    return Configuration(dtype, batch, seqlen, heads, heads, head_dim, head_dim, causal)
 
 
-def _family(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Cell]:
+def _family(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Configuration]:
     yield _sized(dtype, max(1, 16384 // seqlen), seqlen, 2048 // head_dim, head_dim, causal)
 
 
-def _layer(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Cell]:
+def _layer(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Configuration]:
     yield _sized(dtype, 1, seqlen, 16, head_dim, causal)
 
 
-def _long(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Cell]:
+def _long(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Configuration]:
     if causal:
         yield _sized(dtype, 1, seqlen, 1, head_dim, causal)
 
 
-def _features(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Cell]:
+def _features(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[Configuration]:
     base = _sized(dtype, 2, seqlen, 16, head_dim, causal)
     change = dataclasses.replace
     yield change(base, case="gqa 64/8", heads_q=64, heads_kv=8)
@@ -117,10 +117,10 @@ def _features(dtype: str, head_dim: int, causal: bool, seqlen: int) -> Iterator[
     yield change(base, case="softcap", score="softcap")
     if causal:
         yield change(base, case=f"window {seqlen // 8}", batch=1, seqlen=2 * seqlen, window=seqlen // 8)
-        yield change(base, case="causal as text", as_text=True)
+        yield change(base, case="causal as mask_mod", as_source=True)
     else:
         yield change(base, case="ALiBi", score="alibi")
-        yield change(base, case="ALiBi as text", score="alibi", as_text=True)
+        yield change(base, case="ALiBi as score_mod", score="alibi", as_source=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,25 +129,25 @@ class Protocol:
     dtypes: tuple[str, ...]
     head_dims: tuple[int, ...]
     lengths: tuple[int, ...]
-    cells_at: Callable[[str, int, bool, int], Iterator[Cell]]
+    configurations_at: Callable[[str, int, bool, int], Iterator[Configuration]]
 
-    def cells(
+    def configs(
         self,
         dtypes: Sequence[str],
         head_dims: Sequence[int],
         lengths: Sequence[int],
         cases: Sequence[str] = (),
         work: str = "forward",
-    ) -> list[Cell]:
-        """Every cell; an empty selection means the protocol's own, and all cases."""
+    ) -> list[Configuration]:
+        """Every configuration; an empty selection means the protocol's own, and all cases."""
         return [
-            dataclasses.replace(cell, work=work)
+            dataclasses.replace(config, work=work)
             for dtype in dtypes or self.dtypes
             for head_dim in head_dims or self.head_dims
             for causal in (False, True)
             for length in lengths or self.lengths
-            for cell in self.cells_at(dtype, head_dim, causal, length)
-            if not cases or cell.case in cases
+            for config in self.configurations_at(dtype, head_dim, causal, length)
+            if not cases or config.case in cases
         ]
 
 
@@ -160,7 +160,7 @@ PROTOCOLS = {
         _family,
     ),
     "features": Protocol(
-        "grouped heads, 192/128, 96, packed lengths, pages, window, softcap, ALiBi, the caller's text",
+        "grouped heads, 192/128, 96, packed lengths, pages, window, softcap, ALiBi, score_mod, mask_mod",
         ("bf16",),
         (128,),
         (8192,),

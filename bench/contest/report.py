@@ -1,4 +1,4 @@
-"""A record as text: tables in markdown, geometric means, and who did not take part and why."""
+"""A record in markdown: tables, geometric means, and who was not measured and why."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .bars import RIVAL, Bars
 from .protocol import short
+from .targets import BASELINE, Targets
 
-Entry = dict[str, Any]  # a measured cell: cell, label, results, refused
+Entry = dict[str, Any]  # a measured configuration: configuration, label, results, not_measured
 Record = dict[str, Any]
 
 
@@ -24,8 +24,8 @@ def unit(record: Record) -> tuple[str, float]:
 
 
 def names(record: Record) -> list[str]:
-    """Contenders with a result somewhere, in the order of the record."""
-    return list(dict.fromkeys(name for entry in record["cells"] for name in entry["results"]))
+    """Backends with a result somewhere, in the order of the record."""
+    return list(dict.fromkeys(name for entry in record["configurations"] for name in entry["results"]))
 
 
 def number(value: float) -> str:
@@ -50,11 +50,11 @@ def ratio_to_other(entry: Entry, name: str) -> float | None:
     return float(entry["results"][name]["rate"] / entry["results"][other]["rate"])
 
 
-def ratio_to_bar(entry: Entry, name: str, record: Record, bars: Bars) -> float | None:
-    bar = bars.rate(entry, record["machine"].get("gpu", ""))
-    if bar is None or name not in entry["results"]:
+def ratio_to_target(entry: Entry, name: str, record: Record, targets: Targets) -> float | None:
+    target = targets.rate(entry, record["machine"].get("gpu", ""))
+    if target is None or name not in entry["results"]:
         return None
-    return float(entry["results"][name]["rate"] / bar)
+    return float(entry["results"][name]["rate"] / target)
 
 
 def ratio_to_plain(entry: Entry, name: str) -> float | None:
@@ -62,137 +62,138 @@ def ratio_to_plain(entry: Entry, name: str) -> float | None:
     return float(found["rate"] / found["plain_rate"]) if "plain_rate" in found else None
 
 
-def table(record: Record, columns: Sequence[str], text: Callable[[Entry, str], str]) -> str:
-    """One row a cell, one column a name."""
+def table(record: Record, columns: Sequence[str], show: Callable[[Entry, str], str]) -> str:
+    """One row a configuration, one column a name."""
     lines = [
-        "| dtype | cell | mask | seqlen | " + " | ".join(columns) + " |",
+        "| dtype | configuration | mask | seqlen | " + " | ".join(columns) + " |",
         "|---|---|---|--:|" + "--:|" * len(columns),
     ]
-    for entry in record["cells"]:
-        cell = entry["cell"]
-        size = cell["case"] or f"d {cell['head_dim']}"
-        left = [cell["dtype"], size, "causal" if cell["causal"] else "full", short(cell["seqlen"])]
-        lines.append("| " + " | ".join([*left, *(text(entry, column) for column in columns)]) + " |")
+    for entry in record["configurations"]:
+        config = entry["configuration"]
+        size = config["case"] or f"d {config['head_dim']}"
+        left = [config["dtype"], size, "causal" if config["causal"] else "full", short(config["seqlen"])]
+        lines.append("| " + " | ".join([*left, *(show(entry, column) for column in columns)]) + " |")
     return "\n".join(lines)
 
 
 def rates(record: Record) -> str:
-    """Rates, the fastest of a cell bold; a dash where there is none."""
+    """Rates, the fastest of a configuration bold; a dash where there is none."""
     _, size = unit(record)
 
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         if name not in entry["results"]:
             return "–"
         rate = entry["results"][name]["rate"]
         best = max(found["rate"] for found in entry["results"].values())
         return f"**{number(rate / size)}**" if rate == best else number(rate / size)
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
-def ratios(record: Record, bars: Bars) -> tuple[str, list[str]]:
-    """Ours over the fastest other, over the bar and over ourselves without the feature; and their geometric means."""
+def ratios(record: Record, targets: Targets) -> tuple[str, list[str]]:
+    """Ours over the fastest other, the target and ourselves without the feature; and their geometric means."""
     ways: dict[str, Callable[[Entry, str], float | None]] = {
         "fastest other": ratio_to_other,
-        "bar": lambda entry, name: ratio_to_bar(entry, name, record, bars),
+        "target": lambda entry, name: ratio_to_target(entry, name, record, targets),
         "plain": ratio_to_plain,
     }
     columns: dict[str, Callable[[Entry], float | None]] = {}
     means = []
     for name in filter(is_ours, names(record)):
         for way, ratio in ways.items():
-            found = [value for entry in record["cells"] if (value := ratio(entry, name)) is not None]
+            found = [value for entry in record["configurations"] if (value := ratio(entry, name)) is not None]
             if not found:
                 continue
             columns[f"{name} / {way}"] = lambda entry, name=name, ratio=ratio: ratio(entry, name)  # type: ignore[misc]
-            means.append(f"{name} / {way}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells")
+            means.append(
+                f"{name} / {way}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} configurations"
+            )
 
-    def text(entry: Entry, column: str) -> str:
+    def show(entry: Entry, column: str) -> str:
         if column == "fastest other":
             return fastest_other(entry) or "–"
         value = columns[column](entry)
         return "–" if value is None else f"{value:.2f}"
 
-    return table(record, [*columns, "fastest other"], text) if columns else "", means
+    return table(record, [*columns, "fastest other"], show) if columns else "", means
 
 
 def watts(record: Record) -> str:
-    """Mean watts and SM clock of each contender's windows; "" where none was read."""
-    if not any("watts" in found for entry in record["cells"] for found in entry["results"].values()):
+    """Mean watts and SM clock of each backend's windows; "" where none was read."""
+    if not any("watts" in found for entry in record["configurations"] for found in entry["results"].values()):
         return ""
 
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         found = entry["results"].get(name, {})
         return f"{found['watts']:.0f} W {found['mhz']:.0f}" if "watts" in found else "–"
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
 def memory(record: Record) -> str:
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         found = entry["results"].get(name, {}).get("memory_bytes")
         return "–" if found is None else number(found / 2**20)
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
 def errors(record: Record) -> str:
-    def text(entry: Entry, name: str) -> str:
+    def show(entry: Entry, name: str) -> str:
         return f"{entry['results'][name]['error']:.1e}" if name in entry["results"] else "–"
 
-    return table(record, names(record), text)
+    return table(record, names(record), show)
 
 
-def refusals(record: Record) -> list[str]:
-    """A line a contender and reason, with the cells it holds for."""
+def not_measured_lines(record: Record) -> list[str]:
+    """A line a backend and reason, with the configurations it holds for."""
     lines = [f"- {name}: {reason}" for name, reason in record["missing"].items()]
-    places: dict[tuple[str, str], list[str]] = {}
-    for entry in record["cells"]:
-        for name, reason in entry["refused"].items():
-            places.setdefault((name, reason), []).append(f"{entry['cell']['dtype']} {entry['label']}")
-    return lines + [f"- {name}: {reason} ({', '.join(cells)})" for (name, reason), cells in places.items()]
+    configs_of: dict[tuple[str, str], list[str]] = {}
+    for entry in record["configurations"]:
+        for name, reason in entry["not_measured"].items():
+            configs_of.setdefault((name, reason), []).append(f"{entry['configuration']['dtype']} {entry['label']}")
+    return lines + [f"- {name}: {reason} ({', '.join(configs)})" for (name, reason), configs in configs_of.items()]
 
 
 def unsteady(record: Record) -> str:
     """Where rounds differ much the machine had other work, or the GPU's clock moved."""
     found = [
-        (result["spread"], f"{name}, {entry['cell']['dtype']} {entry['label']}")
-        for entry in record["cells"]
+        (result["spread"], f"{name}, {entry['configuration']['dtype']} {entry['label']}")
+        for entry in record["configurations"]
         for name, result in entry["results"].items()
     ]
-    above = [place for spread, place in found if spread > 1.1]
+    above = [where for spread, where in found if spread > 1.1]
     if not above:
         return ""
-    spread, place = max(found)
-    return f"Rounds differ by over 10 % in {len(above)} of {len(found)} measurements, most by {spread:.2f}x: {place}."
+    spread, where = max(found)
+    return f"Rounds differ by over 10 % in {len(above)} of {len(found)} measurements, most by {spread:.2f}x: {where}."
 
 
 def kernels(record: Record) -> str:
     """What "tessella" chose."""
     found: dict[str, int] = {}
-    for entry in record["cells"]:
+    for entry in record["configurations"]:
         kernel = entry["results"].get("tessella", {}).get("kernel")
         if kernel:
             found[kernel] = found.get(kernel, 0) + 1
-    return ", ".join(f"{kernel} in {count} cells" for kernel, count in found.items())
+    return ", ".join(f"{kernel} in {count} configurations" for kernel, count in found.items())
 
 
 def beside(record: Record, others: Sequence[str] = ("sdpa.flash", "sdpa.cudnn")) -> list[str]:
-    """Ours over torch's best, over the cells that both computed."""
+    """Ours over torch's best, over the configurations that both computed."""
     lines = []
     for name in filter(is_ours, names(record)):
         for other in others:
-            pairs = [(entry["results"].get(name), entry["results"].get(other)) for entry in record["cells"]]
+            pairs = [(entry["results"].get(name), entry["results"].get(other)) for entry in record["configurations"]]
             found = [one["rate"] / two["rate"] for one, two in pairs if one and two]
             if found:
-                lines.append(
-                    f"{name} / {other}: geomean {geomean(found):.3f}, least {min(found):.3f}, {len(found)} cells"
-                )
+                summary = f"geomean {geomean(found):.3f}, least {min(found):.3f}"
+                lines.append(f"{name} / {other}: {summary}, {len(found)} configurations")
     return lines
 
 
 def work(record: Record) -> str:
-    """What all its cells compute; records of old have no word for it."""
+    """What all its configurations compute; records of old have no word for it."""
     return {"backward": "backward", "both": "forward and backward"}.get(record.get("work", ""), "forward")
 
 
@@ -204,25 +205,27 @@ def heading(record: Record) -> str:
         f"# {work(record)}, {record['protocol']} on {record['device']}, {record['date']}",
         machine,
         f"commit {record['commit']}; {versions}",
-        f"windows of {record['window_s']} s, {counts}, all contenders of a cell in turn",
+        f"windows of {record['window_s']} s, {counts}, all backends of a configuration in turn",
         f"`{record['command']}`",
     ]
     return "\n\n".join(lines)
 
 
-def report(record: Record, bars: Bars) -> str:
+def report(record: Record, targets: Targets) -> str:
     sections = [heading(record)]
-    if record["cells"]:
+    if record["configurations"]:
         sections += [f"## {unit(record)[0]}", rates(record)]
         if chose := kernels(record):
             sections.append(f"tessella chose {chose}.")
-        if text := unsteady(record):
-            sections.append(text)
-        ratio_table, means = ratios(record, bars)
+        if warning := unsteady(record):
+            sections.append(warning)
+        ratio_table, means = ratios(record, targets)
         if ratio_table:
             sections += ["## Ours over others", ratio_table, "\n".join(f"- {line}" for line in means)]
-            if any("/ bar" in line for line in means):
-                sections.append(f"The bar: {RIVAL} in this run times the ratios of bench/contest/h200_bars.json.")
+            if any("/ target" in line for line in means):
+                sections.append(
+                    f"The target: {BASELINE} in this run times the ratios of bench/contest/h200_targets.json."
+                )
         if watt_table := watts(record):
             sections += ["## Watts and SM clock in MHz", watt_table]
         has_gradients = work(record) != "forward"
@@ -230,7 +233,7 @@ def report(record: Record, bars: Bars) -> str:
         sections += [f"## MiB beyond the inputs: {held}", memory(record)]
         checked = "the worst of dq, dk, dv of sampled heads" if has_gradients else "sampled rows"
         sections += [f"## Error of {checked} against double: ||out - reference|| / ||reference||", errors(record)]
-    if lines := refusals(record):
+    if lines := not_measured_lines(record):
         sections += ["## Not measured", "\n".join(lines)]
     if lines := beside(record):
         sections += ["## Ours over torch's FlashAttention-2 and cuDNN", "\n".join(f"- {line}" for line in lines)]

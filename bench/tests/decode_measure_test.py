@@ -1,4 +1,4 @@
-"""Real contenders decode on a CPU, over caches of no account; needs torch."""
+"""Real backends decode on a CPU, over caches of no account; needs torch."""
 
 import dataclasses
 import json
@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import compare  # noqa: E402
-from contest.decode import contenders, measure, problem  # noqa: E402
-from contest.decode.protocol import DecodeCell  # noqa: E402
+from contest.decode import backends, measure, problem  # noqa: E402
+from contest.decode.protocol import DecodeConfiguration  # noqa: E402
 
-PLAIN = DecodeCell("peers", 3, 50, 8, 2, head_dim=32, dtype="f32")
-CELLS = [
+PLAIN = DecodeConfiguration("peers", 3, 50, 8, 2, head_dim=32, dtype="f32")
+CONFIGURATIONS = [
     PLAIN,
     dataclasses.replace(PLAIN, dtype="bf16"),
     dataclasses.replace(PLAIN, queries=4),
@@ -37,10 +37,10 @@ def small_caches(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.dtype} {cell.label}")
-def test_ours_is_right_and_timed(cell):
-    taking_part, _ = contenders.chosen(["tessella", "reference.attention", "sdpa.flash"], "cpu")
-    entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
+@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda config: f"{config.dtype} {config.label}")
+def test_ours_is_right_and_timed(config):
+    taking_part, _ = backends.chosen(["tessella", "reference.attention", "sdpa.flash"], "cpu")
+    entry = measure.measure_configuration(config, taking_part, "cpu", 0.001)
     assert {"tessella", "tessella.heads_first", "reference.attention"} <= set(entry["results"])
     for found in entry["results"].values():
         assert found["seconds"] > 0 and found["spread"] >= 1
@@ -48,27 +48,29 @@ def test_ours_is_right_and_timed(cell):
     assert entry["results"]["tessella"]["kernel"].startswith("cpu.")
     assert entry["results"]["reference.attention"]["kernel"] == "reference.attention"
     assert entry["read_seconds"] > 0
-    is_plain = cell.queries == 1 and not cell.lengths and not cell.page_size
+    is_plain = config.queries == 1 and not config.lengths and not config.page_size
     assert ("sdpa.flash" in entry["results"]) == is_plain
     if not is_plain:
-        assert entry["refused"]["sdpa.flash"].startswith("has no ")
+        assert entry["not_measured"]["sdpa.flash"].startswith("has no ")
 
 
 @pytest.mark.parametrize("kv_dtype, kv_scale", QUANTIZED)
 @pytest.mark.parametrize(
-    "cell", [CELLS[1], CELLS[3], CELLS[6]], ids=["contiguous", "ragged", "pages of a row, ragged, two queries"]
+    "config",
+    [CONFIGURATIONS[1], CONFIGURATIONS[3], CONFIGURATIONS[6]],
+    ids=["contiguous", "ragged", "pages of a row, ragged, two queries"],
 )
-def test_quantized_caches_are_read_right(cell, kv_dtype, kv_scale, monkeypatch):
-    cell = dataclasses.replace(cell, kv_dtype=kv_dtype, kv_scale=kv_scale)
+def test_quantized_caches_are_read_right(config, kv_dtype, kv_scale, monkeypatch):
+    config = dataclasses.replace(config, kv_dtype=kv_dtype, kv_scale=kv_scale)
     monkeypatch.setitem(
-        contenders.OUR_VARIANTS, "tessella.heads_first", {"layout": "bhsd", "kernel": "reference.attention"}
+        backends.OUR_VARIANTS, "tessella.heads_first", {"layout": "bhsd", "kernel": "reference.attention"}
     )
-    taking_part, _ = contenders.chosen(["reference.attention", "tessella.heads_first", "sdpa.flash", "numpy"], "cpu")
-    entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
+    taking_part, _ = backends.chosen(["reference.attention", "tessella.heads_first", "sdpa.flash", "numpy"], "cpu")
+    entry = measure.measure_configuration(config, taking_part, "cpu", 0.001)
     found = entry["results"]
     assert set(found) == {"reference.attention", "tessella.heads_first"}
     assert all(one["error"] < 1e-2 for one in found.values())
-    assert f"no cache of {kv_dtype} with scales by {kv_scale}" in entry["refused"]["sdpa.flash"]
+    assert f"no cache of {kv_dtype} with scales by {kv_scale}" in entry["not_measured"]["sdpa.flash"]
     assert entry["read_seconds"] > 0
 
 
@@ -76,7 +78,7 @@ def test_quantized_caches_are_read_right(cell, kv_dtype, kv_scale, monkeypatch):
 @pytest.mark.parametrize("kv_dtype, kv_scale", QUANTIZED)
 def test_a_scale_that_is_not_applied_is_wrong(kv_dtype, kv_scale, half, monkeypatch):
     """Of the last head, where heads have their own; in half 0 of keys, in 1 of values."""
-    scales_of = contenders.OurDecode._scales
+    scales_of = backends.OurDecode._scales
 
     def forgetful(run, copy):
         given = scales_of(run, copy)
@@ -85,10 +87,10 @@ def test_a_scale_that_is_not_applied_is_wrong(kv_dtype, kv_scale, half, monkeypa
         given[name][..., -1] *= 1.5
         return given
 
-    monkeypatch.setattr(contenders.OurDecode, "_scales", forgetful)
-    cell = dataclasses.replace(CELLS[1], kv_dtype=kv_dtype, kv_scale=kv_scale)
-    entry = measure.measure_cell(cell, contenders.chosen(["reference.attention"], "cpu")[0], "cpu", 0.001)
-    assert entry["refused"]["reference.attention"].startswith("wrong: error")
+    monkeypatch.setattr(backends.OurDecode, "_scales", forgetful)
+    config = dataclasses.replace(CONFIGURATIONS[1], kv_dtype=kv_dtype, kv_scale=kv_scale)
+    entry = measure.measure_configuration(config, backends.chosen(["reference.attention"], "cpu")[0], "cpu", 0.001)
+    assert entry["not_measured"]["reference.attention"].startswith("wrong: error")
 
 
 def test_stored_numbers_of_4_bits_are_two_a_byte():
@@ -99,12 +101,12 @@ def test_stored_numbers_of_4_bits_are_two_a_byte():
 
 
 def test_numpy_is_right_where_it_takes_part():
-    cell = dataclasses.replace(PLAIN, heads_kv=8, threads=1)
-    taking_part, _ = contenders.chosen(["numpy", "tessella"], "cpu")
-    entry = measure.measure_cell(cell, taking_part, "cpu", 0.001)
+    config = dataclasses.replace(PLAIN, heads_kv=8, threads=1)
+    taking_part, _ = backends.chosen(["numpy", "tessella"], "cpu")
+    entry = measure.measure_configuration(config, taking_part, "cpu", 0.001)
     assert entry["results"]["numpy"]["error"] < 1e-5 and entry["results"]["tessella"]["seconds"] > 0
-    grouped = measure.measure_cell(PLAIN, taking_part, "cpu", 0.001)
-    assert grouped["refused"]["numpy"] == "is for as many KV heads as heads, and f32"
+    grouped = measure.measure_configuration(PLAIN, taking_part, "cpu", 0.001)
+    assert grouped["not_measured"]["numpy"] == "is for as many KV heads as heads, and f32"
 
 
 def test_one_thread_is_timed_by_what_it_computes():
@@ -129,7 +131,7 @@ def test_one_thread_is_timed_by_what_it_computes():
     assert measure.Rotation(lambda copy: time.sleep(0.001), given).time(0, "cpu") >= 0.001
 
 
-VLLM_CELLS = [
+VLLM_CONFIGURATIONS = [
     dataclasses.replace(PLAIN, dtype="f32"),
     dataclasses.replace(PLAIN, dtype="bf16", seqlen=300),
     dataclasses.replace(PLAIN, dtype="bf16", lengths=(1, 50, 17), queries=1),
@@ -139,21 +141,21 @@ VLLM_CELLS = [
 
 
 @pytest.mark.skipif("VLLM_CPU_LIBRARY" not in os.environ, reason="VLLM_CPU_LIBRARY is not set")
-@pytest.mark.parametrize("cell", VLLM_CELLS, ids=lambda cell: f"{cell.dtype} {cell.label}")
+@pytest.mark.parametrize("config", VLLM_CONFIGURATIONS, ids=lambda config: f"{config.dtype} {config.label}")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_vllm_is_right(cell, threads):
-    taking_part, missing = contenders.chosen(["vllm"], "cpu")
+def test_vllm_is_right(config, threads):
+    taking_part, missing = backends.chosen(["vllm"], "cpu")
     assert not missing
-    entry = measure.measure_cell(dataclasses.replace(cell, threads=threads), taking_part, "cpu", 0.001)
-    assert entry["results"]["vllm.vec"]["error"] < 5e-3, entry["refused"]
-    assert "vllm.amx" in entry["results"] or "AMX" in entry["refused"]["vllm.amx"]
+    entry = measure.measure_configuration(dataclasses.replace(config, threads=threads), taking_part, "cpu", 0.001)
+    assert entry["results"]["vllm.vec"]["error"] < 5e-3, entry["not_measured"]
+    assert "vllm.amx" in entry["results"] or "AMX" in entry["not_measured"]["vllm.amx"]
 
 
 @pytest.mark.parametrize("path, says", [("", "VLLM_CPU_LIBRARY is not set"), ("/none/_C.so", "does not load")])
 def test_vllm_that_is_absent_is_named(path, says, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_LIBRARY", path)
-    monkeypatch.delitem(sys.modules, contenders.VLLM, raising=False)
-    taking_part, missing = contenders.chosen(["vllm"], "cpu")
+    monkeypatch.delitem(sys.modules, backends.VLLM, raising=False)
+    taking_part, missing = backends.chosen(["vllm"], "cpu")
     assert not taking_part and says in missing["vllm.vec"]
 
 
@@ -176,10 +178,10 @@ def test_what_holds_no_key_is_nan(page_size):
 
 def wrong(change):
     def prepare(given):
-        right = contenders.OurDecode(given, {})
+        right = backends.OurDecode(given, {})
         return lambda copy: change(right(copy), given)
 
-    return contenders.DecodeContender("wrong", prepare, "tessella", contenders.ALL, ("cpu",))
+    return backends.DecodeBackend("wrong", prepare, "tessella", backends.ALL, ("cpu",))
 
 
 @pytest.mark.parametrize(
@@ -192,66 +194,72 @@ def wrong(change):
     ],
 )
 def test_a_wrong_output_is_not_timed(change):
-    entry = measure.measure_cell(PLAIN, [wrong(change)], "cpu", 0.001)
-    assert not entry["results"] and entry["refused"]["wrong"].startswith("wrong: error")
+    entry = measure.measure_configuration(PLAIN, [wrong(change)], "cpu", 0.001)
+    assert not entry["results"] and entry["not_measured"]["wrong"].startswith("wrong: error")
 
 
 def test_a_lost_split_is_wrong():
     """The last eighth of the keys left out."""
 
     def prepare(given):
-        shorter = problem.DecodeProblem(given.cell, "cpu")
-        shorter.seqlens = torch.full((3,), given.cell.seqlen * 7 // 8, dtype=torch.int32)
-        return contenders.OurDecode(shorter, {})
+        shorter = problem.DecodeProblem(given.config, "cpu")
+        shorter.seqlens = torch.full((3,), given.config.seqlen * 7 // 8, dtype=torch.int32)
+        return backends.OurDecode(shorter, {})
 
-    lossy = contenders.DecodeContender("lossy", prepare, "tessella", contenders.ALL, ("cpu",))
-    entry = measure.measure_cell(PLAIN, [lossy], "cpu", 0.001)
-    assert entry["refused"]["lossy"].startswith("wrong: error")
+    lossy = backends.DecodeBackend("lossy", prepare, "tessella", backends.ALL, ("cpu",))
+    entry = measure.measure_configuration(PLAIN, [lossy], "cpu", 0.001)
+    assert entry["not_measured"]["lossy"].startswith("wrong: error")
 
 
 def test_one_that_fails_is_named_and_the_others_go_on():
     def fails(given):
         raise MemoryError("17 GiB")
 
-    broken = contenders.DecodeContender("big", fails, "tessella", contenders.ALL, ("cpu",))
-    entry = measure.measure_cell(PLAIN, [broken, *contenders.chosen(["tessella"], "cpu")[0]], "cpu", 0.001)
-    assert entry["refused"] == {"big": "MemoryError: 17 GiB"} and "tessella" in entry["results"]
+    broken = backends.DecodeBackend("big", fails, "tessella", backends.ALL, ("cpu",))
+    entry = measure.measure_configuration(PLAIN, [broken, *backends.chosen(["tessella"], "cpu")[0]], "cpu", 0.001)
+    assert entry["not_measured"] == {"big": "MemoryError: 17 GiB"} and "tessella" in entry["results"]
 
 
 def test_a_variant_of_ours_is_a_line(monkeypatch):
-    monkeypatch.setitem(contenders.OUR_VARIANTS, "tessella.one_thread", {"num_threads": 1})
-    taking_part, _ = contenders.chosen(["tessella"], "cpu")
+    monkeypatch.setitem(backends.OUR_VARIANTS, "tessella.one_thread", {"num_threads": 1})
+    taking_part, _ = backends.chosen(["tessella"], "cpu")
     assert [entry.name for entry in taking_part] == ["tessella", "tessella.heads_first", "tessella.one_thread"]
-    assert "tessella.one_thread" in measure.measure_cell(PLAIN, taking_part, "cpu", 0.001)["results"]
+    assert "tessella.one_thread" in measure.measure_configuration(PLAIN, taking_part, "cpu", 0.001)["results"]
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="sdpa.cuddn is no contender"):
-        contenders.chosen(["sdpa.cuddn"], "cpu")
+def test_an_unknown_name_is_an_error():
+    with pytest.raises(ValueError, match="sdpa.cuddn is no backend"):
+        backends.chosen(["sdpa.cuddn"], "cpu")
 
 
 def test_a_whole_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(compare, "cells_on", lambda *chosen: CELLS)
+    monkeypatch.setattr(compare, "configurations_on", lambda *chosen: CONFIGURATIONS)
     path = tmp_path / "decode.json"
     monkeypatch.setattr(
         "sys.argv", ["compare.py", "--decode", "--device", "cpu", "--window", "0.001", "--json", str(path)]
     )
     assert compare.main() == 0
     record = json.loads(path.read_text())
-    assert record["protocol"] == "decode" and len(record["cells"]) == len(CELLS)
+    assert record["protocol"] == "decode" and len(record["configurations"]) == len(CONFIGURATIONS)
     out = capsys.readouterr().out
     assert "# forward, decode on cpu" in out and "sdpa.cudnn: runs on cuda only" in out and "## Floors" in out
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 def test_a_whole_run_on_a_gpu(tmp_path, monkeypatch):
-    cells = [dataclasses.replace(cell, head_dim=128, dtype="bf16", seqlen=64) for cell in CELLS if not cell.lengths]
-    cells += [dataclasses.replace(cells[0], kv_dtype=kv_dtype, kv_scale=kv_scale) for kv_dtype, kv_scale in QUANTIZED]
-    monkeypatch.setattr(compare, "cells_on", lambda *chosen: cells)
+    configs = [
+        dataclasses.replace(config, head_dim=128, dtype="bf16", seqlen=64)
+        for config in CONFIGURATIONS
+        if not config.lengths
+    ]
+    configs += [
+        dataclasses.replace(configs[0], kv_dtype=kv_dtype, kv_scale=kv_scale) for kv_dtype, kv_scale in QUANTIZED
+    ]
+    monkeypatch.setattr(compare, "configurations_on", lambda *chosen: configs)
     monkeypatch.setattr(problem, "bytes_to_rotate", lambda device: 4_000_000)
     path = tmp_path / "decode.json"
-    arguments = ["--decode", "--device", "cuda", "--window", "0.001", "--contenders", "tessella,sdpa"]
+    arguments = ["--decode", "--device", "cuda", "--window", "0.001", "--backends", "tessella,sdpa"]
     monkeypatch.setattr("sys.argv", ["compare.py", *arguments, "--json", str(path)])
     assert compare.main() == 0
-    for entry in json.loads(path.read_text())["cells"]:
+    for entry in json.loads(path.read_text())["configurations"]:
         assert entry["results"]["tessella"]["kernel"].startswith("cuda.") and entry["read_seconds"] > 0

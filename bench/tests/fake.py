@@ -9,7 +9,7 @@ def result(rate, **found):
     return {"seconds": 1.0, "spread": 1.01, "rate": rate, "error": 1e-3, "memory_bytes": 2**20} | found
 
 
-def record(cells, device="cuda", gpu="NVIDIA H200", **fields):
+def record(configs, device="cuda", gpu="NVIDIA H200", **fields):
     return {
         "date": "2026-01-02T03:04:05+00:00",
         "command": "compare.py",
@@ -21,19 +21,19 @@ def record(cells, device="cuda", gpu="NVIDIA H200", **fields):
         "machine": {"gpu": gpu},
         "versions": {"torch": "2.11.0"},
         "missing": {},
-        "cells": cells,
+        "configurations": configs,
     } | fields
 
 
-def entries(rates, protocol="family", refused=None, **selection):
-    """Every cell of the protocol with the same rates in TFLOP/s."""
+def entries(rates, protocol="family", not_measured=None, **selection):
+    """Every configuration of the protocol with the same rates in TFLOP/s."""
     chosen = {"dtypes": [], "head_dims": [], "lengths": []} | selection
     return [
         {
-            "cell": dataclasses.asdict(cell),
-            "label": cell.label,
+            "configuration": dataclasses.asdict(config),
+            "label": config.label,
             "results": {name: result(rate * 1e12) for name, rate in rates.items()},
-            "refused": refused or {},
+            "not_measured": not_measured or {},
         }
-        for cell in PROTOCOLS[protocol].cells(**chosen)
+        for config in PROTOCOLS[protocol].configs(**chosen)
     ]

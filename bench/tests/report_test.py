@@ -1,4 +1,4 @@
-"""Tables, means, bars and refusals, from records with made-up numbers."""
+"""Tables, means, targets and what is not measured, from records with made-up numbers."""
 
 import json
 import pathlib
@@ -6,8 +6,8 @@ import pathlib
 import compare
 import fake
 import pytest
-from contest.bars import Bars
 from contest.report import geomean, number, report
+from contest.targets import Targets
 
 
 def test_numbers_have_three_digits():
@@ -26,78 +26,78 @@ def test_geomean():
 
 
 def test_the_fastest_is_bold_and_ours_are_held_to_the_fastest_other():
-    text = report(fake.record(fake.entries({"tessella": 600, "sdpa.cudnn": 500, "triton": 400})), Bars())
-    assert "| bf16 | d 64 | full | 512 | **600** | 500 | 400 |" in text
-    assert "tessella / fastest other: geomean 1.200, least 1.200, 36 cells" in text
-    assert "## TFLOP/s" in text
+    printed = report(fake.record(fake.entries({"tessella": 600, "sdpa.cudnn": 500, "triton": 400})), Targets())
+    assert "| bf16 | d 64 | full | 512 | **600** | 500 | 400 |" in printed
+    assert "tessella / fastest other: geomean 1.200, least 1.200, 36 configurations" in printed
+    assert "## TFLOP/s" in printed
 
 
-def test_a_cell_is_held_to_live_cudnn_times_the_recorded_ratio():
-    recorded = json.loads(pathlib.Path(compare.__file__).with_name("contest").joinpath("h200_bars.json").read_text())
+def test_a_configuration_is_held_to_live_cudnn_times_the_recorded_ratio():
+    recorded = json.loads(pathlib.Path(compare.__file__).with_name("contest").joinpath("h200_targets.json").read_text())
     ratios = {(r["head_dim"], r["causal"], r["seqlen"]): r["ratio"] for r in recorded["rows"] if not r["case"]}
     assert len(ratios) == 36 and min(ratios.values()) == 1.0
     entry, *_ = fake.entries({"tessella": 600, "sdpa.cudnn": 500}, head_dims=[64], lengths=[8192])
-    assert Bars().rate(entry, "NVIDIA H200") == pytest.approx(500e12 * ratios[64, False, 8192])
-    assert f"| {600 / 500 / ratios[64, False, 8192]:.2f} |" in report(fake.record([entry]), Bars())
+    assert Targets().rate(entry, "NVIDIA H200") == pytest.approx(500e12 * ratios[64, False, 8192])
+    assert f"| {600 / 500 / ratios[64, False, 8192]:.2f} |" in report(fake.record([entry]), Targets())
 
 
-def test_named_cases_have_bars_of_their_own():
-    barred = [e["label"] for e in fake.entries({"sdpa.cudnn": 1}, "features") if Bars().rate(e, "NVIDIA H200")]
+def test_named_cases_have_targets_of_their_own():
+    barred = [e["label"] for e in fake.entries({"sdpa.cudnn": 1}, "features") if Targets().rate(e, "NVIDIA H200")]
     assert barred == [f"{case} {mask} 8k" for mask in ("full", "causal") for case in ("gqa 64/8", "d 192/128", "d 96")]
 
 
 @pytest.mark.parametrize("protocol", ["layer", "long"])
-def test_other_sizes_have_no_bar(protocol):
+def test_other_sizes_have_no_target(protocol):
     entries = fake.entries({"tessella": 600, "sdpa.cudnn": 500}, protocol, dtypes=["bf16"])
-    assert entries and not any(Bars().rate(entry, "NVIDIA H200") for entry in entries)
+    assert entries and not any(Targets().rate(entry, "NVIDIA H200") for entry in entries)
 
 
-def test_no_bar_without_cudnn_or_on_another_gpu_or_dtype():
+def test_no_target_without_cudnn_or_on_another_gpu_or_dtype():
     entry, *_ = fake.entries({"tessella": 600, "sdpa.cudnn": 500})
-    assert Bars().rate(entry, "NVIDIA H100 80GB HBM3") is None
-    assert Bars().rate(fake.entries({"tessella": 600})[0], "NVIDIA H200") is None
-    assert Bars().rate(fake.entries({"sdpa.cudnn": 500}, dtypes=["f16"])[0], "NVIDIA H200") is None
-    assert "The bar" not in report(fake.record([entry], gpu="NVIDIA H100 80GB HBM3"), Bars())
+    assert Targets().rate(entry, "NVIDIA H100 80GB HBM3") is None
+    assert Targets().rate(fake.entries({"tessella": 600})[0], "NVIDIA H200") is None
+    assert Targets().rate(fake.entries({"sdpa.cudnn": 500}, dtypes=["f16"])[0], "NVIDIA H200") is None
+    assert "The target" not in report(fake.record([entry], gpu="NVIDIA H100 80GB HBM3"), Targets())
 
 
-def test_who_is_missing_or_refuses_is_named_with_the_cells():
-    cells = fake.entries({"tessella": 600}, refused={"triton": "out of memory"}, lengths=[512], head_dims=[64])
-    text = report(fake.record(cells, missing={"fa3": "not installed"}), Bars())
-    assert "- fa3: not installed" in text
-    assert "- triton: out of memory (bf16 d 64 full 512, bf16 d 64 causal 512)" in text
+def test_who_is_missing_or_not_measured_is_named_with_the_configurations():
+    configs = fake.entries({"tessella": 600}, not_measured={"triton": "out of memory"}, lengths=[512], head_dims=[64])
+    printed = report(fake.record(configs, missing={"fa3": "not installed"}), Targets())
+    assert "- fa3: not installed" in printed
+    assert "- triton: out of memory (bf16 d 64 full 512, bf16 d 64 causal 512)" in printed
 
 
-def test_a_contender_that_lacks_a_cell_has_a_dash_there():
-    cells = fake.entries({"tessella": 600, "triton": 400}, lengths=[512, 1024], head_dims=[64])
-    del cells[0]["results"]["triton"]
-    assert "| bf16 | d 64 | full | 512 | **600** | – |" in report(fake.record(cells), Bars())
+def test_a_backend_that_lacks_a_configuration_has_a_dash_there():
+    configs = fake.entries({"tessella": 600, "triton": 400}, lengths=[512, 1024], head_dims=[64])
+    del configs[0]["results"]["triton"]
+    assert "| bf16 | d 64 | full | 512 | **600** | – |" in report(fake.record(configs), Targets())
 
 
 def test_a_record_without_any_result_is_still_a_report():
-    assert "tessella: broken" in report(fake.record([], missing={"tessella": "broken"}), Bars())
-    cells = fake.entries({}, refused={"tessella": "broken"}, lengths=[512], head_dims=[64])
-    assert "- tessella: broken" in report(fake.record(cells), Bars())
+    assert "tessella: broken" in report(fake.record([], missing={"tessella": "broken"}), Targets())
+    configs = fake.entries({}, not_measured={"tessella": "broken"}, lengths=[512], head_dims=[64])
+    assert "- tessella: broken" in report(fake.record(configs), Targets())
 
 
-def test_watts_and_clocks_stand_beside_every_contender():
-    cells = fake.entries({"tessella": 600}, lengths=[512], head_dims=[64])
-    assert "Watts" not in report(fake.record(cells), Bars())
-    cells[0]["results"]["tessella"] |= {"watts": 671.4, "mhz": 1755.2}
-    assert "| 671 W 1755 |" in report(fake.record(cells), Bars())
+def test_watts_and_clocks_stand_beside_every_backend():
+    configs = fake.entries({"tessella": 600}, lengths=[512], head_dims=[64])
+    assert "Watts" not in report(fake.record(configs), Targets())
+    configs[0]["results"]["tessella"] |= {"watts": 671.4, "mhz": 1755.2}
+    assert "| 671 W 1755 |" in report(fake.record(configs), Targets())
 
 
 def test_features_are_held_against_the_plain_kernel():
-    cells = [e for e in fake.entries({"tessella": 300}, "features") if e["label"] == "softcap full 8k"]
-    cells[0]["results"]["tessella"]["plain_rate"] = 400e12
-    assert "tessella / plain: geomean 0.750" in report(fake.record(cells), Bars())
+    configs = [e for e in fake.entries({"tessella": 300}, "features") if e["label"] == "softcap full 8k"]
+    configs[0]["results"]["tessella"]["plain_rate"] = 400e12
+    assert "tessella / plain: geomean 0.750" in report(fake.record(configs), Targets())
 
 
 def test_unsteady_measurements_are_said():
-    cells = fake.entries({"tessella": 300}, lengths=[512], head_dims=[64])
-    assert "Rounds differ" not in report(fake.record(cells), Bars())
-    cells[0]["results"]["tessella"]["spread"] = 1.5
-    text = report(fake.record(cells), Bars())
-    assert "Rounds differ by over 10 % in 1 of 2 measurements, most by 1.50x: tessella, bf16 d 64 full 512." in text
+    configs = fake.entries({"tessella": 300}, lengths=[512], head_dims=[64])
+    assert "Rounds differ" not in report(fake.record(configs), Targets())
+    configs[0]["results"]["tessella"]["spread"] = 1.5
+    printed = report(fake.record(configs), Targets())
+    assert "Rounds differ by over 10 % in 1 of 2 measurements, most by 1.50x: tessella, bf16 d 64 full 512." in printed
 
 
 def test_records_are_joined_and_reported_without_torch(tmp_path, capsys, monkeypatch):
@@ -120,31 +120,31 @@ def test_records_of_different_machines_are_not_joined(tmp_path, capsys, monkeypa
 
 
 def test_a_wrong_output_of_ours_is_an_exit_status(tmp_path, monkeypatch):
-    cells = fake.entries({}, refused={"tessella": "wrong: error 1.0e+00"}, lengths=[512])
-    compare.write_json(fake.record(cells), tmp_path / "wrong.json")
+    configs = fake.entries({}, not_measured={"tessella": "wrong: error 1.0e+00"}, lengths=[512])
+    compare.write_json(fake.record(configs), tmp_path / "wrong.json")
     monkeypatch.setattr("sys.argv", ["compare.py", "--from-json", str(tmp_path / "wrong.json")])
     assert compare.main() == 1
 
 
-def test_an_unknown_dtype_is_refused(capsys):
+def test_an_unknown_dtype_is_an_error(capsys):
     with pytest.raises(SystemExit):
         compare.parse_arguments(["--dtypes", "bf16,f23"])
     assert "f23" in capsys.readouterr().err
 
 
 def test_a_report_ends_with_ours_over_torchs():
-    cells = fake.entries({"tessella": 300, "sdpa.flash": 400, "sdpa.cudnn": 600}, head_dims=[64])
-    del cells[0]["results"]["sdpa.cudnn"]
-    text = report(fake.record(cells, work="backward"), Bars())
-    assert text.startswith("# backward, family on cuda")
-    assert text.endswith(
-        "- tessella / sdpa.flash: geomean 0.750, least 0.750, 12 cells\n"
-        "- tessella / sdpa.cudnn: geomean 0.500, least 0.500, 11 cells\n"
+    configs = fake.entries({"tessella": 300, "sdpa.flash": 400, "sdpa.cudnn": 600}, head_dims=[64])
+    del configs[0]["results"]["sdpa.cudnn"]
+    printed = report(fake.record(configs, work="backward"), Targets())
+    assert printed.startswith("# backward, family on cuda")
+    assert printed.endswith(
+        "- tessella / sdpa.flash: geomean 0.750, least 0.750, 12 configurations\n"
+        "- tessella / sdpa.cudnn: geomean 0.500, least 0.500, 11 configurations\n"
     )
 
 
-def test_gradients_have_no_bar():
+def test_gradients_have_no_target():
     entry, *_ = fake.entries({"tessella": 600, "sdpa.cudnn": 500})
-    assert Bars().rate(entry, "NVIDIA H200") is not None
-    entry["cell"]["work"] = "backward"
-    assert Bars().rate(entry, "NVIDIA H200") is None
+    assert Targets().rate(entry, "NVIDIA H200") is not None
+    entry["configuration"]["work"] = "backward"
+    assert Targets().rate(entry, "NVIDIA H200") is None

@@ -38,7 +38,7 @@ def test_other_strides():
     assert (out.double() - reference).norm() <= 1e-3 * reference.norm()
 
 
-def test_what_it_is_not_written_for_is_refused():
+def test_what_it_is_not_written_for_is_an_error():
     q = torch.randn(1, 16, 2, 96, dtype=torch.float16, device=DEVICE)
     with pytest.raises(ValueError, match="head_dim"):
         attention(q, q, q, False, (16, 16))
@@ -83,14 +83,14 @@ def test_gradients_of_scores_far_below_zero():
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the configurations are timed on a GPU")
 @pytest.mark.parametrize("work", ["backward", "both"])
-def test_the_contender_has_gradients(work):
-    contenders = pytest.importorskip("contest.contenders")
+def test_the_backend_has_gradients(work):
+    backends = pytest.importorskip("contest.backends")
     from contest.problem import BOUNDS, Problem
     from contest.protocol import PROTOCOLS
 
-    cell = PROTOCOLS["layer"].cells(["bf16"], [64], [320], [], work)[0]
+    config = PROTOCOLS["layer"].configs(["bf16"], [64], [320], [], work)[0]
     with torch.no_grad():
-        problem = Problem(cell, DEVICE)
-        run = contenders.all_contenders(DEVICE)["triton"].run_for(problem)
+        problem = Problem(config, DEVICE)
+        run = backends.all_backends(DEVICE)["triton"].run_for(problem)
         run()
         assert problem.error(run()) <= BOUNDS["bf16"]

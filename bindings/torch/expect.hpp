@@ -15,12 +15,12 @@ inline void expect(bool is_true, const char* what) {
 }
 
 template <typename Function>
-void expect_error(tessella::ErrorCode code, const std::string& text, Function&& function) {
+void expect_error(tessella::ErrorCode code, const std::string& message, Function&& function) {
   try {
     function();
-    expect(false, ("no error: " + text).c_str());
+    expect(false, ("no error: " + message).c_str());
   } catch (const tessella::Error& error) {
-    expect(error.code() == code && std::string(error.what()).find(text) == 0, error.what());
+    expect(error.code() == code && std::string(error.what()).find(message) == 0, error.what());
   }
 }
 

@@ -1,5 +1,5 @@
 // <tessella/torch/multi_head_attention.hpp> against torch::nn::MultiheadAttention and a plain composition, outputs and
-// all gradients: their errors against the same in double are compared.
+// all gradients: their errors against the same in float64 are compared.
 #include <torch/autograd.h>
 #include <torch/serialize.h>
 #include <algorithm>
@@ -34,7 +34,7 @@ List outcome(const Forward& forward, const List& inputs, const List& weights) {
   return found;
 }
 
-// The comparator's rule: twice the error of the plain computation at most, each against the one in double.
+// The comparator's rule: twice the error of the plain computation at most, each against the float64 one.
 void expect_matches(const List& got, const List& plain, const List& exact, const std::string& what) {
   expect(got.size() == plain.size() && got.size() == exact.size(), what.c_str());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -200,42 +200,43 @@ void test_module() {
 }
 
 void test_errors() {
-  const auto refused = [](const std::string& text, const std::function<void()>& call) {
-    expect_error(tessella::ErrorCode::invalid_argument, "MultiHeadAttention: " + text, call);
+  const auto expect_message = [](const std::string& message, const std::function<void()>& call) {
+    expect_error(tessella::ErrorCode::invalid_argument, "MultiHeadAttention: " + message, call);
   };
-  refused("embed_dim is 0, expected 1 or more", [] { MultiHeadAttention({.num_heads = 4}); });
-  refused("num_heads is 5, expected a divisor of embed_dim, 32, or head_dim given",
-          [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 5}); });
-  refused("num_kv_heads is 3, expected a divisor of num_heads, 4",
-          [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .num_kv_heads = 3}); });
-  refused("kdim is -1, expected", [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .kdim = -1}); });
-  refused("dropout is 1.0", [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .dropout = 1}); });
-  refused("rotary_base is -1.0", [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .rotary_base = -1}); });
-  refused("head_dim is 5, expected an even number beside rotary_base",
-          [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .head_dim = 5, .rotary_base = 10}); });
+  expect_message("embed_dim is 0, expected 1 or more", [] { MultiHeadAttention({.num_heads = 4}); });
+  expect_message("num_heads is 5, expected a divisor of embed_dim, 32, or head_dim given",
+                 [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 5}); });
+  expect_message("num_kv_heads is 3, expected a divisor of num_heads, 4",
+                 [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .num_kv_heads = 3}); });
+  expect_message("kdim is -1, expected", [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .kdim = -1}); });
+  expect_message("dropout is 1.0", [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .dropout = 1}); });
+  expect_message("rotary_base is -1.0",
+                 [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .rotary_base = -1}); });
+  expect_message("head_dim is 5, expected an even number beside rotary_base",
+                 [] { MultiHeadAttention({.embed_dim = 32, .num_heads = 4, .head_dim = 5, .rotary_base = 10}); });
   MultiHeadAttention layer({.embed_dim = 32, .num_heads = 4}),
       rotary({.embed_dim = 32, .num_heads = 4, .rotary_base = 10});
   const at::Tensor x = at::zeros({2, 9, 32});
-  refused("query is (2, 9, 31), expected 3 axes, the last of 32", [&] { layer(x.slice(2, 1)); });
-  refused("query is (32), expected 3 axes", [&] { layer(x[0][0]); });
-  refused("query is undefined, expected a tensor", [&] { layer(at::Tensor()); });
-  refused("key is (9, 32), expected 3 axes", [&] { layer->forward(x, {.key = x[0]}); });
-  refused("positions is given, expected a layer with rotary_base",
-          [&] { layer->forward(x, {.positions = at::arange(9)}); });
-  refused("key is another tensor than query", [&] { rotary->forward(x, {.key = x.clone()}); });
-  refused("key_padding_mask is (9, 2), expected (2, 9)",
-          [&] { layer->forward(x, {.key_padding_mask = padding().t()}); });
-  refused("attn_mask is (9, 8), expected (9, 9), (8, 9, 9) or 4 axes", [&] {
+  expect_message("query is (2, 9, 31), expected 3 axes, the last of 32", [&] { layer(x.slice(2, 1)); });
+  expect_message("query is (32), expected 3 axes", [&] { layer(x[0][0]); });
+  expect_message("query is undefined, expected a tensor", [&] { layer(at::Tensor()); });
+  expect_message("key is (9, 32), expected 3 axes", [&] { layer->forward(x, {.key = x[0]}); });
+  expect_message("positions is given, expected a layer with rotary_base",
+                 [&] { layer->forward(x, {.positions = at::arange(9)}); });
+  expect_message("key is another tensor than query", [&] { rotary->forward(x, {.key = x.clone()}); });
+  expect_message("key_padding_mask is (9, 2), expected (2, 9)",
+                 [&] { layer->forward(x, {.key_padding_mask = padding().t()}); });
+  expect_message("attn_mask is (9, 8), expected (9, 9), (8, 9, 9) or 4 axes", [&] {
     layer->forward(x, {.attn_mask = at::zeros({9, 8})});
   });
-  refused("attn_mask is Long, expected bool or", [&] {
+  expect_message("attn_mask is Long, expected bool or", [&] {
     layer->forward(x, {.attn_mask = at::zeros({9, 9}, at::kLong)});
   });
   for (const bool is_bias : {true, false}) {
     const torch::nn::MultiheadAttention module(
         torch::nn::MultiheadAttentionOptions(32, 4).add_bias_kv(is_bias).add_zero_attn(!is_bias));
-    refused(is_bias ? "from_torch: add_bias_kv is true" : "from_torch: add_zero_attn is true",
-            [&] { MultiHeadAttention::from_torch(module); });
+    expect_message(is_bias ? "from_torch: add_bias_kv is true" : "from_torch: add_zero_attn is true",
+                   [&] { MultiHeadAttention::from_torch(module); });
   }
 }
 

@@ -1,4 +1,4 @@
-// <tessella/torch.hpp> against softmax(scale * q . k^T + ...) . v in double by ATen, on the CPU and, where there is
+// <tessella/torch.hpp> against softmax(scale * q . k^T + ...) . v in float64 by ATen, on the CPU and, where there is
 // one, a GPU.
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>

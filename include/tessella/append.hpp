@@ -96,7 +96,7 @@ inline void append(const AppendArgs& args, const AppendOptions& options = {}, vo
   detail::check(tessella_append(&call.args, &call.options, stream));
 }
 
-// Compares `num_rows` sampled rows of each of k, v and q_out with the reference in double.
+// Compares `num_rows` sampled rows of each of k, v and q_out with the float64 reference.
 inline tessella_check_report check_append(const AppendArgs& args, const AppendOptions& options, int64_t num_rows,
                                           uint64_t seed = 0) {
   const detail::AppendCall call(args, options);

@@ -170,7 +170,7 @@ inline void forward(const ForwardArgs& args, const AttentionOptions& options = {
   detail::check(tessella_forward(&call.args, &call.options, stream));
 }
 
-// Compares `num_rows` sampled rows of args.out, and of args.lse where present, with the reference in double; 0 = all.
+// Compares `num_rows` sampled rows of args.out, and of args.lse where present, with the float64 reference; 0 = all.
 inline tessella_check_report check_forward(const ForwardArgs& args, const AttentionOptions& options, int64_t num_rows,
                                            uint64_t seed = 0) {
   const detail::ForwardCall call(args, options);

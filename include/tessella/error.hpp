@@ -1,4 +1,4 @@
-// Error: what every call of the C++ API throws; code and text come from the C API.
+// Error: what every call of the C++ API throws; code and message come from the C API.
 #pragma once
 
 #include <stdexcept>
@@ -20,7 +20,7 @@ enum class ErrorCode : int32_t {
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const char* text) : std::runtime_error(text), code_(code) {}
+  Error(ErrorCode code, const char* message) : std::runtime_error(message), code_(code) {}
   ErrorCode code() const noexcept { return code_; }
 
  private:

@@ -69,7 +69,7 @@ inline void merge(const std::vector<State>& states, const TensorView& out, const
   detail::check(tessella_merge(&call.args, &call.options, stream));
 }
 
-// Compares `num_rows` sampled rows of out, and of lse where present, with the reference in double.
+// Compares `num_rows` sampled rows of out, and of lse where present, with the float64 reference.
 inline tessella_check_report check_merge(const std::vector<State>& states, const TensorView& out, const TensorView& lse,
                                          int64_t num_rows, uint64_t seed = 0) {
   const detail::MergeCall call(states, out, lse, {});

@@ -19,7 +19,7 @@ namespace detail {
 class PlanOfAny {
  public:
   std::string kernel() const { return tessella_plan_kernel(plan_.get()); }
-  // The shape, the kernel, its workspace, and why each better kernel was refused.
+  // The shape, the kernel, its workspace, and why each better kernel is not eligible.
   std::string explain() const { return tessella_plan_explain(plan_.get()); }
 
   // Bytes of state and scratch; the pointers are null.

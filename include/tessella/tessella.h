@@ -1,9 +1,9 @@
 /* Tessella: exact attention, tile by tile. The C API, the stable ABI; the C++ headers are inline code over it.
  *
- * Every function returns a tessella_status; the text of a failure is tessella_last_error(). Nothing here prints,
+ * Every function returns a tessella_status; the message of a failure is tessella_last_error(). Nothing here prints,
  * aborts or exits. All functions may be called from any thread. Structs that may grow begin with struct_size: set
  * them with their _INIT macro. A shorter struct of an older program means defaults for what it lacks; a longer one of
- * a newer program is refused with `unsupported` if it sets a field that this library does not know.
+ * a newer program is an error, `unsupported`, if it sets a field that this library does not know.
  */
 #ifndef TESSELLA_TESSELLA_H
 #define TESSELLA_TESSELLA_H
@@ -31,7 +31,7 @@ typedef int32_t tessella_status;
 enum {
   TESSELLA_OK = 0,
   TESSELLA_INVALID_ARGUMENT = 1, /* a precondition does not hold; nothing was touched */
-  TESSELLA_UNSUPPORTED = 2,      /* valid, but no kernel here computes it; the text says why */
+  TESSELLA_UNSUPPORTED = 2,      /* valid, but no kernel here computes it; the message says why */
   TESSELLA_OUT_OF_MEMORY = 3,
   TESSELLA_DEVICE = 4,
   TESSELLA_COMPILE = 5,
@@ -117,7 +117,7 @@ typedef struct tessella_tensor {
   }
 
 /* Every pointer of a forward call. NULL = absent. q, k, v and out are required. All tensors of a call lie on one
- * device. Values of tensors on a GPU (lengths, ids) are not looked at by the call: the kernels clamp them, so that none
+ * device. Values of tensors on a GPU (lengths, ids) are not read by the call: the kernels clamp them, so that none
  * makes them read or write outside of the tensors. check_device_values has them checked as on the CPU.
  *
  *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16; also f8e4m3fn, f8e5m2, i8 and i4,
@@ -138,7 +138,7 @@ typedef struct tessella_tensor {
  *                  alone. No kernel applies q_scale yet
  *   out_scale      f32, the same rule over out: out holds the result divided by it
  *   amax           f32, the same rule over out; written: the largest |result| that an entry covers
- *   seqlens_q/kv   (batch) i32   rows in use of q, and of k and v; out rows past seqlens_q are 0, their lse -inf
+ *   seqlens_q/kv   (batch) i32   valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse -inf
  *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]),
  *                  cu[0] = 0; out rows of no sequence are 0, their lse -inf
  *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first,
@@ -146,11 +146,11 @@ typedef struct tessella_tensor {
  *                  of keys (bias, dense_mask, block_map, document_ids_kv), and seqlens_kv, have k's rows, padding too
  *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
- *                  Entries of pages without a key in use may hold anything. The pools have a page of a row at least.
+ *                  Entries of pages without a valid key may hold anything. The pools have a page of a row at least.
  *                  Not beside cu_seqlens_kv
  *   cache_batch_idx (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
  *                  have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
- *                  sequences without a key in use may hold anything. What belongs to keys (bias, masks, seqlens_kv,
+ *                  sequences without a valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv,
  *                  document_ids_kv) stays that of sequence b; k_scale and v_scale are the slots'. Not beside page_table
  *                  or cu_seqlens_kv
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores.
@@ -168,7 +168,7 @@ typedef struct tessella_tensor {
  *   key_ranges     reserved, `unsupported` where given; (batch or 1, heads or 1, seqlen_q, n, 2) i32, sorted ranges
  *                  [start, end) of visible keys
  *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool, true = visible: the last
- *                  keys of a sequence are those of its queries, as many as it has in use, and query i sees the key of
+ *                  keys of a sequence are those of its queries, as many as are valid, and query i sees the key of
  *                  query j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree of
  *                  drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than
  *                  queries, its keys are those of its last queries. Beside cu_seqlens_q its axes are those of the
@@ -292,8 +292,8 @@ typedef struct tessella_attention_options {
                                   gradients on a GPU may then be faster and differ in their last bits */
   int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
   int32_t query_class;         /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
-  int32_t num_splits;          /* of the keys of a sequence and KV head, by kernels that split them; the others refuse
-                                  more than one. 0 = automatic */
+  int32_t num_splits;          /* of the keys of a sequence and KV head, by kernels that split them; others are not
+                                  eligible for more than one. 0 = automatic */
   int32_t num_sms;             /* GPU: 0 = all */
   int32_t num_threads;         /* CPU: 0 = all that the process may use */
   int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
@@ -410,7 +410,7 @@ typedef struct tessella_merge_options {
  *   k, v           the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
  *                  page_size, heads_kv, head_dim)   the dtype of the new rows, or f8e4m3fn, i8 or i4 beside f32, bf16
  *                  and f16: such a cache is quantised. Both have one dtype
- *   seqlens_kv     (batch) i32, required: rows in use after the append, left padding included. The new rows of a
+ *   seqlens_kv     (batch) i32, required: valid lengths after the append, left padding included. The new rows of a
  *                  sequence become rows [seqlens_kv - new, seqlens_kv) of it; the attention that follows takes the same
  *                  array
  *   seqlens_new    (batch) i32: so many rows of a sequence are new, its first ones; the others are not read. NULL = all
@@ -440,7 +440,7 @@ typedef struct tessella_merge_options {
  * f8e4m3fn and as 0 in i8 and i4, which have none; where scales are computed, a row that has a NaN or an infinity has
  * NaN as its scale, so that it is read as NaN. A zero is +0. Bytes and scales are the same on a CPU and on a GPU.
  *
- * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a place in the cache
+ * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a slot in the cache
  * and a position without angles are errors, and so are two sequences that write one row. On a GPU such rows are not
  * written, positions are clamped, and that sequences write rows of their own is the caller's to see to. */
 typedef struct tessella_append_args {
@@ -533,7 +533,7 @@ typedef struct tessella_plan tessella_plan;
 
 /* state: zeroed once by tessella_plan_initialize, left zero by every run. scratch: any content. Both are aligned to
  * 64 bytes; they overlap neither each other nor anything that a run's args point to. One run at a time may use a
- * workspace: one that begins while the library works with it for another is refused. On a GPU that is as long as the
+ * workspace: one that begins while the library works with it for another is an error. On a GPU that is as long as the
  * other call takes to queue its work; runs that follow each other on one stream may have the same workspace, and that
  * no two streams have it at a time is the caller's to see to. */
 typedef struct tessella_workspace {
@@ -571,7 +571,7 @@ TESSELLA_API tessella_status tessella_copy_pages(const tessella_copy_pages_args*
 
 /* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
- * q, k, v, out and lse is looked at here and in questions about a kernel, and data may be NULL beside a device_type (a
+ * q, k, v, out and lse is read here and in questions about a kernel, and data may be NULL beside a device_type (a
  * v of one head, with the strides of k and fewer columns, then counts as the first columns of k). A plan of merge is
  * made for its number of states, and for a seqlen up to this one (or max_seqlen where larger). One of append is made
  * for a batch and new rows up to these (or max_seqlen_new where larger), one of copy_pages for its number of pools and
@@ -586,7 +586,7 @@ TESSELLA_API tessella_status tessella_plan_initialize(const tessella_plan* plan,
 TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, size_t* state_bytes,
                                                      size_t* scratch_bytes);
 /* Bytes of the schedule that runs of the plan follow: 0 where it was made without one (args.schedule, whose size is not
- * looked at then, and whose data may be NULL beside a device_type). */
+ * read then, and whose data may be NULL beside a device_type). */
 TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* bytes);
 /* Queues the making of args.schedule from the call's lengths as they are on the GPU then: once a model step, for the
  * runs of every layer whose lengths and window are these. It may be captured in a graph. Nothing of q, k, v, out and
@@ -594,11 +594,11 @@ TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* pl
  * results are right, and the work is less even. Plain calls, and plans of the same GPU, with the same batch, heads,
  * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. */
 TESSELLA_API tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream);
-/* Texts live as long as the plan. */
+/* The strings live as long as the plan. */
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
-/* Compares sampled rows of a call's out, and of its lse where given, with the reference in double, on the CPU. Tensors
+/* Compares sampled rows of a call's out, and of its lse where given, with the float64 reference, on the CPU. Tensors
  * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
  * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
  * compare, nor does an append with q_out in place of q or a backward that accumulates. A NaN of out or lse is right
@@ -660,12 +660,12 @@ TESSELLA_API tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const t
  * archs: "sm_80,sm_90"; NULL or "" = those of this machine's GPUs, without any all that the library is made for.
  * kernel: a name that tessella_kernel_describe gives; NULL or "" = all.
  * progress: called by the calling thread after each kernel, with one line about it; NULL = not. Frozen. */
-typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const char* text, void* user);
+typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const char* message, void* user);
 TESSELLA_API tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress,
                                                     void* user);
 
 /* The pages of a cache and the sequences that hold them. It knows no memory: one object serves the pools of k and v of
- * every layer that have num_pages pages of page_size rows. A sequence has a length, the rows it has in use or will
+ * every layer that have num_pages pages of page_size rows. A sequence has a length, its valid rows and those it will
  * write next, and as many pages as these need. Sequences of one fork hold the same pages; copy on write keeps them
  * apart.
  *
@@ -707,13 +707,13 @@ TESSELLA_API tessella_status tessella_pages_num_free(const tessella_pages* pages
 
 /* DLPack (versioned or not, `versioned` says which) to a view and back, without a copy. The view lives as long as the
  * managed tensor; reading never deletes it. A read-only one has TESSELLA_READ_ONLY set; the unversioned form cannot say
- * so and to_dlpack refuses it. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack: *managed owns
- * itself, freed by its deleter, and not the memory. */
+ * so and to_dlpack returns an error. Pinned memory counts as the CPU's, managed memory as the GPU's. To DLPack:
+ * *managed owns itself, freed by its deleter, and not the memory. */
 TESSELLA_API tessella_status tessella_from_dlpack(const void* managed, int32_t versioned, tessella_tensor* tensor);
 TESSELLA_API tessella_status tessella_to_dlpack(const tessella_tensor* tensor, int32_t versioned, void** managed);
 
 TESSELLA_API int32_t tessella_version(void);
-/* Text of the calling thread's last failure; lives until its next call into the library. */
+/* Message of the calling thread's last failure; lives until its next call into the library. */
 TESSELLA_API const char* tessella_last_error(void);
 /* Machine, instruction sets, threads and devices as lines "name: value"; lives until the thread's next call. */
 TESSELLA_API const char* tessella_info(void);

@@ -175,7 +175,7 @@ class AppendNormalizer {
     const tessella_tensor& table = *args_.page_table;
     const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
     a_.page_table = reader_.per_row("page_table", table, false, a_.batch, pages, "pages");
-    a_.seqlen_kv = std::min(pages, kMost) * a_.page_size;  // validate() refuses what is longer
+    a_.seqlen_kv = std::min(pages, kMost) * a_.page_size;  // validate() reports what is longer
   }
 
   // Of quantised caches, and with which meaning.

@@ -42,7 +42,7 @@ void* allocate(size_t bytes, const char* function) {
                       core::message(function, ": no memory for a workspace of ", bytes, " bytes"));
   }
 #ifdef MADV_HUGEPAGE
-  // 4 KB pages cost a third of the bandwidth of large scratch; a refusal costs nothing else.
+  // 4 KB pages cost a third of the bandwidth of large scratch; a failure costs nothing else.
   if (alignment == kHugePage) madvise(data, rounded_up(bytes, alignment), MADV_HUGEPAGE);
 #endif
   return data;

@@ -1,4 +1,4 @@
-// The C shim: exceptions become status codes, texts live per thread. No arithmetic.
+// The C shim: exceptions become status codes, messages live per thread. No arithmetic.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -46,21 +46,21 @@ namespace core = tessella::core;
 namespace api = tessella::api;
 
 // Plain arrays: calls may come after a thread's objects are destroyed, from static destructors and exit handlers.
-struct Text {
+struct Message {
   char chars[8192];
-  void set(std::string_view text) {
-    const size_t length = std::min(text.size(), sizeof chars - 1);
-    std::memcpy(chars, text.data(), length);
+  void set(std::string_view message) {
+    const size_t length = std::min(message.size(), sizeof chars - 1);
+    std::memcpy(chars, message.data(), length);
     chars[length] = '\0';
   }
 };
-thread_local Text t_error;
-thread_local Text t_text;  // what a query returned last
+thread_local Message t_error;
+thread_local Message t_answer;  // what a query returned last
 
 template <typename Fn>
 tessella_status guarded(Fn&& fn) noexcept {
-  const auto failed = [](tessella_status status, const char* text) {
-    t_error.set(text);
+  const auto failed = [](tessella_status status, const char* message) {
+    t_error.set(message);
     return status;
   };
   // What the host derives from arguments, the reference and the comparator do not depend on the caller's mode.
@@ -318,12 +318,12 @@ int32_t tessella_kernel_count(void) {
 tessella_status tessella_kernel_describe(int32_t kernel_idx, tessella_kernel_info* info) {
   return guarded([&] {
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_describe");
-    const api::KernelTexts& texts = api::kernel_texts(kernel);
+    const api::KernelStrings& strings = api::kernel_strings(kernel);
     fill(info,
-         tessella_kernel_info{sizeof(tessella_kernel_info), texts.name.c_str(), name(kernel.operation),
-                              texts.summary.c_str(), name(kernel.device), texts.architectures.c_str(),
-                              texts.dtypes.c_str(), texts.automatic.c_str(), texts.features.c_str(),
-                              kernel.max_head_dim, texts.unavailable.c_str()},
+         tessella_kernel_info{sizeof(tessella_kernel_info), strings.name.c_str(), name(kernel.operation),
+                              strings.summary.c_str(), name(kernel.device), strings.architectures.c_str(),
+                              strings.dtypes.c_str(), strings.automatic.c_str(), strings.features.c_str(),
+                              kernel.max_head_dim, strings.unavailable.c_str()},
          "kernel_describe", "info");
   });
 }
@@ -334,9 +334,9 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_call*
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
     with_structs(call, "kernel_refusal", [&](const auto* args, const auto& options) {
       const auto arguments = api::read(args, options, "kernel_refusal", nullptr, api::Memory::none);
-      t_text.set(core::refusal(kernel, core::shape(&arguments)));
+      t_answer.set(core::ineligible(kernel, core::shape(&arguments)));
     });
-    *reason = t_text.chars;
+    *reason = t_answer.chars;
   });
 }
 
@@ -352,7 +352,8 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
       }
       if (kernel.cost == nullptr || kernel.device != arguments.device.type) {
         core::unsupported(core::message("kernel_cost_of: ", kernel.name,
-                                        " does not count its passes and bytes of a call on ", place(arguments.device)));
+                                        " does not count its passes and bytes of a call on ",
+                                        location(arguments.device)));
       }
       counted = kernel.cost(&arguments);
     });
@@ -366,8 +367,8 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
 tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress, void* user) {
   return guarded([&] {
     tessella::cuda::prebuild(archs == nullptr ? "" : archs, kernel == nullptr ? "" : kernel,
-                             [&](int num_done, int num_total, const std::string& text) {
-                               if (progress != nullptr) progress(num_done, num_total, text.c_str(), user);
+                             [&](int num_done, int num_total, const std::string& message) {
+                               if (progress != nullptr) progress(num_done, num_total, message.c_str(), user);
                              });
   });
 }
@@ -467,8 +468,8 @@ int32_t tessella_version(void) { return TESSELLA_VERSION; }
 const char* tessella_last_error(void) { return t_error.chars; }
 
 const char* tessella_info(void) {
-  if (guarded([] { t_text.set(api::info()); }) != TESSELLA_OK) return "";
-  return t_text.chars;
+  if (guarded([] { t_answer.set(api::info()); }) != TESSELLA_OK) return "";
+  return t_answer.chars;
 }
 
 }  // extern "C"

@@ -42,7 +42,7 @@ reference::CheckReport check(const AttentionArguments& arguments, int64_t num_ro
   on_cpu.device = {};
   on_cpu.features = on_cpu.features.without(core::kDecodeFeatures);  // they say how, not what
   on_cpu.num_splits = 0;
-  if (const std::string reason = core::refusal(reference::oracle(arguments.operation), on_cpu); !reason.empty()) {
+  if (const std::string reason = core::ineligible(reference::oracle(arguments.operation), on_cpu); !reason.empty()) {
     core::unsupported(message("check: the reference ", reason));
   }
   const auto compare = [&](const AttentionArguments& a) {

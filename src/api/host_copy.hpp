@@ -11,7 +11,7 @@
 namespace tessella::api {
 
 enum class Copied {
-  tables,  // lengths, offsets and prefixes: what validate() looks at
+  tables,  // lengths, offsets and prefixes: what validate() reads
   all,
 };
 

@@ -13,54 +13,54 @@
 namespace tessella::api {
 namespace {
 
-KernelTexts make_texts(const core::Kernel& kernel) {
-  KernelTexts texts{.name = std::string(kernel.name),
-                    .summary = std::string(kernel.summary),
-                    .architectures = std::string(kernel.architectures),
-                    .dtypes = {},
-                    .automatic = {},
-                    .features = {},
-                    .unavailable = kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0})};
+KernelStrings make_strings(const core::Kernel& kernel) {
+  KernelStrings strings{.name = std::string(kernel.name),
+                        .summary = std::string(kernel.summary),
+                        .architectures = std::string(kernel.architectures),
+                        .dtypes = {},
+                        .automatic = {},
+                        .features = {},
+                        .unavailable = kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0})};
   const auto append = [](std::string& list, const char* word) {
     list += (list.empty() ? "" : " ") + std::string(word);
   };
   for (int32_t value = 1; value <= static_cast<int32_t>(core::kLastDType); ++value) {
     const auto dtype = static_cast<core::DType>(value);
     if ((kernel.dtypes & core::dtype_bit(dtype)) == 0) continue;
-    append(texts.dtypes, name(dtype));
-    if ((kernel.automatic & core::dtype_bit(dtype)) != 0) append(texts.automatic, name(dtype));
+    append(strings.dtypes, name(dtype));
+    if ((kernel.automatic & core::dtype_bit(dtype)) != 0) append(strings.automatic, name(dtype));
   }
   for (const core::FeatureName& entry : core::kFeatureNames) {
-    if (kernel.features.has(entry.feature)) append(texts.features, entry.name);
+    if (kernel.features.has(entry.feature)) append(strings.features, entry.name);
   }
-  return texts;
+  return strings;
 }
 
 }  // namespace
 
-const KernelTexts& kernel_texts(const core::Kernel& kernel) {
-  const auto& texts = core::once([] {
-    std::map<const core::Kernel*, KernelTexts> all;
+const KernelStrings& kernel_strings(const core::Kernel& kernel) {
+  const auto& strings = core::once([] {
+    std::map<const core::Kernel*, KernelStrings> all;
     for (const core::KernelTable& table : kernel_tables()) {
-      for (const core::Kernel& entry : table) all.emplace(&entry, make_texts(entry));
+      for (const core::Kernel& entry : table) all.emplace(&entry, make_strings(entry));
     }
     return all;
   });
-  return texts.at(&kernel);
+  return strings.at(&kernel);
 }
 
 std::string info() {
-  std::string text = core::message("version: ", TESSELLA_VERSION_MAJOR, ".", TESSELLA_VERSION_MINOR, ".",
-                                   TESSELLA_VERSION_PATCH, "\nthreads: ", cpu::max_threads(), "\n");
+  std::string string = core::message("version: ", TESSELLA_VERSION_MAJOR, ".", TESSELLA_VERSION_MINOR, ".",
+                                     TESSELLA_VERSION_PATCH, "\nthreads: ", cpu::max_threads(), "\n");
   for (const core::KernelTable& table : kernel_tables()) {
     for (const core::Kernel& kernel : table) {
-      const std::string& reason = kernel_texts(kernel).unavailable;
-      text += core::message("kernel ", kernel.name, ": ", reason.empty() ? "available" : reason, "\n");
+      const std::string& reason = kernel_strings(kernel).unavailable;
+      string += core::message("kernel ", kernel.name, ": ", reason.empty() ? "available" : reason, "\n");
     }
   }
   const std::string_view forced = core::environment_kernel();
-  if (!forced.empty()) text += core::message("TESSELLA_KERNEL: ", forced, "\n");
-  return text + cuda::info_lines();
+  if (!forced.empty()) string += core::message("TESSELLA_KERNEL: ", forced, "\n");
+  return string + cuda::info_lines();
 }
 
 }  // namespace tessella::api

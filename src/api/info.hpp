@@ -1,4 +1,4 @@
-// Texts about the library and the machine.
+// Strings about the library and the machine.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace tessella::api {
 
-struct KernelTexts {
+struct KernelStrings {
   std::string name, summary, architectures, dtypes, automatic, features, unavailable;
 };
 // Lives as long as the process.
-const KernelTexts& kernel_texts(const core::Kernel& kernel);
+const KernelStrings& kernel_strings(const core::Kernel& kernel);
 
 std::string info();
 

@@ -124,7 +124,7 @@ class Normalizer {
     const tessella_tensor& table = *args_.page_table;
     const int64_t pages = table.ndim >= 1 && table.ndim <= 8 ? table.shape[table.ndim - 1] : 0;
     p_.page_table = reader_.per_row("page_table", table, false, p_.batch, pages, "pages");
-    p_.seqlen_kv = p_.total_kv = std::min(pages, kMost) * p_.page_size;  // validate() refuses what is longer
+    p_.seqlen_kv = p_.total_kv = std::min(pages, kMost) * p_.page_size;  // validate() reports what is longer
   }
 
   void slots(const TensorAxes& k) {
@@ -171,7 +171,7 @@ class Normalizer {
     if (p_.keep_first != 0) p_.features |= Feature::keep_first;
     p_.batch_invariant = options_.batch_invariant != 0;
     p_.num_sms = options_.num_sms;
-    refuse_on_cpu("num_sms", options_.num_sms != 0);
+    invalid_on_cpu("num_sms", options_.num_sms != 0);
     query_class();
     if (p_.batch_invariant && options_.num_splits > 1) {
       invalid(message(function_, ": num_splits is ", options_.num_splits,
@@ -198,7 +198,7 @@ class Normalizer {
 
   bool is_on_cpu() const { return p_.device.type == core::DeviceType::cpu; }
 
-  void refuse_on_cpu(const char* option, bool is_set) const {
+  void invalid_on_cpu(const char* option, bool is_set) const {
     if (is_set && is_on_cpu()) {
       unsupported(message(function_, ": option ", option, " is for GPUs, and q is on the CPU"));
     }
@@ -236,7 +236,7 @@ class Normalizer {
       if (!is_on_cpu()) return bound > 0 ? std::min(bound, seqlen) : seqlen;
       int64_t most = 0;
       for (int64_t b = 0; b < p_.batch; ++b) most = std::max<int64_t>(most, int64_t{cu.at(0, b + 1)} - cu.at(0, b));
-      return std::min(most, seqlen);  // a table that goes beyond the tensor is validate()'s to refuse
+      return std::min(most, seqlen);  // a table that goes beyond the tensor is an error of validate()
     };
     p_.seqlen_q = longest(p_.cu_seqlens_q, p_.seqlen_q, options_.max_seqlen_q);
     p_.seqlen_kv = longest(p_.cu_seqlens_kv, p_.seqlen_kv, options_.max_seqlen_kv);
@@ -363,7 +363,7 @@ class Normalizer {
 
   // Of queries (0) and keys (1), which tensors over scores count: beside cu_seqlens from the first of each sequence, so
   // that they have those of the longest, and no more than a bound that the caller gives. Then one made for the rows of
-  // the packed tensors is refused.
+  // the packed tensors is an error.
   struct Counted {
     const char* rows;
     bool is_packed;
@@ -481,7 +481,7 @@ class Normalizer {
   void modifications() {
     const auto source = [&](const char* name, const char* given, Feature feature) {
       const std::string_view body = given == nullptr ? "" : given;
-      refuse_on_cpu(name, !body.empty());
+      invalid_on_cpu(name, !body.empty());
       if (!body.empty()) p_.features |= feature;
       return body;
     };

@@ -19,15 +19,15 @@ constexpr DType kDTypeOf = std::is_same_v<T, int32_t>   ? DType::i32
                            : std::is_same_v<T, int64_t> ? DType::i64
                                                         : DType::f32;
 
-std::string shape_text(const int64_t* shape, int ndim) {
-  std::string text = "(";
-  for (int i = 0; i < ndim; ++i) text += message(i == 0 ? "" : ", ", shape[i]);
-  return text + ")";
+std::string shape_string(const int64_t* shape, int ndim) {
+  std::string string = "(";
+  for (int i = 0; i < ndim; ++i) string += message(i == 0 ? "" : ", ", shape[i]);
+  return string + ")";
 }
 
 }  // namespace
 
-void TensorReader::place(const char* name, const tessella_tensor& tensor, bool shows) {
+void TensorReader::locate(const char* name, const tessella_tensor& tensor, bool shows) {
   core::Device found;
   if (tensor.device_type == TESSELLA_CUDA) {
     found = {core::DeviceType::cuda, tensor.device_id};
@@ -40,12 +40,12 @@ void TensorReader::place(const char* name, const tessella_tensor& tensor, bool s
   }
   if (device_) {
     if (found == *device_) return;
-    invalid(message(function_, ": ", name, " is on ", core::place(found), ", expected ", core::place(*device_),
+    invalid(message(function_, ": ", name, " is on ", core::location(found), ", expected ", core::location(*device_),
                     " = the device of ", first_));
   }
   if (found.type == core::DeviceType::cuda) {
     if (const std::string problem = cuda::device_problem(found.id); !problem.empty()) {
-      core::unsupported(message(function_, ": ", name, " is on ", core::place(found), ", and ", problem));
+      core::unsupported(message(function_, ": ", name, " is on ", core::location(found), ", and ", problem));
     }
   }
   device_ = found;
@@ -93,7 +93,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     const double steps = static_cast<double>(step) * static_cast<double>(std::max<int64_t>(length, 1));
     if (length > 1) extent += static_cast<double>(stride) * static_cast<double>(length - 1);
     if (std::max(extent, steps) * static_cast<double>(bits) > 0x1p65) {
-      invalid(message(function_, ": ", name, " has shape ", shape_text(tensor.shape, view.ndim),
+      invalid(message(function_, ": ", name, " has shape ", shape_string(tensor.shape, view.ndim),
                       ", expected one whose bytes fit in 62 bits"));
     }
     step *= std::max<int64_t>(length, 1);
@@ -101,7 +101,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   if (!empty && has_memory && view.data == nullptr) {
     invalid(message(function_, ": ", name, ".data is NULL, expected memory"));
   }
-  place(name, tensor, !empty && view.data != nullptr);
+  locate(name, tensor, !empty && view.data != nullptr);
   const int64_t size = core::bytes_of(view.dtype, 1);
   if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(size) != 0) {
     invalid(message(function_, ": ", name, ".data is not aligned, expected a multiple of ", size, " bytes for ",
@@ -115,7 +115,7 @@ TensorAxes TensorReader::attention(const char* name, const tessella_tensor* tens
   if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
   const View t = view(name, *tensor, has_memory_);
   if (t.ndim < 2 || t.ndim > (packed ? 3 : 4)) {
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected ",
                     packed ? "(total, heads, head_dim) beside cu_seqlens"
                            : "(batch, seqlen, heads, head_dim), (seqlen, heads, head_dim) or (seqlen, head_dim)"));
   }
@@ -148,8 +148,8 @@ core::Operand TensorReader::lse(const char* name, const tessella_tensor& tensor,
   const int ndim = ndim_q - 1;
   const int64_t* expected = full + 3 - ndim;
   if (t.ndim != ndim || !std::equal(expected, expected + ndim, t.shape)) {
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
-                    shape_text(expected, ndim), " = ", meaning));
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected ",
+                    shape_string(expected, ndim), " = ", meaning));
   }
   core::Operand operand{.data = t.data, .dtype = t.dtype};
   operand.row_stride = t.strides[ndim - 1];
@@ -169,9 +169,9 @@ core::ScoreOperand TensorReader::broadcast(const char* name, const tessella_tens
   }
   if (!fits) {
     const bool has_range = !std::equal(axes.least, axes.least + 4, axes.most);
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
-                    ", expected one that broadcasts to ", shape_text(axes.least, 4),
-                    has_range ? " up to " + shape_text(axes.most, 4) : "", " = (batch, heads_q, queries, keys)",
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim),
+                    ", expected one that broadcasts to ", shape_string(axes.least, 4),
+                    has_range ? " up to " + shape_string(axes.most, 4) : "", " = (batch, heads_q, queries, keys)",
                     axes.is_packed ? ", beside cu_seqlens those of the longest sequence up to max_seqlen" : ""));
   }
   return {t.data, t.dtype, strides[0], strides[1], strides[2], strides[3]};
@@ -185,8 +185,8 @@ core::ScoreOperand TensorReader::draft_mask(const tessella_tensor& tensor, const
   const bool fits = (has_batch || t.ndim == 2) && t.shape[last] == t.shape[last - 1] && t.shape[last] >= least &&
                     t.shape[last] <= most && (!has_batch || t.shape[0] == batch || t.shape[0] == 1);
   if (!fits) {
-    invalid(message(function_, ": draft_mask has shape ", shape_text(t.shape, t.ndim), ", expected (", batch, " or 1, ",
-                    least, ", ", least, ") = (batch, seqlen_q, seqlen_q)",
+    invalid(message(function_, ": draft_mask has shape ", shape_string(t.shape, t.ndim), ", expected (", batch,
+                    " or 1, ", least, ", ", least, ") = (batch, seqlen_q, seqlen_q)",
                     axes.is_packed ? ", beside cu_seqlens that of the longest sequence up to max_seqlen_q" : ""));
   }
   return {t.data, t.dtype, has_batch ? t.strides[0] : 0, 0, t.strides[last - 1], t.strides[last]};
@@ -199,7 +199,7 @@ core::Table<T> TensorReader::table(const char* name, const tessella_tensor* tens
     invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected ", core::name(kDTypeOf<T>)));
   }
   if (t.ndim != 1 || t.shape[0] != size) {
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected (", size, ") = (",
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected (", size, ") = (",
                     meaning, ")"));
   }
   // An empty table still counts as given.
@@ -224,8 +224,8 @@ core::Operand TensorReader::scale(const char* name, const tessella_tensor& tenso
     strides[axis] = t.strides[i];
   }
   if (!fits) {
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
-                    ", expected one that broadcasts to ", shape_text(shape, 3), " = (batch, blocks, heads)"));
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim),
+                    ", expected one that broadcasts to ", shape_string(shape, 3), " = (batch, blocks, heads)"));
   }
   return {t.data, t.dtype, strides[0], strides[1], strides[2]};
 }
@@ -238,7 +238,7 @@ core::Table<float> TensorReader::alibi(const tessella_tensor& tensor, int64_t ba
   const bool per_head = t.ndim == 1 && t.shape[0] == heads;
   const bool per_batch = t.ndim == 2 && t.shape[0] == batch && t.shape[1] == heads;
   if (!per_head && !per_batch) {
-    invalid(message(function_, ": alibi_slopes has shape ", shape_text(t.shape, t.ndim), ", expected (", heads,
+    invalid(message(function_, ": alibi_slopes has shape ", shape_string(t.shape, t.ndim), ", expected (", heads,
                     ") or (", batch, ", ", heads, ")"));
   }
   return {reinterpret_cast<const float*>(t.data), per_batch ? t.strides[0] : 0, t.strides[t.ndim - 1]};
@@ -274,7 +274,7 @@ core::Table<int32_t> TensorReader::per_row(const char* name, const tessella_tens
   const bool batched = !packed && t.ndim == 2 && t.shape[0] == batch && t.shape[1] == rows;
   if (!single && !batched) {
     invalid(message(
-        function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected ",
+        function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected ",
         packed ? message("(", rows, ") = (total)") : message("(", batch, ", ", rows, ") = (batch, ", axis, ")")));
   }
   return {reinterpret_cast<const int32_t*>(t.data), batched ? t.strides[0] : 0, t.strides[t.ndim - 1]};
@@ -286,7 +286,7 @@ core::Table<int32_t> TensorReader::pairs(const char* name, const tessella_tensor
     invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
   }
   if (t.ndim != 2 || t.shape[1] != 2) {
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim),
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim),
                     ", expected (n, 2) = (pairs, source and target)"));
   }
   return {reinterpret_cast<const int32_t*>(t.data), t.strides[0], t.strides[1]};
@@ -317,7 +317,7 @@ void TensorReader::schedule(const tessella_tensor& tensor, bool has_memory, core
     invalid(message(function_, ": schedule.dtype is ", core::name(t.dtype), ", expected i32"));
   }
   if (t.ndim != 1) {
-    invalid(message(function_, ": schedule has shape ", shape_text(t.shape, t.ndim), ", expected (n)"));
+    invalid(message(function_, ": schedule has shape ", shape_string(t.shape, t.ndim), ", expected (n)"));
   }
   if (t.shape[0] > 1 && t.strides[0] != 1) {
     invalid(message(function_, ": schedule.strides[0] is ", t.strides[0], ", expected 1: it must be dense"));
@@ -329,7 +329,7 @@ void TensorReader::schedule(const tessella_tensor& tensor, bool has_memory, core
 int64_t TensorReader::length(const char* name, const tessella_tensor& tensor) {
   const View t = view(name, tensor);
   if (t.ndim != 1 || t.shape[0] < 1) {
-    invalid(message(function_, ": ", name, " has shape ", shape_text(t.shape, t.ndim), ", expected (batch + 1)"));
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected (batch + 1)"));
   }
   return t.shape[0];
 }

@@ -90,7 +90,7 @@ class TensorReader {
   };
   View view(const char* name, const tessella_tensor& tensor, bool has_memory = true);
   // Holds the tensor's device against the call's. shows: its pointer tells where it is.
-  void place(const char* name, const tessella_tensor& tensor, bool shows);
+  void locate(const char* name, const tessella_tensor& tensor, bool shows);
 
   const char* function_;
   bool has_memory_;

@@ -1,4 +1,4 @@
-// Arguments: one call in normal form, what api/ makes of the user's structs and all that kernels look at when they run.
+// Arguments: one call in normal form, what api/ makes of the user's structs and all that kernels read when they run.
 //
 // A call's arguments begin with its own shape. The rest changes from run to run: pointers, strides, tables, scalars.
 //
@@ -24,9 +24,9 @@ struct AttentionArguments : AttentionShape {
   // f64; gradients as what they are of, d_lse as lse; scales and amax (batch or page, ceil(rows / scale_block), heads,
   // 1), f32: axes of 1 have stride 0.
   ByName<Operand> tensors;
-  Table<int32_t> seqlens_q;        // (batch) rows in use
-  Table<int32_t> seqlens_kv;       // (batch) slots in use, left padding included
-  Table<int32_t> leftpad_kv;       // (batch) first slot in use
+  Table<int32_t> seqlens_q;        // (batch) valid lengths
+  Table<int32_t> seqlens_kv;       // (batch) valid lengths, left padding included
+  Table<int32_t> leftpad_kv;       // (batch) first valid slot
   Table<int32_t> cu_seqlens_q;     // (batch + 1) first row of each sequence in the packed tensor
   Table<int32_t> cu_seqlens_kv;    // (batch + 1)
   Table<int32_t> page_table;       // (batch, seqlen_kv / page_size) pages of a sequence, in its order
@@ -142,7 +142,7 @@ struct AppendArguments : AppendShape {
   Rows k_rows, v_rows, q_rows;
   Operand cos, sin;                // (1, positions, 1, rotary_dim / 2), f32 or the dtype of the rows
   int64_t positions = 0;           // that have an angle
-  Table<int32_t> seqlens_kv;       // (batch) rows in use of the cache, new ones included
+  Table<int32_t> seqlens_kv;       // (batch) valid lengths of the cache, new rows included
   Table<int32_t> seqlens_new;      // (batch) rows that are new, the first ones
   Table<int32_t> cu_seqlens_new;   // (batch + 1) first row of each sequence in the packed tensors
   Table<int32_t> page_table;       // (batch, seqlen_kv / page_size)

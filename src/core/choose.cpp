@@ -14,11 +14,11 @@ namespace tessella::core {
 namespace {
 
 std::string names(Features features) {
-  std::string text;
+  std::string string;
   for (const FeatureName& entry : kFeatureNames) {
-    if (features.has(entry.feature)) text += (text.empty() ? "" : " ") + std::string(entry.name);
+    if (features.has(entry.feature)) string += (string.empty() ? "" : " ") + std::string(entry.name);
   }
-  return text.empty() ? "none" : text;
+  return string.empty() ? "none" : string;
 }
 
 // A member of a shape as users read it.
@@ -38,7 +38,7 @@ std::string shown(const Value& value) {
 // Operation, device, lengths, and what else is not as by default: "operation=forward device=cpu batch=2 ...".
 template <typename S>
 std::string shown_fields(const S& shape) {
-  std::ostringstream text;
+  std::ostringstream string;
   const S defaults;
   fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
     const auto& value = std::invoke(get, shape);
@@ -46,23 +46,24 @@ std::string shown_fields(const S& shape) {
     const bool is_always = owner == "operation" || owner == "device" || fit == Fit::at_most || fit == Fit::at_most_few;
     const bool is_never = fit == Fit::hint || fit == Fit::at_least || owner == "features";
     if (is_never || (value == std::invoke(get, defaults) && !is_always)) return;
-    text << (text.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
+    string << (string.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
   });
-  return text.str();
+  return string.str();
 }
 
 std::string explain(const Plan& plan, std::string_view forced) {
-  std::string text = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
-  text += message("\nfeatures: ", names(features(plan.shape)), "\n");
-  text += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
-                  forced.empty() ? "" : ", named by the caller", "\n");
-  if (plan.kernel->device == DeviceType::cpu) text += message("threads: at most ", plan.num_threads, "\n");
-  if (plan.kernel->describe != nullptr) text += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
-  text += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
-                  " bytes\n");
-  if (plan.schedule_bytes > 0) text += message("schedule: ", plan.schedule_bytes, " bytes\n");
-  for (const Refusal& refused : plan.refusals) text += message("refused: ", refused.kernel, ": ", refused.reason, "\n");
-  return text;
+  std::string string = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
+  string += message("\nfeatures: ", names(features(plan.shape)), "\n");
+  string += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
+                    forced.empty() ? "" : ", named by the caller", "\n");
+  if (plan.kernel->device == DeviceType::cpu) string += message("threads: at most ", plan.num_threads, "\n");
+  if (plan.kernel->describe != nullptr) string += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
+  string += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
+                    " bytes\n");
+  if (plan.schedule_bytes > 0) string += message("schedule: ", plan.schedule_bytes, " bytes\n");
+  for (const IneligibleKernel& other : plan.ineligible)
+    string += message("not eligible: ", other.kernel, ": ", other.reason, "\n");
+  return string;
 }
 
 // The plan outlives the caller's C++ source.
@@ -81,25 +82,26 @@ void keep_sources(Plan& plan) {
   }
 }
 
-std::string refused_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {
+std::string ineligible_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {
   if (head_dim <= kernel.max_head_dim) return "";
   return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
 }
 
-std::string refused_head_dims(const Kernel& kernel, const AttentionShape& shape) {
-  std::string reason = refused_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
-  return reason.empty() ? refused_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
+std::string ineligible_head_dims(const Kernel& kernel, const AttentionShape& shape) {
+  std::string reason = ineligible_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
+  return reason.empty() ? ineligible_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
 }
-std::string refused_head_dims(const Kernel& kernel, const MergeShape& shape) {
-  return refused_head_dim(kernel, "head_dim", shape.head_dim);
+std::string ineligible_head_dims(const Kernel& kernel, const MergeShape& shape) {
+  return ineligible_head_dim(kernel, "head_dim", shape.head_dim);
 }
-std::string refused_head_dims(const Kernel& kernel, const AppendShape& shape) {
-  return refused_head_dim(kernel, "head_dim", std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
+std::string ineligible_head_dims(const Kernel& kernel, const AppendShape& shape) {
+  return ineligible_head_dim(kernel, "head_dim",
+                             std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
 }
-std::string refused_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
+std::string ineligible_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
 // Why not, of what few kernels have: k and v of a dtype of their own, a class of few queries.
-std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
+std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape) {
   for (const Name operand : {Name::k, Name::v}) {
     const DType dtype = shape.operands[operand].dtype;
     if (dtype != shape.dtype() && (kernel.cache_dtypes & dtype_bit(dtype)) == 0) {
@@ -120,7 +122,7 @@ std::string refused_mixture(const Kernel& kernel, const AttentionShape& shape) {
   return "";
 }
 template <typename S>
-std::string refused_mixture(const Kernel&, const S&) {
+std::string ineligible_mixture(const Kernel&, const S&) {
   return "";
 }
 
@@ -141,11 +143,11 @@ int asked_threads(const Shape& shape) {
 
 }  // namespace
 
-std::string refusal(const Kernel& kernel, const Shape& shape) {
+std::string ineligible(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation), place(device));
+    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation), location(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
@@ -153,14 +155,14 @@ std::string refusal(const Kernel& kernel, const Shape& shape) {
   if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
   for (const std::string& reason : std::visit(
            [&](const auto& s) {
-             return std::array{refused_head_dims(kernel, s), refused_mixture(kernel, s)};
+             return std::array{ineligible_head_dims(kernel, s), ineligible_mixture(kernel, s)};
            },
            shape)) {
     if (!reason.empty()) return reason;
   }
   const Features missing = features(shape).without(kernel.features);
   if (!missing.empty()) return "does not support " + names(missing);
-  return kernel.refuses == nullptr ? std::string() : kernel.refuses(shape);
+  return kernel.ineligible == nullptr ? std::string() : kernel.ineligible(shape);
 }
 
 Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string_view forced, const char* function) {
@@ -170,13 +172,13 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
     for (const Kernel& kernel : table) {
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
-      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not refused
-      std::string reason = refusal(kernel, shape);
+      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not to be chosen
+      std::string reason = ineligible(kernel, shape);
       if (reason.empty() && forced.empty() && (kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       }
       if (!reason.empty()) {
-        plan.refusals.push_back({kernel.name, reason});
+        plan.ineligible.push_back({kernel.name, reason});
         continue;
       }
       plan.kernel = &kernel;
@@ -189,12 +191,12 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
       return plan;
     }
   }
-  if (!forced.empty() && plan.refusals.empty()) {
+  if (!forced.empty() && plan.ineligible.empty()) {
     invalid(message(function, ": kernel is \"", forced, "\", expected a name that `tessella kernels` lists"));
   }
-  std::string text = message(function, ": no kernel computes this call");
-  for (const Refusal& refused : plan.refusals) text += message("; ", refused.kernel, ": ", refused.reason);
-  unsupported(text);
+  std::string string = message(function, ": no kernel computes this call");
+  for (const IneligibleKernel& other : plan.ineligible) string += message("; ", other.kernel, ": ", other.reason);
+  unsupported(string);
 }
 
 namespace {

@@ -1,4 +1,4 @@
-// Chooses a kernel for a shape: pure, host only. Says why each better kernel was refused.
+// Chooses a kernel for a shape: pure, host only. Says why each better kernel is not eligible.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 namespace tessella::core {
 
 // Why the kernel would not run calls of this shape, or "".
-std::string refusal(const Kernel& kernel, const Shape& shape);
+std::string ineligible(const Kernel& kernel, const Shape& shape);
 
 // Walks the tables, best first, and passes over kernels of other operations and devices. A non-empty `forced` names the
 // kernel that must run. Throws Error(unsupported) with every reason when none is left, Error(invalid_argument) for an

@@ -19,6 +19,6 @@ inline std::string name(Device device) {
   return device.type == DeviceType::cpu ? "cpu" : "cuda:" + std::to_string(device.id);
 }
 // As in "q is on the CPU".
-inline std::string place(Device device) { return device.type == DeviceType::cpu ? "the CPU" : name(device); }
+inline std::string location(Device device) { return device.type == DeviceType::cpu ? "the CPU" : name(device); }
 
 }  // namespace tessella::core

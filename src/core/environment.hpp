@@ -1,4 +1,4 @@
-// Every environment variable the library reads, in one place. One that cannot mean anything is refused as a bad
+// Every environment variable the library reads, in one file. One that cannot mean anything is an error like a bad
 // argument is.
 #pragma once
 
@@ -21,22 +21,22 @@ inline std::string_view environment_kernel() {
 // Whether every call checks the values of tables that live on a GPU, as option check_device_values does for one.
 inline bool environment_check_device_values() {
   const char* value = std::getenv("TESSELLA_CHECK_DEVICE_VALUES");
-  const std::string_view text = value == nullptr ? "" : value;
-  if (text != "" && text != "0" && text != "1") {
-    invalid(message("TESSELLA_CHECK_DEVICE_VALUES is '", text, "', expected 0 or 1"));
+  const std::string_view string = value == nullptr ? "" : value;
+  if (string != "" && string != "0" && string != "1") {
+    invalid(message("TESSELLA_CHECK_DEVICE_VALUES is '", string, "', expected 0 or 1"));
   }
-  return text == "1";
+  return string == "1";
 }
 
 // Upper bound on the threads of a call; 0 = not set.
 inline int environment_num_threads() {
   const char* value = std::getenv("TESSELLA_NUM_THREADS");
-  const std::string_view text = value == nullptr ? "" : value;
-  if (text.empty()) return 0;
+  const std::string_view string = value == nullptr ? "" : value;
+  if (string.empty()) return 0;
   int threads = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
-  if (error != std::errc() || end != text.data() + text.size() || threads < 1) {
-    invalid(message("TESSELLA_NUM_THREADS is '", text, "', expected a number of at least 1"));
+  const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), threads);
+  if (error != std::errc() || end != string.data() + string.size() || threads < 1) {
+    invalid(message("TESSELLA_NUM_THREADS is '", string, "', expected a number of at least 1"));
   }
   return threads;
 }

@@ -1,4 +1,4 @@
-// The one exception of the library's inside; api/ turns it into a status code and a text at the C boundary.
+// The one exception of the library's inside; api/ turns it into a status code and a message at the C boundary.
 #pragma once
 
 #include <cstdint>

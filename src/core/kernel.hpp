@@ -48,8 +48,8 @@ struct Kernel {
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
   std::string (*unavailable)(Device) = nullptr;
-  // Why this kernel refuses the shape beyond dtypes, head dim and features, or "". May be null.
-  std::string (*refuses)(const Shape&) = nullptr;
+  // Why this kernel cannot take the shape, beyond dtypes, head dim and features, or "". May be null.
+  std::string (*ineligible)(const Shape&) = nullptr;
   // For the sizes of a plan's shape and num_threads threads. Null: none.
   WorkspaceSize (*workspace)(const Shape&, int num_threads) = nullptr;
   // Threads a run uses when the caller asks for `requested` (0 = all). Null: one.

@@ -30,8 +30,8 @@ MemoryBox memory_box(const Operand& t, int64_t batch, int64_t rows, int64_t head
 inline constexpr int kMostSteps = 10000;
 bool overlap(const MemoryBox& a, const MemoryBox& b);
 
-// Throws if two elements share memory: sorted by stride, each axis steps over all that lies inside it. Refuses also the
-// few layouts whose axes interleave without that.
+// Throws if two elements share memory: sorted by stride, each axis steps over all that lies inside it. Throws also for
+// the few layouts whose axes interleave without that.
 void validate_not_folded(const char* function, const char* name, const Operand& t, int64_t batch, int64_t rows,
                          int64_t heads, int64_t dim);
 void validate_not_folded(const char* function, const char* name, const ScoreGradient& t, int64_t batch, int64_t heads,

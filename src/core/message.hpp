@@ -1,4 +1,4 @@
-// Builds the texts of errors and explanations.
+// Builds the messages of errors and explanations.
 #pragma once
 
 #include <sstream>
@@ -8,9 +8,9 @@ namespace tessella::core {
 
 template <typename... Parts>
 std::string message(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::ostringstream string;
+  (string << ... << parts);
+  return string.str();
 }
 
 }  // namespace tessella::core

@@ -10,7 +10,7 @@
 
 namespace tessella::core {
 
-// The value of make(), a lambda of its own place: made by one thread, never destroyed, since calls may outlive static
+// The value of make(), a lambda of its own type: made by one thread, never destroyed, since calls may outlive static
 // destruction. A fork waits meanwhile: of a local static a child would wait for good for a thread that it does not
 // have.
 template <typename Make>

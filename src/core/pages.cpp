@@ -20,7 +20,7 @@ void require_size(int64_t size, const char* argument) {
   }
 }
 
-[[noreturn]] void refuse(const char* function, const std::string& argument, int64_t id) {
+[[noreturn]] void unknown_id(const char* function, const std::string& argument, int64_t id) {
   invalid(message(function, ": ", argument, " is ", id, ", expected a sequence that was made and is not released"));
 }
 
@@ -28,7 +28,7 @@ void require_size(int64_t size, const char* argument) {
 template <typename Map>
 auto& sequence_at(Map& sequences, std::span<const int64_t> ids, size_t idx, const char* function) {
   const auto found = sequences.find(ids[idx]);
-  if (found == sequences.end()) refuse(function, message("ids[", idx, "]"), ids[idx]);
+  if (found == sequences.end()) unknown_id(function, message("ids[", idx, "]"), ids[idx]);
   return found->second;
 }
 
@@ -82,7 +82,7 @@ int64_t Pages::new_sequence() {
 
 int64_t Pages::fork(int64_t id) {
   const auto parent = sequences_.find(id);
-  if (parent == sequences_.end()) refuse("pages_fork", "id", id);
+  if (parent == sequences_.end()) unknown_id("pages_fork", "id", id);
   Sequence child = parent->second;
   const auto made = sequences_.try_emplace(next_id_, std::move(child)).first;
   for (const int32_t page : made->second.pages) ++num_holders_[static_cast<size_t>(page)];

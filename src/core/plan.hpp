@@ -1,4 +1,4 @@
-// Plan: the kernel chosen for a shape, and why every better one was refused. Immutable, shared between threads.
+// Plan: the kernel chosen for a shape, and why every better one is not eligible. Immutable, shared between threads.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace tessella::core {
 
-struct Refusal {
+struct IneligibleKernel {
   std::string_view kernel;
   std::string reason;
 };
@@ -21,9 +21,9 @@ struct Plan {
   std::shared_ptr<const std::string> sources;  // what sources of modifications in the shape point into
   int num_threads = 1;
   WorkspaceSize workspace;
-  int64_t schedule_bytes = 0;            // of the schedule that its runs follow; 0: they follow none
-  std::shared_ptr<const void> prepared;  // what kernel->prepare made
-  std::vector<Refusal> refusals;         // kernels that stand before the chosen one
+  int64_t schedule_bytes = 0;                // of the schedule that its runs follow; 0: they follow none
+  std::shared_ptr<const void> prepared;      // what kernel->prepare made
+  std::vector<IneligibleKernel> ineligible;  // kernels that stand before the chosen one
   std::string explanation;
 };
 

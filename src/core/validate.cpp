@@ -91,7 +91,7 @@ class Validator {
       within("seqlens_q", p_.seqlens_q, slots_q, "the rows of the sequence");
       within("seqlens_kv", p_.seqlens_kv, slots_kv, "the keys of the sequence");
       within("leftpad_kv", p_.leftpad_kv, p_.seqlens_kv ? p_.seqlens_kv.at(b) : slots_kv,
-             "the keys of the sequence in use");
+             "the valid keys of the sequence");
     }
   }
 

@@ -67,7 +67,7 @@ class AppendValidator {
              rows, " new rows, which count");
       if (rows == 0) continue;
       positions(b, end - rows - leftpad, end - leftpad);
-      places(b, end - rows, end, written);
+      check_positions(b, end - rows, end, written);
     }
     are_apart(written);
   }
@@ -113,7 +113,7 @@ class AppendValidator {
                     ", the rows of rotary_cos"));
   }
 
-  void places(int64_t b, int64_t begin, int64_t end, std::vector<Written>& written) const {
+  void check_positions(int64_t b, int64_t begin, int64_t end, std::vector<Written>& written) const {
     if (a_.page_size == 0) {
       const int64_t slot = a_.cache_batch_idx ? a_.cache_batch_idx.at(b) : b;
       if (a_.cache_batch_idx) {
@@ -162,8 +162,8 @@ class CopyPagesValidator {
     validate_sizes(a_, function_);
     std::vector<NamedMemory> pools;
     copied_pools(a_, [&](const FieldName& name, const CopyPagesArguments::Pool& pool) {
-      const std::string text = message(name);
-      validate_not_folded(function_, text.c_str(), pool.pages, a_.num_pages, pool.rows, pool.heads, pool.head_dim);
+      const std::string string = message(name);
+      validate_not_folded(function_, string.c_str(), pool.pages, a_.num_pages, pool.rows, pool.heads, pool.head_dim);
       pools.push_back({name, memory_box(pool.pages, a_.num_pages, pool.rows, pool.heads, pool.head_dim)});
     });
     are_apart(pools);

@@ -115,7 +115,7 @@ int64_t token_bytes(const core::AppendShape& p) {
 }
 
 // A piece of work of some 64 KB, so that handing it out costs nothing beside it.
-int64_t item_tokens(const core::AppendShape& p) {
+int64_t task_tokens(const core::AppendShape& p) {
   return std::clamp<int64_t>((int64_t{64} << 10) / token_bytes(p), 1, 4096);
 }
 
@@ -132,18 +132,20 @@ core::WorkspaceSize append_workspace(const core::Shape& shape, int num_threads) 
   return {.state_bytes = 0, .scratch_bytes = num_threads * thread_bytes(core::append(shape))};
 }
 
-std::string append_text(const core::Shape&, int num_threads) { return "a row at a time, " + threads_text(num_threads); }
+std::string describe_append(const core::Shape&, int num_threads) {
+  return "a row at a time, " + threads_string(num_threads);
+}
 
 void run_append(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const AppendArguments& a = core::append(arguments);
   const portable::NewRowTables tables = core::new_row_tables(a);
-  const int64_t tokens = a.tokens(), step = item_tokens(a);
+  const int64_t tokens = a.tokens(), step = task_tokens(a);
   auto* base = static_cast<std::byte*>(workspace.scratch);
   with_element(a.dtype(), [&]<typename T>(const T*) {
-    parallel_for((tokens + step - 1) / step, plan.num_threads, a.cancel, [&](int64_t item, int worker) {
+    parallel_for((tokens + step - 1) / step, plan.num_threads, a.cancel, [&](int64_t task, int worker) {
       auto* cos = reinterpret_cast<RealOf<T>*>(base + worker * thread_bytes(a));
       auto* row = reinterpret_cast<float*>(cos + a.rotary_dim);
-      for (int64_t token = item * step; token < std::min(tokens, (item + 1) * step); ++token) {
+      for (int64_t token = task * step; token < std::min(tokens, (task + 1) * step); ++token) {
         const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
         if (at.is_new) append_token<T>(a, at, cos, cos + a.rotary_dim / 2, row);
       }

@@ -23,8 +23,8 @@ using core::Gradient;
 using core::Name;
 using core::Sequence;
 
-constexpr int64_t kRowsPerItem = 512;               // of the passes over rows, which only read and write them
-constexpr int64_t kSumsPerItem = int64_t{1} << 16;  // that are set to zero
+constexpr int64_t kRowsPerTask = 512;               // of the passes over rows, which only read and write them
+constexpr int64_t kSumsPerTask = int64_t{1} << 16;  // that are set to zero
 
 int64_t all_rows(const AttentionShape& p) {
   return (p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();
@@ -42,12 +42,12 @@ void pause() {
 // Rows [begin, end) of a KV head of each sequence in turn: fn(sequence, kv_head, begin, end).
 template <typename Fn>
 void for_each_rows(const AttentionArguments& p, int num_threads, Fn&& fn) {
-  const int64_t most = ceil_div(std::max<int64_t>(p.seqlen_q, 1) * p.group(), kRowsPerItem);
-  parallel_for(p.batch * p.heads_kv * most, num_threads, p.cancel, [&](int64_t item, int) {
-    const Sequence s = core::sequence(p, item / most / p.heads_kv);
-    const int64_t begin = item % most * kRowsPerItem;
-    const int64_t end = std::min(begin + kRowsPerItem, s.len_q * p.group());
-    if (begin < end) fn(s, item / most % p.heads_kv, begin, end);
+  const int64_t most = ceil_div(std::max<int64_t>(p.seqlen_q, 1) * p.group(), kRowsPerTask);
+  parallel_for(p.batch * p.heads_kv * most, num_threads, p.cancel, [&](int64_t task, int) {
+    const Sequence s = core::sequence(p, task / most / p.heads_kv);
+    const int64_t begin = task % most * kRowsPerTask;
+    const int64_t end = std::min(begin + kRowsPerTask, s.len_q * p.group());
+    if (begin < end) fn(s, task / most % p.heads_kv, begin, end);
   });
 }
 
@@ -103,12 +103,12 @@ void run_all_bias(const BackwardKernel<Real>& kernel, const AttentionArguments& 
   const core::ScoreGradient& to = p.d_bias;
   const auto entries = [](int64_t stride, int64_t size) { return stride == 0 ? 1 : size; };
   const int64_t batch = entries(to.batch_stride, p.batch), heads = entries(to.head_stride, p.heads_q);
-  const int64_t rows = entries(to.q_stride, ceil_div(to.queries, kStripRows));
+  const int64_t rows = entries(to.q_stride, ceil_div(to.queries, kQueryTileRows));
   const int64_t columns = entries(to.kv_stride, ceil_div(to.keys, kTileKeys));
-  parallel_for(batch * heads * rows * columns, num_threads, p.cancel, [&](int64_t item, int worker) {
-    const int64_t column = item % columns, row = item / columns % rows;
-    const int64_t head = item / columns / rows % heads, b = item / columns / rows / heads;
-    kernel.run_bias(p, b, head, row * kStripRows, column * kTileKeys, shared, scratch + worker * thread_bytes);
+  parallel_for(batch * heads * rows * columns, num_threads, p.cancel, [&](int64_t task, int worker) {
+    const int64_t column = task % columns, row = task / columns % rows;
+    const int64_t head = task / columns / rows % heads, b = task / columns / rows / heads;
+    kernel.run_bias(p, b, head, row * kQueryTileRows, column * kTileKeys, shared, scratch + worker * thread_bytes);
   });
 }
 
@@ -156,14 +156,14 @@ void sum_heads(const AttentionArguments& p, const BackwardShared<Real>& shared) 
 
 template <typename Real>
 BackwardShared<Real>::BackwardShared(const AttentionShape& p, const BackwardTiling& of_kernel, std::byte* base)
-    : tiling(of_kernel), rows(all_rows(p)), strips(rows / tiling.strip_rows + p.batch + 1) {
+    : tiling(of_kernel), rows(all_rows(p)), query_tiles(rows / tiling.query_tile_rows + p.batch + 1) {
   const int64_t keys = p.features.has(Feature::packed_kv) ? p.total_kv : p.batch * p.seqlen_kv;
   if (p.operands[Name::dq].dtype != core::DType::none) {
-    dq_count = p.heads_kv * (tiling.pads_strips ? strips * tiling.strip_rows : rows) * tiling.qk_stride;
+    dq_count = p.heads_kv * (tiling.pads_query_tiles ? query_tiles * tiling.query_tile_rows : rows) * tiling.qk_stride;
   }
   Memory memory(base, bytes);
   memory.take(keys / tiling.block_keys + p.batch + 1, blocks);
-  memory.take(p.heads_kv * strips, turn);
+  memory.take(p.heads_kv * query_tiles, turn);
   memory.take(p.heads_kv * rows, delta);
   memory.take(p.heads_kv * rows, slope);
   if (dq_count > 0) memory.take(dq_count, dq);
@@ -171,17 +171,17 @@ BackwardShared<Real>::BackwardShared(const AttentionShape& p, const BackwardTili
 }
 
 template <typename Real>
-void QueryStrip<Real>::begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out) {
+void QueryTileRows<Real>::begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-  const AttentionArguments& p = *strip.arguments;
-  const Sequence& s = *strip.sequence;
+  const AttentionArguments& p = *query_tile.arguments;
+  const Sequence& s = *query_tile.sequence;
   for (int r = 0; r < lanes; ++r) {
     q[r] = d_out[r] = nullptr;
     lse[r] = kInfinity;
     delta[r] = slope[r] = 0;
-    if (r >= strip.num_rows) continue;
-    const int64_t row = s.row_q + strip.query[r];
-    const int64_t head = strip.head[r];
+    if (r >= query_tile.num_rows) continue;
+    const int64_t row = s.row_q + query_tile.query[r];
+    const int64_t head = query_tile.head[r];
     const auto given = static_cast<Real>(load_lse(p.lse(), s.batch_idx, row, head));
     if (given == -kInfinity) continue;
     lse[r] = given == kInfinity ? std::numeric_limits<Real>::quiet_NaN() : given;
@@ -214,10 +214,10 @@ bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const Atten
 }
 
 template <typename Real>
-std::string backward_text(const BackwardKernel<Real>& kernel, const AttentionShape& shape, int num_threads) {
+std::string describe_backward(const BackwardKernel<Real>& kernel, const AttentionShape& shape, int num_threads) {
   const BackwardTiling tiling = kernel.tiling(shape);
-  return core::message("blocks of ", tiling.block_keys, " keys, strips of ", tiling.strip_rows, " rows, ",
-                       threads_text(num_threads));
+  return core::message("blocks of ", tiling.block_keys, " keys, query tiles of ", tiling.query_tile_rows, " rows, ",
+                       threads_string(num_threads));
 }
 
 template <typename Real>
@@ -236,22 +236,22 @@ void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& 
   new (shared.is_over) std::atomic<int32_t>(0);
   base += shared.bytes;
   const int64_t thread_bytes = kernel.scratch_bytes(p);
-  for (int64_t i = 0; i < p.heads_kv * shared.strips; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
+  for (int64_t i = 0; i < p.heads_kv * shared.query_tiles; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
   zero_unused_rows(p);
-  parallel_for(ceil_div(shared.dq_count, kSumsPerItem), threads, p.cancel, [&](int64_t item, int) {
-    const int64_t begin = item * kSumsPerItem;
-    std::fill(shared.dq + begin, shared.dq + std::min(begin + kSumsPerItem, shared.dq_count), Real{0});
+  parallel_for(ceil_div(shared.dq_count, kSumsPerTask), threads, p.cancel, [&](int64_t task, int) {
+    const int64_t begin = task * kSumsPerTask;
+    std::fill(shared.dq + begin, shared.dq + std::min(begin + kSumsPerTask, shared.dq_count), Real{0});
   });
   for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
     kernel.begin_rows(p, s, kv_head, begin, end, shared);
   });
   const bool wants_operands = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
                               p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
-  // A block waits for those before it, which have begun, as items begin in order. Only blocks themselves read the
+  // A block waits for those before it, which have begun, as tasks begin in order. Only blocks themselves read the
   // caller's flag: one that never ran would be waited for.
   const int64_t blocks = wants_operands ? list_blocks(p, shared) : 0;
-  parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t item, int worker) {
-    kernel.run_block(p, shared.blocks[item / p.heads_kv], item % p.heads_kv, shared, base + worker * thread_bytes);
+  parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t task, int worker) {
+    kernel.run_block(p, shared.blocks[task / p.heads_kv], task % p.heads_kv, shared, base + worker * thread_bytes);
   });
   end_if_over(shared);
   if (p.tensors[Name::dq].data != nullptr) {
@@ -265,11 +265,11 @@ void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& 
 }
 
 #define TESSELLA_INSTANTIATE(Real)                                                                          \
-  template void QueryStrip<Real>::begin(const Real*, const std::byte**, const std::byte**);                 \
+  template void QueryTileRows<Real>::begin(const Real*, const std::byte**, const std::byte**);              \
   template bool is_over(const AttentionArguments&, const BackwardShared<Real>&);                            \
   template bool wait_for_turn(const std::atomic<int32_t>&, int32_t, const AttentionArguments&,              \
                               const BackwardShared<Real>&);                                                 \
-  template std::string backward_text(const BackwardKernel<Real>&, const AttentionShape&, int);              \
+  template std::string describe_backward(const BackwardKernel<Real>&, const AttentionShape&, int);          \
   template core::WorkspaceSize backward_workspace(const BackwardKernel<Real>&, const AttentionShape&, int); \
   template void run_backward(const BackwardKernel<Real>&, const AttentionArguments&, const core::Plan&, core::Workspace)
 TESSELLA_INSTANTIATE(float);

@@ -1,9 +1,9 @@
 // What the backward kernels of the CPU have in common: gradients by recomputation (FlashAttention-2, arXiv 2307.08691,
 // algorithm 2).
 //
-// A work item is a block of keys of one KV head. It walks the strips of queries that see it, in order, keeps dK and dV
-// of its keys, and adds its part to each strip's dQ. Blocks take turns at a strip, in the order of their keys, so sums
-// have one order whatever the number of threads. docs/backward.md has the derivation.
+// A task is a block of keys of one KV head. It walks the query tiles that see it, in order, keeps dK and dV
+// of its keys, and adds its part to each query tile's dQ. Blocks take turns at a query tile, in the order of their
+// keys, so sums have one order whatever the number of threads. docs/backward.md has the derivation.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 
 namespace tessella::cpu {
 
-// Sizes of a kernel's items.
+// Sizes of a kernel's tasks.
 struct BackwardTiling {
-  int64_t block_keys;  // of an item
-  int64_t strip_rows;
-  int64_t qk_stride;  // of a row of dQ's sums
-  bool pads_strips;   // dQ's sums have whole strips
+  int64_t block_keys;  // of a task
+  int64_t query_tile_rows;
+  int64_t qk_stride;      // of a row of dQ's sums
+  bool pads_query_tiles;  // dQ's sums have whole query tiles
 };
 
 // Blocks of keys over all sequences, the first of each sequence first: those that causal queries share most come first,
@@ -37,41 +37,42 @@ struct KeyBlock {
   int32_t idx;  // in its sequence
 };
 
-// Memory that the items of a call share, in the kernel's real type. Rows are those of strips: row f of a (sequence, KV
-// head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
+// Memory that the tasks of a call share, in the kernel's real type. Rows are those of query tiles: row f of a
+// (sequence, KV head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
 template <typename Real>
 struct BackwardShared {
   KeyBlock* blocks = nullptr;               // [most blocks]
-  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][strips] blocks whose part of dQ a strip has
+  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][query tiles] blocks whose part of dQ a query tile has
   Real* delta = nullptr;                    // [heads_kv][rows] dO . out - dLSE
   Real* slope = nullptr;                    // [heads_kv][rows] sum of dS times ALiBi's distance
   Real* dq = nullptr;                       // sums of dQ, not yet times scale; only where it is wanted:
-                                            // [heads_kv][rows][qk_stride], or strips as the kernel lays them
+                                            // [heads_kv][rows][qk_stride], or query tiles as the kernel lays them
   std::atomic<int32_t>* is_over = nullptr;  // not 0 once the caller's flag was seen set
   BackwardTiling tiling;
   int64_t rows = 0;
-  int64_t strips = 0;
+  int64_t query_tiles = 0;
   int64_t dq_count = 0;
   int64_t bytes = 0;
 
   BackwardShared(const core::AttentionShape& shape, const BackwardTiling& tiling, std::byte* base);
 
-  // Of a sequence: the first of its rows, and of its strips.
+  // Of a sequence: the first of its rows, and of its query tiles.
   int64_t first_row(const core::AttentionArguments& a, const core::Sequence& s) const {
     return (a.cu_seqlens_q ? s.row_q : s.batch_idx * a.seqlen_q) * a.group();
   }
-  int64_t first_strip(const core::AttentionArguments& a, const core::Sequence& s) const {
-    return first_row(a, s) / tiling.strip_rows + s.batch_idx;  // a sequence has one strip at most that is not full
+  int64_t first_query_tile(const core::AttentionArguments& a, const core::Sequence& s) const {
+    return first_row(a, s) / tiling.query_tile_rows +
+           s.batch_idx;  // a sequence has one query tile at most that is not full
   }
 };
 
-// The queries of a strip beside a block of keys.
+// The queries of a query tile beside a block of keys.
 template <typename Real>
-struct QueryStrip {
-  Strip strip;
-  alignas(64) Real lse[kMaxStripRows];    // natural; +inf for a row that takes no part
-  alignas(64) Real delta[kMaxStripRows];  // dO . out - dLSE
-  alignas(64) Real slope[kMaxStripRows];  // sum of dS times ALiBi's distance
+struct QueryTileRows {
+  QueryTile query_tile;
+  alignas(64) Real lse[kMaxQueryTileRows];    // natural; +inf for a row that takes no part
+  alignas(64) Real delta[kMaxQueryTileRows];  // dO . out - dLSE
+  alignas(64) Real slope[kMaxQueryTileRows];  // sum of dS times ALiBi's distance
   int lanes = 0;
 
   // Sets lse, delta and slope, and has the addresses of q and dO. A row that sees no key has LSE -inf: it counts as
@@ -79,33 +80,33 @@ struct QueryStrip {
   void begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out);
 };
 
-// Which blocks of keys a strip meets, in order: those of keep_first and those of its band.
-struct BlocksOfStrip {
+// Which blocks of keys a query tile meets, in order: those of keep_first and those of its band.
+struct BlocksOfQueryTile {
   int32_t kept;   // blocks [0, kept)
   int32_t begin;  // and blocks [begin, end)
   int32_t end;
-  BlocksOfStrip(const Strip& strip, int64_t block_keys) {
+  BlocksOfQueryTile(const QueryTile& query_tile, int64_t block_keys) {
     const auto blocks = [&](int32_t keys) { return static_cast<int32_t>((keys + block_keys - 1) / block_keys); };
-    kept = blocks(strip.keep_end);
-    const auto first = static_cast<int32_t>(strip.keys_begin / block_keys);
+    kept = blocks(query_tile.keep_end);
+    const auto first = static_cast<int32_t>(query_tile.keys_begin / block_keys);
     begin = first > kept ? first : kept;
-    end = blocks(strip.keys_end);
+    end = blocks(query_tile.keys_end);
   }
   bool has(int32_t block) const { return block < kept || (block >= begin && block < end); }
   // How many come before this one.
   int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
 };
 
-// True if no row of the strip sees a key of [begin, end).
-inline bool hides_keys(const Strip& strip, int64_t begin, int64_t end) {
-  return begin >= strip.keep_end && (begin >= strip.keys_end || end <= strip.keys_begin);
+// True if no row of the query tile sees a key of [begin, end).
+inline bool hides_keys(const QueryTile& query_tile, int64_t begin, int64_t end) {
+  return begin >= query_tile.keep_end && (begin >= query_tile.keys_end || end <= query_tile.keys_begin);
 }
 
 // True once the caller's flag was seen set. Stays so, as blocks wait for one another.
 template <typename Real>
 bool is_over(const core::AttentionArguments& p, const BackwardShared<Real>& shared);
 
-// Until all blocks before this one have added their parts to a strip. False where the call is over.
+// Until all blocks before this one have added their parts to a query tile. False where the call is over.
 template <typename Real>
 bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
                    const BackwardShared<Real>& shared);
@@ -142,30 +143,30 @@ struct BlockWork {
   int num_keys() const { return static_cast<int>(key_end - key_begin); }
 };
 
-// The strips of queries that see some key of the block, in order: compute(strip, delta) has all but dQ's sums and may
-// run beside other blocks; add_dq(strip, first row or strip of dQ's sums) follows in the block's turn. lanes: of a
-// strip, a multiple of this. False where the call is over.
+// The query tiles that see some key of the block, in order: compute(query_tile, delta) has all but dQ's sums and may
+// run beside other blocks; add_dq(query_tile, first row or query tile of dQ's sums) follows in the block's turn. lanes:
+// of a query tile, a multiple of this. False where the call is over.
 template <typename Real, typename Compute, typename AddDq>
-bool walk_strips(const BlockWork<Real>& block, const BackwardShared<Real>& shared, int lanes, Compute&& compute,
-                 AddDq&& add_dq) {
+bool walk_query_tiles(const BlockWork<Real>& block, const BackwardShared<Real>& shared, int lanes, Compute&& compute,
+                      AddDq&& add_dq) {
   const core::AttentionArguments& p = block.p;
   const int64_t rows = block.s.len_q * p.group();
   const int64_t first_row = block.kv_head * shared.rows + shared.first_row(p, block.s);
-  const int64_t first_strip = block.kv_head * shared.strips + shared.first_strip(p, block.s);
-  QueryStrip<Real> of;
-  for (int64_t row = 0, n = 0; row < rows; row += shared.tiling.strip_rows, ++n) {
-    const int num_rows = static_cast<int>(std::min(rows - row, shared.tiling.strip_rows));
+  const int64_t first_query_tile = block.kv_head * shared.query_tiles + shared.first_query_tile(p, block.s);
+  QueryTileRows<Real> of;
+  for (int64_t row = 0, n = 0; row < rows; row += shared.tiling.query_tile_rows, ++n) {
+    const int num_rows = static_cast<int>(std::min(rows - row, shared.tiling.query_tile_rows));
     of.lanes = (num_rows + lanes - 1) / lanes * lanes;
-    fill_strip(of.strip, p, block.s, block.kv_head, row, num_rows, of.lanes);
-    const BlocksOfStrip blocks(of.strip, shared.tiling.block_keys);
+    fill_query_tile(of.query_tile, p, block.s, block.kv_head, row, num_rows, of.lanes);
+    const BlocksOfQueryTile blocks(of.query_tile, shared.tiling.block_keys);
     if (!blocks.has(block.idx)) continue;
     if (is_over(p, shared)) return false;
     compute(of, shared.delta + first_row + row);
     if (!block.wants.dq && !block.wants.slopes) continue;
-    std::atomic<int32_t>& turn = shared.turn[first_strip + n];
+    std::atomic<int32_t>& turn = shared.turn[first_query_tile + n];
     const int32_t before = blocks.before(block.idx);
     if (!wait_for_turn(turn, before, p, shared)) return false;
-    if (block.wants.dq) add_dq(of, shared.tiling.pads_strips ? first_strip + n : first_row + row);
+    if (block.wants.dq) add_dq(of, shared.tiling.pads_query_tiles ? first_query_tile + n : first_row + row);
     for (int r = 0; block.wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
     turn.store(before + 1, std::memory_order_release);
   }
@@ -202,18 +203,18 @@ struct BackwardKernel {
                      int64_t begin, int64_t end, const BackwardShared<Real>& shared) = nullptr;
   void (*run_block)(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t kv_head,
                     const BackwardShared<Real>& shared, std::byte* scratch) = nullptr;
-  // dQ of rows [begin, end), from the sums to the tensor. begin is a multiple of the strips' rows where they are
+  // dQ of rows [begin, end), from the sums to the tensor. begin is a multiple of the query tiles' rows where they are
   // padded.
   void (*end_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
                    int64_t begin, int64_t end, const BackwardShared<Real>& shared) = nullptr;
-  // One tile of d_bias: entry (b, head) of its axes, 0 where it is summed, of kStripRows queries and kTileKeys slots
-  // from these on.
+  // One tile of d_bias: entry (b, head) of its axes, 0 where it is summed, of kQueryTileRows queries and kTileKeys
+  // slots from these on.
   void (*run_bias)(const core::AttentionArguments& arguments, int64_t b, int64_t head, int64_t query, int64_t slot,
                    const BackwardShared<Real>& shared, std::byte* scratch) = nullptr;
 };
 
 template <typename Real>
-std::string backward_text(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape, int num_threads);
+std::string describe_backward(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape, int num_threads);
 template <typename Real>
 core::WorkspaceSize backward_workspace(const BackwardKernel<Real>& kernel, const core::AttentionShape& shape,
                                        int num_threads);

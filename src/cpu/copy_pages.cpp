@@ -7,16 +7,16 @@
 
 namespace tessella::cpu {
 
-std::string copy_pages_text(const core::Shape&, int num_threads) {
-  return "a page at a time, " + threads_text(num_threads);
+std::string describe_copy_pages(const core::Shape&, int num_threads) {
+  return "a page at a time, " + threads_string(num_threads);
 }
 
 void run_copy_pages(const core::Arguments& arguments, const core::Plan& plan, core::Workspace, void*) {
   const core::CopyPagesArguments& a = core::copy_pages(arguments);
-  parallel_for(a.num_pools * a.num_pairs, plan.num_threads, a.cancel, [&](int64_t item, int) {
-    const int64_t from = a.pairs.at(item % a.num_pairs, 0), into = a.pairs.at(item % a.num_pairs, 1);
+  parallel_for(a.num_pools * a.num_pairs, plan.num_threads, a.cancel, [&](int64_t task, int) {
+    const int64_t from = a.pairs.at(task % a.num_pairs, 0), into = a.pairs.at(task % a.num_pairs, 1);
     if (from < 0 || from == into) return;
-    const core::PageRuns runs = core::page_runs(a.given[static_cast<size_t>(item / a.num_pairs)]);
+    const core::PageRuns runs = core::page_runs(a.given[static_cast<size_t>(task / a.num_pairs)]);
     for (int64_t i = 0; i < runs.outer; ++i) {
       for (int64_t j = 0; j < runs.inner; ++j) {
         const int64_t at = i * runs.outer_stride + j * runs.inner_stride;

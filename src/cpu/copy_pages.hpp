@@ -9,7 +9,7 @@
 
 namespace tessella::cpu {
 
-std::string copy_pages_text(const core::Shape& shape, int num_threads);
+std::string describe_copy_pages(const core::Shape& shape, int num_threads);
 void run_copy_pages(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 
 }  // namespace tessella::cpu

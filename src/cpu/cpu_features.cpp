@@ -54,7 +54,7 @@ std::string probe() {
     return "the operating system does not save AMX and AVX-512 registers (XCR0)";
   }
   if (syscall(SYS_arch_prctl, kArchReqXcompPerm, kXtileData) != 0) {
-    return std::string("the kernel refuses AMX to this process (arch_prctl: ") + std::strerror(errno) +
+    return std::string("Linux does not grant AMX to this process (arch_prctl: ") + std::strerror(errno) +
            "); a signal stack too small for tile state is a common cause";
   }
   return "";

@@ -3,9 +3,9 @@
 #include <bit>
 #include <new>
 
-#include "cpu/forward_items.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "cpu/work_tiles.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -30,15 +30,15 @@ int64_t split_keys(const core::AttentionShape& shape) {
 }
 
 int64_t decode_block_rows(const core::AttentionShape& shape) {
-  return std::clamp<int64_t>(shape.seqlen_q * shape.group(), 1, kDecodeStrips * kStripRows);
+  return std::clamp<int64_t>(shape.seqlen_q * shape.group(), 1, kDecodeQueryTiles * kQueryTileRows);
 }
 
 int64_t decode_unit_rows(const core::AttentionShape& shape) {
-  return std::min<int64_t>(decode_block_rows(shape) * shape.heads_kv, kDecodeStrips * kStripRows);
+  return std::min<int64_t>(decode_block_rows(shape) * shape.heads_kv, kDecodeQueryTiles * kQueryTileRows);
 }
 
-int64_t decode_unit_strips(const core::AttentionShape& shape) {
-  return std::clamp<int64_t>(shape.heads_kv, kDecodeStrips, kDecodeHeads);
+int64_t decode_unit_query_tiles(const core::AttentionShape& shape) {
+  return std::clamp<int64_t>(shape.heads_kv, kDecodeQueryTiles, kDecodeHeads);
 }
 
 SeenKeys seen_keys(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t row_begin,
@@ -57,7 +57,7 @@ Subtrees subtrees(const SeenKeys& seen, int64_t split_keys, int level) {
 
 int64_t DecodeUnits::most_units(const core::AttentionShape& shape) {
   // Each sequence has at most one block that is not full; a packed tensor has rows past its sequences.
-  return (packed_rows(shape) / kStripRows + shape.batch + 1) * shape.heads_kv;
+  return (packed_rows(shape) / kQueryTileRows + shape.batch + 1) * shape.heads_kv;
 }
 
 int64_t DecodeUnits::most_slots(const core::AttentionShape& shape, int num_threads) {
@@ -76,7 +76,7 @@ DecodeUnits::DecodeUnits(const core::AttentionArguments& arguments, int num_thre
   const int64_t block_rows = decode_block_rows(arguments);
   if (arguments.cu_seqlens_q) {
     add_blocks(-1, arguments.cu_seqlens_q.at(0, arguments.batch) * group, arguments.total_q * group,
-               kDecodeStrips * kStripRows);
+               kDecodeQueryTiles * kQueryTileRows);
   }
   for (int64_t b = 0; b < arguments.batch; ++b) {
     add_blocks(b, 0, core::sequence(arguments, b).slots_q * group, block_rows);
@@ -124,7 +124,7 @@ void DecodeUnits::add_blocks(int64_t batch_idx, int64_t row_begin, int64_t row_e
 // As many as there may be where rows of a head lie further apart than heads, and pieces suffice for the threads.
 int64_t DecodeUnits::heads_of_unit(int64_t block_rows) const {
   const core::AttentionArguments& p = *arguments_;
-  if (block_rows > kStripRows || p.k().row_stride <= p.k().head_stride) return 1;
+  if (block_rows > kQueryTileRows || p.k().row_stride <= p.k().head_stride) return 1;
   int64_t splits = 0;
   for (int64_t idx = 0; idx < num_blocks_; ++idx) splits += subtrees(blocks_[idx].seen, split_keys_, 0).count();
   int64_t heads = std::min<int64_t>({p.heads_kv, kDecodeHeads, decode_unit_rows(p) / block_rows});

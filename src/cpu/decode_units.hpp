@@ -1,4 +1,4 @@
-// Work of a call of few queries: units, each of which is a block of packed rows (strip.hpp) of some KV heads, and
+// Work of a call of few queries: units, each of which is a block of packed rows (query_tile.hpp) of some KV heads, and
 // pieces of their keys for threads.
 //
 // Where the rows of KV heads lie beside each other, a unit has several heads, which walk the keys together: of one head
@@ -18,19 +18,19 @@
 
 namespace tessella::cpu {
 
-inline constexpr int kRunKeys = 256;     // keys whose scores are there at a time
-inline constexpr int kDecodeStrips = 3;  // at most, of a block
-inline constexpr int kDecodeHeads = 16;  // at most, of a unit
-inline constexpr int kLeastSplit = 512;  // keys; a multiple of kRunKeys
+inline constexpr int kRunKeys = 256;         // keys whose scores are there at a time
+inline constexpr int kDecodeQueryTiles = 3;  // at most, of a block
+inline constexpr int kDecodeHeads = 16;      // at most, of a unit
+inline constexpr int kLeastSplit = 512;      // keys; a multiple of kRunKeys
 inline constexpr int kLongestSplit = 4096;
 
 // Keys of a split: about half a megabyte of K and V. Depends on head dims and dtypes alone.
 int64_t split_keys(const core::AttentionShape& shape);
 // Packed rows of a block; no rows of more than one sequence.
 int64_t decode_block_rows(const core::AttentionShape& shape);
-// Bounds for the rows of all heads of a unit and for its strips.
+// Bounds for the rows of all heads of a unit and for its query tiles.
 int64_t decode_unit_rows(const core::AttentionShape& shape);
-int64_t decode_unit_strips(const core::AttentionShape& shape);
+int64_t decode_unit_query_tiles(const core::AttentionShape& shape);
 
 // Keys that some row of a block sees: [0, keep_end) and [begin, end).
 struct SeenKeys {

@@ -47,8 +47,8 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
 template <InstructionSet kSet>
 struct VectorRow {
   static std::string describe(const core::Shape&, int num_threads) {
-    return "strips of " + std::to_string(kStripRows) + " rows, tiles of " + std::to_string(kTileKeys) + " keys, " +
-           threads_text(num_threads);
+    return "query tiles of " + std::to_string(kQueryTileRows) + " rows, tiles of " + std::to_string(kTileKeys) +
+           " keys, " + threads_string(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape),
@@ -68,9 +68,9 @@ struct VectorRow {
 
 template <InstructionSet kSet>
 struct DecodeRow {
-  static std::string refuses(const core::Shape& shape) { return decode_refusal(core::attention(shape)); }
+  static std::string ineligible(const core::Shape& shape) { return decode_ineligible(core::attention(shape)); }
   static std::string describe(const core::Shape& shape, int num_threads) {
-    return "splits of " + std::to_string(split_keys(core::attention(shape))) + " keys, " + threads_text(num_threads);
+    return "splits of " + std::to_string(split_keys(core::attention(shape))) + " keys, " + threads_string(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape),
@@ -88,7 +88,7 @@ struct DecodeRow {
         core::forward_features().without(core::kModFeatures | core::kFutureFeatures) | core::kQuantizedFeatures;
     kernel.cache_dtypes = core::kCacheDTypes;
     kernel.serves_few = true;
-    kernel.refuses = refuses;
+    kernel.ineligible = ineligible;
     return kernel;
   }
 };
@@ -97,7 +97,7 @@ template <InstructionSet kSet>
 struct BackwardRow {
   static std::string describe(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape), [&]<typename Real>() {
-      return backward_text(vector_backward<Real>(kSet).kernel, core::attention(shape), num_threads);
+      return describe_backward(vector_backward<Real>(kSet).kernel, core::attention(shape), num_threads);
     });
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
@@ -122,7 +122,7 @@ struct BackwardRow {
 template <InstructionSet kSet>
 struct MergeRow {
   static std::string describe(const core::Shape&, int num_threads) {
-    return "a row at a time, " + threads_text(num_threads);
+    return "a row at a time, " + threads_string(num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape),
@@ -149,7 +149,7 @@ constexpr core::Kernel kAppend = {.name = "cpu.append",
                                   .max_head_dim = std::numeric_limits<int32_t>::max(),
                                   .workspace = append_workspace,
                                   .threads = threads_for,
-                                  .describe = append_text,
+                                  .describe = describe_append,
                                   .run = run_append};
 constexpr core::Kernel kCopyPages = {.name = "cpu.copy_pages",
                                      .operation = core::Operation::copy_pages,
@@ -157,7 +157,7 @@ constexpr core::Kernel kCopyPages = {.name = "cpu.copy_pages",
                                      .dtypes = core::kAllDTypes,
                                      .max_head_dim = std::numeric_limits<int32_t>::max(),
                                      .threads = threads_for,
-                                     .describe = copy_pages_text,
+                                     .describe = describe_copy_pages,
                                      .run = run_copy_pages};
 
 auto all_kernels() {

@@ -1,4 +1,4 @@
-// One fork-join call: workers take items from a shared counter until none is left. All of them flush subnormals and
+// One fork-join call: workers take tasks from a shared counter until none is left. All of them flush subnormals and
 // round to nearest meanwhile, whatever mode the caller or a thread of the pool is in.
 //
 // Workers are oneTBB tasks in the caller's arena inside a oneTBB task; else threads of the process's OpenMP runtime,
@@ -33,24 +33,24 @@ namespace {
 using core::end_if_cancelled;
 using core::thread_limit;
 
-using Function = void (*)(void* context, int64_t item, int worker);
+using Function = void (*)(void* context, int64_t task, int worker);
 
 // The work of one call, shared by its workers.
 class Job {
  public:
-  Job(int64_t items, const int32_t* cancel, Function fn, void* context)
-      : items_(items), cancel_(cancel), fn_(fn), context_(context) {}
+  Job(int64_t tasks, const int32_t* cancel, Function fn, void* context)
+      : tasks_(tasks), cancel_(cancel), fn_(fn), context_(context) {}
 
-  // Never throws: an exception stops the handing out of items and is kept for finish().
+  // Never throws: an exception stops the handing out of tasks and is kept for finish().
   void work(int worker) noexcept {
     const core::FloatMode mode(core::Subnormals::flush);
     try {
-      for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) {
+      for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
         end_if_cancelled(cancel_);
-        fn_(context_, item, worker);
+        fn_(context_, task, worker);
       }
     } catch (...) {
-      next_.store(items_, std::memory_order_relaxed);
+      next_.store(tasks_, std::memory_order_relaxed);
       const std::lock_guard lock(mutex_);
       if (!error_) error_ = std::current_exception();
     }
@@ -61,7 +61,7 @@ class Job {
   }
 
  private:
-  const int64_t items_;
+  const int64_t tasks_;
   const int32_t* const cancel_;
   const Function fn_;
   void* const context_;
@@ -171,24 +171,24 @@ int max_threads() {
   return thread_limit();
 }
 
-std::string threads_text(int num_threads) {
+std::string threads_string(int num_threads) {
   return std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads") +
          (pool() == Pool::openmp ? " of the process's OpenMP" : "");
 }
 
 int threads_for(int requested) { return requested <= 0 ? max_threads() : std::min(requested, max_threads()); }
 
-void parallel_for(int64_t items, int num_threads, const int32_t* cancel, Function fn, void* context) {
-  const int threads = static_cast<int>(std::min<int64_t>(items, std::min(num_threads, thread_limit())));
+void parallel_for(int64_t tasks, int num_threads, const int32_t* cancel, Function fn, void* context) {
+  const int threads = static_cast<int>(std::min<int64_t>(tasks, std::min(num_threads, thread_limit())));
   if (threads <= 1) {
     const core::FloatMode mode(core::Subnormals::flush);
-    for (int64_t item = 0; item < items; ++item) {
+    for (int64_t task = 0; task < tasks; ++task) {
       end_if_cancelled(cancel);
-      fn(context, item, 0);
+      fn(context, task, 0);
     }
     return;
   }
-  Job job(items, cancel, fn, context);
+  Job job(tasks, cancel, fn, context);
 #ifdef TESSELLA_STD_THREADS
   run_on_std_threads(job, threads);
 #else

@@ -16,20 +16,20 @@ int max_threads();
 int threads_for(int requested);
 
 // "2 threads", and whose they are where they are not ours: for explain().
-std::string threads_text(int num_threads);
+std::string threads_string(int num_threads);
 
-// Calls fn(item, worker) for item in [0, items), each item once, in increasing order of start; worker is in
-// [0, num_threads) and no two running calls share it. Exceptions of fn reach the caller. Before each item the flag
-// `cancel` is read, where it is not null: once it is set, no item begins and core::Cancelled is thrown.
-void parallel_for(int64_t items, int num_threads, const int32_t* cancel,
-                  void (*fn)(void* context, int64_t item, int worker), void* context);
+// Calls fn(task, worker) for task in [0, tasks), each task once, in increasing order of start; worker is in
+// [0, num_threads) and no two running calls share it. Exceptions of fn reach the caller. Before each task the flag
+// `cancel` is read, where it is not null: once it is set, no task begins and core::Cancelled is thrown.
+void parallel_for(int64_t tasks, int num_threads, const int32_t* cancel,
+                  void (*fn)(void* context, int64_t task, int worker), void* context);
 
 template <typename Fn>
-void parallel_for(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
+void parallel_for(int64_t tasks, int num_threads, const int32_t* cancel, Fn&& fn) {
   using Function = std::remove_reference_t<Fn>;
   parallel_for(
-      items, num_threads, cancel,
-      [](void* context, int64_t item, int worker) { (*static_cast<Function*>(context))(item, worker); },
+      tasks, num_threads, cancel,
+      [](void* context, int64_t task, int worker) { (*static_cast<Function*>(context))(task, worker); },
       const_cast<void*>(static_cast<const void*>(&fn)));
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using core::message;
 
-std::string version_text(int version) { return message(version / 1000, ".", version % 1000 / 10); }
+std::string version_string(int version) { return message(version / 1000, ".", version % 1000 / 10); }
 
 std::string device_line(const DeviceInfo& device) {
   const std::string problem = device_problem(device);
@@ -31,27 +31,27 @@ std::string embedded_line() {
     targets.insert(cubin.target);
     compiler = cubin.compiler;
   }
-  std::string text = message("embedded kernels: ", count, " for");
-  for (const std::string& target : targets) text += " " + target;
-  return text + message(", by NVRTC ", compiler.text(), "\n");
+  std::string string = message("embedded kernels: ", count, " for");
+  for (const std::string& target : targets) string += " " + target;
+  return string + message(", by NVRTC ", compiler.string(), "\n");
 }
 
 }  // namespace
 
 std::string info_lines() {
-  std::string text = "CUDA driver: ";
-  text += driver() != nullptr ? message("CUDA ", version_text(driver_version())) : driver_problem();
-  text += "\n";
-  for (int id = 0; id < device_count(); ++id) text += device_line(device_info(id));
+  std::string string = "CUDA driver: ";
+  string += driver() != nullptr ? message("CUDA ", version_string(driver_version())) : driver_problem();
+  string += "\n";
+  for (int id = 0; id < device_count(); ++id) string += device_line(device_info(id));
   const Nvrtc* compiler = nvrtc();
-  text += "NVRTC: ";
-  text += compiler != nullptr ? message(compiler->version().text(), ", ", compiler->path()) : nvrtc_problem();
+  string += "NVRTC: ";
+  string += compiler != nullptr ? message(compiler->version().string(), ", ", compiler->path()) : nvrtc_problem();
   const DiskCache& disk = cubin_store().disk();
   const std::string problem = disk.problem();
-  text += "\nkernel cache: ";
-  text += problem.empty() ? disk.folder() : message("in memory only: ", problem);
-  text += "\n";
-  return text + embedded_line();
+  string += "\nkernel cache: ";
+  string += problem.empty() ? disk.folder() : message("in memory only: ", problem);
+  string += "\n";
+  return string + embedded_line();
 }
 
 }  // namespace tessella::cuda

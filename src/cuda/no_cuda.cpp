@@ -18,7 +18,7 @@ bool has_device_memory() { return false; }
 core::Device device_at(const void*) { return {}; }
 std::string device_problem(int32_t) { return "this build has no CUDA backend"; }
 
-// No tensor passes the door that would need these.
+// The API layer rejects every tensor that would need these.
 void* allocate_async(core::Device device, size_t, void*) { core::unsupported(device_problem(device.id)); }
 void free_async(core::Device, void*, void*) noexcept {}
 void zero_async(core::Device device, void*, size_t, void*) { core::unsupported(device_problem(device.id)); }

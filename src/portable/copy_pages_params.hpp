@@ -34,7 +34,7 @@ struct PoolParams {
 struct CopyPagesParams {
   PoolParams pools[kMostPools];
   TableParams pairs;  // i32
-  int64_t num_items;  // num_pools * num_pairs * parts
+  int64_t num_tasks;  // num_pools * num_pairs * parts
   int32_t num_pools, num_pairs, num_pages;
   int32_t parts;  // blocks' portions of the largest page
 };

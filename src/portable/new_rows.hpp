@@ -1,6 +1,6 @@
 // Where the new rows of an append go, and their positions.
 //
-// Tables may lie in device memory, where the host has checked nothing: a row without a place in the cache is not kept,
+// Tables may lie in device memory, where the host has checked nothing: a row without a slot in the cache is not kept,
 // and a position stays within the tables of angles.
 #pragma once
 
@@ -27,7 +27,7 @@ struct NewRow {
   int32_t batch_idx = 0;  // its sequence, and where it lies in the tensors of new rows
   int32_t from_batch = 0;
   int32_t from_row = 0;
-  bool is_kept = false;  // it has a place in the cache
+  bool is_kept = false;  // it has a slot in the cache
   int32_t slot = 0;      // or page
   int32_t row = 0;
   int64_t position = 0;

@@ -40,7 +40,7 @@ template void appended_row(const AppendArguments&, const core::AppendedNames&, c
 
 namespace {
 
-// A row in double, and in fp32 as it is quantised; whole doubles, so that the next worker's are aligned.
+// A row in float64, and in fp32 as it is quantised; whole doubles, so that the next worker's are aligned.
 int64_t row_bytes(const core::AppendShape& p) {
   const int64_t head_dim = std::max({p.k_new.head_dim, p.v_new.head_dim, p.q.head_dim});
   return (head_dim + (head_dim + 1) / 2) * static_cast<int64_t>(sizeof(double));

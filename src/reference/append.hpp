@@ -1,4 +1,4 @@
-// The oracle of append: one row of the cache, or of q_out, in double for the reference and in fp32 for the plain
+// The oracle of append: one row of the cache, or of q_out, in float64 for the reference and in fp32 for the plain
 // computation.
 #pragma once
 

@@ -69,7 +69,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
   return softmax;
 }
 
-constexpr int64_t kRowsPerItem = 16;
+constexpr int64_t kRowsPerTask = 16;
 
 }  // namespace
 
@@ -99,13 +99,13 @@ core::WorkspaceSize attention_workspace(const core::Shape& shape, int num_thread
 
 void attention_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const AttentionArguments& p = core::attention(arguments);
-  const int64_t blocks = (p.seqlen_q + kRowsPerItem - 1) / kRowsPerItem;
+  const int64_t blocks = (p.seqlen_q + kRowsPerTask - 1) / kRowsPerTask;
   const int64_t doubles = row_scratch(p) + p.head_dim_v;
-  for_each(p.batch * p.heads_q * blocks, plan.num_threads, p.cancel, [&](int64_t item, int worker) {
-    const Sequence s = core::sequence(p, item / (p.heads_q * blocks));
-    const int64_t head = item / blocks % p.heads_q;
-    const int64_t begin = item % blocks * kRowsPerItem;
-    const int64_t end = std::min(begin + kRowsPerItem, s.slots_q);
+  for_each(p.batch * p.heads_q * blocks, plan.num_threads, p.cancel, [&](int64_t task, int worker) {
+    const Sequence s = core::sequence(p, task / (p.heads_q * blocks));
+    const int64_t head = task / blocks % p.heads_q;
+    const int64_t begin = task % blocks * kRowsPerTask;
+    const int64_t end = std::min(begin + kRowsPerTask, s.slots_q);
     double* out = static_cast<double*>(workspace.scratch) + worker * doubles;
     for (int64_t i = begin; i < std::min(end, s.len_q); ++i) {
       const double lse = attention_row(p, s, head, i, out + p.head_dim_v, out).lse;

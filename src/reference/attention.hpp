@@ -1,4 +1,4 @@
-// The oracle: one row of attention by plain loops, in double for the reference and in the precision of the inputs for
+// The oracle: one row of attention by plain loops, in float64 for the reference and in the precision of the inputs for
 // the *plain* computation that scales every tolerance (docs/numerics.md).
 #pragma once
 

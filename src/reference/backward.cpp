@@ -262,8 +262,8 @@ void write_score_gradients(const AttentionArguments& p, int num_threads) {
     const core::ScoreGradient& to = target(p, gradient);
     if (to.data == nullptr) continue;
     const auto [batch, heads, queries, keys] = score_axes(p, gradient);
-    for_each(batch * heads * queries, num_threads, p.cancel, [&, heads = heads, queries = queries](int64_t item, int) {
-      const int64_t b = item / queries / heads, head = item / queries % heads, i = item % queries;
+    for_each(batch * heads * queries, num_threads, p.cancel, [&, heads = heads, queries = queries](int64_t task, int) {
+      const int64_t b = task / queries / heads, head = task / queries % heads, i = task % queries;
       const std::vector<double> sums = score_gradient(p, gradient, b, head, i);
       for (size_t j = 0; j < sums.size(); ++j) {
         const int64_t at = to.index(b, head, i, static_cast<int64_t>(j));
@@ -278,9 +278,9 @@ core::WorkspaceSize backward_workspace(const core::Shape&, int) { return {}; }
 void backward_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace, void*) {
   const AttentionArguments& p = core::attention(arguments);
   zero_operands(p);
-  for_each(p.batch * p.heads_kv, plan.num_threads, p.cancel, [&](int64_t item, int) {
-    const Sequence s = core::sequence(p, item / p.heads_kv);
-    put_head(p, s, item % p.heads_kv, head_gradients(p, s, item % p.heads_kv));
+  for_each(p.batch * p.heads_kv, plan.num_threads, p.cancel, [&](int64_t task, int) {
+    const Sequence s = core::sequence(p, task / p.heads_kv);
+    put_head(p, s, task % p.heads_kv, head_gradients(p, s, task % p.heads_kv));
   });
   write_score_gradients(p, plan.num_threads);
 }

@@ -1,4 +1,4 @@
-// The oracle of gradients: plain loops, in double for the reference and in fp32 for the plain computation that scales
+// The oracle of gradients: plain loops, in float64 for the reference and in fp32 for the plain computation that scales
 // every tolerance (docs/backward.md has the derivation).
 //
 // Of one query and every key j of its sequence, with P = exp(S - LSE), D dropout's factor and dO the gradient of out:

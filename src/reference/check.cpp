@@ -109,7 +109,7 @@ class Checker {
         expected_(static_cast<size_t>(p.head_dim_v)),
         plain_(static_cast<size_t>(p.head_dim_v)) {}
 
-  // Row i of a sequence, which may lie past the rows in use: then the output is 0.
+  // Row i of a sequence, which may lie past the valid rows: then the output is 0.
   void row(const Sequence& s, int64_t head, int64_t i) {
     core::end_if_cancelled(p_.cancel);
     double lse = kHidden<double>;

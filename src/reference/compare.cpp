@@ -37,14 +37,14 @@ void Comparison::add(const Index& index, double got, double expected, double pla
     plain_error_ = std::max(plain_error_, std::abs(plain - expected));
 }
 
-std::string Comparison::text() const {
+std::string Comparison::message() const {
   const Element& at = worst();
-  std::ostringstream text;
-  text.precision(9);
-  text << (passed() ? "passed" : "failed") << ": worst element (batch " << at.index[0] << ", row " << at.index[1]
+  std::ostringstream line;
+  line.precision(9);
+  line << (passed() ? "passed" : "failed") << ": worst element (batch " << at.index[0] << ", row " << at.index[1]
        << ", head " << at.index[2] << ", dim " << at.index[3] << ") is " << at.got << ", expected " << at.expected
        << "; error " << at.error << ", plain error " << plain_error_ << ", tolerance " << tolerance();
-  return text.str();
+  return line.str();
 }
 
 }  // namespace tessella::reference

@@ -1,4 +1,4 @@
-// THE comparator: a computed tensor against the reference in double, with a tolerance that scales itself.
+// THE comparator: a computed tensor against the float64 reference, with a tolerance that scales itself.
 //
 // NaN and infinities first: they must stand where the reference has them. Then, for each element,
 //   |got - reference| <= factor * max |plain - reference| + noise,
@@ -29,7 +29,7 @@ class Comparison {
   double worst_got() const { return worst().got; }
   double worst_expected() const { return worst().expected; }
   double plain_error() const { return plain_error_; }
-  std::string text() const;
+  std::string message() const;
 
  private:
   struct Element {

@@ -36,7 +36,7 @@ Real load(const std::byte* data, core::DType dtype, int64_t idx) {
   }
 }
 
-// The dtype is looked at once, so that the loops over elements are plain.
+// The dtype is read once, so that the loops over elements are plain.
 template <typename Real>
 void load_row(const std::byte* data, core::DType dtype, int64_t count, Real* row) {
   switch (dtype) {

@@ -43,7 +43,7 @@ Real row(const MergeArguments& a, int64_t b, int64_t s, int64_t h, Real* weights
   return sum == 0 ? kHidden<Real> : max + std::log(sum);
 }
 
-constexpr int64_t kRowsPerItem = 64;
+constexpr int64_t kRowsPerTask = 64;
 
 int64_t row_bytes(const core::MergeShape& shape) {
   return (shape.num_states + shape.head_dim) * static_cast<int64_t>(sizeof(double));
@@ -97,10 +97,10 @@ core::WorkspaceSize merge_workspace(const core::Shape& shape, int num_threads) {
 void merge_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const MergeArguments& a = core::merge(arguments);
   const int64_t rows = a.batch * a.seqlen * a.heads;
-  for_each((rows + kRowsPerItem - 1) / kRowsPerItem, plan.num_threads, a.cancel, [&](int64_t item, int worker) {
+  for_each((rows + kRowsPerTask - 1) / kRowsPerTask, plan.num_threads, a.cancel, [&](int64_t task, int worker) {
     auto* weights = reinterpret_cast<double*>(static_cast<std::byte*>(workspace.scratch) + worker * row_bytes(a));
     double* out = weights + a.num_states;
-    for (int64_t idx = item * kRowsPerItem; idx < std::min(rows, (item + 1) * kRowsPerItem); ++idx) {
+    for (int64_t idx = task * kRowsPerTask; idx < std::min(rows, (task + 1) * kRowsPerTask); ++idx) {
       const int64_t h = idx % a.heads;
       const int64_t s = idx / a.heads % a.seqlen;
       const int64_t b = idx / a.heads / a.seqlen;

@@ -1,4 +1,4 @@
-// The oracle of merge: one row of the states of disjoint sets of keys, in double for the reference and in fp32 for the
+// The oracle of merge: one row of the states of disjoint sets of keys, in float64 for the reference and in fp32 for the
 // plain computation.
 #pragma once
 

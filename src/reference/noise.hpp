@@ -20,8 +20,8 @@ struct RowNoise {
 RowNoise row_noise(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out);
 
-// Of a partial sum over keys or queries. The oracle rounds its own in double: nothing beside f32, as much as kernels do
-// in f64.
+// Of a partial sum over keys or queries. The oracle rounds its own in float64: nothing beside f32, as much as kernels
+// do in f64.
 double sum_unit(const core::AttentionArguments& arguments);
 
 // How far rounding alone moves the score of q and k, as a part of its probability: exp is given exponent.

@@ -19,7 +19,7 @@ inline core::Sequence rest(const core::AttentionArguments& p) {
   return s;
 }
 
-// Rows [begin, end) of a sequence that are not in use. `zeros` holds a row of out.
+// Rows [begin, end) of a sequence that are not valid. `zeros` holds a row of out.
 template <typename Real>
 void store_unused(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t begin, int64_t end,
                   const Real* zeros) {

@@ -1,4 +1,4 @@
-// Which rows a check looks at where it does not compare all.
+// Which rows a check compares where it does not compare all.
 #pragma once
 
 #include <cstdint>

@@ -15,33 +15,33 @@
 
 namespace tessella::reference {
 
-// fn(item, worker) for item in [0, items), each once; worker < num_threads, never shared by two running calls.
-// What fn throws reaches the caller, and no item begins any more. Once the flag `cancel` is set, neither does one, and
+// fn(task, worker) for task in [0, tasks), each once; worker < num_threads, never shared by two running calls.
+// What fn throws reaches the caller, and no task begins any more. Once the flag `cancel` is set, neither does one, and
 // core::Cancelled is thrown; null = no flag.
 template <typename Fn>
-void for_each(int64_t items, int num_threads, const int32_t* cancel, Fn&& fn) {
+void for_each(int64_t tasks, int num_threads, const int32_t* cancel, Fn&& fn) {
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::exception_ptr error;
   const auto work = [&](int worker) {
     try {
-      for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
         core::end_if_cancelled(cancel);
-        fn(item, worker);
+        fn(task, worker);
       }
     } catch (...) {
-      next.store(items, std::memory_order_relaxed);
+      next.store(tasks, std::memory_order_relaxed);
       const std::lock_guard lock(mutex);
       if (!error) error = std::current_exception();
     }
   };
   {
     std::vector<std::jthread> threads;  // join at the end of this block
-    const int helpers = static_cast<int>(std::min<int64_t>(num_threads, items)) - 1;
+    const int helpers = static_cast<int>(std::min<int64_t>(num_threads, tasks)) - 1;
     try {
       for (int worker = 1; worker <= helpers; ++worker) threads.emplace_back(work, worker);
     } catch (const std::system_error&) {
-      // No more threads to be had: those that started, and this one, do all items.
+      // No more threads to be had: those that started, and this one, do all tasks.
     }
     work(0);
   }

@@ -1,4 +1,4 @@
-// The door: what a call may be besides the usual, and whose memory it uses.
+// The API layer: calls beyond the plain one, and whose memory they use.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ using namespace tessella::tests;
 
 constexpr auto kUnsupported = ts::ErrorCode::unsupported;
 
-TEST(Api, WithoutAGpuCudaTensorsAreRefusedWithTheReason) {
+TEST(Api, WithoutAGpuCudaTensorsAreErrorsWithTheReason) {
   if (gpu_arguments().empty()) GTEST_SKIP() << "there is a GPU here";
   SmallCall call;
   call.args.q = ts::TensorView(changed(call.args.q, [](tessella_tensor& t) { t.device_type = TESSELLA_CUDA; }));
@@ -85,7 +85,7 @@ TEST(Api, SwappedAxesAreGuessed) {
   }
 }
 
-TEST(Api, NullStructsAreRefused) {
+TEST(Api, NullStructsAreErrors) {
   EXPECT_EQ(tessella_forward(nullptr, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
   EXPECT_STREQ(tessella_last_error(), "forward: args is NULL, expected a pointer");
   tessella_forward_args args{};
@@ -95,7 +95,7 @@ TEST(Api, NullStructsAreRefused) {
   tessella_plan_free(nullptr);
 }
 
-TEST(Api, ANewerStructThatSetsAnUnknownFieldIsRefused) {
+TEST(Api, ANewerStructThatSetsAnUnknownFieldIsAnError) {
   struct Newer {
     tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
     int64_t unknown = 0;
@@ -241,7 +241,7 @@ TEST(Api, AStrideOfZeroRepeatsAValue) {
   EXPECT_EQ(repeated.lse, listed.lse);
 }
 
-TEST(Api, ACrookedAllocatorIsRefused) {
+TEST(Api, ACrookedAllocatorIsAnError) {
   SmallCall call;
   static std::vector<char> memory(1 << 20);
   const tessella_allocator crooked{[](size_t, size_t, void*, void*) -> void* {
@@ -258,7 +258,7 @@ TEST(Api, ACrookedAllocatorIsRefused) {
 TEST(Mask, PartsJoin) {
   tessella_attention_options spoiled = TESSELLA_ATTENTION_OPTIONS_INIT;
   (ts::Mask::chunk(-3) & ts::Mask::causal()).fill(spoiled);
-  EXPECT_EQ(spoiled.chunk, -3);  // for the library to refuse
+  EXPECT_EQ(spoiled.chunk, -3);  // for the library to report
   EXPECT_THROW(ts::Mask::chunk(4) & ts::Mask::chunk(8), ts::Error);
   const int32_t numbers[] = {0, 2};
   const ts::TensorView ids = ts::view(numbers, ts::i32, {2});

@@ -1,4 +1,4 @@
-// append and copy_pages through the API: every refusal with its code and sentence, plans, explain, questions, C++.
+// append and copy_pages through the API: every error with its code and sentence, plans, explain, questions, C++.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -41,12 +41,12 @@ AppendCase with(void (*change)(AppendCase&)) {
   return c;
 }
 
-struct Refusal {
+struct ExpectedError {
   const char* name;
   AppendCase c;
   std::function<void(AppendCall&)> spoil;
   tessella_status status;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 const AppendCase kPlain = contiguous();
@@ -66,7 +66,7 @@ const AppendCase kInt4 = with([](AppendCase& c) { c.cache_dtype = TESSELLA_I4; }
 const AppendCase kF64 = with([](AppendCase& c) { c.dtype = TESSELLA_F64; });
 const AppendCase kPadded = with([](AppendCase& c) { c.leftpad = true; });
 
-const Refusal kRefusals[] = {
+const ExpectedError kErrors[] = {
     {"nothing_new", kPlain, [](AppendCall& c) { c.args().k_new = c.args().v_new = nullptr; }, kInvalid,
      "append: k_new and v_new are NULL, expected one of them or both"},
     {"cache_absent", kPlain, [](AppendCall& c) { c.args().k = nullptr; }, kInvalid,
@@ -220,14 +220,14 @@ const Refusal kRefusals[] = {
      "append: no kernel computes this call; reference.merge: computes merge, not append"},
 };
 
-TEST(AppendRefusals, SayWhatWasGivenAndExpected) {
-  for (const Refusal& refusal : kRefusals) {
-    AppendCall call(refusal.c), untouched(refusal.c);
-    refusal.spoil(call);
-    EXPECT_EQ(tessella_append(&call.args(), &call.options(), nullptr), refusal.status) << refusal.name;
-    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.text), std::string_view::npos)
-        << refusal.name << ": " << tessella_last_error();
-    EXPECT_EQ(call.results(), untouched.results()) << refusal.name << " wrote";
+TEST(AppendErrors, SayWhatWasGivenAndExpected) {
+  for (const ExpectedError& expected : kErrors) {
+    AppendCall call(expected.c), untouched(expected.c);
+    expected.spoil(call);
+    EXPECT_EQ(tessella_append(&call.args(), &call.options(), nullptr), expected.status) << expected.name;
+    EXPECT_NE(std::string_view(tessella_last_error()).find(expected.message), std::string_view::npos)
+        << expected.name << ": " << tessella_last_error();
+    EXPECT_EQ(call.results(), untouched.results()) << expected.name << " wrote";
   }
 }
 
@@ -249,29 +249,29 @@ TEST(AppendPlans, ExplainAndRun) {
   const tessella_call tagged = call.tagged();
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"operation=append device=cpu", "batch=2", "seqlen_new=5", "rows.dtype=f32", "k_new.heads=2",
                            "k_new.head_dim=8", "v_new.head_dim=6", "q.heads=4", "rotary_cos.dtype=f32", "rotary_dim=6",
                            "features: none", "kernel: cpu.append"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");
 
-  const auto refused = [&](const AppendCase& other, const char* sentence) {
+  const auto expect_error = [&](const AppendCase& other, const char* sentence) {
     AppendCall given(other);
     const tessella_call of = given.tagged();
     EXPECT_EQ(tessella_plan_run(plan, &of, nullptr, nullptr), kInvalid);
     EXPECT_STREQ(tessella_last_error(), sentence);
   };
   c.seqlen_new = 6;
-  refused(c, "plan_run: seqlen_new is 6, expected at most 5, the plan's bound");
+  expect_error(c, "plan_run: seqlen_new is 6, expected at most 5, the plan's bound");
   c = contiguous();
   c.batch = 3;
-  refused(c, "plan_run: batch is 3, expected at most 2, the plan's bound");
+  expect_error(c, "plan_run: batch is 3, expected at most 2, the plan's bound");
   c = contiguous();
   c.heads_q = 2;
-  refused(c, "plan_run: q.heads is 2, expected 4, what the plan was made for");
+  expect_error(c, "plan_run: q.heads is 2, expected 4, what the plan was made for");
   // Tables are no matter of the plan's.
   c = contiguous();
   c.batch = 1;
@@ -310,9 +310,9 @@ TEST(AppendPlans, OfQuantizedCaches) {
   const tessella_call tagged = call.tagged();
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"rows.dtype=f32", "cache.dtype=f8e4m3fn", "scale_block=1"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");
@@ -323,7 +323,7 @@ TEST(AppendPlans, OfQuantizedCaches) {
   tessella_plan_free(plan);
 }
 
-// An older program's shorter options mean defaults; a newer one's unknown field is refused.
+// An older program's shorter options mean defaults; a newer one's unknown field is an error.
 TEST(AppendStructs, MayGrow) {
   AppendCall call(contiguous());
   call.options().struct_size = offsetof(tessella_append_options, max_seqlen_new);
@@ -348,7 +348,7 @@ TEST(AppendStructs, MayGrow) {
   EXPECT_NE(std::string_view(tessella_last_error()).find("append: args sets a field at byte"), std::string_view::npos);
 }
 
-TEST(AppendCheck, RefusesWhatWasWrittenOver) {
+TEST(AppendCheck, FindsWhatWasWrittenOver) {
   AppendCase c = contiguous();
   c.in_place = true;
   AppendCall call(c);
@@ -433,14 +433,14 @@ TEST(AppendCpp, QuantizesARow) {
   EXPECT_EQ(ts::check_append(args, {.scale_block = 1}, 0).passed, 0);
 }
 
-struct CopyRefusal {
+struct CopyError {
   const char* name;
   std::function<void(CopyPagesCall&)> spoil;
   tessella_status status;
-  const char* text;
+  const char* message;
 };
 
-const CopyRefusal kCopyRefusals[] = {
+const CopyError kCopyErrors[] = {
     {"no_pools", [](CopyPagesCall& c) { c.args().num_pools = 0; }, kInvalid,
      "copy_pages: num_pools is 0, expected at least 1"},
     {"pools_absent", [](CopyPagesCall& c) { c.args().pools = nullptr; }, kInvalid,
@@ -484,13 +484,13 @@ const CopyRefusal kCopyRefusals[] = {
      "copy_pages: option num_sms is for GPUs, and pools are on the CPU"},
 };
 
-TEST(CopyPagesRefusals, SayWhatWasGivenAndExpected) {
-  for (const CopyRefusal& refusal : kCopyRefusals) {
+TEST(CopyPagesErrors, SayWhatWasGivenAndExpected) {
+  for (const CopyError& expected : kCopyErrors) {
     CopyPagesCall call({});
-    refusal.spoil(call);
-    EXPECT_EQ(tessella_copy_pages(&call.args(), &call.options(), nullptr), refusal.status) << refusal.name;
-    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.text), std::string_view::npos)
-        << refusal.name << ": " << tessella_last_error();
+    expected.spoil(call);
+    EXPECT_EQ(tessella_copy_pages(&call.args(), &call.options(), nullptr), expected.status) << expected.name;
+    EXPECT_NE(std::string_view(tessella_last_error()).find(expected.message), std::string_view::npos)
+        << expected.name << ": " << tessella_last_error();
   }
 }
 
@@ -500,10 +500,10 @@ TEST(CopyPagesPlans, ExplainAndRun) {
   const tessella_call tagged = call.tagged();
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"operation=copy_pages device=cpu num_pools=2 num_pages=12 num_pairs=3 pools.dtype=bf16",
                            "kernel: cpu.copy_pages"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");

@@ -83,10 +83,10 @@ TEST(BackwardPlans, ExplainAndRun) {
   SmallBackward plain, planned;
   ts::backward(plain.args, plain.gradients);
   const ts::BackwardPlan plan = ts::plan_backward(planned.args, planned.gradients, {.max_seqlen_q = 100});
-  const std::string text = plan.explain();
+  const std::string message = plan.explain();
   for (const char* part : {"operation=backward device=cpu", "batch=2", "seqlen_q=100", "heads_kv=2", "head_dim_qk=8",
                            "d_lse", "d_bias", "d_sink", "d_alibi_slopes", "kernel: cpu.backward_"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   ts::Workspace workspace = plan.workspace_size();
   std::vector<std::byte> memory(workspace.state_bytes + workspace.scratch_bytes + 64, std::byte{0xAA});
@@ -244,7 +244,7 @@ TEST_P(BackwardCancel, BeforeItNothingIsTouchedAndDuringItItEnds) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, BackwardCancel, testing::ValuesIn(kernels_of("backward")), kernel_test_name);
 
-// An older program's shorter args mean defaults; a newer one's unknown field is refused.
+// An older program's shorter args mean defaults; a newer one's unknown field is an error.
 TEST(BackwardStructs, MayGrow) {
   SmallBackward call;
   const ts::detail::BackwardCall of(call.args, call.gradients, call.options);

@@ -70,7 +70,7 @@ TEST_F(DlpackTest, ReadOnlyIsHonoured) {
   back->deleter(back);
 }
 
-TEST_F(DlpackTest, UnknownThingsAreRefused) {
+TEST_F(DlpackTest, UnknownThingsAreErrors) {
   EXPECT_THROW(ts::from_dlpack(nullptr, false), ts::Error);
   const ManagedVersioned future{2, 0, nullptr, nullptr, 0, tensor_};
   EXPECT_THROW(ts::from_dlpack(&future, true), ts::Error);
@@ -125,7 +125,7 @@ TEST_F(DlpackTest, DtypesOfEightAndFourBits) {
   }
 }
 
-TEST_F(DlpackTest, FourBitsPaddedToAByteAreRefused) {
+TEST_F(DlpackTest, FourBitsPaddedToAByteAreErrors) {
   tensor_.code = 0;
   tensor_.bits = 4;
   const ManagedVersioned padded{1, 1, nullptr, nullptr, 4, tensor_};

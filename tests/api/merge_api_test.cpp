@@ -1,4 +1,4 @@
-// merge through the API: every refusal with its code and sentence, plans, explain, questions, C++.
+// merge through the API: every error with its code and sentence, plans, explain, questions, C++.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,18 +19,18 @@ using namespace tessella::tests;
 
 MergeCase base() { return {.num_states = 3, .batch = 2, .seqlen = 5, .heads = 4, .head_dim = 8}; }
 
-struct Refusal {
+struct ExpectedError {
   const char* name;
   std::function<void(MergeCall&)> spoil;
   tessella_status status;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 constexpr auto kInvalid = TESSELLA_INVALID_ARGUMENT;
 
 void set(tessella_tensor& t, int axis, int64_t size) { t.shape[axis] = size; }
 
-const Refusal kRefusals[] = {
+const ExpectedError kErrors[] = {
     {"no_states", [](MergeCall& c) { c.args().num_states = 0; }, kInvalid,
      "merge: num_states is 0, expected at least 1"},
     {"outs_absent", [](MergeCall& c) { c.args().outs = nullptr; }, kInvalid,
@@ -93,15 +93,15 @@ const Refusal kRefusals[] = {
     {"unknown_kernel", [](MergeCall& c) { c.options().kernel = "nobody"; }, kInvalid, "merge: kernel is \"nobody\""},
 };
 
-TEST(MergeRefusals, SayWhatWasGivenAndExpected) {
-  for (const Refusal& refusal : kRefusals) {
+TEST(MergeErrors, SayWhatWasGivenAndExpected) {
+  for (const ExpectedError& expected : kErrors) {
     MergeCall call(base());
-    refusal.spoil(call);
-    EXPECT_EQ(tessella_merge(&call.args(), &call.options(), nullptr), refusal.status) << refusal.name;
-    EXPECT_NE(std::string_view(tessella_last_error()).find(refusal.text), std::string_view::npos)
-        << refusal.name << ": " << tessella_last_error();
+    expected.spoil(call);
+    EXPECT_EQ(tessella_merge(&call.args(), &call.options(), nullptr), expected.status) << expected.name;
+    EXPECT_NE(std::string_view(tessella_last_error()).find(expected.message), std::string_view::npos)
+        << expected.name << ": " << tessella_last_error();
     MergeCall untouched(base());
-    EXPECT_EQ(call.results(), untouched.results()) << refusal.name << " wrote";
+    EXPECT_EQ(call.results(), untouched.results()) << expected.name << " wrote";
   }
 }
 
@@ -123,15 +123,15 @@ TEST(MergePlans, ExplainAndRun) {
   const tessella_call tagged{sizeof tagged, TESSELLA_MERGE, &call.args(), &call.options()};
   tessella_plan* plan = nullptr;
   ASSERT_EQ(tessella_plan_make(&tagged, &plan), TESSELLA_OK) << tessella_last_error();
-  const std::string text = tessella_plan_explain(plan);
+  const std::string message = tessella_plan_explain(plan);
   for (const char* part : {"operation=merge device=cpu", "num_states=3", "batch=2", "seqlen=100", "heads=4",
                            "head_dim=8", "outs.dtype=f32", "features: lse", "kernel: cpu.merge_"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in\n" << message;
   }
   EXPECT_EQ(tessella_plan_run(plan, &tagged, nullptr, nullptr), TESSELLA_OK) << tessella_last_error();
   EXPECT_EQ(call.check(), "");
 
-  const auto refused = [&](const tessella_merge_args& args, const char* sentence) {
+  const auto expect_error = [&](const tessella_merge_args& args, const char* sentence) {
     tessella_merge_options options = TESSELLA_MERGE_OPTIONS_INIT;
     const tessella_call other{sizeof other, TESSELLA_MERGE, &args, &options};
     EXPECT_EQ(tessella_plan_run(plan, &other, nullptr, nullptr), TESSELLA_INVALID_ARGUMENT);
@@ -139,13 +139,13 @@ TEST(MergePlans, ExplainAndRun) {
   };
   tessella_merge_args fewer = call.args();
   fewer.num_states = 2;
-  refused(fewer, "plan_run: num_states is 2, expected 3, what the plan was made for");
+  expect_error(fewer, "plan_run: num_states is 2, expected 3, what the plan was made for");
   tessella_merge_args without_lse = call.args();
   without_lse.lse = nullptr;
-  refused(without_lse, "plan_run: lse is absent, and the plan was made with it");
+  expect_error(without_lse, "plan_run: lse is absent, and the plan was made with it");
   c.seqlen = 101;
   MergeCall longer(c);
-  refused(longer.args(), "plan_run: seqlen is 101, expected at most 100, the plan's bound");
+  expect_error(longer.args(), "plan_run: seqlen is 101, expected at most 100, the plan's bound");
 
   tessella_forward_args forward = TESSELLA_FORWARD_ARGS_INIT;
   const tessella_call of_another{sizeof of_another, TESSELLA_FORWARD, &forward, nullptr};
@@ -198,7 +198,7 @@ TEST(MergeCpp, TakesStatesOptionsAndPlans) {
   }
 }
 
-// An older program's shorter options mean defaults; a newer one's unknown field is refused.
+// An older program's shorter options mean defaults; a newer one's unknown field is an error.
 TEST(MergeStructs, MayGrow) {
   MergeCall call(base());
   call.options().struct_size = offsetof(tessella_merge_options, max_seqlen);

@@ -51,8 +51,8 @@ void start_team(int size) {
 TEST(OpenMp, IsThePoolAndExplainSaysSo) {
   start_team(2);
   Problem problem;
-  const std::string text = plan_forward(problem.args()).explain();
-  EXPECT_NE(text.find(" of the process's OpenMP"), std::string::npos) << text;
+  const std::string message = plan_forward(problem.args()).explain();
+  EXPECT_NE(message.find(" of the process's OpenMP"), std::string::npos) << message;
 }
 
 TEST(OpenMp, NoThreadsBesideItsOwn) {

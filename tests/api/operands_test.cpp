@@ -1,5 +1,5 @@
 // What the API knows and no kernel computes yet: dtypes of 8 and 4 bits, k and v with dtypes of their own, scales,
-// slices, classes of queries. Each is checked by the API and refused by every kernel with its reason.
+// slices, classes of queries. Each is checked by the API and unsupported by every kernel with its reason.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,8 +23,8 @@ float g_factors[64] = {};
 
 ts::TensorView factors(std::initializer_list<int64_t> shape) { return ts::view(g_factors, ts::f32, shape); }
 
-// The text of the refusal, "" where the call runs; its code is expected.
-std::string refusal(const SmallCall& call, ts::ErrorCode code) {
+// The message of the error, "" where the call runs; its code is expected.
+std::string error_of_call(const SmallCall& call, ts::ErrorCode code) {
   try {
     ts::forward(call.args, call.options);
     return "";
@@ -33,8 +33,8 @@ std::string refusal(const SmallCall& call, ts::ErrorCode code) {
     return error.what();
   }
 }
-std::string invalid(const SmallCall& call) { return refusal(call, ts::ErrorCode::invalid_argument); }
-std::string unsupported(const SmallCall& call) { return refusal(call, ts::ErrorCode::unsupported); }
+std::string invalid(const SmallCall& call) { return error_of_call(call, ts::ErrorCode::invalid_argument); }
+std::string unsupported(const SmallCall& call) { return error_of_call(call, ts::ErrorCode::unsupported); }
 
 // Every kernel of the CPU that this machine can run gives this reason.
 void expect_reason(const SmallCall& call, const std::string& reason,
@@ -72,17 +72,17 @@ struct Named {
 constexpr Named kQuantized[] = {
     {ts::f8e4m3fn, "f8e4m3fn", 8}, {ts::f8e5m2, "f8e5m2", 8}, {ts::i8, "i8", 8}, {ts::i4, "i4", 4}};
 
-TEST(Operands, OfEightAndFourBitsAreRefusedByEveryKernel) {
+TEST(Operands, OfEightAndFourBitsAreUnsupportedByEveryKernel) {
   for (const Named& dtype : kQuantized) {
     EXPECT_EQ(ts::size_bits(dtype.dtype), dtype.bits);
     for (const ts::DType out : {ts::f32, ts::bf16, ts::f16}) {
       SmallCall call;
       set_dtype(call, dtype.dtype);
       call.args.out = ts::view(call.out.data(), out, {kBatch, kSeqlenQ, kHeadsQ, kDim});
-      const std::string text = unsupported(call);
-      EXPECT_EQ(text.rfind("forward: no kernel computes this call; ", 0), 0u) << text;
-      EXPECT_NE(text.find(std::string("reference.attention: does not compute ") + dtype.name), std::string::npos)
-          << text;
+      const std::string message = unsupported(call);
+      EXPECT_EQ(message.rfind("forward: no kernel computes this call; ", 0), 0u) << message;
+      EXPECT_NE(message.find(std::string("reference.attention: does not compute ") + dtype.name), std::string::npos)
+          << message;
       expect_reason(call, std::string("does not compute ") + dtype.name);
     }
   }
@@ -102,16 +102,16 @@ TEST(Operands, KAndVHaveADtypeOfTheirOwn) {
     expect_reason(call, std::string("does not compute k.dtype ") + dtype.name + " beside q.dtype f32",
                   [&](const std::string& kernel) { return has_kernels && takes_quantized(kernel); });
     call.args.k = ts::view(g_bytes, ts::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim});
-    const std::string text = unsupported(call);
-    EXPECT_NE(text.find(std::string("does not compute v.dtype ") + dtype.name + " beside q.dtype f32"),
+    const std::string message = unsupported(call);
+    EXPECT_NE(message.find(std::string("does not compute v.dtype ") + dtype.name + " beside q.dtype f32"),
               std::string::npos)
-        << text;
+        << message;
     if (!has_kernels) continue;
     EXPECT_NE(
-        text.find(std::string("reference.attention: takes k and v of one dtype, and k.dtype is f32 and v.dtype ") +
-                  dtype.name),
+        message.find(std::string("reference.attention: takes k and v of one dtype, and k.dtype is f32 and v.dtype ") +
+                     dtype.name),
         std::string::npos)
-        << text;
+        << message;
   }
   SmallCall call;
   call.args.k = ts::view(g_bytes, ts::u8, {kBatch, kSeqlenKv, kHeadsKv, kDim});
@@ -175,7 +175,7 @@ TEST(Operands, OfFourBitsMayHaveOddHeadDims) {
   }
 }
 
-TEST(Operands, OutOfEightBitsIsRefusedByEveryKernel) {
+TEST(Operands, OutOfEightBitsIsUnsupportedByEveryKernel) {
   SmallCall call;
   call.args.out = ts::view(call.out.data(), ts::f8e5m2, {kBatch, kSeqlenQ, kHeadsQ, kDim});
   expect_reason(call, "does not write out.dtype f8e5m2 beside q.dtype f32");
@@ -399,7 +399,7 @@ TEST(QueryClass, LeavesNoFreeSplits) {
   EXPECT_EQ(unsupported(call), "");
 }
 
-TEST(Masks, OneToComeIsRefused) {
+TEST(Masks, OneToComeIsAnError) {
   SmallCall call;
   ts::detail::ForwardCall c(call.args, call.options);
   const tessella_tensor any = TESSELLA_TENSOR1(g_factors, TESSELLA_I32, 1);
@@ -408,7 +408,7 @@ TEST(Masks, OneToComeIsRefused) {
   EXPECT_STREQ(tessella_last_error(), "forward: key_ranges is given, and no kernel has this mask yet");
 }
 
-TEST(Operations, WithoutKernelsAreRefused) {
+TEST(Operations, WithoutKernelsAreErrors) {
   SmallCall call;
   const ts::detail::ForwardCall c(call.args, call.options);
   tessella_call tagged = c.tagged;
@@ -416,15 +416,15 @@ TEST(Operations, WithoutKernelsAreRefused) {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
   const char* reason = nullptr;
-  const auto expect = [&](tessella_status status, const std::string& text) {
+  const auto expect = [&](tessella_status status, const std::string& message) {
     EXPECT_EQ(tessella_plan_make(&tagged, &plan), status);
-    EXPECT_EQ(tessella_last_error(), "plan_make: " + text);
+    EXPECT_EQ(tessella_last_error(), "plan_make: " + message);
     EXPECT_EQ(tessella_check(&tagged, 0, 0, &report), status);
-    EXPECT_EQ(tessella_last_error(), "check: " + text);
+    EXPECT_EQ(tessella_last_error(), "check: " + message);
     EXPECT_EQ(tessella_kernel_refusal(0, &tagged, &reason), status);
-    EXPECT_EQ(tessella_last_error(), "kernel_refusal: " + text);
+    EXPECT_EQ(tessella_last_error(), "kernel_refusal: " + message);
     EXPECT_EQ(tessella_kernel_cost_of(0, &tagged, &cost), status);
-    EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + text);
+    EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + message);
   };
   for (const auto& [operation, name] : {std::pair{TESSELLA_QUANTIZE, "quantize"}, {TESSELLA_LINEAR, "linear"}}) {
     tagged.operation = operation;

@@ -1,5 +1,5 @@
 // PagedCache: a walk of decoding in which attention over the cache is attention over the rows kept beside it; what it
-// refuses.
+// reports as errors.
 #include "tessella/paged_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ class Walk {
         ASSERT_NO_FATAL_FAILURE(append(id, static_cast<int64_t>(random_() % 6 + 1))) << "step " << step;
       }
     }
-    EXPECT_GT(num_refused_, 0);
+    EXPECT_GT(num_errors_, 0);
     EXPECT_GT(num_appends_, 50);
   }
 
@@ -82,7 +82,7 @@ class Walk {
         rows_.erase(rows_.begin());
       }
       ASSERT_EQ(cache_.pages().num_free(), kNumPages);
-      ++num_refused_;
+      ++num_errors_;
       return;
     }
     ++num_appends_;
@@ -121,7 +121,7 @@ class Walk {
   ts::PagedCache cache_;
   std::mt19937_64 random_{7};
   std::map<int64_t, std::array<Rows, kLayers>> rows_;
-  int num_refused_ = 0, num_appends_ = 0;
+  int num_errors_ = 0, num_appends_ = 0;
 };
 
 TEST(PagedCache, WalkInMemoryOfItsOwn) {
@@ -300,7 +300,7 @@ TEST(PagedCache, AForkKeepsTheScalesOfItsPages) {
   }
 }
 
-TEST(PagedCache, WhatItRefuses) {
+TEST(PagedCache, ItsErrors) {
   std::vector<float> memory(1024);
   const auto pool = [&](int64_t num_pages, ts::Device device = {}) {
     return ts::view(memory.data(), ts::f32, {num_pages, 4, 2, 8}, {}, device);

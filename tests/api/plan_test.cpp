@@ -1,4 +1,4 @@
-// Plans: what they are made for, what they refuse, and that the choice is explained.
+// Plans: what they are made for, which calls they do not run, and that the choice is explained.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,10 +26,10 @@ struct Tensors {
 
 TEST(Plan, ExplainsItsChoice) {
   Tensors t(32);
-  const std::string text = ts::plan_forward(t.args, {.mask = ts::Mask::causal()}).explain();
-  EXPECT_NE(text.find("batch=1 seqlen_q=32 seqlen_kv=32 heads_q=2"), std::string::npos) << text;
-  EXPECT_NE(text.find("features: causal/window"), std::string::npos) << text;
-  EXPECT_NE(text.find("kernel: cpu."), std::string::npos) << text;
+  const std::string message = ts::plan_forward(t.args, {.mask = ts::Mask::causal()}).explain();
+  EXPECT_NE(message.find("batch=1 seqlen_q=32 seqlen_kv=32 heads_q=2"), std::string::npos) << message;
+  EXPECT_NE(message.find("features: causal/window"), std::string::npos) << message;
+  EXPECT_NE(message.find("kernel: cpu."), std::string::npos) << message;
 }
 
 TEST(Plan, DoubleRunsOnVectorsAndBeyondThemOnTheReferenceWhichSaysSo) {
@@ -69,12 +69,12 @@ TEST(Plan, OfTheCpuFollowsNoSchedule) {
   EXPECT_EQ(plan.schedule_bytes(), 0u);
   std::vector<int32_t> words(8);
   t.args.schedule = ts::view(words.data(), ts::i32, {8});
-  const auto expect = [&](auto&& fn, const std::string& text) {
+  const auto expect = [&](auto&& fn, const std::string& message) {
     try {
       fn();
-      ADD_FAILURE() << text;
+      ADD_FAILURE() << message;
     } catch (const ts::Error& error) {
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
     }
   };
   expect([&] { plan.make_schedule(t.args); },
@@ -101,7 +101,7 @@ TEST(Plan, ASettledCacheChangesNothingOnTheCpu) {
   EXPECT_STREQ(tessella_last_error(), "forward: cache_settled is 2, expected 0 or 1");
 }
 
-TEST(Plan, RunsShorterCallsAndRefusesLongerOnes) {
+TEST(Plan, RunsShorterCallsAndNoLongerOnes) {
   Tensors made(32), shorter(8), longer(33);
   const ts::Plan plan = ts::plan_forward(made.args);
   EXPECT_NO_THROW(plan.run(shorter.args));
@@ -176,7 +176,7 @@ TEST(Plan, PlainCallsRunWhatAPlanSays) {
   }
 }
 
-TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
+TEST(Plan, RunsNoOtherFeaturesThanItsOwn) {
   Tensors t(8);
   const ts::Plan plan = ts::plan_forward(t.args);
   ts::ForwardArgs with_lse = t.args;
@@ -193,7 +193,7 @@ TEST(Plan, RefusesOtherFeaturesThanItsOwn) {
   EXPECT_NO_THROW(plan.run(t.args, {.scale = 0.5f}, nullptr));
 }
 
-TEST(Plan, AShortOrCrookedWorkspaceIsRefused) {
+TEST(Plan, AShortOrCrookedWorkspaceIsAnError) {
   Tensors t(64);
   const ts::Plan plan = ts::plan_forward(t.args);
   const ts::Workspace size = plan.workspace_size();

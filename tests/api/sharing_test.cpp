@@ -77,16 +77,16 @@ TEST_P(Sharing, OnePlanServesManyThreads) {
       Call own(c);
       for (int run = 0; run < 5; ++run) {
         own.poison_outputs();
-        std::string& text = wrong[static_cast<size_t>(thread)];
+        std::string& message = wrong[static_cast<size_t>(thread)];
         const bool through_plan = (thread + run) % 2 == 0;
-        const tessella_status status = through_plan ? own.run_plan(plan, text) : own.run_plain();
-        if (status != TESSELLA_OK) text = tessella_last_error();
-        if (own.results() != expected) text += " results differ";
+        const tessella_status status = through_plan ? own.run_plan(plan, message) : own.run_plain();
+        if (status != TESSELLA_OK) message = tessella_last_error();
+        if (own.results() != expected) message += " results differ";
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const std::string& text : wrong) EXPECT_EQ(text, "");
+  for (const std::string& message : wrong) EXPECT_EQ(message, "");
   tessella_plan_free(plan);
 }
 

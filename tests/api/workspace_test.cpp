@@ -20,7 +20,7 @@ namespace {
 
 using namespace tessella::tests;
 
-// What a run says that is refused; "" where it runs.
+// What a run says that is an error; "" where it runs.
 template <typename Run>
 std::string invalid(const Run& run) {
   try {

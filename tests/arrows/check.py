@@ -27,7 +27,7 @@ ARROWS = {
     "bindings": {"bindings", "include/tessella"},
     "examples": {"examples", "include/tessella"},
 }
-# The tables of kernels, which api hands to choose(); and what oracle, thread count and device memory offer the front door.
+# The tables of kernels, which api hands to choose(); and what oracle, thread count and device memory offer the API layer.
 TABLES = re.compile(r"src/(reference|cpu|cuda)/(driver/|compile/)?(kernels|attention|check|ladder|parallel|memory|info|prebuild)\.hpp")
 TABLE_USERS = ("src/api",)
 # Headers of other projects stay behind these walls.
@@ -39,7 +39,7 @@ FOREIGN = {
     "torch/": ("bindings",),
     "ATen/": ("bindings",),
 }
-# The device compiler finds our own headers, the text of the user's modification, and nothing else.
+# The device compiler finds our own headers, the source of the user's modifications, and nothing else.
 DEVICE = "src/cuda/device"
 DEVICE_FOREIGN = {"user.hpp"}
 FORBIDDEN_NAMES = re.compile(r"(^|[_-])(utils?|helpers?|commons?|misc|v2)([_.-]|$)")
@@ -82,8 +82,8 @@ def check(root):
             errors.append(f"{name}: the name says nothing about what is inside")
         if pathlib.PurePosixPath(name).suffix not in SOURCES:
             continue
-        text = (root / name).read_text(encoding="utf-8", errors="replace")
-        lines = text.count("\n")
+        source = (root / name).read_text(encoding="utf-8", errors="replace")
+        lines = source.count("\n")
         if lines > LONG:
             notes.append(f"{name}: {lines} lines")
         folder = folder_of(name)
@@ -91,10 +91,10 @@ def check(root):
             if name.startswith("src/"):
                 errors.append(f"{name}: lies in no folder of the design")
             continue
-        for match in INCLUDE.finditer(text):
+        for match in INCLUDE.finditer(source):
             spelled = match.group(2)
             num_includes += 1
-            line = text.count("\n", 0, match.start(2)) + 1
+            line = source.count("\n", 0, match.start(2)) + 1
             target = resolve(root, name, spelled)
             if target is None:
                 for prefix, homes in FOREIGN.items():
@@ -118,22 +118,22 @@ def self_test():
             "include/tessella/tessella.h": "",
             "src/core/plan.hpp": '#include "cpu/kernels.hpp"\n',
             "src/cpu/kernels.hpp": '#include "core/plan.hpp"\n#include <tbb/task_arena.h>\n',
-            "src/cpu/amx/rows.hpp": '#include "cpu/strip.hpp"\n#include <hwy/highway.h>\n',
+            "src/cpu/amx/rows.hpp": '#include "cpu/query_tile.hpp"\n#include <hwy/highway.h>\n',
             "src/cpu/vector/rows.hpp": '#include "cpu/amx/rows.hpp"\n#include <hwy/highway.h>\n',
-            "src/cpu/strip.hpp": "\n" * 600,
-            "src/api/door.cpp": '#include "cpu/kernels.hpp"\n#include "cpu/strip.hpp"\n',
+            "src/cpu/query_tile.hpp": "\n" * 600,
+            "src/api/entry.cpp": '#include "cpu/kernels.hpp"\n#include "cpu/query_tile.hpp"\n',
             "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
             "src/core/string_utils.hpp": "",
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n',
             "src/cuda/device/tile/tile.hpp": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
             "src/stray.cpp": "",
         }
-        for name, text in files.items():
+        for name, source in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
+            (root / name).write_text(source)
         errors, notes, _ = check(root)
     expected = ["apps/tessella/main.cpp:2: apps must not include src/core/plan.hpp",
-                "src/api/door.cpp:2: src/api must not include src/cpu/strip.hpp",
+                "src/api/entry.cpp:2: src/api must not include src/cpu/query_tile.hpp",
                 "src/core/plan.hpp:1: src/core must not include src/cpu/kernels.hpp",
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
                 "src/cpu/amx/rows.hpp:2: <hwy/highway.h> belongs behind src/cpu/vector",
@@ -142,7 +142,7 @@ def self_test():
                 "src/cuda/device/tile/tile.hpp:3: src/cuda/device must not include src/core/plan.hpp",
                 "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu/vector",
                 "src/stray.cpp: lies in no folder of the design"]
-    if errors != expected or notes != ["src/cpu/strip.hpp: 600 lines"]:
+    if errors != expected or notes != ["src/cpu/query_tile.hpp: 600 lines"]:
         print("arrows: the check misses what it must find:", *errors, *notes, sep="\n  ")
         return 1
     return 0

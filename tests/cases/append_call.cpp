@@ -139,8 +139,8 @@ std::string wrong_in_quantized(int32_t dtype, const std::byte* stored, float sca
 }  // namespace
 
 std::string to_string(const AppendCase& c) {
-  std::ostringstream text;
-  text << "kernel=" << c.kernel << " dtype=" << c.dtype << " cache_dtype=" << c.cache_dtype << " scale=" << c.scale
+  std::ostringstream line;
+  line << "kernel=" << c.kernel << " dtype=" << c.dtype << " cache_dtype=" << c.cache_dtype << " scale=" << c.scale
        << " extremes=" << c.extremes << " batch=" << c.batch << " seqlen_new=" << c.seqlen_new
        << " seqlen_kv=" << c.seqlen_kv << " heads_kv=" << c.heads_kv << " heads_q=" << c.heads_q
        << " head_dim_qk=" << c.head_dim_qk << " head_dim_v=" << c.head_dim_v << " k=" << c.k << " v=" << c.v
@@ -149,7 +149,7 @@ std::string to_string(const AppendCase& c) {
        << " interleaved=" << c.interleaved << " f32_angles=" << c.f32_angles << " rotary_offsets=" << c.rotary_offsets
        << " in_place=" << c.in_place << " offset=" << c.offset << " gap=" << c.gap << " guard=" << c.guard
        << " plan=" << c.plan << " num_threads=" << c.num_threads << " seed=" << c.seed;
-  return text.str();
+  return line.str();
 }
 
 AppendCase random_append(const std::string& kernel, const std::string& dtypes, uint64_t seed) {
@@ -446,18 +446,18 @@ std::string AppendCall::check() {
           const auto own = [&](const Tensors::Tensor* t) {
             return at_of(t) + (c_.packed ? byte_at(t->tensor, 0, cu_[of] + i, head) : byte_at(t->tensor, b, i, head));
           };
-          int64_t place = own(into);
+          int64_t offset = own(into);
           if (is_cache && c_.page_size > 0) {
             const int32_t page =
                 pages_[of * static_cast<size_t>(pages_of_sequence_) + static_cast<size_t>(row / c_.page_size)];
-            place = at_of(into) + byte_at(into->tensor, page, row % c_.page_size, head);
+            offset = at_of(into) + byte_at(into->tensor, page, row % c_.page_size, head);
           } else if (is_cache) {
-            place = at_of(into) + byte_at(into->tensor, slots_[of], row, head);
+            offset = at_of(into) + byte_at(into->tensor, slots_[of], row, head);
           }
           const std::byte* source = from->before.data() + own(from);
-          const std::byte* result = into->memory.data() + place;
+          const std::byte* result = into->memory.data() + offset;
           const bool is_stored = is_cache && is_quantized();
-          std::fill_n(written.begin() + place, is_stored ? bytes_of(cache_dtype(), dim) : dim * size, true);
+          std::fill_n(written.begin() + offset, is_stored ? bytes_of(cache_dtype(), dim) : dim * size, true);
           std::vector<double> exact, within;  // of a row that is quantised
           const int64_t turned = is_rotated ? c_.rotary_dim : 0, half = turned / 2;
           for (int64_t col = 0; col < dim && wrong.empty(); ++col) {
@@ -485,10 +485,10 @@ std::string AppendCall::check() {
             const double got = load(result + col * size, c_.dtype);
             const bool is_right = col < turned ? std::abs(got - expected) <= tolerance : is_same;
             if (is_right) continue;
-            std::ostringstream text;
-            text << name << " of sequence " << b << ", new row " << i << ", head " << head << ", column " << col
+            std::ostringstream line;
+            line << name << " of sequence " << b << ", new row " << i << ", head " << head << ", column " << col
                  << ": got " << got << ", expected " << expected;
-            wrong = text.str();
+            wrong = line.str();
           }
           if (!is_stored) continue;
           float factor = 1;
@@ -508,9 +508,9 @@ std::string AppendCall::check() {
           if (!wrong.empty()) continue;
           wrong = wrong_in_quantized(cache_dtype(), result, factor, computes_scales(), exact, within);
           if (!wrong.empty()) {
-            std::ostringstream text;
-            text << name << " of sequence " << b << ", new row " << i << ", head " << head << wrong;
-            wrong = text.str();
+            std::ostringstream line;
+            line << name << " of sequence " << b << ", new row " << i << ", head " << head << wrong;
+            wrong = line.str();
           }
         }
       }

@@ -61,7 +61,7 @@ class AppendCall {
   AppendCall& operator=(const AppendCall&) = delete;
 
   tessella_status run();
-  // "" or what is wrong: every new row against plain loops in double, and not one other byte changed.
+  // "" or what is wrong: every new row against plain loops in float64, and not one other byte changed.
   std::string check();
   // tessella_check on tensors in a GPU's memory that hold what these do.
   tessella_check_report check_on_gpu() const;

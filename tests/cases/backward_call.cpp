@@ -52,7 +52,7 @@ void set(const tessella_tensor& t, int64_t element, double value) {
   }
 }
 
-// Calls fn with the place of every element, in order of the axes.
+// Calls fn with the indices of every element, in order of the axes.
 template <typename Fn>
 void for_each_element(const tessella_tensor& t, Fn&& fn) {
   int64_t idx[8] = {};
@@ -228,12 +228,12 @@ std::string BackwardCall::check(int64_t rows) const {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   if (tessella_check(&tagged_, rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed != 0) return "";
-  std::ostringstream text;
-  text << report.worst_tensor << "[" << report.worst_index[0] << ", " << report.worst_index[1] << ", "
+  std::ostringstream line;
+  line << report.worst_tensor << "[" << report.worst_index[0] << ", " << report.worst_index[1] << ", "
        << report.worst_index[2] << ", " << report.worst_index[3] << "] is " << report.worst_got << ", expected "
        << report.worst_expected << "; error " << report.max_error << ", tolerance " << report.tolerance
        << ", plain error " << report.plain_error;
-  return text.str();
+  return line.str();
 }
 
 const BackwardCall::Output& BackwardCall::output(const std::string& name) const {
@@ -267,7 +267,7 @@ std::vector<std::byte> BackwardCall::results() const {
 Outcome run_backward_case(const Case& c) {
   BackwardCall call(c);
   const tessella_status status = call.run();
-  if (status == TESSELLA_UNSUPPORTED) return {Verdict::refused, tessella_last_error()};
+  if (status == TESSELLA_UNSUPPORTED) return {Verdict::unsupported, tessella_last_error()};
   if (status != TESSELLA_OK) return {Verdict::failed, tessella_last_error()};
   const std::string wrong = call.check();
   return {wrong.empty() ? Verdict::passed : Verdict::failed, wrong};

@@ -25,7 +25,7 @@ class BackwardCall {
   const tessella_call& tagged() const { return tagged_; }
   const Call& forward() const { return forward_; }
 
-  // Runs as the case says. TESSELLA_OK or the failure; the text is tessella_last_error().
+  // Runs as the case says. TESSELLA_OK or the failure; the message is tessella_last_error().
   tessella_status run();
   // A plan for it.
   tessella_status make_plan(tessella_plan** plan) const;

@@ -108,7 +108,7 @@ void Call::make_lengths(Random& random) {
 
 namespace {
 
-// What tables say of what has no key in use.
+// What tables say of sequences and pages without a valid key.
 constexpr int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
 
 std::vector<int32_t> random_order(Random& random, int64_t count) {
@@ -138,7 +138,7 @@ void Call::make_slots(Random& random) {
   args_.cache_batch_idx = table(lengths_.slots);
 }
 
-// Pages in random order, and one that is nobody's. What the table says of pages without a key in use is nonsense.
+// Pages in random order, and one that is nobody's. What the table says of pages without a valid key is nonsense.
 void Call::make_pages(Random& random) {
   const int64_t pages = c_.seqlen_kv / c_.page_size;
   num_pages_ = c_.batch * pages + 1;
@@ -381,8 +381,8 @@ void Call::make_options() {
   options_.block_map_q = c_.block_q;
   options_.block_map_kv = c_.block_kv;
   options_.num_threads = static_cast<int32_t>(c_.threads);
-  // The door cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows, and the
-  // queries of a sequence are not few.
+  // The API layer cannot read lengths on a GPU: without a bound, score tensors must reach as far as the packed rows,
+  // and the queries of a sequence are not few.
   const bool wants_bound = !c_.bias.empty() || !c_.dense.empty() || !c_.block_map.empty() || !c_.draft_mask.empty() ||
                            c_.kernel.starts_with("cuda.decode");
   if (!is_on_gpu_ || (!wants_bound && c_.seed % 3 == 0)) return;

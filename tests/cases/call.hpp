@@ -49,11 +49,11 @@ class Call {
   const tessella_forward_args& args() const { return args_; }
   const tessella_attention_options& options() const { return options_; }
 
-  // Runs as the case says. TESSELLA_OK or the failure; the text is tessella_last_error().
+  // Runs as the case says. TESSELLA_OK or the failure; the message is tessella_last_error().
   tessella_status run();
   tessella_status run_plain();
-  // Through this plan and a workspace of its own full of NaN. `text` says what the run spoiled, if anything.
-  tessella_status run_plan(const tessella_plan* plan, std::string& text) const;
+  // Through this plan and a workspace of its own full of NaN. `message` says what the run spoiled, if anything.
+  tessella_status run_plan(const tessella_plan* plan, std::string& message) const;
   // A plan for it.
   tessella_status make_plan(tessella_plan** plan) const;
   // The memory of all its tensors.
@@ -81,14 +81,14 @@ class Call {
     std::vector<int32_t> cu_q, cu_kv, used_q, used_kv, leftpad, pages, slots;
   };
   struct Row {
-    int64_t batch, row;  // places on the first two axes of a tensor
+    int64_t batch, row;  // indices on the first two axes of a tensor
   };
 
   int64_t rows_q(int64_t b) const;  // slots of a sequence
   int64_t slots_kv(int64_t b) const;
   int64_t first_q(int64_t b) const;  // first row in the tensor
   Row row_kv(int64_t b, int64_t slot) const;
-  int64_t key_begin(int64_t b) const;  // keys in use
+  int64_t key_begin(int64_t b) const;  // the first valid key
   int64_t key_end(int64_t b) const;
   bool hidden_from_all(int64_t b, int64_t slot) const;
 
@@ -134,10 +134,10 @@ class Call {
   tessella_attention_options options_ = TESSELLA_ATTENTION_OPTIONS_INIT;
 };
 
-enum class Verdict { passed, refused, failed };
+enum class Verdict { passed, unsupported, failed };
 struct Outcome {
   Verdict verdict;
-  std::string text;  // what is wrong, or why it was refused
+  std::string message;  // what is wrong, or why it is unsupported
 };
 // Builds, runs and checks.
 Outcome run_case(const Case& c);

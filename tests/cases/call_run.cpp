@@ -61,7 +61,7 @@ tessella_status Call::make_plan(tessella_plan** plan) const {
   return tessella_plan_make(Tagged(args, options_), plan);
 }
 
-tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) const {
+tessella_status Call::run_plan(const tessella_plan* plan, std::string& message) const {
   const PoisonedWorkspace poisoned(plan);
   tessella_workspace workspace = poisoned.on_host();
   std::optional<GpuTwin> twin;
@@ -76,8 +76,8 @@ tessella_status Call::run_plan(const tessella_plan* plan, std::string& text) con
   void* stream = twin ? twin->stream() : nullptr;
   if (const auto status = tessella_plan_initialize(plan, &workspace, stream); status != TESSELLA_OK) return status;
   const tessella_status status = tessella_plan_run(plan, Tagged(args, options_), &workspace, stream);
-  if (twin) text = twin->download();
-  if (const std::string spoiled = poisoned.spoiled(); !spoiled.empty()) text = spoiled;
+  if (twin) message = twin->download();
+  if (const std::string spoiled = poisoned.spoiled(); !spoiled.empty()) message = spoiled;
   return status;
 }
 
@@ -126,12 +126,12 @@ std::string Call::check(int64_t rows) const {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   if (tessella_check(Tagged(args_, options_), rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed == 0) {
-    std::ostringstream text;
-    text << (report.worst_index[3] < 0 ? "lse" : "out") << "[" << report.worst_index[0] << ", row "
+    std::ostringstream line;
+    line << (report.worst_index[3] < 0 ? "lse" : "out") << "[" << report.worst_index[0] << ", row "
          << report.worst_index[1] << ", head " << report.worst_index[2] << ", " << report.worst_index[3] << "] is "
          << report.worst_got << ", expected " << report.worst_expected << "; error " << report.max_error
          << ", tolerance " << report.tolerance << ", plain error " << report.plain_error;
-    return text.str();
+    return line.str();
   }
   return spoiled();
 }
@@ -140,7 +140,7 @@ Outcome run_case(const Case& c) {
   if (!c.gradients.empty()) return run_backward_case(c);
   Call call(c);
   const tessella_status status = call.run();
-  if (status == TESSELLA_UNSUPPORTED) return {Verdict::refused, tessella_last_error()};
+  if (status == TESSELLA_UNSUPPORTED) return {Verdict::unsupported, tessella_last_error()};
   if (status != TESSELLA_OK) return {Verdict::failed, tessella_last_error()};
   const std::string wrong = call.check();
   return {wrong.empty() ? Verdict::passed : Verdict::failed, wrong};

@@ -75,19 +75,19 @@ void fields(AnyCase& c, Visit visit) {
 }
 
 template <typename T>
-std::string text_of(const T& value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
+std::string string_of(const T& value) {
+  std::ostringstream line;
+  line << value;
+  return line.str();
 }
 
 template <typename T>
-void read(std::string_view text, T& value) {
+void read(std::string_view shown, T& value) {
   if constexpr (std::is_same_v<T, std::string>) {
-    value = text;
+    value = shown;
   } else {
-    std::istringstream stream{std::string(text)};
-    if (!(stream >> value)) throw std::invalid_argument("not a value: " + std::string(text));
+    std::istringstream stream{std::string(shown)};
+    if (!(stream >> value)) throw std::invalid_argument("not a value: " + std::string(shown));
   }
 }
 
@@ -96,12 +96,12 @@ void read(std::string_view text, T& value) {
 std::string to_string(const Case& c) {
   std::vector<std::string> defaults;
   const Case untouched;
-  fields(untouched, [&](const char*, const auto& value) { defaults.push_back(text_of(value)); });
+  fields(untouched, [&](const char*, const auto& value) { defaults.push_back(string_of(value)); });
   std::string line;
   size_t field = 0;
   fields(c, [&](const char* name, const auto& value) {
-    const std::string text = text_of(value);
-    if (text != defaults[field++]) line += (line.empty() ? "" : " ") + std::string(name) + "=" + text;
+    const std::string shown = string_of(value);
+    if (shown != defaults[field++]) line += (line.empty() ? "" : " ") + std::string(name) + "=" + shown;
   });
   return line;
 }

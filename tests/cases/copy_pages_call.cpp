@@ -10,12 +10,12 @@
 namespace tessella::tests {
 
 std::string to_string(const CopyPagesCase& c) {
-  std::ostringstream text;
-  text << "kernel=" << c.kernel << " dtype=" << c.dtype << " num_pools=" << c.num_pools << " num_pages=" << c.num_pages
+  std::ostringstream line;
+  line << "kernel=" << c.kernel << " dtype=" << c.dtype << " num_pools=" << c.num_pools << " num_pages=" << c.num_pages
        << " page_size=" << c.page_size << " heads=" << c.heads << " head_dim=" << c.head_dim
        << " heads_first=" << c.heads_first << " gap=" << c.gap << " offset=" << c.offset << " guard=" << c.guard
        << " num_pairs=" << c.num_pairs << " num_threads=" << c.num_threads << " seed=" << c.seed;
-  return text.str();
+  return line.str();
 }
 
 CopyPagesCase random_copy_pages(const std::string& kernel, uint64_t seed) {
@@ -105,10 +105,10 @@ std::string CopyPagesCall::check() {
       for (int64_t row = 0; row < c_.page_size; ++row) {
         for (int64_t head = 0; head < c_.heads; ++head) {
           const int64_t bytes = bytes_of(c_.dtype, pool->tensor.shape[3]);
-          const int64_t place = first + byte_at(pool->tensor, into, row, head);
-          std::fill_n(written.begin() + place, bytes, true);
+          const int64_t offset = first + byte_at(pool->tensor, into, row, head);
+          std::fill_n(written.begin() + offset, bytes, true);
           const std::byte* source = pool->before.data() + first + byte_at(pool->tensor, from, row, head);
-          if (std::memcmp(pool->memory.data() + place, source, static_cast<size_t>(bytes)) != 0) {
+          if (std::memcmp(pool->memory.data() + offset, source, static_cast<size_t>(bytes)) != 0) {
             return "page " + std::to_string(into) + " is not page " + std::to_string(from) + ", " + to_string(c_);
           }
         }
@@ -116,7 +116,7 @@ std::string CopyPagesCall::check() {
     }
     may.push_back({pool, std::move(written)});
   }
-  if (std::string text = tensors_.spoiled(may); !text.empty()) return text + ", " + to_string(c_);
+  if (std::string message = tensors_.spoiled(may); !message.empty()) return message + ", " + to_string(c_);
   return "";
 }
 

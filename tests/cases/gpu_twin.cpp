@@ -53,9 +53,9 @@ GpuTwin::GpuTwin(std::span<const HostBlock> blocks, bool exact) : gpu_(cli::Gpu:
   if (exact) {
     for (const HostBlock& block : blocks) {
       memories_.emplace_back(gpu_, block.bytes);
-      places_.push_back({block, memories_.back().data()});
+      locations_.push_back({block, memories_.back().data()});
     }
-    for (const Place& place : places_) upload(place);
+    for (const Location& location : locations_) upload(location);
     return;
   }
   size_t bytes = kAround;
@@ -68,7 +68,7 @@ GpuTwin::GpuTwin(std::span<const HostBlock> blocks, bool exact) : gpu_(cli::Gpu:
   image_.assign(bytes, std::byte{kPoison});
   size_t at = kAround;
   for (const HostBlock& block : blocks) {
-    places_.push_back({block, arena.data() + at});
+    locations_.push_back({block, arena.data() + at});
     if (block.bytes != 0) std::memcpy(image_.data() + at, block.data, block.bytes);
     at += rounded_up(block.bytes) + kAround;
   }
@@ -77,11 +77,11 @@ GpuTwin::GpuTwin(std::span<const HostBlock> blocks, bool exact) : gpu_(cli::Gpu:
 
 void* GpuTwin::stream() const { return of_thread().stream.handle(); }
 
-void GpuTwin::upload(const Place& place) const {
-  const HostBlock& host = place.host;
-  if (host.piece_bytes == 0) return gpu_.copy_to_gpu(place.device, host.data, host.bytes, stream());
+void GpuTwin::upload(const Location& location) const {
+  const HostBlock& host = location.host;
+  if (host.piece_bytes == 0) return gpu_.copy_to_gpu(location.device, host.data, host.bytes, stream());
   for (size_t at = 0; at + host.piece_bytes <= host.bytes; at += host.piece_stride) {
-    gpu_.copy_to_gpu(place.device + at, host.data + at, host.piece_bytes, stream());
+    gpu_.copy_to_gpu(location.device + at, host.data + at, host.piece_bytes, stream());
   }
 }
 
@@ -94,9 +94,9 @@ tessella_tensor GpuTwin::twin(const tessella_tensor& host, bool shows_device) co
 
 void* GpuTwin::at(const void* host) const {
   const auto* data = static_cast<const std::byte*>(host);
-  for (const Place& place : places_) {
-    const bool holds = data >= place.host.data && data < place.host.data + place.host.bytes;
-    if (holds) return place.device + (data - place.host.data);
+  for (const Location& location : locations_) {
+    const bool holds = data >= location.host.data && data < location.host.data + location.host.bytes;
+    if (holds) return location.device + (data - location.host.data);
   }
   return nullptr;
 }
@@ -122,14 +122,14 @@ tessella_backward_args GpuTwin::args(const tessella_backward_args& host, bool sh
 }
 
 void GpuTwin::poison_outputs() const {
-  for (const auto& [host, device] : places_) {
+  for (const auto& [host, device] : locations_) {
     if (host.is_output && host.bytes != 0) gpu_.fill(device, kPoison, host.bytes, stream());
   }
 }
 
 std::vector<std::byte> GpuTwin::outputs() const {
   std::vector<std::byte> all;
-  for (const auto& [host, device] : places_) {
+  for (const auto& [host, device] : locations_) {
     if (!host.is_output || host.bytes == 0) continue;
     const size_t at = all.size();
     all.resize(at + host.bytes);
@@ -141,7 +141,7 @@ std::vector<std::byte> GpuTwin::outputs() const {
 std::string GpuTwin::download() {
   if (!image_.empty()) return spoiled_arena();
   std::string spoiled;
-  for (const auto& [host, device] : places_) {
+  for (const auto& [host, device] : locations_) {
     const size_t piece = host.piece_bytes == 0 ? host.bytes : host.piece_bytes;
     const size_t stride = host.piece_bytes == 0 ? host.bytes : host.piece_stride;
     std::vector<std::byte> got(piece);
@@ -161,7 +161,7 @@ std::string GpuTwin::spoiled_arena() {
   const std::byte* arena = of_thread().arena.data();
   std::vector<std::byte> got(image_.size());
   gpu_.copy_to_host(got.data(), arena, got.size(), stream());
-  for (const auto& [host, device] : places_) {
+  for (const auto& [host, device] : locations_) {
     if (!host.is_output || host.bytes == 0) continue;
     const auto at = static_cast<size_t>(device - arena);
     std::memcpy(host.data, got.data() + at, host.bytes);

@@ -25,7 +25,7 @@ struct HostBlock {
 // The memory of the tensors in args, for callers that hold it in dense arrays of their own.
 std::vector<HostBlock> blocks_of(const tessella_forward_args& args);
 
-// The same tensors with a GPU as their device and the host's addresses, for calls that must be refused.
+// The same tensors with a GPU as their device and the host's addresses, for calls that must be errors.
 tessella_forward_args said_to_be_on_gpu(const tessella_forward_args& args, std::deque<tessella_tensor>& tensors);
 
 // One at a time in a thread: the memory is the thread's, and is used again.
@@ -53,15 +53,15 @@ class GpuTwin {
   std::string download();
 
  private:
-  struct Place {
+  struct Location {
     HostBlock host;
     std::byte* device;
   };
-  void upload(const Place& place) const;
+  void upload(const Location& location) const;
   std::string spoiled_arena();
 
   const cli::Gpu& gpu_;
-  std::vector<Place> places_;
+  std::vector<Location> locations_;
   std::vector<cli::GpuMemory> memories_;  // exact ones
   std::vector<std::byte> image_;          // of the thread's memory, as uploaded
   std::deque<tessella_tensor> tensors_;

@@ -49,13 +49,13 @@ struct FilledWorkspace {
 }  // namespace
 
 std::string to_string(const MergeCase& c) {
-  std::ostringstream text;
-  text << "kernel=" << c.kernel << " dtype=" << c.dtype << " out_dtype=" << c.out_dtype
+  std::ostringstream line;
+  line << "kernel=" << c.kernel << " dtype=" << c.dtype << " out_dtype=" << c.out_dtype
        << " num_states=" << c.num_states << " batch=" << c.batch << " seqlen=" << c.seqlen << " heads=" << c.heads
        << " head_dim=" << c.head_dim << " layout=" << c.layout << " offset=" << c.offset << " repeats=" << c.repeats
        << " in_place=" << c.in_place << " lse=" << c.lse << " f64_lse=" << c.f64_lse << " empty=" << c.empty
        << " plan=" << c.plan << " guard=" << c.guard << " num_threads=" << c.num_threads << " seed=" << c.seed;
-  return text.str();
+  return line.str();
 }
 
 MergeCase random_merge(const std::string& kernel, const std::string& dtypes, uint64_t seed) {
@@ -297,18 +297,18 @@ std::string MergeCall::spoiled() const {
 }
 
 std::string MergeCall::check() {
-  if (std::string text = spoiled(); !text.empty()) return text + ", " + to_string(c_);
+  if (std::string message = spoiled(); !message.empty()) return message + ", " + to_string(c_);
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   tessella_merge_options options = TESSELLA_MERGE_OPTIONS_INIT;
   const tessella_call call{sizeof call, TESSELLA_MERGE, &args_, &options};
   if (tessella_check(&call, 0, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed != 0) return "";
-  std::ostringstream text;
-  text << "error " << report.max_error << ", tolerance " << report.tolerance << ", plain error " << report.plain_error
+  std::ostringstream line;
+  line << "error " << report.max_error << ", tolerance " << report.tolerance << ", plain error " << report.plain_error
        << " at (" << report.worst_index[0] << ", " << report.worst_index[1] << ", " << report.worst_index[2] << ", "
        << report.worst_index[3] << "): got " << report.worst_got << ", expected " << report.worst_expected << ", "
        << to_string(c_);
-  return text.str();
+  return line.str();
 }
 
 std::vector<std::byte> MergeCall::results() const {

@@ -131,8 +131,8 @@ inline std::string check_parts(const Whole& of, const RunPart& run) {
   if (of.has_large_rows) {
     for (const int64_t row : {rows / 4, rows / 2, rows * 2 / 3}) scale_query(whole, row, 21);
   }
-  if (const std::string text = run(whole, c); !text.empty()) return text;
-  if (const std::string text = whole.check(20); !text.empty()) return text;
+  if (const std::string message = run(whole, c); !message.empty()) return message;
+  if (const std::string message = whole.check(20); !message.empty()) return message;
   for (const Part& part : {Part{0, rows, 3, 1}, Part{rows / 2 - 3, 37, 2, 0}, Part{rows - 1, 1, 5, 3},
                            Part{rows / 3, rows - rows / 3, 2, 1}}) {
     // Others' places would be other ones.
@@ -140,9 +140,9 @@ inline std::string check_parts(const Whole& of, const RunPart& run) {
     const Case cut = case_of(part, c);
     Call call(cut);
     copy_inputs(whole, part, call);
-    if (const std::string text = run(call, cut); !text.empty()) return text;
-    if (const std::string text = difference(whole, part, call); !text.empty()) {
-      return text + " in the part of " + std::to_string(part.count) + " rows from " + std::to_string(part.first);
+    if (const std::string message = run(call, cut); !message.empty()) return message;
+    if (const std::string message = difference(whole, part, call); !message.empty()) {
+      return message + " in the part of " + std::to_string(part.count) + " rows from " + std::to_string(part.first);
     }
   }
   return "";

@@ -31,8 +31,8 @@ def npz(arrays, compression=zipfile.ZIP_STORED):
 
 
 def safetensors(header, data):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
+    header_bytes = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(header_bytes)) + header_bytes + data
 
 
 def entry(begin, end, shape=SHAPE, dtype="F32"):

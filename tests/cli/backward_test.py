@@ -50,8 +50,8 @@ class Backward(CliTest):
         files = [self.folder / f"d{n}.npy" for n in "qkv"]
         options = [x for n, file in zip("qkv", files) for x in (f"--d{n}", file)]
         done = run("attend", *self.write_npys(), "--backward", self.d_out, *options, "--check=0")
-        self.assertIn("check   passed: 16 rows against the double reference", done.stdout)
-        self.assertIn("check   passed: gradients of 16 rows against the double reference", done.stdout)
+        self.assertIn("check   passed: 16 rows against the float64 reference", done.stdout)
+        self.assertIn("check   passed: gradients of 16 rows against the float64 reference", done.stdout)
         self.assertRegex(done.stdout, r"dk +\(1, 8, 2, 4\) f32  min .* -> .*dk.npy\n")
         self.check_gradients(files)
         before = files[2].read_bytes()
@@ -115,7 +115,7 @@ class Backward(CliTest):
             self.assertTrue(document["check"]["passed"] and document["backward"]["check"]["passed"])
             self.assertEqual(document["backward"]["dq"]["shape"], list(SHAPE))
 
-    def test_refuses(self):
+    def test_errors(self):
         files = self.write_npys()
         q = files[0].read_bytes()
         wanted = ["--backward", self.d_out]
@@ -133,7 +133,7 @@ class Backward(CliTest):
             (["--backward", self.folder / "nosuch.npy"], "cannot open"),
             ([*wanted, "--kernel", "nosuch"], "nosuch"),
         ]:
-            self.refuses("attend", *files, *arguments, saying=saying)
+            self.expect_error("attend", *files, *arguments, saying=saying)
         self.assertEqual((files[0].read_bytes(), self.d_out.read_bytes()), (q, npy(self.d)))
 
     def test_bench(self):
@@ -141,16 +141,16 @@ class Backward(CliTest):
         document = json.loads(run(*small, "--dtype", "f32,bf16", "--mask", "none,causal", "--json").stdout)
         rows = document["results"]
         self.assertEqual(document["operation"], "backward")
-        self.assertEqual({(row["check"], row["rival"]) for row in rows}, {("ok", "reference.standard_backward")})
+        self.assertEqual({(row["check"], row["baseline"]) for row in rows}, {("ok", "reference.standard_backward")})
         self.assertTrue(all(row["kernel"].startswith("cpu.backward_") for row in rows))
         for row in rows:  # 2.5 times the forward's
             heads = int(row["heads"].split("/")[0])  # fewer than asked for on a slow machine
             flops = 10 * row["batch"] * heads * row["seqlen"] ** 2 * 16 * (0.5 if row["mask"] == "causal" else 1)
             self.assertTrue(math.isclose(row["flops"], flops / row["seconds"], rel_tol=1e-6))
         long = ["bench", "--backward", "--seqlen", 600, "--head-dim", 16, "--heads", 1, "--batch", 1, "--mask", "none"]
-        row = json.loads(run(*long, "--rival", "none", "--budget", 0.01, "--json").stdout)["results"][0]
+        row = json.loads(run(*long, "--baseline", "none", "--budget", 0.01, "--json").stdout)["results"][0]
         self.assertEqual((row["check"], row["check_seqlen"], row["seqlen"]), ("ok", 512, 600))
-        self.refuses(*small, "--kernel", "reference.flash_2", saying="cpu.backward_baseline")
+        self.expect_error(*small, "--kernel", "reference.flash_2", saying="cpu.backward_baseline")
 
     def test_ladder(self):
         small = ["ladder", "--backward", "--seqlen", 64, "--head-dim", 16, "--heads", "2/1", "--budget", 0.01]

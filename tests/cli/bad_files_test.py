@@ -12,7 +12,7 @@ from cli_case import CliTest
 
 class BadFiles(CliTest):
     def check_file(self, name, data, saying):
-        self.refuses("attend", self.write(name, data), saying=saying)
+        self.expect_error("attend", self.write(name, data), saying=saying)
 
     def test_npy(self):
         good = npy(self.q)
@@ -80,11 +80,11 @@ class BadFiles(CliTest):
             self.check_file("bad.safetensors", data, saying)
 
     def test_not_a_file(self):
-        self.refuses("attend", self.folder / "nosuch.npy", saying="cannot open: No such file")
-        self.refuses("attend", self.folder, saying="no regular file")
+        self.expect_error("attend", self.folder / "nosuch.npy", saying="cannot open: No such file")
+        self.expect_error("attend", self.folder, saying="no regular file")
         self.check_file("x.txt", b"hello", "extension is '.txt'")
         os.mkfifo(self.folder / "fifo.npy")
-        self.refuses("attend", self.folder / "fifo.npy", saying="no regular file")
+        self.expect_error("attend", self.folder / "fifo.npy", saying="no regular file")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class CliTest(unittest.TestCase):
         for got, expected in zip(struct.unpack("<64f", data), expected_attention(self.q, self.k, self.v)):
             self.assertAlmostEqual(got, expected, places=5)
 
-    def refuses(self, *arguments, saying, **environment):
+    def expect_error(self, *arguments, saying, **environment):
         done = run(*arguments, expect=2, **environment)
         self.assertEqual(done.stdout, "")
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)

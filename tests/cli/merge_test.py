@@ -30,7 +30,7 @@ class Merge(CliTest):
     def test_is_attention_over_all_keys(self):
         for extra in ((), ("--kernel", "reference.merge"), ("--num-threads", 1)):
             done = run("merge", *self.files, "--out", self.folder / "out.npy", "--check=0", *extra)
-            self.assertIn("check   passed: 16 rows against the double reference", done.stdout)
+            self.assertIn("check   passed: 16 rows against the float64 reference", done.stdout)
             self.check_out(self.folder / "out.npy")
 
     def test_three_states_and_one(self):
@@ -68,19 +68,19 @@ class Merge(CliTest):
         done = run("merge", *self.files, "--out-dtype", "bf16", "--out", self.folder / "out.npy")
         self.assertIn("bf16 is written raw", done.stderr)
 
-    def test_refuses(self):
+    def test_errors(self):
         twice = self.write("twice.npz", npz({n: npy(self.q) for n in ("Out", "output", "lse")}))
-        self.refuses("merge", twice, saying="twice.npz:output may both be out, expected one; the files have Out, output, lse")
+        self.expect_error("merge", twice, saying="twice.npz:output may both be out, expected one; the files have Out, output, lse")
         qkv = self.write("qkv.npz", npz({n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}))
-        self.refuses("merge", qkv, saying="qkv.npz: has q, k, v, expected arrays out and lse")
-        self.refuses("merge", *self.files, "--out", self.files[0], saying="--out is")
-        self.refuses("merge", *self.files, "--layout", "sbhd", saying="--layout is 'sbhd', expected bshd or bhsd")
-        self.refuses("merge", *self.files, "--dtype", "bf16", saying="--dtype says bf16 (2 bytes)")
-        self.refuses("merge", "none.npz", "--num-threads", "x", saying="--num-threads is 'x', expected a whole number")
-        self.refuses("merge", *self.files, "--kernel", "cpu.forward_baseline", saying="computes forward, not merge")
-        self.refuses("merge", *self.files, "--kernel", "nobody", saying='plan_make: kernel is "nobody"')
+        self.expect_error("merge", qkv, saying="qkv.npz: has q, k, v, expected arrays out and lse")
+        self.expect_error("merge", *self.files, "--out", self.files[0], saying="--out is")
+        self.expect_error("merge", *self.files, "--layout", "sbhd", saying="--layout is 'sbhd', expected bshd or bhsd")
+        self.expect_error("merge", *self.files, "--dtype", "bf16", saying="--dtype says bf16 (2 bytes)")
+        self.expect_error("merge", "none.npz", "--num-threads", "x", saying="--num-threads is 'x', expected a whole number")
+        self.expect_error("merge", *self.files, "--kernel", "cpu.forward_baseline", saying="computes forward, not merge")
+        self.expect_error("merge", *self.files, "--kernel", "nobody", saying='plan_make: kernel is "nobody"')
         other = self.write("c.npz", npz({"out": npy(self.q, (1, 8, 4, 2)), "lse": npy(self.q[:64], (1, 2, 8))}))
-        self.refuses(
+        self.expect_error(
             "merge", self.files[0], other, saying="plan_make: outs[1].shape[2] is 4, expected 2 = the heads of outs[0]"
         )
 

@@ -32,7 +32,7 @@ std::string run_steps(Arguments arguments, cuda::Recipe (*recipe_of)(const core:
   core::derive_shape(arguments);
   const core::Shape bounds = core::shape(&arguments);
   const cuda::Recipe recipe = recipe_of(bounds, small_gpu());
-  if (!recipe.refusal.empty()) return recipe.refusal;
+  if (!recipe.ineligible.empty()) return recipe.ineligible;
   try {
     for (const cuda::Step& step : recipe.steps) {
       const auto launch = step.launch(bounds, &arguments, cuda::concurrency(step, bounds, small_gpu()), {});

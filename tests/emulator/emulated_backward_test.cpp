@@ -18,8 +18,8 @@ constexpr const char* kSizes =
 
 std::string run(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr) {
   BackwardCall call(c);
-  const std::string text = run_backward(call, cuda::backward_sm80_recipe, c.max_seqlen, seed);
-  if (!text.empty()) return text;
+  const std::string message = run_backward(call, cuda::backward_sm80_recipe, c.max_seqlen, seed);
+  if (!message.empty()) return message;
   if (results != nullptr) *results = call.results();
   return call.check();
 }

@@ -29,8 +29,8 @@ inline Case base_of_long(int64_t head_dim) {
   return c;
 }
 
-inline void expect_right(const Case& c, uint64_t seed = 1, Texts texts = Texts::none) {
-  EXPECT_EQ(run_sm90(c, seed, nullptr, texts), "") << "--case \"" << to_string(c) << "\"";
+inline void expect_right(const Case& c, uint64_t seed = 1, Sources sources = Sources::none) {
+  EXPECT_EQ(run_sm90(c, seed, nullptr, sources), "") << "--case \"" << to_string(c) << "\"";
 }
 
 }  // namespace tessella::tests

@@ -186,7 +186,7 @@ TEST(EmulatedSm90, WholeTilesFirst) {
 }
 
 // Within the lengths and beyond them, with and without turns, beside what changes tiles.
-TEST(EmulatedSm90, ScoreTexts) {
+TEST(EmulatedSm90, ScoreMods) {
   const auto of = [](int64_t head_dim_qk, int64_t head_dim_v) {
     Case c = base(head_dim_qk, head_dim_v);
     c.batch = 1;
@@ -203,18 +203,18 @@ TEST(EmulatedSm90, ScoreTexts) {
     for (const int64_t head_dim : {64, 128}) {
       Case c = of(head_dim, head_dim);
       change(c);
-      expect_right(c, 1, Texts::by_distance);
-      if (head_dim == 128) expect_right(c, 1, Texts::usual);
+      expect_right(c, 1, Sources::by_distance);
+      if (head_dim == 128) expect_right(c, 1, Sources::any);
     }
   }
-  for (const uint64_t seed : {2, 3, 4}) expect_right(of(128, 128), seed, Texts::by_distance);
-  expect_right(of(192, 128), 1, Texts::by_distance);
+  for (const uint64_t seed : {2, 3, 4}) expect_right(of(128, 128), seed, Sources::by_distance);
+  expect_right(of(192, 128), 1, Sources::by_distance);
   for (const Change& change : std::vector<Change>{[](Case& c) { c.page_size = 16, c.batch = 2, c.seqlens_kv = true; },
                                                   [](Case& c) { c.dense = "bhqk", c.masked_nan = true; },
                                                   [](Case& c) { c.batch_invariant = true; }}) {
     Case c = of(128, 128);
     change(c);
-    expect_right(c, 1, Texts::by_distance);
+    expect_right(c, 1, Sources::by_distance);
   }
 }
 
@@ -294,13 +294,13 @@ TEST_P(EmulatedMasks, OneAndAllTogether) {
     }
     c.block_map = "";
     c.causal_top_left = true;
-    expect_right(c, 1, Texts::usual);
+    expect_right(c, 1, Sources::any);
     c.document = true;
     c.dense = "qk";
     c.draft_mask = "b";
     c.block_map = "bhqk";
     c.block_q = c.block_kv = 40;
-    expect_right(c, 1, Texts::usual);
+    expect_right(c, 1, Sources::any);
   }
 }
 

@@ -33,7 +33,7 @@ std::string run_merge(MergeCall& call, const MergeCase& c, int64_t max_seqlen = 
   cuda::DeviceInfo device = cuda::typical_device(90);
   device.num_sms = 1;
   const cuda::Recipe recipe = cuda::merge_recipe(bounds, device);
-  if (!recipe.refusal.empty()) return recipe.refusal;
+  if (!recipe.ineligible.empty()) return recipe.ineligible;
   Memory scratch(static_cast<size_t>(recipe.workspace.scratch_bytes + 63) / 64 * 64, Placement::guarded);
   std::fill_n(scratch.data(), scratch.size(), std::byte{0xFF});
   try {

@@ -119,7 +119,7 @@ TEST(EmulatedMla, BatchInvariant) {
   c.head_dim_qk = 320, c.head_dim_v = 256;
   c.batch = 1;
   c.seqlen_q = 70;
-  c.window_left = 90;  // across the place where keys are cut
+  c.window_left = 90;  // across the key where keys are cut
   c.window_right = 0;
   c.batch_invariant = true;
   const auto run = [](Call& call, const Case& of) {
@@ -188,14 +188,14 @@ TEST(EmulatedMla, RandomCases) {
 }
 
 // What random_test runs on a GPU.
-TEST(RandomMla, NoneIsRefused) {
+TEST(RandomMla, EveryOneIsEligible) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const Case c = random_mla_case(seed, "cuda.decode", "f32 bf16 f16");
     const Call call(c);
     core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
     for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
     for (const int arch : {80, 86, 90}) {
-      ASSERT_EQ(cuda::decode_recipe(p, cuda::typical_device(arch)).refusal, "") << to_string(c);
+      ASSERT_EQ(cuda::decode_recipe(p, cuda::typical_device(arch)).ineligible, "") << to_string(c);
     }
   }
 }

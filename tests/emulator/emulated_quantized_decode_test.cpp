@@ -225,7 +225,7 @@ TEST_P(EmulatedRandomQuantizedDecode, IsRight) {
 INSTANTIATE_TEST_SUITE_P(Seeds, EmulatedRandomQuantizedDecode, testing::Range(uint64_t{0}, uint64_t{4}));
 
 // What random_test runs on a GPU.
-TEST(RandomQuantizedDecode, NoneIsRefused) {
+TEST(RandomQuantizedDecode, EveryOneIsEligible) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     const Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16 f32");
     const Call call(c);
@@ -238,7 +238,7 @@ TEST(RandomQuantizedDecode, NoneIsRefused) {
       }
     }
     for (const int arch : {80, 90}) {
-      ASSERT_EQ(cuda::decode_recipe(p, cuda::typical_device(arch)).refusal, "") << to_string(c);
+      ASSERT_EQ(cuda::decode_recipe(p, cuda::typical_device(arch)).ineligible, "") << to_string(c);
     }
   }
 }

@@ -51,7 +51,7 @@ TEST(EmulatedQuick, Alibi) {
   expect_right(c);
 }
 
-// Queries stay in shared memory, where rows of out take their place. Three whole tiles of keys: no warp waits for the
+// Queries stay in shared memory, and rows of out overwrite them. Three whole tiles of keys: no warp waits for the
 // others to clear values in the last one.
 TEST(EmulatedQuick, Dropout) {
   Case c = small(128);

@@ -39,7 +39,7 @@ TEST_P(EmulatedRandomDecode, IsRight) {
 }
 
 // What random_test runs on a GPU.
-TEST(RandomDecode, NoneIsRefused) {
+TEST(RandomDecode, EveryOneIsEligible) {
   const std::pair<const char*, MakeRecipe> kernels[] = {{"cuda.decode", cuda::decode_recipe},
                                                         {"cuda.decode_unified_max", cuda::decode_unified_max_recipe}};
   for (const auto& [kernel, recipe] : kernels) {
@@ -48,7 +48,7 @@ TEST(RandomDecode, NoneIsRefused) {
       const Call call(c);
       core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
       for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
-      for (const int arch : {80, 90}) ASSERT_EQ(recipe(p, cuda::typical_device(arch)).refusal, "") << to_string(c);
+      for (const int arch : {80, 90}) ASSERT_EQ(recipe(p, cuda::typical_device(arch)).ineligible, "") << to_string(c);
     }
   }
 }

@@ -35,11 +35,11 @@ cuda::Concurrency concurrency_of(const cuda::Step& step, const core::Shape& boun
   return at_once;
 }
 
-// What the texts of user.hpp read: slopes by head, and the sequences' lengths.
-struct TextArrays {
+// What the sources in user.hpp read: slopes by head, and the sequences' lengths.
+struct SourceArrays {
   std::vector<int32_t> len_q, len_kv;
 
-  explicit TextArrays(AttentionArguments& p) {
+  explicit SourceArrays(AttentionArguments& p) {
     for (int64_t batch_idx = 0; batch_idx < p.batch; ++batch_idx) {
       const core::Sequence sequence = core::sequence(p, batch_idx);
       len_q.push_back(static_cast<int32_t>(sequence.len_q));
@@ -52,11 +52,11 @@ struct TextArrays {
   }
 };
 
-void use_texts(AttentionArguments& p, Texts texts) {
+void set_sources(AttentionArguments& p, Sources sources) {
   if (p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::mask_mod;
   if (p.features.has(core::Feature::alibi)) {
     p.features |= core::Feature::score_mod;
-    if (texts == Texts::by_distance) p.score_mod = "q_minus_k";
+    if (sources == Sources::by_distance) p.score_mod = "q_minus_k";
   }
   p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
 }
@@ -100,12 +100,12 @@ std::vector<int32_t> change_lengths(const tessella_tensor& seqlens_kv, int64_t s
 
 template <class SomeCall>
 std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int64_t max_seqlen, uint64_t seed,
-                Texts texts, const Gpu& gpu = {}) {
+                Sources sources, const Gpu& gpu = {}) {
   for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
-  std::optional<TextArrays> arrays;
-  if (texts != Texts::none) {
+  std::optional<SourceArrays> arrays;
+  if (sources != Sources::none) {
     arrays.emplace(p);
-    use_texts(p, texts);
+    set_sources(p, sources);
     core::derive_mask_shape(p);
   }
   p.num_splits = gpu.num_splits;
@@ -116,7 +116,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   bounds.seqlen_kv = std::max(p.seqlen_kv, max_seqlen);
   const cuda::DeviceInfo device = small_gpu(gpu.num_sms);
   const cuda::Recipe recipe = recipe_of(bounds, device);
-  if (!recipe.refusal.empty()) return recipe.refusal;
+  if (!recipe.ineligible.empty()) return recipe.ineligible;
   const WorkspaceMemory memory(recipe.workspace);
   Memory schedule(static_cast<size_t>(recipe.schedule_bytes), Placement::guarded);
   std::fill_n(schedule.data(), schedule.size(), std::byte{0xFF});
@@ -154,36 +154,36 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
 
 }  // namespace
 
-std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, texts);
+std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources);
 }
 
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, Texts::none,
-             gpu);
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed,
+             Sources::none, gpu);
 }
 
-std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, texts);
+std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources);
 }
 
-std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts) {
-  return run_recipe(call, cuda::forward_sm90_recipe, c.max_seqlen, seed, texts);
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, Sources sources) {
+  return run_recipe(call, cuda::forward_sm90_recipe, c.max_seqlen, seed, sources);
 }
 
 std::string run_sm80(Call& call, uint64_t seed) { return run_recipe(call, cuda::forward_sm80_recipe, 0, seed); }
 
-std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, Texts texts) {
+std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results, Sources sources) {
   Call call(c);
-  if (const std::string text = run_sm90(call, c, seed, texts); !text.empty()) return text;
+  if (const std::string message = run_sm90(call, c, seed, sources); !message.empty()) return message;
   if (results != nullptr) *results = call.results();
   return call.check();
 }
 
 std::string run_sm80(const Case& c, uint64_t seed) {
   Call call(c);
-  const std::string text = run_sm80(call, seed);
-  return text.empty() ? call.check() : text;
+  const std::string message = run_sm80(call, seed);
+  return message.empty() ? call.check() : message;
 }
 
 }  // namespace tessella::tests

@@ -18,11 +18,12 @@ using MakeRecipe = cuda::Recipe (*)(const core::Shape& bounds, const cuda::Devic
 
 // Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head; by_distance:
 // compiled as one that asks for q_minus_k.
-enum class Texts { none, usual, by_distance };
+enum class Sources { none, any, by_distance };
 
 // Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
 // is wrong.
-std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Texts texts = Texts::none);
+std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,
+                       Sources sources = Sources::none);
 // Decoding, on a GPU of so many multiprocessors, by which keys are split; or in so many splits, or by a schedule.
 struct Gpu {
   int num_sms = 3;
@@ -36,14 +37,14 @@ struct Gpu {
   uint64_t stale_schedule = 0;
 };
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu);
-std::string run_sm90(Call& call, const Case& c, uint64_t seed, Texts texts = Texts::none);
+std::string run_sm90(Call& call, const Case& c, uint64_t seed, Sources sources = Sources::none);
 std::string run_sm80(Call& call, uint64_t seed);
 std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,
-                         Texts texts = Texts::none);
+                         Sources sources = Sources::none);
 
 // The same with results that are checked. `results`, if wanted, every byte of out and lse.
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr,
-                     Texts texts = Texts::none);
+                     Sources sources = Sources::none);
 std::string run_sm80(const Case& c, uint64_t seed);
 
 }  // namespace tessella::tests

@@ -28,7 +28,7 @@ char g_async[sizeof shared];  // the same memory as the copy engine and the matr
 
 struct Group {
   std::vector<std::function<void()>> pieces;
-  std::vector<uint32_t> chunks;  // that they read, by their places in `shared`
+  std::vector<uint32_t> chunks;  // that they read, by their offsets in `shared`
 };
 using Groups = std::deque<Group>;  // the last one is open
 
@@ -45,7 +45,7 @@ struct Fiber {
   std::vector<std::pair<size_t, size_t>> stores;         // not fenced: where in `shared`, bytes
   uint64_t cluster_phase = 0;                            // in which it arrived
   uint64_t votes = 1;                                    // of the block
-  uint64_t path = 0;                                     // hash of the places that as_warpgroup() named
+  uint64_t path = 0;                                     // hash of the sites that as_warpgroup() named
   bool has_ended = false;
 };
 
@@ -204,15 +204,15 @@ class Cluster {
     ++num_readers_[chunk / kChunk];
   }
   void end_read(size_t chunk) { --num_readers_[chunk / kChunk]; }
-  void check_unread(size_t place, size_t bytes) const {
-    for (size_t i = place / kChunk; i <= (place + bytes - 1) / kChunk; ++i) {
+  void check_unread(size_t offset, size_t bytes) const {
+    for (size_t i = offset / kChunk; i <= (offset + bytes - 1) / kChunk; ++i) {
       if (num_readers_[i] == 0) continue;
-      throw std::logic_error(at_place(i * kChunk) + "is written while a product or a bulk copy may still read it");
+      throw std::logic_error(at_offset(i * kChunk) + "is written while a product or a bulk copy may still read it");
     }
   }
   void check_fenced(size_t chunk) const {
     if (std::memcmp(shared + chunk, g_async + chunk, kChunk) == 0) return;
-    throw std::logic_error(at_place(chunk) + "was stored to without fence_async() before a product or a bulk copy");
+    throw std::logic_error(at_offset(chunk) + "was stored to without fence_async() before a product or a bulk copy");
   }
 
   Index grid_, first_block_;
@@ -225,8 +225,8 @@ class Cluster {
   static constexpr int kNamedBarriers = 16;
   static void enter();
 
-  static std::string at_place(size_t place) {
-    return "shared memory at byte " + std::to_string(place % kMaxShared) + " of its block ";
+  static std::string at_offset(size_t offset) {
+    return "shared memory at byte " + std::to_string(offset % kMaxShared) + " of its block ";
   }
 
   void meet(NamedBarrier& of, int threads, bool waits) {
@@ -308,31 +308,31 @@ uint32_t shared_address(const void* pointer) {
 }
 namespace {
 // In `shared`, of any block.
-size_t place_of(uint32_t address) {
+size_t offset_of(uint32_t address) {
   return address / kBlockBytes * kMaxShared + (address % kBlockBytes - kFirstAddress);
 }
 }  // namespace
 std::byte* at(uint32_t address, size_t bytes) {
-  const size_t block = address / kBlockBytes, place = address % kBlockBytes;
-  const bool is_there = place >= kFirstAddress && place + bytes <= kFirstAddress + kMaxShared;
+  const size_t block = address / kBlockBytes, offset = address % kBlockBytes;
+  const bool is_there = offset >= kFirstAddress && offset + bytes <= kFirstAddress + kMaxShared;
   if (!is_there || !g_cluster->may_use(block)) {
     throw std::out_of_range("shared address " + std::to_string(address));
   }
-  return reinterpret_cast<std::byte*>(shared + place_of(address));
+  return reinterpret_cast<std::byte*>(shared + offset_of(address));
 }
 void store_bytes(uint32_t address, const void* from, size_t bytes) {
   std::byte* to = at(address, bytes);
-  const size_t place = place_of(address);
+  const size_t offset = offset_of(address);
   const bool changes = std::memcmp(to, from, bytes) != 0;
-  if (changes) g_cluster->check_unread(place, bytes);
+  if (changes) g_cluster->check_unread(offset, bytes);
   // Several warpgroups may store the same: what one of them has fenced the others need not.
-  if (!changes && std::memcmp(g_async + place, from, bytes) == 0) return;
+  if (!changes && std::memcmp(g_async + offset, from, bytes) == 0) return;
   std::memcpy(to, from, bytes);
-  g_cluster->running_->stores.emplace_back(place, bytes);
+  g_cluster->running_->stores.emplace_back(offset, bytes);
 }
 void fence_async() {
   auto& stores = g_cluster->running_->stores;
-  for (const auto& [place, bytes] : stores) std::memcpy(g_async + place, shared + place, bytes);
+  for (const auto& [offset, bytes] : stores) std::memcpy(g_async + offset, shared + offset, bytes);
   stores.clear();
 }
 void receive(uint32_t address, const void* from, size_t bytes) {
@@ -343,17 +343,17 @@ void load_in(uint32_t address, void* to, size_t bytes) {
   if (address / kBlockBytes >= cluster_size() || g_cluster->has_ended(address)) {
     throw std::logic_error("memory of a block that has ended");
   }
-  std::memcpy(to, shared + place_of(address), bytes);
+  std::memcpy(to, shared + offset_of(address), bytes);
 }
 void check_async_write(uint32_t chunk) {
-  g_cluster->check_fenced(place_of(chunk));
-  g_cluster->check_unread(place_of(chunk), kChunk);
+  g_cluster->check_fenced(offset_of(chunk));
+  g_cluster->check_unread(offset_of(chunk), kChunk);
 }
 void write_async(uint32_t chunk, const std::byte* from) {
   std::byte* to = at(chunk, kChunk);
   check_async_write(chunk);
   std::memcpy(to, from, kChunk);
-  std::memcpy(g_async + place_of(chunk), from, kChunk);
+  std::memcpy(g_async + offset_of(chunk), from, kChunk);
 }
 
 int num_threads() { return static_cast<int>(g_cluster->threads_); }
@@ -392,8 +392,8 @@ void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks)
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   for (const uint32_t chunk : chunks) {
     at(chunk, kChunk);
-    g_cluster->begin_read(place_of(chunk));
-    groups.back().chunks.push_back(static_cast<uint32_t>(place_of(chunk)));
+    g_cluster->begin_read(offset_of(chunk));
+    groups.back().chunks.push_back(static_cast<uint32_t>(offset_of(chunk)));
   }
   groups.back().pieces.push_back(std::move(piece));
   if (g_cluster->random_() % 8 != 0) return;
@@ -408,9 +408,9 @@ void wait_groups(Work kind, size_t num_pending) {
     for (const uint32_t chunk : groups.front().chunks) g_cluster->end_read(chunk);
   }
 }
-void as_warpgroup(uint64_t place) {
+void as_warpgroup(uint64_t site) {
   uint64_t& path = g_cluster->running_->path;
-  path = (path + place) * 0x9E3779B97F4A7C15u;
+  path = (path + site) * 0x9E3779B97F4A7C15u;
 }
 const Given* exchange(const Given& mine) { return g_cluster->exchange(mine); }
 void named_barrier(int barrier, int threads, bool waits) { g_cluster->named_barrier(barrier, threads, waits); }

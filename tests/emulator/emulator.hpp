@@ -49,13 +49,13 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
             unsigned cluster = 1, Order order = Order::of_seed);
 
 // Dynamic shared memory. As on a GPU its addresses begin behind 1024 bytes of the system's, and above the bits of a
-// place in a block they hold which block of its cluster it is.
+// offset in a block they hold which block of its cluster it is.
 inline constexpr size_t kMaxShared = 232448;
 inline constexpr uint32_t kBlockBytes = 1 << 24;
 inline constexpr unsigned kMaxCluster = 8;
 char* dynamic_shared();
 uint32_t shared_address(const void* pointer);
-// The same place in another block of the cluster.
+// The same offset in another block of the cluster.
 uint32_t address_in(unsigned block, uint32_t address);
 // Memory at a shared address, of the block that runs; where none does, as when a copy lands, of any. Throws
 // std::out_of_range.
@@ -97,9 +97,9 @@ void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks 
 void commit(Work kind);
 void wait_groups(Work kind, size_t num_pending);
 
-// What all threads of a warpgroup come to at the same places in the same order, or the block ends with a
+// What all threads of a warpgroup come to at the same sites in the same order, or the block ends with a
 // std::logic_error.
-void as_warpgroup(uint64_t place);
+void as_warpgroup(uint64_t site);
 
 // What every lane of the calling warp gives, in all of them.
 struct Given {

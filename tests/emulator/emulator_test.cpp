@@ -147,7 +147,7 @@ TEST(Emulator, ABlockThatEndsTooEarlyIsAnError) {
   EXPECT_THROW(run(false), std::logic_error);
 }
 
-// The matrix unit would read some other place of the shared memory, or the operand's elements in another order.
+// The matrix unit would read another address of the shared memory, or the operand's elements in another order.
 TEST(Emulator, ADescriptorThatNoKernelMakesIsAnError) {
   const auto run = [](uint64_t more) {
     launch({1, 1, 1}, 128, 16384, 1, [&] {

@@ -351,7 +351,7 @@ MUTATIONS = [
     Mutation(
         "staging_meeting",
         "decode_states.hpp",
-        "__syncthreads();  // all warps are done with values, whose place the rows take",
+        "__syncthreads();  // all warps are done with values, whose memory the rows take",
         "",
         "ManyRows",
         DECODE,
@@ -447,8 +447,8 @@ MUTATIONS = [
     Mutation(
         "sent_slice",
         "decode_states.hpp",
-        "received(rank, item - to * slice_items())",
-        "received(to, item - to * slice_items())",
+        "received(rank, quad - to * slice_quads())",
+        "received(to, quad - to * slice_quads())",
         "Clusters",
         DECODE,
     ),

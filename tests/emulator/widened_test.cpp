@@ -15,7 +15,7 @@ namespace {
 using device::Element;
 using device::Quantized;
 
-// Every stored value in every place of a word, with the instruction and without.
+// Every stored value at every position of a word, with the instruction and without.
 template <Element E, Quantized C, bool HasInstruction>
 void expect_widened(float (*value_of)(uint32_t)) {
   constexpr int kHalf = device::half_elements(C), kBits = 16 / kHalf, kWords = device::widened_words(E, C);
@@ -28,9 +28,9 @@ void expect_widened(float (*value_of)(uint32_t)) {
   for (uint32_t stored = 0; stored < 1u << kBits; ++stored) {
     for (const uint32_t others : {0u, 0x7E7E7E7Eu, 0xFFFFFFFFu}) {
       for (int at = 0; at < 2 * kHalf; ++at) {
-        const uint32_t place = ((1u << kBits) - 1) << at * kBits;
+        const uint32_t field = ((1u << kBits) - 1) << at * kBits;
         uint32_t words[kWords];
-        device::widen<E, C, HasInstruction>((others & ~place) | stored << at * kBits, words);
+        device::widen<E, C, HasInstruction>((others & ~field) | stored << at * kBits, words);
         const float got = element(words, at);
         const float expected = value_of(stored);
         EXPECT_TRUE(std::isnan(expected) ? std::isnan(got) : got == expected)

@@ -63,7 +63,7 @@ const core::Kernel& kernel_named(std::string_view name) {
 
 core::Plan planned(const core::Kernel& kernel, const core::Shape& shape) {
   EXPECT_EQ(kernel.unavailable(kGpu), "");
-  EXPECT_EQ(kernel.refuses(shape), "");
+  EXPECT_EQ(kernel.ineligible(shape), "");
   core::Plan plan{.kernel = &kernel, .shape = shape};
   plan.workspace = kernel.workspace(plan.shape, 1);
   EXPECT_EQ(plan.workspace.state_bytes + plan.workspace.scratch_bytes, 0);

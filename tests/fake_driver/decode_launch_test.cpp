@@ -81,7 +81,7 @@ bool is_dependent() {
 }
 
 template <typename Fn>
-std::string refusal(Fn&& fn) {
+std::string ineligible(Fn&& fn) {
   try {
     fn();
     return "";
@@ -146,7 +146,7 @@ TEST(DecodeLaunch, NumSplitsIsHonoured) {
     p.num_splits = 3;
     EXPECT_EQ(planned(p, "cuda.decode_unified_max").workspace.scratch_bytes, 2 * 3 * 8 * 130 * 4);
     for (const char* prefill : {"cuda.forward_sm90", "cuda.forward_sm80"}) {
-      EXPECT_NE(refusal([&] { planned(p, prefill); }).find("takes no number of splits, and num_splits is 3"),
+      EXPECT_NE(ineligible([&] { planned(p, prefill); }).find("takes no number of splits, and num_splits is 3"),
                 std::string::npos);
     }
   });
@@ -174,20 +174,20 @@ TEST(DecodeLaunch, RowsOfMla) {
 
     AttentionArguments other = p;
     other.v_in_k = false;
-    EXPECT_NE(refusal([&] { planned(other); }).find("takes head dims above 256 where v is the first columns of k"),
+    EXPECT_NE(ineligible([&] { planned(other); }).find("takes head dims above 256 where v is the first columns of k"),
               std::string::npos);
     other = p;
     other.head_dim_qk = 584;
-    EXPECT_NE(refusal([&] { planned(other); }).find("head_dim_qk is 584, at most 576"), std::string::npos);
+    EXPECT_NE(ineligible([&] { planned(other); }).find("head_dim_qk is 584, at most 576"), std::string::npos);
     other = p;
     other.head_dim_v = 520;
-    EXPECT_NE(refusal([&] { planned(other); }).find("takes head dims to 576 and 512, not 576 and 520"),
+    EXPECT_NE(ineligible([&] { planned(other); }).find("takes head dims to 576 and 512, not 576 and 520"),
               std::string::npos);
     other = p;
     for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v, core::Name::out}) {
       other.tensors[name].dtype = other.operands[name].dtype = core::DType::f32;
     }
-    EXPECT_NE(refusal([&] { planned(other); }).find("takes head dims above 256 in bf16 and f16"), std::string::npos);
+    EXPECT_NE(ineligible([&] { planned(other); }).find("takes head dims above 256 in bf16 and f16"), std::string::npos);
   });
 }
 
@@ -235,18 +235,18 @@ TEST(DecodeLaunch, AScheduleThatIsTooSmallQueuesNothing) {
     AttentionArguments p = scheduled(step(3, 2, 65536));
     const core::Plan plan = planned(p);
     p.schedule_bytes = plan.schedule_bytes;
-    EXPECT_EQ(refusal([&] { run(plan, p); }), "");
+    EXPECT_EQ(ineligible([&] { run(plan, p); }), "");
     p.schedule_bytes -= 4;
     const std::string needed = std::to_string(plan.schedule_bytes);
     const std::string reason = ": schedule has " + std::to_string(plan.schedule_bytes - 4) +
                                " bytes, expected at least " + needed + ", what the plan's kernel reads";
-    EXPECT_EQ(refusal([&] { run(plan, p); }), "plan_run" + reason);
-    EXPECT_EQ(refusal([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }), "plan_schedule" + reason);
+    EXPECT_EQ(ineligible([&] { run(plan, p); }), "plan_run" + reason);
+    EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }), "plan_schedule" + reason);
     EXPECT_TRUE(fake_driver()->launches.empty());
     p.schedule_bytes = plan.schedule_bytes;
     int32_t flag = 1;
     p.cancel = &flag;
-    EXPECT_EQ(refusal([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }),
+    EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }),
               "plan_schedule: the call was cancelled before it began; nothing was touched");
     EXPECT_TRUE(fake_driver()->launches.empty());
   });
@@ -269,7 +269,7 @@ TEST(DecodeLaunch, OneScheduleServesPlansOfRoundedLengths) {
       }
     }
     const AttentionArguments many = scheduled(step(3, 2, 65536, 1000));
-    const std::string reason = refusal([&] { api::cached_plan(core::Shape(many), "", "forward"); });
+    const std::string reason = ineligible([&] { api::cached_plan(core::Shape(many), "", "forward"); });
     for (const char* kernel : {"cuda.forward_sm90", "cuda.forward_sm80"}) {
       EXPECT_NE(reason.find(std::string(kernel) + ": does not support schedule"), std::string::npos) << reason;
     }
@@ -306,11 +306,11 @@ TEST(DecodeLaunch, QuantizedCaches) {
         EXPECT_EQ(params.scale_block.value, scale_block == 0 ? 1 : scale_block);
       }
       for (const char* other : {"cuda.forward_sm90", "cuda.forward_sm80", "cuda.decode_unified_max"}) {
-        EXPECT_NE(refusal([&] { planned(p, other); }), "") << other;
+        EXPECT_NE(ineligible([&] { planned(p, other); }), "") << other;
       }
       p.head_dim_v = 128 / core::size_bits(dtype) + 8;
-      EXPECT_NE(refusal([&] { planned(p); }).find("begin at multiples of 16 bytes and fill them"), std::string::npos)
-          << refusal([&] { planned(p); });
+      EXPECT_NE(ineligible([&] { planned(p); }).find("begin at multiples of 16 bytes and fill them"), std::string::npos)
+          << ineligible([&] { planned(p); });
     }
     AttentionArguments many = quantized(core::DType::i8);
     many.seqlen_q = many.total_q = 1000;

@@ -46,8 +46,8 @@ CUresult error_name(CUresult result, const char** name) {
   *name = "CUDA_ERROR_FAKE";
   return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
-CUresult error_string(CUresult, const char** text) {
-  *text = "as the test wishes";
+CUresult error_string(CUresult, const char** string) {
+  *string = "as the test wishes";
   return CUDA_SUCCESS;
 }
 CUresult device_get(CUdevice* device, int ordinal) {

@@ -42,11 +42,11 @@ std::string error_of(ErrorCode code, Fn&& fn) {
   return "no error";
 }
 
-constexpr const char* kText = R"(#pragma once
+constexpr const char* kSource = R"(#pragma once
 struct Params { int32_t* to; int64_t count; };
 template <int N> __global__ void fill(const Params params) { params.to[threadIdx.x] = N; }
 )";
-Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_source = kText}; }
+Program trial() { return {.header = "user.hpp", .expression = "fill<7>", .user_source = kSource}; }
 
 class FakeDriverTest : public testing::Test {
  protected:
@@ -206,8 +206,8 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
         {.batch = 2, .heads_q = 3, .heads_kv = 3, .seqlen_q = 5, .seqlen_kv = 2, .head_dim_qk = 40, .head_dim_v = 40},
         tessella::core::DType::f32);
     p.device.id = 1;
-    const std::string refused = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
-    EXPECT_NE(refused.find("cuda.toy: sees one key"), std::string::npos) << refused;
+    const std::string reason = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
+    EXPECT_NE(reason.find("cuda.toy: sees one key"), std::string::npos) << reason;
     p.seqlen_kv = 1;
     tessella::core::Plan plan = choose(p, tables, "", "toy");
     EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
@@ -232,12 +232,12 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
   });
 }
 
-TEST_F(FakeDriverTest, ImageThatTheDriverRefusesIsExplained) {
+TEST_F(FakeDriverTest, ImageThatTheDriverDoesNotLoadIsExplained) {
   in_child({{"FAKE_CUDA_LOAD", "209"}}, [] {
     skip_without_nvrtc();
-    const std::string text = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
-    EXPECT_NE(text.find("does not load a kernel of NVRTC"), std::string::npos) << text;
-    EXPECT_NE(text.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << text;
+    const std::string message = error_of(ErrorCode::device, [] { load(trial(), 0, 0); });
+    EXPECT_NE(message.find("does not load a kernel of NVRTC"), std::string::npos) << message;
+    EXPECT_NE(message.find("sm_90 on GPU 0 (Fake GPU, sm_90), expected a newer driver"), std::string::npos) << message;
   });
 }
 
@@ -262,8 +262,8 @@ TEST_F(FakeDriverTest, ForkAfterUseIsExplained) {
   in_child({}, [] {
     const CurrentDevice current(0);
     in_child({}, [] {
-      const std::string text = error_of(ErrorCode::device, [] { CurrentDevice in_forked(0); });
-      EXPECT_NE(text.find("forked after its parent used CUDA"), std::string::npos) << text;
+      const std::string message = error_of(ErrorCode::device, [] { CurrentDevice in_forked(0); });
+      EXPECT_NE(message.find("forked after its parent used CUDA"), std::string::npos) << message;
     });
   });
 }

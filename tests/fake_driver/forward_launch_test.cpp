@@ -54,7 +54,7 @@ const core::Kernel& named(std::string_view name) {
 
 core::Plan planned(const core::Kernel& kernel, const AttentionArguments& p) {
   EXPECT_EQ(kernel.unavailable(p.device), "");
-  EXPECT_EQ(kernel.refuses(p), "");
+  EXPECT_EQ(kernel.ineligible(p), "");
   core::Plan plan{.kernel = &kernel, .shape = p};
   plan.workspace = kernel.workspace(p, 1);
   plan.prepared = kernel.prepare(p);
@@ -129,8 +129,8 @@ TEST_F(ForwardLaunch, EmptyCallsQueueNothing) {
   });
 }
 
-// The sentence of a run that is refused.
-std::string refused(const core::Plan& plan, const AttentionArguments& p, const tessella_workspace* workspace) {
+// The sentence of a run that is an error.
+std::string error_of_run(const core::Plan& plan, const AttentionArguments& p, const tessella_workspace* workspace) {
   try {
     api::run(plan, &p, workspace, nullptr, nullptr, "plan_run");
     return "";
@@ -145,10 +145,10 @@ TEST_F(ForwardLaunch, ACancelledCallQueuesNothing) {
     int32_t flag = 1;
     p.cancel = &flag;
     const core::Plan plan = planned(named("cuda.forward_sm80"), p);
-    EXPECT_EQ(refused(plan, p, nullptr), "plan_run: the call was cancelled before it began; nothing was touched");
+    EXPECT_EQ(error_of_run(plan, p, nullptr), "plan_run: the call was cancelled before it began; nothing was touched");
     EXPECT_TRUE(fake_driver()->launches.empty());
     flag = 0;
-    EXPECT_EQ(refused(plan, p, nullptr), "");
+    EXPECT_EQ(error_of_run(plan, p, nullptr), "");
     EXPECT_EQ(fake_driver()->launches.size(), 1u);
   });
 }
@@ -162,7 +162,8 @@ TEST_F(ForwardLaunch, AWorkspaceThatOverlapsQueuesNothing) {
     ASSERT_GT(plan.workspace.scratch_bytes, 0);
     p.out().data = reinterpret_cast<std::byte*>(0x10000000);  // nobody looks there
     const tessella_workspace workspace{nullptr, 0, p.out().row(1, 8, 0), 1 << 20};
-    EXPECT_EQ(refused(plan, p, &workspace), "plan_run: workspace.scratch overlaps out, expected memory of its own");
+    EXPECT_EQ(error_of_run(plan, p, &workspace),
+              "plan_run: workspace.scratch overlaps out, expected memory of its own");
     EXPECT_TRUE(fake_driver()->launches.empty());
   });
 }
@@ -249,28 +250,30 @@ TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
       EXPECT_EQ(k.box[1], std::gcd(static_cast<uint32_t>(page_size), 128u));
     }
     p.page_size = 12;
-    EXPECT_NE(kernel.refuses(p).find("multiple of 8 rows; these have 12"), std::string::npos) << kernel.refuses(p);
+    EXPECT_NE(kernel.ineligible(p).find("multiple of 8 rows; these have 12"), std::string::npos)
+        << kernel.ineligible(p);
     p.page_size = 16;
     p.features |= Feature::leftpad_kv;
-    EXPECT_NE(kernel.refuses(p).find("leftpad_kv"), std::string::npos) << kernel.refuses(p);
+    EXPECT_NE(kernel.ineligible(p).find("leftpad_kv"), std::string::npos) << kernel.ineligible(p);
   });
 }
 
-TEST_F(ForwardLaunch, WhatAGridCannotHoldIsRefused) {
+TEST_F(ForwardLaunch, WhatAGridCannotHoldIsAnError) {
   in_child(sizeof(portable::ForwardParams), [] {
     const core::Kernel& kernel = named("cuda.forward_sm80");
     AttentionArguments p = problem();
     p.batch = 1 << 20;
     p.seqlen_q = p.total_q = 1 << 20;
-    EXPECT_NE(kernel.refuses(p).find("batch * heads_q * seqlen_q makes "), std::string::npos) << kernel.refuses(p);
+    EXPECT_NE(kernel.ineligible(p).find("batch * heads_q * seqlen_q makes "), std::string::npos)
+        << kernel.ineligible(p);
     p = problem();
     p.features = Feature::document;
     p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = int64_t{1} << 28;
-    EXPECT_NE(kernel.refuses(p).find("seqlen_kv makes "), std::string::npos) << kernel.refuses(p);
+    EXPECT_NE(kernel.ineligible(p).find("seqlen_kv makes "), std::string::npos) << kernel.ineligible(p);
     p = problem();
     p.num_sms = 10;
-    EXPECT_NE(kernel.refuses(p).find("num_sms is 10"), std::string::npos) << kernel.refuses(p);
-    EXPECT_EQ(kernel.refuses(problem()), "");
+    EXPECT_NE(kernel.ineligible(p).find("num_sms is 10"), std::string::npos) << kernel.ineligible(p);
+    EXPECT_EQ(kernel.ineligible(problem()), "");
   });
 }
 

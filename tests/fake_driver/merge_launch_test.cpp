@@ -44,7 +44,7 @@ const core::Kernel& merge_kernel() {
 core::Plan planned(const MergeArguments& a) {
   const core::Kernel& kernel = merge_kernel();
   EXPECT_EQ(kernel.unavailable(a.device), "");
-  EXPECT_EQ(kernel.refuses(a), "");
+  EXPECT_EQ(kernel.ineligible(a), "");
   core::Plan plan{.kernel = &kernel, .shape = static_cast<const core::MergeShape&>(a)};
   plan.workspace = kernel.workspace(plan.shape, 1);
   plan.prepared = kernel.prepare(plan.shape);

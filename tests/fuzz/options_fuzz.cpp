@@ -1,5 +1,5 @@
 // Any bytes as the structs of a call. Tensors claim only memory that they have; everything else may be nonsense: the
-// library must refuse it with a text or compute, and never crash, read or write outside.
+// library must return an error with a message or compute, and never crash, read or write outside.
 //
 // The memory of every tensor ends where a poisoned zone begins, so the address sanitizer sees one byte too far.
 #include <algorithm>
@@ -61,7 +61,7 @@ int64_t element_bytes(int32_t dtype) {
 constexpr int64_t kMaxBytes = 1 << 16;  // per tensor: a case takes milliseconds
 
 // A tensor whose memory reaches exactly as far as its shape and strides claim, or nullptr where they claim too much:
-// then the library must refuse without following them, so the pointer is null and the claim stays.
+// then the library must report them without following them, so the pointer is null and the claim stays.
 struct OwnedTensor {
   tessella_tensor tensor{};
   std::unique_ptr<uint8_t[]> memory;
@@ -71,7 +71,7 @@ void give_memory(Bytes& bytes, OwnedTensor& owned) {
   tessella_tensor& t = owned.tensor;
   if (t.ndim < 0 || t.ndim > 8) return;
   const int64_t size = element_bytes(t.dtype);
-  // In 128 bits nothing overflows; negative axes and strides are left to the library to refuse.
+  // In 128 bits nothing overflows; negative axes and strides are left to the library to report.
   __extension__ __int128 reach = 1, elements = 1;
   for (int axis = 0; axis < t.ndim; ++axis) {
     if (t.shape[axis] < 0 || t.strides[axis] < 0) return;

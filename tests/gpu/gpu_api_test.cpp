@@ -17,7 +17,7 @@
 namespace tessella::tests {
 namespace {
 
-class GpuDoor : public testing::Test {
+class GpuApi : public testing::Test {
  protected:
   void SetUp() override {
     if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
@@ -32,12 +32,12 @@ class GpuDoor : public testing::Test {
   }
 
   // The sentence of tessella_forward, which must fail.
-  static std::string refusal(const tessella_forward_args& args, const tessella_attention_options& options) {
+  static std::string error_of_call(const tessella_forward_args& args, const tessella_attention_options& options) {
     return tessella_forward(&args, &options, nullptr) == TESSELLA_OK ? "accepted" : tessella_last_error();
   }
-  static void expect_refusal(const tessella_forward_args& args, const tessella_attention_options& options,
-                             const std::string& text) {
-    EXPECT_EQ(refusal(args, options), text);
+  static void expect_error(const tessella_forward_args& args, const tessella_attention_options& options,
+                           const std::string& message) {
+    EXPECT_EQ(error_of_call(args, options), message);
   }
 };
 
@@ -56,40 +56,39 @@ Case packed_case() {
 Case slots_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .cache_batch_idx = true}; }
 Case paged_case() { return {.batch = 3, .seqlen_q = 5, .seqlen_kv = 6, .seqlens_kv = true, .page_size = 2}; }
 
-TEST_F(GpuDoor, TheFirstTensorOnAnotherDeviceIsNamed) {
+TEST_F(GpuApi, TheFirstTensorOnAnotherDeviceIsNamed) {
   const Call call(packed_case());
   GpuTwin twin(call.blocks(), false);
   for (const bool shows_device : {true, false}) {
     tessella_forward_args args = twin.args(call.args(), shows_device);
     args.seqlens_kv = call.args().seqlens_kv;
-    expect_refusal(args, call.options(), "forward: seqlens_kv is on the CPU, expected cuda:0 = the device of q");
+    expect_error(args, call.options(), "forward: seqlens_kv is on the CPU, expected cuda:0 = the device of q");
     args = call.args();
     const tessella_forward_args on_gpu = twin.args(call.args(), shows_device);
     args.v = on_gpu.v;
-    expect_refusal(args, call.options(), "forward: v is on cuda:0, expected the CPU = the device of q");
+    expect_error(args, call.options(), "forward: v is on cuda:0, expected the CPU = the device of q");
   }
 }
 
-TEST_F(GpuDoor, AGpuThatIsNotThereIsNamed) {
+TEST_F(GpuApi, AGpuThatIsNotThereIsNamed) {
   const Call call({});
   tessella_tensor q = *call.args().q;
   q.device_type = TESSELLA_CUDA;
   q.device_id = 99;
   tessella_forward_args args = call.args();
   args.q = &q;
-  EXPECT_EQ(refusal(args, call.options()).rfind("forward: q is on cuda:99, and this process sees ", 0), 0u)
+  EXPECT_EQ(error_of_call(args, call.options()).rfind("forward: q is on cuda:99, and this process sees ", 0), 0u)
       << tessella_last_error();
 }
 
-TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
+TEST_F(GpuApi, KernelsOfTheCpuArePassedOver) {
   const Call call({});
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
   tessella_attention_options options = call.options();
   options.kernel = "cpu.forward_baseline";
-  expect_refusal(
-      args, options,
-      "forward: no kernel computes this call; cpu.forward_baseline: runs on cpu tensors, and q is on cuda:0");
+  expect_error(args, options,
+               "forward: no kernel computes this call; cpu.forward_baseline: runs on cpu tensors, and q is on cuda:0");
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);
@@ -104,8 +103,8 @@ TEST_F(GpuDoor, KernelsOfTheCpuArePassedOver) {
 
 int32_t* values(const tessella_tensor* table) { return static_cast<int32_t*>(table->data); }
 
-// Asked to, the door reads tables of the GPU and says what it would say of the host's.
-TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
+// Asked to, the API layer reads tables of the GPU and says what it would say of the host's.
+TEST_F(GpuApi, CheckedValuesAreErrorsAsOnTheCpu) {
   struct Spoil {
     const char* name;
     std::function<void(const tessella_forward_args&)> apply;
@@ -135,12 +134,12 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
   for (const Spoil& spoil : spoils) {
     const Call call(spoil.of);
     spoil.apply(call.args());
-    const std::string on_cpu = refusal(call.args(), call.options());
+    const std::string on_cpu = error_of_call(call.args(), call.options());
     GpuTwin twin(call.blocks(), false);
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_attention_options options = call.options();
     options.check_device_values = 1;
-    const std::string on_gpu = refusal(args, options);
+    const std::string on_gpu = error_of_call(args, options);
     EXPECT_EQ(on_gpu.rfind(std::string("forward: ") + spoil.name + "[", 0), 0u) << on_gpu;
     // A sequence may be longer than its tensor there: the bound is held first.
     if (std::string(spoil.name) != "cu_seqlens_kv") {
@@ -150,7 +149,7 @@ TEST_F(GpuDoor, CheckedValuesAreRefusedAsOnTheCpu) {
 }
 
 // The environment asks for the same, of every call.
-TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
+TEST_F(GpuApi, TheEnvironmentAsksForValuesToBeChecked) {
   const Call call(packed_case());
   values(call.args().cu_seqlens_q)[0] = 1;
   GpuTwin twin(call.blocks(), false);
@@ -159,25 +158,25 @@ TEST_F(GpuDoor, TheEnvironmentAsksForValuesToBeChecked) {
   for (const auto& [value, begins] : {std::pair{"1", "forward: cu_seqlens_q[0]"},
                                       std::pair{"yes", "TESSELLA_CHECK_DEVICE_VALUES is 'yes', expected 0 or 1"}}) {
     ASSERT_EQ(::setenv(kName, value, 1), 0);
-    const std::string text = refusal(args, call.options());
-    EXPECT_EQ(text.rfind(begins, 0), 0u) << text;
+    const std::string message = error_of_call(args, call.options());
+    EXPECT_EQ(message.rfind(begins, 0), 0u) << message;
   }
   ::unsetenv(kName);
 }
 
-TEST_F(GpuDoor, ABoundOfPackedLengthsIsHeld) {
+TEST_F(GpuApi, ABoundOfPackedLengthsIsHeld) {
   const Call call(packed_case());
   GpuTwin twin(call.blocks(), false);
   const tessella_forward_args args = twin.args(call.args(), true);
   tessella_attention_options options = call.options();
   options.check_device_values = 1;
   options.max_seqlen_q = 2;
-  const std::string text = refusal(args, options);
-  EXPECT_EQ(text.rfind("forward: cu_seqlens_q[", 0), 0u) << text;
-  EXPECT_NE(text.find("the bound of lengths"), std::string::npos) << text;
+  const std::string message = error_of_call(args, options);
+  EXPECT_EQ(message.rfind("forward: cu_seqlens_q[", 0), 0u) << message;
+  EXPECT_NE(message.find("the bound of lengths"), std::string::npos) << message;
 }
 
-TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
+TEST_F(GpuApi, ResultsOnTheGpuAreChecked) {
   for (const char* layout : {"bshd", "sliced", "bhsd"}) {
     Call call({.layout = layout,
                .batch = 2,
@@ -214,7 +213,7 @@ TEST_F(GpuDoor, ResultsOnTheGpuAreChecked) {
 }
 
 // Rows of 8 and 4 bits and their scales are copied too.
-TEST_F(GpuDoor, ChecksQuantizedCaches) {
+TEST_F(GpuApi, ChecksQuantizedCaches) {
   for (const int32_t cache_dtype : {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4}) {
     for (const char* scale : {"h", "th", "ph"}) {
       AppendCall call({.cache_dtype = cache_dtype, .scale = scale, .heads_q = 2, .page_size = 4, .rotary_dim = 32});
@@ -231,7 +230,7 @@ TEST_F(GpuDoor, ChecksQuantizedCaches) {
   }
 }
 
-TEST_F(GpuDoor, CheckingGapsOfGiBCopiesOnlyRows) {
+TEST_F(GpuApi, CheckingGapsOfGiBCopiesOnlyRows) {
   const cli::Gpu& gpu = cli::Gpu::open(0);
   constexpr int64_t kRows = 3, kDim = 8, kStride = int64_t{1} << 26;
   constexpr size_t kBytes = ((kRows - 1) * kStride + kDim) * sizeof(float);
@@ -250,7 +249,7 @@ TEST_F(GpuDoor, CheckingGapsOfGiBCopiesOnlyRows) {
   EXPECT_EQ(report.passed, 1);  // zeros attend to zeros: the mean of zeros
 }
 
-TEST_F(GpuDoor, TextsAndTheirArraysAreChecked) {
+TEST_F(GpuApi, SourcesAndTheirArraysAreChecked) {
   const Call call({});
   GpuTwin twin(call.blocks(), false);
   tessella_forward_args args = twin.args(call.args(), true);
@@ -259,28 +258,28 @@ TEST_F(GpuDoor, TextsAndTheirArraysAreChecked) {
   std::fill_n(arrays, 9, *args.q);
   args.mod_args = arrays;
   args.num_mod_args = 1;
-  expect_refusal(args, options, "forward: mod_args is given, expected it beside score_mod or mask_mod");
+  expect_error(args, options, "forward: mod_args is given, expected it beside score_mod or mask_mod");
   options.score_mod_gradient = "return 1;";
   args.num_mod_args = 0;
-  expect_refusal(args, options, "forward: score_mod_gradient is given, expected it beside score_mod");
+  expect_error(args, options, "forward: score_mod_gradient is given, expected it beside score_mod");
   options.score_mod = "return score;";
   args.num_mod_args = 9;
-  expect_refusal(args, options, "forward: num_mod_args is 9, expected 0 to 8");
+  expect_error(args, options, "forward: num_mod_args is 9, expected 0 to 8");
   args.num_mod_args = 2;
   arrays[1].strides[1] = 64;
-  expect_refusal(args, options, "forward: mod_args[1].strides[1] is 64, expected 8: the array must be dense");
+  expect_error(args, options, "forward: mod_args[1].strides[1] is 64, expected 8: the array must be dense");
   arrays[1] = *args.q;
   arrays[1].dtype = TESSELLA_I64;
-  expect_refusal(args, options, "forward: mod_args[1].dtype is i64, expected f32, bf16, f16, i32 or bool");
+  expect_error(args, options, "forward: mod_args[1].dtype is i64, expected f32, bf16, f16, i32 or bool");
   arrays[1] = *call.args().q;
-  expect_refusal(args, options, "forward: mod_args[1] is on the CPU, expected cuda:0 = the device of q");
+  expect_error(args, options, "forward: mod_args[1] is on the CPU, expected cuda:0 = the device of q");
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   args.num_mod_args = 0;
   EXPECT_EQ(tessella_check(Tagged(args, options), 0, 1, &report), TESSELLA_UNSUPPORTED);
 }
 
 // Of what a schedule is, before any plan of it: it lies beside the call's tensors, and apart from them.
-TEST_F(GpuDoor, AScheduleIsOfTheGpu) {
+TEST_F(GpuApi, AScheduleIsOfTheGpu) {
   const Call call({.batch = 3, .seqlen_q = 1, .seqlen_kv = 6, .seqlens_kv = true});
   GpuTwin twin(call.blocks(), false);
   tessella_forward_args args = twin.args(call.args(), true);
@@ -288,12 +287,12 @@ TEST_F(GpuDoor, AScheduleIsOfTheGpu) {
   tessella_tensor schedule = TESSELLA_TENSOR1(words, TESSELLA_I32, 4);
   args.schedule = &schedule;
   schedule.device_type = TESSELLA_CPU;
-  expect_refusal(args, call.options(), "forward: schedule is on the CPU, expected cuda:0 = the device of q");
+  expect_error(args, call.options(), "forward: schedule is on the CPU, expected cuda:0 = the device of q");
   schedule = *args.seqlens_kv;
-  expect_refusal(args, call.options(), "forward: schedule overlaps seqlens_kv, expected memory of its own");
+  expect_error(args, call.options(), "forward: schedule overlaps seqlens_kv, expected memory of its own");
 }
 
-TEST_F(GpuDoor, DlpackSaysWhereAPointerIs) {
+TEST_F(GpuApi, DlpackSaysWhereAPointerIs) {
   const cli::GpuMemory memory(cli::Gpu::open(0), 64);
   void* managed = to_dlpack(view(memory.data(), f32, {4, 4}), true);
   const TensorView back = from_dlpack(managed, true);

@@ -30,7 +30,7 @@ using Change = std::function<void(tessella_forward_args&, tessella_attention_opt
 // Runs the call with its arguments and options changed, and holds what it computes against what the unchanged one
 // means.
 void expect_same_meaning(const Case& c, const Change& change) {
-  const auto text = [&] { return "--case \"" + to_string(c) + "\""; };
+  const auto message = [&] { return "--case \"" + to_string(c) + "\""; };
   BackwardCall call(c);
   tessella_forward_args forward = *call.args().forward;
   tessella_backward_args args = call.args();
@@ -39,9 +39,9 @@ void expect_same_meaning(const Case& c, const Change& change) {
   change(forward, options);
   GpuTwin twin(call.blocks(), false);
   const tessella_backward_args on_gpu = twin.args(args, true);
-  ASSERT_EQ(tessella_backward(&on_gpu, &options, twin.stream()), TESSELLA_OK) << tessella_last_error() << text();
-  ASSERT_EQ(twin.download(), "") << text();
-  EXPECT_EQ(call.check(), "") << text();
+  ASSERT_EQ(tessella_backward(&on_gpu, &options, twin.stream()), TESSELLA_OK) << tessella_last_error() << message();
+  ASSERT_EQ(twin.download(), "") << message();
+  EXPECT_EQ(call.check(), "") << message();
 }
 
 TEST_P(GpuBackward, AScoreModMayBeAlibi) {
@@ -77,7 +77,7 @@ TEST_P(GpuBackward, AMaskModMayBeCausal) {
   }
 }
 
-TEST_P(GpuBackward, AScoreModWithoutItsGradientIsRefused) {
+TEST_P(GpuBackward, AScoreModWithoutItsGradientIsAnError) {
   BackwardCall call(base(""));
   tessella_attention_options options = call.options();
   options.score_mod = "return 0.5f * score;";
@@ -144,7 +144,7 @@ TEST(GpuBackwardChoice, IsMadeForCudaTensors) {
     Case c{.device = "cuda", .dtype = dtype, .seqlen_q = 60, .head_dim_qk = 64, .head_dim_v = 64};
     c.gradients = "qkv";
     const Outcome outcome = run_case(c);
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << dtype << ": " << outcome.text;
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << dtype << ": " << outcome.message;
   }
 }
 

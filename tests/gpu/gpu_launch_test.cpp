@@ -23,7 +23,7 @@ struct Params {
   int32_t* to;
   int32_t add;
 };
-constexpr const char* kText = R"(#pragma once
+constexpr const char* kSource = R"(#pragma once
 namespace trial {
 struct Config { int factor; };
 struct Params { int32_t* to; int32_t add; };
@@ -38,7 +38,7 @@ template <Config C> __global__ void count(const Params params) {
 Program trial(int factor) {
   return {.header = "user.hpp",
           .expression = "trial::count<trial::Config{.factor = " + std::to_string(factor) + "}>",
-          .user_source = kText};
+          .user_source = kSource};
 }
 
 constexpr int kBlocks = 4;
@@ -105,7 +105,7 @@ TEST_F(GpuLaunchTest, Runs) {
 
 TEST_F(GpuLaunchTest, FirstLaunchMayBeCaptured) {
   const auto kernel = load(trial(4), 0, kShared);
-  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), CUDA_SUCCESS);  // global: what is unsafe is refused
+  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), CUDA_SUCCESS);  // global: what is unsafe is an error
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(cu().cuStreamIsCapturing(stream_, &status), "cuStreamIsCapturing");
   EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);

@@ -1,4 +1,5 @@
-// What only the GPU's kernels do: texts, dropout's bits beside the CPU's, plans for alignments, graph captures.
+// What only the GPU's kernels do: score_mod and mask_mod, dropout's bits beside the CPU's, plans for alignments, graph
+// captures.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -96,13 +97,13 @@ void expect_same_meaning(const Case& c, const Change& change) {
   EXPECT_EQ(call.check(), "") << to_string(c);
 }
 
-// The call's ALiBi by this text.
-Change alibi_as(const char* text) {
-  return [text](tessella_forward_args& args, tessella_attention_options& options) {
+// The call's ALiBi by this score_mod.
+Change alibi_as(const char* source) {
+  return [source](tessella_forward_args& args, tessella_attention_options& options) {
     args.mod_args = args.alibi_slopes;
     args.num_mod_args = 1;
     args.alibi_slopes = nullptr;
-    options.score_mod = text;
+    options.score_mod = source;
   };
 }
 
@@ -122,7 +123,7 @@ TEST_P(Gpu, ACallHasTheBitsOfItsOwnPlan) {
   EXPECT_EQ(direct.results(), planned.results());
 }
 
-TEST_P(Gpu, AScoreTextMayBeAlibi) {
+TEST_P(Gpu, AScoreModMayBeAlibi) {
   Case c = base();
   c.alibi = "h";
   c.seqlen_kv = c.seqlen_q;  // so that the distance needs no lengths
@@ -142,7 +143,7 @@ TEST_P(Gpu, AScoreTextMayBeAlibi) {
   }
 }
 
-TEST_P(Gpu, AScoreTextIsOfNaturalUnits) {
+TEST_P(Gpu, AScoreModIsOfNaturalUnits) {
   Case c = base();
   c.softcap = 20;
   expect_same_meaning(c, [](tessella_forward_args&, tessella_attention_options& options) {
@@ -151,7 +152,7 @@ TEST_P(Gpu, AScoreTextIsOfNaturalUnits) {
   });
 }
 
-TEST_P(Gpu, AKeepTextMayBeAMask) {
+TEST_P(Gpu, AMaskModMayBeAMask) {
   Case c = base();
   c.causal_top_left = true;
   expect_same_meaning(c, [](tessella_forward_args&, tessella_attention_options& options) {
@@ -173,7 +174,7 @@ TEST_P(Gpu, AKeepTextMayBeAMask) {
   });
 }
 
-TEST_P(Gpu, ATextThatDoesNotCompileIsAnErrorWithItsLog) {
+TEST_P(Gpu, ASourceThatDoesNotCompileIsAnErrorWithItsLog) {
   Call call(base());
   tessella_attention_options options = call.options();
   options.score_mod = "return no_such_name;";
@@ -183,7 +184,7 @@ TEST_P(Gpu, ATextThatDoesNotCompileIsAnErrorWithItsLog) {
   EXPECT_NE(std::string(tessella_last_error()).find("no_such_name"), std::string::npos) << tessella_last_error();
 }
 
-TEST_P(Gpu, APlanIsForItsTextsAndAlignment) {
+TEST_P(Gpu, APlanIsForItsSourcesAndAlignment) {
   Call call(base());
   Case odd_case = base();
   odd_case.shift = 1;
@@ -308,7 +309,7 @@ TEST_P(Gpu, ManyQueriesThatSeeTheSameKeys) {
                                       .seqlen_kv = 1210,
                                       .head_dim_qk = 256,
                                       .head_dim_v = 256});
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.text;
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.message;
   }
 }
 
@@ -367,8 +368,8 @@ TEST_P(GpuRuns, PairsHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 256, .head_dim_v = 256}, 1270);
 }
 // Its warpgroups take no turns.
-TEST_P(GpuRuns, TextsHaveTheSameBits) {
-  static_assert(kMoreKeys == 30, "the text says so too");
+TEST_P(GpuRuns, ModificationsHaveTheSameBits) {
+  static_assert(kMoreKeys == 30, "the source says so too");
   const auto alibi = alibi_as("return score - arrays.f32(0)[h] * fabsf(q_minus_k + 30);");
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .alibi = "h"}, 600,
                    [&](Call& call) { return run_changed(call, alibi); });
@@ -402,10 +403,10 @@ TEST(GpuChoice, IsMadeForCudaTensors) {
   for (const char* dtype : {"bf16", "f16", "f32"}) {
     const Outcome outcome =
         run_case({.device = "cuda", .dtype = dtype, .seqlen_q = 60, .head_dim_qk = 64, .head_dim_v = 64});
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << dtype << ": " << outcome.text;
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << dtype << ": " << outcome.message;
   }
   const Outcome outcome = run_case({.device = "cuda", .dtype = "f64"});
-  EXPECT_EQ(outcome.verdict, Verdict::refused) << outcome.text;
+  EXPECT_EQ(outcome.verdict, Verdict::unsupported) << outcome.message;
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ std::string problem_of(const Row& row, CubinStore& store) {
   const Recipe recipe = forward_sm80_recipe(p, device);
   const std::string what = words(p, kFeatureSets[row.set_idx].name, recipe) + (row.is_aligned ? "" : ", unaligned") +
                            ", sm_" + std::to_string(device.arch);
-  if (!recipe.refusal.empty()) return what + recipe.refusal;
+  if (!recipe.ineligible.empty()) return what + recipe.ineligible;
   std::string wrong;
   for (const Step& first : recipe.steps) {
     const Step& step = last(first);
@@ -174,7 +174,7 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
 // has made matrix instructions wait for each other.
 void expect_lean(CubinStore& store, const AttentionArguments& p, const char* name) {
   const Recipe recipe = forward_sm90_recipe(p, typical_device(90));
-  EXPECT_EQ(recipe.refusal, "");
+  EXPECT_EQ(recipe.ineligible, "");
   for (const Step& step : recipe.steps) {
     const bool is_forward = step.program.arch_specific;
     const auto cubin = store.get(step.program, {.arch = 90, .arch_specific = is_forward});
@@ -232,14 +232,14 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score text: every size. Every other
-      // feature at one, a keep text and what lies beside a score text at 128 too.
+      // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score_mod: every size. Every other
+      // feature at one, a mask_mod and what lies beside a score_mod at 128 too.
       const auto is_alone = [&](Feature of) { return sets[set].features == of && !sets[set].batch_invariant; };
       const bool is_score = sets[set].features == Feature::score_mod;
-      const bool has_text = sets[set].features.has(Feature::score_mod) || sets[set].features.has(Feature::mask_mod);
+      const bool has_source = sets[set].features.has(Feature::score_mod) || sets[set].features.has(Feature::mask_mod);
       const bool has_two_terms = is_alone(Feature::softcap);
       const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
-                             dims == set % std::size(kDims) || (has_text && dims == 2);
+                             dims == set % std::size(kDims) || (has_source && dims == 2);
       if (!g_full && !is_wanted) continue;
       AttentionArguments p = sm90_problem(kDims[dims].qk, kDims[dims].v, kDims[dims].seqlen_kv,
                                           dims == 1 && !has_two_terms ? DType::f16 : DType::bf16);
@@ -252,7 +252,7 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       expect_lean(store, p, sets[set].name);
       if (!is_score) continue;
       p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
-      expect_lean(store, p, "score by places");
+      expect_lean(store, p, "score by positions");
     }
   }
   // Pairs of blocks.
@@ -295,7 +295,7 @@ TEST_P(KernelMatrixBackward, CompilesWithoutSpills) {
     const DeviceInfo device = typical_device(kArchs[row.arch_idx]);
     const Recipe recipe = backward_sm80_recipe(p, device);
     const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(device.arch);
-    ASSERT_EQ(recipe.refusal, "") << what;
+    ASSERT_EQ(recipe.ineligible, "") << what;
     for (const Step& step : recipe.steps) {
       const auto cubin = store.get(step.program, {.arch = device.arch});
       const Resources& takes = cubin->resources;
@@ -315,7 +315,7 @@ TEST(LadderKernels, Compile) {
     const int arch = kArchs[row.arch_idx];
     for (const Recipe& recipe : {standard_recipe(p, typical_device(arch)), flash_1_recipe(p, typical_device(arch)),
                                  standard_backward_recipe(backward(p), typical_device(arch))}) {
-      ASSERT_EQ(recipe.refusal, "");
+      ASSERT_EQ(recipe.ineligible, "");
       for (const Step& step : recipe.steps) {
         const auto cubin = store.get(step.program, {.arch = arch});
         EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
@@ -490,7 +490,7 @@ TEST_P(KernelMatrixDecode, CompilesWithoutSpills) {
     const std::string what = words(p, set.name, recipe) + ", sm_" + std::to_string(row.arch);
     // So long rows of f32 are more than these GPUs' blocks have memory for.
     if (row.dtype == DType::f32 && row.dims.qk == 256 && row.arch == 86 && set.cache == DType::none) continue;
-    EXPECT_EQ(recipe.refusal, "") << what;
+    EXPECT_EQ(recipe.ineligible, "") << what;
     for (const Step& step : recipe.steps) {
       const auto cubin = store.get(step.program, {.arch = row.arch});
       const Resources& takes = cubin->resources;

@@ -1,4 +1,4 @@
-// A CUDA driver without a GPU, for tests of the door on machines that have none: its device memory is host memory,
+// A CUDA driver without a GPU, for tests of the API layer on machines that have none: its device memory is host memory,
 // streams run at once, and it loads and launches nothing. Built as libcuda.so.1 in a folder of its own, which
 // LD_LIBRARY_PATH names.
 #include <dlfcn.h>
@@ -40,7 +40,7 @@ int not_supported() { return kNotSupported; }
 FAKE cuInit(unsigned) { return 0; }
 FAKE cuDriverGetVersion(int* version) { return *version = 12080, 0; }
 FAKE cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR_OF_THE_HOST_GPU", 0; }
-FAKE cuGetErrorString(int, const char** text) { return *text = "this GPU is the host and does not do this", 0; }
+FAKE cuGetErrorString(int, const char** string) { return *string = "this GPU is the host and does not do this", 0; }
 FAKE cuDeviceGetCount(int* count) { return *count = 1, 0; }
 FAKE cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? 0 : kInvalidValue; }
 FAKE cuDeviceGetName(char* name, int length, int) { return std::strncpy(name, "host", static_cast<size_t>(length)), 0; }

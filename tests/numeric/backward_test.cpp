@@ -97,7 +97,7 @@ class Backward : public EachKernel {
  protected:
   static void expect_right(const Case& c) {
     const Outcome outcome = run_backward_case(c);
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.text << "\n" << to_string(c);
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.message << "\n" << to_string(c);
   }
   Case base(const std::string& fields) const {
     Case c = parse(fields);
@@ -120,7 +120,7 @@ class Backward : public EachKernel {
       Case c = feature_case(GetParam().name, feature);
       c.dtype = dtype;
       expect_right(c);
-      c.seqlen_q = 51;  // strips of 48 or 64 rows, tiles of 32 or 64 keys
+      c.seqlen_q = 51;  // query tiles of 48 or 64 rows, tiles of 32 or 64 keys
       c.seqlen_kv = 67;
       c.head_dim_qk = c.head_dim_v = 16;
       c.plan = true;

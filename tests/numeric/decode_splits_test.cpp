@@ -126,7 +126,7 @@ TEST_P(DecodeSplits, EachChain) {
   with([](Case& c) { c.page_size = 16, c.kv_dtype = "i8", c.kv_scale = "th"; });
 }
 
-// MLA's shape: one KV head, and more rows than a strip has; v is the first columns of k.
+// MLA's shape: one KV head, and more rows than a query tile has; v is the first columns of k.
 TEST_P(DecodeSplits, MultiHeadLatentAttention) {
   for (const int64_t heads : {16, 64}) {
     Case c = base();

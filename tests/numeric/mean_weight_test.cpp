@@ -77,7 +77,7 @@ TEST_P(MeanWeight, OfTheLargestWeight) {
                     .few = GetParam().is_for_few(),
                     .seed = 1};
     const Outcome outcome = run_case(c);
-    EXPECT_EQ(outcome.verdict, Verdict::passed) << "--case \"" << to_string(c) << "\"\n  " << outcome.text;
+    EXPECT_EQ(outcome.verdict, Verdict::passed) << "--case \"" << to_string(c) << "\"\n  " << outcome.message;
   }
 }
 

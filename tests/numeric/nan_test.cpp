@@ -361,8 +361,8 @@ TEST_P(Nan, HiddenStaysHidden) {
 // exp(inf - inf) is NaN; where the product is -inf instead, the key has no weight.
 TEST_P(Nan, InfiniteProducts) {
   only_bf16_ = GetParam().is_on_gpu();  // fp32 as two terms makes inf - inf of an infinite element: docs/numerics.md
-  for (const int64_t place : {0, 1, 2}) {
-    check([&](Inputs& in) { in.key(place * (in.n - 1) / 2)[0] = kInfinity; });
+  for (const int64_t third : {0, 1, 2}) {
+    check([&](Inputs& in) { in.key(third * (in.n - 1) / 2)[0] = kInfinity; });
   }
   check([](Inputs& in) {
     for (int64_t j = 0; j < in.n; ++j) in.key(j)[0] = kInfinity;

@@ -26,16 +26,16 @@ std::string cell(const Case& c, std::string& plain) {
   tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
   if (call.run() != TESSELLA_OK) return "–";
   if (tessella_check(Tagged(call.args(), call.options()), kRows, 1, &report) != TESSELLA_OK) return "–";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.1e", report.plain_error);
-  plain = text;
-  std::snprintf(text, sizeof text, "%.1e%s", report.max_error, report.passed != 0 ? "" : " !");
-  return text;
+  char string[64];
+  std::snprintf(string, sizeof string, "%.1e", report.plain_error);
+  plain = string;
+  std::snprintf(string, sizeof string, "%.1e%s", report.max_error, report.passed != 0 ? "" : " !");
+  return string;
 }
 
 void print_row(const std::string& name, const std::vector<std::string>& cells) {
   std::printf("| %s |", name.c_str());
-  for (const std::string& text : cells) std::printf(" %s |", text.c_str());
+  for (const std::string& string : cells) std::printf(" %s |", string.c_str());
   std::printf("\n");
 }
 

@@ -26,7 +26,7 @@ class Quantized : public EachKernel {
   // Runs it, and says whether the kernel takes it.
   static bool is_right(const Case& c) {
     const Outcome outcome = run_case(c);
-    EXPECT_NE(outcome.verdict, Verdict::failed) << to_string(c) << "\n" << outcome.text;
+    EXPECT_NE(outcome.verdict, Verdict::failed) << to_string(c) << "\n" << outcome.message;
     return outcome.verdict == Verdict::passed;
   }
 };

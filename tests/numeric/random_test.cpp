@@ -9,7 +9,7 @@
 // too. --quantized gives them k and v of 8 and 4 bits, for a kernel that takes these, --mla caches of MLA.
 //
 // Every failing case is printed as its line. Exit status 0 when all passed and every kernel had one, 1 when one failed
-// or was refused, as none of these cases should be, 2 on bad input.
+// or was unsupported, as none of these cases should be, 2 on bad input.
 
 #include <signal.h>
 #include <unistd.h>
@@ -88,15 +88,15 @@ std::vector<Kernel> kernels(const Arguments& arguments) {
 // A fault ends the program: the case at hand must not be lost with it.
 thread_local char t_line[4096];
 void on_fault(int signal) {
-  const auto print = [](const char* text) { return write(STDOUT_FILENO, text, std::strlen(text)); };
+  const auto print = [](const char* message) { return write(STDOUT_FILENO, message, std::strlen(message)); };
   const bool printed = print("FAULT --case \"") >= 0 && print(t_line) >= 0 && print("\"\n") >= 0;
   _exit(printed ? 128 + signal : 127);
 }
 
-void print_failure(const std::string& text) {
+void print_failure(const std::string& message) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  std::printf("FAILED --case \"%s\"\n  %s\n", t_line, text.c_str());
+  std::printf("FAILED --case \"%s\"\n  %s\n", t_line, message.c_str());
   std::fflush(stdout);
 }
 
@@ -106,9 +106,9 @@ Outcome run(const Case& c) {
   try {
     outcome = run_case(c);
   } catch (const std::exception& error) {
-    outcome.text = error.what();
+    outcome.message = error.what();
   }
-  if (outcome.verdict == Verdict::failed) print_failure(outcome.text);
+  if (outcome.verdict == Verdict::failed) print_failure(outcome.message);
   return outcome;
 }
 
@@ -156,7 +156,7 @@ Case smallest_case(const Kernel& kernel, int idx) {
 
 int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
   std::vector<std::atomic<int64_t>> passed(list.size());
-  std::atomic<int64_t> failed{0}, refused{0};
+  std::atomic<int64_t> failed{0}, unsupported{0};
   in_threads(arguments.jobs, arguments.cases, [&](int64_t at) {
     const size_t idx = static_cast<size_t>(at) % list.size();
     const uint64_t seed = arguments.seed * 1'000'000'007 + static_cast<uint64_t>(at);
@@ -164,23 +164,25 @@ int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
     switch (outcome.verdict) {
       case Verdict::passed: ++passed[idx]; break;
       case Verdict::failed: ++failed; break;
-      case Verdict::refused: ++refused; print_failure("refused, which none of these cases should be: " + outcome.text);
+      case Verdict::unsupported:
+        ++unsupported;
+        print_failure("unsupported, which none of these cases should be: " + outcome.message);
     }
   });
   int64_t all_passed = 0;
-  bool is_right = failed == 0 && refused == 0;
+  bool is_right = failed == 0 && unsupported == 0;
   for (size_t idx = 0; idx < list.size(); ++idx) {
     all_passed += passed[idx];
     if (passed[idx] > 0) continue;
     std::printf("FAILED %s: none of its cases passed, expected all\n", list[idx].name.c_str());
     is_right = false;
   }
-  std::printf("%lld passed, %lld failed, %lld refused by their kernel\n", static_cast<long long>(all_passed),
-              static_cast<long long>(failed), static_cast<long long>(refused));
+  std::printf("%lld passed, %lld failed, %lld unsupported by their kernel\n", static_cast<long long>(all_passed),
+              static_cast<long long>(failed), static_cast<long long>(unsupported));
   return is_right ? 0 : 1;
 }
 
-// Whether the case has a plan, or its kernel a reason to refuse it.
+// Whether the case has a plan, or its kernel a reason not to take it.
 bool make_plan(const Case& c) {
   std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
   try {
@@ -217,10 +219,10 @@ int run_configs(const Arguments& arguments, const std::vector<Kernel>& list) {
 int run_line(const std::string& line) {
   const Outcome outcome = run(tessella::tests::parse(line));
   std::printf("%s %s\n",
-              outcome.verdict == Verdict::passed    ? "1 passed, 0 failed"
-              : outcome.verdict == Verdict::refused ? "refused:"
-                                                    : "0 passed, 1 failed",
-              outcome.text.c_str());
+              outcome.verdict == Verdict::passed        ? "1 passed, 0 failed"
+              : outcome.verdict == Verdict::unsupported ? "unsupported:"
+                                                        : "0 passed, 1 failed",
+              outcome.message.c_str());
   return outcome.verdict == Verdict::passed ? 0 : 1;
 }
 

@@ -66,7 +66,7 @@ int main(void) {
   EXPECT(tessella_forward(&args, &options, NULL) == TESSELLA_OK);
   options.allocator = NULL;
 
-  /* A plan, its workspace, its texts. */
+  /* A plan, its workspace, its strings. */
   const tessella_call call = {sizeof call, TESSELLA_FORWARD, &args, &options};
   tessella_plan* plan = NULL;
   size_t state_bytes = 1, scratch_bytes = 1;
@@ -87,7 +87,7 @@ int main(void) {
   EXPECT(tessella_check(&call, 3, 0, &report) == TESSELLA_OK);
   EXPECT(report.passed == 1 && report.rows == 3);
 
-  /* Failures come as codes and texts; nothing is thrown into C. */
+  /* Failures come as codes and messages; nothing is thrown into C. */
   const tessella_tensor narrow = TESSELLA_TENSOR2(k, TESSELLA_F32, kRows, kDim - 1);
   args.k = &narrow;
   EXPECT(tessella_forward(&args, &options, NULL) == TESSELLA_INVALID_ARGUMENT);

@@ -1,5 +1,5 @@
 /* A program of a newer release, whose structs have fields that this library does not know: left at zero they change
- * nothing; a set one is refused by its place, not ignored. */
+ * nothing; a set one is an error that names its offset, not ignored. */
 #include <stdio.h>
 #include <string.h>
 #include <tessella/tessella.h>
@@ -24,11 +24,11 @@ typedef struct newer_args {
   const tessella_tensor* invented;
 } newer_args;
 
-/* The text names the field: by its place in the struct, for the library knows no name. */
+/* The message names the field by its offset in the struct, for the library knows no name. */
 static int names_byte(size_t offset) {
-  char text[32];
-  snprintf(text, sizeof text, "%zu", offset);
-  return strstr(tessella_last_error(), text) != NULL;
+  char string[32];
+  snprintf(string, sizeof string, "%zu", offset);
+  return strstr(tessella_last_error(), string) != NULL;
 }
 
 int main(void) {

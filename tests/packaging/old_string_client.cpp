@@ -1,5 +1,5 @@
 // A C++ program with the other std::string ABI (_GLIBCXX_USE_CXX11_ABI=0): the C++ headers are inline and only C
-// crosses the boundary, so it links and runs; exceptions and their texts are made in this program.
+// crosses the boundary, so it links and runs; exceptions and their messages are made in this program.
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -21,8 +21,8 @@ int main() {
                        .out = ts::view(out.data(), ts::f32, {2, 4})};
   ts::forward(args, {.mask = ts::Mask::causal()});
   EXPECT(out[0] == 1 && out[4] == 3);
-  const std::string text = ts::plan_forward(args, {}).explain();
-  EXPECT(!text.empty());
+  const std::string message = ts::plan_forward(args, {}).explain();
+  EXPECT(!message.empty());
 
   std::string what;
   args.k = ts::view(k.data(), ts::f32, {2, 3});

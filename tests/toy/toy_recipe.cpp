@@ -36,7 +36,7 @@ cuda::Step step(const char* kernel, bool is_dependent, int64_t least_keys) {
 }  // namespace
 
 cuda::Recipe toy_recipe(const core::Shape& bounds, const cuda::DeviceInfo&) {
-  if (core::attention(bounds).seqlen_kv > 1) return {.refusal = "sees one key"};
+  if (core::attention(bounds).seqlen_kv > 1) return {.ineligible = "sees one key"};
   return {.description = "two steps", .steps = {step("clear", false, 0), step("add", true, 1)}};
 }
 

@@ -23,7 +23,7 @@ TEST(Cases, DefaultsAreLeftOut) {
   EXPECT_EQ(to_string(Case{.seqlen_q = 5, .window_right = 0}), "seqlen_q=5 window_right=0");
 }
 
-TEST(Cases, UnknownFieldsAreRefused) {
+TEST(Cases, UnknownFieldsAreErrors) {
   EXPECT_THROW(parse("seqlen=5"), std::invalid_argument);
   EXPECT_THROW(parse("seqlen_q"), std::invalid_argument);
   EXPECT_THROW(parse("seqlen_q=many"), std::invalid_argument);

@@ -100,7 +100,7 @@ TEST(Compare, NamesTheWorstElement) {
   EXPECT_EQ(comparison.worst_index(), (Index{1, 2, 3, 4}));
   EXPECT_EQ(comparison.worst_got(), 3);
   EXPECT_EQ(comparison.worst_expected(), 1);
-  EXPECT_NE(comparison.text().find("batch 1, row 2, head 3, dim 4"), std::string::npos);
+  EXPECT_NE(comparison.message().find("batch 1, row 2, head 3, dim 4"), std::string::npos);
 }
 
 // The check as a whole: right output passes, one wrong element does not.

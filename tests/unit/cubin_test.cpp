@@ -63,7 +63,7 @@ TEST(Cubin, ComesBackFromItsBytes) {
   EXPECT_TRUE(rest.empty());
 }
 
-TEST(Cubin, IsRefusedWhenCutOrChangedAnywhere) {
+TEST(Cubin, IsAnErrorWhenCutOrChangedAnywhere) {
   const std::string bytes = pack(sample());
   for (size_t length = 0; length < bytes.size(); ++length) {
     std::string_view cut(bytes.data(), length);
@@ -78,27 +78,27 @@ TEST(Cubin, IsRefusedWhenCutOrChangedAnywhere) {
 }
 
 TEST(Target, IsReadAsItIsWritten) {
-  for (const char* text : {"sm_80", "sm_90", "sm_90a", "sm_100a", "compute_80"}) {
-    const std::optional<Target> target = parse_target(text);
-    ASSERT_TRUE(target) << text;
-    EXPECT_EQ(target->name(), text);
+  for (const char* name : {"sm_80", "sm_90", "sm_90a", "sm_100a", "compute_80"}) {
+    const std::optional<Target> target = parse_target(name);
+    ASSERT_TRUE(target) << name;
+    EXPECT_EQ(target->name(), name);
   }
-  for (const char* text : {"", "sm_", "90", "sm_9", "sm_9x", "sm_90b", "sm_1000", "compute", "SM_90", "sm_090"}) {
-    EXPECT_FALSE(parse_target(text)) << text;
+  for (const char* name : {"", "sm_", "90", "sm_9", "sm_9x", "sm_90b", "sm_1000", "compute", "SM_90", "sm_090"}) {
+    EXPECT_FALSE(parse_target(name)) << name;
   }
 }
 
 TEST(ProgramKey, DependsOnAllThatTheImageDoes) {
-  const Program program{.header = "portable/band.hpp", .expression = "f<1>", .user_source = "text"};
+  const Program program{.header = "portable/band.hpp", .expression = "f<1>", .user_source = "sourct"};
   const Target target{.arch = 90};
   const std::string key = program_key(program, target).hex();
   EXPECT_EQ(program_key(program, target).hex(), key);
   const auto differs = [&](const Program& other, const Target& other_target) {
     return program_key(other, other_target).hex() != key;
   };
-  EXPECT_TRUE(differs({.header = "portable/dropout.hpp", .expression = "f<1>", .user_source = "text"}, target));
-  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<2>", .user_source = "text"}, target));
-  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<1>", .user_source = "texu"}, target));
+  EXPECT_TRUE(differs({.header = "portable/dropout.hpp", .expression = "f<1>", .user_source = "sourct"}, target));
+  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<2>", .user_source = "sourct"}, target));
+  EXPECT_TRUE(differs({.header = "portable/band.hpp", .expression = "f<1>", .user_source = "sourcu"}, target));
   EXPECT_TRUE(differs(program, {.arch = 80}));
   EXPECT_TRUE(differs(program, {.arch = 90, .arch_specific = true}));
   EXPECT_TRUE(differs(program, {.arch = 90, .ptx = true}));
@@ -107,7 +107,7 @@ TEST(ProgramKey, DependsOnAllThatTheImageDoes) {
 TEST(DeviceSources, AreReachedThroughIncludes) {
   const auto has = [](const std::vector<DeviceSource>& headers, std::string_view name) {
     for (const DeviceSource& header : headers) {
-      if (header.name == name) return !header.text.empty();
+      if (header.name == name) return !header.content.empty();
     }
     return false;
   };

@@ -73,15 +73,15 @@ TESSELLA_SAME_SIZE(CUlaunchAttributeValue);
 static_assert(sizeof(ours::CUtensorMap) == sizeof(::CUtensorMap));
 static_assert(alignof(ours::CUtensorMap) >= alignof(::CUtensorMap));  // 64 before CUDA 13
 
-#define TESSELLA_SAME_PLACE(type, member) static_assert(offsetof(ours::type, member) == offsetof(::type, member))
-TESSELLA_SAME_PLACE(CUlaunchConfig, gridDimX);
-TESSELLA_SAME_PLACE(CUlaunchConfig, blockDimX);
-TESSELLA_SAME_PLACE(CUlaunchConfig, blockDimZ);
-TESSELLA_SAME_PLACE(CUlaunchConfig, sharedMemBytes);
-TESSELLA_SAME_PLACE(CUlaunchConfig, hStream);
-TESSELLA_SAME_PLACE(CUlaunchConfig, attrs);
-TESSELLA_SAME_PLACE(CUlaunchConfig, numAttrs);
-TESSELLA_SAME_PLACE(CUlaunchAttribute, value);
+#define TESSELLA_SAME_OFFSET(type, member) static_assert(offsetof(ours::type, member) == offsetof(::type, member))
+TESSELLA_SAME_OFFSET(CUlaunchConfig, gridDimX);
+TESSELLA_SAME_OFFSET(CUlaunchConfig, blockDimX);
+TESSELLA_SAME_OFFSET(CUlaunchConfig, blockDimZ);
+TESSELLA_SAME_OFFSET(CUlaunchConfig, sharedMemBytes);
+TESSELLA_SAME_OFFSET(CUlaunchConfig, hStream);
+TESSELLA_SAME_OFFSET(CUlaunchConfig, attrs);
+TESSELLA_SAME_OFFSET(CUlaunchConfig, numAttrs);
+TESSELLA_SAME_OFFSET(CUlaunchAttribute, value);
 #endif
 
 TEST(DriverTypes, AreThoseOfCudaH) {

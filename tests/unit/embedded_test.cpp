@@ -1,9 +1,9 @@
-// The kernels that the library carries: every hot program for its targets, without spills.
+// The kernels that the library carries: every precompiled program for its targets, without spills.
 #include <gtest/gtest.h>
 
 #include "cuda/compile/embedded_cubins.hpp"
 #include "cuda/compile/find_cubin.hpp"
-#include "cuda/compile/hot_programs.hpp"
+#include "cuda/compile/precompiled_programs.hpp"
 
 namespace {
 
@@ -16,12 +16,12 @@ class EmbeddedTest : public testing::Test {
   }
 };
 
-TEST_F(EmbeddedTest, HoldsEveryHotProgramOnce) {
+TEST_F(EmbeddedTest, HoldsEveryPrecompiledProgramOnce) {
   size_t count = 0;
-  for (const HotProgram& hot : hot_programs()) {
-    for (const Target& target : hot.targets) {
-      const auto cubin = find_embedded_for(hot.program, target);
-      ASSERT_NE(cubin, nullptr) << hot.program.expression << " " << target.name();
+  for (const PrecompiledProgram& precompiled : precompiled_programs()) {
+    for (const Target& target : precompiled.targets) {
+      const auto cubin = find_embedded_for(precompiled.program, target);
+      ASSERT_NE(cubin, nullptr) << precompiled.program.expression << " " << target.name();
       EXPECT_EQ(cubin->target, target.name());
       ++count;
     }
@@ -30,18 +30,18 @@ TEST_F(EmbeddedTest, HoldsEveryHotProgramOnce) {
 }
 
 TEST_F(EmbeddedTest, NothingSpills) {
-  for (const HotProgram& hot : hot_programs()) {
-    for (const Target& target : hot.targets) {
+  for (const PrecompiledProgram& precompiled : precompiled_programs()) {
+    for (const Target& target : precompiled.targets) {
       if (target.ptx) continue;
-      const auto cubin = find_embedded_for(hot.program, target);
+      const auto cubin = find_embedded_for(precompiled.program, target);
       ASSERT_NE(cubin, nullptr);
       const Resources& takes = cubin->resources;
       EXPECT_GT(takes.registers, 0) << cubin->log;
       EXPECT_EQ(takes.stack_bytes + takes.spill_store_bytes + takes.spill_load_bytes, 0)
-          << hot.program.expression << "\n"
+          << precompiled.program.expression << "\n"
           << cubin->log;
       // The assembler's notes C7510 to C7519: it has made matrix instructions wait for each other.
-      EXPECT_EQ(cubin->log.find("C751"), std::string::npos) << hot.program.expression << "\n" << cubin->log;
+      EXPECT_EQ(cubin->log.find("C751"), std::string::npos) << precompiled.program.expression << "\n" << cubin->log;
     }
   }
 }

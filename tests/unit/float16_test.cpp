@@ -1,4 +1,4 @@
-// bf16 and half: every bit pattern there and back, and rounding against exact arithmetic in double.
+// bf16 and half: every bit pattern there and back, and rounding against exact arithmetic in float64.
 #include "portable/float16.hpp"
 
 #include <gtest/gtest.h>

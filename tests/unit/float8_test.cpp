@@ -1,4 +1,4 @@
-// fp8 e4m3 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in double.
+// fp8 e4m3 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in float64.
 #include "portable/float8.hpp"
 
 #include <gtest/gtest.h>

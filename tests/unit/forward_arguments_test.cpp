@@ -186,7 +186,7 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
   p.window_left = 10;
   EXPECT_EQ(sections(p), Pair(4, 256)) << "a window does not grow";
   p.features |= Feature::mask_mod;
-  EXPECT_EQ(sections(p), Pair(32, 128)) << "a text may";
+  EXPECT_EQ(sections(p), Pair(32, 128)) << "a score_mod may";
   p = problem_of_heads(2048, 64, 16);
   p.window_right = -1;
   EXPECT_EQ(sections(p), Pair(4, 256));

@@ -113,7 +113,7 @@ TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
       ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
 }
 
-TEST(ForwardSm80Config, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
+TEST(ForwardSm80Config, ScoreModsByDistanceAreKernelsOfTheirOwnOnHopper) {
   AttentionArguments p = problem(DType::bf16, 128, 128, Feature::score_mod);
   p.score_mod = "return score - fabsf(q_minus_k);";
   EXPECT_TRUE(forward_sm90_config(p).by_distance);
@@ -122,13 +122,13 @@ TEST(ForwardSm80Config, TextsByDistanceAreKernelsOfTheirOwnOnHopper) {
   EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
 }
 
-TEST(ForwardSm80Config, ATextAloneMayHaveLongerTiles) {
-  const ForwardSm80Config text = config(problem(DType::bf16, 128, 128, Feature::score_mod));
-  ASSERT_TRUE(for_small_source(text, 90));
-  EXPECT_EQ(text.tile_kv, 48);
-  EXPECT_EQ(for_small_source(text, 90)->tile_kv, 64);
-  EXPECT_EQ(for_small_source(text, 90)->tile_q, text.tile_q);
-  EXPECT_FALSE(for_small_source(text, 89)) << "registers hold what a warp has in common";
+TEST(ForwardSm80Config, AScoreModAloneMayHaveLongerTiles) {
+  const ForwardSm80Config modified = config(problem(DType::bf16, 128, 128, Feature::score_mod));
+  ASSERT_TRUE(for_small_source(modified, 90));
+  EXPECT_EQ(modified.tile_kv, 48);
+  EXPECT_EQ(for_small_source(modified, 90)->tile_kv, 64);
+  EXPECT_EQ(for_small_source(modified, 90)->tile_q, modified.tile_q);
+  EXPECT_FALSE(for_small_source(modified, 89)) << "registers hold what a warp has in common";
   EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 128, 128)), 90));
   EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 128, 128, Feature::score_mod | Feature::bias)), 90));
   EXPECT_FALSE(for_small_source(config(problem(DType::f32, 128, 128, Feature::score_mod)), 90));
@@ -205,7 +205,7 @@ TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
 }
 
 // One image serves usual calls on all GPUs before Hopper, and the PTX for later ones is that of Hopper's config.
-TEST(ForwardSm80Config, HotConfigsAreTheSameOnManyGpus) {
+TEST(ForwardSm80Config, PrecompiledConfigsAreTheSameOnManyGpus) {
   for (const int64_t head_dim : {64, 128, 256}) {
     const AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     for (const int arch : {86, 89}) EXPECT_EQ(config(p, arch), config(p, 80)) << head_dim << " " << arch;
@@ -281,7 +281,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   };
   EXPECT_EQ(tile_q(7169, -1, -1), 192);
   EXPECT_EQ(tile_q(7168, -1, -1), 128);
-  EXPECT_EQ(tile_q(1793, -1, 0), 192) << "causal: the longest items begin first";
+  EXPECT_EQ(tile_q(1793, -1, 0), 192) << "causal: the longest work tiles begin first";
   EXPECT_EQ(tile_q(1792, -1, 0), 128);
   EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);

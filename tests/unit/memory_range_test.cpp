@@ -40,7 +40,7 @@ bool share_a_byte(const MemoryBox& a, const MemoryBox& b) {
   return std::any_of(of_a.begin(), of_a.end(), [&](uintptr_t byte) { return of_b.count(byte) != 0; });
 }
 
-std::string text(const MemoryBox& box) {
+std::string string(const MemoryBox& box) {
   std::string found = message(box.begin - kBase, " run ", box.run);
   for (const MemoryBox::Axis& axis : box.axes) found += message(" (", axis.size, ", ", axis.stride, ")");
   return found;
@@ -102,8 +102,8 @@ TEST(MemoryRange, OverlapIsWhatTheBytesSay) {
   for (int n = 0; n < 40000; ++n) {
     const auto [a, b] = n % 2 == 0 ? boxes.slices() : boxes.any();
     const bool expected = share_a_byte(a, b);
-    ASSERT_EQ(overlap(a, b), expected) << text(a) << " and " << text(b);
-    ASSERT_EQ(overlap(b, a), expected) << text(b) << " and " << text(a);
+    ASSERT_EQ(overlap(a, b), expected) << string(a) << " and " << string(b);
+    ASSERT_EQ(overlap(b, a), expected) << string(b) << " and " << string(a);
     if (!expected) ++apart;
     if (!expected && a.begin < b.end && b.begin < a.end) ++woven;
   }

@@ -61,8 +61,8 @@ TEST(NoGpu, PointersAreTheHosts) {
 }
 
 TEST(NoGpu, FailuresOfTheDriverAreTyped) {
-  const std::string text = error_of(ErrorCode::device, [] { check(static_cast<CUresult>(700), "forward"); });
-  EXPECT_EQ(text.substr(0, 9), "forward: ");
+  const std::string message = error_of(ErrorCode::device, [] { check(static_cast<CUresult>(700), "forward"); });
+  EXPECT_EQ(message.substr(0, 9), "forward: ");
   EXPECT_EQ(error_of(ErrorCode::out_of_memory, [] { check(CUDA_ERROR_OUT_OF_MEMORY, "forward"); }).substr(0, 9),
             "forward: ");
   EXPECT_NE(error_of(ErrorCode::device, [] { check(CUDA_ERROR_NOT_INITIALIZED, "forward"); }).find("forked"),
@@ -72,9 +72,9 @@ TEST(NoGpu, FailuresOfTheDriverAreTyped) {
 
 TEST(FindCubin, TakesCubinsOfTheSameMajor) {
   const auto names = [](int arch, bool arch_specific) {
-    std::string text;
-    for (const Target& target : native_targets(arch, arch_specific)) text += target.name() + " ";
-    return text;
+    std::string message;
+    for (const Target& target : native_targets(arch, arch_specific)) message += target.name() + " ";
+    return message;
   };
   EXPECT_EQ(names(90, false), "sm_90 ");
   EXPECT_EQ(names(90, true), "sm_90a ");

@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "core/error.hpp"
-#include "cuda/compile/nvrtc_places.hpp"
+#include "cuda/compile/nvrtc_paths.hpp"
 
 namespace {
 
@@ -35,10 +35,10 @@ class NvrtcTest : public testing::Test {
     std::ofstream(root_ + path) << "no library";
     return root_ + path;
   }
-  static ptrdiff_t place_of(const std::string& path) {
-    const std::vector<std::string> places = nvrtc_places();
-    const auto found = std::ranges::find(places, path);
-    return found == places.end() ? -1 : found - places.begin();
+  static ptrdiff_t index_of(const std::string& path) {
+    const std::vector<std::string> paths = nvrtc_paths();
+    const auto found = std::ranges::find(paths, path);
+    return found == paths.end() ? -1 : found - paths.begin();
   }
   static std::string error_of(const std::string& path) {
     try {
@@ -54,12 +54,12 @@ class NvrtcTest : public testing::Test {
 
 TEST_F(NvrtcTest, TheNamedOneIsTheOnlyOne) {
   ::setenv("TESSELLA_NVRTC", "/opt/libnvrtc.so.12", 1);
-  EXPECT_EQ(nvrtc_places(), std::vector<std::string>{"/opt/libnvrtc.so.12"});
+  EXPECT_EQ(nvrtc_paths(), std::vector<std::string>{"/opt/libnvrtc.so.12"});
 }
 
 TEST_F(NvrtcTest, TheLinkersOwnAreFirst) {
-  EXPECT_EQ(place_of("libnvrtc.so.13"), 0);
-  EXPECT_EQ(place_of("libnvrtc.so.12"), 1);
+  EXPECT_EQ(index_of("libnvrtc.so.13"), 0);
+  EXPECT_EQ(index_of("libnvrtc.so.12"), 1);
 }
 
 TEST_F(NvrtcTest, ToolkitsAndPythonsAreLookedThrough) {
@@ -73,26 +73,26 @@ TEST_F(NvrtcTest, ToolkitsAndPythonsAreLookedThrough) {
   fs::create_directories(root_ + "/link/bin");
   fs::create_symlink(root_ + "/real/bin/python3", root_ + "/link/bin/python3");
   const std::string link = make("/link/lib/python3.13/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
-  for (const std::string& path : {toolkit, of_12, of_13, conda, user, real, link}) EXPECT_EQ(place_of(path), -1);
+  for (const std::string& path : {toolkit, of_12, of_13, conda, user, real, link}) EXPECT_EQ(index_of(path), -1);
 
   ::setenv("CUDA_HOME", (root_ + "/cuda").c_str(), 1);
   ::setenv("VIRTUAL_ENV", (root_ + "/venv").c_str(), 1);
   ::setenv("CONDA_PREFIX", (root_ + "/conda").c_str(), 1);
   ::setenv("HOME", (root_ + "/home").c_str(), 1);
   ::setenv("PATH", ("/nonexistent::" + root_ + "/link/bin:/bin").c_str(), 1);
-  EXPECT_GT(place_of(toolkit), 1);
-  EXPECT_GT(place_of(of_13), place_of(toolkit));
-  EXPECT_GT(place_of(of_12), place_of(of_13));
-  EXPECT_GT(place_of(conda), place_of(of_12));
-  EXPECT_GT(place_of(link), place_of(conda));
-  EXPECT_GT(place_of(real), place_of(link));
-  EXPECT_GT(place_of(user), place_of(real));
+  EXPECT_GT(index_of(toolkit), 1);
+  EXPECT_GT(index_of(of_13), index_of(toolkit));
+  EXPECT_GT(index_of(of_12), index_of(of_13));
+  EXPECT_GT(index_of(conda), index_of(of_12));
+  EXPECT_GT(index_of(link), index_of(conda));
+  EXPECT_GT(index_of(real), index_of(link));
+  EXPECT_GT(index_of(user), index_of(real));
 }
 
 TEST_F(NvrtcTest, FilesThatAreNoneAreExplained) {
   EXPECT_EQ(error_of(root_ + "/absent.so"), "no " + root_ + "/absent.so");
-  const std::string text = make("/libnvrtc.so.12");
-  EXPECT_EQ(error_of(text).find(text + " does not load: "), 0u) << error_of(text);
+  const std::string message = make("/libnvrtc.so.12");
+  EXPECT_EQ(error_of(message).find(message + " does not load: "), 0u) << error_of(message);
   EXPECT_NE(error_of("libc.so.6").find("libc.so.6 lacks nvrtc"), std::string::npos) << error_of("libc.so.6");
 }
 

@@ -57,7 +57,7 @@ class Walk {
     rows_.clear();
     EXPECT_EQ(pages_.num_free(), num_pages_);
     EXPECT_GT(num_copies_, 0);
-    EXPECT_GT(num_refused_, 0);
+    EXPECT_GT(num_errors_, 0);
   }
 
  private:
@@ -101,7 +101,7 @@ class Walk {
       copies = pages_.reserve(ids, lengths);
     } catch (const core::Error& error) {
       ASSERT_EQ(error.code(), core::ErrorCode::out_of_memory) << error.what();
-      ++num_refused_;
+      ++num_errors_;
       return;
     }
     num_copies_ += static_cast<int>(copies.size());
@@ -150,7 +150,7 @@ class Walk {
   std::vector<int64_t> pool_;
   std::map<int64_t, std::vector<int64_t>> rows_;
   int64_t next_value_ = 0;
-  int num_copies_ = 0, num_refused_ = 0;
+  int num_copies_ = 0, num_errors_ = 0;
 };
 
 TEST(Pages, RandomWalks) {

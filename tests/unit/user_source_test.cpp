@@ -1,4 +1,4 @@
-// Modifications as text: the header they become, what they may mention, and what the compiler says of them.
+// Modifications as source: the header they become, what they may mention, and what the compiler says of them.
 #include "cuda/compile/user_source.hpp"
 
 #include <gtest/gtest.h>
@@ -16,19 +16,19 @@ using namespace tessella;
 using namespace tessella::cuda;
 using core::Feature;
 
-TEST(UserText, IsTheSameForCallsWithoutText) {
+TEST(UserSource, IsTheSameForCallsWithoutSource) {
   EXPECT_EQ(user_source(), user_source("", ""));
   EXPECT_NE(user_source().find("{ return score; }"), std::string::npos);
   EXPECT_NE(user_source().find("{ return true; }"), std::string::npos);
 }
 
-TEST(UserText, CountsItsOwnLines) {
-  const std::string text = user_source("return score;  // the end", "return k <= q;");
-  EXPECT_NE(text.find("#line 1 \"score_mod\"\nreturn score;  // the end\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("#line 1 \"mask_mod\"\nreturn k <= q;\n"), std::string::npos) << text;
+TEST(UserSource, CountsItsOwnLines) {
+  const std::string source = user_source("return score;  // the end", "return k <= q;");
+  EXPECT_NE(source.find("#line 1 \"score_mod\"\nreturn score;  // the end\n"), std::string::npos) << source;
+  EXPECT_NE(source.find("#line 1 \"mask_mod\"\nreturn k <= q;\n"), std::string::npos) << source;
 }
 
-TEST(UserText, MentionsAreFoundAndDoubtsCount) {
+TEST(UserSource, MentionsAreFoundAndDoubtsCount) {
   EXPECT_TRUE(may_mention("b", "b"));
   EXPECT_TRUE(may_mention("return arrays.i32(0)[b*7+q]==0;", "b"));
   EXPECT_TRUE(may_mention("return k<=q;/* whatever b is */", "b"));
@@ -40,7 +40,7 @@ TEST(UserText, MentionsAreFoundAndDoubtsCount) {
   EXPECT_FALSE(may_mention("", "b"));
 }
 
-// What compiling a bf16 call with these texts says, "" if it compiles without spills for the oldest GPUs and Hopper.
+// What compiling a bf16 call with these sources says, "" if it compiles without spills for the oldest GPUs and Hopper.
 std::string problem_of(std::string_view score, std::string_view keep) {
   static CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
@@ -76,7 +76,7 @@ TEST_F(Modification, Alibi) {
             "");
 }
 
-// With the longer tiles of small texts.
+// With the longer tiles of small sources.
 TEST_F(Modification, AlibiIsSmall) {
   CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
   core::AttentionArguments p = tests::gpu_arguments({.head_dim_qk = 128, .head_dim_v = 128});
@@ -84,8 +84,9 @@ TEST_F(Modification, AlibiIsSmall) {
   const auto longer = for_small_source(forward_sm80_config(p, typical_device(90)), 90);
   ASSERT_TRUE(longer);
   for (const char* distance : {"q - k", "q_minus_k", "float(q) - float(k)"}) {
-    const std::string text = user_source("return score - arrays.f32(0)[h] * fabsf(" + std::string(distance) + ");", "");
-    EXPECT_EQ(store.get(forward_sm80_program(*longer, text), {.arch = 90})->resources.stack_bytes, 0) << distance;
+    const std::string source =
+        user_source("return score - arrays.f32(0)[h] * fabsf(" + std::string(distance) + ");", "");
+    EXPECT_EQ(store.get(forward_sm80_program(*longer, source), {.arch = 90})->resources.stack_bytes, 0) << distance;
   }
 }
 
@@ -116,7 +117,7 @@ TEST_F(Modification, ANumberMayBeHalfOrBrain) {
   EXPECT_EQ(problem_of("return arrays.count(0) > q ? score * arrays.f32(0)[q] : score;  // no newline", ""), "");
 }
 
-TEST_F(Modification, MistakesAreNamedByTextAndLine) {
+TEST_F(Modification, MistakesAreNamedBySourceAndLine) {
   const std::string score = problem_of("float twice = 2 * score;\nreturn twicee;", "");
   EXPECT_NE(score.find("score_mod(2): error: identifier \"twicee\" is undefined"), std::string::npos) << score;
   const std::string keep = problem_of("", "\n\nreturn k <= ;");

@@ -14,7 +14,8 @@
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/attention_options.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/results.hpp"
@@ -115,7 +116,7 @@ void describe(const Settings& settings, const Ran& ran, Json& document) {
 }
 
 void print(const Settings& settings, const Ran& ran) {
-  put("kernel  {}, {} (first call)\n", ran.kernel, seconds_text(ran.seconds));
+  put("kernel  {}, {} (first call)\n", ran.kernel, seconds_string(ran.seconds));
   if (settings.explain) put("{}", ran.explain);
 }
 
@@ -169,22 +170,22 @@ int attend(Settings settings) {
       }
       describe(settings, *backward, document["backward"]);
     }
-    put("{}\n", json_text(document));
+    put("{}\n", json_string(document));
   } else {
     for (const auto& [name, array] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
-      put("{:<7} {} {}  {}\n", name, shape_text(array->tensor), dtype_name(array->tensor.dtype),
+      put("{:<7} {} {}  {}\n", name, shape_string(array->tensor), dtype_name(array->tensor.dtype),
           printable(array->source));
     }
     print(settings, forward);
-    put("out     {} {}  {}{}\n", shape_text(*call.args.out), dtype_name(out.tensor.dtype), summary_text(out),
+    put("out     {} {}  {}{}\n", shape_string(*call.args.out), dtype_name(out.tensor.dtype), summary_string(out),
         settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (forward.check) print_check(*forward.check, "fp32 softmax");
     if (backward) {
       print(settings, *backward);
       for (const Array& gradient : gradients) {
         const std::string file = settings.backward.file_of(gradient.name);
-        put("{:<7} {} {}  {}{}\n", gradient.name, shape_text(gradient.tensor), dtype_name(gradient.tensor.dtype),
-            summary_text(gradient), file.empty() ? "" : "  -> " + printable(file));
+        put("{:<7} {} {}  {}{}\n", gradient.name, shape_string(gradient.tensor), dtype_name(gradient.tensor.dtype),
+            summary_string(gradient), file.empty() ? "" : "  -> " + printable(file));
       }
       if (backward->check) print_backward_check(*backward->check);
     }
@@ -204,25 +205,24 @@ void add_attend(CLI::App& app, Run& run) {
       ->type_name("");
   command
       ->add_option("--names", settings->names,
-                   "names of q, k and v in the files [q,k,v, else the usual ones: query, key_states, attn.v_proj, xq; "
-                   "arrays without names, as .npy and arr_0 are, by position]")
+                   "names of q, k and v in the files [q,k,v, else common ones: query, key_states, attn.v_proj, xq; "
+                   "arrays without names, as .npy and arr_0 are, by their order]")
       ->type_name("Q,K,V");
-  command
-      ->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), or bhsd, of q, k, v and out")
-      ->capture_default_str()
-      ->type_name("");
-  command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("");
+  show_value(
+      command->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), of q, k, v and out"),
+      "bshd|bhsd", settings->layout);
+  command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("DTYPE");
   command
       ->add_option("--kv-dtype", settings->kv_dtype,
                    "what the bytes of k and v are: f8e4m3fn, i8, or i4, two in each of uint8")
-      ->type_name("");
+      ->type_name("DTYPE");
   command->add_option("--out", settings->results.out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
   command
       ->add_option("--lse", settings->results.lse,
                    "write the log of the softmax's sum; the same .npz as --out holds both")
       ->type_name("FILE");
   command->add_flag("--check{256}", settings->check,
-                    "compare rows with the double reference; --check=0 all of them [256]");
+                    "compare rows with the float64 reference; --check=0 all of them [256]");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
   command->add_flag("--json", settings->json, "results as JSON");
   settings->backward.add_to(*command);

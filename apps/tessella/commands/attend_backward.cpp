@@ -56,9 +56,9 @@ void BackwardFiles::add_to(CLI::App& command) {
   };
   add("--backward", d_out, "compute gradients too: the gradient of out, of its shape", "FILE[:NAME]");
   add("--d-lse", d_lse, "the gradient of the log of the softmax's sum [0]", "FILE[:NAME]");
-  add("--dq", dq, "write the gradient of q, in its dtype; the same for k and v", "FILE");
-  add("--dk", dk, "", "FILE");
-  add("--dv", dv, "", "FILE");
+  add("--dq", dq, "write the gradient of q, in its dtype", "FILE");
+  add("--dk", dk, "write the gradient of k", "FILE");
+  add("--dv", dv, "write the gradient of v", "FILE");
   add("--gradients", gradients,
       "write dq, dk and dv, and d_bias, d_sink and d_alibi_slopes where these are given: .npz or .safetensors", "FILE");
 }

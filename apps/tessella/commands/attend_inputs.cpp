@@ -42,7 +42,7 @@ Operands find_given(const std::vector<std::string>& names, std::vector<Array>& a
   return found;
 }
 
-// By the usual names; arrays that have no names of their own fill the rest in their order. Names that say nothing are
+// By common names; arrays that have no names of their own fill the rest in their order. Names that say nothing are
 // never taken by their order: safetensors sorts by name, and k would run as q.
 Operands find_usual(std::vector<Array>& arrays) {
   Operands found{};
@@ -57,7 +57,7 @@ Operands find_usual(std::vector<Array>& arrays) {
       std::none_of(others.begin(), others.end(), [](const Array* array) { return has_own_name(*array); });
   if (!have_order || std::ssize(others) != missing) {
     throw InputError(
-        fmt::format("got {} arrays ({}), expected q, k and v: arrays of these or the usual names (query, q_proj, xq), "
+        fmt::format("got {} arrays ({}), expected q, k and v: arrays of these or common names (query, q_proj, xq), "
                     "three without names, or --names Q,K,V",
                     arrays.size(), names_of(arrays)));
   }
@@ -92,7 +92,7 @@ void check_operand(const char* name, const Array& array) {
   }
   if (tensor.ndim < 2 || tensor.ndim > 4) {
     throw InputError(fmt::format("{}: {} has shape {}, expected 2 to 4 axes (batch, seqlen, heads, head_dim)",
-                                 array.source, name, shape_text(tensor)));
+                                 array.source, name, shape_string(tensor)));
   }
   const int last = tensor.ndim - 1;
   if (tensor.strides[last] != 1 && tensor.shape[last] > 1) {

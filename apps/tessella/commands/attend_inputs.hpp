@@ -15,7 +15,7 @@ void swap_layout(Layout layout, tessella_tensor& tensor);
 
 struct AttendInputs {
   std::vector<std::string> files;
-  std::vector<std::string> names;  // of q, k and v in the files; empty: the usual ones
+  std::vector<std::string> names;  // of q, k and v in the files; empty: common ones
   Layout layout = Layout::bshd;
   tessella_dtype dtype = TESSELLA_DTYPE_DEFAULT;     // of raw .npy elements
   tessella_dtype kv_dtype = TESSELLA_DTYPE_DEFAULT;  // of what the bytes of k and v are

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <memory>
 
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
-#include "options/mask_text.hpp"
-#include "options/number_text.hpp"
+#include "options/mask_string.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
@@ -17,7 +18,7 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(Times every problem, and checks rows drawn from each result (--check-rows) against the double reference.
+    R"(Times every problem, and checks rows drawn from each result (--check-rows) against the float64 reference.
 The default is the protocol of the FlashAttention papers: 16k tokens x 2048 hidden (batch = 16k / seqlen, heads = 2048 / head_dim).
 Where that takes longer than --budget seconds on a CPU, fewer sequences and heads are run, and the table says how many: attention is
 linear in both. What takes more than 20 times that for one head, or half of the memory, is left out. A GPU runs all of it, in
@@ -26,7 +27,7 @@ FLOP/s count 4 * batch * heads * seqlen^2 * head_dim, half of it for causal, 2.5
 
 Examples:
   tessella bench --dtype bf16 --head-dim 64,128 --seqlen 512:16384 --mask none,causal --json > results.json
-  tessella bench --preset llama --rival none
+  tessella bench --preset llama --baseline none
   tessella bench --backward --dtype bf16 --head-dim 64 --seqlen 1024:4096
   tessella bench --device cuda --json > results.json
   tessella bench decode --help
@@ -41,7 +42,7 @@ struct Settings {
   std::string heads;  // "" = 2048 / head_dim
   std::string batch;  // "" = 16k / seqlen
   std::string kernels;
-  std::string rival = "reference.standard";  // the CPU's
+  std::string baseline = "reference.standard";  // the CPU's
   std::string budget = "2";
   std::string check_rows = "16";
   std::string preset;
@@ -126,8 +127,8 @@ Json describe(const RandomCase& problem, const BenchResult& result) {
           {"check", result.check.passed ? "ok" : "FAILED"}};
 }
 
-Table make_table(const std::string& rival) {
-  const auto seconds = [](const Json& value) { return seconds_text(value.get<double>()); };
+Table make_table(const std::string& baseline) {
+  const auto seconds = [](const Json& value) { return seconds_string(value.get<double>()); };
   return {{{"kernel", "kernel", {}, true},
            {"dtype", "dtype", {}, true},
            {"head_dim", "head_dim", {}},
@@ -143,9 +144,9 @@ Table make_table(const std::string& rival) {
            {"max_seconds", "", {}},
            {"spread", "spread", [](const Json& value) { return fmt::format("{:.1f} %", value.get<double>() * 100); }},
            {"flops", "GFLOP/s", [](const Json& value) { return fmt::format("{:.1f}", value.get<double>() / 1e9); }},
-           {"rival", "", {}},
-           {"rival_seconds_per_head", "", {}},
-           {"speedup", fmt::format("x {}", rival),
+           {"baseline", "", {}},
+           {"baseline_seconds_per_head", "", {}},
+           {"speedup", fmt::format("x {}", baseline),
             [](const Json& value) { return fmt::format("{:.1f}", value.get<double>()); }},
            {"max_error", "", {}},
            {"tolerance", "", {}},
@@ -154,20 +155,20 @@ Table make_table(const std::string& rival) {
           {}};
 }
 
-// Everything measured for one problem: each kernel, over the same rival. False where a kernel failed.
+// Everything measured for one problem: each kernel, over the same baseline. False where a kernel failed.
 bool bench_problem(const Settings& settings, const RandomCase& problem, double budget, int64_t check_rows,
                    Table& table) {
   NotMeasured missing;
   bool ran = true;
   const auto run = [&](const std::string& kernel) {
-    return bench_cell(problem, kernel, settings.options, budget, check_rows, missing);
+    return bench_configuration(problem, kernel, settings.options, budget, check_rows, missing);
   };
   const std::string where = fmt::format("{}, head_dim {}, {}, seqlen {}", dtype_name(problem.dtype), problem.head_dim,
                                         problem.mask, problem.seqlen_q);
-  std::optional<BenchResult> rival;
-  if (settings.rival != "none") {
-    rival = run(settings.rival);
-    if (!rival) note(fmt::format("no rival at {}: {}", where, missing.why));
+  std::optional<BenchResult> baseline;
+  if (settings.baseline != "none") {
+    baseline = run(settings.baseline);
+    if (!baseline) note(fmt::format("no baseline at {}: {}", where, missing.why));
   }
   for (const std::string& kernel : split(settings.kernels, ',')) {
     const std::optional<BenchResult> result = run(kernel);
@@ -177,10 +178,10 @@ bool bench_problem(const Settings& settings, const RandomCase& problem, double b
       continue;
     }
     Json row = describe(problem, *result);
-    if (rival) {
-      row["rival"] = rival->kernel;
-      row["rival_seconds_per_head"] = rival->seconds_per_head;
-      row["speedup"] = rival->seconds_per_head / result->seconds_per_head;
+    if (baseline) {
+      row["baseline"] = baseline->kernel;
+      row["baseline_seconds_per_head"] = baseline->seconds_per_head;
+      row["speedup"] = baseline->seconds_per_head / result->seconds_per_head;
     }
     table.rows.push_back(row);
   }
@@ -189,7 +190,7 @@ bool bench_problem(const Settings& settings, const RandomCase& problem, double b
 
 void check_kernels(const Settings& settings) {
   const char* operation = settings.backward ? "backward" : "forward";
-  if (settings.rival != "none") kernel_named("--rival", settings.rival, operation);
+  if (settings.baseline != "none") kernel_named("--baseline", settings.baseline, operation);
   for (const std::string& kernel : split(settings.kernels, ',')) {
     if (!kernel.empty()) kernel_named("--kernel", kernel, operation);
   }
@@ -202,7 +203,7 @@ int bench(const Settings& settings) {
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
   check_kernels(settings);
   if (const Placement placement = settings.options.placement(); placement.gpu) Gpu::open(*placement.gpu);
-  Table table = make_table(settings.rival);
+  Table table = make_table(settings.baseline);
   bool ran = true;
   {
     Progress progress;
@@ -219,8 +220,8 @@ int bench(const Settings& settings) {
   });
   if (is_scaled)
     note(fmt::format("scaled down: fewer sequences and heads than asked, to {} s a problem (--budget)", budget));
-  if (settings.rival != "none")
-    note(fmt::format("x {}: time per head of that kernel in this run over ours", settings.rival));
+  if (settings.baseline != "none")
+    note(fmt::format("x {}: time per head of that kernel in this run over ours", settings.baseline));
   Json about = about_run("bench");
   about["operation"] = settings.backward ? "backward" : "forward";
   about["budget_seconds"] = budget;
@@ -235,19 +236,19 @@ void add_bench(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand("bench", "Time, and check, a range of problems");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const std::string& help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
+    show_value(command->add_option(name, value, help), type, value);
   };
-  add("--preset", settings->preset, preset_help<Settings>(kPresets));
-  add("--dtype", settings->dtype, "list of f32, bf16, f16, f64");
-  add("--head-dim", settings->head_dim, "list, or FIRST:LAST doubling");
-  add("--seqlen", settings->seqlen, "list, or FIRST:LAST doubling");
-  add("--mask", settings->mask, "list of masks as of `attend`");
-  add("--heads", settings->heads, "16, or 32/8 query over KV heads [2048 / head_dim]");
-  add("--batch", settings->batch, "sequences [16k / seqlen]");
-  add("--rival", settings->rival, "kernel to compare with, or none [none on a GPU]");
-  add("--budget", settings->budget, "seconds a measurement may take");
-  add("--check-rows", settings->check_rows, "rows held against the double reference");
+  add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
+  add("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64");
+  add("--head-dim", settings->head_dim, "D,...", "list, or FIRST:LAST doubling");
+  add("--seqlen", settings->seqlen, "N,...", "list, or FIRST:LAST doubling");
+  add("--mask", settings->mask, "MASK,...", "list of masks as of `attend`");
+  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both [2048 / head_dim]");
+  add("--batch", settings->batch, "N", "sequences [16k / seqlen]");
+  add("--baseline", settings->baseline, "KERNEL", "kernel to compare with, or none [none on a GPU]");
+  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  add("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
   command->add_flag("--backward", settings->backward,
                     "time the gradients of q, k and v instead, by kernels of backward");
   command->add_flag("--json", settings->json, "results as JSON");
@@ -260,9 +261,9 @@ void add_bench(CLI::App& app, Run& run) {
     run = [settings, command] {
       apply_preset<Settings>(*command, kPresets, *settings);
       const bool on_gpu = settings->options.placement().gpu.has_value();
-      if (command->get_option("--rival")->count() == 0) {
-        if (settings->backward) settings->rival = "reference.standard_backward";
-        if (on_gpu) settings->rival = "none";
+      if (command->get_option("--baseline")->count() == 0) {
+        if (settings->backward) settings->baseline = "reference.standard_backward";
+        if (on_gpu) settings->baseline = "none";
       }
       settings->kernels = settings->options.take_kernel();
       return bench(*settings);

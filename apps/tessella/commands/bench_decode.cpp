@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <memory>
 
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 #include "commands/commands.hpp"
-#include "commands/decode_cell.hpp"
+#include "commands/decode_configuration.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
@@ -17,10 +18,12 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(Few queries over a long cache of keys and values. Calls take turns over caches of 400 MB and more, so that none is in a cache of
-the processor's; on a GPU they are one CUDA graph, timed by its own clock. Before that, rows of a few sequences are checked against the
-double reference. The rate counts the bytes of K and V in use, and of their scales, once. Read: the same bytes by a kernel of plain
-loads in the same run, on a CPU by a loop in as many threads. The default is Flash-Decoding's micro-benchmark: 16/2 heads x 128, batch x seqlen = 65536. What memory does not hold is left out.
+    R"(Few queries over a long cache of keys and values. Calls take turns over caches of 400 MB and more, so that none is in a
+cache of the processor's; on a GPU they are one CUDA graph, timed by its own clock. Before that, rows of a few sequences
+are checked against the float64 reference. The rate counts once the bytes of the valid rows of K and V, and of their
+scales. Read: the same bytes by a kernel of plain loads in the same run, on a CPU by a loop in as many threads. The
+default is Flash-Decoding's micro-benchmark: 16/2 heads x 128, batch x seqlen = 65536. What memory does not hold is left
+out.
 
 Examples:
   tessella bench decode --device cuda
@@ -68,9 +71,9 @@ const Preset<Settings> kPresets[] = {
 };
 
 // As parse_sizes, where 0 stands for a cache without pages.
-std::vector<int64_t> parse_pages(const std::string& text) {
+std::vector<int64_t> parse_pages(const std::string& string) {
   std::vector<int64_t> sizes;
-  for (const std::string& part : split(text, ',')) {
+  for (const std::string& part : split(string, ',')) {
     if (part == "0") {
       sizes.push_back(0);
     } else if (part.starts_with('-')) {
@@ -155,9 +158,9 @@ std::vector<DecodeCase> list_cases(const Settings& settings) {
   return cases;
 }
 
-Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& result) {
+Json describe(const DecodeCase& c, const DecodeConfiguration& configuration, const DecodeResult& result) {
   const bool timed = result.timing.runs > 0;
-  const auto bytes = static_cast<double>(cell.cache_bytes());
+  const auto bytes = static_cast<double>(configuration.cache_bytes());
   return {{"kernel", result.kernel},
           {"dtype", dtype_name(c.dtype)},
           {"kv_dtype", cache_type_of(c.kv_dtype).name},
@@ -169,7 +172,7 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
           {"lengths", c.ragged ? "ragged" : "uniform"},
           {"page_size", c.page_size},
           {"queries", c.queries},
-          {"threads", cell.num_threads() > 0 ? Json(cell.num_threads()) : Json()},
+          {"threads", configuration.num_threads() > 0 ? Json(configuration.num_threads()) : Json()},
           {"cache_bytes", bytes},
           {"runs", result.timing.runs},
           {"seconds", timed ? Json(result.timing.median) : Json()},
@@ -177,8 +180,8 @@ Json describe(const DecodeCase& c, const DecodeCell& cell, const DecodeResult& r
           {"max_seconds", timed ? Json(result.timing.max) : Json()},
           {"spread", timed ? Json(result.timing.spread) : Json()},
           {"bytes_per_second", timed ? Json(bytes / result.timing.median) : Json()},
-          {"read_seconds", cell.read_seconds()},
-          {"read_ratio", timed ? Json(cell.read_seconds() / result.timing.median) : Json()},
+          {"read_seconds", configuration.read_seconds()},
+          {"read_ratio", timed ? Json(configuration.read_seconds() / result.timing.median) : Json()},
           {"max_error", result.check.max_error},
           {"tolerance", result.check.tolerance},
           {"check", result.check.passed ? "ok" : "FAILED"}};
@@ -200,7 +203,7 @@ Table make_table(bool on_gpu) {
        {"page_size", "page", [](const Json& value) { return value == 0 ? "-" : value.dump(); }},
        {"queries", "queries", {}},
        {"threads", on_gpu ? "" : "threads", {}},
-       {"cache_bytes", "K+V", [](const Json& value) { return bytes_text(value.get<double>()); }},
+       {"cache_bytes", "K+V", [](const Json& value) { return bytes_string(value.get<double>()); }},
        {"runs", "", {}},
        {"seconds", "us", microseconds},
        {"min_seconds", "", {}},
@@ -220,16 +223,17 @@ Table make_table(bool on_gpu) {
 bool bench_case(const Settings& settings, const DecodeCase& decode_case, double budget, int64_t check_rows,
                 Table& table) {
   NotMeasured missing;
-  const std::unique_ptr<DecodeCell> cell = DecodeCell::make(decode_case, settings.options, budget, missing);
-  if (cell == nullptr) {
+  const std::unique_ptr<DecodeConfiguration> configuration =
+      DecodeConfiguration::make(decode_case, settings.options, budget, missing);
+  if (configuration == nullptr) {
     note(fmt::format("not run at {}: {}", decode_case.name(), missing.why));
     return !missing.failed;
   }
   bool ran = true;
   for (const std::string& kernel : split(settings.kernels, ',')) {
-    const std::optional<DecodeResult> result = cell->run(kernel, check_rows, missing);
+    const std::optional<DecodeResult> result = configuration->run(kernel, check_rows, missing);
     if (result) {
-      table.rows.push_back(describe(decode_case, *cell, *result));
+      table.rows.push_back(describe(decode_case, *configuration, *result));
     } else {
       note(fmt::format("not run at {}: {}", decode_case.name(), missing.why));
       ran = false;
@@ -274,22 +278,22 @@ void add_bench_decode(CLI::App& bench, Run& run) {
   CLI::App* command = bench.add_subcommand("decode", "Time, and check, few queries over a long cache");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const std::string& help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
+    show_value(command->add_option(name, value, help), type, value);
   };
-  add("--preset", settings->preset, preset_help<Settings>(kPresets));
-  add("--dtype", settings->dtype, "list of bf16, f16, f32, f64");
-  add("--kv-dtype", settings->kv_dtype, "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
-  add("--kv-scale", settings->kv_scale, "list of tensor, head, token: what of a quantised cache has its scale");
-  add("--heads", settings->heads, "list of query heads over KV heads");
-  add("--head-dim", settings->head_dim, "list");
-  add("--batch", settings->batch, "sequences: 1,64 or 1:128 [64k / seqlen]");
-  add("--seqlen", settings->seqlen, "keys of each: 1k,4k or 1k:128k");
-  add("--queries", settings->queries, "list: the last tokens of each sequence, causal");
-  add("--pages", settings->pages, "list of rows of a page, in random order; 0 = no pages");
+  add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
+  add("--dtype", settings->dtype, "DTYPE,...", "list of bf16, f16, f32, f64");
+  add("--kv-dtype", settings->kv_dtype, "DTYPE,...", "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
+  add("--kv-scale", settings->kv_scale, "LIST", "list of tensor, head, token: what of a quantised cache has its scale");
+  add("--heads", settings->heads, "N/M,...", "list of query heads over KV heads");
+  add("--head-dim", settings->head_dim, "D,...", "list");
+  add("--batch", settings->batch, "N,...", "sequences: 1,64 or 1:128 [64k / seqlen]");
+  add("--seqlen", settings->seqlen, "N,...", "keys of each: 1k,4k or 1k:128k");
+  add("--queries", settings->queries, "N,...", "list: the last tokens of each sequence, causal");
+  add("--pages", settings->pages, "N,...", "list of rows of a page, in random order; 0 = no pages");
   command->add_flag("--ragged", settings->ragged, "keys of each sequence: uniform from 1 to --seqlen");
-  add("--budget", settings->budget, "seconds a measurement may take");
-  add("--check-rows", settings->check_rows, "rows held against the double reference");
+  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  add("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);

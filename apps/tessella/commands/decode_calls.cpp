@@ -202,7 +202,7 @@ void DecodeCalls::set_options(Call& call) const {
 }
 
 void DecodeCalls::choose_kernel(const std::string& kernel) {
-  for (Call& call : calls_) call.options.kernel = kernel.empty() ? nullptr : call.texts.emplace_back(kernel).c_str();
+  for (Call& call : calls_) call.options.kernel = kernel.empty() ? nullptr : call.strings.emplace_back(kernel).c_str();
 }
 
 // Rows of one sequence, of so many bytes each, in their order and on the host; the first of a cache is at `offset`.

@@ -66,7 +66,7 @@ class DecodeCalls {
   const DecodeLayout& layout() const { return layout_; }
   const Memory& caches() const { return caches_; }  // one after another
 
-  // Rows of the first call's out, of a few sequences, beside the reference in double: the worst of them.
+  // Rows of the first call's out, of a few sequences, beside the float64 reference: the worst of them.
   tessella_check_report check_rows(int64_t num_rows) const;
 
  private:

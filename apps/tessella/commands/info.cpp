@@ -16,7 +16,7 @@ void add_info(CLI::App& app, Run& run) {
     run = [json] {
       const Json about = about_run("info");
       if (*json) {
-        put("{}\n", json_text(about));
+        put("{}\n", json_string(about));
         return kDone;
       }
       put("processor: {}\n", about["processor"].get<std::string>());

@@ -22,7 +22,7 @@ std::vector<KernelEntry> kernels_of(std::string_view operation) {
   return kernels;
 }
 
-std::string refusal(const KernelEntry& kernel, const Call& call) {
+std::string ineligible(const KernelEntry& kernel, const Call& call) {
   const char* reason = "";
   check(tessella_kernel_refusal(kernel.idx, Tagged(call), &reason));
   return reason;

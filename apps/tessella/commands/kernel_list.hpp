@@ -19,7 +19,7 @@ std::vector<KernelEntry> list_kernels();
 std::vector<KernelEntry> kernels_of(std::string_view operation);
 
 // "" if the kernel would run this call.
-std::string refusal(const KernelEntry& kernel, const Call& call);
+std::string ineligible(const KernelEntry& kernel, const Call& call);
 
 // The operation's kernel of that name; InputError that lists the names otherwise.
 KernelEntry kernel_named(const std::string& what, const std::string& name, std::string_view operation);

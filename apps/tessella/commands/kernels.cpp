@@ -7,7 +7,8 @@
 #include "commands/kernel_list.hpp"
 #include "commands/random_case.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 
@@ -41,13 +42,13 @@ struct Settings {
 
 constexpr int64_t kAnyHeadDim = 1 << 16;
 
-std::string head_dim_text(const Json& head_dim) {
+std::string head_dim_string(const Json& head_dim) {
   return head_dim.get<int64_t>() > kAnyHeadDim ? "any" : head_dim.dump();
 }
 
 // Features of a kernel, said as "all" of its operation or by what is there or missing, whatever is shorter; one by its
 // name.
-std::string features_text(const std::string& features, const std::vector<std::string>& all) {
+std::string features_string(const std::string& features, const std::vector<std::string>& all) {
   const std::vector<std::string> mine = split(features, ' ');
   std::string there, missing;
   for (const std::string& feature : all) {
@@ -73,7 +74,7 @@ std::vector<std::string> all_features_of(std::string_view operation) {
   return all_features(operation == "backward" ? list_kernels() : kernels_of(operation));
 }
 
-std::string chosen_text(const tessella_kernel_info& info) {
+std::string chosen_string(const tessella_kernel_info& info) {
   const std::string automatic = info.automatic;
   if (automatic.empty()) return "by name";
   return automatic == info.dtypes ? "automatically" : "for " + automatic;
@@ -91,7 +92,7 @@ int print_matrix(const Settings& settings) {
       {"architectures", "for", {}, true},
       {"summary", settings.markdown ? "what it is" : "", {}, true},
       {"dtypes", "dtypes", {}, true},
-      {"max_head_dim", "head_dim up to", head_dim_text},
+      {"max_head_dim", "head_dim up to", head_dim_string},
       {"chosen", "chosen", {}, true},
       {"features", "features", {}, true},
       {"unavailable", settings.markdown ? "" : "here",
@@ -105,8 +106,8 @@ int print_matrix(const Settings& settings) {
          {"summary", info.summary},
          {"dtypes", info.dtypes},
          {"max_head_dim", info.max_head_dim},
-         {"chosen", chosen_text(info)},
-         {"features", is_data ? info.features : features_text(info.features, all_features_of(info.operation))},
+         {"chosen", chosen_string(info)},
+         {"features", is_data ? info.features : features_string(info.features, all_features_of(info.operation))},
          {"unavailable", info.unavailable}});
   }
   print_table(table, format, settings.json ? about_run("kernels") : Json());
@@ -132,12 +133,12 @@ int print_why(const Settings& settings) {
   try {
     chosen = tessella_plan_kernel(make_plan(call).get());
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;  // the table says who refused, and why
+    if (error.code() != ErrorCode::unsupported) throw;  // the table says which kernels are not eligible, and why
   }
   Table table;
   table.columns = {{"kernel", "kernel", {}, true}, {"answer", "answer", {}, true}};
   for (const KernelEntry& kernel : kernels_of(random_case.operation())) {
-    std::string answer = refusal(kernel, call);
+    std::string answer = ineligible(kernel, call);
     if (answer.empty()) answer = kernel.info.name == chosen ? "runs this" : "would run if named";
     table.rows.push_back({{"kernel", kernel.info.name}, {"answer", answer}});
   }
@@ -146,7 +147,7 @@ int print_why(const Settings& settings) {
 }
 
 // The list of kernels is the same for every problem.
-void refuse_problem(const CLI::App& command) {
+void expect_no_problem(const CLI::App& command) {
   for (const CLI::Option* given : command.parse_order()) {
     const std::string name = given->get_name();
     if (name == "--markdown" || name == "--json" || name == "--csv") continue;
@@ -161,15 +162,15 @@ void add_kernels(CLI::App& app, Run& run) {
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   command->add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
-  const auto add = [&](const char* name, std::string& value, const char* help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("")->group("Problem");
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
+    show_value(command->add_option(name, value, help), type, value)->group("Problem");
   };
-  add("--dtype", settings->dtype, "f64, f32, bf16 or f16");
-  add("--head-dim", settings->head_dim, "");
-  add("--seqlen", settings->seqlen, "");
-  add("--heads", settings->heads, "query heads, or 32/8 over KV heads");
-  add("--batch", settings->batch, "");
-  add("--mask", settings->mask, "as of `attend`");
+  add("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16 or f16");
+  add("--head-dim", settings->head_dim, "D", "of q, k and v");
+  add("--seqlen", settings->seqlen, "N", "queries, and keys");
+  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
+  add("--batch", settings->batch, "N", "sequences");
+  add("--mask", settings->mask, "MASK", "as of `attend`");
   command->add_flag("--backward", settings->backward, "its gradients")->group("Problem");
   command->add_flag("--markdown", settings->markdown, "as a Markdown table");
   command->add_flag("--json", settings->json, "as JSON");
@@ -178,7 +179,7 @@ void add_kernels(CLI::App& app, Run& run) {
   add_kernels_build(*command, run);
   command->callback([command, &run, settings] {
     if (command->got_subcommand("build")) return;
-    if (!settings->why) refuse_problem(*command);
+    if (!settings->why) expect_no_problem(*command);
     run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
   });
 }

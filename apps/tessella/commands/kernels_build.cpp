@@ -20,8 +20,8 @@ struct Settings {
   std::string kernel;
 };
 
-void show(int32_t num_done, int32_t num_total, const char* text, void*) {
-  note(fmt::format("{}/{} {}", num_done, num_total, text));
+void show(int32_t num_done, int32_t num_total, const char* string, void*) {
+  note(fmt::format("{}/{} {}", num_done, num_total, string));
 }
 
 }  // namespace
@@ -31,8 +31,8 @@ void add_kernels_build(CLI::App& kernels, Run& run) {
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
   command->add_option("--arch", settings->arch, "as sm_80,sm_90; default: this machine's GPUs, else all")
-      ->type_name("");
-  command->add_option("--kernel", settings->kernel, "one of the table; default: all")->type_name("");
+      ->type_name("sm_XX,...");
+  command->add_option("--kernel", settings->kernel, "one of the table; default: all")->type_name("KERNEL");
   command->callback([&run, settings] {
     run = [settings] {
       detail::check(tessella_kernels_build(settings->arch.c_str(), settings->kernel.c_str(), show, nullptr));

@@ -5,11 +5,12 @@
 #include <string_view>
 #include <vector>
 
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
 
@@ -19,7 +20,7 @@ namespace {
 constexpr const char* kExamples =
     R"(From standard attention to FlashDecoding++ and this machine's kernels, over one problem. Passes: how often each score is
 produced or read. Moved: bytes between memory and the tile that is worked on. Extra: memory beyond inputs and outputs.
-Error: largest difference from the double reference, over sampled rows.
+Error: largest difference from the float64 reference, over sampled rows.
 
 Examples:
   tessella ladder
@@ -92,13 +93,13 @@ void add_cost(const KernelEntry& kernel, const Call& call, Json& row) {
 }
 
 Table make_table() {
-  const auto bytes = [](const Json& value) { return bytes_text(value.get<double>()); };
-  const auto error = [](const Json& value) { return error_text(value.get<double>()); };
+  const auto bytes = [](const Json& value) { return bytes_string(value.get<double>()); };
+  const auto error = [](const Json& value) { return error_string(value.get<double>()); };
   return {{{"kernel", "algorithm", {}, true},
            {"score_passes", "passes", [](const Json& value) { return fmt::format("{:.3g}", value.get<double>()); }},
            {"bytes_moved", "moved", bytes},
            {"extra_bytes", "extra", bytes},
-           {"seconds", "time", [](const Json& value) { return seconds_text(value.get<double>()); }},
+           {"seconds", "time", [](const Json& value) { return seconds_string(value.get<double>()); }},
            {"spread", "", {}},
            {"max_error", "error", error},
            {"plain_error", "", {}},
@@ -125,12 +126,13 @@ int ladder(Settings settings) {
       const std::string name = kernel.info.name;
       if (std::string_view(kernel.info.device) != settings.options.placement().kind()) continue;
       progress.show(name);
-      if (const std::string reason = refusal(kernel, call); !reason.empty()) {
+      if (const std::string reason = ineligible(kernel, call); !reason.empty()) {
         note(fmt::format("{}: {}", name, reason));
         continue;
       }
       NotMeasured missing;
-      const std::optional<BenchResult> result = bench_cell(problem, name, settings.options, budget, 256, missing);
+      const std::optional<BenchResult> result =
+          bench_configuration(problem, name, settings.options, budget, 256, missing);
       if (!result) {
         note(fmt::format("{}: {}", name, missing.why));
         ran = ran && !missing.failed;
@@ -170,21 +172,21 @@ void add_ladder(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand("ladder", "Every algorithm of the family side by side");
   auto settings = std::make_shared<Settings>();
   command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const char* help) {
-    command->add_option(name, value, help)->capture_default_str()->type_name("");
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
+    show_value(command->add_option(name, value, help), type, value);
   };
-  add("--seqlen", settings->seqlen, "");
-  add("--head-dim", settings->head_dim, "");
-  add("--heads", settings->heads, "16, or 32/8 query over KV heads");
-  add("--batch", settings->batch, "");
-  add("--dtype", settings->dtype, "f32, bf16, f16 or f64");
-  add("--mask", settings->mask, "as of `attend`");
-  add("--budget", settings->budget, "seconds a measurement may take");
+  add("--seqlen", settings->seqlen, "N", "queries, and keys");
+  add("--head-dim", settings->head_dim, "D", "of q, k and v");
+  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
+  add("--batch", settings->batch, "N", "sequences");
+  add("--dtype", settings->dtype, "DTYPE", "f32, bf16, f16 or f64");
+  add("--mask", settings->mask, "MASK", "as of `attend`");
+  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
   command->add_flag("--backward", settings->backward,
                     "the gradients of q, k and v: with N x N matrices in memory, and by recomputation");
   command->add_flag("--decode", settings->decode,
                     "few queries over a long cache [--seqlen 32768 --heads 8/2 --mask causal]");
-  add("--queries", settings->queries, "of --decode: the last tokens of each sequence");
+  add("--queries", settings->queries, "N", "of --decode: the last tokens of each sequence");
   command->add_flag("--json", settings->json, "results as JSON");
   command->add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(*command);

@@ -14,7 +14,8 @@
 #include "files/array_names.hpp"
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/progress.hpp"
@@ -49,8 +50,8 @@ struct FileState {
   Array out, lse;
 };
 
-int32_t parse_count(const char* option, const std::string& text) {
-  return static_cast<int32_t>(parse_integer_between(option, text, 0, INT32_MAX));
+int32_t parse_count(const char* option, const std::string& string) {
+  return static_cast<int32_t>(parse_integer_between(option, string, 0, INT32_MAX));
 }
 
 // What the options say, beside files.
@@ -182,16 +183,16 @@ int merge(const Settings& settings) {
     document["seconds"] = seconds;
     if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
     if (report) document["check"] = describe_check(*report);
-    put("{}\n", json_text(document));
+    put("{}\n", json_string(document));
   } else {
     for (const FileState& state : call.states) {
-      put("state   {} {}  {}\n", shape_text(state.out.tensor), dtype_name(state.out.tensor.dtype),
+      put("state   {} {}  {}\n", shape_string(state.out.tensor), dtype_name(state.out.tensor.dtype),
           printable(state.out.source));
     }
-    put("kernel  {}, {} (first call)\n", kernel, seconds_text(seconds));
+    put("kernel  {}, {} (first call)\n", kernel, seconds_string(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
-    put("out     {} {}  {}{}\n", shape_text(call.out_tensor), dtype_name(call.out.tensor.dtype), summary_text(call.out),
-        settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
+    put("out     {} {}  {}{}\n", shape_string(call.out_tensor), dtype_name(call.out.tensor.dtype),
+        summary_string(call.out), settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (report) print_check(*report, "fp32 merge");
   }
   return report && !report->passed ? kCheckFailed : kDone;
@@ -208,21 +209,20 @@ void add_merge(CLI::App& app, Run& run) {
                    ".npz or .safetensors: out and lse (output, softmax_lse) of one set of keys each")
       ->required()
       ->type_name("");
-  const auto text = [&](const char* name, std::string& value, const char* help, const char* type = "") {
-    return command->add_option(name, value, help)->type_name(type);
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
+    show_value(command->add_option(name, value, help), type, value);
   };
-  text("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), or bhsd, of every out")
-      ->capture_default_str();
-  text("--dtype", settings->dtype, "type of raw elements of out, such as bf16 in |V2");
-  text("--out", settings->results.out, "write out: .npy, .npz or .safetensors", "FILE");
-  text("--lse", settings->results.lse, "write lse; the same .npz as --out holds both", "FILE");
-  text("--out-dtype", settings->out_dtype, "dtype of out [that of the states]");
-  text("--kernel", settings->kernel, "a name of `tessella kernels` [automatic]");
-  text("--num-threads", settings->num_threads, "CPU: threads [0 = all]");
-  text("--num-sms", settings->num_sms, "GPU: multiprocessors [0 = all]");
-  text("--device", settings->device, "cpu, cuda or cuda:N")->capture_default_str();
+  add("--layout", settings->layout, "bshd|bhsd", "bshd = (batch, seqlen, heads, head_dim), of every out");
+  add("--dtype", settings->dtype, "DTYPE", "type of raw elements of out, such as bf16 in |V2");
+  add("--out", settings->results.out, "FILE", "write out: .npy, .npz or .safetensors");
+  add("--lse", settings->results.lse, "FILE", "write lse; the same .npz as --out holds both");
+  add("--out-dtype", settings->out_dtype, "DTYPE", "dtype of out [that of the states]");
+  add("--kernel", settings->kernel, "KERNEL", "a name of `tessella kernels` [automatic]");
+  add("--num-threads", settings->num_threads, "N", "CPU: threads [0 = all]");
+  add("--num-sms", settings->num_sms, "N", "GPU: multiprocessors [0 = all]");
+  add("--device", settings->device, "cpu|cuda[:N]", "where the call runs");
   command->add_flag("--check{256}", settings->check,
-                    "compare rows with the double reference; --check=0 all of them [256]");
+                    "compare rows with the float64 reference; --check=0 all of them [256]");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
   command->add_flag("--json", settings->json, "results as JSON");
   command->callback([&run, settings] { run = [settings] { return merge(*settings); }; });

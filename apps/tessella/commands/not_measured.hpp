@@ -1,4 +1,4 @@
-// Why a cell of a table has no measurement, where other cells may have one.
+// Why a configuration has no measurement, where other configurations may have one.
 #pragma once
 
 #include <new>
@@ -14,8 +14,8 @@ struct NotMeasured {
   bool failed = false;  // an error, and not foreseen to be too large
 };
 
-// What make() returns, or its empty value with the reason where the library refuses or fails, or memory would not do.
-// Throws InputError for what holds of every cell.
+// What make() returns, or its empty value with the reason where the library cannot compute it or fails, or memory would
+// not do. Throws InputError for what holds of every configuration.
 template <typename Make>
 auto attempt(NotMeasured& missing, Make&& make) -> decltype(make()) {
   missing = {};

@@ -8,15 +8,15 @@
 
 #include "commands/attend_inputs.hpp"
 #include "files/input_error.hpp"
-#include "options/mask_text.hpp"
-#include "options/number_text.hpp"
+#include "options/mask_string.hpp"
+#include "options/number_string.hpp"
 
 namespace tessella::cli {
 namespace {
 
 constexpr int64_t kPoolSize = 1 << 16;
 
-// Normal numbers drawn once; every row begins at a random place of this pool, because drawing each number of a large
+// Normal numbers drawn once; every row begins at a random position of this pool, because drawing each number of a large
 // input would take longer than attention over it.
 std::vector<std::byte> normal_pool(tessella_dtype dtype, int64_t bytes, std::mt19937_64& random) {
   std::normal_distribution<float> normal;
@@ -46,14 +46,14 @@ double RandomCase::flops() const {
          (is_backward ? 2.5 : 1.0);
 }
 
-void parse_heads(const std::string& what, const std::string& text, int64_t& heads_q, int64_t& heads_kv) {
-  const std::vector<std::string> parts = split(text, '/');
+void parse_heads(const std::string& what, const std::string& string, int64_t& heads_q, int64_t& heads_kv) {
+  const std::vector<std::string> parts = split(string, '/');
   constexpr int64_t kMost = 1 << 20;
-  if (parts.size() > 2) throw InputError(fmt::format("{} is '{}', expected such as 16 or 32/8", what, text));
+  if (parts.size() > 2) throw InputError(fmt::format("{} is '{}', expected such as 16 or 32/8", what, string));
   heads_q = parse_integer_between(what, parts.front(), 1, kMost);
   heads_kv = parse_integer_between(what, parts.back(), 1, kMost);
   if (heads_q % heads_kv != 0) {
-    throw InputError(fmt::format("{} is '{}', expected query heads to be a multiple of KV heads", what, text));
+    throw InputError(fmt::format("{} is '{}', expected query heads to be a multiple of KV heads", what, string));
   }
 }
 

@@ -49,9 +49,11 @@ namespace {
 constexpr int kOutOfMemory = 2;
 constexpr unsigned kNonBlocking = 1;
 constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-constexpr int kCaptureRelaxed = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED: other calls of this thread are not refused
+constexpr int kCaptureRelaxed = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED: other calls of this thread are allowed
 
-[[noreturn]] void fail(const std::string& text, ErrorCode code = ErrorCode::device) { throw Error(code, text.c_str()); }
+[[noreturn]] void fail(const std::string& string, ErrorCode code = ErrorCode::device) {
+  throw Error(code, string.c_str());
+}
 
 DriverFunctions open_driver() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -106,9 +108,9 @@ const DriverFunctions& driver() {
 
 void check(int result, const char* what) {
   if (result == 0) return;
-  const char* text = nullptr;
-  if (driver().error_string(result, &text) != 0) text = "unknown error";
-  fail(std::string(what) + ": " + text, result == kOutOfMemory ? ErrorCode::out_of_memory : ErrorCode::device);
+  const char* string = nullptr;
+  if (driver().error_string(result, &string) != 0) string = "unknown error";
+  fail(std::string(what) + ": " + string, result == kOutOfMemory ? ErrorCode::out_of_memory : ErrorCode::device);
 }
 
 unsigned long long address(const void* data) { return reinterpret_cast<unsigned long long>(data); }

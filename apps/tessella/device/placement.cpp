@@ -9,7 +9,7 @@
 #include "device/gpu.hpp"
 #include "device/tensor_members.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -28,13 +28,13 @@ double window(const Gpu& gpu, const std::function<void()>& run, int64_t runs) {
 
 }  // namespace
 
-Placement parse_placement(const std::string& text) {
-  if (text == "cpu") return {};
-  if (text == "cuda") return {0};
-  if (text.starts_with("cuda:")) {
-    return {static_cast<int32_t>(parse_integer_between("--device", text.substr(5), 0, 1023))};
+Placement parse_placement(const std::string& string) {
+  if (string == "cpu") return {};
+  if (string == "cuda") return {0};
+  if (string.starts_with("cuda:")) {
+    return {static_cast<int32_t>(parse_integer_between("--device", string.substr(5), 0, 1023))};
   }
-  throw InputError(fmt::format("--device is '{}', expected cpu, cuda or cuda:N", text));
+  throw InputError(fmt::format("--device is '{}', expected cpu, cuda or cuda:N", string));
 }
 
 tessella_tensor copied_to_gpu(const Gpu& gpu, const tessella_tensor& tensor, std::deque<GpuMemory>& memories) {

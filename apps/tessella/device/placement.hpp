@@ -18,7 +18,7 @@ struct Placement {
 };
 
 // InputError for anything but cpu, cuda and cuda:N.
-Placement parse_placement(const std::string& text);
+Placement parse_placement(const std::string& string);
 
 // A copy of the tensor in a GPU's memory, queued on its default stream.
 tessella_tensor copied_to_gpu(const Gpu& gpu, const tessella_tensor& tensor, std::deque<GpuMemory>& memories);

@@ -153,7 +153,7 @@ Array converted(const Array& array, tessella_dtype dtype) {
   return result;
 }
 
-std::string shape_text(const tessella_tensor& tensor) {
+std::string shape_string(const tessella_tensor& tensor) {
   const std::span shape(tensor.shape, static_cast<size_t>(tensor.ndim));
   return fmt::format("({}{})", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
 }

@@ -49,7 +49,7 @@ void resolve_cache_dtype(Array& array, tessella_dtype dtype);
 Array converted(const Array& array, tessella_dtype dtype);
 
 // "(1, 512, 12, 32)"
-std::string shape_text(const tessella_tensor& tensor);
+std::string shape_string(const tessella_tensor& tensor);
 
 // Index in elements of the i-th element in row-major order.
 int64_t element_index(const tessella_tensor& tensor, int64_t i);

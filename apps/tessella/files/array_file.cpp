@@ -36,20 +36,20 @@ Array usable(Array array) {
 
 std::string extension_of(const std::string& path) { return std::filesystem::path(path).extension().string(); }
 
-// A file is whole or as it was: it is written beside its place and renamed.
+// A file is whole or as it was: it is written beside its path and renamed.
 void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
   namespace fs = std::filesystem;
   std::error_code error;
-  const fs::path place = fs::weakly_canonical(path, error);
-  const fs::file_status before = fs::status(place, error);
+  const fs::path target = fs::weakly_canonical(path, error);
+  const fs::file_status before = fs::status(target, error);
   const bool is_file = !fs::exists(before) || fs::is_regular_file(before);
-  const std::string written = is_file ? fmt::format("{}.{}", place.string(), ::getpid()) : path;
+  const std::string written = is_file ? fmt::format("{}.{}", target.string(), ::getpid()) : path;
   errno = 0;
   std::ofstream file(written, std::ios::binary | std::ios::trunc);
   if (fs::is_regular_file(before)) fs::permissions(written, before.permissions(), error);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   file.close();
-  const bool is_there = file && (!is_file || std::rename(written.c_str(), place.c_str()) == 0);
+  const bool is_there = file && (!is_file || std::rename(written.c_str(), target.c_str()) == 0);
   if (is_there) return;
   const int problem = errno;
   if (is_file) fs::remove(written, error);
@@ -109,18 +109,18 @@ void check_writable(const std::string& path, size_t num_arrays) {
     throw InputError(
         fmt::format("{}: a .npy file holds one array, not {}; use .npz or .safetensors", path, num_arrays));
   }
-  const auto refuse = [&](int error) {
+  const auto fail = [&](int error) {
     throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(error)));
   };
   struct stat status = {};
   const bool exists = ::stat(path.c_str(), &status) == 0;
-  if (!exists && errno != ENOENT) refuse(errno);
-  if (exists && S_ISDIR(status.st_mode)) refuse(EISDIR);
-  if (exists && ::access(path.c_str(), W_OK) != 0) refuse(errno);
+  if (!exists && errno != ENOENT) fail(errno);
+  if (exists && S_ISDIR(status.st_mode)) fail(EISDIR);
+  if (exists && ::access(path.c_str(), W_OK) != 0) fail(errno);
   if (exists && !S_ISREG(status.st_mode)) return;
   std::error_code ignored;
-  const std::filesystem::path place = std::filesystem::weakly_canonical(path, ignored);
-  if (::access((place.parent_path() / ".").c_str(), W_OK | X_OK) != 0) refuse(errno);
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
+  if (::access((target.parent_path() / ".").c_str(), W_OK | X_OK) != 0) fail(errno);
 }
 
 void write_array_file(const std::string& path, std::span<const Array> arrays) {

@@ -26,7 +26,7 @@ struct Header {
 // The one shape of Python literal that numpy writes: {'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }
 class HeaderParser {
  public:
-  HeaderParser(const std::string& source, std::string_view text) : source_(source), text_(text) {}
+  HeaderParser(const std::string& source, std::string_view string) : source_(source), string_(string) {}
 
   Header parse() {
     Header header;
@@ -51,14 +51,14 @@ class HeaderParser {
 
  private:
   char peek() {
-    while (!text_.empty() && (text_.front() == ' ' || text_.front() == '\n' || text_.front() == '\t')) {
-      text_.remove_prefix(1);
+    while (!string_.empty() && (string_.front() == ' ' || string_.front() == '\n' || string_.front() == '\t')) {
+      string_.remove_prefix(1);
     }
-    return text_.empty() ? '\0' : text_.front();
+    return string_.empty() ? '\0' : string_.front();
   }
   bool accept(char wanted) {
     if (peek() != wanted || wanted == '\0') return false;
-    text_.remove_prefix(1);
+    string_.remove_prefix(1);
     return true;
   }
   void expect(char wanted) {
@@ -67,28 +67,28 @@ class HeaderParser {
   std::string quoted() {
     const char quote = peek();
     if (quote != '\'' && quote != '"') fail(near(), "a string in quotes");
-    const size_t end = text_.find(quote, 1);
+    const size_t end = string_.find(quote, 1);
     if (end == std::string_view::npos) fail("a string without an end", "a closing quote");
-    std::string value(text_.substr(1, end - 1));
-    text_.remove_prefix(end + 1);
+    std::string value(string_.substr(1, end - 1));
+    string_.remove_prefix(end + 1);
     return value;
   }
   // A record's list of fields, as it stands.
   std::string record() {
     int depth = 0;
-    for (size_t i = 0; i < text_.size(); ++i) {
-      if (text_[i] == '[') ++depth;
-      if (text_[i] != ']' || --depth > 0) continue;
-      const std::string fields(text_.substr(0, i + 1));
-      text_.remove_prefix(i + 1);
+    for (size_t i = 0; i < string_.size(); ++i) {
+      if (string_[i] == '[') ++depth;
+      if (string_[i] != ']' || --depth > 0) continue;
+      const std::string fields(string_.substr(0, i + 1));
+      string_.remove_prefix(i + 1);
       return fields;
     }
     fail("a record type without an end", "a closing ]");
   }
   bool boolean() {
     for (const auto& [word, value] : {std::pair{std::string_view("True"), true}, {"False", false}}) {
-      if (peek() != '\0' && text_.starts_with(word)) {
-        text_.remove_prefix(word.size());
+      if (peek() != '\0' && string_.starts_with(word)) {
+        string_.remove_prefix(word.size());
         return value;
       }
     }
@@ -100,9 +100,9 @@ class HeaderParser {
     while (!accept(')')) {
       peek();
       int64_t value = 0;
-      const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), value);
+      const auto [end, error] = std::from_chars(string_.data(), string_.data() + string_.size(), value);
       if (error != std::errc()) fail(near(), "an extent of 63 bits");
-      text_.remove_prefix(static_cast<size_t>(end - text_.data()));
+      string_.remove_prefix(static_cast<size_t>(end - string_.data()));
       values.push_back(value);
       if (!accept(',') && peek() != ')') fail(near(), "',' or ')'");
     }
@@ -111,7 +111,7 @@ class HeaderParser {
   std::string near() {
     if (peek() == '\0') return "the end";
     std::string shown;
-    for (const char c : text_.substr(0, 16)) shown += c >= ' ' && c <= '~' ? c : '?';
+    for (const char c : string_.substr(0, 16)) shown += c >= ' ' && c <= '~' ? c : '?';
     return fmt::format("'{}'", shown);
   }
   [[noreturn]] void fail(const std::string& got, const std::string& expected) {
@@ -119,7 +119,7 @@ class HeaderParser {
   }
 
   const std::string& source_;
-  std::string_view text_;
+  std::string_view string_;
 };
 
 // Bytes of one element, from the number at the end of descr: raw types are told apart by nothing else. 0 where numpy
@@ -142,27 +142,27 @@ int64_t element_bytes(const std::string& source, std::string_view descr) {
 
 Array read_npy(const std::string& source, const std::string& name, std::span<const std::byte> bytes,
                std::shared_ptr<const void> storage) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!text.starts_with(kMagic))
+  const std::string_view string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!string.starts_with(kMagic))
     throw InputError(fmt::format("{}: no .npy file: the magic \\x93NUMPY is missing", source));
-  if (text.size() < 10)
-    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, text.size()));
-  const int version = static_cast<unsigned char>(text[6]);
+  if (string.size() < 10)
+    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, string.size()));
+  const int version = static_cast<unsigned char>(string[6]);
   if (version < 1 || version > 3) {
     throw InputError(fmt::format("{}: .npy version is {}, expected 1, 2 or 3", source, version));
   }
   const size_t length_bytes = version == 1 ? 2 : 4;
   const size_t start = 8 + length_bytes;
-  if (text.size() < start)
-    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, text.size()));
+  if (string.size() < start)
+    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, string.size()));
   size_t length = 0;
-  for (size_t i = 0; i < length_bytes; ++i) length |= size_t{static_cast<unsigned char>(text[8 + i])} << (8 * i);
-  if (length > text.size() - start) {
+  for (size_t i = 0; i < length_bytes; ++i) length |= size_t{static_cast<unsigned char>(string[8 + i])} << (8 * i);
+  if (length > string.size() - start) {
     throw InputError(
-        fmt::format("{}: truncated: header of {} bytes, {} are left", source, length, text.size() - start));
+        fmt::format("{}: truncated: header of {} bytes, {} are left", source, length, string.size() - start));
   }
 
-  const Header header = HeaderParser(source, text.substr(start, length)).parse();
+  const Header header = HeaderParser(source, string.substr(start, length)).parse();
   if (!header.descr || !header.fortran_order || !header.shape) {
     throw InputError(fmt::format("{}: .npy header lacks '{}'", source,
                                  !header.descr   ? "descr"
@@ -191,7 +191,7 @@ std::vector<std::byte> to_npy(const Array& array) {
   const tessella_tensor& tensor = array.tensor;
   const ElementType& type = *find_element_type(tensor.dtype);
   std::string header =
-      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", type.numpy, shape_text(tensor));
+      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", type.numpy, shape_string(tensor));
   header.append(63 - (10 + header.size()) % 64, ' ').append("\n");  // the elements start at a multiple of 64
   const int64_t size = num_elements(tensor);
   std::vector<std::byte> file(10 + header.size() + static_cast<size_t>(size * type.bytes));

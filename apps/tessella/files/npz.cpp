@@ -17,9 +17,9 @@ constexpr std::string_view kSuffix = ".npy";
 // Deflate cannot shrink more than this: an entry that claims to is lying, and is not worth its allocation.
 constexpr zip_uint64_t kMaxDeflateRatio = 1032;
 
-struct ErrorText {
-  explicit ErrorText(int code) { zip_error_init_with_code(&error, code); }
-  ~ErrorText() { zip_error_fini(&error); }
+struct ZipError {
+  explicit ZipError(int code) { zip_error_init_with_code(&error, code); }
+  ~ZipError() { zip_error_fini(&error); }
   zip_error_t error;
 };
 
@@ -31,7 +31,7 @@ struct Discard {
 using Archive = std::unique_ptr<zip_t, Discard>;
 
 Archive open_archive(const std::string& source, std::span<const std::byte> bytes) {
-  ErrorText problem(ZIP_ER_OK);
+  ZipError problem(ZIP_ER_OK);
   std::unique_ptr<zip_source_t, Discard> data(zip_source_buffer_create(bytes.data(), bytes.size(), 0, &problem.error));
   Archive archive(data ? zip_open_from_source(data.get(), ZIP_RDONLY, &problem.error) : nullptr);
   if (!archive)
@@ -92,7 +92,7 @@ void write_npz(const std::string& path, std::span<const Array> arrays) {
   int code = 0;
   Archive archive(zip_open(path.c_str(), ZIP_CREATE | ZIP_TRUNCATE, &code));
   if (!archive) {
-    ErrorText problem(code);
+    ZipError problem(code);
     throw InputError(fmt::format("{}: cannot write: {}", path, zip_error_strerror(&problem.error)));
   }
   std::vector<std::vector<std::byte>> contents;  // read by zip_close

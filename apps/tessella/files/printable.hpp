@@ -9,9 +9,9 @@
 namespace tessella::cli {
 
 // Control characters, which could end a line or steer a terminal, become \n or \xNN.
-inline std::string printable(std::string_view text) {
+inline std::string printable(std::string_view string) {
   std::string shown;
-  for (const char c : text) {
+  for (const char c : string) {
     const auto code = static_cast<unsigned char>(c);
     if (c == '\n') {
       shown += "\\n";

@@ -25,17 +25,17 @@ struct Extent {
 };
 
 template <typename... Values>
-[[noreturn]] void fail(const std::string& source, fmt::format_string<Values...> text, Values&&... values) {
-  throw InputError(fmt::format("{}: {}", source, fmt::format(text, std::forward<Values>(values)...)));
+[[noreturn]] void fail(const std::string& source, fmt::format_string<Values...> string, Values&&... values) {
+  throw InputError(fmt::format("{}: {}", source, fmt::format(string, std::forward<Values>(values)...)));
 }
 
-// Said of the text: what is nested in a parsed one is walked by recursion.
-void check_depth(const std::string& source, std::string_view text) {
+// Checks the string before it is parsed: whatever walks a parsed header does so by recursion.
+void check_depth(const std::string& source, std::string_view string) {
   constexpr int kMost = 64;  // the format needs 3
   int depth = 0;
   bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
+  for (size_t i = 0; i < string.size(); ++i) {
+    const char c = string[i];
     if (c == '"') in_string = !in_string;
     if (in_string) {
       if (c == '\\') ++i;
@@ -47,9 +47,9 @@ void check_depth(const std::string& source, std::string_view text) {
   }
 }
 
-Json parse_header(const std::string& source, std::string_view text) {
-  check_depth(source, text);
-  Json header = Json::parse(text, nullptr, false);
+Json parse_header(const std::string& source, std::string_view string) {
+  check_depth(source, string);
+  Json header = Json::parse(string, nullptr, false);
   if (header.is_discarded()) fail(source, "safetensors header is no JSON");
   if (!header.is_object()) fail(source, "safetensors header is a JSON {}, expected an object", header.type_name());
   return header;
@@ -159,12 +159,12 @@ std::vector<std::byte> to_safetensors(std::span<const Array> arrays) {
                           {"shape", std::span(array.tensor.shape, static_cast<size_t>(array.tensor.ndim))},
                           {"data_offsets", {begin, end}}};
   }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  std::vector<std::byte> file(8 + text.size() + end);
-  for (size_t i = 0; i < 8; ++i) file[i] = static_cast<std::byte>(text.size() >> (8 * i) & 255);
-  std::memcpy(file.data() + 8, text.data(), text.size());
-  std::byte* out = file.data() + 8 + text.size();
+  std::string string = header.dump();
+  string.append((8 - string.size() % 8) % 8, ' ');
+  std::vector<std::byte> file(8 + string.size() + end);
+  for (size_t i = 0; i < 8; ++i) file[i] = static_cast<std::byte>(string.size() >> (8 * i) & 255);
+  std::memcpy(file.data() + 8, string.data(), string.size());
+  std::byte* out = file.data() + 8 + string.size();
   for (const Array& array : arrays) {
     const auto size = static_cast<size_t>(array.element_bytes);
     for (int64_t i = 0; i < num_elements(array.tensor); ++i, out += size) {

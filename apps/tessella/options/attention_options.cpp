@@ -1,6 +1,7 @@
 #include "options/attention_options.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -10,9 +11,10 @@
 #include <variant>
 
 #include "files/input_error.hpp"
-#include "options/mask_text.hpp"
-#include "options/number_text.hpp"
-#include "options/value_text.hpp"
+#include "options/mask_string.hpp"
+#include "options/number_string.hpp"
+#include "options/option_help.hpp"
+#include "options/value_string.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -44,8 +46,6 @@ struct Row {
 };
 
 using Args = tessella_forward_args;
-constexpr const char* kNumbersOrFile = "numbers 1,2,3 or FILE[:NAME]";
-
 const Row kRows[] = {
     {"scale", &Options::scale, "factor on q.k [1/sqrt(head_dim)]"},
     {"softcap", &Options::softcap, "c of c*tanh(s/c) [0 = off]"},
@@ -53,16 +53,17 @@ const Row kRows[] = {
     {"seed", &Options::seed, "dropout's seed; the same one drops the same entries [0]"},
     {"offset", &Options::offset, "dropout's offset [0]"},
     {"bias", TensorTarget{&Args::bias, TESSELLA_DTYPE_DEFAULT},
-     "added to the scaled scores, of the longest sequence where packed; FILE[:NAME]"},
-    {"alibi-slopes", TensorTarget{&Args::alibi_slopes, TESSELLA_F32}, kNumbersOrFile},
+     "added to the scaled scores, of the longest sequence where packed"},
+    {"alibi-slopes", TensorTarget{&Args::alibi_slopes, TESSELLA_F32},
+     "slope per head: adds -slope * distance to the scores"},
     {"sink", TensorTarget{&Args::sink, TESSELLA_F32}, "logit per head that joins the sum and no value"},
     {"q-scale", TensorTarget{&Args::q_scale, TESSELLA_F32}, "factors on q: (batch, blocks of rows, heads)"},
     {"k-scale", TensorTarget{&Args::k_scale, TESSELLA_F32}, "the same on k"},
     {"v-scale", TensorTarget{&Args::v_scale, TESSELLA_F32}, "the same on v"},
     {"out-scale", TensorTarget{&Args::out_scale, TESSELLA_F32}, "out is divided by it"},
     {"scale-block", &Options::scale_block, "rows that have one entry of a scale [0 = all]"},
-    {"seqlens-q", TensorTarget{&Args::seqlens_q, TESSELLA_I32}, "rows in use per sequence"},
-    {"seqlens-kv", TensorTarget{&Args::seqlens_kv, TESSELLA_I32}, "keys in use per sequence"},
+    {"seqlens-q", TensorTarget{&Args::seqlens_q, TESSELLA_I32}, "valid length of q per sequence"},
+    {"seqlens-kv", TensorTarget{&Args::seqlens_kv, TESSELLA_I32}, "valid length of k and v per sequence"},
     {"leftpad-kv", TensorTarget{&Args::leftpad_kv, TESSELLA_I32},
      "rows of k and v that are padding in front, per sequence; bias and dense masks have them too"},
     {"page-table", TensorTarget{&Args::page_table, TESSELLA_I32}, "pages of each sequence; k and v are pools of pages"},
@@ -74,7 +75,7 @@ const Row kRows[] = {
     {"document-ids-q", TensorTarget{&Args::document_ids_q, TESSELLA_I32}, "where they differ from the keys'"},
     {"document-ids-kv", TensorTarget{&Args::document_ids_kv, TESSELLA_I32}, "a key is visible iff the ids are equal"},
     {"draft-mask", TensorTarget{&Args::draft_mask, TESSELLA_DTYPE_DEFAULT},
-     "what queries see of the last keys, which are theirs: bool (batch or 1, seqlen_q, seqlen_q); FILE[:NAME]"},
+     "what queries see of the last keys, which are theirs: bool (batch or 1, seqlen_q, seqlen_q)"},
     {"out-dtype", DtypeTarget{&Options::out_dtype}, "that of q, or f32"},
     {"kernel", &Options::kernel, "a name of `tessella kernels` [automatic]"},
     {"num-threads", &Options::num_threads, "0 = all that the process may use"},
@@ -83,10 +84,10 @@ const Row kRows[] = {
     {"max-seqlen-q", &Options::max_seqlen_q, "bound of a plan; 0 = the tensors' sizes"},
     {"max-seqlen-kv", &Options::max_seqlen_kv, "bound of a plan; 0 = the tensors' sizes"},
     {"deterministic", WordTarget{&Options::deterministic, {"automatic", "required", "not-needed"}},
-     "the same bits in every run: automatic, required or not-needed"},
+     "the same bits in every run"},
     {"batch-invariant", FlagTarget{&Options::batch_invariant}, "bits of a row that depend on nothing beside it"},
     {"query-class", WordTarget{&Options::query_class, {"automatic", "few", "many"}},
-     "beside --batch-invariant: automatic, few or many"},
+     "beside --batch-invariant: the class of kernels"},
     {"first-batch", &Options::first_batch, "where a slice begins in the whole"},
     {"first-head", &Options::first_head, "the same of heads"},
     {"first-query", &Options::first_query, "the same of queries"},
@@ -98,46 +99,66 @@ const Row kRows[] = {
     {"mask-mod", &Options::mask_mod, "C++ source of a mask; GPU"},
 };
 
+// What help shows for an option's value.
+struct ValueName {
+  std::string operator()(float Options::*) const { return "FLOAT"; }
+  std::string operator()(int64_t Options::*) const { return "N"; }
+  std::string operator()(uint64_t Options::*) const { return "N"; }
+  std::string operator()(int32_t Options::*) const { return "N"; }
+  std::string operator()(const char* Options::*member) const {
+    return member == &Options::kernel ? "KERNEL" : "SOURCE";
+  }
+  std::string operator()(const WordTarget& target) const { return fmt::format("{}", fmt::join(target.words, "|")); }
+  std::string operator()(FlagTarget) const { return ""; }
+  std::string operator()(DtypeTarget) const { return "DTYPE"; }
+  std::string operator()(TensorTarget target) const {
+    return target.dtype == TESSELLA_DTYPE_DEFAULT ? "FILE[:NAME]" : "NUMBERS|FILE[:NAME]";
+  }
+};
+
 std::string flag_of(const Row& row) { return fmt::format("--{}", row.name); }
 
 struct Apply {
   Call& call;
   const std::string what;
-  const std::string& text;
+  const std::string& string;
 
   void operator()(float Options::*member) const {
-    const auto value = static_cast<float>(parse_number(what, text));
-    if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, text));
+    const auto value = static_cast<float>(parse_number(what, string));
+    if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, string));
     call.options.*member = value;
   }
-  void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, text); }
-  void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, text); }
+  void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, string); }
+  void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, string); }
   void operator()(int32_t Options::*member) const {
     call.options.*member =
-        static_cast<int32_t>(parse_integer_between(what, text, 0, std::numeric_limits<int32_t>::max()));
+        static_cast<int32_t>(parse_integer_between(what, string, 0, std::numeric_limits<int32_t>::max()));
   }
-  void operator()(const char* Options::*member) const { call.options.*member = call.texts.emplace_back(text).c_str(); }
+  void operator()(const char* Options::*member) const {
+    call.options.*member = call.strings.emplace_back(string).c_str();
+  }
   void operator()(const WordTarget& target) const {
-    const auto word = std::ranges::find(target.words, text);
+    const auto word = std::ranges::find(target.words, string);
     if (word == target.words.end()) {
-      throw InputError(fmt::format("{} is '{}', expected {}, {} or {}", what, text, target.words[0], target.words[1],
+      throw InputError(fmt::format("{} is '{}', expected {}, {} or {}", what, string, target.words[0], target.words[1],
                                    target.words[2]));
     }
     call.options.*target.member = static_cast<int32_t>(word - target.words.begin());
   }
   void operator()(FlagTarget target) const { call.options.*target.member = 1; }
-  void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(text).dtype; }
-  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, text, target.dtype)); }
+  void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(string).dtype; }
+  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, string, target.dtype)); }
 };
 
 }  // namespace
 
 void AttentionOptionValues::add_without_mask_to(CLI::App& app) {
-  app.add_option("--device", device_, "cpu, cuda or cuda:N")->capture_default_str()->type_name("");
+  show_value(app.add_option("--device", device_, "where the call runs"), "cpu|cuda[:N]", device_);
   for (const Row& row : kRows) {
-    CLI::Option* option = std::holds_alternative<FlagTarget>(row.target)
-                              ? app.add_flag(flag_of(row), flags_[row.name], row.help)
-                              : app.add_option(flag_of(row), values_[row.name], row.help)->type_name("");
+    CLI::Option* option =
+        std::holds_alternative<FlagTarget>(row.target)
+            ? app.add_flag(flag_of(row), flags_[row.name], row.help)
+            : app.add_option(flag_of(row), values_[row.name], row.help)->type_name(std::visit(ValueName(), row.target));
     option->group("Attention");
   }
 }

@@ -19,7 +19,7 @@ struct Call {
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
   std::optional<tessella_backward_args> backward;  // its gradients; `forward` is left to Tagged
   std::deque<Array> arrays;                        // addresses stay
-  std::deque<std::string> texts;                   // what options' strings point at
+  std::deque<std::string> strings;                 // what options' strings point at
   std::deque<tessella_tensor> gpu_tensors;         // once placed on a GPU, what args points at
   std::deque<GpuMemory> gpu_memories;
 

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string_view>
 
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::cli {

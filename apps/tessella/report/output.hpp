@@ -12,13 +12,13 @@
 
 namespace tessella::cli {
 
-inline std::string stdout_refusal() { return fmt::format("cannot write the results: {}", std::strerror(errno)); }
+inline std::string stdout_error() { return fmt::format("cannot write the results: {}", std::strerror(errno)); }
 
 // Results; an InputError where stdout takes no more.
 template <typename... Values>
 void put(fmt::format_string<Values...> format, Values&&... values) {
-  const std::string text = fmt::format(format, std::forward<Values>(values)...);
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) throw InputError(stdout_refusal());
+  const std::string string = fmt::format(format, std::forward<Values>(values)...);
+  if (std::fwrite(string.data(), 1, string.size(), stdout) != string.size()) throw InputError(stdout_error());
 }
 
 }  // namespace tessella::cli

@@ -11,7 +11,7 @@
 namespace tessella::cli {
 
 // One line. Where stderr takes none there is nobody to tell.
-inline void note(const std::string& text) { std::fputs((printable(text) + "\n").c_str(), stderr); }
+inline void note(const std::string& string) { std::fputs((printable(string) + "\n").c_str(), stderr); }
 
 // One line that is overwritten; nothing where stderr is no terminal.
 class Progress {
@@ -21,8 +21,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void show(const std::string& text) {
-    if (on_) std::fputs(("\r\x1b[K" + printable(text)).c_str(), stderr);
+  void show(const std::string& string) {
+    if (on_) std::fputs(("\r\x1b[K" + printable(string)).c_str(), stderr);
   }
   void clear() { show(""); }
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <span>
 
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "report/output.hpp"
 
 namespace tessella::cli {
@@ -41,18 +41,18 @@ OutputSummary summarize(const Array& out) {
 
 }  // namespace
 
-std::string summary_text(const Array& array) {
+std::string summary_string(const Array& array) {
   const OutputSummary summary = summarize(array);
   const int64_t num_all = summary.num_finite + summary.num_nan + summary.num_infinite;
   if (num_all == 0) return "no elements";
   if (summary.num_nan == num_all) return "all NaN";
   if (summary.num_infinite == num_all) return "all infinite";
-  std::string text = "nothing finite";
+  std::string string = "nothing finite";
   if (summary.num_finite > 0)
-    text = fmt::format("min {:.4g}, max {:.4g}, mean {:.4g}", summary.min, summary.max, summary.mean);
-  if (summary.num_nan > 0) text += fmt::format(", {} NaN", summary.num_nan);
-  if (summary.num_infinite > 0) text += fmt::format(", {} infinite", summary.num_infinite);
-  return text;
+    string = fmt::format("min {:.4g}, max {:.4g}, mean {:.4g}", summary.min, summary.max, summary.mean);
+  if (summary.num_nan > 0) string += fmt::format(", {} NaN", summary.num_nan);
+  if (summary.num_infinite > 0) string += fmt::format(", {} infinite", summary.num_infinite);
+  return string;
 }
 
 Json describe_array(const Array& array) {
@@ -69,9 +69,9 @@ Json describe_check(const tessella_check_report& report) {
 }
 
 void print_check(const tessella_check_report& report, const char* of) {
-  put("check   {}: {} rows against the double reference, max error {} (plain {} {}, allowed {})\n",
-      report.passed ? "passed" : "FAILED", report.rows, error_text(report.max_error), of,
-      error_text(report.plain_error), error_text(report.tolerance));
+  put("check   {}: {} rows against the float64 reference, max error {} (plain {} {}, allowed {})\n",
+      report.passed ? "passed" : "FAILED", report.rows, error_string(report.max_error), of,
+      error_string(report.plain_error), error_string(report.tolerance));
   if (!report.passed) {
     const int64_t* at = report.worst_index;
     put("        worst at batch {}, row {}, head {}, {}: got {}, expected {}\n", at[0], at[1], at[2],
@@ -80,9 +80,10 @@ void print_check(const tessella_check_report& report, const char* of) {
 }
 
 void print_backward_check(const tessella_check_report& report) {
-  put("check   {}: gradients of {} rows against the double reference, max error of {} {} (plain fp32 {}, allowed {})\n",
-      report.passed ? "passed" : "FAILED", report.rows, report.worst_tensor, error_text(report.max_error),
-      error_text(report.plain_error), error_text(report.tolerance));
+  put("check   {}: gradients of {} rows against the float64 reference, max error of {} {} (plain fp32 {}, allowed "
+      "{})\n",
+      report.passed ? "passed" : "FAILED", report.rows, report.worst_tensor, error_string(report.max_error),
+      error_string(report.plain_error), error_string(report.tolerance));
   if (report.passed) return;
   const int64_t* at = report.worst_index;
   put("        worst at {}[{}, {}, {}, {}]: got {}, expected {}\n", report.worst_tensor, at[0], at[1], at[2], at[3],

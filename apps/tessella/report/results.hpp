@@ -10,7 +10,7 @@
 namespace tessella::cli {
 
 // "min -1, max 1, mean 0, 3 NaN", of the finite elements; "all NaN".
-std::string summary_text(const Array& array);
+std::string summary_string(const Array& array);
 
 // Shape, dtype, and where it is from.
 Json describe_array(const Array& array);

@@ -7,10 +7,10 @@
 namespace tessella::cli {
 namespace {
 
-std::string cell_text(const Column& column, const Json& row) {
+std::string cell_string(const Column& column, const Json& row) {
   const auto found = row.find(column.key);
   if (found == row.end() || found->is_null()) return "-";
-  if (column.text) return column.text(*found);
+  if (column.format) return column.format(*found);
   return found->is_string() ? found->get<std::string>() : found->dump();
 }
 
@@ -24,24 +24,24 @@ std::vector<Column> shown_columns(const Table& table) {
 
 std::string csv_cell(const Json& value) {
   if (value.is_null()) return "";
-  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  const std::string string = value.is_string() ? value.get<std::string>() : value.dump();
+  if (string.find_first_of(",\"\n") == std::string::npos) return string;
   std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  for (const char c : string) quoted += c == '"' ? "\"\"" : std::string(1, c);
   return quoted + "\"";
 }
 
 }  // namespace
 
-std::string table_text(const Table& table) {
+std::string table_string(const Table& table) {
   const std::vector<Column> columns = shown_columns(table);
   std::vector<std::vector<std::string>> lines(1);
   for (const Column& column : columns) lines[0].push_back(column.heading);
   for (const Json& row : table.rows) {
     std::vector<std::string>& line = lines.emplace_back();
-    for (const Column& column : columns) line.push_back(cell_text(column, row));
+    for (const Column& column : columns) line.push_back(cell_string(column, row));
   }
-  std::string text;
+  std::string string;
   for (const auto& line : lines) {
     std::string out;
     for (size_t i = 0; i < columns.size(); ++i) {
@@ -50,48 +50,48 @@ std::string table_text(const Table& table) {
       out += columns[i].left ? fmt::format("{:<{}}", line[i], width) : fmt::format("{:>{}}", line[i], width);
       out += "  ";
     }
-    text += out.substr(0, out.find_last_not_of(' ') + 1) + "\n";
+    string += out.substr(0, out.find_last_not_of(' ') + 1) + "\n";
   }
-  return text;
+  return string;
 }
 
 std::string table_csv(const Table& table) {
-  std::string text;
-  for (const Column& column : table.columns) text += (text.empty() ? "" : ",") + column.key;
+  std::string string;
+  for (const Column& column : table.columns) string += (string.empty() ? "" : ",") + column.key;
   for (const Json& row : table.rows) {
     std::string line;
     for (const Column& column : table.columns) {
       line += (&column == table.columns.data() ? "" : ",") + csv_cell(row.value(column.key, Json()));
     }
-    text += "\n" + line;
+    string += "\n" + line;
   }
-  return text + "\n";
+  return string + "\n";
 }
 
 std::string table_markdown(const Table& table) {
   const std::vector<Column> columns = shown_columns(table);
-  std::string text = "|";
-  for (const Column& column : columns) text += " " + column.heading + " |";
-  text += "\n|";
-  for (const Column& column : columns) text += column.left ? "---|" : "--:|";
+  std::string string = "|";
+  for (const Column& column : columns) string += " " + column.heading + " |";
+  string += "\n|";
+  for (const Column& column : columns) string += column.left ? "---|" : "--:|";
   for (const Json& row : table.rows) {
-    text += "\n|";
-    for (const Column& column : columns) text += " " + cell_text(column, row) + " |";
+    string += "\n|";
+    for (const Column& column : columns) string += " " + cell_string(column, row) + " |";
   }
-  return text + "\n";
+  return string + "\n";
 }
 
-std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+std::string json_string(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
 void print_table(const Table& table, TableFormat format, const Json& about) {
   switch (format) {
-    case TableFormat::text: put("{}", table_text(table)); break;
+    case TableFormat::text: put("{}", table_string(table)); break;
     case TableFormat::csv: put("{}", table_csv(table)); break;
     case TableFormat::markdown: put("{}", table_markdown(table)); break;
     case TableFormat::json: {
       Json document = about;
       document["results"] = table.rows;
-      put("{}\n", json_text(document));
+      put("{}\n", json_string(document));
       break;
     }
   }

@@ -13,9 +13,9 @@ namespace tessella::cli {
 using Json = nlohmann::ordered_json;
 
 struct Column {
-  std::string key;                               // in JSON and CSV
-  std::string heading;                           // in text and Markdown; "" = not shown there
-  std::function<std::string(const Json&)> text;  // empty: the value as it is
+  std::string key;                                 // in JSON and CSV
+  std::string heading;                             // in text and Markdown; "" = not shown there
+  std::function<std::string(const Json&)> format;  // empty: the value as it is
   bool left = false;
 };
 
@@ -27,9 +27,9 @@ struct Table {
 enum class TableFormat { text, csv, json, markdown };
 
 // Indented; bytes that are no UTF-8 are replaced.
-std::string json_text(const Json& json);
+std::string json_string(const Json& json);
 
-std::string table_text(const Table& table);
+std::string table_string(const Table& table);
 std::string table_csv(const Table& table);
 std::string table_markdown(const Table& table);
 

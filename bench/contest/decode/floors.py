@@ -10,7 +10,7 @@ from ..report import Entry, Record, geomean
 from .protocol import peer_sets, size_of
 
 OURS = "tessella"
-RIVAL = "sdpa.cudnn"
+BASELINE = "sdpa.cudnn"
 LARGE_BYTES = 500_000_000
 MOST_FOR_ROWS = {16: 1.15, 32: 1.5, 64: 2.5}  # packed rows -> time over that of 8
 LEAST_OF_PAGES = {1: 0.6, 16: 0.9, 64: 0.9}  # rows of a page -> rate over contiguous
@@ -22,7 +22,7 @@ MANY_THREADS, LONG = 16, 32768
 @dataclasses.dataclass(frozen=True)
 class Floor:
     says: str
-    found: str  # the value, and the cell it is of
+    found: str  # the value, and the configuration it is of
     passed: bool | None  # None: not measured
 
 
@@ -38,7 +38,7 @@ def rate(entry: Entry) -> float | None:
 
 
 def over(entry: Entry, name: str) -> float | None:
-    """How many times as fast as that contender ours is."""
+    """How many times as fast as that backend ours is."""
     mine, other = seconds(entry), seconds(entry, name)
     return None if mine is None or other is None else other / mine
 
@@ -59,26 +59,26 @@ def _bounded(says: str, values: list[tuple[float, str]], bound: float, is_least:
         return Floor(says, "not measured", None)
     value, label = _worst(values, is_least)
     passed = value >= bound if is_least else value <= bound
-    return Floor(says, f"{value:.3f} ({label}; {len(values)} cells)", passed)
+    return Floor(says, f"{value:.3f} ({label}; {len(values)} configurations)", passed)
 
 
 def _group(record: Record, group: str) -> list[Entry]:
-    return [entry for entry in record["cells"] if entry["cell"]["group"] == group]
+    return [entry for entry in record["configurations"] if entry["configuration"]["group"] == group]
 
 
 def _size(entry: Entry) -> tuple[int, int, int, int]:
-    return size_of(entry["cell"])
+    return size_of(entry["configuration"])
 
 
 def packed_rows(entry: Entry) -> int:
-    cell = entry["cell"]
-    return int(cell["queries"] * cell["heads_q"] // cell["heads_kv"])
+    config = entry["configuration"]
+    return int(config["queries"] * config["heads_q"] // config["heads_kv"])
 
 
 def against_base(
     record: Record, group: str, is_base: Callable[[Entry], bool], ratio: Callable[[Entry, Entry], float | None]
 ) -> Iterator[tuple[Entry, float]]:
-    """Each cell of a group but the bases, with its ratio to the base of its size."""
+    """Each configuration of a group but the bases, with its ratio to the base of its size."""
     entries = _group(record, group)
     bases = {_size(entry): entry for entry in entries if is_base(entry)}
     for entry in entries:
@@ -100,20 +100,22 @@ def pages_over_contiguous(record: Record) -> list[tuple[Entry, float]]:
         one, whole = rate(entry), rate(base)
         return None if one is None or whole is None else one / whole
 
-    return list(against_base(record, "pages", lambda entry: entry["cell"]["page_size"] == 0, ratio))
+    return list(against_base(record, "pages", lambda entry: entry["configuration"]["page_size"] == 0, ratio))
 
 
 def ragged_over_uniform(record: Record) -> list[tuple[Entry, float]]:
     entries = _group(record, "ragged")
-    uniform = [value for entry in entries if not entry["cell"]["lengths"] and (value := rate(entry)) is not None]
-    ragged = [(entry, rate(entry)) for entry in entries if entry["cell"]["lengths"]]
+    uniform = [
+        value for entry in entries if not entry["configuration"]["lengths"] and (value := rate(entry)) is not None
+    ]
+    ragged = [(entry, rate(entry)) for entry in entries if entry["configuration"]["lengths"]]
     return [(entry, value / uniform[0]) for entry, value in ragged if value is not None and uniform]
 
 
 def over_whole_cache(record: Record) -> list[tuple[Entry, float, int]]:
     """Quantised caches: how many times as fast as that of q's dtype they are, and the bytes of that one."""
     entries = _group(record, "quantized")
-    wholes = {_size(entry): entry for entry in entries if not entry["cell"]["kv_dtype"]}
+    wholes = {_size(entry): entry for entry in entries if not entry["configuration"]["kv_dtype"]}
     found = []
     for entry in entries:
         whole = wholes.get(_size(entry))
@@ -127,20 +129,20 @@ def over_whole_cache(record: Record) -> list[tuple[Entry, float, int]]:
 
 def gpu_floors(record: Record) -> list[Floor]:
     peers = _group(record, "peers")
-    beside = [(value, entry["label"]) for entry in peers if (value := over(entry, RIVAL)) is not None]
+    beside = [(value, entry["label"]) for entry in peers if (value := over(entry, BASELINE)) is not None]
     large = [
         (value, entry["label"])
         for entry in peers
         if entry["cache_bytes"] >= LARGE_BYTES and (value := of_read(entry)) is not None
     ]
-    mean_says = f"the geometric mean over live {RIVAL} is 1.0 and more"
+    mean_says = f"the geometric mean over live {BASELINE} is 1.0 and more"
     mean = geomean([value for value, _ in beside]) if beside else None
     found = [
         Floor(mean_says, "not measured", None)
         if mean is None
-        else Floor(mean_says, f"{mean:.3f} ({len(beside)} cells)", mean >= 1.0),
-        _bounded(f"no cell is below 0.9 of live {RIVAL}", beside, 0.9),
-        _bounded("cells of 500 MB and more reach 0.92 of the plain read", large, 0.92),
+        else Floor(mean_says, f"{mean:.3f} ({len(beside)} configurations)", mean >= 1.0),
+        _bounded(f"no configuration is below 0.9 of live {BASELINE}", beside, 0.9),
+        _bounded("configurations of 500 MB and more reach 0.92 of the plain read", large, 0.92),
     ]
     by_rows, by_page = rows_over_8(record), pages_over_contiguous(record)
     for rows, most in MOST_FOR_ROWS.items():
@@ -149,14 +151,14 @@ def gpu_floors(record: Record) -> list[Floor]:
     ragged = [(value, entry["label"]) for entry, value in ragged_over_uniform(record)]
     found.append(_bounded("ragged lengths reach 0.8 of the rate of the same bytes in equal lengths", ragged, 0.8))
     for size, least in LEAST_OF_PAGES.items():
-        values = [(value, entry["label"]) for entry, value in by_page if entry["cell"]["page_size"] == size]
+        values = [(value, entry["label"]) for entry, value in by_page if entry["configuration"]["page_size"] == size]
         found.append(_bounded(f"pages of {size} reach {least} of the rate of a contiguous cache", values, least))
     by_cache = over_whole_cache(record)
     for kv_dtype in ("f8e4m3fn", "i8"):
         values = [
             (value, entry["label"])
             for entry, value, whole_bytes in by_cache
-            if entry["cell"]["kv_dtype"] == kv_dtype and whole_bytes >= LARGE_BYTES
+            if entry["configuration"]["kv_dtype"] == kv_dtype and whole_bytes >= LARGE_BYTES
         ]
         says = f"caches of {kv_dtype} are 1.4 times as fast as bf16 of as many keys, where those take 500 MB and more"
         found.append(_bounded(says, values, 1.4))
@@ -164,17 +166,19 @@ def gpu_floors(record: Record) -> list[Floor]:
 
 
 def cached_as(entry: Entry) -> str:
-    return str(entry["cell"]["kv_dtype"] or entry["cell"]["dtype"])
+    return str(entry["configuration"]["kv_dtype"] or entry["configuration"]["dtype"])
 
 
 def beside_vllm(record: Record, name: str) -> list[tuple[Entry, float]]:
     """How many times as fast as vLLM's op ours is, over the cache of its that is nearest."""
     entries = _group(record, "gqa")
-    theirs = {(_size(entry), entry["cell"]["threads"], cached_as(entry)): seconds(entry, name) for entry in entries}
+    theirs = {
+        (_size(entry), entry["configuration"]["threads"], cached_as(entry)): seconds(entry, name) for entry in entries
+    }
     found = []
     for entry in entries:
         nearest = BESIDE_VLLM.get(cached_as(entry), "")
-        mine, other = seconds(entry), theirs.get((_size(entry), entry["cell"]["threads"], nearest))
+        mine, other = seconds(entry), theirs.get((_size(entry), entry["configuration"]["threads"], nearest))
         if mine is not None and other is not None:
             found.append((entry, other / mine))
     return found
@@ -186,15 +190,15 @@ def beside_numpy(record: Record, threads: int) -> list[tuple[Entry, float]]:
     theirs: dict[Any, float] = {}
     for entry in entries:
         other = seconds(entry, "numpy")
-        if entry["cell"]["threads"] <= threads and other is not None:
+        if entry["configuration"]["threads"] <= threads and other is not None:
             theirs[_size(entry)] = min(other, theirs.get(_size(entry), other))
-    mine = [(entry, seconds(entry)) for entry in entries if entry["cell"]["threads"] == threads]
+    mine = [(entry, seconds(entry)) for entry in entries if entry["configuration"]["threads"] == threads]
     return [(entry, theirs[_size(entry)] / took) for entry, took in mine if took is not None and _size(entry) in theirs]
 
 
 def cpu_floors(record: Record) -> list[Floor]:
     found = []
-    names = {name for entry in record["cells"] for name in entry["results"]}
+    names = {name for entry in record["configurations"] for name in entry["results"]}
     for name in ("vllm.vec", *(["vllm.amx"] if "vllm.amx" in names else [])):
         ratios = beside_vllm(record, name)
         for kind, nearest in BESIDE_VLLM.items():
@@ -204,21 +208,23 @@ def cpu_floors(record: Record) -> list[Floor]:
                 values = [
                     (value, entry["label"])
                     for entry, value in ratios
-                    if cached_as(entry) == kind and (entry["cell"]["threads"] == 1) == on_one
+                    if cached_as(entry) == kind and (entry["configuration"]["threads"] == 1) == on_one
                 ]
                 whose = f"{name}'s {nearest}" if nearest != kind else name
                 found.append(_bounded(f"{kind} reaches 0.9 of {whose}: {says}", values, 0.9))
     one = [(value, entry["label"]) for entry, value in beside_numpy(record, 1)]
     found.append(_bounded("MHA reaches NumPy: one thread, CPU time", one, 1.0))
-    two = [(value, entry["label"]) for entry, value in beside_numpy(record, 2) if entry["cell"]["seqlen"] == LONG]
+    two = [
+        (value, entry["label"]) for entry, value in beside_numpy(record, 2) if entry["configuration"]["seqlen"] == LONG
+    ]
     found.append(_bounded("MHA of 32k keys on two threads is 1.5 times as fast as NumPy on one or two", two, 1.5))
     for kind in BESIDE_VLLM:
         values = [
             (value, entry["label"])
             for entry in _group(record, "gqa")
             if cached_as(entry) == kind
-            and entry["cell"]["seqlen"] == LONG
-            and entry["cell"]["threads"] >= MANY_THREADS
+            and entry["configuration"]["seqlen"] == LONG
+            and entry["configuration"]["threads"] >= MANY_THREADS
             and (value := of_read(entry)) is not None
         ]
         says = f"{kind} of 32k keys on {MANY_THREADS} threads and more reaches 0.7 of the plain read"
@@ -241,14 +247,14 @@ class Recorded:
 
 def beside_recorded(record: Record) -> list[Recorded]:
     """Of libraries without a live result; of every recorded GPU, for what differs between GPUs is said with it."""
-    live = {name for entry in record["cells"] for name in entry["results"]}
+    live = {name for entry in record["configurations"] for name in entry["results"]}
     found = []
     for one in peer_sets():
         rows: dict[Any, Any] = {size_of(row): row["others"] for row in one["rows"]}
         for name in dict.fromkeys(name for others in rows.values() for name in others):
             values = []
             for entry in _group(record, "peers"):
-                recorded, mine = rows.get(_size(entry), {}).get(name), over(entry, RIVAL)
+                recorded, mine = rows.get(_size(entry), {}).get(name), over(entry, BASELINE)
                 if recorded and mine is not None and name not in live:
                     values.append((entry, mine * recorded[0] / recorded[1]))
             if values:

@@ -1,4 +1,4 @@
-"""One decoding cell: the read ceiling and every contender, prepared, checked, then timed in turn."""
+"""One decoding configuration: the read ceiling and every backend, prepared, checked, then timed in turn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ..contenders import Refused, first_line
+from ..backends import NotMeasured, first_line
 from ..measure import ROUNDS, named
 from ..problem import BOUNDS
-from .contenders import DecodeContender, OurDecode
+from .backends import DecodeBackend, OurDecode
 from .problem import DecodeProblem
-from .protocol import DecodeCell
+from .protocol import DecodeConfiguration
 from .read_only import BLOCKS_EACH, ReadOnly
 from .threads import set_threads
 
@@ -37,7 +37,7 @@ class Rotation:
         self.num_calls = max(problem.num_copies, FEWEST_CALLS)
         self.seconds: list[float] = []
         if problem.device == "cpu":
-            self._clock = time.process_time if problem.cell.threads == 1 else time.perf_counter
+            self._clock = time.process_time if problem.config.threads == 1 else time.perf_counter
             self._replay: Callable[[], Any] = lambda: [run(idx % problem.num_copies) for idx in range(self.num_calls)]
             return
         stream = torch.cuda.Stream()
@@ -80,7 +80,7 @@ def read_only() -> ReadOnly:
 
 def readers(problem: DecodeProblem) -> dict[str, Callable[[int], object]]:
     """Runs that read the bytes of a call; the fastest of them is the ceiling."""
-    num_bytes = problem.cell.cache_bytes
+    num_bytes = problem.config.cache_bytes
     if problem.device == "cpu":
         words = problem.memory.view(torch.int64)[:, : num_bytes // 8]
         floats = problem.memory.view(torch.float32)[:, : num_bytes // 4]  # slow where some are subnormal
@@ -96,14 +96,16 @@ def readers(problem: DecodeProblem) -> dict[str, Callable[[int], object]]:
     return {f"{READ} {blocks_each}": reader(blocks_each) for blocks_each in BLOCKS_EACH}
 
 
-def prepared(contender: DecodeContender, problem: DecodeProblem) -> tuple[Rotation, dict[str, Any]]:
-    """Raises Refused, or whatever the library raises, where it does not compute the cell right."""
-    run = contender.run_for(problem)
+def prepared(backend: DecodeBackend, problem: DecodeProblem) -> tuple[Rotation, dict[str, Any]]:
+    """Raises NotMeasured, or whatever the library raises, where it does not compute the configuration right."""
+    run = backend.run_for(problem)
     worst = 0.0
     for copy in {0, problem.num_copies - 1}:
         error = problem.error(run(copy), copy)
-        if not error <= BOUNDS[problem.cell.dtype]:  # also NaN
-            raise Refused(f"wrong: error {error:.1e}, at most {BOUNDS[problem.cell.dtype]:.0e} expected; not timed")
+        if not error <= BOUNDS[problem.config.dtype]:  # also NaN
+            raise NotMeasured(
+                f"wrong: error {error:.1e}, at most {BOUNDS[problem.config.dtype]:.0e} expected; not timed"
+            )
         worst = max(worst, error)
     found: dict[str, Any] = {"error": worst}
     if isinstance(run, OurDecode):
@@ -111,26 +113,30 @@ def prepared(contender: DecodeContender, problem: DecodeProblem) -> tuple[Rotati
     return Rotation(run, problem), found
 
 
-def measure_cell(
-    cell: DecodeCell, contenders: Sequence[DecodeContender], device: str, seconds: float
+def measure_configuration(
+    config: DecodeConfiguration, backends: Sequence[DecodeBackend], device: str, seconds: float
 ) -> dict[str, Any]:
-    """The cell, seconds of the plain read, results by contender, and reasons of those that refused.
+    """The configuration, seconds of the plain read, results by backend, and reasons of those that not_measured.
 
     A result: seconds of a call (of a GPU the median of the rounds; of a CPU, where others run too, the least), the
     median, spread (slowest round / fastest), error; ours also kernel.
     """
-    entry: dict[str, Any] = {"cell": dataclasses.asdict(cell), "label": cell.label, "cache_bytes": cell.cache_bytes}
-    refused: dict[str, str] = {}
-    entry |= {"read_seconds": None, "results": {}, "refused": refused}
-    if device == "cuda":  # caches of the cell before are gone, also where an error held them
+    entry: dict[str, Any] = {
+        "configuration": dataclasses.asdict(config),
+        "label": config.label,
+        "cache_bytes": config.cache_bytes,
+    }
+    not_measured: dict[str, str] = {}
+    entry |= {"read_seconds": None, "results": {}, "not_measured": not_measured}
+    if device == "cuda":  # caches of the configuration before are gone, also where an error held them
         gc.collect()
         torch.cuda.empty_cache()
-    if cell.threads:
-        set_threads(cell.threads)
+    if config.threads:
+        set_threads(config.threads)
     try:
-        problem = DecodeProblem(cell, device)
+        problem = DecodeProblem(config, device)
     except RuntimeError as error:  # memory
-        refused["every contender"] = named(error)
+        not_measured["every backend"] = named(error)
         return entry
     rotations: dict[str, Rotation] = {}
     found: dict[str, dict[str, Any]] = {}
@@ -139,19 +145,19 @@ def measure_cell(
         try:
             act()
         except Exception as error:  # a library may fail in any way: it is named and the others go on
-            refused[name] = first_line(error) if isinstance(error, Refused) else named(error)
+            not_measured[name] = first_line(error) if isinstance(error, NotMeasured) else named(error)
             rotations.pop(name, None)
 
-    def prepare(contender: DecodeContender) -> None:
-        rotations[contender.name], found[contender.name] = prepared(contender, problem)
+    def prepare(backend: DecodeBackend) -> None:
+        rotations[backend.name], found[backend.name] = prepared(backend, problem)
 
     def prepare_reader(name: str, run: Callable[[int], object]) -> None:
         rotations[name] = Rotation(run, problem)
 
     for name, run in readers(problem).items():
         attempt(name, functools.partial(prepare_reader, name, run))
-    for contender in contenders:
-        attempt(contender.name, functools.partial(prepare, contender))
+    for backend in backends:
+        attempt(backend.name, functools.partial(prepare, backend))
 
     def turn(rotation: Rotation, is_warm: bool) -> None:
         took = rotation.time(seconds if is_warm else seconds / 5, device)

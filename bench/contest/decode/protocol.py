@@ -1,6 +1,6 @@
-"""What is measured of decoding: the cells that other libraries were measured on, and ours over what a cache may be.
+"""What is measured of decoding: configurations that other libraries were measured on, and ours for every kind of cache.
 
-On a CPU the cells are others: few heads, on one thread and on all.
+On a CPU the configurations are others: few heads, on one thread and on all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BITS = {"f32": 32, "bf16": 16, "f16": 16, "f8e4m3fn": 8, "i8": 8, "i4": 4}
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeCell:
+class DecodeConfiguration:
     """The last `queries` tokens of each sequence over all its keys, causal; bf16 if not said otherwise."""
 
     group: str  # what it is compared in: peers, rows, ragged, pages and quantized of a GPU, gqa and mha of a CPU
@@ -84,56 +84,63 @@ def ragged_lengths(batch: int, longest: int) -> tuple[int, ...]:
     return tuple(draw.randint(1, longest) for _ in range(batch))
 
 
-def _grouped(group: str, batch: int, seqlen: int, **fields: Any) -> DecodeCell:
-    return DecodeCell(group, batch, seqlen, 64, 8, **fields)
+def _grouped(group: str, batch: int, seqlen: int, **fields: Any) -> DecodeConfiguration:
+    return DecodeConfiguration(group, batch, seqlen, 64, 8, **fields)
 
 
 # Caches of 8 and 4 bits, as they are used: one factor for all, or one for each token and head.
 QUANTIZED = (("f8e4m3fn", "tensor"), ("i8", "token"), ("i4", "token"))
 
 
-def gpu_cells() -> list[DecodeCell]:
-    """Cells of a group that are compared with each other follow each other, so that they meet the same clocks."""
+def gpu_configurations() -> list[DecodeConfiguration]:
+    """Configurations that are compared with each other follow each other, so that they meet the same clocks."""
     sizes = dict.fromkeys(size_of(row) for one in peer_sets() for row in one["rows"])
-    cells = [DecodeCell("peers", batch, seqlen, heads_q, heads_kv) for heads_q, heads_kv, batch, seqlen in sizes]
+    configs = [
+        DecodeConfiguration("peers", batch, seqlen, heads_q, heads_kv) for heads_q, heads_kv, batch, seqlen in sizes
+    ]
     for batch, seqlen in ((1, 8192), (8, 2048), (32, 4096)):
-        cells += [_grouped("rows", batch, seqlen, queries=queries) for queries in (1, 2, 4, 8)]
+        configs += [_grouped("rows", batch, seqlen, queries=queries) for queries in (1, 2, 4, 8)]
     lengths = ragged_lengths(64, 32768)
-    cells.append(_grouped("ragged", 64, sum(lengths) // 64))
-    cells.append(_grouped("ragged", 64, 32768, lengths=lengths))
+    configs.append(_grouped("ragged", 64, sum(lengths) // 64))
+    configs.append(_grouped("ragged", 64, 32768, lengths=lengths))
     for heads_q, heads_kv, batch, seqlen in ((64, 8, 1, 8192), (64, 8, 8, 2048), (64, 8, 32, 4096), (16, 2, 1, 65536)):
-        cells += [
-            DecodeCell("pages", batch, seqlen, heads_q, heads_kv, page_size=page_size) for page_size in (0, 1, 16, 64)
+        configs += [
+            DecodeConfiguration("pages", batch, seqlen, heads_q, heads_kv, page_size=page_size)
+            for page_size in (0, 1, 16, 64)
         ]
     large = ((64, 8, 1, 8192), (64, 8, 1, 131072), (64, 8, 32, 4096), (64, 8, 64, 8192), (32, 32, 8, 8192))
     for heads_q, heads_kv, batch, seqlen in large:
-        cells.append(DecodeCell("quantized", batch, seqlen, heads_q, heads_kv))
+        configs.append(DecodeConfiguration("quantized", batch, seqlen, heads_q, heads_kv))
         for kv_dtype, kv_scale in (*QUANTIZED, ("f8e4m3fn", "token")):
-            cells.append(dataclasses.replace(cells[-1], kv_dtype=kv_dtype, kv_scale=kv_scale))
-    return cells
+            configs.append(dataclasses.replace(configs[-1], kv_dtype=kv_dtype, kv_scale=kv_scale))
+    return configs
 
 
-def cpu_cells(threads: Sequence[int]) -> list[DecodeCell]:
+def cpu_configurations(threads: Sequence[int]) -> list[DecodeConfiguration]:
     """GQA beside what serves models on CPUs, and MHA beside NumPy, whose matrix products are as fast as any."""
-    cells = []
+    configs = []
     for seqlen in (4096, 32768):
         for count in threads:
-            plain = DecodeCell("gqa", 1, seqlen, 32, 8, threads=count)
-            cells += [plain, dataclasses.replace(plain, dtype="f32")]
-            cells += [dataclasses.replace(plain, kv_dtype=dtype, kv_scale=scale) for dtype, scale in QUANTIZED]
+            plain = DecodeConfiguration("gqa", 1, seqlen, 32, 8, threads=count)
+            configs += [plain, dataclasses.replace(plain, dtype="f32")]
+            configs += [dataclasses.replace(plain, kv_dtype=dtype, kv_scale=scale) for dtype, scale in QUANTIZED]
     for seqlen in (8192, 32768):
-        cells += [DecodeCell("mha", 1, seqlen, 8, 8, head_dim=64, dtype="f32", threads=count) for count in threads]
-    return cells
+        configs += [
+            DecodeConfiguration("mha", 1, seqlen, 8, 8, head_dim=64, dtype="f32", threads=count) for count in threads
+        ]
+    return configs
 
 
-def cells_on(device: str, threads: Sequence[int] = (1,), groups: Sequence[str] = ()) -> list[DecodeCell]:
+def configurations_on(
+    device: str, threads: Sequence[int] = (1,), groups: Sequence[str] = ()
+) -> list[DecodeConfiguration]:
     """All of the device, or those of some groups.
 
     Raises:
         ValueError: it has none of a group.
     """
-    cells = gpu_cells() if device == "cuda" else cpu_cells(threads)
-    known = dict.fromkeys(cell.group for cell in cells)
+    configs = gpu_configurations() if device == "cuda" else cpu_configurations(threads)
+    known = dict.fromkeys(config.group for config in configs)
     if unknown := [group for group in groups if group not in known]:
         raise ValueError(f"--cases: {', '.join(unknown)}, expected of {', '.join(known)}")
-    return [cell for cell in cells if cell.group in (groups or known)]
+    return [config for config in configs if config.group in (groups or known)]

@@ -1,13 +1,13 @@
-"""A record of decoding as text: microseconds, TB/s, the plain read, the floors, and who did not take part and why."""
+"""A record of decoding in markdown: microseconds, TB/s, plain read, floors, and who was not measured, with reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..report import Entry, Record, geomean, heading, is_ours, names, number, refusals, unsteady
+from ..report import Entry, Record, geomean, heading, is_ours, names, not_measured_lines, number, unsteady
 from .floors import (
+    BASELINE,
     OURS,
-    RIVAL,
     beside_recorded,
     floors,
     of_read,
@@ -21,8 +21,8 @@ from .floors import (
 from .protocol import peer_sets
 
 
-def _dash(value: float | None, text: Callable[[float], str]) -> str:
-    return "–" if value is None else text(value)
+def _dash(value: float | None, show: Callable[[float], str]) -> str:
+    return "–" if value is None else show(value)
 
 
 def microseconds(seconds: float) -> str:
@@ -38,9 +38,9 @@ def unit_of(record: Record) -> tuple[str, float]:
 
 
 def table(record: Record) -> str:
-    """A row a cell: every contender's time, the fastest bold, and what ours comes to."""
-    contenders = names(record)
-    others = [name for name in contenders if not is_ours(name)]
+    """A row a configuration: every backend's time, the fastest bold, and what ours comes to."""
+    backends = names(record)
+    others = [name for name in backends if not is_ours(name)]
     unit, size = unit_of(record)
     derived: dict[str, Callable[[Entry], str]] = {
         "read us": lambda entry: _dash(entry["read_seconds"], microseconds),
@@ -50,29 +50,29 @@ def table(record: Record) -> str:
         "kernel": lambda entry: entry["results"].get(OURS, {}).get("kernel", "–"),
     }
     lines = [
-        "| cell | MB | " + " | ".join([*(f"{name} us" for name in contenders), *derived]) + " |",
-        "|---|--:|" + "--:|" * (len(contenders) + len(derived)),
+        "| configuration | MB | " + " | ".join([*(f"{name} us" for name in backends), *derived]) + " |",
+        "|---|--:|" + "--:|" * (len(backends) + len(derived)),
     ]
-    for entry in record["cells"]:
+    for entry in record["configurations"]:
         times = {name: found["seconds"] for name, found in entry["results"].items()}
         best = min(times.values(), default=None)
         shown = [
             "–" if name not in times else f"**{microseconds(times[name])}**" if times[name] == best
             else microseconds(times[name])
-            for name in contenders
+            for name in backends
         ]  # fmt: skip
-        cells = [
+        columns = [
             entry["label"],
             f"{entry['cache_bytes'] / 1e6:.1f}",
             *shown,
-            *(text(entry) for text in derived.values()),
+            *(show(entry) for show in derived.values()),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(columns) + " |")
     return "\n".join(lines)
 
 
 def comparisons(record: Record) -> list[str]:
-    """Cells beside those of ours that differ in one thing."""
+    """Configurations beside those of ours that differ in one thing."""
     found = [
         *((entry, value, "of the time of 8 packed rows") for entry, value in rows_over_8(record)),
         *((entry, value, "of the rate of equal lengths") for entry, value in ragged_over_uniform(record)),
@@ -89,20 +89,20 @@ def recorded(record: Record) -> list[str]:
         worst = min(one.values, key=lambda pair: pair[1])
         lines.append(
             f"- {OURS} / {one.name}, recorded on {one.gpu}: geomean {geomean(values):.3f}, "
-            f"least {worst[1]:.3f} ({worst[0]['label']}), {len(values)} cells"
+            f"least {worst[1]:.3f} ({worst[0]['label']}), {len(values)} configurations"
         )
     return lines
 
 
 def report(record: Record) -> str:
     sections = [heading(record)]
-    if record["cells"]:
+    if record["configurations"]:
         sections += [
             f"## Microseconds a call; ours in {unit_of(record)[0]} of K and V and beside the plain read and others",
             table(record),
         ]
-        if record["device"] == "cpu" and (text := unsteady(record)):
-            sections.append(text)
+        if record["device"] == "cpu" and (warning := unsteady(record)):
+            sections.append(warning)
         words = {True: "pass", False: "MISS", None: "not measured"}
         lines = [f"| {words[floor.passed]} | {floor.says} | {floor.found} |" for floor in floors(record)]
         sections += ["## Floors", "\n".join(["| | floor | found |", "|---|---|---|", *lines])]
@@ -115,9 +115,9 @@ def report(record: Record) -> str:
         sections += [
             "## Ours over libraries that are not installed here: live cuDNN times recorded ratios",
             "\n".join(lines),
-            f"Not of this run: {RIVAL} of this run times the ratios of bench/contest/decode/peers.json "
+            f"Not of this run: {BASELINE} of this run times the ratios of bench/contest/decode/peers.json "
             f"({'; '.join(sources)}).",
         ]
-    if lines := refusals(record):
+    if lines := not_measured_lines(record):
         sections += ["## Not measured", "\n".join(lines)]
     return "\n\n".join(sections) + "\n"

@@ -1,4 +1,4 @@
-"""How many threads of a CPU the contenders have."""
+"""How many threads of a CPU the backends have."""
 
 from __future__ import annotations
 

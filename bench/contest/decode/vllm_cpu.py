@@ -14,7 +14,7 @@ import pathlib
 
 import torch
 
-from ..contenders import Refused
+from ..backends import NotMeasured
 from .problem import DEVIATION, DecodeProblem
 
 VARIABLE = "VLLM_CPU_LIBRARY"
@@ -47,39 +47,41 @@ def version() -> str:
 def _require_isa(isa: str, dtype: torch.dtype) -> None:
     if isa == "amx":
         if dtype != torch.bfloat16:
-            raise Refused("uses AMX for bf16 only")
+            raise NotMeasured("uses AMX for bf16 only")
         # Without the system's leave, which torch asks for, the first tile would end the process.
         if not (torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
-            raise Refused("needs AMX, which this machine has not")
+            raise NotMeasured("needs AMX, which this machine has not")
 
 
 class VllmDecode:
     """Its own caches of blocks in random order, filled by its own op from the problem's keys and values."""
 
     def __init__(self, problem: DecodeProblem, isa: str) -> None:
-        cell, self.problem = problem.cell, problem
+        config, self.problem = problem.config, problem
         dtype = problem.q.dtype
         _require_isa(isa, dtype)
-        if cell.head_dim not in HEAD_DIMS:
-            raise Refused(f"head_dim is {cell.head_dim}, and it has {', '.join(map(str, HEAD_DIMS))}")
+        if config.head_dim not in HEAD_DIMS:
+            raise NotMeasured(f"head_dim is {config.head_dim}, and it has {', '.join(map(str, HEAD_DIMS))}")
         self._op = torch.ops._C
-        self._name = CACHE_NAMES[cell.kv_dtype]
-        self._scales = (1 / DEVIATION[cell.kv_dtype], 0.5 / DEVIATION[cell.kv_dtype]) if cell.kv_dtype else (1.0, 1.0)
-        per_sequence = -(-cell.seqlen // BLOCK)
-        blocks = torch.randperm(cell.batch * per_sequence, generator=torch.Generator().manual_seed(4))
-        self._table = blocks.int().view(cell.batch, per_sequence)
-        shape = (problem.num_copies, len(blocks), cell.heads_kv, 2 * BLOCK, cell.head_dim)
-        self._cache = torch.zeros(shape, dtype=torch.uint8 if cell.kv_dtype else dtype)
+        self._name = CACHE_NAMES[config.kv_dtype]
+        self._scales = (
+            (1 / DEVIATION[config.kv_dtype], 0.5 / DEVIATION[config.kv_dtype]) if config.kv_dtype else (1.0, 1.0)
+        )
+        per_sequence = -(-config.seqlen // BLOCK)
+        blocks = torch.randperm(config.batch * per_sequence, generator=torch.Generator().manual_seed(4))
+        self._table = blocks.int().view(config.batch, per_sequence)
+        shape = (problem.num_copies, len(blocks), config.heads_kv, 2 * BLOCK, config.head_dim)
+        self._cache = torch.zeros(shape, dtype=torch.uint8 if config.kv_dtype else dtype)
         for copy in range(problem.num_copies):
             self._fill(copy, isa)
         self._seqlens = torch.tensor(problem.lengths, dtype=torch.int32)
-        self._starts = torch.arange(cell.batch + 1, dtype=torch.int32) * cell.queries
-        self._out = torch.full((cell.batch * cell.queries, cell.heads_q, cell.head_dim), torch.nan, dtype=dtype)
+        self._starts = torch.arange(config.batch + 1, dtype=torch.int32) * config.queries
+        self._out = torch.full((config.batch * config.queries, config.heads_q, config.head_dim), torch.nan, dtype=dtype)
         self._schedule = self._op.get_scheduler_metadata(
-            cell.batch,
-            cell.heads_q,
-            cell.heads_kv,
-            cell.head_dim,
+            config.batch,
+            config.heads_q,
+            config.heads_kv,
+            config.head_dim,
             self._seqlens,
             dtype,
             self._starts,

@@ -14,7 +14,7 @@ from ._errors import Error, InvalidArgument, name_function
 from ._fields import cache_code
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import failure, last_error, library
-from ._scalars import INT32, integer, switch, text
+from ._scalars import INT32, integer, string, switch
 
 _SHORT = 1 << 22  # elements that are moved: some milliseconds
 ROWS = ("k_new", "v_new", "k", "v", "q", "q_out")  # that have heads, and so a layout
@@ -60,7 +60,7 @@ def append(
         k, v: the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
             page_size, heads_kv, head_dim). Their dtype is that of the new rows, or, beside float32, bfloat16 and
             float16, float8_e4m3fn, int8 or int4 (kv_dtype): then rows are quantised on their way.
-        seqlens_kv: (batch) int32, rows in use after the append, left padding included.
+        seqlens_kv: (batch) int32, valid lengths after the append, left padding included.
         page_table: (batch, pages) int32: row r of a sequence is in page page_table[b, r // page_size].
         cache_batch_idx: (batch) int32: sequence b has slot cache_batch_idx[b] of the caches. Not beside page_table.
         leftpad_kv: (batch) int32: so many first rows are padding.
@@ -191,7 +191,7 @@ class AppendCall:
 
     def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
         """Sets the fields of options that every operation has."""
-        self.options.kernel = None if kernel is None else text("kernel", kernel).encode()
+        self.options.kernel = None if kernel is None else string("kernel", kernel).encode()
         self.options.num_sms, self.options.num_threads = num_sms, num_threads
 
     def run(self, stream: int | None) -> tuple[int, str]:

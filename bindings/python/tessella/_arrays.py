@@ -74,7 +74,7 @@ _codes: dict[Any, int] = {}  # numpy.dtype -> dtype of Tessella, as they are met
 
 
 def dtype_of(name: str, dtype: Any) -> int:
-    """Tessella's number of a dtype given as a text or as NumPy's, ml_dtypes', torch's or jax's own object."""
+    """Tessella's number of a dtype given as a string or as NumPy's, ml_dtypes', torch's or jax's own object."""
     if isinstance(dtype, str):
         code = DTYPES.get(dtype)
     else:  # torch's is "torch.float32"
@@ -94,7 +94,7 @@ def require_array(name: str, array: Any) -> None:
 
 
 class Slot:
-    """One tessella_tensor of a call. It remembers its form: the next array of the same form changes the address."""
+    """One tessella_tensor of a call. It remembers its signature: the next such array changes the address."""
 
     __slots__ = ("capsules", "dtype", "is_swapped", "name", "pointer", "shape", "strides", "tensor", "writeable")
 
@@ -117,9 +117,7 @@ class Slot:
                 return
             # Not asked before: NumPy imports its masked arrays where they are first named, in up to 40 ms.
             if isinstance(array, numpy.ma.MaskedArray):
-                raise InvalidArgument(
-                    f"{self.name} is a MaskedArray, whose mask is not looked at, expected filled() of it"
-                )
+                raise InvalidArgument(f"{self.name} is a MaskedArray, whose mask is not read, expected filled() of it")
         interface = array.__array_struct__
         address = _address_at(_pointer_of(interface, None) + _DATA_OFFSET).value
         if (
@@ -219,9 +217,9 @@ class Slot:
 
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten
-        refusal = kind_of(array).refusal(array)
-        if refusal:
-            raise InvalidArgument(f"{self.name} {refusal}")
+        problem = kind_of(array).problem(array)
+        if problem:
+            raise InvalidArgument(f"{self.name} {problem}")
         try:
             capsule = self._capsule(array, stream)
             versioned = _is_valid(capsule, b"dltensor_versioned")

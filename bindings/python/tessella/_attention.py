@@ -68,11 +68,11 @@ def attention(
 
     Raises:
         InvalidArgument (a ValueError): shapes, dtypes, devices, values or overlaps; nothing was touched.
-        Unsupported (a NotImplementedError): no kernel here computes it; the text says why.
+        Unsupported (a NotImplementedError): no kernel here computes it; the message says why.
         OutOfMemory, DeviceError, CompileError: what they say.
         Cancelled: the flag `cancel` was set. Ctrl-C and other handlers that raise end a call of the main thread on the
             CPU as well, with their own exception; out and lse hold no result then.
-        TypeError: an option that does not exist or is no number, text or array.
+        TypeError: an option that does not exist or is no number, string or array.
     """
     with Call.of("forward") as call:
         call.fill(q, k, v, layout, stream, options)
@@ -113,7 +113,7 @@ def refusals(
 
 
 class CheckReport(NamedTuple):
-    """How far an output, or a gradient, is from the reference in double."""
+    """How far an output, or a gradient, is from the float64 reference."""
 
     passed: bool  # NaN and inf stand where they may, and max_error <= tolerance
     rows: int  # rows compared
@@ -145,7 +145,7 @@ def check(
     layout: str = "bshd",
     **options: Unpack[Options],
 ) -> CheckReport:
-    """Compares sampled rows of `out`, and of `lse` where given, with the reference in double, on the CPU.
+    """Compares sampled rows of `out`, and of `lse` where given, with the float64 reference, on the CPU.
 
     num_rows 0 = all rows. Other arguments as for the `attention` that made out and lse. Tensors on a GPU are copied,
     when all its streams are done. A NaN is right where the reference has one, and where a NaN or infinity of a key that

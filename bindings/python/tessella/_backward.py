@@ -100,7 +100,7 @@ def check_backward(
     layout: str = "bshd",
     **options: Unpack[Options],
 ) -> CheckReport:
-    """Compares gradients that `attention_backward` made with the reference in double, on the CPU, as `check` does.
+    """Compares gradients that `attention_backward` made with the float64 reference, on the CPU, as `check` does.
 
     Rows are sampled by whole KV heads of a sequence, until they are num_rows of q or more; 0 = all. Arguments as for
     the `attention_backward` that made the gradients, which are the arrays here.

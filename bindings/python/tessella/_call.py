@@ -228,11 +228,11 @@ class Call:
         threads = min(self.options.num_threads or _MOST_THREADS, len(os.sched_getaffinity(0)), _MOST_THREADS)
         return bool(math.prod(q.shape) * keys >= most * threads)
 
-    def require(self, status: int, text: str | None = None) -> None:
+    def require(self, status: int, message: str | None = None) -> None:
         """Raises unless the status is OK; a sentence that counts swapped axes says so."""
         if status != d.OK:
             is_confusing = self.is_swapped and status == d.INVALID_ARGUMENT
-            raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", text)
+            raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", message)
 
     def clear(self) -> None:
         """Lets go of the caller's memory and goes back to the defaults."""

@@ -6,9 +6,9 @@ from . import _declarations as d
 
 
 class Error(Exception):
-    """What every failure of Tessella is. The text says where, what was got and what was expected."""
+    """What every failure of Tessella is. The message says where, what was got and what was expected."""
 
-    _is_of_library = False  # True: the text is the library's own and names its function
+    _is_of_library = False  # True: the message is the library's own and names its function
 
 
 class InvalidArgument(Error, ValueError):
@@ -16,11 +16,11 @@ class InvalidArgument(Error, ValueError):
 
 
 class Unsupported(Error, NotImplementedError):
-    """A valid call that no kernel here computes; the text says why."""
+    """A valid call that no kernel here computes; the message says why."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory for the workspace or an output was refused."""
+    """Memory for the workspace or an output could not be allocated."""
 
 
 class DeviceError(Error, RuntimeError):
@@ -28,7 +28,7 @@ class DeviceError(Error, RuntimeError):
 
 
 class CompileError(Error, RuntimeError):
-    """A kernel, `score_mod` or `mask_mod` did not compile; the text is the compiler's log."""
+    """A kernel, `score_mod` or `mask_mod` did not compile; the message is the compiler's log."""
 
 
 class FileError(Error, OSError):
@@ -57,6 +57,6 @@ BY_STATUS: dict[int, type[Error]] = {
 
 
 def name_function(error: BaseException, function: str) -> None:
-    """Puts the function, as C names it, before the text of an error that Python found."""
+    """Puts the function, as C names it, before the message of an error that Python found."""
     if isinstance(error, TypeError) or (isinstance(error, Error) and not error._is_of_library):
         error.args = (f"{function}: {error}",)

@@ -13,7 +13,7 @@ from ._arrays import dtype_of
 from ._cancel import pointer_of
 from ._errors import InvalidArgument
 from ._mask import mask_of
-from ._scalars import INT32, UINT64, integer, real, switch, text
+from ._scalars import INT32, UINT64, integer, real, string, switch
 
 MAX_MOD_ARGS = 8
 
@@ -90,8 +90,8 @@ def _set_query_class(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, QUERY_CLASSES.index(value))
 
 
-def _set_text(fields: Fields, name: str, value: Any) -> None:
-    fields.set_option(name, text(name, value))
+def _set_string(fields: Fields, name: str, value: Any) -> None:
+    fields.set_option(name, string(name, value))
 
 
 def _set_seed(fields: Fields, name: str, value: Any) -> None:
@@ -165,12 +165,12 @@ _SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
     "whole_heads_q": _set_int64,
     "max_seqlen_q": _set_int64,
     "max_seqlen_kv": _set_int64,
-    "score_mod": _set_text,
-    "score_mod_gradient": _set_text,
-    "mask_mod": _set_text,
+    "score_mod": _set_string,
+    "score_mod_gradient": _set_string,
+    "mask_mod": _set_string,
     "mod_args": _set_mod_args,
     "out_dtype": _set_dtype,
-    "kernel": _set_text,
+    "kernel": _set_string,
     "num_splits": _set_int32,
     "num_sms": _set_int32,
     "num_threads": _set_int32,

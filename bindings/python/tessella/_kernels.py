@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from . import _declarations as d
 from ._library import library, require
-from ._scalars import text
+from ._scalars import string
 
 
 class Kernel(NamedTuple):
@@ -80,7 +80,7 @@ def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, in
         except BaseException as error:  # C has no way out of its loop: it is raised when that is done
             raised.append(error)
 
-    names = (text("kernels_build: archs", archs).encode(), text("kernels_build: kernel", kernel).encode())
+    names = (string("kernels_build: archs", archs).encode(), string("kernels_build: kernel", kernel).encode())
     status = library.tessella_kernels_build(*names, d.Progress(report), None)
     if raised:
         raise raised[0]

@@ -39,7 +39,7 @@ class Kind:
         except Exception:  # its library's own: one that lies nowhere; reading it says so
             return False
 
-    def refusal(self, array: Any) -> str:
+    def problem(self, array: Any) -> str:
         """Why its memory does not say what it is, or ""."""
         return ""
 
@@ -85,7 +85,7 @@ class _Torch(Kind):
     def is_on_gpu(self, array: Any) -> bool:
         return bool(array.is_cuda)
 
-    def refusal(self, array: Any) -> str:
+    def problem(self, array: Any) -> str:
         if array.is_meta:
             return "is on meta, expected a tensor with memory"
         if array.is_neg():

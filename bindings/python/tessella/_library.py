@@ -12,7 +12,7 @@ from ._errors import BY_STATUS, Error
 _VARIABLE = "TESSELLA_LIBRARY"
 
 
-def _place() -> str:
+def _path() -> str:
     """The library of the wheel, which lies beside this file; in a source tree, the one that the variable names."""
     own = pathlib.Path(__file__).with_name("libtessella.so")
     if own.is_file():
@@ -27,32 +27,32 @@ def _place() -> str:
     )
 
 
-def _opened(place: str) -> ctypes.CDLL:
+def _opened(name: str) -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL(place)
+        library = ctypes.CDLL(name)
         for name, (result, arguments) in d.FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise ImportError(f"{place} could not be used: {error}") from error
+        raise ImportError(f"{name} could not be used: {error}") from error
     return library
 
 
-path: str = _place()
+path: str = _path()
 library: ctypes.CDLL = _opened(path)
 
 
 def last_error() -> str:
     """The message of the calling thread's last failure."""
-    text: str = library.tessella_last_error().decode(errors="replace")
-    return text
+    message: str = library.tessella_last_error().decode(errors="replace")
+    return message
 
 
-def failure(status: int, context: str = "", text: str | None = None) -> Error:
-    """The exception for a status, with its text, the calling thread's last, and what there is to add to it."""
-    text = last_error() if text is None else text
-    text = text.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
-    error = BY_STATUS.get(status, Error)(text + context)
+def failure(status: int, context: str = "", message: str | None = None) -> Error:
+    """The exception for a status, with its message, the calling thread's last, and what there is to add to it."""
+    message = last_error() if message is None else message
+    message = message.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
+    error = BY_STATUS.get(status, Error)(message + context)
     error._is_of_library = True
     return error
 

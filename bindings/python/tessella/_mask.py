@@ -127,7 +127,7 @@ _NAMED = {"none": Mask(), "causal": causal(), "causal_top_left": causal_top_left
 
 
 def mask_of(given: Mask | str) -> Mask:
-    """The mask that a text names, or the mask itself."""
+    """The mask that a string names, or the mask itself."""
     if isinstance(given, Mask):
         return given
     if isinstance(given, str):
@@ -135,5 +135,5 @@ def mask_of(given: Mask | str) -> Mask:
             return _NAMED[given]
         raise InvalidArgument(f"mask is {given!r}, expected {', '.join(map(repr, _NAMED))} or a tessella.Mask")
     raise TypeError(
-        f"mask is {type(given).__name__}, expected a text or a tessella.Mask; tessella.dense() makes one of an array"
+        f"mask is {type(given).__name__}, expected a string or a tessella.Mask; tessella.dense() makes one of an array"
     )

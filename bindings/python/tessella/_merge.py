@@ -14,7 +14,7 @@ from ._cancel import Cancel, interruptible, pointer_of
 from ._errors import Error, InvalidArgument, name_function
 from ._kinds import dlpack_stream, kind_of, stream_handle
 from ._library import failure, last_error, library
-from ._scalars import INT32, integer, text
+from ._scalars import INT32, integer, string
 
 _SHORT = 1 << 22  # elements of the states: some milliseconds
 
@@ -160,5 +160,5 @@ class MergeCall:
 
     def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
         """Sets the fields of options."""
-        self.options.kernel = None if kernel is None else text("kernel", kernel).encode()
+        self.options.kernel = None if kernel is None else string("kernel", kernel).encode()
         self.options.num_sms, self.options.num_threads = num_sms, num_threads

@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
         them given. A key with a bias of -inf counts nothing and is not hidden: NaN in its v may reach the output.
     alibi_slopes: (heads_q) or (batch, heads_q) float32; adds -slope * |i + seqlen_kv - seqlen_q - j|.
     sink: (heads_q) float32; logits that join the softmax's sum and no value.
-    seqlens_q, seqlens_kv: (batch) int32; rows in use of q, and of k and v. out rows past seqlens_q are 0, their lse
+    seqlens_q, seqlens_kv: (batch) int32; valid lengths of q, and of k and v. out rows past seqlens_q are 0, their lse
         -inf.
     cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed, sequence b is rows [cu[b], cu[b + 1]) of (total, heads,
         head_dim).
@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
         block_map, document), and seqlens_kv, have k's rows, padding too.
     page_table: (batch, pages) int32; k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
         sequence is row j % page_size of page page_table[b, j // page_size]; seqlen_kv is pages * page_size. Pages
-        without a key in use may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
+        without a valid key may hold anything, and so may their entries. With layout="bhsd" pools are (num_pages,
         heads_kv, page_size, head_dim).
     cache_batch_idx: (batch) int32; sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
         have any size: the slots of a cache. What belongs to keys (bias, masks, seqlens_kv) stays that of sequence b.
@@ -67,8 +67,8 @@ class Options(TypedDict, total=False):
     mod_args: at most 8 dense arrays that score_mod and mask_mod read; float32, bfloat16, float16, int32 or bool.
     out_dtype: dtype of q, or float32.
     kernel: a name of kernels(), which runs or fails with its reason; None = automatic.
-    num_splits: of the keys of a sequence and KV head, by kernels that split them; the others refuse more than one.
-        0 = automatic.
+    num_splits: of the keys of a sequence and KV head, by kernels that split them; others are not eligible for
+        more than one. 0 = automatic.
     num_sms: GPU, 0 = all.
     num_threads: CPU, 0 = all that the process may use.
     deterministic: the same bits from run to run: True = required, False = not needed, None or "auto" = the library's

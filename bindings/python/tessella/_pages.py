@@ -45,7 +45,7 @@ def _int64s(array: Any) -> Any:
 class Pages:
     """The pages of a cache and the sequences that hold them, which it names by ids, 0 and on.
 
-    A sequence has a length, the rows of it in use or written next, and the pages that these need. Sequences of one fork
+    A sequence has a length, its valid rows and those written next, and the pages that these need. Sequences of one fork
     hold the same pages until one of them writes: copy on write. One object serves k and v of every layer, whose pools
     have `num_pages` pages of `page_size` rows. Threads may share it. A call that fails changes nothing.
 

@@ -88,7 +88,7 @@ class Plan:
         return str(library.tessella_plan_kernel(self._handle).decode())
 
     def explain(self) -> str:
-        """The problem, the kernel, its workspace, and why each better kernel was refused."""
+        """The problem, the kernel, its workspace, and why each better kernel is not eligible."""
         return str(library.tessella_plan_explain(self._handle).decode())
 
     def workspace(self, q: Any, *, stream: Any = None) -> Workspace:
@@ -155,7 +155,7 @@ class Plan:
         lengths. They may also have grown since: results are right, and the work is less even.
 
         Args:
-            q, k, v, options: those of the calls to come; what q, k and v hold is not looked at.
+            q, k, v, options: those of the calls to come; what q, k and v hold is not read.
             out: (n) int32, a schedule that is written anew; made when absent.
             stream: as for `attention`.
 
@@ -213,7 +213,7 @@ def explain(
     backward: bool | Collection[str] = False,
     **options: Unpack[Options],
 ) -> str:
-    """What `attention` would do with these arguments: the kernel, and why each better one was refused.
+    """What `attention` would do with these arguments: the kernel, and why each better one is not eligible.
 
     backward: ask about `attention_backward` with these gradients, names of a collection; True = dq, dk and dv.
     """

@@ -1,4 +1,4 @@
-"""Numbers and texts of a call on their way into C, which would cut off silently what does not fit."""
+"""Numbers and strings of a call on their way into C, which would cut off silently what does not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INFINITY = float("inf")
 
 
 def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
-    """The value as an int within the limits; a float or a text is a TypeError."""
+    """The value as an int within the limits; a float or a string is a TypeError."""
     # A symbol of torch's, while it traces, says that it is an int; index() would make it a constant.
     if type(value) is not int:
         if not hasattr(value, "__index__"):
@@ -35,8 +35,8 @@ def integer(name: str, value: Any, limits: tuple[int, int] = INT64) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """The value as a float, which C has in single precision; NaN, which means "default" there, is refused."""
-    # Not what float() also takes: texts, and arrays, which may want a derivative.
+    """The value as a float, which C has in single precision; NaN, which means "default" there, is an error."""
+    # Not what float() also takes: strings, and arrays, which may want a derivative.
     if not isinstance(value, (int, float)):
         if isinstance(value, (str, bytes, bytearray)) or hasattr(value, "__dlpack__"):
             raise TypeError(f"{name} is {value!r}, expected a number")
@@ -76,14 +76,14 @@ def switch(name: str, value: Any) -> bool:
     raise TypeError(f"{name} is {value!r}, expected True or False")
 
 
-def text(name: str, value: Any) -> str:
-    """The value as a text that C reads whole."""
+def string(name: str, value: Any) -> str:
+    """The value as a string that C reads whole."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}, expected a text")
+        raise TypeError(f"{name} is {value!r}, expected a string")
     if "\0" in value:
         raise InvalidArgument(f"{name} has a zero byte, where C would cut it off")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{name} is {value!r}, expected a text of Unicode characters") from None
+        raise InvalidArgument(f"{name} is {value!r}, expected a string of Unicode characters") from None
     return value

@@ -17,7 +17,7 @@ def angles(positions, rotary_dim, dtype=np.float32):
 
 
 def rotated(row, cos, sin, interleaved):
-    """(..., head_dim) in double; cos and sin: (rotary_dim / 2)."""
+    """(..., head_dim) in float64; cos and sin: (rotary_dim / 2)."""
     row, cos, sin = np.float64(row).copy(), np.float64(cos), np.float64(sin)
     half = len(cos)
     first = slice(0, 2 * half, 2) if interleaved else slice(0, half)

@@ -126,7 +126,7 @@ class Speaks:
             if options:
                 raise TypeError("__dlpack__() got an unexpected keyword argument")
             return self.array.__dlpack__()
-        assert options in ({"max_version": (1, 1)}, {})  # the second after NumPy before 2.1 refused the first
+        assert options in ({"max_version": (1, 1)}, {})  # the second after NumPy before 2.1 rejected the first
         return self.array.__dlpack__(**options)
 
 

@@ -1,4 +1,4 @@
-"""tessella.attention_backward on NumPy's arrays against the formulas in double, and its outputs, options and errors."""
+"""tessella.attention_backward on NumPy's arrays against the float64 formulas, and its outputs, options and errors."""
 
 import ml_dtypes
 import numpy as np

@@ -50,15 +50,15 @@ def test_short_types_are_rounded_once():
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "message"),
     [
         ({"alibi_slopes": normal(4)}, "cascade_attention: alibi_slopes is given"),
         ({"dropout": 0.5}, "cascade_attention: dropout is given"),
         ({"mask": tessella.window(5, 0)}, "cascade_attention: mask is "),
     ],
 )
-def test_what_counts_the_whole_is_unsupported(options, text):
-    with pytest.raises(tessella.Unsupported, match=text):
+def test_what_counts_the_whole_is_unsupported(options, message):
+    with pytest.raises(tessella.Unsupported, match=message):
         tessella.cascade_attention(Q, SHARED_K, SHARED_V, K, V, **options)
 
 

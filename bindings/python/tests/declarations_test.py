@@ -82,9 +82,9 @@ def test_structs():
 
 
 def test_functions():
-    text = header()
-    found = re.findall(r"TESSELLA_API ([^;()]*?)(\w+)\(([^;]*?)\);", text)
-    assert len(found) == len(re.findall("^TESSELLA_API", text, re.M))
+    source = header()
+    found = re.findall(r"TESSELLA_API ([^;()]*?)(\w+)\(([^;]*?)\);", source)
+    assert len(found) == len(re.findall("^TESSELLA_API", source, re.M))
     assert {name: prototype(result, arguments) for result, name, arguments in found} == d.FUNCTIONS
 
 

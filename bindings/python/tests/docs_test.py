@@ -13,11 +13,11 @@ def snippets(page):
     path = ROOT / page
     if not path.is_file():
         pytest.skip(f"{page} is not beside the tests")
-    text = path.read_text()
-    found = list(re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S))
+    source = path.read_text()
+    found = list(re.finditer(r"^```python\n(.*?)^```$", source, re.M | re.S))
     assert found, f"{page} has no Python snippets"
     # Blank lines before each keep the page's line numbers in a traceback.
-    return [("\n" * text.count("\n", 0, match.start(1)) + match[1]) for match in found]
+    return [("\n" * source.count("\n", 0, match.start(1)) + match[1]) for match in found]
 
 
 @pytest.mark.parametrize("page", ["docs/python.md", "README.md"])

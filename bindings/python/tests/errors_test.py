@@ -1,4 +1,4 @@
-"""Refusals, word by word: what was got, what was expected, and the class of exception."""
+"""Errors, word by word: what was got, what was expected, and the class of exception."""
 
 import re
 from fractions import Fraction
@@ -13,8 +13,8 @@ K = np.ones((2, 5, 2, 8), F32)
 I32 = np.int32
 
 
-def refused(kind, text, q=Q, k=K, v=K, **options):
-    with pytest.raises(kind, match=f"^{re.escape(text)}$") as caught:
+def expect_error(kind, message, q=Q, k=K, v=K, **options):
+    with pytest.raises(kind, match=f"^{re.escape(message)}$") as caught:
         tessella.attention(q, k, v, **options)
     return caught.value
 
@@ -33,7 +33,7 @@ def refused(kind, text, q=Q, k=K, v=K, **options):
 )
 def test_classes(error, builtin):
     assert issubclass(error, tessella.Error) and issubclass(error, builtin)
-    assert str(error("text")) == "text"
+    assert str(error("message")) == "message"
 
 
 KNOWN = "which is none of f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn and f8e5m2"
@@ -89,8 +89,8 @@ INVALID = [
     ({"sink": [0.0] * 4}, "forward: sink is list, expected an array with __dlpack__ or __array_interface__"),
     ({"bias": np.ones((3, 4), F32)}, None),
     ({"mask": tessella.dense(np.ones(5, F32))}, "forward: dense_mask.dtype is f32, expected bool (true = visible)"),
-    ({"kernel": "\ud800"}, "forward: kernel is '\\ud800', expected a text of Unicode characters"),
-    ({"q": np.ma.masked_array(Q)}, "forward: q is a MaskedArray, whose mask is not looked at, expected filled() of it"),
+    ({"kernel": "\ud800"}, "forward: kernel is '\\ud800', expected a string of Unicode characters"),
+    ({"q": np.ma.masked_array(Q)}, "forward: q is a MaskedArray, whose mask is not read, expected filled() of it"),
     ({"out_dtype": np.float64}, "forward: out_dtype is f64, expected f32 = q.dtype"),
     ({"kernel": "cpu\0"}, "forward: kernel has a zero byte, where C would cut it off"),
     ({"out": np.ones((2, 3, 4, 8), np.float64)}, "forward: out.dtype is f64, expected f32 = q.dtype"),
@@ -102,10 +102,10 @@ INVALID = [
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), INVALID, ids=range(len(INVALID)))
-def test_invalid(options, text):
-    if text is not None:
-        refused(tessella.InvalidArgument, text, **options)
+@pytest.mark.parametrize(("options", "message"), INVALID, ids=range(len(INVALID)))
+def test_invalid(options, message):
+    if message is not None:
+        expect_error(tessella.InvalidArgument, message, **options)
     else:
         with pytest.raises(tessella.InvalidArgument, match=r"^forward: .* has shape .*, expected "):
             tessella.attention(**{"q": Q, "k": K, "v": K, **options})
@@ -136,8 +136,8 @@ UNSUPPORTED = [
     ids=str,
 )
 def test_each_kernel_of_the_cpu_says_why_it_does_not_decode(options, reason):
-    text = f"^forward: no kernel computes this call; .*cpu.forward_baseline: {re.escape(reason)}"
-    with pytest.raises(tessella.Unsupported, match=text):
+    message = f"^forward: no kernel computes this call; .*cpu.forward_baseline: {re.escape(reason)}"
+    with pytest.raises(tessella.Unsupported, match=message):
         tessella.attention(Q, Q, Q, **options)
     assert reason in tessella.refusals(Q, Q, Q, **options)["cpu.forward_baseline"]
 
@@ -150,9 +150,9 @@ def test_kernels_of_the_cpu_are_for_few_queries_or_for_many():
     assert tessella.plan(Q, Q, Q, **options).kernel.startswith("cpu.decode_")
 
 
-@pytest.mark.parametrize(("options", "text"), UNSUPPORTED, ids=range(len(UNSUPPORTED)))
-def test_unsupported(options, text):
-    refused(tessella.Unsupported, text, **options)
+@pytest.mark.parametrize(("options", "message"), UNSUPPORTED, ids=range(len(UNSUPPORTED)))
+def test_unsupported(options, message):
+    expect_error(tessella.Unsupported, message, **options)
 
 
 def test_no_kernel_reads_keys_of_another_dtype_yet():
@@ -164,7 +164,7 @@ WRONG_TYPES = [
     ({"maks": "causal"}, "forward: 'maks' is no option, expected one of mask, scale, "),
     (
         {"mask": np.ones((3, 5), bool)},
-        "forward: mask is ndarray, expected a text or a tessella.Mask; tessella.dense() makes",
+        "forward: mask is ndarray, expected a string or a tessella.Mask; tessella.dense() makes",
     ),
     ({"scale": "1"}, "forward: scale is '1', expected a number"),
     ({"scale": b"1"}, "forward: scale is b'1', expected a number"),
@@ -179,32 +179,32 @@ WRONG_TYPES = [
     ({"deterministic": 1}, "forward: deterministic is 1, expected True, False or 'auto'"),
     ({"deterministic": "yes"}, "forward: deterministic is 'yes', expected True, False or 'auto'"),
     ({"batch_invariant": 1}, "forward: batch_invariant is 1, expected True or False"),
-    ({"kernel": b"cpu"}, "forward: kernel is b'cpu', expected a text"),
-    ({"score_mod": 3}, "forward: score_mod is 3, expected a text"),
+    ({"kernel": b"cpu"}, "forward: kernel is b'cpu', expected a string"),
+    ({"score_mod": 3}, "forward: score_mod is 3, expected a string"),
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), WRONG_TYPES, ids=range(len(WRONG_TYPES)))
-def test_wrong_types(options, text):
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}"):
+@pytest.mark.parametrize(("options", "message"), WRONG_TYPES, ids=range(len(WRONG_TYPES)))
+def test_wrong_types(options, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
         tessella.attention(Q, K, K, **options)
 
 
 def test_read_only_outputs():
     out = np.ones_like(Q)
     out.flags.writeable = False
-    refused(tessella.InvalidArgument, "forward: out is read-only, expected memory that may be written", out=out)
+    expect_error(tessella.InvalidArgument, "forward: out is read-only, expected memory that may be written", out=out)
     lse = np.zeros((2, 4, 3), F32)
     lse.flags.writeable = False
-    refused(tessella.InvalidArgument, "forward: lse is read-only, expected memory that may be written", lse=lse)
+    expect_error(tessella.InvalidArgument, "forward: lse is read-only, expected memory that may be written", lse=lse)
 
 
 def test_strides_that_split_an_element():
     records = np.zeros((2, 3, 4, 8), np.dtype([("value", F32), ("tag", np.int8, 2)]))
     q = records["value"]
     axis, stride = next((axis, stride) for axis, stride in enumerate(q.strides) if stride % 4)
-    text = f"forward: q.strides[{axis}] is {stride} bytes, expected a multiple of 4, the size of an element"
-    refused(tessella.InvalidArgument, text, q=q)
+    message = f"forward: q.strides[{axis}] is {stride} bytes, expected a multiple of 4, the size of an element"
+    expect_error(tessella.InvalidArgument, message, q=q)
 
 
 def test_mask_parts_twice():
@@ -259,7 +259,7 @@ class BrokenInterface:
 
 
 def test_arrays_of_a_broken_library():
-    refused(tessella.InvalidArgument, "forward: q cannot be viewed: it broke", q=Broken(OSError("it broke")))
+    expect_error(tessella.InvalidArgument, "forward: q cannot be viewed: it broke", q=Broken(OSError("it broke")))
     for broken in (Broken("no capsule"), Broken(None), BrokenInterface()):
         with pytest.raises(tessella.InvalidArgument, match="^forward: k cannot be viewed: "):
             tessella.attention(Q, broken, K)
@@ -288,7 +288,7 @@ def test_questions_about_more_than_there_is_memory_for():
 
 def test_objects_that_are_no_arrays():
     for q in (None, 3, "q", type, tessella):
-        refused(
+        expect_error(
             tessella.InvalidArgument,
             f"forward: q is {type(q).__name__}, expected an array with __dlpack__ or __array_interface__",
             q=q,
@@ -299,7 +299,7 @@ def test_what_is_compared():
     out = tessella.attention(Q, K, K)
     out.flags.writeable = False
     assert tessella.check(Q, K, K, out, num_rows=0).passed
-    for changed, error, text in [
+    for changed, error, message in [
         ({"lse": 3}, tessella.InvalidArgument, "lse is int, expected an array with __dlpack__ or "),
         ({"lse": np.zeros((2, 3, 4), F32)}, tessella.InvalidArgument, "lse has shape (2, 3, 4), expected (2, 4, 3) = "),
         ({"out": None}, tessella.InvalidArgument, "out is NoneType, expected an array with __dlpack__ or "),
@@ -308,7 +308,7 @@ def test_what_is_compared():
         ({"num_rows": 2**63}, tessella.InvalidArgument, f"num_rows is {2**63}, expected {-(2**63)} to {2**63 - 1}"),
         ({"sample_seed": -1}, tessella.InvalidArgument, f"sample_seed is -1, expected 0 to {2**64 - 1}"),
     ]:
-        with pytest.raises(error, match=f"^check: {re.escape(text)}"):
+        with pytest.raises(error, match=f"^check: {re.escape(message)}"):
             tessella.check(Q, K, K, **{"out": out, **changed})
 
 
@@ -340,11 +340,13 @@ def test_nan_of_a_visible_key_may_reach_other_queries():
 
 def test_nothing_was_touched():
     out = np.full_like(Q, 7)
-    refused(tessella.InvalidArgument, "forward: scale is inf, expected a finite number", out=out, scale=float("inf"))
+    expect_error(
+        tessella.InvalidArgument, "forward: scale is inf, expected a finite number", out=out, scale=float("inf")
+    )
     assert (out == 7).all()
 
 
-def test_plans_refuse_what_they_were_not_made_for():
+def test_plans_run_only_what_they_were_made_for():
     plan = tessella.plan(Q, K, K, mask="causal")
     with pytest.raises(tessella.InvalidArgument, match="^plan_run: seqlen_q is 6, expected at most 3, the plan's"):
         plan.run(np.ones((2, 6, 4, 8), F32), K, K)
@@ -352,13 +354,13 @@ def test_plans_refuse_what_they_were_not_made_for():
         plan.run(Q, K, K, bias=np.ones(5, F32))
     with pytest.raises(tessella.InvalidArgument, match="^plan_run: q.dtype is f64, expected f32, what the plan was"):
         plan.run(*(t.astype(np.float64) for t in (Q, K, K)))
-    for changed, error, text in [
+    for changed, error, message in [
         ({"num_threads": 77}, tessella.InvalidArgument, "num_threads is 77, expected 0, what the plan was made for"),
         ({"workspace": 3}, TypeError, "workspace is int, expected a tessella.Workspace"),
         ({"return_lse": True}, TypeError, "return_lse is given, expected it in plan(), whose runs are alike"),
         ({"layout": "bhsd"}, TypeError, "layout is given, expected it in plan(), whose runs are alike"),
     ]:
-        with pytest.raises(error, match=f"^plan_run: {re.escape(text)}$"):
+        with pytest.raises(error, match=f"^plan_run: {re.escape(message)}$"):
             plan.run(Q, K, K, **changed)
     with pytest.raises(tessella.InvalidArgument, match="^plan_workspace: q is int, expected an array"):
         plan.workspace(3)

@@ -88,6 +88,6 @@ def test_one_device(no_gpu):
 
 def test_outputs_of_unknown_kinds_are_given(no_gpu):
     q = OnGpu(1, 3, 2, 16)
-    text = "^forward: out is absent, expected one: on a GPU torch's and cupy's are made, and q is OnGpu$"
-    with pytest.raises(tessella.InvalidArgument, match=text):
+    message = "^forward: out is absent, expected one: on a GPU torch's and cupy's are made, and q is OnGpu$"
+    with pytest.raises(tessella.InvalidArgument, match=message):
         tessella.attention(q, q, q)

@@ -1,4 +1,4 @@
-"""Every option of a call against the oracle in double, on every dtype."""
+"""Every option of a call against the float64 oracle, on every dtype."""
 
 import re
 
@@ -174,8 +174,8 @@ def test_seed_and_offset_are_apart():
 def test_check_wants_the_seed():
     inputs = operands(np.float32)
     out = tessella.attention(*inputs, dropout=0.5)
-    text = "^check: seed is absent beside dropout, expected the seed of the call that made out$"
-    with pytest.raises(tessella.InvalidArgument, match=text):
+    message = "^check: seed is absent beside dropout, expected the seed of the call that made out$"
+    with pytest.raises(tessella.InvalidArgument, match=message):
         tessella.check(*inputs, out, dropout=0.5)
 
 
@@ -196,15 +196,15 @@ def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
         tessella.attention(q, k, v, first_query=1, first_key=1)
 
 
-def test_scales_are_refused_with_their_reason():
+def test_scales_are_errors_with_their_reason():
     q, k, v = operands(np.float32)
     ones = np.ones((1, 1, 1), np.float32)
     for name in ("q_scale", "out_scale"):
         with pytest.raises(tessella.Unsupported, match=r"does not support scales"):
             tessella.attention(q, k, v, scale_block=0, **{name: ones})
     for name in ("k_scale", "v_scale"):
-        text = rf"^forward: {name} is given and {name[0]}.dtype is f32, expected a dtype of 8 or 4 bits$"
-        with pytest.raises(tessella.InvalidArgument, match=text):
+        message = rf"^forward: {name} is given and {name[0]}.dtype is f32, expected a dtype of 8 or 4 bits$"
+        with pytest.raises(tessella.InvalidArgument, match=message):
             tessella.attention(q, k, v, **{name: ones})
     with pytest.raises(tessella.InvalidArgument, match=r"^forward: query_class is 'none', expected one of automatic, "):
         tessella.attention(q, k, v, query_class="none")
@@ -257,18 +257,18 @@ def test_packed_scores_count_from_the_first_of_each_sequence():
     other = tessella.attention(q, k, v, bias=roomy, mask=tessella.dense(visible), **bounds, **packed)
     np.testing.assert_array_equal(other, out)
     rows = np.zeros((18, 29), np.float32)
-    text = r"bias has shape \(18, 29\), expected one that broadcasts to \(2, 4, 13, 20\)"
-    with pytest.raises(tessella.InvalidArgument, match=text):
+    message = r"bias has shape \(18, 29\), expected one that broadcasts to \(2, 4, 13, 20\)"
+    with pytest.raises(tessella.InvalidArgument, match=message):
         tessella.attention(q, k, v, bias=rows, **packed)
-    with pytest.raises(tessella.InvalidArgument, match=text + r" up to \(2, 4, 16, 24\)"):
+    with pytest.raises(tessella.InvalidArgument, match=message + r" up to \(2, 4, 16, 24\)"):
         tessella.attention(q, k, v, bias=rows, **bounds, **packed)
-    text = r"dense_mask has shape \(18, 29\)"
-    with pytest.raises(tessella.InvalidArgument, match=text):
+    message = r"dense_mask has shape \(18, 29\)"
+    with pytest.raises(tessella.InvalidArgument, match=message):
         tessella.attention(q, k, v, mask=tessella.dense(rows == 0), **packed)
 
 
 def paged(t, lengths, page_size):
-    """(pool, page_table) of the rows in use of t, pages in any order; the rest is NaN, its entries nonsense."""
+    """(pool, page_table) of the valid rows of t, pages in any order; the rest is NaN, its entries nonsense."""
     num_pages = -(-t.shape[1] // page_size)
     order = np.random.default_rng(6).permutation(len(t) * num_pages + 1)
     pool = np.full((len(order), page_size, *t.shape[2:]), np.nan, t.dtype)

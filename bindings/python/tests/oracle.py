@@ -1,4 +1,4 @@
-"""Attention in double by NumPy, a matrix of scores at a time, straight from the meaning of each option in tessella.h.
+"""Attention in float64 by NumPy, a matrix of scores at a time, straight from the meaning of each option in tessella.h.
 
 plain_dtype gives the *plain* computation instead, whose error is the measure of ours: fp32 from the given inputs, P
 rounded to that dtype before it meets V, the output rounded once.

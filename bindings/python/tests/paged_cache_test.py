@@ -1,4 +1,4 @@
-"""tessella.PagedCache: its memory, of NumPy and torch, given or its own; its tables; what it refuses."""
+"""tessella.PagedCache: its memory, of NumPy and torch, given or its own; its tables; its errors."""
 
 import numpy as np
 import pytest

@@ -88,7 +88,7 @@ def step(cache, kind, rows, ids, num_new):
 @pytest.mark.parametrize("make", [Numpy, lambda: Torch("cpu"), lambda: Torch("cuda")], ids=["numpy", "torch", "cuda"])
 def test_random_walk(make, memory):
     kind = make()
-    cache, rows, num_steps, num_refused = cache_of(kind, memory), {}, 0, 0
+    cache, rows, num_steps, num_errors = cache_of(kind, memory), {}, 0, 0
     for _ in range(200):
         ids = [int(id) for id in rows if RNG.random() < 0.6]
         action = RNG.integers(9)
@@ -111,8 +111,8 @@ def test_random_walk(make, memory):
         else:  # out of memory, so that there is room again
             cache.release(list(rows))
             rows.clear()
-            num_refused += 1
-    assert num_steps > 20 and num_refused > 0
+            num_errors += 1
+    assert num_steps > 20 and num_errors > 0
     cache.release(list(rows))
     assert cache.num_free == 20
 

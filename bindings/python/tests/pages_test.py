@@ -1,4 +1,4 @@
-"""tessella.Pages: what it hands out, what it refuses and how; a random walk beside rows kept by value."""
+"""tessella.Pages: what it hands out, its errors; a random walk beside rows kept by value."""
 
 import copy
 import gc
@@ -13,7 +13,7 @@ RNG = np.random.default_rng(11)
 
 def test_random_walk():
     pages, pool, rows = tessella.Pages(24, 4), np.full((24, 4), -1), {}
-    num_copies = num_refused = value = 0
+    num_copies = num_errors = value = 0
     for _ in range(2000):
         ids = [int(id) for id in rows if RNG.random() < 0.5]
         step = RNG.integers(8)
@@ -35,7 +35,7 @@ def test_random_walk():
             try:
                 copies = pages.reserve(ids, lengths)
             except tessella.OutOfMemory:
-                num_refused += 1
+                num_errors += 1
                 continue
             num_copies += len(copies)
             for source, target in copies:
@@ -49,7 +49,7 @@ def test_random_walk():
             table = pages.page_table(id)[0]
             assert [pool[table[row // 4], row % 4] for row in range(len(expected))] == expected
         assert list(pages.lengths(list(rows))) == [len(expected) for expected in rows.values()]
-    assert num_copies > 20 and num_refused > 20
+    assert num_copies > 20 and num_errors > 20
     pages.release(list(rows))
     assert pages.num_free == pages.num_pages == 24
 

@@ -146,9 +146,9 @@ def test_plans_are_freed():
 
 
 def test_explain():
-    text = tessella.explain(Q, K, V, mask="causal", kernel="reference.flash_2")
-    assert "batch=2 seqlen_q=33 seqlen_kv=33 heads_q=4" in text
-    assert "kernel: reference.flash_2" in text
+    explained = tessella.explain(Q, K, V, mask="causal", kernel="reference.flash_2")
+    assert "batch=2 seqlen_q=33 seqlen_kv=33 heads_q=4" in explained
+    assert "kernel: reference.flash_2" in explained
     plan = tessella.plan(Q, K, V)
     assert f"kernel: {plan.kernel}" in plan.explain()
 
@@ -158,7 +158,7 @@ def test_kernels():
     oracle = kernels["reference.attention"]
     assert oracle.device == "cpu" and oracle.automatic == ("f64",) and oracle.unavailable == ""
     assert oracle.dtypes == ("f64", "f32", "bf16", "f16") and "causal/window" in oracle.features
-    assert oracle.summary == "plain loops in double, the oracle" and oracle.max_head_dim > 512
+    assert oracle.summary == "plain loops in float64, the oracle" and oracle.max_head_dim > 512
 
 
 def test_refusals():
@@ -172,7 +172,7 @@ def test_info():
     assert lines and all(": " in line for line in lines)
 
 
-def test_build_kernels_refuses_unknown_ones():
+def test_build_kernels_rejects_unknown_ones():
     with pytest.raises(tessella.Error):
         tessella.build_kernels("sm_80", "cuda.none_such")
 

@@ -16,7 +16,7 @@ def normal(*shape):
 
 
 def numbers(array, dtype):
-    """What is stored, in double."""
+    """What is stored, in float64."""
     if dtype != "int4":
         return np.float64(array)
     pairs = np.stack((array & 15, array >> 4), -1).reshape(*array.shape[:-1], -1).astype(np.int8)
@@ -175,7 +175,7 @@ SCALES = np.ones((1, 4, 2), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "message"),
     [
         (
             lambda: tessella.attention(ONES, BYTES.astype(ml_dtypes.int4), BYTES.astype(ml_dtypes.int4)),
@@ -253,8 +253,8 @@ SCALES = np.ones((1, 4, 2), np.float32)
         ),
     ],
 )
-def test_refusals(call, text):
-    with pytest.raises((tessella.InvalidArgument, tessella.Unsupported), match=text):
+def test_errors(call, message):
+    with pytest.raises((tessella.InvalidArgument, tessella.Unsupported), match=message):
         call()
 
 

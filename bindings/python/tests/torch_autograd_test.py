@@ -1,4 +1,4 @@
-"""Gradients through tessella.torch.attention: in double, against torch, through SDPA, and refused."""
+"""Gradients through tessella.torch.attention: in float64, against torch, through SDPA, and unsupported."""
 
 import pytest
 import tessella
@@ -112,7 +112,7 @@ def test_all_gradients_are_those_of_torch(dtype, device):
 
 
 def wide(*tensors):
-    """The same numbers in double, as leaves."""
+    """The same numbers in float64, as leaves."""
     return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 
@@ -285,7 +285,7 @@ def test_rows_without_keys(device):
         assert all(torch.isfinite(grad).all() for grad in grads) and (grads[0][:, 2] == 0).all()
 
 
-def test_double_backward_is_refused(device):
+def test_double_backward_is_unsupported(device):
     q, k, v = leaves(device=device)
     out = tessella.torch.attention(q, k, v)
     gradient = torch.autograd.grad(out.square().sum(), q, create_graph=True)[0]  # as such it is right
@@ -294,7 +294,7 @@ def test_double_backward_is_refused(device):
         gradient.sum().backward()
 
 
-def test_what_has_no_gradient_is_refused():
+def test_what_has_no_gradient_is_unsupported():
     q, k, v = leaves()
     pages = {"page_table": torch.tensor([[0], [1]], dtype=torch.int32)}
     with pytest.raises(

@@ -355,7 +355,7 @@ def test_workspace_of_a_backward_is_of_torchs_allocator():
         del made
 
 
-def test_a_head_dim_without_gradients_is_refused_at_the_forward():
+def test_a_head_dim_without_gradients_is_an_error_at_the_forward():
     q = torch.randn(1, 16, 2, 320, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(
         tessella.Unsupported,

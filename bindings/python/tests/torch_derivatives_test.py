@@ -1,4 +1,4 @@
-"""Derivatives by torch.func and of forward mode: what is not there is refused wherever it is taken, never zero."""
+"""Derivatives by torch.func and of forward mode: what is not there is an error wherever it is taken, never zero."""
 
 import pytest
 import tessella
@@ -97,7 +97,7 @@ def test_transforms_of_reverse_mode(name, qkv):
 
 
 @pytest.mark.parametrize("name", SECOND)
-def test_second_derivatives_are_refused(name, qkv):
+def test_second_derivatives_are_errors(name, qkv):
     q, k, v = qkv
     with pytest.raises(tessella.Unsupported, match="^backward: a gradient of gradients is taken, and there is none"):
         SECOND[name](lambda q: tessella.torch.attention(q, k, v), q)
@@ -105,34 +105,34 @@ def test_second_derivatives_are_refused(name, qkv):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", DERIVATIVES)
-def test_derivatives_of_other_kinds_are_refused(name, qkv):
+def test_derivatives_of_other_kinds_are_errors(name, qkv):
     q, k, v = qkv
-    refused = pytest.raises(
+    expected_error = pytest.raises(
         tessella.Unsupported,
         match="^forward: a tensor (requires grad|has a tangent), and (there is no|no kernel|a call)",
     )
     if name in FORWARD:
-        with refused:
+        with expected_error:
             DERIVATIVES[name](lambda q: tessella.torch.attention(q, k, v), q)
-        with refused:
+        with expected_error:
             DERIVATIVES[name](lambda q: torch.ops.tessella.attention(q, k, v), q)
         if "vmap" not in name:
             bias = torch.randn(13, device=q.device)
-            with refused:
+            with expected_error:
                 DERIVATIVES[name](lambda bias: tessella.torch.attention(q, k, v, bias=bias), bias)
-            with refused:
+            with expected_error:
                 DERIVATIVES[name](torch.export.export(Around(k, v), (q,)).module(), q)
     if "vmap" not in name and name != "jacrev":
-        with refused:  # of what is overwritten too
+        with expected_error:  # of what is overwritten too
             DERIVATIVES[name](lambda out: tessella.torch.attention(q, k, v, out=out), torch.empty_like(q[..., :8]))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_derivatives_are_refused_without_the_operator_too(qkv):
+def test_derivatives_are_errors_without_the_operator_too(qkv):
     q, k, v = qkv
-    refused = pytest.raises(tessella.InvalidArgument, match="^forward: q (has a tangent, |cannot be viewed: )")
+    expected_error = pytest.raises(tessella.InvalidArgument, match="^forward: q (has a tangent, |cannot be viewed: )")
     for name in ("grad", "jvp", "dual"):
-        with refused:
+        with expected_error:
             DERIVATIVES[name](lambda q: tessella.attention(q, k, v), q)
 
 

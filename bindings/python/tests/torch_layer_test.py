@@ -21,7 +21,7 @@ def fresh():
 
 
 def assert_matches(got, plain, exact, dtype):
-    """The comparator's rule: twice the error of the plain computation at most, each against the one in double."""
+    """The comparator's rule: twice the error of the plain computation at most, each against the float64 one."""
     assert got.keys() == plain.keys() == exact.keys()
     for name in got:
         assert got[name].shape == exact[name].shape and got[name].dtype == plain[name].dtype == dtype, name
@@ -48,7 +48,7 @@ def outcome(layer, call, inputs):
 
 
 def against_torch(theirs, dtype, inputs, own=None, **options):
-    """Our layer with the weights of torch's beside it in dtype and in double. own: our options where they differ."""
+    """Our layer with the weights of torch's beside it in dtype and in float64. own: our options where they differ."""
     for name, parameter in theirs.named_parameters():
         if "bias" in name:  # which torch begins with 0
             torch.nn.init.normal_(parameter)
@@ -455,11 +455,11 @@ def call(*inputs, **options):
     return MultiHeadAttention(32, 4)(*inputs, **options)
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_wrong_arguments(text):
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments(message):
     with pytest.raises(tessella.Error) as raised:
-        WRONG[text]()
-    assert str(raised.value).startswith(text)
+        WRONG[message]()
+    assert str(raised.value).startswith(message)
 
 
 def test_wrong_types():

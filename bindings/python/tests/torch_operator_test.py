@@ -1,4 +1,4 @@
-"""tessella.torch.attention as torch sees it: compiled, exported, checked, seeded, and refused where it must be."""
+"""tessella.torch.attention as torch sees it: compiled, exported, checked, seeded, and its errors."""
 
 import ctypes as c
 import math
@@ -442,10 +442,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "error", "text"), WRONG, ids=range(len(WRONG)))
-def test_errors(changed, error, text):
+@pytest.mark.parametrize(("changed", "error", "message"), WRONG, ids=range(len(WRONG)))
+def test_errors(changed, error, message):
     q = torch.ones(2, 13, 4, 16)
-    with pytest.raises(error, match=f"^forward: {re.escape(text)}"):
+    with pytest.raises(error, match=f"^forward: {re.escape(message)}"):
         tessella.torch.attention(**{"q": q, "k": q, "v": q, **changed})
 
 

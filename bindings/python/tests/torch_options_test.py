@@ -1,4 +1,4 @@
-"""tessella.torch.attention: every option, dtype and memory layout against the oracle in double, on CPU and GPU."""
+"""tessella.torch.attention: every option, dtype and memory layout against the float64 oracle, on CPU and GPU."""
 
 import comparison
 import ml_dtypes

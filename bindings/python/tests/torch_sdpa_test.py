@@ -81,7 +81,7 @@ def test_gradients_are_served(qkv):
     assert tessella.torch.sdpa_report() == (1, {})
 
 
-REFUSED = {
+UNSUPPORTED = {
     "query has dtype torch.float64": lambda qkv: ([tensor.double() for tensor in qkv], {}),
     "query, key and value broadcast": lambda qkv: ((qkv[0], qkv[1][:, :1], qkv[2][:, :1]), {}),
     "query, key and value are not all 4-D, nor all 3-D": lambda qkv: ([tensor[None] for tensor in qkv], {}),
@@ -92,9 +92,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_refused_is_torchs_own(reason, qkv):
-    inputs, options = REFUSED[reason](qkv)
+@pytest.mark.parametrize("reason", UNSUPPORTED)
+def test_unsupported_is_torchs_own(reason, qkv):
+    inputs, options = UNSUPPORTED[reason](qkv)
     expected = OF_TORCH(*inputs, **options)
     with tessella.torch.use_for_sdpa():
         got = functional.scaled_dot_product_attention(*inputs, **options)
@@ -111,12 +111,12 @@ def test_autocast(qkv):
     assert tessella.torch.sdpa_report() == (1, {"autocast to another dtype": 1})
 
 
-def test_what_torch_refuses_it_refuses(qkv):
+def test_torchs_errors_stay_torchs(qkv):
     q, k, v = qkv
     with tessella.torch.use_for_sdpa(), pytest.raises(RuntimeError, match="dtype"):
         functional.scaled_dot_product_attention(q, k.double(), v)
-    served, refused = tessella.torch.sdpa_report()
-    (reason,) = refused
+    served, unsupported = tessella.torch.sdpa_report()
+    (reason,) = unsupported
     assert served == 0 and "does not compute k.dtype f64 beside q.dtype f32" in reason
 
 
@@ -278,7 +278,7 @@ def test_the_functions_of_others_stay(qkv, monkeypatch):
     q, k, v = (tensor.double() for tensor in qkv)
     with tessella.torch.use_for_sdpa():
         assert count(*qkv) == 1 and not calls
-        functional.scaled_dot_product_attention(q, k, v)  # refused, so theirs
+        functional.scaled_dot_product_attention(q, k, v)  # unsupported, so theirs
         assert len(calls) == 1
     assert functional.scaled_dot_product_attention is of_another_library
 

@@ -19,7 +19,7 @@ out, lse = tessella.attention(q, q, q, mask=mask, scale=0.5, return_lse=True, ke
 dq, dk, dv = tessella.attention_backward(q, q, q, out, lse, out, mask=mask, scale=0.5, accumulate=["dq"], dq=q)
 passed: bool = tessella.check_backward(q, q, q, out, lse, out, dv=dv, mask=mask, scale=0.5).passed
 plan: tessella.Plan = tessella.plan(q, q, q, mask="causal")
-text: str = plan.explain() + tessella.explain(q, q, q, backward=("dq",)) + tessella.info()
+described: str = plan.explain() + tessella.explain(q, q, q, backward=("dq",)) + tessella.info()
 plan.run(q, q, q, workspace=plan.workspace(q), seed=3)
 names: list[str] = [kernel.name for kernel in tessella.kernels()]
 """

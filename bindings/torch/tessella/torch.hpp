@@ -51,8 +51,8 @@ struct Tensors {
 
 namespace detail {
 
-[[noreturn]] inline void refuse(ErrorCode code, const std::string& text) {
-  throw Error(code, ("attention: " + text).c_str());
+[[noreturn]] inline void fail(ErrorCode code, const std::string& message) {
+  throw Error(code, ("attention: " + message).c_str());
 }
 
 inline DType dtype_of(const at::Tensor& tensor, const char* name) {
@@ -65,36 +65,36 @@ inline DType dtype_of(const at::Tensor& tensor, const char* name) {
     case at::kInt: return i32;
     case at::kLong: return i64;
     default:
-      refuse(ErrorCode::unsupported, std::string(name) + " has dtype " + c10::toString(tensor.scalar_type()) +
-                                         ", expected f64, f32, bf16, f16, bool, i32 or i64");
+      fail(ErrorCode::unsupported, std::string(name) + " has dtype " + c10::toString(tensor.scalar_type()) +
+                                       ", expected f64, f32, bf16, f16, bool, i32 or i64");
   }
 }
 
 inline Device device_of(const at::Tensor& tensor, const char* name) {
   if (tensor.is_cpu()) return {TESSELLA_CPU, 0};
   if (tensor.is_cuda()) return {TESSELLA_CUDA, static_cast<int32_t>(tensor.get_device())};
-  refuse(ErrorCode::unsupported, std::string(name) + " is on " + tensor.device().str() + ", expected cpu or cuda");
+  fail(ErrorCode::unsupported, std::string(name) + " is on " + tensor.device().str() + ", expected cpu or cuda");
 }
 
 // Absent where the tensor is undefined.
 inline TensorView view(const at::Tensor& tensor, const char* name) {
   if (!tensor.defined()) return {};
   if (tensor.is_nested() || tensor.layout() != at::kStrided) {
-    refuse(ErrorCode::unsupported, std::string(name) + " is sparse or nested, expected a strided tensor");
+    fail(ErrorCode::unsupported, std::string(name) + " is sparse or nested, expected a strided tensor");
   }
   if (tensor.is_neg()) {  // the memory holds the numbers before it
-    refuse(ErrorCode::unsupported, std::string(name) + " has the negative bit, expected resolve_neg() of it");
+    fail(ErrorCode::unsupported, std::string(name) + " has the negative bit, expected resolve_neg() of it");
   }
   if (tensor.dim() == 0 || tensor.dim() > 8) {
-    refuse(ErrorCode::invalid_argument,
-           std::string(name) + " has " + std::to_string(tensor.dim()) + " axes, expected 1 to 8");
+    fail(ErrorCode::invalid_argument,
+         std::string(name) + " has " + std::to_string(tensor.dim()) + " axes, expected 1 to 8");
   }
   if (c10::GradMode::is_enabled() && tensor.requires_grad()) {
-    refuse(ErrorCode::unsupported, std::string(name) + " requires grad, and has no gradient, expected detach() of it");
+    fail(ErrorCode::unsupported, std::string(name) + " requires grad, and has no gradient, expected detach() of it");
   }
   if (tensor._fw_grad(0).defined()) {
-    refuse(ErrorCode::unsupported,
-           std::string(name) + " has a tangent, and there is no derivative yet, expected detach() of it");
+    fail(ErrorCode::unsupported,
+         std::string(name) + " has a tangent, and there is no derivative yet, expected detach() of it");
   }
   const Device device = device_of(tensor, name);
   tessella_tensor view{};
@@ -111,7 +111,7 @@ inline TensorView view(const at::Tensor& tensor, const char* name) {
 }
 
 inline TensorView required(const at::Tensor& tensor, const char* name) {
-  if (!tensor.defined()) refuse(ErrorCode::invalid_argument, std::string(name) + " is undefined, expected a tensor");
+  if (!tensor.defined()) fail(ErrorCode::invalid_argument, std::string(name) + " is undefined, expected a tensor");
   return view(tensor, name);
 }
 
@@ -123,9 +123,9 @@ void* handle_of(const Stream& stream) {
 #ifdef TESSELLA_TORCH_HAS_CUDA_HEADERS
     return c10::cuda::CUDAStream(stream).stream();
 #else
-    refuse(ErrorCode::unsupported,
-           "q is on a GPU, and this libtorch gives no handle of a stream without CUDA's headers, "
-           "expected <cuda_runtime_api.h> on the include path when the program was compiled");
+    fail(ErrorCode::unsupported,
+         "q is on a GPU, and this libtorch gives no handle of a stream without CUDA's headers, "
+         "expected <cuda_runtime_api.h> on the include path when the program was compiled");
 #endif
   }
 }
@@ -254,8 +254,8 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
 
   static List backward(Context* context, List incoming) {
     if (c10::GradMode::is_enabled()) {
-      refuse(ErrorCode::unsupported,
-             "a gradient of gradients is wanted, and there is none, expected a backward without create_graph");
+      fail(ErrorCode::unsupported,
+           "a gradient of gradients is wanted, and there is none, expected a backward without create_graph");
     }
     const auto kept = c10::static_intrusive_pointer_cast<Kept>(context->saved_data["kept"].toCapsule());
     const int64_t wanted = context->saved_data["wanted"].toInt();
@@ -305,7 +305,7 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
 
 inline bool needs_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
-// Whether autograd's graph gets a node: refuses what has no gradients.
+// Whether autograd's graph gets a node: throws for what has no gradients.
 inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const AttentionOptions& options, const Tensors& tensors) {
   if (!c10::GradMode::is_enabled()) return false;
@@ -321,8 +321,8 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   }
   if (first == nullptr) return false;
   const auto no = [&](const std::string& reason) {
-    refuse(ErrorCode::unsupported, std::string(first) + " requires grad, and " + reason +
-                                       ", expected a call under torch::NoGradGuard, or a detached tensor");
+    fail(ErrorCode::unsupported, std::string(first) + " requires grad, and " + reason +
+                                     ", expected a call under torch::NoGradGuard, or a detached tensor");
   };
   if (q.defined() && q.is_cuda() && options.out_dtype == f32 && q.scalar_type() != at::kFloat) {
     no("on cuda an out of f32 beside q of 16 bits has no gradients");
@@ -395,7 +395,7 @@ inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, con
 }
 
 // How the keys of ragged sequences are split, for tensors.schedule of calls like this one with the same lengths and
-// window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not looked at.
+// window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not read.
 inline at::Tensor decode_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionOptions& options = {}, const Tensors& tensors = {}) {
   ForwardArgs args = detail::forward_args(q.detach(), k.detach(), v.detach(), tensors);

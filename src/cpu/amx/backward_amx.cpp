@@ -3,10 +3,10 @@
 //   for each tile of 32 keys of the block       S^T  = K Q^T      dP^T = V dO^T        32 keys x 64 rows, fp32
 //                                               P^T, dS^T                              differentiate_tile(), to bf16
 //                                               dV  += P^T dO     dK   += dS^T Q       sums of the block, fp32
-//   in the block's turn at the strip            dQ^T += K^T dS^T                       sums of the call, fp32
+//   in the block's turn at the query tile            dQ^T += K^T dS^T                       sums of the call, fp32
 //
-// Every product has its operands as tiles: K, V and K^T are packed once a block, Q, dO and both transposed once a strip
-// and block. P^T and dS^T are A tiles as they lie, and dS^T with two keys in a dword is a B tile, so nothing is
+// Every product has its operands as tiles: K, V and K^T are packed once a block, Q, dO and both transposed once a query
+// tile and block. P^T and dS^T are A tiles as they lie, and dS^T with two keys in a dword is a B tile, so nothing is
 // transposed in between. dQ's sums stay transposed in C tiles until all blocks have added to them.
 #include "cpu/amx/backward_amx.hpp"
 
@@ -40,9 +40,9 @@ using core::AttentionArguments;
 using core::AttentionShape;
 using core::Name;
 
-constexpr int kStrip = 64;  // rows
-constexpr int kHalf = 32;   // rows of a pair of B tiles
-constexpr int kKeys = 32;   // of a tile
+constexpr int kQueryTile = 64;  // rows
+constexpr int kHalf = 32;       // rows of a pair of B tiles
+constexpr int kKeys = 32;       // of a tile
 constexpr int kBlockTiles = 8;
 
 // A quarter of a megabyte of sums, and half as much of K, V and K^T.
@@ -52,7 +52,7 @@ int64_t block_keys(const AttentionShape& p) {
 }
 
 BackwardTiling tiling(const AttentionShape& p) {
-  return {block_keys(p), kStrip, round_up(p.head_dim_qk, kStepDims), true};
+  return {block_keys(p), kQueryTile, round_up(p.head_dim_qk, kStepDims), true};
 }
 
 // Scratch of one thread. Steps and panels are 32 dims; "pairs" are two tiles of kTileElements.
@@ -78,7 +78,7 @@ struct AmxScratch {
   AmxScratch(const AttentionShape& p, std::byte* base)
       : steps(static_cast<int>(ceil_div(p.head_dim_qk, kStepDims))),
         panels(static_cast<int>(ceil_div(p.head_dim_v, kStepDims))) {
-    const int64_t key_tiles = block_keys(p) / kKeys, halves = kStrip / kHalf;
+    const int64_t key_tiles = block_keys(p) / kKeys, halves = kQueryTile / kHalf;
     half_pairs = key_tiles * kPairElements;
     Memory memory(base, bytes);
     memory.take(key_tiles * steps * kPairElements, k);
@@ -90,7 +90,7 @@ struct AmxScratch {
     memory.take(halves * panels * kPairElements, d_out_transposed);
     memory.take(halves * steps * kPairElements, q);
     memory.take(halves * panels * kPairElements, d_out);
-    tile.take(memory, p, kKeys * kStrip);
+    tile.take(memory, p, kKeys * kQueryTile);
     memory.take(halves * kPairElements, probs);
     memory.take(halves * kPairElements, d_scores);
     memory.take(halves * half_pairs, d_scores_pairs);
@@ -157,13 +157,13 @@ void pack_block(const BlockWork<float>& block, const AmxScratch& scratch) {
   }
 }
 
-// q and dO of the strip's rows: transposed, for products with K and V, and pairs of rows, for dK and dV.
-void pack_strip(QueryStrip<float>& of, const float* delta, const Wanted& wants, const AmxScratch& scratch) {
+// q and dO of the query tile's rows: transposed, for products with K and V, and pairs of rows, for dK and dV.
+void pack_query_tile(QueryTileRows<float>& of, const float* delta, const Wanted& wants, const AmxScratch& scratch) {
   static constexpr uint16_t kZeros[kMaxHeadDim] = {};
-  const AttentionArguments& p = *of.strip.arguments;
-  const std::byte* addresses[2][kMaxStripRows];
+  const AttentionArguments& p = *of.query_tile.arguments;
+  const std::byte* addresses[2][kMaxQueryTileRows];
   of.begin(delta, addresses[0], addresses[1]);
-  const uint16_t* rows[2][kMaxStripRows];
+  const uint16_t* rows[2][kMaxQueryTileRows];
   for (int operand = 0; operand < 2; ++operand) {
     for (int r = 0; r < of.lanes; ++r) {
       rows[operand][r] = addresses[operand][r] == nullptr ? kZeros : elements(addresses[operand][r]);
@@ -221,9 +221,9 @@ class Block {
     pack_block(work_, scratch_);
     std::memset(scratch_.dk, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.steps * kQuadFloats));
     std::memset(scratch_.dv, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.panels * kQuadFloats));
-    const bool is_whole = walk_strips(
-        work_, shared_, kHalf, [&](QueryStrip<float>& of, const float* delta) { compute(of, delta); },
-        [&](const QueryStrip<float>& of, int64_t strip) { add_dq(of, strip); });
+    const bool is_whole = walk_query_tiles(
+        work_, shared_, kHalf, [&](QueryTileRows<float>& of, const float* delta) { compute(of, delta); },
+        [&](const QueryTileRows<float>& of, int64_t query_tile) { add_dq(of, query_tile); });
     if (!is_whole) return;
     products_.release();
     alignas(64) float row[kMaxHeadDim];
@@ -236,19 +236,19 @@ class Block {
   }
 
  private:
-  void compute(QueryStrip<float>& of, const float* delta) {
-    pack_strip(of, delta, work_.wants, scratch_);
+  void compute(QueryTileRows<float>& of, const float* delta) {
+    pack_query_tile(of, delta, work_.wants, scratch_);
     num_seen_ = 0;
     for (int tile = 0; tile < key_tiles_; ++tile) {
       const int64_t key = work_.key_begin + tile * kKeys;
       const int64_t end = std::min(key + kKeys, work_.key_end);
-      if (hides_keys(of.strip, key, end)) continue;
+      if (hides_keys(of.query_tile, key, end)) continue;
       compute_tile(of, tile, key, static_cast<int>(end - key));
       seen_[num_seen_++] = tile;
     }
   }
 
-  void compute_tile(QueryStrip<float>& of, int tile, int64_t key, int num_keys) {
+  void compute_tile(QueryTileRows<float>& of, int tile, int64_t key, int num_keys) {
     const int lanes = of.lanes, halves = lanes / kHalf, steps = scratch_.steps, panels = scratch_.panels;
     for (int half = 0; half < halves; ++half) {
       products_.multiply(scratch_.k + tile * steps * kPairElements,
@@ -287,10 +287,10 @@ class Block {
     }
   }
 
-  // dQ's sums of a strip: [half][step] quads.
-  void add_dq(const QueryStrip<float>& of, int64_t strip) {
+  // dQ's sums of a query tile: [half][step] quads.
+  void add_dq(const QueryTileRows<float>& of, int64_t query_tile) {
     if (num_seen_ == 0) return;
-    float* sums = shared_.dq + strip * kStrip * shared_.tiling.qk_stride;
+    float* sums = shared_.dq + query_tile * kQueryTile * shared_.tiling.qk_stride;
     for (int half = 0; half < of.lanes / kHalf; ++half) {
       for (int step = 0; step < scratch_.steps; ++step, sums += kQuadFloats) {
         products_.add(
@@ -316,7 +316,7 @@ class Block {
   const VectorBackward<float>& vector_;
   Products products_;
   const int key_tiles_;
-  int seen_[kBlockTiles];  // tiles of keys that the strip sees, num_seen_ of them
+  int seen_[kBlockTiles];  // tiles of keys that the query tile sees, num_seen_ of them
   int num_seen_ = 0;
 };
 
@@ -338,12 +338,12 @@ void end_rows(const AttentionArguments& p, const core::Sequence& s, int64_t kv_h
   alignas(64) float rows[16][kMaxHeadDim];
   const core::Operand& to = p.tensors[Name::dq];
   const StoreGradient<float> store = vector_backward<float>(InstructionSet::avx512).store_gradient;
-  const int64_t first_strip = kv_head * shared.strips + shared.first_strip(p, s);
+  const int64_t first_query_tile = kv_head * shared.query_tiles + shared.first_query_tile(p, s);
   const int64_t steps = shared.tiling.qk_stride / kStepDims;
   for (int64_t row = begin; row < end; row += 16) {
-    const int64_t in_strip = row % kStrip;
-    const float* sums = shared.dq + (first_strip + row / kStrip) * kStrip * shared.tiling.qk_stride +
-                        in_strip / kHalf * steps * kQuadFloats + in_strip % kHalf / 16 * kTileFloats;
+    const int64_t in_query_tile = row % kQueryTile;
+    const float* sums = shared.dq + (first_query_tile + row / kQueryTile) * kQueryTile * shared.tiling.qk_stride +
+                        in_query_tile / kHalf * steps * kQuadFloats + in_query_tile % kHalf / 16 * kTileFloats;
     for (int64_t dim = 0; dim < shared.tiling.qk_stride; dim += 16) {
       const float* tile = sums + dim / kStepDims * kQuadFloats + dim % kStepDims / 16 * 2 * kTileFloats;
       __m512i r[16];
@@ -379,7 +379,7 @@ std::string unavailable(core::Device) {
   return reason.empty() ? vector_unavailable(InstructionSet::avx512) : reason;
 }
 
-std::string refuses(const core::Shape& shape) {
+std::string ineligible(const core::Shape& shape) {
   const core::DType d_out = core::attention(shape).operands[Name::d_out].dtype;
   return d_out == core::DType::bf16 ? "" : core::message("d_out is ", core::name(d_out), ", expected bf16");
 }
@@ -389,7 +389,7 @@ core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
 }
 
 std::string describe(const core::Shape& shape, int num_threads) {
-  return backward_text(kernel(), core::attention(shape), num_threads);
+  return describe_backward(kernel(), core::attention(shape), num_threads);
 }
 
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
@@ -407,7 +407,7 @@ constinit const core::Kernel kBackwardAmx = {
     .max_head_dim = kMaxHeadDim,
     .features = core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kForwardOnlyFeatures),
     .unavailable = unavailable,
-    .refuses = refuses,
+    .ineligible = ineligible,
     .workspace = workspace,
     .threads = threads_for,
     .describe = describe,

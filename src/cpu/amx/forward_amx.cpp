@@ -3,14 +3,14 @@
 //   for each wave of (batch, KV head) pairs whose packed K and V fit kPackedBytes
 //     for each pair, every thread from a start of its own
 //       pack     K tiles, V^T tiles                      in 256-key runs
-//       compute  for chunk of keys (K, V: 512 KB of L2)  in items: runs of 32-row strips
-//                  for strip of item                     O, m, l of all strips stay in L2 between chunks
+//       compute  for chunk of keys (K, V: 512 KB of L2)  in work tiles: runs of 32-row query tiles
+//                  for query tile of work tile                     O, m, l of all query tiles stay in L2 between chunks
 //                    for unit, block of 32 keys          Pipeline (pipeline-inl.hpp)
 //
-// Threads that begin at a pair share its packing and its items, and move on when none is left: what a thread packs it
-// mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing.
-// Strips hold rows of all query heads of a KV head (strip.hpp), so K and V are packed and read once for a group.
-// Chunks and units start at absolute keys and rows of a strip do not meet: results do not depend on threads.
+// Threads that begin at a pair share its packing and its work tiles, and move on when none is left: what a thread packs
+// it mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing. Query
+// tiles hold rows of all query heads of a KV head (query_tile.hpp), so K and V are packed and read once for a group.
+// Chunks and units start at absolute keys and rows of a query tile do not meet: results do not depend on threads.
 #include "cpu/amx/forward_amx.hpp"
 
 #include <algorithm>
@@ -31,11 +31,11 @@
 #include "cpu/amx/target-inl.hpp"
 #include "cpu/cpu_features.hpp"
 #include "cpu/exp2.hpp"
-#include "cpu/forward_items.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "cpu/work_tiles.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -52,12 +52,13 @@ namespace {
 using namespace amx;
 
 constexpr int64_t kPackedBytes = int64_t{32} << 20;  // of K and V packed at a time, or one KV head if that is more
-constexpr int64_t kChunkBytes = int64_t{512} << 10;  // of K and V tiles: a quarter of L2, beside the strips' O and Q
-constexpr int64_t kStripBytes = int64_t{512} << 10;  // of strips that go through a chunk together
-constexpr int64_t kMaxWavePairs = 4096;              // bounds the memory of their progress
-constexpr int kPackUnits = 2;                        // a work item of packing
-constexpr int kMaxStrips = 16;
-constexpr int kLiveStrips = 4;  // in the pipeline at once if every strip has one block: S, P, P.V, finish
+constexpr int64_t kChunkBytes = int64_t{512}
+                                << 10;  // of K and V tiles: a quarter of L2, beside the query tiles' O and Q
+constexpr int64_t kQueryTileBytes = int64_t{512} << 10;  // of query tiles that go through a chunk together
+constexpr int64_t kMaxWavePairs = 4096;                  // bounds the memory of their progress
+constexpr int kPackUnits = 2;                            // a task of packing
+constexpr int kMaxQueryTiles = 16;
+constexpr int kLiveQueryTiles = 4;  // in the pipeline at once if every query tile has one block: S, P, P.V, finish
 
 // Sizes that follow from the call's bounds.
 struct Layout {
@@ -69,10 +70,10 @@ struct Layout {
   int64_t pairs, wave_pairs;
   int64_t packed_bytes, progress_bytes;
   int64_t chunk_units;
-  int64_t rows_per_item;
-  int64_t num_strips;  // states of a worker
+  int64_t rows_per_work_tile;
+  int64_t num_query_tiles;  // states of a worker
   int64_t q_elements, o_floats;
-  int64_t strip_bytes, worker_bytes;
+  int64_t query_tile_bytes, worker_bytes;
 
   Layout(const core::AttentionShape& p, int num_threads) {
     qk_steps = static_cast<int>(ceil_div(p.head_dim_qk, kStepDims));
@@ -93,15 +94,16 @@ struct Layout {
     chunk_units = std::max<int64_t>(1, kChunkBytes / (2 * (k_unit + v_unit)));
     q_elements = qk_steps * kPairElements;
     o_floats = v_panels * 4 * kTileFloats;
-    strip_bytes = ceil_div(sizeof(StripWork), 64) * 64 + 2 * q_elements + 4 * o_floats;
-    const int max_strips = static_cast<int>(std::clamp<int64_t>(kStripBytes / strip_bytes, kLiveStrips, kMaxStrips));
-    rows_per_item = item_rows(p, num_threads, kRows, max_strips);
-    num_strips = kLiveStrips;
+    query_tile_bytes = ceil_div(sizeof(QueryTileWork), 64) * 64 + 2 * q_elements + 4 * o_floats;
+    const int max_query_tiles =
+        static_cast<int>(std::clamp<int64_t>(kQueryTileBytes / query_tile_bytes, kLiveQueryTiles, kMaxQueryTiles));
+    rows_per_work_tile = work_tile_rows(p, num_threads, kRows, max_query_tiles);
+    num_query_tiles = kLiveQueryTiles;
     if (units > chunk_units) {
-      num_strips = std::clamp<int64_t>(ceil_div(p.seqlen_q * p.group(), kRows), kLiveStrips, max_strips);
+      num_query_tiles = std::clamp<int64_t>(ceil_div(p.seqlen_q * p.group(), kRows), kLiveQueryTiles, max_query_tiles);
     }
-    worker_bytes =
-        4 * (2 * kBlockFloats + 4 * kTileFloats) + 2 * (2 * blocks * kPairElements) + num_strips * strip_bytes;
+    worker_bytes = 4 * (2 * kBlockFloats + 4 * kTileFloats) + 2 * (2 * blocks * kPairElements) +
+                   num_query_tiles * query_tile_bytes;
   }
 };
 
@@ -109,7 +111,7 @@ struct Layout {
 struct alignas(64) Progress {
   std::atomic<int64_t> next_pack{0};
   std::atomic<int64_t> packed{0};
-  std::atomic<int64_t> next_item{0};
+  std::atomic<int64_t> next_work_tile{0};
 };
 
 struct Call {
@@ -121,8 +123,8 @@ struct Call {
   std::byte* workers = nullptr;
   mutable std::atomic<bool> is_cancelled{false};
 
-  int64_t pack_items() const { return ceil_div(layout.units, kPackUnits); }
-  int64_t work_items() const { return ceil_div(p.seqlen_q * p.group(), layout.rows_per_item); }
+  int64_t pack_tasks() const { return ceil_div(layout.units, kPackUnits); }
+  int64_t num_work_tiles() const { return ceil_div(p.seqlen_q * p.group(), layout.rows_per_work_tile); }
 
   // Throws once the call is cancelled. Stays so, as threads wait for what others pack.
   void end_if_cancelled() const {
@@ -207,10 +209,10 @@ void pack_units(const Call& call, int64_t pair, int64_t slot, int64_t unit_begin
   }
 }
 
-// One item: rows of a pair, its worker's memory, and the pipeline that its strips go through.
-class Item {
+// One work tile: rows of a pair, its worker's memory, and the pipeline that its query tiles go through.
+class WorkTileRun {
  public:
-  Item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int64_t row_end, int worker)
+  WorkTileRun(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int64_t row_end, int worker)
       : call_(call),
         sequence_(core::sequence(call.p, pair / call.p.heads_kv)),
         kv_head_(pair % call.p.heads_kv),
@@ -221,7 +223,8 @@ class Item {
     memory_.scores = reinterpret_cast<float*>(memory);
     memory_.dump = memory_.scores + 2 * kBlockFloats;
     memory_.probs = reinterpret_cast<uint16_t*>(memory_.dump + 4 * kTileFloats);
-    strips_ = reinterpret_cast<std::byte*>(memory_.probs + 2 * (call.layout.unit_keys / kBlockKeys) * kPairElements);
+    query_tiles_ =
+        reinterpret_cast<std::byte*>(memory_.probs + 2 * (call.layout.unit_keys / kBlockKeys) * kPairElements);
   }
 
   void run() {
@@ -247,10 +250,11 @@ class Item {
   void run_pipeline() {
     const TileScope tiles;
     Pipeline<kQkSteps, kVPanels, kLse> pipeline(
-        call_.block, memory_, [](void* item, StripWork& strip) { static_cast<Item*>(item)->finish_strip(strip); },
+        call_.block, memory_,
+        [](void* run, QueryTileWork& query_tile) { static_cast<WorkTileRun*>(run)->finish_query_tile(query_tile); },
         this);
     const Layout& l = call_.layout;
-    const int num_strips = static_cast<int>(ceil_div(row_end_ - row_begin_, kRows));
+    const int num_query_tiles = static_cast<int>(ceil_div(row_end_ - row_begin_, kRows));
     const int64_t first_query = row_begin_ / call_.p.group();
     const int64_t last_query = (row_end_ - 1) / call_.p.group();
     const int64_t chunk_keys = l.chunk_units * l.unit_keys;
@@ -258,12 +262,12 @@ class Item {
     const int64_t chunk_end = std::max(ceil_div(sequence_.band.end(last_query), chunk_keys), chunk_begin + 1);
     for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
       call_.end_if_cancelled();
-      for (int i = 0; i < num_strips; ++i) {
-        StripWork& work = strip_work(i);
+      for (int i = 0; i < num_query_tiles; ++i) {
+        QueryTileWork& work = query_tile_work(i);
         if (chunk == chunk_begin) {
-          if (!begin_strip(work, i)) {
-            pipeline.drain();  // so that no strip in it shares this one's memory
-            finish_strip(work);
+          if (!begin_query_tile(work, i)) {
+            pipeline.drain();  // so that no query tile in it shares this one's memory
+            finish_query_tile(work);
             continue;
           }
         }
@@ -273,16 +277,16 @@ class Item {
     pipeline.drain();
   }
 
-  // Units [unit_begin, unit_end) as far as rows of the strip see them.
+  // Units [unit_begin, unit_end) as far as rows of the query tile see them.
   template <typename SomePipeline>
-  void push_units(SomePipeline& pipeline, StripWork& work, int64_t unit_begin, int64_t unit_end) {
+  void push_units(SomePipeline& pipeline, QueryTileWork& work, int64_t unit_begin, int64_t unit_end) {
     const Layout& l = call_.layout;
-    const Strip& strip = work.strip;
+    const QueryTile& query_tile = work.query_tile;
     const int64_t blocks = l.unit_keys / kBlockKeys;
     // Blocks [0, keep) and [begin, end).
-    const int64_t keep = ceil_div(strip.keep_end, kBlockKeys);
-    const int64_t begin = std::max<int64_t>(keep, strip.keys_begin / kBlockKeys);
-    const int64_t end = std::max(begin, ceil_div(strip.keys_end, kBlockKeys));
+    const int64_t keep = ceil_div(query_tile.keep_end, kBlockKeys);
+    const int64_t begin = std::max<int64_t>(keep, query_tile.keys_begin / kBlockKeys);
+    const int64_t end = std::max(begin, ceil_div(query_tile.keys_end, kBlockKeys));
     const int64_t last = (begin < end ? end : keep) - 1;
     const auto push = [&](int64_t unit, int64_t from, int64_t to) {
       from = std::max<int64_t>(from - unit * blocks, 0);
@@ -301,31 +305,34 @@ class Item {
     }
   }
 
-  StripWork& strip_work(int i) const {
-    return *reinterpret_cast<StripWork*>(strips_ + i % call_.layout.num_strips * call_.layout.strip_bytes);
+  QueryTileWork& query_tile_work(int i) const {
+    return *reinterpret_cast<QueryTileWork*>(query_tiles_ +
+                                             i % call_.layout.num_query_tiles * call_.layout.query_tile_bytes);
   }
 
-  // False if no row of the strip sees a key.
-  bool begin_strip(StripWork& work, int i) const {
+  // False if no row of the query tile sees a key.
+  bool begin_query_tile(QueryTileWork& work, int i) const {
     const core::AttentionArguments& p = call_.p;
     work.row_begin = row_begin_ + int64_t{i} * kRows;
-    work.q = reinterpret_cast<uint16_t*>(reinterpret_cast<std::byte*>(&work) + ceil_div(sizeof(StripWork), 64) * 64);
+    work.q =
+        reinterpret_cast<uint16_t*>(reinterpret_cast<std::byte*>(&work) + ceil_div(sizeof(QueryTileWork), 64) * 64);
     work.o = reinterpret_cast<float*>(work.q + call_.layout.q_elements);
     work.o_live = false;
     work.softmax.reset();
     const int num_rows = static_cast<int>(std::min<int64_t>(kRows, row_end_ - work.row_begin));
-    fill_strip(work.strip, p, sequence_, kv_head_, work.row_begin, num_rows, kRows);
-    if (work.strip.keys_begin >= work.strip.keys_end && work.strip.keep_end <= 0) return false;
+    fill_query_tile(work.query_tile, p, sequence_, kv_head_, work.row_begin, num_rows, kRows);
+    if (work.query_tile.keys_begin >= work.query_tile.keys_end && work.query_tile.keep_end <= 0) return false;
     const uint16_t* rows[kRows];
     for (int r = 0; r < kRows; ++r) {
-      rows[r] = elements(p.q().row(sequence_.batch_idx, sequence_.row_q + work.strip.query[r], work.strip.head[r]));
+      rows[r] =
+          elements(p.q().row(sequence_.batch_idx, sequence_.row_q + work.query_tile.query[r], work.query_tile.head[r]));
     }
     pack_q(rows, p.head_dim_qk, work.q);
     return true;
   }
 
   // Divides by the sum, joins the sink, scales what dropout kept, writes out and lse.
-  void finish_strip(StripWork& work) const {
+  void finish_query_tile(QueryTileWork& work) const {
     const core::AttentionArguments& p = call_.p;
     SoftmaxState& softmax = work.softmax;
     alignas(64) float factor[kRows];
@@ -333,16 +340,16 @@ class Item {
     const bool wants_lse = p.lse().data != nullptr;
     if (softmax.unset != 0) softmax.unset = softmax.unseen();
     for (int r = 0; r < kRows; ++r) factor[r] = 1 / (softmax.sum[0][r] + softmax.sum[1][r]);
-    for (int r = 0; r < work.strip.num_rows; ++r) {
-      const int64_t row_q = sequence_.row_q + work.strip.query[r];
-      rows[r] = p.out().row(sequence_.batch_idx, row_q, work.strip.head[r]);
+    for (int r = 0; r < work.query_tile.num_rows; ++r) {
+      const int64_t row_q = sequence_.row_q + work.query_tile.query[r];
+      rows[r] = p.out().row(sequence_.batch_idx, row_q, work.query_tile.head[r]);
       if (!wants_lse && !p.sink) continue;
-      const float lse = finish_row(softmax, r, p.sink ? p.sink.at(0, work.strip.head[r]) : -INFINITY, factor[r]);
-      if (wants_lse) std::memcpy(p.lse().row(sequence_.batch_idx, row_q, work.strip.head[r]), &lse, sizeof lse);
+      const float lse = finish_row(softmax, r, p.sink ? p.sink.at(0, work.query_tile.head[r]) : -INFINITY, factor[r]);
+      if (wants_lse) std::memcpy(p.lse().row(sequence_.batch_idx, row_q, work.query_tile.head[r]), &lse, sizeof lse);
     }
     const auto keep_scale = static_cast<float>(dropout_of(p).keep_scale());
     for (float& row : factor) row *= keep_scale;
-    store_o(work.o, factor, ~softmax.unset, p.head_dim_v, work.strip.num_rows, p.out().dtype, rows);
+    store_o(work.o, factor, ~softmax.unset, p.head_dim_v, work.query_tile.num_rows, p.out().dtype, rows);
   }
 
   // LSE of row r with its sink (natural units) in the sum; factor becomes 1 / sum.
@@ -365,20 +372,20 @@ class Item {
   const int64_t slot_;  // of the pair in the packed wave
   const int64_t row_begin_, row_end_;
   PipelineMemory memory_;
-  std::byte* strips_;
+  std::byte* query_tiles_;
 };
 
-// Rows [row_begin, row_begin + rows_per_item) of a pair: queries, then rows that are none.
-void run_item(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int worker) {
+// Rows [row_begin, row_begin + rows_per_work_tile) of a pair: queries, then rows that are none.
+void run_work_tile(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int worker) {
   const core::AttentionArguments& p = call.p;
   const core::Sequence s = core::sequence(p, pair / p.heads_kv);
-  const int64_t row_end = std::min(row_begin + call.layout.rows_per_item, s.slots_q * p.group());
+  const int64_t row_end = std::min(row_begin + call.layout.rows_per_work_tile, s.slots_q * p.group());
   const int64_t query_end = std::min(row_end, s.len_q * p.group());
-  if (row_begin < query_end) Item(call, pair, slot, row_begin, query_end, worker).run();
+  if (row_begin < query_end) WorkTileRun(call, pair, slot, row_begin, query_end, worker).run();
   const int64_t hidden_begin = std::max(row_begin, query_end);
   if (hidden_begin >= row_end) return;
-  const ForwardItem item{s.batch_idx, pair % p.heads_kv, row_begin, row_end - row_begin};
-  fill_hidden_rows(p, item, hidden_begin, row_end);
+  const WorkTile work_tile{s.batch_idx, pair % p.heads_kv, row_begin, row_end - row_begin};
+  fill_hidden_rows(p, work_tile, hidden_begin, row_end);
 }
 
 // Rows of a packed tensor past its sequences.
@@ -386,31 +393,31 @@ void fill_rows_of_no_sequence(const core::AttentionArguments& p) {
   if (!p.cu_seqlens_q) return;
   const int64_t group = p.group();
   for (int64_t kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
-    const ForwardItem item{-1, kv_head, 0, 0};
-    fill_hidden_rows(p, item, p.cu_seqlens_q.at(0, p.batch) * group, p.total_q * group);
+    const WorkTile work_tile{-1, kv_head, 0, 0};
+    fill_hidden_rows(p, work_tile, p.cu_seqlens_q.at(0, p.batch) * group, p.total_q * group);
   }
 }
 
 // Packs what nobody packs yet, waits for the rest, computes what nobody computes yet.
 void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   Progress& progress = call.progress[slot];
-  const int64_t pack_items = call.pack_items();
-  const int64_t items = call.work_items();
-  if (progress.next_item.load(std::memory_order_relaxed) >= items) return;
-  for (int64_t item; (item = progress.next_pack.fetch_add(1, std::memory_order_relaxed)) < pack_items;) {
+  const int64_t pack_tasks = call.pack_tasks();
+  const int64_t work_tiles = call.num_work_tiles();
+  if (progress.next_work_tile.load(std::memory_order_relaxed) >= work_tiles) return;
+  for (int64_t task; (task = progress.next_pack.fetch_add(1, std::memory_order_relaxed)) < pack_tasks;) {
     call.end_if_cancelled();
-    const int64_t unit = item * kPackUnits;
+    const int64_t unit = task * kPackUnits;
     pack_units(call, pair, slot, unit, std::min(unit + kPackUnits, call.layout.units));
     progress.packed.fetch_add(1, std::memory_order_release);
   }
-  while (progress.packed.load(std::memory_order_acquire) < pack_items) {
+  while (progress.packed.load(std::memory_order_acquire) < pack_tasks) {
     call.end_if_cancelled();
     std::this_thread::yield();
   }
-  for (int64_t item; (item = progress.next_item.fetch_add(1, std::memory_order_relaxed)) < items;) {
+  for (int64_t work_tile; (work_tile = progress.next_work_tile.fetch_add(1, std::memory_order_relaxed)) < work_tiles;) {
     call.end_if_cancelled();
     // Later rows first: under causal masks they see most.
-    run_item(call, pair, slot, (items - 1 - item) * call.layout.rows_per_item, worker);
+    run_work_tile(call, pair, slot, (work_tiles - 1 - work_tile) * call.layout.rows_per_work_tile, worker);
   }
   _mm256_zeroupper();  // as the vector kernels do (forward-inl.hpp); wanted where functions are not inlined
 }
@@ -431,7 +438,7 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
   for (int64_t pair_begin = 0; pair_begin < l.pairs; pair_begin += l.wave_pairs) {
     const int64_t wave_pairs = std::min(l.wave_pairs, l.pairs - pair_begin);
     for (int64_t slot = 0; slot < wave_pairs; ++slot) new (&call.progress[slot]) Progress;
-    const int64_t starts = std::min<int64_t>(plan.num_threads, wave_pairs * call.work_items());
+    const int64_t starts = std::min<int64_t>(plan.num_threads, wave_pairs * call.num_work_tiles());
     parallel_for(starts, plan.num_threads, p.cancel, [&](int64_t start, int worker) {
       for (int64_t step = 0; step < wave_pairs; ++step) {
         const int64_t slot = (start * wave_pairs / starts + step) % wave_pairs;
@@ -461,8 +468,8 @@ core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
 
 std::string describe(const core::Shape& shape, int num_threads) {
   const Layout l(core::attention(shape), num_threads);
-  return core::message("tiles: strips of ", kRows, " rows, items of ", l.rows_per_item, ", units of ", l.unit_keys,
-                       " keys, chunks of ", l.chunk_units * l.unit_keys, "; ", l.wave_pairs,
+  return core::message("tiles: query tiles of ", kRows, " rows, work tiles of ", l.rows_per_work_tile, ", units of ",
+                       l.unit_keys, " keys, chunks of ", l.chunk_units * l.unit_keys, "; ", l.wave_pairs,
                        " KV heads packed at a time");
 }
 

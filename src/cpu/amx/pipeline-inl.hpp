@@ -1,4 +1,4 @@
-// Attention of 32-query strips as one stream of 32-key blocks, software-pipelined across blocks, units and strips.
+// Attention of 32-query tiles as one stream of 32-key blocks, software-pipelined across blocks, units and query tiles.
 //
 //   slot of the stream     tile unit                                 vector unit
 //   i                      S^T(i) = K Q^T                            P(i-1) = exp2(S(i-1) - m)
@@ -6,8 +6,8 @@
 //                          of block i-1, its share of the panels
 //
 // A unit is up to unit_blocks() blocks at an absolute multiple of keys: O^T tiles are loaded and stored once a unit.
-// Neither knows where a strip ends: the next strip's S is computed while the last one's P and O are finished.
-// Scores ring: 2 blocks. P ring: 2 units. A strip's result depends on its own blocks only, not on its neighbours.
+// Neither knows where a query tile ends: the next query tile's S is computed while the last one's P and O are finished.
+// Scores ring: 2 blocks. P ring: 2 units. A query tile's result depends on its own blocks only, not on its neighbours.
 // Include inside the target region of forward_amx.cpp only.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "cpu/amx/pack-inl.hpp"
 #include "cpu/amx/softmax-inl.hpp"
 #include "cpu/amx/tiles-inl.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 
 namespace tessella::cpu::amx {
 
@@ -33,8 +33,8 @@ struct BlockContext {
   DropoutChain<float> dropout = nullptr;
 };
 
-struct StripWork {
-  Strip strip;
+struct QueryTileWork {
+  QueryTile query_tile;
   SoftmaxState softmax;
   int64_t row_begin = 0;
   uint16_t* q = nullptr;  // B tiles
@@ -49,14 +49,14 @@ struct PipelineMemory {
   float* dump = nullptr;      // 4 tiles: stores of accumulators that hold nothing
 };
 
-// A run of blocks of one strip within a unit: blocks [block_begin, block_end) of the unit.
+// A run of blocks of one query tile within a unit: blocks [block_begin, block_end) of the unit.
 struct UnitWork {
-  StripWork* strip = nullptr;
+  QueryTileWork* query_tile = nullptr;
   const uint16_t* v = nullptr;
   uint16_t* probs = nullptr;
   int block_begin = 0;
   int block_end = 0;
-  bool last = false;  // of its strip
+  bool last = false;  // of its query tile
 
   int size() const { return block_end - block_begin; }
 };
@@ -65,8 +65,8 @@ struct UnitWork {
 template <int kQkSteps, int kVPanels, bool kLse>
 class Pipeline {
  public:
-  // finish(strip) is called once the last unit of a strip is in o.
-  using Finish = void (*)(void* context, StripWork& strip);
+  // finish(query_tile) is called once the last unit of a query tile is in o.
+  using Finish = void (*)(void* context, QueryTileWork& query_tile);
 
   Pipeline(const BlockContext& context, const PipelineMemory& memory, Finish finish, void* finish_context)
       : context_(context), memory_(memory), finish_(finish), finish_context_(finish_context) {
@@ -74,9 +74,10 @@ class Pipeline {
   }
 
   // Blocks [block_begin, block_end) of the unit whose first key is unit_key; k, v: tiles of the unit.
-  void push(StripWork& strip, const uint16_t* k, const uint16_t* v, int64_t unit_key, int block_begin, int block_end,
-            bool last) {
-    const UnitWork unit{&strip, v, memory_.probs + parity_ * blocks() * kPairElements, block_begin, block_end, last};
+  void push(QueryTileWork& query_tile, const uint16_t* k, const uint16_t* v, int64_t unit_key, int block_begin,
+            int block_end, bool last) {
+    const UnitWork unit{&query_tile, v,         memory_.probs + parity_ * blocks() * kPairElements,
+                        block_begin, block_end, last};
     parity_ ^= 1;
     for (int block = block_begin; block < block_end; ++block) {
       float* scores = memory_.scores + (num_slots_++ & 1) * kBlockFloats;
@@ -84,9 +85,9 @@ class Pipeline {
       bool steady = false;
       if constexpr (kVPanels > 0 && kVPanels % unit_blocks(kVPanels) == 0) {
         steady = is_steady();
-        if (steady) steady_slot(k_block, strip.q, scores);
+        if (steady) steady_slot(k_block, query_tile.q, scores);
       }
-      if (!steady) slot(k_block, strip.q, scores);
+      if (!steady) slot(k_block, query_tile.q, scores);
       finish_retired();
       if (block == block_begin) advance(unit);
       job_ = {scores, unit.probs + block * kPairElements, unit_key + block * kBlockKeys, block};
@@ -95,7 +96,7 @@ class Pipeline {
 
   // Completes everything pushed.
   void drain() {
-    if (filling_.strip == nullptr) return;
+    if (filling_.query_tile == nullptr) return;
     slot(nullptr, nullptr, nullptr);
     finish_retired();
     advance({});
@@ -133,9 +134,9 @@ class Pipeline {
 
   // The unit in the P.V stage is done but for held tiles; the unit in the softmax stage takes its place.
   void advance(const UnitWork& next) {
-    if (draining_.strip != nullptr) {
-      draining_.strip->o_live = true;
-      if (draining_.last) retired_ = draining_.strip;
+    if (draining_.query_tile != nullptr) {
+      draining_.query_tile->o_live = true;
+      if (draining_.last) retired_ = draining_.query_tile;
     }
     draining_ = filling_;
     filling_ = next;
@@ -143,9 +144,9 @@ class Pipeline {
 
   void finish_retired() {
     if (retired_ == nullptr) return;
-    StripWork* strip = retired_;
+    QueryTileWork* query_tile = retired_;
     retired_ = nullptr;
-    finish_(finish_context_, *strip);
+    finish_(finish_context_, *query_tile);
   }
 
   // S^T of a block; its tiles are held.
@@ -168,8 +169,8 @@ class Pipeline {
 #pragma GCC unroll 4
     for (int panel = begin; panel < end; ++panel) {
       const uint16_t* v = draining_.v + int64_t{panel} * blocks() * kPairElements;
-      float* o = draining_.strip->o + panel * 4 * kTileFloats;
-      if (draining_.strip->o_live) {
+      float* o = draining_.query_tile->o + panel * 4 * kTileFloats;
+      if (draining_.query_tile->o_live) {
         resume_tile_step(v + block_begin * kPairElements, probs + block_begin * kPairElements, o, held_, tick);
       } else {
         first_tile_step(v + block_begin * kPairElements, probs + block_begin * kPairElements, held_, tick);
@@ -189,7 +190,7 @@ class Pipeline {
     constexpr int kTicks = 4 * (kQkSteps + kVPanels);
     if (scores_held_) release_held();
     if (needs_prepare()) prepare();
-    SoftmaxState& softmax = filling_.strip->softmax;
+    SoftmaxState& softmax = filling_.query_tile->softmax;
     SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.scale_log2);
     int ticks = 0;
     const auto tick = [&]() __attribute__((always_inline)) {
@@ -204,13 +205,13 @@ class Pipeline {
   // The same for any counts; k null: no next block.
   [[gnu::noinline]] void slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
     if (scores_held_) release_held();
-    if (filling_.strip == nullptr) return multiply_scores(k, q, next_scores, [] {});
+    if (filling_.query_tile == nullptr) return multiply_scores(k, q, next_scores, [] {});
     const bool done = needs_prepare() && prepare();
     const int position = job_.block - filling_.block_begin;
-    const int panel_begin = draining_.strip == nullptr ? 0 : position * panels() / filling_.size();
-    const int panel_end = draining_.strip == nullptr ? 0 : (position + 1) * panels() / filling_.size();
+    const int panel_begin = draining_.query_tile == nullptr ? 0 : position * panels() / filling_.size();
+    const int panel_end = draining_.query_tile == nullptr ? 0 : (position + 1) * panels() / filling_.size();
     const int num_ticks = 4 * ((k == nullptr ? 0 : steps()) + (panel_end - panel_begin) * draining_.size());
-    SoftmaxState& softmax = filling_.strip->softmax;
+    SoftmaxState& softmax = filling_.query_tile->softmax;
     SoftmaxRows<kLse> rows(softmax, job_.scores, job_.probs, context_.scale_log2);
     int piece = done ? kPieces : 0;
     int credit = 0;  // pieces due, in units of 1 / num_ticks
@@ -226,29 +227,29 @@ class Pipeline {
   }
 
   bool needs_prepare() const {
-    return filling_.strip->softmax.unset != 0 || is_special(filling_.strip->strip, job_.key_begin);
+    return filling_.query_tile->softmax.unset != 0 || is_special(filling_.query_tile->query_tile, job_.key_begin);
   }
 
   // True if the block needs prepare() for more than rows without a maximum.
-  bool is_special(const Strip& strip, int64_t key) const {
-    const bool inside =
-        (key >= strip.full_begin || key + kBlockKeys <= strip.keep_end) && key + kBlockKeys <= strip.full_end;
+  bool is_special(const QueryTile& query_tile, int64_t key) const {
+    const bool inside = (key >= query_tile.full_begin || key + kBlockKeys <= query_tile.keep_end) &&
+                        key + kBlockKeys <= query_tile.full_end;
     return !inside || context_.chain != nullptr || context_.dropout != nullptr;
   }
 
   // Masks, score chain, first maxima, dropout of the job. True if its probabilities are done too.
   [[gnu::noinline]] bool prepare() {
-    StripWork& work = *filling_.strip;
+    QueryTileWork& work = *filling_.query_tile;
     const float scale_log2 = context_.scale_log2;
     const bool has_chain = context_.chain != nullptr;
     if (has_chain) {
       // Past the last key there is no bias or mask to read; the band hides what the chain left out.
-      const int64_t left = work.strip.keys_end - job_.key_begin;
+      const int64_t left = work.query_tile.keys_end - job_.key_begin;
       const int64_t keys = left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys;
-      context_.chain(work.strip, kRows, job_.scores, job_.key_begin, static_cast<int>(keys));
-      if (keys < kBlockKeys) hide_outside_band(work.strip, job_.scores, job_.key_begin);
-    } else if (is_special(work.strip, job_.key_begin)) {
-      hide_outside_band(work.strip, job_.scores, job_.key_begin);
+      context_.chain(work.query_tile, kRows, job_.scores, job_.key_begin, static_cast<int>(keys));
+      if (keys < kBlockKeys) hide_outside_band(work.query_tile, job_.scores, job_.key_begin);
+    } else if (is_special(work.query_tile, job_.key_begin)) {
+      hide_outside_band(work.query_tile, job_.scores, job_.key_begin);
     }
     if (work.softmax.unset != 0) set_first_maximum(work.softmax, job_.scores, scale_log2, has_chain);
     if (!has_chain && context_.dropout == nullptr) return false;
@@ -256,7 +257,7 @@ class Pipeline {
     if (has_chain) subtract_origins(work.softmax, job_.scores);
     if (context_.dropout == nullptr) return false;
     exponentiate_block(work.softmax, job_.scores, scale_log2);
-    context_.dropout(work.strip, kRows, job_.scores, job_.key_begin, kBlockKeys);
+    context_.dropout(work.query_tile, kRows, job_.scores, job_.key_begin, kBlockKeys);
     round_block(job_.scores, job_.probs);
     return true;
   }
@@ -264,7 +265,7 @@ class Pipeline {
   [[gnu::always_inline]] void end_block(const SoftmaxRows<kLse>& rows) {
     const uint32_t too_low = rows.too_low();
     if (__builtin_expect(too_low != 0, 0)) return raise_and_repeat(rows, too_low);  // a copy: rows stay in registers
-    rows.finish(filling_.strip->softmax);
+    rows.finish(filling_.query_tile->softmax);
   }
 
   // Rare: the job's probabilities were taken against maxima that are too low for these rows, none of which has an
@@ -273,15 +274,16 @@ class Pipeline {
   [[gnu::noinline, gnu::cold]] void raise_and_repeat(SoftmaxRows<kLse> rows, uint32_t too_low) {
     raise_and_rescale(too_low);
     for (int half = 0; half < 2; ++half) {
-      if ((too_low >> (16 * half) & 0xFFFF) != 0) rows.repeat(filling_.strip->softmax, half);
+      if ((too_low >> (16 * half) & 0xFFFF) != 0) rows.repeat(filling_.query_tile->softmax, half);
     }
-    rows.finish(filling_.strip->softmax);
+    rows.finish(filling_.query_tile->softmax);
   }
 
-  // Brings everything accumulated for these rows of the job's strip (sums, O, P not yet multiplied) to higher maxima.
+  // Brings everything accumulated for these rows of the job's query tile (sums, O, P not yet multiplied) to higher
+  // maxima.
   void raise_and_rescale(uint32_t rows) {
     alignas(64) float factor[kRows];
-    StripWork& work = *filling_.strip;
+    QueryTileWork& work = *filling_.query_tile;
     const bool has_origins = context_.chain != nullptr;
     const uint32_t raised = raise_maximum(work.softmax, job_.scores, context_.scale_log2, rows, has_origins, factor);
     if (raised == 0) return;
@@ -289,13 +291,13 @@ class Pipeline {
     for (int half = 0; half < 2; ++half) {
       if ((raised >> half & 1) == 0) continue;
       const __m512 power = _mm512_load_ps(factor + 16 * half);
-      if (work.o_live || draining_.strip == &work) {
+      if (work.o_live || draining_.query_tile == &work) {
         for (int i = 0; i < 2 * panels(); ++i) rescale_floats(work.o + (2 * i + half) * kTileFloats, power);
       }
       for (int block = filling_.block_begin; block < job_.block; ++block) {
         rescale_probs(filling_.probs + (2 * block + half) * kTileElements, power);
       }
-      if (draining_.strip != &work) continue;
+      if (draining_.query_tile != &work) continue;
       for (int block = draining_.block_begin; block < draining_.block_end; ++block) {
         rescale_probs(draining_.probs + (2 * block + half) * kTileElements, power);
       }
@@ -311,7 +313,7 @@ class Pipeline {
   UnitWork filling_;          // in the softmax stage
   UnitWork draining_;         // in the P.V stage
   Job job_;
-  StripWork* retired_ = nullptr;  // its last tiles are held
+  QueryTileWork* retired_ = nullptr;  // its last tiles are held
   int parity_ = 0;
   int num_slots_ = 0;
 };

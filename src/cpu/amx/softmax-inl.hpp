@@ -1,4 +1,4 @@
-// Online softmax of one 32-query strip over blocks of 32 keys, scores stored [key][query row].
+// Online softmax of one 32-query tile over blocks of 32 keys, scores stored [key][query row].
 //
 // Lanes are query rows, so nothing crosses lanes. Probabilities are exp2(s - m) against a lazy maximum m: the true
 // maximum of the first block that shows the row a key (a row with one key is exact), then raised only when a block's
@@ -17,7 +17,7 @@
 
 #include "cpu/amx/tiles-inl.hpp"
 #include "cpu/exp2.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 
 namespace tessella::cpu::amx {
 
@@ -165,12 +165,12 @@ class SoftmaxRows {
 };
 
 // -inf where the band hides a key of [key_begin, key_begin + 32).
-[[gnu::noinline]] inline void hide_outside_band(const Strip& strip, float* scores, int64_t key_begin) {
+[[gnu::noinline]] inline void hide_outside_band(const QueryTile& query_tile, float* scores, int64_t key_begin) {
   const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  const __m512i keep = _mm512_set1_epi32(strip.keep_end);
+  const __m512i keep = _mm512_set1_epi32(query_tile.keep_end);
   for (int half = 0; half < 2; ++half) {
-    const __m512i begin = _mm512_load_si512(strip.begin + 16 * half);
-    const __m512i end = _mm512_load_si512(strip.end + 16 * half);
+    const __m512i begin = _mm512_load_si512(query_tile.begin + 16 * half);
+    const __m512i end = _mm512_load_si512(query_tile.end + 16 * half);
     for (int i = 0; i < kBlockKeys; ++i) {
       const __m512i key = _mm512_set1_epi32(static_cast<int>(key_begin) + i);
       const __mmask16 seen = _mm512_cmplt_epi32_mask(key, end) &

@@ -1,4 +1,4 @@
-// Gradients of one work item in vectors: a block of keys outside, strips of queries inside (backward_vector.hpp).
+// Gradients of one task in vectors: a block of keys outside, query tiles inside (backward_vector.hpp).
 //
 // A tile of scores is computed again, transposed [key][row] as in the forward, and so is dP; both turn into
 //   P = exp(S - LSE),  dS = P (D dP - delta),
@@ -47,7 +47,7 @@ void load_rows(core::DType dtype, const std::byte* const* rows, int num_rows, in
                int64_t stride, Real* transposed) {
   with_elements<Real>(dtype, [&]<typename T>(const T*) HWY_ATTR {
     static constexpr T kZeros[kMaxHeadDim] = {};
-    const T* from[kStripRows] = {};
+    const T* from[kQueryTileRows] = {};
     for (int r = 0; r < lanes; ++r) from[r] = rows[r] == nullptr ? kZeros : reinterpret_cast<const T*>(rows[r]);
     for (int r = 0; r < num_rows; ++r) load_row(from[r], static_cast<int>(dim), to + r * stride, stride);
     load_transposed(from, lanes, static_cast<int>(dim), 1, transposed);
@@ -99,26 +99,26 @@ void store_gradient(const Real* from, std::type_identity_t<Real> factor, int64_t
   });
 }
 
-// Reads q, dO and LSE of the strip's rows.
+// Reads q, dO and LSE of the query tile's rows.
 template <typename Real>
-void load_queries(QueryStrip<Real>& to, const Real* delta, const BackwardScratch<Real>& scratch) {
-  const core::AttentionArguments& p = *to.strip.arguments;
-  const std::byte* q[kStripRows];
-  const std::byte* d_out[kStripRows];
+void load_queries(QueryTileRows<Real>& to, const Real* delta, const BackwardScratch<Real>& scratch) {
+  const core::AttentionArguments& p = *to.query_tile.arguments;
+  const std::byte* q[kQueryTileRows];
+  const std::byte* d_out[kQueryTileRows];
   to.begin(delta, q, d_out);
-  load_rows(p.dtype(), q, to.strip.num_rows, to.lanes, p.head_dim_qk, scratch.q, scratch.qk_stride,
+  load_rows(p.dtype(), q, to.query_tile.num_rows, to.lanes, p.head_dim_qk, scratch.q, scratch.qk_stride,
             scratch.q_transposed);
-  load_rows(p.tensors[Name::d_out].dtype, d_out, to.strip.num_rows, to.lanes, p.head_dim_v, scratch.d_out,
+  load_rows(p.tensors[Name::d_out].dtype, d_out, to.query_tile.num_rows, to.lanes, p.head_dim_v, scratch.d_out,
             scratch.v_stride, scratch.d_out_transposed);
 }
 
 // slope += sum over keys of dS times ALiBi's distance.
 template <typename Real>
-void add_slopes(QueryStrip<Real>& of, const Real* d_scores, int64_t key_begin, int num_keys) {
+void add_slopes(QueryTileRows<Real>& of, const Real* d_scores, int64_t key_begin, int num_keys) {
   const Tag<Real> d;
-  alignas(64) Real position[kMaxStripRows];
+  alignas(64) Real position[kMaxQueryTileRows];
   for (int r = 0; r < of.lanes; ++r) {
-    position[r] = static_cast<Real>(of.strip.sequence->band.position(of.strip.query[r]) - key_begin);
+    position[r] = static_cast<Real>(of.query_tile.sequence->band.position(of.query_tile.query[r]) - key_begin);
   }
   for (int row = 0; row < of.lanes; row += kLanes<Real>) {
     Vec<Real> sum = hn::Zero(d);
@@ -132,9 +132,10 @@ void add_slopes(QueryStrip<Real>& of, const Real* d_scores, int64_t key_begin, i
 
 // From products to P with dropout's factors and dS, behind softcap, of keys [key_begin, key_begin + num_keys).
 template <typename Real>
-void differentiate_scores(const QueryStrip<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin, int num_keys) {
-  const Strip& strip = of.strip;
-  const core::AttentionArguments& p = *strip.arguments;
+void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin,
+                          int num_keys) {
+  const QueryTile& query_tile = of.query_tile;
+  const core::AttentionArguments& p = *query_tile.arguments;
   const int lanes = of.lanes;
   const bool has_dropout = p.features.has(core::Feature::dropout);
   Real* probs = tile.probs;
@@ -142,15 +143,15 @@ void differentiate_scores(const QueryStrip<Real>& of, const BackwardTile<Real>& 
   const size_t tile_bytes = sizeof(Real) * static_cast<size_t>(num_keys * lanes);
   if (p.features.has(core::Feature::softcap)) std::memcpy(tile.products, probs, tile_bytes);
   if (needs_score_chain(p)) {
-    score_chain(strip, lanes, probs, key_begin, num_keys);
-  } else if (key_begin < strip.full_begin || key_begin + num_keys > strip.full_end) {
-    apply_band(strip, lanes, probs, key_begin, num_keys);
+    score_chain(query_tile, lanes, probs, key_begin, num_keys);
+  } else if (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end) {
+    apply_band(query_tile, lanes, probs, key_begin, num_keys);
   }
   const Tag<Real> d;
   if (has_dropout) {
     const Vec<Real> keep_scale = hn::Set(d, static_cast<Real>(dropout_of(p).keep_scale()));
     for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.kept + i);
-    dropout_chain(strip, lanes, tile.kept, key_begin, num_keys);
+    dropout_chain(query_tile, lanes, tile.kept, key_begin, num_keys);
   }
   const Vec<Real> scale = hn::Set(d, scores_are_products(p) ? p.scale : 1);
   const Vec<Real> log2_e = hn::Set(d, kLog2E<Real>);
@@ -191,19 +192,19 @@ void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int 
 }
 
 template <typename Real>
-void differentiate_tile(QueryStrip<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin, int num_keys) {
+void differentiate_tile(QueryTileRows<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin, int num_keys) {
   differentiate_scores(of, tile, key_begin, num_keys);
-  const core::AttentionArguments& p = *of.strip.arguments;
+  const core::AttentionArguments& p = *of.query_tile.arguments;
   if (p.features.has(core::Feature::d_alibi_slopes)) add_slopes(of, tile.d_scores, key_begin, num_keys);
   apply_softcap_derivative(p, of.lanes, num_keys, tile);
 }
 
 // Products of a tile, whose K and V rows are given.
 template <typename Real>
-void multiply_tile(const QueryStrip<Real>& of, const Real* k, const Real* v, int num_keys,
+void multiply_tile(const QueryTileRows<Real>& of, const Real* k, const Real* v, int num_keys,
                    const BackwardScratch<Real>& scratch) {
-  const core::AttentionArguments& p = *of.strip.arguments;
-  alignas(64) Real unused_max[kStripRows] = {};
+  const core::AttentionArguments& p = *of.query_tile.arguments;
+  alignas(64) Real unused_max[kQueryTileRows] = {};
   multiply_scores(k, scratch.qk_stride, scratch.q_transposed, of.lanes, static_cast<int>(p.head_dim_qk), num_keys,
                   scratch.tile.probs, unused_max);
   multiply_scores(v, scratch.v_stride, scratch.d_out_transposed, of.lanes, static_cast<int>(p.head_dim_v), num_keys,
@@ -218,17 +219,18 @@ void add_rows(const Real* part, int64_t count, Real* sums) {
   }
 }
 
-// A strip beside the block of keys [key_begin, key_end): adds to dK and dV, and has its part of dQ and of the slopes.
+// A query tile beside the block of keys [key_begin, key_end): adds to dK and dV, and has its part of dQ and of the
+// slopes.
 template <typename Real>
-void compute_strip(QueryStrip<Real>& of, const Real* delta, const BlockWork<Real>& block,
-                   const BackwardScratch<Real>& scratch) {
+void compute_query_tile(QueryTileRows<Real>& of, const Real* delta, const BlockWork<Real>& block,
+                        const BackwardScratch<Real>& scratch) {
   const Wanted& wants = block.wants;
-  const int num_rows = of.strip.num_rows;
+  const int num_rows = of.query_tile.num_rows;
   load_queries(of, delta, scratch);
   if (wants.dq) std::memset(scratch.dq, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.qk_stride));
   for (int64_t begin = block.key_begin; begin < block.key_end; begin += kTileKeys) {
     const int64_t end = block.key_end < begin + kTileKeys ? block.key_end : begin + kTileKeys;
-    if (hides_keys(of.strip, begin, end)) continue;
+    if (hides_keys(of.query_tile, begin, end)) continue;
     const int num_keys = static_cast<int>(end - begin);
     const int64_t at = begin - block.key_begin;
     const Real* k = scratch.k + at * scratch.qk_stride;
@@ -258,11 +260,11 @@ void compute_block(const BlockWork<Real>& block, const BackwardShared<Real>& sha
   load_block(p, block.s, Name::v, block.kv_head, block.key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
   std::memset(scratch.dk, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.qk_stride));
   std::memset(scratch.dv, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.v_stride));
-  const bool is_whole = walk_strips(
+  const bool is_whole = walk_query_tiles(
       block, shared, kLanes<Real>,
-      [&](QueryStrip<Real>& of, const Real* delta) HWY_ATTR { compute_strip(of, delta, block, scratch); },
-      [&](const QueryStrip<Real>& of, int64_t row) HWY_ATTR {
-        add_rows(scratch.dq, of.strip.num_rows * scratch.qk_stride, shared.dq + row * scratch.qk_stride);
+      [&](QueryTileRows<Real>& of, const Real* delta) HWY_ATTR { compute_query_tile(of, delta, block, scratch); },
+      [&](const QueryTileRows<Real>& of, int64_t row) HWY_ATTR {
+        add_rows(scratch.dq, of.query_tile.num_rows * scratch.qk_stride, shared.dq + row * scratch.qk_stride);
       });
   if (!is_whole) return;
   store_block(block, &store_gradient<Real>, [&](Name name, int key) {
@@ -276,7 +278,7 @@ void run_block(const core::AttentionArguments& p, const KeyBlock& block, int64_t
   if (is_over(p, shared)) return;
   compute_block(BlockWork<Real>(p, block, kv_head, shared), shared, BackwardScratch<Real>(p, scratch));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  _mm256_zeroupper();  // as run_item() of the forward
+  _mm256_zeroupper();  // as run_work_tile() of the forward
 #endif
 }
 
@@ -331,21 +333,21 @@ void end_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_
   }
 }
 
-// Queries [query, query + kStripRows) of one head.
-inline void fill_head_strip(Strip& strip, const core::AttentionArguments& p, const core::Sequence& s, int64_t head,
-                            int64_t query, int num_rows, int lanes) {
-  strip.arguments = &p;
-  strip.sequence = &s;
-  strip.kv_head = head / p.group();
-  strip.num_rows = num_rows;
+// Queries [query, query + kQueryTileRows) of one head.
+inline void fill_head_query_tile(QueryTile& query_tile, const core::AttentionArguments& p, const core::Sequence& s,
+                                 int64_t head, int64_t query, int num_rows, int lanes) {
+  query_tile.arguments = &p;
+  query_tile.sequence = &s;
+  query_tile.kv_head = head / p.group();
+  query_tile.num_rows = num_rows;
   for (int r = 0; r < lanes; ++r) {
     const int64_t i = query + (r < num_rows ? r : num_rows - 1);
-    strip.query[r] = static_cast<int32_t>(i);
-    strip.head[r] = static_cast<int32_t>(head);
-    strip.begin[r] = static_cast<int32_t>(s.band.begin(i));
-    strip.end[r] = static_cast<int32_t>(s.band.end(i));
+    query_tile.query[r] = static_cast<int32_t>(i);
+    query_tile.head[r] = static_cast<int32_t>(head);
+    query_tile.begin[r] = static_cast<int32_t>(s.band.begin(i));
+    query_tile.end[r] = static_cast<int32_t>(s.band.end(i));
   }
-  bound_strip(strip, lanes);
+  bound_query_tile(query_tile, lanes);
 }
 
 // sums[slot or 0][query or 0] += dS of one head of a sequence.
@@ -359,23 +361,23 @@ void add_bias_tile(const core::AttentionArguments& p, const core::Sequence& s, i
   const int64_t rest = s.len_q - query;
   if (key_begin >= key_end || rest <= 0) return;
   const int num_keys = static_cast<int>(key_end - key_begin);
-  QueryStrip<Real> of;
-  const int num_rows = static_cast<int>(rest < kStripRows ? rest : kStripRows);
+  QueryTileRows<Real> of;
+  const int num_rows = static_cast<int>(rest < kQueryTileRows ? rest : kQueryTileRows);
   of.lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
-  fill_head_strip(of.strip, p, s, head, query, num_rows, of.lanes);
-  if (hides_keys(of.strip, key_begin, key_end)) return;
-  alignas(64) Real delta[kStripRows] = {};
-  const int64_t first = of.strip.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
+  fill_head_query_tile(of.query_tile, p, s, head, query, num_rows, of.lanes);
+  if (hides_keys(of.query_tile, key_begin, key_end)) return;
+  alignas(64) Real delta[kQueryTileRows] = {};
+  const int64_t first = of.query_tile.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
   for (int r = 0; r < num_rows; ++r) delta[r] = shared.delta[first + (query + r) * p.group()];
   load_queries(of, delta, scratch);
-  load_block(p, s, Name::k, of.strip.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
-  load_block(p, s, Name::v, of.strip.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
+  load_block(p, s, Name::k, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
+  load_block(p, s, Name::v, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
   multiply_tile(of, scratch.k, scratch.v, num_keys, scratch);
   differentiate_scores(of, scratch.tile, key_begin, num_keys);
   for (int key = 0; key < num_keys; ++key) {
     const int64_t column = to.kv_stride == 0 ? 0 : s.slot_kv + key_begin + key - slot;
     for (int r = 0; r < num_rows; ++r) {
-      sums[column * kStripRows + (to.q_stride == 0 ? 0 : r)] += scratch.tile.d_scores[key * of.lanes + r];
+      sums[column * kQueryTileRows + (to.q_stride == 0 ? 0 : r)] += scratch.tile.d_scores[key * of.lanes + r];
     }
   }
 }
@@ -385,7 +387,7 @@ template <typename Real>
 void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_t query, int64_t slot,
                   const BackwardShared<Real>& shared, const BackwardScratch<Real>& scratch) {
   const core::ScoreGradient& to = p.d_bias;
-  alignas(64) Real sums[kTileKeys * kStripRows] = {};
+  alignas(64) Real sums[kTileKeys * kQueryTileRows] = {};
   const int64_t b_end = to.batch_stride == 0 ? p.batch : b + 1;
   const int64_t head_end = to.head_stride == 0 ? p.heads_q : head + 1;
   const int64_t query_end = to.q_stride == 0 ? p.seqlen_q : query + 1;
@@ -393,18 +395,18 @@ void compute_bias(const core::AttentionArguments& p, int64_t b, int64_t head, in
   for (int64_t batch_idx = b; batch_idx < b_end; ++batch_idx) {
     const core::Sequence s = core::sequence(p, batch_idx);
     for (int64_t h = head; h < head_end; ++h) {
-      for (int64_t i = query; i < query_end; i += kStripRows) {
+      for (int64_t i = query; i < query_end; i += kQueryTileRows) {
         if (is_over(p, shared)) return;
         for (int64_t j = slot; j < slot_end; j += kTileKeys) add_bias_tile(p, s, h, i, j, sums, shared, scratch);
       }
     }
   }
-  const int64_t rows = to.q_stride == 0 ? 1 : to.queries - query < kStripRows ? to.queries - query : kStripRows;
+  const int64_t rows = to.q_stride == 0 ? 1 : to.queries - query < kQueryTileRows ? to.queries - query : kQueryTileRows;
   const int64_t columns = to.kv_stride == 0 ? 1 : to.keys - slot < kTileKeys ? to.keys - slot : kTileKeys;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < columns; ++column) {
       const int64_t at = to.index(b, head, query + row, slot + column);
-      alignas(64) Real value[kLanes<Real>] = {sums[column * kStripRows + row]};
+      alignas(64) Real value[kLanes<Real>] = {sums[column * kQueryTileRows + row]};
       store_gradient(value, 1, 1, to.dtype, p.accumulates(core::Gradient::d_bias),
                      to.data + core::bytes_of(to.dtype, at));
     }
@@ -416,7 +418,7 @@ void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_
               const BackwardShared<Real>& shared, std::byte* scratch) {
   compute_bias(p, b, head, query, slot, shared, BackwardScratch<Real>(p, scratch));
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  _mm256_zeroupper();  // as run_item() of the forward
+  _mm256_zeroupper();  // as run_work_tile() of the forward
 #endif
 }
 

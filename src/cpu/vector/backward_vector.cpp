@@ -32,7 +32,7 @@ int64_t block_keys(const AttentionShape& p) {
 
 template <typename Real>
 BackwardTiling vector_tiling(const AttentionShape& p) {
-  return {block_keys<Real>(p), kStripRows, round_up(p.head_dim_qk, 16), false};
+  return {block_keys<Real>(p), kQueryTileRows, round_up(p.head_dim_qk, 16), false};
 }
 
 template <typename Real>
@@ -45,16 +45,16 @@ BackwardScratch<Real>::BackwardScratch(const AttentionShape& p, std::byte* base)
     : qk_stride(round_up(p.head_dim_qk, 16)), v_stride(round_up(p.head_dim_v, 16)) {
   const int64_t keys = block_keys<Real>(p);
   Memory memory(base, bytes);
-  memory.take(p.head_dim_qk * kStripRows, q_transposed);
-  memory.take(p.head_dim_v * kStripRows, d_out_transposed);
-  memory.take(kStripRows * qk_stride, q);
-  memory.take(kStripRows * v_stride, d_out);
-  memory.take(kStripRows * qk_stride, dq);
+  memory.take(p.head_dim_qk * kQueryTileRows, q_transposed);
+  memory.take(p.head_dim_v * kQueryTileRows, d_out_transposed);
+  memory.take(kQueryTileRows * qk_stride, q);
+  memory.take(kQueryTileRows * v_stride, d_out);
+  memory.take(kQueryTileRows * qk_stride, dq);
   memory.take(keys * qk_stride, k);
   memory.take(keys * v_stride, v);
   memory.take(keys * qk_stride, dk);
   memory.take(keys * v_stride, dv);
-  tile.take(memory, p, kTileKeys * kStripRows);
+  tile.take(memory, p, kTileKeys * kQueryTileRows);
 }
 
 template <typename Real>

@@ -12,7 +12,7 @@
 
 namespace tessella::cpu {
 
-// A tile of keys beside a strip, [keys][lanes].
+// A tile of keys beside a query tile, [keys][lanes].
 template <typename Real>
 struct BackwardTile {
   Real* probs = nullptr;     // q.k, then probabilities with dropout's factors
@@ -26,16 +26,16 @@ struct BackwardTile {
 // Scratch of one thread. Sizes in Reals; head dims padded to 16.
 template <typename Real>
 struct BackwardScratch {
-  Real* q_transposed = nullptr;      // [head_dim_qk][kStripRows]
-  Real* d_out_transposed = nullptr;  // [head_dim_v][kStripRows]
-  Real* q = nullptr;                 // [kStripRows][qk_stride]
-  Real* d_out = nullptr;             // [kStripRows][v_stride]
-  Real* dq = nullptr;                // [kStripRows][qk_stride] one block's part
+  Real* q_transposed = nullptr;      // [head_dim_qk][kQueryTileRows]
+  Real* d_out_transposed = nullptr;  // [head_dim_v][kQueryTileRows]
+  Real* q = nullptr;                 // [kQueryTileRows][qk_stride]
+  Real* d_out = nullptr;             // [kQueryTileRows][v_stride]
+  Real* dq = nullptr;                // [kQueryTileRows][qk_stride] one block's part
   Real* k = nullptr;                 // [block keys][qk_stride]
   Real* v = nullptr;                 // [block keys][v_stride]
   Real* dk = nullptr;                // [block keys][qk_stride]
   Real* dv = nullptr;                // [block keys][v_stride]
-  BackwardTile<Real> tile;           // [kTileKeys][kStripRows]
+  BackwardTile<Real> tile;           // [kTileKeys][kQueryTileRows]
   int64_t qk_stride = 0;
   int64_t v_stride = 0;
   int64_t bytes = 0;
@@ -52,7 +52,7 @@ template <typename Real>
 struct VectorBackward {
   BackwardKernel<Real> kernel;
   // From products to P with dropout's factors and to gradients of products, of keys [key_begin, key_begin + num_keys).
-  void (*differentiate_tile)(QueryStrip<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin,
+  void (*differentiate_tile)(QueryTileRows<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin,
                              int num_keys) = nullptr;
   StoreGradient<Real> store_gradient = nullptr;
 };

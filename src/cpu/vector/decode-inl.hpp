@@ -29,16 +29,16 @@ namespace tessella::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Strip strip_idx of the head-th head.
+// Query tile query_tile_idx of the head-th head.
 template <typename T, typename Real>
-void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const Run& run, const void* const* keys,
-                  RowSums<Real> sums) {
+void attend_query_tile(const Piece<T, Real>& of, int64_t head, int query_tile_idx, const Run& run,
+                       const void* const* keys, RowSums<Real> sums) {
   const DecodeScratch<Real>& scratch = of.scratch;
   const DecodeLayout& layout = scratch.layout;
-  const StripState<Real>& state = scratch.strips[head * of.num_strips + strip_idx];
-  const int num_rows = state.strip.num_rows;
-  const int ahead = strip_idx == 0 ? of.ahead : 0;
-  const int64_t first_row = head * of.num_rows + strip_idx * kStripRows;
+  const QueryTileState<Real>& state = scratch.query_tiles[head * of.num_query_tiles + query_tile_idx];
+  const int num_rows = state.query_tile.num_rows;
+  const int ahead = query_tile_idx == 0 ? of.ahead : 0;
+  const int64_t first_row = head * of.num_rows + query_tile_idx * kQueryTileRows;
   with_whole<T>(run.has_whole_keys, [&](auto* element) HWY_ATTR {
     using E = std::remove_cvref_t<decltype(*element)>;
     multiply_keys<E>(keys, run.scores_begin(), run.scores_end(), ahead,
@@ -50,7 +50,7 @@ void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const R
     through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile, of.call.vector->score_chain);
     hide_outside(scratch.scores, num_rows, run.first, run.end, run.scores_begin(), run.scores_end());
   } else {
-    hide_by_band(state.strip, scratch.scores, run.begin, run.first, run.end, run.scores_begin(), run.scores_end());
+    hide_by_band(state.query_tile, scratch.scores, run.begin, run.first, run.end, run.scores_begin(), run.scores_end());
   }
   const SoftmaxRows<Real> rows{sums.origin() + first_row, sums.offset() + first_row, sums.sum() + first_row,
                                sums.o() + first_row * layout.o_stride, layout.o_stride};
@@ -66,7 +66,7 @@ void attend_strip(const Piece<T, Real>& of, int64_t head, int strip_idx, const R
       multiply_values_of(
           ValueKeys<E, Real>{scratch.values + begin, end - begin, ahead, {static_cast<int>(of.p.head_dim_v)}},
           scratch.scores + begin, num_rows, rows.o, layout.o_stride,
-          [&] { hide_values(of, run, state.strip.kv_head, begin, end); });
+          [&] { hide_values(of, run, state.query_tile.kv_head, begin, end); });
     });
     begin = end;
   }
@@ -96,7 +96,8 @@ int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, Ro
       run.has_whole_keys = !multiply_by_unit<T>(of.scratch.key_scales);
       run.has_whole_values = !multiply_by_unit<T>(of.scratch.value_scales);
     }
-    for (int strip = 0; strip < of.num_strips; ++strip) attend_strip(of, head, strip, run, own_keys, sums);
+    for (int query_tile = 0; query_tile < of.num_query_tiles; ++query_tile)
+      attend_query_tile(of, head, query_tile, run, own_keys, sums);
   }
   return keys;
 }
@@ -132,22 +133,22 @@ bool attend_piece(Piece<T, Real>& of, Stack<Real>& stack) {
 template <typename T, typename Real>
 void begin_rows(Piece<T, Real>& of) {
   const DecodeScratch<Real>& scratch = of.scratch;
-  of.num_strips = static_cast<int>((of.num_rows + kStripRows - 1) / kStripRows);
+  of.num_query_tiles = static_cast<int>((of.num_rows + kQueryTileRows - 1) / kQueryTileRows);
   const int64_t row_bytes = core::bytes_of(of.p.k().dtype, std::max(of.p.head_dim_qk, of.p.head_dim_v));
   constexpr int64_t kBytesAhead = 8192;
   of.ahead = static_cast<int>(std::clamp<int64_t>(kBytesAhead / row_bytes, 4, kMostAhead));
   std::memset(scratch.zeros, 0, static_cast<size_t>(row_bytes));
   std::fill_n(scratch.row, scratch.layout.o_stride, Real{0});
   Real* to = scratch.q;
-  for (int64_t at = 0; at < of.piece.num_heads * of.num_strips; ++at) {
-    StripState<Real>& state = scratch.strips[at];
-    const int64_t first = at % of.num_strips * kStripRows;
-    const auto rows = static_cast<int>(std::min<int64_t>(of.num_rows - first, kStripRows));
-    begin_state(of.p, of.s, of.piece.kv_head + at / of.num_strips, of.piece.row_begin + first, rows, state);
+  for (int64_t at = 0; at < of.piece.num_heads * of.num_query_tiles; ++at) {
+    QueryTileState<Real>& state = scratch.query_tiles[at];
+    const int64_t first = at % of.num_query_tiles * kQueryTileRows;
+    const auto rows = static_cast<int>(std::min<int64_t>(of.num_rows - first, kQueryTileRows));
+    begin_state(of.p, of.s, of.piece.kv_head + at / of.num_query_tiles, of.piece.row_begin + first, rows, state);
     with_elements<Real>(of.p.dtype(), [&]<typename Q>(const Q*) HWY_ATTR {
       for (int row = 0; row < rows; ++row, to += scratch.layout.q_stride) {
         const std::byte* from =
-            of.p.q().row(of.s.batch_idx, of.s.row_q + state.strip.query[row], state.strip.head[row]);
+            of.p.q().row(of.s.batch_idx, of.s.row_q + state.query_tile.query[row], state.query_tile.head[row]);
         load_query<T>(reinterpret_cast<const Q*>(from), static_cast<int>(of.p.head_dim_qk), to);
       }
     });
@@ -160,10 +161,10 @@ void end_piece(const Piece<T, Real>& of, RowSums<Real> sums) {
   const int64_t o_stride = of.scratch.layout.o_stride;
   const int dim = static_cast<int>(of.p.head_dim_v);
   int64_t at = 0;
-  for (int64_t strip = 0; strip < of.piece.num_heads * of.num_strips; ++strip) {
-    StripState<Real>& state = of.scratch.strips[strip];
-    Real* of_strip = sums.o() + at * o_stride;
-    for (int row = 0; row < state.strip.num_rows; ++row, ++at) {
+  for (int64_t query_tile = 0; query_tile < of.piece.num_heads * of.num_query_tiles; ++query_tile) {
+    QueryTileState<Real>& state = of.scratch.query_tiles[query_tile];
+    Real* of_query_tile = sums.o() + at * o_stride;
+    for (int row = 0; row < state.query_tile.num_rows; ++row, ++at) {
       state.origin[row] = sums.origin()[at];
       state.offset[row] = sums.offset()[at];
       state.sum[row] = sums.sum()[at];
@@ -171,7 +172,7 @@ void end_piece(const Piece<T, Real>& of, RowSums<Real> sums) {
       order_columns<T>(o, dim, of.scratch.row);
       std::copy_n(of.scratch.row, o_stride, o);
     }
-    end_strip(state, of_strip, o_stride);
+    end_query_tile(state, of_query_tile, o_stride);
   }
 }
 
@@ -212,7 +213,7 @@ void run_piece(const DecodeCall<Real>& call, const DecodePiece& piece, const Dec
       Piece<T, Real> of{call,    p, s, piece, scratch, seen_keys(p, s, piece.row_begin, piece.row_begin + num_rows),
                         num_rows};
       begin_rows(of);
-      Stack<Real> stack{scratch, scratch.strips[0].scale_log2, piece.num_heads * num_rows};
+      Stack<Real> stack{scratch, scratch.query_tiles[0].scale_log2, piece.num_heads * num_rows};
       is_done = attend_piece(of, stack);
       if (is_done) end_unit(of, stack);
     });

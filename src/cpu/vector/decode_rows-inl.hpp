@@ -29,9 +29,9 @@ struct Piece {
   const DecodePiece& piece;
   const DecodeScratch<Real>& scratch;
   SeenKeys seen;
-  int64_t num_rows = 0;  // of each head
-  int num_strips = 0;    // likewise
-  int ahead = 0;         // rows that are fetched before they are wanted
+  int64_t num_rows = 0;     // of each head
+  int num_query_tiles = 0;  // likewise
+  int ahead = 0;            // rows that are fetched before they are wanted
 };
 
 // Keys of a run that some row sees, counted from the run's first: all lie in [first, end).

@@ -54,26 +54,27 @@ void hide_outside(Real* scores, int num_rows, int first, int stop, int begin, in
 
 // As hide_outside, and also what each row's band hides. key_begin: the key of score 0.
 template <typename Real>
-void hide_by_band(const Strip& strip, Real* scores, int64_t key_begin, int first, int stop, int begin, int end) {
+void hide_by_band(const QueryTile& query_tile, Real* scores, int64_t key_begin, int first, int stop, int begin,
+                  int end) {
   const auto hide = [&](Real* row, int64_t from, int64_t to) {
     from = std::max<int64_t>(from - key_begin, begin);
     to = std::min<int64_t>(to - key_begin, end);
     if (from < to) std::fill(row + from, row + to, kMinusInfinity<Real>);
   };
-  for (int r = 0; r < strip.num_rows; ++r, scores += kRunKeys) {
-    const int64_t keep = std::min<int64_t>(strip.arguments->keep_first, strip.end[r]);
+  for (int r = 0; r < query_tile.num_rows; ++r, scores += kRunKeys) {
+    const int64_t keep = std::min<int64_t>(query_tile.arguments->keep_first, query_tile.end[r]);
     hide(scores, key_begin, key_begin + first);
-    hide(scores, std::max<int64_t>(keep, key_begin + first), strip.begin[r]);
-    hide(scores, std::min<int64_t>(strip.end[r], key_begin + stop), key_begin + kRunKeys);
+    hide(scores, std::max<int64_t>(keep, key_begin + first), query_tile.begin[r]);
+    hide(scores, std::min<int64_t>(query_tile.end[r], key_begin + stop), key_begin + kRunKeys);
   }
 }
 
-// The strip's keys [first, stop) through `chain`, which takes [key][row].
+// The query tile's keys [first, stop) through `chain`, which takes [key][row].
 template <typename Real, typename Chain>
-void through_tiles(const StripState<Real>& state, Real* scores, int64_t key_begin, int first, int stop, Real* tile,
+void through_tiles(const QueryTileState<Real>& state, Real* scores, int64_t key_begin, int first, int stop, Real* tile,
                    Chain chain) {
   const int lanes = state.lanes;
-  const int num_rows = state.strip.num_rows;
+  const int num_rows = state.query_tile.num_rows;
   for (int begin = first; begin < stop;) {
     const int end = std::min(stop, (begin / kTileKeys + 1) * kTileKeys);
     for (int key = begin; key < end; ++key) {
@@ -81,7 +82,7 @@ void through_tiles(const StripState<Real>& state, Real* scores, int64_t key_begi
       for (int row = 0; row < num_rows; ++row) to[row] = scores[row * kRunKeys + key];
       std::fill(to + num_rows, to + lanes, Real{0});
     }
-    chain(state.strip, lanes, tile, key_begin + begin, end - begin);
+    chain(state.query_tile, lanes, tile, key_begin + begin, end - begin);
     for (int key = begin; key < end; ++key) {
       for (int row = 0; row < num_rows; ++row) scores[row * kRunKeys + key] = tile[(key - begin) * lanes + row];
     }
@@ -89,7 +90,7 @@ void through_tiles(const StripState<Real>& state, Real* scores, int64_t key_begi
   }
 }
 
-// Of a strip.
+// Of a query tile.
 template <typename Real>
 struct SoftmaxRows {
   Real* origin;
@@ -113,7 +114,7 @@ void scale_row(Real* o, int64_t count, Real factor) {
 
 // Raises a row's maximum where the largest score exceeds it by more than 8, and rescales its sums: forward-inl.hpp.
 template <typename Real>
-HWY_INLINE void raise_row(const StripState<Real>& state, const SoftmaxRows<Real>& rows, int row, Real found) {
+HWY_INLINE void raise_row(const QueryTileState<Real>& state, const SoftmaxRows<Real>& rows, int row, Real found) {
   const Real scale = state.scale_log2;
   Real& origin = rows.origin[row];
   Real& offset = rows.offset[row];
@@ -174,15 +175,15 @@ HWY_INLINE Real exponentiate_row(Real* scores, int begin, int end, Real scale_lo
 
 // Scores of a run become probabilities. False if no row sees any of the keys.
 template <typename Real>
-bool soften(const StripState<Real>& state, const SoftmaxRows<Real>& rows, Real* scores, int begin, int end) {
+bool soften(const QueryTileState<Real>& state, const SoftmaxRows<Real>& rows, Real* scores, int begin, int end) {
   bool any_visible = false;
-  for (int row = 0; row < state.strip.num_rows; ++row) {
+  for (int row = 0; row < state.query_tile.num_rows; ++row) {
     Real found;
     any_visible |= find_largest(scores + row * kRunKeys, begin, end, found);
     raise_row(state, rows, row, found);
   }
   if (!any_visible) return false;
-  for (int row = 0; row < state.strip.num_rows; ++row) {
+  for (int row = 0; row < state.query_tile.num_rows; ++row) {
     rows.sum[row] +=
         exponentiate_row(scores + row * kRunKeys, begin, end, state.scale_log2, rows.origin[row], rows.offset[row]);
   }

@@ -30,7 +30,7 @@ DecodeLayout layout_of(const core::AttentionShape& p) {
   constexpr int64_t kColumns = 32;  // of the widest block
   const auto splits = static_cast<uint64_t>(ceil_div(p.seqlen_kv, split_keys(p)));
   return {.rows = round_up(decode_unit_rows(p), kReals),
-          .strips = decode_unit_strips(p),
+          .query_tiles = decode_unit_query_tiles(p),
           .q_stride = round_up(p.head_dim_qk, kColumns),
           .o_stride = round_up(p.head_dim_v, kColumns),
           .depth = static_cast<int64_t>(std::bit_width(splits)) + 2};
@@ -63,10 +63,10 @@ struct SharedScratch {
 template <typename Real>
 DecodeScratch<Real>::DecodeScratch(const core::AttentionShape& p, std::byte* base) : layout(layout_of(p)) {
   Memory memory(base, bytes);
-  memory.take(layout.strips, strips);
+  memory.take(layout.query_tiles, query_tiles);
   memory.take(layout.rows * layout.q_stride, q);
-  memory.take(kStripRows * kRunKeys, scores);
-  memory.take(kTileKeys * kStripRows, tile);
+  memory.take(kQueryTileRows * kRunKeys, scores);
+  memory.take(kTileKeys * kQueryTileRows, tile);
   memory.take(layout.o_stride, row);
   memory.take(2 * (kRunKeys + kMostAhead), keys);
   memory.take(kRunKeys + kMostAhead, values);
@@ -76,7 +76,7 @@ DecodeScratch<Real>::DecodeScratch(const core::AttentionShape& p, std::byte* bas
   memory.take(layout.depth * slot_reals<Real>(p), stack);
 }
 
-std::string decode_refusal(const core::AttentionShape& p) {
+std::string decode_ineligible(const core::AttentionShape& p) {
   const core::DType cached = p.operands[core::Name::k].dtype;
   if (p.dtype() == core::DType::f64 && cached != core::DType::f64) {
     return core::message("does not compute k.dtype ", name(cached), " beside q.dtype f64");

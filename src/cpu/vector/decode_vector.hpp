@@ -26,7 +26,7 @@ inline constexpr int64_t kFewHeads = 4;  // KV heads of all sequences
 inline constexpr int64_t kManyKeys = 3584;
 inline constexpr int kMostAhead = 64;  // rows that are fetched ahead
 
-// Softmax state of a unit's rows, head by head, after some keys, and their sums of values: see StripState.
+// Softmax state of a unit's rows, head by head, after some keys, and their sums of values: see QueryTileState.
 template <typename Real>
 struct RowSums {
   Real* data = nullptr;
@@ -42,7 +42,7 @@ struct RowSums {
 // Sizes of a call.
 struct DecodeLayout {
   int64_t rows = 0;  // of a unit, rounded up to a cache line of Reals
-  int64_t strips = 0;
+  int64_t query_tiles = 0;
   int64_t q_stride = 0;  // Reals of a row, for all types and instruction sets
   int64_t o_stride = 0;
   int64_t depth = 0;  // of a stack of results: those of the tree's levels
@@ -52,10 +52,10 @@ struct DecodeLayout {
 template <typename Real>
 struct DecodeScratch {
   DecodeLayout layout;
-  StripState<Real>* strips = nullptr;
+  QueryTileState<Real>* query_tiles = nullptr;
   Real* q = nullptr;              // [rows][q_stride]
-  Real* scores = nullptr;         // [kStripRows][kRunKeys], then probabilities
-  Real* tile = nullptr;           // [kTileKeys][kStripRows]
+  Real* scores = nullptr;         // [kQueryTileRows][kRunKeys], then probabilities
+  Real* tile = nullptr;           // [kTileKeys][kQueryTileRows]
   Real* row = nullptr;            // of o, in the order of its columns
   const void** keys = nullptr;    // [2][kRunKeys + kMostAhead]: rows of K, of this run and head and the next
   const void** values = nullptr;  // [kRunKeys + kMostAhead]
@@ -91,7 +91,7 @@ template <typename Real>
 const DecodeKernel<Real>& decode_kernel(InstructionSet set);
 
 // "" or why another kernel is for calls of this shape.
-std::string decode_refusal(const core::AttentionShape& shape);
+std::string decode_ineligible(const core::AttentionShape& shape);
 
 template <typename Real>
 core::WorkspaceSize decode_workspace(const core::AttentionShape& shape, int num_threads);

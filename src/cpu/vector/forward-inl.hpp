@@ -1,8 +1,8 @@
-// Forward attention of one work item in vectors: FlashAttention-2 order, keys outside, strips of rows inside.
+// Forward attention of one work tile in vectors: FlashAttention-2 order, keys outside, query tiles inside.
 //
-// Keys are taken in chunks that stay in the level-2 cache and are converted once for all strips of the item; within
-// a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on items.
-// Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
+// Keys are taken in chunks that stay in the level-2 cache and are converted once for all query tiles of the work tile;
+// within a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on work
+// tiles. Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
 // rescaling is exact and rare. A score is scaled to base 2 inside the FMA that takes m off it: scaled and rounded
 // before, one of 100 would err by 2^-17. Where there is no such instruction, or m would be no exact integer, m is the
 // score itself and comes off before the scale.
@@ -35,12 +35,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows [row_begin, row_begin + num_rows) ready to start: bands, Q^T, empty softmax state.
 template <typename T, typename Real>
-void begin_strip(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t row_begin,
-                 int num_rows, const VectorScratch<Real>& scratch, StripState<Real>& state, Real* q, Real* o) {
-  begin_state(p, s, item.kv_head, row_begin, num_rows, state);
-  const T* rows[kStripRows] = {};
+void begin_query_tile(const core::AttentionArguments& p, const core::Sequence& s, const WorkTile& work_tile,
+                      int64_t row_begin, int num_rows, const VectorScratch<Real>& scratch, QueryTileState<Real>& state,
+                      Real* q, Real* o) {
+  begin_state(p, s, work_tile.kv_head, row_begin, num_rows, state);
+  const T* rows[kQueryTileRows] = {};
   for (int r = 0; r < state.lanes; ++r) {
-    rows[r] = reinterpret_cast<const T*>(p.q().row(s.batch_idx, s.row_q + state.strip.query[r], state.strip.head[r]));
+    rows[r] = reinterpret_cast<const T*>(
+        p.q().row(s.batch_idx, s.row_q + state.query_tile.query[r], state.query_tile.head[r]));
   }
   load_transposed(rows, state.lanes, static_cast<int>(p.head_dim_qk), 1, q);
   std::memset(o, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.o_stride));
@@ -67,9 +69,9 @@ bool has_nan(const Real* scores, int lanes, int num_keys) {
 }
 
 // Raises the maximum of rows whose scores exceed it by more than 8 and rescales their sums. False if no row of the
-// strip has a maximum above -inf in this tile.
+// query tile has a maximum above -inf in this tile.
 template <typename Real>
-bool raise_max(StripState<Real>& state, const Real* tile_max, Real* o, int64_t o_stride) {
+bool raise_max(QueryTileState<Real>& state, const Real* tile_max, Real* o, int64_t o_stride) {
   const Tag<Real> d;
   const Vec<Real> scale_log2 = hn::Set(d, state.scale_log2);
   const Vec<Real> lowest = hn::Set(d, kMinusInfinity<Real>);
@@ -87,7 +89,7 @@ bool raise_max(StripState<Real>& state, const Real* tile_max, Real* o, int64_t o
     any_visible |= !hn::AllTrue(d, hn::Eq(found, lowest));
   }
   if (!any_raised) return any_visible;
-  alignas(64) Real factor[kStripRows];
+  alignas(64) Real factor[kQueryTileRows];
   for (int row = 0; row < state.lanes; row += kLanes<Real>) {
     const Vec<Real> found = hn::Load(d, tile_max + row);
     const Vec<Real> origin = hn::Load(d, state.origin + row);
@@ -105,7 +107,7 @@ bool raise_max(StripState<Real>& state, const Real* tile_max, Real* o, int64_t o
     hn::Store(scale, d, factor + row);
     hn::Store(hn::Mul(hn::Load(d, state.sum + row), scale), d, state.sum + row);
   }
-  for (int row = 0; row < state.strip.num_rows; ++row) {
+  for (int row = 0; row < state.query_tile.num_rows; ++row) {
     if (factor[row] == 1) continue;
     const Vec<Real> scale = hn::Set(d, factor[row]);
     Real* to = o + row * o_stride;
@@ -117,7 +119,7 @@ bool raise_max(StripState<Real>& state, const Real* tile_max, Real* o, int64_t o
 // tile = 2^(scale_log2 (tile - origin) - offset); adds it to the sums. The sum of a tile is formed apart to keep
 // roundings short.
 template <typename Real>
-void exponentiate(StripState<Real>& state, Real* tile, int num_keys) {
+void exponentiate(QueryTileState<Real>& state, Real* tile, int num_keys) {
   const Tag<Real> d;
   const int lanes = state.lanes;
   const Vec<Real> scale = hn::Set(d, state.scale_log2);
@@ -151,45 +153,45 @@ void exponentiate(StripState<Real>& state, Real* tile, int num_keys) {
   }
 }
 
-// Keys [key_begin, key_end) of one tile for one strip; chunk_key = their place in the chunk.
+// Keys [key_begin, key_end) of one tile for one query tile; chunk_key = their position in the chunk.
 template <typename Real>
-void attend_tile(StripState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch, int64_t key_begin,
-                 int64_t key_end, int64_t chunk_key) {
-  const core::AttentionArguments& p = *state.strip.arguments;
-  const Strip& strip = state.strip;
+void attend_tile(QueryTileState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch,
+                 int64_t key_begin, int64_t key_end, int64_t chunk_key) {
+  const core::AttentionArguments& p = *state.query_tile.arguments;
+  const QueryTile& query_tile = state.query_tile;
   const int num_keys = static_cast<int>(key_end - key_begin);
   const int lanes = state.lanes;
-  alignas(64) Real tile_max[kStripRows];
+  alignas(64) Real tile_max[kQueryTileRows];
   for (int row = 0; row < lanes; ++row) tile_max[row] = kMinusInfinity<Real>;
   multiply_scores(scratch.k + chunk_key * scratch.k_stride, scratch.k_stride, q, lanes, static_cast<int>(p.head_dim_qk),
                   num_keys, scratch.tile, tile_max);
   if (state.needs_chain) {
-    score_chain(strip, lanes, scratch.tile, key_begin, num_keys);
+    score_chain(query_tile, lanes, scratch.tile, key_begin, num_keys);
     find_max(scratch.tile, lanes, num_keys, tile_max);
-  } else if (key_begin < strip.full_begin || key_end > strip.full_end) {
-    apply_band(strip, lanes, scratch.tile, key_begin, num_keys);
+  } else if (key_begin < query_tile.full_begin || key_end > query_tile.full_end) {
+    apply_band(query_tile, lanes, scratch.tile, key_begin, num_keys);
     find_max(scratch.tile, lanes, num_keys, tile_max);
   } else if (num_keys % kScoreKeys != 0) {
     find_max(scratch.tile, lanes, num_keys, tile_max);  // the products' own includes rows of zeros
   }
   if (!raise_max(state, tile_max, o, scratch.o_stride) && !has_nan(scratch.tile, lanes, num_keys)) return;
   exponentiate(state, scratch.tile, num_keys);
-  if (p.features.has(core::Feature::dropout)) dropout_chain(strip, lanes, scratch.tile, key_begin, num_keys);
-  multiply_values(scratch.tile, lanes, strip.num_rows, num_keys, scratch.v, scratch.chunk_keys,
+  if (p.features.has(core::Feature::dropout)) dropout_chain(query_tile, lanes, scratch.tile, key_begin, num_keys);
+  multiply_values(scratch.tile, lanes, query_tile.num_rows, num_keys, scratch.v, scratch.chunk_keys,
                   static_cast<int>(chunk_key), o, scratch.o_stride);
 }
 
-// Tiles of chunk [chunk_begin, chunk_end) that some row of the strip sees.
+// Tiles of chunk [chunk_begin, chunk_end) that some row of the query tile sees.
 template <typename Real>
-void attend_chunk(StripState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch,
+void attend_chunk(QueryTileState<Real>& state, const Real* q, Real* o, const VectorScratch<Real>& scratch,
                   int64_t chunk_begin, int64_t chunk_end) {
-  const Strip& strip = state.strip;
-  const int64_t stop = chunk_end < strip.keys_end ? chunk_end : strip.keys_end;
+  const QueryTile& query_tile = state.query_tile;
+  const int64_t stop = chunk_end < query_tile.keys_end ? chunk_end : query_tile.keys_end;
   for (int64_t begin = chunk_begin; begin < stop; begin += kTileKeys) {
     const int64_t end = stop < begin + kTileKeys ? stop : begin + kTileKeys;
     int64_t first = begin;
-    if (begin >= strip.keep_end && strip.keys_begin > begin) {
-      first = strip.keys_begin / kScoreKeys * kScoreKeys;  // hidden keys before it would add exact zeros
+    if (begin >= query_tile.keep_end && query_tile.keys_begin > begin) {
+      first = query_tile.keys_begin / kScoreKeys * kScoreKeys;  // hidden keys before it would add exact zeros
       if (first >= end) continue;
     }
     attend_tile(state, q, o, scratch, first, end, first - chunk_begin);
@@ -198,45 +200,48 @@ void attend_chunk(StripState<Real>& state, const Real* q, Real* o, const VectorS
 
 // False: the call was cancelled meanwhile, and nothing was stored.
 template <typename T, typename Real>
-bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const ForwardItem& item, int64_t num_rows,
+bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const WorkTile& work_tile, int64_t num_rows,
               const VectorScratch<Real>& scratch) {
-  const int num_strips = static_cast<int>((num_rows + kStripRows - 1) / kStripRows);
-  const int64_t o_strip = kStripRows * scratch.o_stride;
-  for (int n = 0; n < num_strips; ++n) {
-    const int64_t rest = num_rows - n * kStripRows;
-    begin_strip<T>(p, s, item, item.row_begin + n * kStripRows, rest < kStripRows ? static_cast<int>(rest) : kStripRows,
-                   scratch, scratch.strips[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_strip);
+  const int num_query_tiles = static_cast<int>((num_rows + kQueryTileRows - 1) / kQueryTileRows);
+  const int64_t o_query_tile = kQueryTileRows * scratch.o_stride;
+  for (int n = 0; n < num_query_tiles; ++n) {
+    const int64_t rest = num_rows - n * kQueryTileRows;
+    begin_query_tile<T>(p, s, work_tile, work_tile.row_begin + n * kQueryTileRows,
+                        rest < kQueryTileRows ? static_cast<int>(rest) : kQueryTileRows, scratch,
+                        scratch.query_tiles[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_query_tile);
   }
-  const int64_t keys_begin = scratch.strips[0].strip.keys_begin / kTileKeys * kTileKeys;
-  const int64_t keys_end = scratch.strips[num_strips - 1].strip.keys_end;
-  const int64_t keep_end = scratch.strips[num_strips - 1].strip.keep_end;
+  const int64_t keys_begin = scratch.query_tiles[0].query_tile.keys_begin / kTileKeys * kTileKeys;
+  const int64_t keys_end = scratch.query_tiles[num_query_tiles - 1].query_tile.keys_end;
+  const int64_t keep_end = scratch.query_tiles[num_query_tiles - 1].query_tile.keep_end;
   for (int64_t begin = keep_end > 0 ? 0 : keys_begin; begin < keys_end;) {
     if (begin >= keep_end && begin < keys_begin) begin = keys_begin;
     const int64_t end = keys_end < begin + scratch.chunk_keys ? keys_end : begin + scratch.chunk_keys;
-    load_keys<T>(p, s, item.kv_head, begin, end, scratch);
-    load_values<T>(p, s, item.kv_head, begin, end, scratch);
-    for (int n = 0; n < num_strips; ++n) {
+    load_keys<T>(p, s, work_tile.kv_head, begin, end, scratch);
+    load_values<T>(p, s, work_tile.kv_head, begin, end, scratch);
+    for (int n = 0; n < num_query_tiles; ++n) {
       if (core::is_cancelled(p.cancel)) return false;
-      attend_chunk(scratch.strips[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_strip, scratch, begin, end);
+      attend_chunk(scratch.query_tiles[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_query_tile, scratch,
+                   begin, end);
     }
     begin = end;
   }
-  for (int n = 0; n < num_strips; ++n) end_strip(scratch.strips[n], scratch.o + n * o_strip, scratch.o_stride);
+  for (int n = 0; n < num_query_tiles; ++n)
+    end_query_tile(scratch.query_tiles[n], scratch.o + n * o_query_tile, scratch.o_stride);
   return true;
 }
 
 template <typename Real>
-void run_item(const core::AttentionArguments& p, const ForwardItem& item, const VectorScratch<Real>& scratch) {
-  const int64_t row_end = item.row_begin + item.num_rows;
-  if (item.batch_idx < 0) return fill_hidden_rows(p, item, item.row_begin, row_end);
-  const core::Sequence s = core::sequence(p, item.batch_idx);
+void run_work_tile(const core::AttentionArguments& p, const WorkTile& work_tile, const VectorScratch<Real>& scratch) {
+  const int64_t row_end = work_tile.row_begin + work_tile.num_rows;
+  if (work_tile.batch_idx < 0) return fill_hidden_rows(p, work_tile, work_tile.row_begin, row_end);
+  const core::Sequence s = core::sequence(p, work_tile.batch_idx);
   const int64_t rows_in_use = s.len_q * p.group();
   const int64_t attend_end = row_end < rows_in_use ? row_end : rows_in_use;
-  const int64_t num_rows = attend_end - item.row_begin;
+  const int64_t num_rows = attend_end - work_tile.row_begin;
   bool is_done = true;
   if (num_rows > 0) {
     is_done = with_elements<Real>(
-        p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, item, num_rows, scratch); });
+        p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, work_tile, num_rows, scratch); });
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   // Compilers do so themselves, but not behind a call that took vectors. With upper halves left in use, whatever runs
@@ -244,11 +249,11 @@ void run_item(const core::AttentionArguments& p, const ForwardItem& item, const 
   _mm256_zeroupper();
 #endif
   if (!is_done) throw core::Cancelled();
-  fill_hidden_rows(p, item, num_rows > 0 ? attend_end : item.row_begin, row_end);
+  fill_hidden_rows(p, work_tile, num_rows > 0 ? attend_end : work_tile.row_begin, row_end);
 }
 
 template <typename Real>
-inline constexpr VectorKernel<Real> kVectorKernel = {&run_item<Real>, &score_chain<Real>, &dropout_chain<Real>,
+inline constexpr VectorKernel<Real> kVectorKernel = {&run_work_tile<Real>, &score_chain<Real>, &dropout_chain<Real>,
                                                      &merge_rows<Real>};
 
 }  // namespace HWY_NAMESPACE

@@ -1,5 +1,5 @@
-// Compiles forward-inl.hpp and merge-inl.hpp once per instruction set and hands the kernels out by name; drives items
-// over threads.
+// Compiles forward-inl.hpp and merge-inl.hpp once per instruction set and hands the kernels out by name; drives work
+// tiles over threads.
 //
 // Highway 1.0.3 knows no plain SSE2: the x86 baseline is one lane wide and only there so that every machine runs.
 #include "cpu/vector/forward_vector.hpp"
@@ -34,13 +34,13 @@ int64_t chunk_keys(const core::AttentionShape& p) {
   return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
 }
 
-// As many strips as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
+// As many query tiles as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
 template <typename Real>
-int item_strips(const core::AttentionShape& p) {
+int most_query_tiles(const core::AttentionShape& p) {
   constexpr int64_t kReals = (1152 << 10) / sizeof(Real);
-  const int64_t most = std::clamp<int64_t>(kReals / (kStripRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
-  const int64_t strips = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kStripRows) / kStripRows;
-  return static_cast<int>(std::min(strips, most));
+  const int64_t most = std::clamp<int64_t>(kReals / (kQueryTileRows * (p.head_dim_qk + p.head_dim_v)), 12, 48);
+  const int64_t query_tiles = round_up(std::max<int64_t>(p.seqlen_q * p.group(), 1), kQueryTileRows) / kQueryTileRows;
+  return static_cast<int>(std::min(query_tiles, most));
 }
 
 }  // namespace
@@ -53,23 +53,23 @@ bool runs_alone(const core::AttentionShape& p) {
 
 template <typename Real>
 VectorScratch<Real>::VectorScratch(const core::AttentionShape& p, std::byte* base) {
-  const int64_t strips_per_item = item_strips<Real>(p);
+  const int64_t num_query_tiles = most_query_tiles<Real>(p);
   chunk_keys = cpu::chunk_keys<Real>(p);
-  q_stride = kStripRows * p.head_dim_qk;
+  q_stride = kQueryTileRows * p.head_dim_qk;
   k_stride = round_up(p.head_dim_qk, 16);
   o_stride = round_up(p.head_dim_v, 16);
   Memory memory(base, bytes);
-  memory.take(strips_per_item, strips);
-  memory.take(strips_per_item * q_stride, q);
-  memory.take(strips_per_item * kStripRows * o_stride, o);
+  memory.take(num_query_tiles, query_tiles);
+  memory.take(num_query_tiles * q_stride, q);
+  memory.take(num_query_tiles * kQueryTileRows * o_stride, o);
   memory.take(chunk_keys * k_stride, k);
   memory.take(chunk_keys * o_stride, v);
-  memory.take(kTileKeys * kStripRows, tile);
+  memory.take(kTileKeys * kQueryTileRows, tile);
 }
 
 template <typename Real>
 core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads) {
-  const int64_t list = round_up(ForwardItems::scratch_bytes(shape, kStripRows), kLineBytes);
+  const int64_t list = round_up(WorkTiles::scratch_bytes(shape, kQueryTileRows), kLineBytes);
   return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch<Real>(shape, nullptr).bytes};
 }
 
@@ -78,24 +78,25 @@ void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments
                 core::Workspace workspace) {
   const int threads = runs_alone(arguments) ? 1 : plan.num_threads;
   auto* base = static_cast<std::byte*>(workspace.scratch);
-  const ForwardItems items(arguments, item_rows(arguments, threads, kStripRows, item_strips<Real>(arguments)), base);
-  base += round_up(ForwardItems::scratch_bytes(arguments, kStripRows), kLineBytes);
+  const WorkTiles work_tiles(
+      arguments, work_tile_rows(arguments, threads, kQueryTileRows, most_query_tiles<Real>(arguments)), base);
+  base += round_up(WorkTiles::scratch_bytes(arguments, kQueryTileRows), kLineBytes);
   const int64_t thread_bytes = VectorScratch<Real>(arguments, nullptr).bytes;
-  parallel_for(items.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
-    kernel.run_item(arguments, items[idx], VectorScratch<Real>(arguments, base + worker * thread_bytes));
+  parallel_for(work_tiles.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
+    kernel.run_work_tile(arguments, work_tiles[idx], VectorScratch<Real>(arguments, base + worker * thread_bytes));
   });
 }
 
 template <typename Real>
-void end_rows(const StripState<Real>& state, RowEnds<Real>& ends) {
+void end_rows(const QueryTileState<Real>& state, RowEnds<Real>& ends) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const core::AttentionArguments& p = *state.strip.arguments;
+  const core::AttentionArguments& p = *state.query_tile.arguments;
   const double keep_scale = dropout_of(p).keep_scale();
-  for (int r = 0; r < state.strip.num_rows; ++r) {
+  for (int r = 0; r < state.query_tile.num_rows; ++r) {
     double top = double{state.origin[r]} * double{state.scale_log2} + double{state.offset[r]};
     double total = state.sum[r];
     double scale = 1;
-    const double natural_sink = p.sink ? p.sink.at(0, state.strip.head[r]) : -kInfinity;
+    const double natural_sink = p.sink ? p.sink.at(0, state.query_tile.head[r]) : -kInfinity;
     if (total == 0) {
       ends.factor[r] = 0;
       ends.lse[r] = static_cast<Real>(natural_sink);
@@ -142,7 +143,7 @@ const VectorKernel<Real>& vector_kernel(InstructionSet set) {
 }
 
 std::string vector_unavailable(InstructionSet set) {
-  if (vector_kernel<float>(set).run_item == nullptr) return "not in this build";
+  if (vector_kernel<float>(set).run_work_tile == nullptr) return "not in this build";
   const auto supported = static_cast<uint64_t>(hwy::SupportedTargets());
   switch (set) {
     case InstructionSet::avx512: return supported & HWY_AVX3 ? "" : "the CPU lacks AVX-512 F, BW, CD, DQ or VL";
@@ -158,7 +159,7 @@ std::string vector_unavailable(InstructionSet set) {
   template core::WorkspaceSize vector_workspace<Real>(const core::AttentionShape&, int);                  \
   template void run_vector(const VectorKernel<Real>&, const core::AttentionArguments&, const core::Plan&, \
                            core::Workspace);                                                              \
-  template void end_rows(const StripState<Real>&, RowEnds<Real>&);                                        \
+  template void end_rows(const QueryTileState<Real>&, RowEnds<Real>&);                                    \
   template const VectorKernel<Real>& vector_kernel(InstructionSet)
 TESSELLA_INSTANTIATE(float);
 TESSELLA_INSTANTIATE(double);

@@ -11,25 +11,25 @@
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
-#include "cpu/forward_items.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 #include "cpu/vector/merge_vector.hpp"
+#include "cpu/work_tiles.hpp"
 
 namespace tessella::cpu {
 
 inline constexpr int kMaxHeadDim = 512;
-inline constexpr int kStripRows = 48;  // a multiple of three vectors of every instruction set
+inline constexpr int kQueryTileRows = 48;  // a multiple of three vectors of every instruction set
 inline constexpr int kTileKeys = 64;
 
-// A strip and its softmax state: probabilities are 2^(scale_log2 (score - origin) - offset).
+// A query tile and its softmax state: probabilities are 2^(scale_log2 (score - origin) - offset).
 template <typename Real>
-struct StripState {
-  Strip strip;
+struct QueryTileState {
+  QueryTile query_tile;
   // Of the lazy maximum, either a whole number as offset, or where that number would be no float the score as origin.
-  alignas(64) Real origin[kStripRows];  // else 0
-  alignas(64) Real offset[kStripRows];  // else 0; -inf while a row has seen nothing
-  alignas(64) Real sum[kStripRows];
-  int lanes = 0;  // rows rounded up to whole vectors: the row stride of the strip's tiles
+  alignas(64) Real origin[kQueryTileRows];  // else 0
+  alignas(64) Real offset[kQueryTileRows];  // else 0; -inf while a row has seen nothing
+  alignas(64) Real sum[kQueryTileRows];
+  int lanes = 0;  // rows rounded up to whole vectors: the row stride of the query tile's tiles
   bool needs_chain = false;
   Real scale_log2 = 1;    // of the scores that softmax sees
   Real offset_limit = 0;  // offsets are below it in size
@@ -39,14 +39,14 @@ struct StripState {
 // Scratch of one thread. Sizes in Reals; head dims padded to 16.
 template <typename Real>
 struct VectorScratch {
-  StripState<Real>* strips = nullptr;  // [item strips]
-  Real* q = nullptr;                   // [item strips][head_dim_qk][kStripRows]
-  Real* o = nullptr;                   // [item strips][kStripRows][head_dim_v]
-  Real* k = nullptr;                   // [chunk keys][head_dim_qk]
-  Real* v = nullptr;                   // panels of columns, [chunk keys][panel width] each
-  Real* tile = nullptr;                // [kTileKeys][kStripRows] scores, then probabilities
+  QueryTileState<Real>* query_tiles = nullptr;  // [query tiles of a work tile]
+  Real* q = nullptr;                            // [query tiles of a work tile][head_dim_qk][kQueryTileRows]
+  Real* o = nullptr;                            // [query tiles of a work tile][kQueryTileRows][head_dim_v]
+  Real* k = nullptr;                            // [chunk keys][head_dim_qk]
+  Real* v = nullptr;                            // panels of columns, [chunk keys][panel width] each
+  Real* tile = nullptr;                         // [kTileKeys][kQueryTileRows] scores, then probabilities
   int64_t chunk_keys = 0;
-  int64_t q_stride = 0;  // of one strip in q
+  int64_t q_stride = 0;  // of one query tile in q
   int64_t k_stride = 0;
   int64_t o_stride = 0;
   int64_t bytes = 0;
@@ -56,8 +56,8 @@ struct VectorScratch {
 
 template <typename Real>
 struct VectorKernel {
-  void (*run_item)(const core::AttentionArguments& arguments, const ForwardItem& item,
-                   const VectorScratch<Real>& scratch) = nullptr;
+  void (*run_work_tile)(const core::AttentionArguments& arguments, const WorkTile& work_tile,
+                        const VectorScratch<Real>& scratch) = nullptr;
   ScoreChain<Real> score_chain = nullptr;
   DropoutChain<Real> dropout_chain = nullptr;
   MergeRows<Real> merge_rows = nullptr;
@@ -81,14 +81,14 @@ template <typename Real>
 void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace);
 
-// How the rows of a strip end: output is factor * o, or 0 where nothing was seen; LSE in natural
+// How the rows of a query tile end: output is factor * o, or 0 where nothing was seen; LSE in natural
 // log, computed only if the call wants it.
 template <typename Real>
 struct RowEnds {
-  Real factor[kStripRows];
-  Real lse[kStripRows];
+  Real factor[kQueryTileRows];
+  Real lse[kQueryTileRows];
 };
 template <typename Real>
-void end_rows(const StripState<Real>& state, RowEnds<Real>& ends);
+void end_rows(const QueryTileState<Real>& state, RowEnds<Real>& ends);
 
 }  // namespace tessella::cpu

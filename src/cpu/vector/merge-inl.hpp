@@ -12,7 +12,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/merge_vector.hpp"

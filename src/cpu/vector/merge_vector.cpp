@@ -10,7 +10,7 @@ namespace tessella::cpu {
 namespace {
 
 // A piece of work of some 64 KB, so that handing it out costs nothing beside it.
-int64_t item_rows(const core::MergeShape& shape) {
+int64_t task_rows(const core::MergeShape& shape) {
   const int64_t row_bytes = (shape.num_states + 1) * shape.head_dim * core::size_bytes(shape.dtype());
   return std::clamp<int64_t>((int64_t{64} << 10) / row_bytes, 1, 4096);
 }
@@ -33,11 +33,11 @@ template <typename Real>
 void run_merge(MergeRows<Real> merge_rows, const core::MergeArguments& arguments, const core::Plan& plan,
                core::Workspace workspace) {
   const int64_t rows = arguments.batch * arguments.seqlen * arguments.heads;
-  const int64_t step = item_rows(arguments);
+  const int64_t step = task_rows(arguments);
   auto* base = static_cast<std::byte*>(workspace.scratch);
   const int64_t thread_bytes = MergeScratch<Real>(arguments, nullptr).bytes;
-  parallel_for((rows + step - 1) / step, plan.num_threads, arguments.cancel, [&](int64_t item, int worker) {
-    merge_rows(arguments, item * step, std::min(rows, (item + 1) * step),
+  parallel_for((rows + step - 1) / step, plan.num_threads, arguments.cancel, [&](int64_t task, int worker) {
+    merge_rows(arguments, task * step, std::min(rows, (task + 1) * step),
                MergeScratch<Real>(arguments, base + worker * thread_bytes));
   });
 }

@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "cpu/exp2.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
@@ -72,16 +72,16 @@ HWY_INLINE auto load_ints(const Int* from) {
 
 // -inf where the band hides the key.
 template <typename Real>
-void apply_band(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+void apply_band(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
   const Tag<Real> d;
   const IntTag<Real> di;
   const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
   for (int row = 0; row < lanes; row += kLanes<Real>) {
-    const IntVec<Real> begin = load_ints<Real>(strip.begin + row);
-    const IntVec<Real> end = load_ints<Real>(strip.end + row);
+    const IntVec<Real> begin = load_ints<Real>(query_tile.begin + row);
+    const IntVec<Real> end = load_ints<Real>(query_tile.end + row);
     for (int key = 0; key < num_keys; ++key) {
       const auto j = static_cast<int32_t>(key_begin + key);
-      const IntVec<Real> first = j < strip.keep_end ? hn::Zero(di) : begin;
+      const IntVec<Real> first = j < query_tile.keep_end ? hn::Zero(di) : begin;
       Real* score = scores + key * lanes + row;
       const IntVec<Real> at = hn::Set(di, j);
       const Mask<Real> before = hn::RebindMask(d, hn::Lt(at, first));
@@ -94,13 +94,14 @@ void apply_band(const Strip& strip, int lanes, Real* scores, int64_t key_begin, 
 
 // bias[key][row] of up to kChainKeys keys.
 template <typename Real>
-void load_bias(const Strip& strip, int lanes, int64_t key_begin, int num_keys, Real* bias) {
-  const core::ScoreOperand& from = strip.arguments->bias;
+void load_bias(const QueryTile& query_tile, int lanes, int64_t key_begin, int num_keys, Real* bias) {
+  const core::ScoreOperand& from = query_tile.arguments->bias;
   with_elements<Real>(from.dtype, [&]<typename T>(const T*) HWY_ATTR {
-    const T* rows[kMaxStripRows] = {};
+    const T* rows[kMaxQueryTileRows] = {};
     for (int r = 0; r < lanes; ++r) {
-      rows[r] = reinterpret_cast<const T*>(from.data) + from.index(strip.sequence->batch_idx, strip.head[r],
-                                                                   strip.query[r], strip.sequence->slot_kv + key_begin);
+      rows[r] = reinterpret_cast<const T*>(from.data) + from.index(query_tile.sequence->batch_idx, query_tile.head[r],
+                                                                   query_tile.query[r],
+                                                                   query_tile.sequence->slot_kv + key_begin);
     }
     load_transposed(rows, lanes, num_keys, from.kv_stride, bias);
   });
@@ -122,19 +123,19 @@ Real product_scale(const core::AttentionArguments& p) {
 
 // scale, softcap, bias, ALiBi on up to kChainKeys keys.
 template <typename Real>
-void apply_values(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *strip.arguments;
-  const core::Sequence& s = *strip.sequence;
+void apply_values(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
   const bool has_bias = p.features.has(core::Feature::bias);
   const bool has_alibi = p.features.has(core::Feature::alibi);
   const bool has_softcap = p.features.has(core::Feature::softcap);
-  alignas(64) Real bias[kChainKeys * kMaxStripRows];
-  alignas(64) Real slope[kMaxStripRows] = {};
-  alignas(64) Real position[kMaxStripRows];
-  if (has_bias) load_bias(strip, lanes, key_begin, num_keys, bias);
+  alignas(64) Real bias[kChainKeys * kMaxQueryTileRows];
+  alignas(64) Real slope[kMaxQueryTileRows] = {};
+  alignas(64) Real position[kMaxQueryTileRows];
+  if (has_bias) load_bias(query_tile, lanes, key_begin, num_keys, bias);
   for (int r = 0; r < lanes; ++r) {
-    if (has_alibi) slope[r] = p.alibi_slopes.at(s.batch_idx, strip.head[r]);
-    position[r] = static_cast<Real>(s.band.position(strip.query[r]) - key_begin);
+    if (has_alibi) slope[r] = p.alibi_slopes.at(s.batch_idx, query_tile.head[r]);
+    position[r] = static_cast<Real>(s.band.position(query_tile.query[r]) - key_begin);
   }
   const Tag<Real> d;
   const Vec<Real> scale = hn::Set(d, product_scale<Real>(p));
@@ -156,13 +157,13 @@ void apply_values(const Strip& strip, int lanes, Real* scores, int64_t key_begin
 }
 
 template <typename Real>
-void apply_documents(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *strip.arguments;
-  const core::Sequence& s = *strip.sequence;
+void apply_documents(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
   const Tag<Real> d;
   const IntTag<Real> di;
-  alignas(64) int32_t document[kMaxStripRows];
-  for (int r = 0; r < lanes; ++r) document[r] = p.document_q.at(s.batch_idx, s.row_q + strip.query[r]);
+  alignas(64) int32_t document[kMaxQueryTileRows];
+  for (int r = 0; r < lanes; ++r) document[r] = p.document_q.at(s.batch_idx, s.row_q + query_tile.query[r]);
   const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
   for (int key = 0; key < num_keys; ++key) {
     const IntVec<Real> of_key = hn::Set(di, p.document_kv.at(s.batch_idx, s.row_kv + key_begin + key));
@@ -182,11 +183,12 @@ inline bool has_no_zero(const std::byte* bytes) {
 }
 
 template <typename Real>
-void apply_dense_mask(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::ScoreOperand& mask = strip.arguments->dense_mask;
-  const int64_t slot = strip.sequence->slot_kv + key_begin;
+void apply_dense_mask(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::ScoreOperand& mask = query_tile.arguments->dense_mask;
+  const int64_t slot = query_tile.sequence->slot_kv + key_begin;
   for (int r = 0; r < lanes; ++r) {
-    const std::byte* row = mask.data + mask.index(strip.sequence->batch_idx, strip.head[r], strip.query[r], slot);
+    const std::byte* row =
+        mask.data + mask.index(query_tile.sequence->batch_idx, query_tile.head[r], query_tile.query[r], slot);
     for (int key = 0; key < num_keys;) {
       if (mask.kv_stride == 1 && key + 8 <= num_keys && has_no_zero(row + key)) {
         key += 8;
@@ -200,28 +202,29 @@ void apply_dense_mask(const Strip& strip, int lanes, Real* scores, int64_t key_b
 }
 
 template <typename Real>
-void apply_draft_mask(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *strip.arguments;
-  const core::Sequence& s = *strip.sequence;
+void apply_draft_mask(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
   const int64_t before = core::first_draft(s) - key_begin;
   for (int key = before > 0 ? static_cast<int>(before < num_keys ? before : num_keys) : 0; key < num_keys; ++key) {
     for (int r = 0; r < lanes; ++r) {
-      if (!core::draft_visible(p, s, strip.query[r], key_begin + key)) scores[key * lanes + r] = kMinusInfinity<Real>;
+      if (!core::draft_visible(p, s, query_tile.query[r], key_begin + key))
+        scores[key * lanes + r] = kMinusInfinity<Real>;
     }
   }
 }
 
 template <typename Real>
-void apply_block_map(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *strip.arguments;
-  const int64_t slot = strip.sequence->slot_kv + key_begin;
+void apply_block_map(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const int64_t slot = query_tile.sequence->slot_kv + key_begin;
   for (int key = 0; key < num_keys;) {
     const int64_t block = (slot + key) / p.block_kv;
     const int stop =
         static_cast<int>(num_keys < (block + 1) * p.block_kv - slot ? num_keys : (block + 1) * p.block_kv - slot);
     for (int r = 0; r < lanes; ++r) {
       const int64_t idx =
-          p.block_map.index(strip.sequence->batch_idx, strip.head[r], strip.query[r] / p.block_q, block);
+          p.block_map.index(query_tile.sequence->batch_idx, query_tile.head[r], query_tile.query[r] / p.block_q, block);
       if (p.block_map.data[idx] != std::byte{0}) continue;
       for (int hidden = key; hidden < stop; ++hidden) scores[hidden * lanes + r] = kMinusInfinity<Real>;
     }
@@ -230,27 +233,27 @@ void apply_block_map(const Strip& strip, int lanes, Real* scores, int64_t key_be
 }
 
 template <typename Real>
-void score_chain(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::Features features = strip.arguments->features;
-  for (int key = 0; !scores_are_products(*strip.arguments) && key < num_keys; key += kChainKeys) {
+void score_chain(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  const core::Features features = query_tile.arguments->features;
+  for (int key = 0; !scores_are_products(*query_tile.arguments) && key < num_keys; key += kChainKeys) {
     const int count = num_keys - key < kChainKeys ? num_keys - key : kChainKeys;
-    apply_values(strip, lanes, scores + key * lanes, key_begin + key, count);
+    apply_values(query_tile, lanes, scores + key * lanes, key_begin + key, count);
   }
-  if (key_begin < strip.full_begin || key_begin + num_keys > strip.full_end) {
-    apply_band(strip, lanes, scores, key_begin, num_keys);
+  if (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end) {
+    apply_band(query_tile, lanes, scores, key_begin, num_keys);
   }
-  if (features.has(core::Feature::document)) apply_documents(strip, lanes, scores, key_begin, num_keys);
-  if (features.has(core::Feature::dense_mask)) apply_dense_mask(strip, lanes, scores, key_begin, num_keys);
-  if (features.has(core::Feature::draft_mask)) apply_draft_mask(strip, lanes, scores, key_begin, num_keys);
-  if (features.has(core::Feature::block_map)) apply_block_map(strip, lanes, scores, key_begin, num_keys);
+  if (features.has(core::Feature::document)) apply_documents(query_tile, lanes, scores, key_begin, num_keys);
+  if (features.has(core::Feature::dense_mask)) apply_dense_mask(query_tile, lanes, scores, key_begin, num_keys);
+  if (features.has(core::Feature::draft_mask)) apply_draft_mask(query_tile, lanes, scores, key_begin, num_keys);
+  if (features.has(core::Feature::block_map)) apply_block_map(query_tile, lanes, scores, key_begin, num_keys);
 }
 
-// Random words of keys {2c, 2c+1} (low) and {2c+8, 2c+9} (high) of one 16-key block for up to kMaxStripRows rows,
+// Random words of keys {2c, 2c+1} (low) and {2c+8, 2c+9} (high) of one 16-key block for up to kMaxQueryTileRows rows,
 // each from its own (query, head). Plain loops: the compiler turns the 32 x 32 bit products into vectors.
 struct DropoutRows {
-  alignas(64) uint32_t head[kMaxStripRows];
-  alignas(64) uint32_t block[kMaxStripRows];
-  alignas(64) uint32_t row[kMaxStripRows];  // in the 16-row block
+  alignas(64) uint32_t head[kMaxQueryTileRows];
+  alignas(64) uint32_t block[kMaxQueryTileRows];
+  alignas(64) uint32_t row[kMaxQueryTileRows];  // in the 16-row block
 };
 
 inline void random_words(const portable::Dropout& dropout, const DropoutRows& rows, int lanes, uint32_t block_kv,
@@ -265,21 +268,21 @@ inline void random_words(const portable::Dropout& dropout, const DropoutRows& ro
 }
 
 template <typename Real>
-void dropout_chain(const Strip& strip, int lanes, Real* probs, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *strip.arguments;
+void dropout_chain(const QueryTile& query_tile, int lanes, Real* probs, int64_t key_begin, int num_keys) {
+  const core::AttentionArguments& p = *query_tile.arguments;
   const portable::Dropout dropout = dropout_of(p);
   DropoutRows rows;
   for (int r = 0; r < lanes; ++r) {
-    rows.head[r] = static_cast<uint32_t>(strip.sequence->batch_idx * p.heads_q + strip.head[r]);
-    rows.block[r] = static_cast<uint32_t>(strip.query[r] >> 4);
-    rows.row[r] = static_cast<uint32_t>(strip.query[r] & 15);
+    rows.head[r] = static_cast<uint32_t>(query_tile.sequence->batch_idx * p.heads_q + query_tile.head[r]);
+    rows.block[r] = static_cast<uint32_t>(query_tile.query[r] >> 4);
+    rows.row[r] = static_cast<uint32_t>(query_tile.query[r] & 15);
   }
   const Tag<Real> d;
   const IntTag<Real> di;
   const hn::RebindToUnsigned<Tag<Real>> du;
   const auto threshold = hn::Set(du, dropout.threshold);
   const auto low_half = hn::Set(du, 0xFFFFu);
-  alignas(64) uint32_t words[2][kMaxStripRows];
+  alignas(64) uint32_t words[2][kMaxQueryTileRows];
   const int64_t key_end = key_begin + num_keys;
   for (int64_t block = key_begin >> 4; block << 4 < key_end; ++block) {
     for (int c = 0; c < 4; ++c) {

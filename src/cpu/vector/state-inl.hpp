@@ -1,4 +1,4 @@
-// Softmax state of a strip: how it begins, and how its rows end and are stored.
+// Softmax state of a query tile: how it begins, and how its rows end and are stored.
 #if defined(TESSELLA_CPU_VECTOR_STATE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_STATE_INL_HPP
 #undef TESSELLA_CPU_VECTOR_STATE_INL_HPP
@@ -23,7 +23,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Bands of rows [row_begin, row_begin + num_rows), and a state that has seen nothing.
 template <typename Real>
 void begin_state(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t row_begin,
-                 int num_rows, StripState<Real>& state) {
+                 int num_rows, QueryTileState<Real>& state) {
   const int lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   state.lanes = lanes;
   const bool are_products = scores_are_products(p);
@@ -35,7 +35,7 @@ void begin_state(const core::AttentionArguments& p, const core::Sequence& s, int
   // A sink is to be at the same distance from the scores in either unit.
   const double scale = are_products ? static_cast<double>(p.scale) : 1.0;
   state.natural = are_products && !p.sink ? kLn2 : scale / static_cast<double>(state.scale_log2);
-  fill_strip(state.strip, p, s, kv_head, row_begin, num_rows, lanes);
+  fill_query_tile(state.query_tile, p, s, kv_head, row_begin, num_rows, lanes);
   for (int r = 0; r < lanes; ++r) {
     state.origin[r] = 0;
     state.offset[r] = kMinusInfinity<Real>;
@@ -44,13 +44,13 @@ void begin_state(const core::AttentionArguments& p, const core::Sequence& s, int
 }
 
 template <typename T, typename Real>
-void store_strip(const StripState<Real>& state, const RowEnds<Real>& ends, const Real* o, int64_t o_stride) {
-  const core::AttentionArguments& p = *state.strip.arguments;
-  const core::Sequence& s = *state.strip.sequence;
+void store_query_tile(const QueryTileState<Real>& state, const RowEnds<Real>& ends, const Real* o, int64_t o_stride) {
+  const core::AttentionArguments& p = *state.query_tile.arguments;
+  const core::Sequence& s = *state.query_tile.sequence;
   const int dim = static_cast<int>(p.head_dim_v);
-  for (int r = 0; r < state.strip.num_rows; ++r, o += o_stride) {
-    const int64_t row = s.row_q + state.strip.query[r];
-    const int64_t head = state.strip.head[r];
+  for (int r = 0; r < state.query_tile.num_rows; ++r, o += o_stride) {
+    const int64_t row = s.row_q + state.query_tile.query[r];
+    const int64_t head = state.query_tile.head[r];
     T* to = reinterpret_cast<T*>(p.out().row(s.batch_idx, row, head));
     if (state.sum[r] == 0) {  // o may be 0 * NaN
       std::memset(to, 0, sizeof(T) * static_cast<size_t>(dim));
@@ -62,11 +62,11 @@ void store_strip(const StripState<Real>& state, const RowEnds<Real>& ends, const
 }
 
 template <typename Real>
-void end_strip(const StripState<Real>& state, const Real* o, int64_t o_stride) {
+void end_query_tile(const QueryTileState<Real>& state, const Real* o, int64_t o_stride) {
   RowEnds<Real> ends;
   end_rows(state, ends);
-  with_elements<Real>(state.strip.arguments->out().dtype,
-                      [&]<typename T>(const T*) HWY_ATTR { store_strip<T>(state, ends, o, o_stride); });
+  with_elements<Real>(state.query_tile.arguments->out().dtype,
+                      [&]<typename T>(const T*) HWY_ATTR { store_query_tile<T>(state, ends, o, o_stride); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -126,7 +126,7 @@ HWY_INLINE void value_tile(Weights<Real> weights, int num_keys, const Real* HWY_
   }
 }
 
-// One panel of columns, kVectors vectors wide, for all rows of a strip.
+// One panel of columns, kVectors vectors wide, for all rows of a query tile.
 template <int kVectors, typename Real>
 HWY_INLINE void multiply_panel(Weights<Real> weights, int num_rows, int num_keys, const Real* v, int64_t v_stride,
                                Real* o, int64_t o_stride) {

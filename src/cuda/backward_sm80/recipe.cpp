@@ -197,7 +197,7 @@ int64_t backward_bytes(const AttentionShape& bounds, const BackwardSm80Config& c
   return with_dq_sums ? scratch.bytes : scratch.dq_sums;
 }
 
-std::string backward_refusal(const AttentionShape& p, const BackwardSm80Config& c, const DeviceInfo& device) {
+std::string backward_ineligible(const AttentionShape& p, const BackwardSm80Config& c, const DeviceInfo& device) {
   if (p.operands[Name::d_out].dtype != p.dtype()) {
     return message("takes d_out of q's dtype, and it is ", core::name(p.operands[Name::d_out].dtype));
   }
@@ -237,7 +237,7 @@ std::vector<Step> steps_behind(const AttentionShape& bounds, const BackwardSm80C
 Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const AttentionShape& bounds = core::attention(shape);
   const BackwardSm80Config c = backward_sm80_config(bounds, device);
-  if (std::string reason = backward_refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
+  if (std::string reason = backward_ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
   Recipe recipe{
       .workspace = {.scratch_bytes = backward_bytes(bounds, c, true)},

@@ -11,8 +11,8 @@
 namespace tessella::cuda {
 
 // Why no algorithm in these tiles runs the call, or "".
-std::string backward_refusal(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
-                             const DeviceInfo& device);
+std::string backward_ineligible(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
+                                const DeviceInfo& device);
 
 // Of scratch; dQ's sums are the last of it.
 int64_t backward_bytes(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,

@@ -25,18 +25,18 @@ struct Hash128 {
   }
 
   // With its length, so that two fields never run into one.
-  void add_field(std::string_view text) {
-    add_bytes(std::to_string(text.size()) + ":");
-    add_bytes(text);
+  void add_field(std::string_view string) {
+    add_bytes(std::to_string(string.size()) + ":");
+    add_bytes(string);
   }
 
   std::string hex() const {
     constexpr const char* kDigits = "0123456789abcdef";
-    std::string text;
+    std::string string;
     for (const uint64_t word : {high, low}) {
-      for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[word >> shift & 15];
+      for (int shift = 60; shift >= 0; shift -= 4) string += kDigits[word >> shift & 15];
     }
-    return text;
+    return string;
   }
 };
 

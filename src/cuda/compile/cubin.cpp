@@ -32,13 +32,13 @@ Hash128 checksum(const Header& header, std::string_view payload) {
 }
 
 // The number that stands before `unit`, or -1.
-int number_before(std::string_view text, std::string_view unit) {
-  const size_t end = text.find(unit);
-  if (end == text.npos || end == 0) return -1;
+int number_before(std::string_view string, std::string_view unit) {
+  const size_t end = string.find(unit);
+  if (end == string.npos || end == 0) return -1;
   size_t begin = end;
-  while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
+  while (begin > 0 && string[begin - 1] >= '0' && string[begin - 1] <= '9') --begin;
   int value = -1;
-  std::from_chars(text.data() + begin, text.data() + end, value);
+  std::from_chars(string.data() + begin, string.data() + end, value);
   return value;
 }
 
@@ -88,9 +88,9 @@ std::optional<Cubin> unpack(std::string_view& bytes, bool check_sum) {
   std::memcpy(&header, bytes.data(), sizeof header);
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.format != kFormat) return std::nullopt;
   std::string_view payload = bytes.substr(sizeof header);
-  const uint64_t text_bytes = uint64_t{header.target_bytes} + header.symbol_bytes + header.log_bytes;
-  if (text_bytes > payload.size() || header.image_bytes > payload.size() - text_bytes) return std::nullopt;
-  payload = payload.substr(0, text_bytes + header.image_bytes);
+  const uint64_t string_bytes = uint64_t{header.target_bytes} + header.symbol_bytes + header.log_bytes;
+  if (string_bytes > payload.size() || header.image_bytes > payload.size() - string_bytes) return std::nullopt;
+  payload = payload.substr(0, string_bytes + header.image_bytes);
   if (check_sum && checksum(header, payload) != header.checksum) return std::nullopt;
 
   Cubin cubin{.key = header.key,

@@ -13,7 +13,7 @@ struct CompilerVersion {
   int major = 0;
   int minor = 0;
   auto operator<=>(const CompilerVersion&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
-  std::string text() const { return std::to_string(major) + "." + std::to_string(minor); }
+  std::string string() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
 // What a kernel takes, by the assembler's report. PTX has none: all -1.

@@ -16,7 +16,7 @@
 namespace tessella::cuda {
 namespace {
 
-constexpr size_t kMostInMemory = 256;  // a process that compiles its users' texts for days stays small
+constexpr size_t kMostInMemory = 256;  // a process that compiles its users' sources for days stays small
 
 }  // namespace
 

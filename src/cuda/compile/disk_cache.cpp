@@ -27,7 +27,7 @@ using core::message;
 constexpr std::chrono::seconds kLongestWait{60};
 constexpr const char* kSuffix = ".cubin";
 
-std::string error_text() { return std::generic_category().message(errno); }
+std::string error_string() { return std::generic_category().message(errno); }
 
 std::optional<Cubin> read_file(const std::string& path, const Hash128& key) {
   std::ifstream file(path, std::ios::binary);
@@ -63,7 +63,7 @@ std::string DiskCache::default_folder() {
 std::string DiskCache::reading_problem() const {
   if (folder_.empty()) return "no folder: TESSELLA_CACHE_DIR, XDG_CACHE_HOME and HOME are not set";
   struct stat status {};
-  if (::stat(folder_.c_str(), &status) != 0) return message(folder_, ": ", error_text());
+  if (::stat(folder_.c_str(), &status) != 0) return message(folder_, ": ", error_string());
   if (!S_ISDIR(status.st_mode)) return message(folder_, " is no folder");
   // What is read here runs on the GPU, on this user's data.
   if (status.st_uid != ::geteuid() && status.st_uid != 0) return message(folder_, " belongs to another user");
@@ -75,15 +75,15 @@ std::string DiskCache::problem() const {
   if (!folder_.empty()) {
     std::error_code error;
     fs::create_directories(fs::path(folder_).parent_path(), error);
-    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) return message(folder_, ": ", error_text());
+    if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) return message(folder_, ": ", error_string());
   }
   if (std::string problem = reading_problem(); !problem.empty()) return problem;
-  if (::access(folder_.c_str(), W_OK | X_OK) != 0) return message(folder_, ": ", error_text());
+  if (::access(folder_.c_str(), W_OK | X_OK) != 0) return message(folder_, ": ", error_string());
   return "";
 }
 
 std::string DiskCache::path_of(const Hash128& key, CompilerVersion compiler) const {
-  return message(folder_, "/", key.hex(), "-", compiler.text(), kSuffix);
+  return message(folder_, "/", key.hex(), "-", compiler.string(), kSuffix);
 }
 
 std::optional<Cubin> DiskCache::read(const Hash128& key, CompilerVersion compiler) const {

@@ -1,5 +1,5 @@
-// Runs while the library is built: compiles the hot programs and writes them, one record after another, into the file
-// that embedded_cubins.cpp carries.
+// Runs while the library is built: compiles the precompiled programs and writes them, one record after another, into
+// the file that embedded_cubins.cpp carries.
 //
 // usage: embed_kernels OUTPUT CACHE_FOLDER NVRTC
 #include <cstdio>
@@ -8,8 +8,8 @@
 #include <string>
 
 #include "cuda/compile/cubin_store.hpp"
-#include "cuda/compile/hot_programs.hpp"
 #include "cuda/compile/nvrtc.hpp"
+#include "cuda/compile/precompiled_programs.hpp"
 
 namespace {
 
@@ -18,8 +18,8 @@ std::string records(const char* cache_folder, const char* nvrtc_path) {
   const Nvrtc compiler = Nvrtc::open(nvrtc_path);
   CubinStore store(cache_folder, &compiler);  // a build after a small change compiles what changed
   std::string all;
-  for (const HotProgram& hot : hot_programs()) {
-    for (const Target& target : hot.targets) all += pack(*store.get(hot.program, target));
+  for (const PrecompiledProgram& precompiled : precompiled_programs()) {
+    for (const Target& target : precompiled.targets) all += pack(*store.get(precompiled.program, target));
   }
   return all;
 }

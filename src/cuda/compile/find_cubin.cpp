@@ -79,7 +79,7 @@ std::shared_ptr<const Cubin> find_or_compile(const Program& program, int arch) {
     if (!target) {
       throw core::Error(core::ErrorCode::compile,
                         core::message(program.expression, ": ", own.name(), " is not known to NVRTC ",
-                                      compiler->version().text(), " (", compiler->path(), "), expected a newer one"));
+                                      compiler->version().string(), " (", compiler->path(), "), expected a newer one"));
     }
   } else if (!program.arch_specific) {
     // PTX is the last resort: the driver takes seconds to compile it.

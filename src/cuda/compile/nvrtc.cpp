@@ -10,7 +10,7 @@
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/once.hpp"
-#include "cuda/compile/nvrtc_places.hpp"
+#include "cuda/compile/nvrtc_paths.hpp"
 #include "cuda/driver/driver.hpp"
 
 namespace tessella::cuda {
@@ -20,7 +20,7 @@ using core::message;
 
 constexpr int kOldestMajor = 12;  // -std=c++20
 
-[[noreturn]] void fail_compile(const std::string& text) { throw core::Error(core::ErrorCode::compile, text); }
+[[noreturn]] void fail_compile(const std::string& why) { throw core::Error(core::ErrorCode::compile, why); }
 
 // Differs from run to run, and the rest of the log does not.
 std::string without_times(const std::string& log) {
@@ -34,9 +34,9 @@ std::string without_times(const std::string& log) {
   return kept;
 }
 
-std::vector<const char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<const char*> all(texts.size());
-  std::ranges::transform(texts, all.begin(), &std::string::c_str);
+std::vector<const char*> pointers(const std::vector<std::string>& sources) {
+  std::vector<const char*> all(sources.size());
+  std::ranges::transform(sources, all.begin(), &std::string::c_str);
   return all;
 }
 
@@ -48,24 +48,24 @@ struct Search {
 Search search() {
   Search result;
   const int driver_major = driver_version() / 1000;
-  std::string looked_at;
-  for (const std::string& place : nvrtc_places()) {
+  std::string tried;
+  for (const std::string& path : nvrtc_paths()) {
     try {
-      Nvrtc opened = Nvrtc::open(place);
+      Nvrtc opened = Nvrtc::open(path);
       if (driver_major == 0 || opened.version().major <= driver_major) {
         result.found = std::move(opened);
         return result;
       }
-      looked_at += message("; ", opened.path(), " is version ", opened.version().text(),
-                           ", and the driver loads up to ", driver_major);
+      tried += message("; ", opened.path(), " is version ", opened.version().string(), ", and the driver loads up to ",
+                       driver_major);
     } catch (const core::Error& error) {
-      looked_at += message("; ", error.what());
+      tried += message("; ", error.what());
     }
   }
   result.problem = message(
       "NVRTC, which compiles kernels, was not found, expected version ", kOldestMajor,
       driver_major > kOldestMajor ? message(" to ", driver_major) : std::string(driver_major == 0 ? " or newer" : ""),
-      ": `pip install nvidia-cuda-nvrtc`, or set TESSELLA_NVRTC to its path", looked_at);
+      ": `pip install nvidia-cuda-nvrtc`, or set TESSELLA_NVRTC to its path", tried);
   return result;
 }
 
@@ -111,7 +111,7 @@ Nvrtc Nvrtc::open(const std::string& path) {
   if (rtc.nvrtcVersion(&nvrtc.version_.major, &nvrtc.version_.minor) != 0)
     fail_compile(path + " does not say its version");
   if (nvrtc.version_.major < kOldestMajor) {
-    fail_compile(message(path, " is version ", nvrtc.version_.text(), ", expected ", kOldestMajor, " or newer"));
+    fail_compile(message(path, " is version ", nvrtc.version_.string(), ", expected ", kOldestMajor, " or newer"));
   }
   int count = 0;
   if (rtc.nvrtcGetNumSupportedArchs(&count) == 0 && count > 0) {
@@ -133,42 +133,42 @@ Cubin Nvrtc::compile(const Program& program, const Target& target) const {
   };
   const std::vector<DeviceSource> headers = headers_of(program);
   std::vector<std::string> names;
-  std::vector<std::string> texts;
+  std::vector<std::string> sources;
   for (const DeviceSource& header : headers) {
     names.emplace_back(header.name);
-    texts.emplace_back(header.text);
+    sources.emplace_back(header.content);
   }
 
   Handle handle = nullptr;
-  require(rtc.nvrtcCreateProgram(&handle, main_text(program).c_str(), "kernel.cu", static_cast<int>(headers.size()),
-                                 pointers(texts).data(), pointers(names).data()),
+  require(rtc.nvrtcCreateProgram(&handle, main_source(program).c_str(), "kernel.cu", static_cast<int>(headers.size()),
+                                 pointers(sources).data(), pointers(names).data()),
           "nvrtcCreateProgram");
   const auto destroy = [&rtc](Handle created) { rtc.nvrtcDestroyProgram(&created); };
   const std::unique_ptr<NvrtcProgram, decltype(destroy)> owner(handle, destroy);
 
   // Everything that ends in '\0' counts it in its size.
-  const auto text_of = [&](auto size_of, auto get, const char* what) {
+  const auto string_of = [&](auto size_of, auto get, const char* what) {
     size_t bytes = 0;
     require(size_of(handle, &bytes), what);
-    std::string text(bytes, '\0');
-    require(get(handle, text.data()), what);
-    return text;
+    std::string string(bytes, '\0');
+    require(get(handle, string.data()), what);
+    return string;
   };
   require(rtc.nvrtcAddNameExpression(handle, program.expression.c_str()), "nvrtcAddNameExpression");
   const std::vector<std::string> options = compile_options(target);
   const int result = rtc.nvrtcCompileProgram(handle, static_cast<int>(options.size()), pointers(options).data());
-  std::string log = text_of(rtc.nvrtcGetProgramLogSize, rtc.nvrtcGetProgramLog, "nvrtcGetProgramLog");
+  std::string log = string_of(rtc.nvrtcGetProgramLogSize, rtc.nvrtcGetProgramLog, "nvrtcGetProgramLog");
   log.resize(log.find_last_not_of(std::string_view("\n\0", 2)) + 1);
   if (result != 0) {
     fail_compile(message(program.expression, " does not compile for ", target.name(), ": ",
-                         rtc.nvrtcGetErrorString(result), " (NVRTC ", version_.text(), ", ", path_, ")\n", log));
+                         rtc.nvrtcGetErrorString(result), " (NVRTC ", version_.string(), ", ", path_, ")\n", log));
   }
 
   const char* symbol = nullptr;
   require(rtc.nvrtcGetLoweredName(handle, program.expression.c_str(), &symbol), "nvrtcGetLoweredName");
   Cubin cubin{.compiler = version_, .target = target.name(), .symbol = symbol, .log = without_times(log)};
-  cubin.image = target.ptx ? text_of(rtc.nvrtcGetPTXSize, rtc.nvrtcGetPTX, "nvrtcGetPTX")
-                           : text_of(rtc.nvrtcGetCUBINSize, rtc.nvrtcGetCUBIN, "nvrtcGetCUBIN");
+  cubin.image = target.ptx ? string_of(rtc.nvrtcGetPTXSize, rtc.nvrtcGetPTX, "nvrtcGetPTX")
+                           : string_of(rtc.nvrtcGetCUBINSize, rtc.nvrtcGetCUBIN, "nvrtcGetCUBIN");
   cubin.resources = parse_resources(cubin.log, cubin.symbol);
   return cubin;
 }

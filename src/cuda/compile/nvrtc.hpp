@@ -29,8 +29,8 @@ class Nvrtc {
     const char* (*nvrtcGetErrorString)(int result);
     int (*nvrtcGetNumSupportedArchs)(int* count);
     int (*nvrtcGetSupportedArchs)(int* archs);
-    int (*nvrtcCreateProgram)(Handle* program, const char* text, const char* name, int num_headers,
-                              const char* const* texts, const char* const* names);
+    int (*nvrtcCreateProgram)(Handle* program, const char* source, const char* name, int num_headers,
+                              const char* const* sources, const char* const* names);
     int (*nvrtcDestroyProgram)(Handle* program);
     int (*nvrtcAddNameExpression)(Handle program, const char* expression);
     int (*nvrtcGetLoweredName)(Handle program, const char* expression, const char** name);

@@ -1,4 +1,4 @@
-// Compiles the hot programs before they are needed.
+// Compiles the precompiled programs before they are needed.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 
 namespace tessella::cuda {
 
-using Progress = std::function<void(int num_done, int num_total, const std::string& text)>;
+using Progress = std::function<void(int num_done, int num_total, const std::string& string)>;
 
 // Into the cache folder, for targets ("sm_90,sm_80"; "" = this machine's GPUs, without any all that are embedded) and
 // one kernel of the table ("" = all). What the library carries already is not compiled again. Needs no GPU.

@@ -9,25 +9,25 @@ constexpr std::string_view kPrelude = "cuda/device/prelude.hpp";
 constexpr std::string_view kUser = "user.hpp";
 
 // The names in lines `#include "name"`, in order, whatever surrounds them: one too many does no harm.
-std::vector<std::string_view> included_names(std::string_view text) {
+std::vector<std::string_view> included_names(std::string_view source) {
   std::vector<std::string_view> names;
   constexpr std::string_view kInclude = "#include \"";
-  for (size_t at = text.find(kInclude); at != text.npos; at = text.find(kInclude, at + 1)) {
+  for (size_t at = source.find(kInclude); at != source.npos; at = source.find(kInclude, at + 1)) {
     const size_t begin = at + kInclude.size();
-    const size_t end = text.find('"', begin);
-    if (end != text.npos) names.push_back(text.substr(begin, end - begin));
+    const size_t end = source.find('"', begin);
+    if (end != source.npos) names.push_back(source.substr(begin, end - begin));
   }
   return names;
 }
 
 }  // namespace
 
-std::string main_text(const Program& program) {
-  std::string text;
+std::string main_source(const Program& program) {
+  std::string source;
   for (const std::string_view name : {kPrelude, std::string_view(program.header)}) {
-    text.append("#include \"").append(name).append("\"\n");
+    source.append("#include \"").append(name).append("\"\n");
   }
-  return text;
+  return source;
 }
 
 std::vector<DeviceSource> headers_of(const Program& program) {
@@ -40,7 +40,7 @@ std::vector<DeviceSource> headers_of(const Program& program) {
     const auto source = std::ranges::find_if(device_sources(), has_name);
     if (source == device_sources().end()) continue;  // the compiler says so better, with the line
     headers.push_back(*source);
-    for (const std::string_view name : included_names(source->text)) wanted.push_back(name);
+    for (const std::string_view name : included_names(source->content)) wanted.push_back(name);
   }
   return headers;
 }
@@ -58,9 +58,9 @@ Hash128 program_key(const Program& program, const Target& target) {
   Hash128 hash;
   for (const DeviceSource& header : headers_of(program)) {
     hash.add_field(header.name);
-    hash.add_field(header.text);
+    hash.add_field(header.content);
   }
-  hash.add_field(main_text(program));
+  hash.add_field(main_source(program));
   hash.add_field(program.expression);
   for (const std::string& option : compile_options(target)) hash.add_field(option);
   return hash;

@@ -1,4 +1,5 @@
-// A kernel as its source: a header of the library's device code, one instance of a template in it, and the user's text.
+// A kernel as its source: a header of the library's device code, one instance of a template in it, and the caller's
+// source.
 #pragma once
 
 #include <span>
@@ -22,14 +23,14 @@ struct Program {
 // A file that device code may include, under the name it is included by.
 struct DeviceSource {
   std::string_view name;
-  std::string_view text;
+  std::string_view content;
 };
 
 // All of src/cuda/device and src/portable; a generated file.
 std::span<const DeviceSource> device_sources();
 
 // The program's main file, and every header it reaches.
-std::string main_text(const Program& program);
+std::string main_source(const Program& program);
 std::vector<DeviceSource> headers_of(const Program& program);
 
 // Options of the compiler for a target.

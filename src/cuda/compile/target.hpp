@@ -16,24 +16,25 @@ struct Target {
   std::string name() const { return (ptx ? "compute_" : "sm_") + std::to_string(arch) + (arch_specific ? "a" : ""); }
 };
 
-inline std::optional<Target> parse_target(std::string_view text) {
+inline std::optional<Target> parse_target(std::string_view string) {
   Target target;
-  if (text.starts_with("sm_")) {
-    text.remove_prefix(3);
-  } else if (text.starts_with("compute_")) {
-    text.remove_prefix(8);
+  if (string.starts_with("sm_")) {
+    string.remove_prefix(3);
+  } else if (string.starts_with("compute_")) {
+    string.remove_prefix(8);
     target.ptx = true;
   } else {
     return std::nullopt;
   }
-  if (text.ends_with('a')) {
+  if (string.ends_with('a')) {
     target.arch_specific = true;
-    text.remove_suffix(1);
+    string.remove_suffix(1);
   }
-  if (text.size() < 2 || text.size() > 3 || text.find_first_not_of("0123456789") != text.npos || text[0] == '0') {
+  if (string.size() < 2 || string.size() > 3 || string.find_first_not_of("0123456789") != string.npos ||
+      string[0] == '0') {
     return std::nullopt;
   }
-  target.arch = std::stoi(std::string(text));
+  target.arch = std::stoi(std::string(string));
   return target;
 }
 

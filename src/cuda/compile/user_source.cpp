@@ -3,11 +3,12 @@
 namespace tessella::cuda {
 namespace {
 
-// The text begins and ends with a line of its own, so that a comment in its last line ends there too.
-std::string function(std::string_view head, std::string_view name, std::string_view text, std::string_view otherwise) {
+// The source begins and ends with a line of its own, so that a comment in its last line ends there too.
+std::string function(std::string_view head, std::string_view name, std::string_view source,
+                     std::string_view otherwise) {
   std::string all(head);
-  if (text.empty()) return all.append(" { ").append(otherwise).append(" }\n");
-  return all.append(" {\n#line 1 \"").append(name).append("\"\n").append(text).append("\n#line 1 \"user.hpp\"\n}\n");
+  if (source.empty()) return all.append(" { ").append(otherwise).append(" }\n");
+  return all.append(" {\n#line 1 \"").append(name).append("\"\n").append(source).append("\n#line 1 \"user.hpp\"\n}\n");
 }
 
 constexpr const char* kBegin =
@@ -44,12 +45,12 @@ std::string user_source_with_gradient(std::string_view score_mod, std::string_vi
          kEnd;
 }
 
-bool may_mention(std::string_view text, std::string_view identifier) {
-  if (text.find_first_of("#\\") != text.npos) return true;
-  for (size_t at = text.find(identifier); at != text.npos; at = text.find(identifier, at + 1)) {
+bool may_mention(std::string_view source, std::string_view identifier) {
+  if (source.find_first_of("#\\") != source.npos) return true;
+  for (size_t at = source.find(identifier); at != source.npos; at = source.find(identifier, at + 1)) {
     const size_t end = at + identifier.size();
-    const bool begins = at == 0 || !is_of_identifier(text[at - 1]);
-    const bool ends = end == text.size() || !is_of_identifier(text[end]);
+    const bool begins = at == 0 || !is_of_identifier(source[at - 1]);
+    const bool ends = end == source.size() || !is_of_identifier(source[end]);
     if (begins && ends) return true;
   }
   return false;

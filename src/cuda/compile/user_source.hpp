@@ -14,7 +14,7 @@ std::string user_source(std::string_view score_mod = {}, std::string_view mask_m
 std::string user_source_with_gradient(std::string_view score_mod, std::string_view mask_mod,
                                       std::string_view score_mod_gradient);
 
-// May the text name this identifier? Yes where in doubt: in comments, and where macros or escapes could spell it.
-bool may_mention(std::string_view text, std::string_view identifier);
+// May the source name this identifier? Yes where in doubt: in comments, and where macros or escapes could spell it.
+bool may_mention(std::string_view source, std::string_view identifier);
 
 }  // namespace tessella::cuda

@@ -50,9 +50,9 @@ Step copy_pages_step(const CopyPagesConfig& config, int64_t first, int64_t last,
             params.num_pairs = static_cast<int32_t>(a.num_pairs);
             params.num_pages = static_cast<int32_t>(a.num_pages);
             params.parts = static_cast<int32_t>((pieces + kPart - 1) / kPart);
-            params.num_items = (last - first) * a.num_pairs * params.parts;
-            if (params.num_items == 0) return std::nullopt;
-            const int64_t blocks = std::min(at_once.blocks, params.num_items);
+            params.num_tasks = (last - first) * a.num_pairs * params.parts;
+            if (params.num_tasks == 0) return std::nullopt;
+            const int64_t blocks = std::min(at_once.blocks, params.num_tasks);
             return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params)};
           }};
 }

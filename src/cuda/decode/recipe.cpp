@@ -81,8 +81,8 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   params.heads_kv = divisor(narrow(a.heads_kv));
   params.row_tiles = divisor(narrow(s.row_tiles));
   params.parts = divisor(narrow(s.parts));
-  const int64_t items = int64_t{s.rows} * c.head_dim_v / 4;
-  params.slice = divisor(narrow((items + s.cluster - 1) / s.cluster));
+  const int64_t quads = int64_t{s.rows} * c.head_dim_v / 4;
+  params.slice = divisor(narrow((quads + s.cluster - 1) / s.cluster));
   params.rows = s.rows;
   params.cluster = s.cluster;
   params.pieces = narrow(s.pieces);
@@ -131,7 +131,7 @@ Step schedule_step(const DecodeConfig& config, const Splits& splits) {
 }
 
 // What keeps a call from this kernel.
-std::string refused(const AttentionShape& p, bool is_named) {
+std::string ineligible(const AttentionShape& p, bool is_named) {
   const bool is_few = p.query_class == core::QueryClass::few;
   const DType cache = p.operands[Name::k].dtype;
   const auto fills = [](DType dtype, int64_t columns) { return core::size_bits(dtype) * columns % 128 == 0; };
@@ -175,18 +175,19 @@ std::string refused(const AttentionShape& p, bool is_named) {
 Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max) {
   // One schedule serves plans of these lengths and those of the cache, which are rounded (core/fields.hpp).
   if (bounds.features.has(Feature::schedule)) bounds.seqlen_q = core::rounded(bounds).seqlen_q;
-  if (std::string reason = refused(bounds, unified_max); !reason.empty()) return {.refusal = reason};
+  if (std::string reason = ineligible(bounds, unified_max); !reason.empty()) return {.ineligible = reason};
   const DecodeConfig config = decode_config(bounds, device, unified_max);
-  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};
+  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty())
+    return {.ineligible = lacking};
   const Splits splits = decode_splits(bounds, config, device);
   const int64_t rounds = bounds.seqlen_kv / portable::step_keys(config) + 2;
   constexpr int64_t kMost = 1 << 30;
   if (std::max(bounds.seqlen_kv, decode_rows(bounds)) > portable::kLongestDecode) {
-    return {.refusal = message("takes at most ", portable::kLongestDecode, " keys and query rows of a sequence")};
+    return {.ineligible = message("takes at most ", portable::kLongestDecode, " keys and query rows of a sequence")};
   }
   if (splits.clusters() * splits.cluster > kMost || splits.units > kMost / splits.cluster ||
       (splits.pieces > 0 && splits.units > kMost / (rounds + splits.pieces))) {
-    return {.refusal = message("splits ", splits.units, " units of keys, which is too many")};
+    return {.ineligible = message("splits ", splits.units, " units of keys, which is too many")};
   }
   Recipe recipe{.workspace = workspace(splits, config), .description = description(config, splits, device)};
   recipe.steps.push_back(decode_step(config, splits, device));

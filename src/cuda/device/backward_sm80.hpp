@@ -10,8 +10,8 @@
 //       dq of the tile += dx k                                       in memory, in the order of key tiles
 //
 // dQ's sums lie in memory as the accumulators do, so that a warp adds 128 bytes at once. With in_order a word per tile
-// of queries says whose turn it is; blocks take the place of their start (a ticket), so that one that is waited for has
-// begun.
+// of queries says whose turn it is; blocks take turns in the order of their start (a ticket), so that one that is
+// waited for has begun.
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
@@ -35,11 +35,11 @@ struct BackwardSm80 : BlockBackward<C> {
   __device__ __forceinline__ void take_ticket() {
     if (thread == 0) ptx::store_word(Block::s_word(0), atomicAdd(p.ticket, 1u));
     __syncthreads();
-    const auto item = static_cast<int32_t>(ptx::load_word(Block::s_word(0)));
+    const auto ticket = static_cast<int32_t>(ptx::load_word(Block::s_word(0)));
     __syncthreads();
     const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads;
-    const int32_t section = item / (width * p.kv_tiles), first_head = section * width;
-    const int32_t inside = item - first_head * p.kv_tiles, wide = min(width, heads - first_head);
+    const int32_t section = ticket / (width * p.kv_tiles), first_head = section * width;
+    const int32_t inside = ticket - first_head * p.kv_tiles, wide = min(width, heads - first_head);
     key_tile = inside / wide;
     const int32_t idx = first_head + inside - key_tile * wide;
     batch_idx = idx / p.heads_kv;

@@ -50,7 +50,7 @@ struct Decode : DecodeSoftmax<C> {
       Softmax::raise_max, Softmax::raise_max_of_all, Softmax::publish_max;
   using Softmax::Softmax;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
-      States::state_of_parts, States::write, States::leave, States::is_last, States::items, States::slice_items;
+      States::state_of_parts, States::write, States::leave, States::is_last, States::num_quads, States::slice_quads;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
       typename Block::TileK, typename Block::TileV, typename Block::Values, typename Softmax::Scales;
 
@@ -119,7 +119,7 @@ struct Decode : DecodeSoftmax<C> {
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
-    // Keys and values of a step are copied `depth` steps ahead, each as soon as its place is free: keys when this warp
+    // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free: keys when this warp
     // has its scores, values when its group is at the next step's barrier. What is both is copied when all warps are
     // there, by those that score it.
     const int32_t begin = work.part.begin, end = work.part.end;
@@ -250,7 +250,7 @@ struct Decode : DecodeSoftmax<C> {
 
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {
     const bool is_cluster = ptx::kHasClusters && p.cluster > 1;
-    const int first = rank * slice_items(), end = min(first + slice_items(), items());
+    const int first = rank * slice_quads(), end = min(first + slice_quads(), num_quads());
     if constexpr (ptx::kHasClusters && !C.v_in_k) {
       if (is_cluster) {
         const int count = max(end - first, 0);
@@ -281,14 +281,14 @@ struct Decode : DecodeSoftmax<C> {
     // Once; twice for the last of a unit's clusters.
     for (bool has_all = work.part.of == 1, is_first = true;; has_all = true, is_first = false) {
 #pragma unroll 1
-      for (int item = first + thread; item < end; item += kThreads) {
-        const State state = !is_first    ? state_of_parts(work, item)
-                            : is_cluster ? all_of_cluster(first, item)
-                                         : staged(item);
+      for (int quad = first + thread; quad < end; quad += kThreads) {
+        const State state = !is_first    ? state_of_parts(work, quad)
+                            : is_cluster ? all_of_cluster(first, quad)
+                                         : staged(quad);
         if (has_all) {
-          write(work, item, state);
+          write(work, quad, state);
         } else {
-          leave(work, first, item, state);
+          leave(work, first, quad, state);
         }
       }
       if (has_all || !is_last(work)) break;
@@ -297,11 +297,11 @@ struct Decode : DecodeSoftmax<C> {
       if (is_cluster) ptx::sync_cluster();  // the others have read this block's state
     }
   }
-  __device__ __forceinline__ State all_of_cluster(int first, int item) const {
+  __device__ __forceinline__ State all_of_cluster(int first, int quad) const {
     if constexpr (C.v_in_k) {
-      return staged_of_cluster(item);
+      return staged_of_cluster(quad);
     } else {
-      return state_of_cluster(first, item);
+      return state_of_cluster(first, quad);
     }
   }
 };

@@ -19,7 +19,7 @@ using core::message;
 constexpr const char* kLibrary = "libcuda.so.1";
 constexpr int kOldest = 12000;  // cuLibraryLoadData and tensor maps appear
 
-std::string version_text(int version) { return message("CUDA ", version / 1000, ".", version % 1000 / 10); }
+std::string version_string(int version) { return message("CUDA ", version / 1000, ".", version % 1000 / 10); }
 
 // The library, not initialised: after cuInit no child that this process forks can use CUDA.
 struct Library {
@@ -148,7 +148,7 @@ Opened open() {
       reinterpret_cast<Functions::GetProcAddress>(::dlsym(library().handle, "cuGetProcAddress_v2"))};
   const char* missing = functions.get == nullptr ? "cuGetProcAddress_v2" : take_all(functions, opened.functions);
   if (missing != nullptr) {
-    opened.problem = message("the NVIDIA driver supports ", version_text(library().version), " and lacks ", missing);
+    opened.problem = message("the NVIDIA driver supports ", version_string(library().version), " and lacks ", missing);
     return opened;
   }
   if (const CUresult result = opened.functions.cuInit(0); result != CUDA_SUCCESS) {
@@ -180,15 +180,15 @@ unsigned long long num_loads() {
   return loads;
 }
 
-std::string error_text(CUresult result) {
+std::string error_string(CUresult result) {
   const char* name = nullptr;
-  const char* text = nullptr;
+  const char* string = nullptr;
   if (const Driver* cu = driver(); cu != nullptr) {
     if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS) name = nullptr;
-    if (cu->cuGetErrorString(result, &text) != CUDA_SUCCESS) text = nullptr;
+    if (cu->cuGetErrorString(result, &string) != CUDA_SUCCESS) string = nullptr;
   }
   if (name == nullptr) return message("CUDA error ", static_cast<int>(result));
-  return text == nullptr ? std::string(name) : message(name, " (", text, ")");
+  return string == nullptr ? std::string(name) : message(name, " (", string, ")");
 }
 
 }  // namespace
@@ -206,7 +206,7 @@ int driver_version() { return library().version; }
 
 std::string driver_version_problem(int version) {
   if (version >= kOldest) return "";
-  return message("the NVIDIA driver supports ", version_text(version), ", expected ", version_text(kOldest),
+  return message("the NVIDIA driver supports ", version_string(version), ", expected ", version_string(kOldest),
                  " or newer: a driver of branch 525 or later");
 }
 
@@ -235,7 +235,7 @@ void fail(CUresult result, const char* what) {
                               "cannot use it, expected a spawned process"));
   }
   const auto code = result == CUDA_ERROR_OUT_OF_MEMORY ? core::ErrorCode::out_of_memory : core::ErrorCode::device;
-  throw core::Error(code, message(what, ": ", error_text(result)));
+  throw core::Error(code, message(what, ": ", error_string(result)));
 }
 
 void fail_allocation(CUresult result, const char* what, size_t bytes) {

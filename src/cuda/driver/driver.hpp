@@ -13,7 +13,7 @@ struct Driver {
   CUresult (*cuInit)(unsigned flags);
   CUresult (*cuDriverGetVersion)(int* version);
   CUresult (*cuGetErrorName)(CUresult error, const char** name);
-  CUresult (*cuGetErrorString)(CUresult error, const char** text);
+  CUresult (*cuGetErrorString)(CUresult error, const char** string);
 
   CUresult (*cuDeviceGet)(CUdevice* device, int ordinal);
   CUresult (*cuDeviceGetCount)(int* count);

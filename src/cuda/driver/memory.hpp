@@ -1,4 +1,4 @@
-// Device memory as the front door needs it. In a build without the CUDA backend no pointer is a GPU's.
+// Device memory as the API layer needs it. In a build without the CUDA backend no pointer is a GPU's.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,8 @@ struct TensorSizes {
 };
 
 // A map of a 16-bit tensor for boxes of 64 columns and `box_rows` rows of one head, swizzled as device/tile/tile.hpp
-// says. Addresses and strides must be multiples of 16 bytes, strides below 2^40. Error(device) if the driver refuses.
+// says. Addresses and strides must be multiples of 16 bytes, strides below 2^40. Error(device) if the driver reports
+// one.
 portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& sizes, int32_t box_rows);
 
 }  // namespace tessella::cuda

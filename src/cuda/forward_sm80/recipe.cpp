@@ -16,12 +16,12 @@ using portable::ForwardSm80Config;
 
 std::string description(const core::AttentionShape& p, const ForwardSm80Config& c,
                         const std::optional<ForwardSm80Config>& longer) {
-  std::string text =
+  std::string string =
       message("tiles ", c.tile_q, " x ", c.tile_kv,
               longer ? message(" (", longer->tile_kv, " if score_mod leaves the registers)") : "", ", ", c.num_warps,
               c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v);
-  if (const int32_t slices = slices_v(p, c); slices > 1) text += message(" x ", slices, " slices");
-  return text +
+  if (const int32_t slices = slices_v(p, c); slices > 1) string += message(" x ", slices, " slices");
+  return string +
          message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c), " bytes of shared memory");
 }
 
@@ -46,8 +46,9 @@ Step forward_step(const ForwardSm80Config& config, const std::string& user) {
 Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm80_config(bounds, device);
-  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty()) return {.refusal = lacking};
-  if (std::string reason = too_large(bounds, config); !reason.empty()) return {.refusal = reason};
+  if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty())
+    return {.ineligible = lacking};
+  if (std::string reason = too_large(bounds, config); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   const auto longer = for_small_source(config, device.arch);
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},

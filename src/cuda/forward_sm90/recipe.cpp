@@ -24,7 +24,7 @@ core::WorkspaceSize workspace_of(const core::AttentionShape& bounds, const Forwa
   return {.state_bytes = sizeof(uint32_t), .scratch_bytes = map.seen_bytes() + map.bytes()};
 }
 
-std::string refusal(const core::AttentionShape& p, const ForwardSm90Config& config, const DeviceInfo& device) {
+std::string ineligible(const core::AttentionShape& p, const ForwardSm90Config& config, const DeviceInfo& device) {
   constexpr int32_t kAlignment = 16;
   if (p.alignment() < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
     return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
@@ -109,7 +109,7 @@ std::string forward_sm90_unavailable(const DeviceInfo& device) {
 Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm90_config(bounds);
-  if (std::string reason = refusal(bounds, config, device); !reason.empty()) return {.refusal = reason};
+  if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(bounds, config)};
   if (config.score.mask == MaskLevel::bits) {

@@ -58,10 +58,10 @@ int64_t key_tiles(const AttentionArguments& p, const BackwardSm80Config& c) {
 Recipe standard_backward_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const AttentionShape& bounds = core::attention(shape);
   const BackwardSm80Config c = standard_config(bounds, device);
-  if (std::string reason = backward_refusal(bounds, c, device); !reason.empty()) return {.refusal = reason};
+  if (std::string reason = backward_ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
   if (bounds.batch * bounds.heads_q * ((bounds.seqlen_kv + c.tile_kv - 1) / c.tile_kv) > kMaxBlocks ||
       all_bytes(bounds, c) > kMaxBytes) {
-    return {.refusal = "is there to be compared, and the call is too large for it"};
+    return {.ineligible = "is there to be compared, and the call is too large for it"};
   }
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
   Recipe recipe{.workspace = {.scratch_bytes = static_cast<int64_t>(all_bytes(bounds, c))},

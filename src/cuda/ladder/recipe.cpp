@@ -50,10 +50,10 @@ Recipe ladder_recipe(const core::AttentionShape& bounds, const DeviceInfo& devic
                      std::span<const Kernel> kernels,
                      double (*bytes)(const core::AttentionShape&, const ForwardTiles&)) {
   const auto c = ladder_config(bounds, device);
-  if (std::string lacking = lacks(bounds, shared_bytes(c), device); !lacking.empty()) return {.refusal = lacking};
+  if (std::string lacking = lacks(bounds, shared_bytes(c), device); !lacking.empty()) return {.ineligible = lacking};
   const TileMap map = largest_tile_map(bounds, c);
   if (forward_blocks(bounds, map) > kMaxBlocks || map.kv_tiles > kMaxBlocksY || bytes(bounds, c) > kMaxBytes) {
-    return {.refusal = "is there to be compared, and the call is too large for it"};
+    return {.ineligible = "is there to be compared, and the call is too large for it"};
   }
   Recipe recipe{.workspace = {.scratch_bytes = static_cast<int64_t>(bytes(bounds, c))},
                 .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,

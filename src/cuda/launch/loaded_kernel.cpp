@@ -22,7 +22,7 @@ using core::message;
       throw core::Error(
           core::ErrorCode::device,
           message("the driver, which supports CUDA ", driver_version() / 1000, ".", driver_version() % 1000 / 10,
-                  ", does not load a kernel of NVRTC ", cubin.compiler.text(), " for ", cubin.target, " on GPU ",
+                  ", does not load a kernel of NVRTC ", cubin.compiler.string(), " for ", cubin.target, " on GPU ",
                   device.id, " (", device.name, ", sm_", device.arch, "), expected a newer driver"));
     default: fail(result, "cuLibraryLoadData");
   }

@@ -67,12 +67,12 @@ struct Step {
                                       const Concurrency& at_once, const core::Workspace& workspace)>
       launch;
 
-  // Takes this step's place if the compiler keeps some of its registers in memory, which only compiling it tells.
+  // Replaces this step if the compiler keeps some of its registers in memory, which only compiling it tells.
   std::shared_ptr<const Step> if_spilled;
 };
 
 struct Recipe {
-  std::string refusal;  // why the kernel does not run such calls, or "": the rest is then empty
+  std::string ineligible;  // why the kernel does not run such calls, or "": the rest is then empty
   core::WorkspaceSize workspace;
   std::string description;  // one line: tiles, shared memory
   std::vector<Step> steps;

@@ -23,7 +23,7 @@ struct Prepared {
   std::vector<PreparedStep> steps, schedule;
 };
 
-// The step, or what takes its place.
+// The step, or what replaces it.
 const Step& without_spills(const Step& step, int arch) {
   if (step.if_spilled == nullptr || find_or_compile(step.program, arch)->resources.stack_bytes == 0) return step;
   return without_spills(*step.if_spilled, arch);

@@ -58,7 +58,7 @@ core::Kernel kernel() {
       .splits_keys = row.splits_keys,
       .automatic = row.automatic,
       .unavailable = [](core::Device device) { return unavailable(row, device); },
-      .refuses = [](const core::Shape& shape) { return recipe<row>(shape).refusal; },
+      .ineligible = [](const core::Shape& shape) { return recipe<row>(shape).ineligible; },
       .workspace = [](const core::Shape& shape, int) { return recipe<row>(shape).workspace; },
       .cost = row.cost == nullptr
                   ? nullptr

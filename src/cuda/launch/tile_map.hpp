@@ -31,7 +31,7 @@ struct TileMap {
 // Of one call, by the strides of its masks.
 TileMap tile_map(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
-// The largest that a call within these bounds needs; looks at no strides.
+// The largest that a call within these bounds needs; reads no strides.
 TileMap largest_tile_map(const core::AttentionShape& bounds, const ForwardTiles& tiles);
 
 }  // namespace tessella::cuda

@@ -121,9 +121,9 @@ void ladder_run(const BackwardAlgorithm& algorithm, const AttentionArguments& p,
                 Traffic* traffic) {
   const int64_t floats = algorithm.scratch_floats(p);
   zero_operands(p);
-  for_each(p.batch * p.heads_kv, num_threads, p.cancel, [&](int64_t item, int worker) {
-    const Sequence s = core::sequence(p, item / p.heads_kv);
-    algorithm.run(KvHead(p, s, item % p.heads_kv, traffic), static_cast<float*>(scratch) + worker * floats);
+  for_each(p.batch * p.heads_kv, num_threads, p.cancel, [&](int64_t task, int worker) {
+    const Sequence s = core::sequence(p, task / p.heads_kv);
+    algorithm.run(KvHead(p, s, task % p.heads_kv, traffic), static_cast<float*>(scratch) + worker * floats);
   });
   write_score_gradients(p, num_threads);
 }

@@ -126,9 +126,9 @@ core::Cost ladder_cost(const Algorithm& algorithm, const AttentionArguments& p) 
 void ladder_run(const Algorithm& algorithm, const AttentionArguments& p, int num_threads, void* scratch,
                 Traffic* traffic) {
   const int64_t floats = algorithm.scratch_floats(p);
-  for_each(p.batch * p.heads_q, num_threads, p.cancel, [&](int64_t item, int worker) {
-    const Sequence s = core::sequence(p, item / p.heads_q);
-    const int64_t head = item % p.heads_q;
+  for_each(p.batch * p.heads_q, num_threads, p.cancel, [&](int64_t task, int worker) {
+    const Sequence s = core::sequence(p, task / p.heads_q);
+    const int64_t head = task % p.heads_q;
     float* own = static_cast<float*>(scratch) + worker * floats;
     algorithm.run(Head(p, s, head, traffic), own);
     // Every algorithm's scratch holds at least one row of out.

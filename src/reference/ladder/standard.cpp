@@ -3,7 +3,7 @@
 //   1. S = score(Q K^T), written to memory
 //   2. P = softmax(S) by rows: S read, P written, rounded to the dtype of the inputs as a 16-bit P would be
 //   3. O = P V: P read
-// The rival of `tessella bench`: plain loops over tiles that the compiler vectorises, heads in parallel, and the
+// The baseline of `tessella bench`: plain loops over tiles that the compiler vectorises, heads in parallel, and the
 // matrices of a head stay with its thread, which favours it.
 
 #include <algorithm>

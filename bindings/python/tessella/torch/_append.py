@@ -12,7 +12,7 @@ from .._call import is_swapped
 from .._copy_pages import CopyPagesCall, require_pools
 from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import cache_code
-from .._scalars import INT32, integer, switch, text
+from .._scalars import INT32, integer, string, switch
 from ._schema import CACHE_DTYPES
 from ._tensor import TensorSlot, require_one_device, run_call
 
@@ -151,7 +151,7 @@ def _require_tensor(name: str, tensor: Any) -> None:
 
 def _set_resources(named: dict[str, Any], kernel: str | None, num_sms: int, num_threads: int | None) -> None:
     if kernel is not None:
-        named["kernel_name"] = text("kernel", kernel)
+        named["kernel_name"] = string("kernel", kernel)
     if num_sms != 0:
         named["num_sms"] = integer("num_sms", num_sms, INT32)
     if num_threads is not None:

@@ -104,7 +104,7 @@ def attention(
         raise InvalidArgument("forward: " + _no_tensor({"q": q, "k": k, "v": v}))
     named = _named(q, layout, options) if options or layout != "bshd" else {}
     if "mod_args" in named and not torch.compiler.is_compiling():
-        _refuse_batched(named["mod_args"])
+        _require_unbatched(named["mod_args"])
     if return_lse is not True and return_lse is not False:
         return_lse = switch("forward: return_lse", return_lse)
     if out is None and lse is None:
@@ -129,7 +129,7 @@ def decode_schedule(
     one. It is no operator: under torch.compile it belongs outside of what is compiled.
 
     Args:
-        As for `attention`; what q, k and v hold is not looked at.
+        As for `attention`; what q, k and v hold is not read.
 
     Returns:
         (n) int32 on the device of q.
@@ -157,7 +157,7 @@ def _require_outputs(arrays: dict[str, Any]) -> None:
 _functorch: Any = torch._C._functorch
 
 
-def _refuse_batched(arrays: Sequence[Any]) -> None:
+def _require_unbatched(arrays: Sequence[Any]) -> None:
     """torch.func.vmap sees tensors; into a list of them it does not look."""
     for array in arrays:
         while _functorch.is_functorch_wrapped_tensor(array):

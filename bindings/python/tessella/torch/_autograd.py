@@ -1,4 +1,4 @@
-"""The operators where derivatives are taken: gradients by tessella::attention_backward, refusals of all other kinds.
+"""The operators where derivatives are taken: gradients by tessella::attention_backward, errors for all other kinds.
 
 torch.library.register_autograd takes no tensors by keyword, so the kernels of the key Autograd are written out here.
 """
@@ -29,7 +29,7 @@ _MAX_HEAD_DIM_ON_CUDA = 256  # of cuda.backward_sm80; forwards go further
 
 
 def _needs_gradient(arguments: Iterable[Any]) -> bool:
-    """Whether one of the tensors requires grad; one that has a tangent is refused."""
+    """Whether one of the tensors requires grad; one that has a tangent is an error."""
     needs = False
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
@@ -127,7 +127,7 @@ def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
 
 
 def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
-    """Refuses at once what has no gradients, before the forward is done."""
+    """Raises at once for what has no gradients, before the forward runs."""
     if q.device.type == "cuda" and named.get("out_dtype") is torch.float32 and q.dtype is not torch.float32:
         raise Unsupported(
             f"forward: a tensor requires grad, and on cuda an out of float32 beside {q.dtype} has no gradients, "

@@ -137,7 +137,7 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             attn_mask: (seqlen_q, seqlen_kv), (batch * num_heads, seqlen_q, seqlen_kv) or what broadcasts to (batch,
                 num_heads, seqlen_q, seqlen_kv); bool, True = hidden, or added to the scores.
             is_causal: query i sees keys 0 to i; wants no attn_mask beside it.
-            seqlens: (batch), integers; keys in use of each sequence, which costs less than a key_padding_mask.
+            seqlens: (batch), integers; valid keys of each sequence, which costs less than a key_padding_mask.
             positions: for rotary embeddings: the first row's, or (seqlen_q) or (batch, seqlen_q); None = 0.
         """
         if self.rotary_base is None:

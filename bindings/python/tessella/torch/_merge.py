@@ -15,7 +15,7 @@ from .._arrays import DTYPES, dtype_of
 from .._call import is_swapped, lse_shape
 from .._errors import Error, InvalidArgument, name_function
 from .._merge import MergeCall
-from .._scalars import INT32, integer, text
+from .._scalars import INT32, integer, string
 from ._tensor import TensorSlot, require_one_device, run_call
 
 _SCHEMA = (
@@ -57,7 +57,7 @@ def merge(
         if out_dtype is not None:
             named["out_dtype"] = _TORCH_DTYPES[dtype_of("out_dtype", out_dtype)]
         if kernel is not None:
-            named["kernel_name"] = text("kernel", kernel)
+            named["kernel_name"] = string("kernel", kernel)
         if num_sms != 0:
             named["num_sms"] = integer("num_sms", num_sms, INT32)
         if num_threads is not None:

@@ -44,7 +44,7 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
     A switch, as torch.set_grad_enabled is one: `use_for_sdpa()` switches on until `use_for_sdpa(False)`, in a `with`
     statement until its end, as a decorator while the function runs. Statements of several threads may end in any
     order: the last one entered that has not ended counts. A call that Tessella cannot compute as torch would
-    (float64, nested tensors, autocast to another dtype, a kernel's refusal) is torch's own, and `sdpa_report` counts it
+    (float64, nested tensors, autocast to another dtype, no eligible kernel) is torch's own, and `sdpa_report` counts it
     with the reason. Names bound before by `from torch.nn.functional import scaled_dot_product_attention` stay
     torch's.
 
@@ -59,9 +59,9 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
         with _lock:
             self._scope = _scopes[-1]
             self._forget_counts()
-            del self._scope[: max(place for place, other in enumerate(self._scope) if other.is_final)]
+            del self._scope[: max(position for position, other in enumerate(self._scope) if other.is_final)]
             self._scope.append(self._switch)
-            _place()
+            _route()
 
     def _be_no_switch(self) -> None:
         """Takes back what making it did: it is a statement or a decorator."""
@@ -75,7 +75,7 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
     def __call__(self, function: _Function) -> _Function:
         with _lock:
             self._be_no_switch()
-            _place()
+            _route()
         if not callable(function) or any(suspends(function) for suspends in _SUSPENDS):
             raise TypeError(f"use_for_sdpa: decorates {function!r}, expected a function that runs to its end")
         return super().__call__(function)
@@ -86,13 +86,13 @@ class use_for_sdpa(contextlib.ContextDecorator):  # in lower case, as torch.no_g
             self._forget_counts()
             self._entered.append([_Switch(self._switch.is_on)])
             _scopes.append(self._entered[-1])
-            _place()
+            _route()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with _lock:
             scope = self._entered.pop()
             _scopes[:] = [other for other in _scopes if other is not scope]
-            _place()
+            _route()
 
 
 class _Switch:
@@ -110,7 +110,7 @@ _lock = threading.RLock()  # again by a signal's handler
 _SUSPENDS = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 # Switches of the program, then of each `with` statement that was entered: the last of the last counts.
 _scopes = [[_Switch(False)]]
-_original: Any = _functional.scaled_dot_product_attention  # in whose place ours is: torch's own, or another library's
+_original: Any = _functional.scaled_dot_product_attention  # which ours replaces: torch's own, or another library's
 _is_placed = False
 
 
@@ -118,8 +118,8 @@ def _is_on() -> bool:
     return _scopes[-1][-1].is_on
 
 
-def _place() -> None:
-    """Puts our function in its place or takes it away; one that another library has put over ours stays."""
+def _route() -> None:
+    """Installs our function or removes it; one that another library has put over ours stays."""
     global _original, _is_placed
     current = _functional.scaled_dot_product_attention
     if _is_on():
@@ -157,7 +157,7 @@ def scaled_dot_product_attention(
         return handled
     inputs = (*tensors, dropout_p, is_causal)
     is_on = _is_on()
-    reason = _refusal(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
+    reason = _unsupported(*inputs, enable_gqa) or ("an argument that is not known here" if others else "")
     if is_on and not reason:
         options: dict[str, Any] = {"scale": scale, "dropout": dropout_p}
         if is_causal:
@@ -187,7 +187,7 @@ def scaled_dot_product_attention(
 _OF_ANOTHER_CLASS = "a tensor of another class or a nested one"
 
 
-def _refusal(
+def _unsupported(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

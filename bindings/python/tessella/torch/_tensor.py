@@ -49,37 +49,37 @@ def require_one_device(function: str | None, arguments: Mapping[str, Any]) -> No
 class TensorSlot(Slot):
     """A slot that reads torch's tensors alone, which costs a third of what DLPack does."""
 
-    __slots__ = ("form", "made")
+    __slots__ = ("signature", "made")
 
     def __init__(self, name: str, tensor: d.Tensor, capsules: list[Any]) -> None:
         super().__init__(name, tensor, capsules)
-        self.form: tuple[Any, ...] = ()  # all that was read but the address
+        self.signature: tuple[Any, ...] = ()  # all that was read but the address
         self.made: tuple[Any, ...] = ()  # what of it was asked for, if the tensor was made here
 
     def read(self, array: torch.Tensor, is_swapped: bool, stream: int | None) -> None:
         try:
-            form = (array.dtype, array.shape, array.stride(), array.get_device(), is_swapped)
+            signature = (array.dtype, array.shape, array.stride(), array.get_device(), is_swapped)
             address = array.data_ptr()
         except RuntimeError as error:  # a sparse one
             raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error
-        if form == self.form:
+        if signature == self.signature:
             self.tensor.data = address
             return
-        dtype, shape, strides, device_idx, _ = form
+        dtype, shape, strides, device_idx, _ = signature
         code = _codes.get(dtype)
         if code is None:
             code = _codes[dtype] = dtype_of(self.name, dtype)
         device = (d.CPU, 0) if device_idx < 0 else (d.CUDA, device_idx)
         self.write(address, code, device, shape, strides, is_swapped, 0)
-        self.form, self.shape = form, tuple(shape)  # a slice of a torch.Size takes three times as long
+        self.signature, self.shape = signature, tuple(shape)  # a slice of a torch.Size takes three times as long
         self.made = ()
 
     def view_as(self, code: int) -> None:
         super().view_as(code)
-        self.form = ()
+        self.signature = ()
 
     def make(self, shape: tuple[int, ...], dtype: Any, is_swapped: bool, like: torch.Tensor) -> torch.Tensor:
-        """A new tensor on the device of `like`; of its form nothing is read that follows from what is asked for."""
+        """A new tensor on the device of `like`; what the arguments tell is not read from it."""
         array: torch.Tensor = like.new_empty(size=shape, dtype=dtype)
         made = (shape, dtype, like.get_device(), is_swapped)
         if made == self.made:

@@ -38,7 +38,7 @@ struct MultiHeadAttentionArgs {
   at::Tensor key = {};               // (batch, seqlen_kv, kdim); absent = query
   at::Tensor value = {};             // (batch, seqlen_kv, vdim); absent = key
   bool is_causal = false;            // query i sees keys 0 to i
-  at::Tensor seqlens = {};           // (batch), integers: keys in use of each sequence
+  at::Tensor seqlens = {};           // (batch), integers: valid keys of each sequence
   at::Tensor key_padding_mask = {};  // (batch, seqlen_kv): bool, true = hidden, or added to the scores
   // (seqlen_q, seqlen_kv), (batch * num_heads, seqlen_q, seqlen_kv) or what broadcasts to (batch, num_heads, seqlen_q,
   // seqlen_kv): bool, true = hidden, or added to the scores
@@ -169,7 +169,7 @@ class MultiHeadAttentionImpl : public ::torch::nn::Cloneable<MultiHeadAttentionI
     return is_batched ? out : out.squeeze(0);
   }
 
-  MultiHeadAttentionOptions options;  // with numbers in the place of defaults
+  MultiHeadAttentionOptions options;  // with numbers instead of defaults
   ::torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, out_proj{nullptr};
 
  private:

@@ -46,7 +46,7 @@ struct HeadTiles : WarpTiles<C> {
   }
 
   __device__ int64_t head_idx() const { return int64_t{work.batch_idx} * p.heads_q.value + work.head_idx; }
-  // Place in its tile of accumulator row r of block m, and of element i of block j.
+  // Position in its tile of accumulator row r of block m, and of element i of block j.
   __device__ int32_t row(int m, int r) const { return warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t column(int j, int i) const { return j * 8 + lane % 4 * 2 + i % 2; }
 

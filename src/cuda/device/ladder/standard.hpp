@@ -1,7 +1,7 @@
 // Standard attention, three kernels with an N x N matrix in memory between them (FlashAttention, arXiv 2205.14135,
 // algorithm 0):
 //   1. S = score(Q K^T), written to memory
-//   2. P = dropout(softmax(S)) by rows: S read twice, P written in its place, rounded to the type of the inputs
+//   2. P = dropout(softmax(S)) by rows: S read twice, P overwrites it, rounded to the type of the inputs
 //   3. O = P V, times what dropout scales by, which P in 16 bits may not hold: P read
 #pragma once
 

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const portable::TensorMap&
       : "memory");
 }
 
-// The same to that place of every block of a cluster of `Blocks`, whose barriers get the box's bytes each.
+// The same to that address in every block of a cluster of `Blocks`, whose barriers get the box's bytes each.
 template <int Blocks>
 __device__ __forceinline__ void copy_box_to_all(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
                                                 int32_t column, int32_t row, int32_t head, int32_t batch) {

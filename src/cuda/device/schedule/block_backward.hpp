@@ -52,7 +52,7 @@ struct BlockBackward {
       : p(params), shared(address) {
     find_thread();
   }
-  // Anew: what the compiler found of the thread's places before takes no register.
+  // Anew: what the compiler computed of the thread's addresses before takes no register.
   __device__ __forceinline__ void find_thread() {
     thread = static_cast<int32_t>(threadIdx.x);
     ptx::forget(thread);

@@ -118,7 +118,7 @@ struct BlockDecode {
 
   // Of the lane's query rows, two in each block of 8.
   __device__ int row_of(int n, int c) const { return n * 8 + lane % 4 * 2 + c; }
-  // The same where it is rarely asked: places of all rows, found before the loop, would take registers in it.
+  // The same where it is rarely asked: positions of all rows, computed before the loop, would take registers in it.
   __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
   // Of the rows that the warp scores.
   __device__ int score_row(int n, int c) const { return row_of(kSharers == 1 ? n : first_block() + n, c); }

@@ -1,4 +1,4 @@
-// Hides the scores that lie outside the band. The accumulators' places are those of ptx/mma.hpp.
+// Hides the scores that lie outside the band. The layout of accumulators is that of ptx/mma.hpp.
 #pragma once
 
 #include "cuda/device/score/softmax.hpp"

@@ -1,4 +1,4 @@
-// Dropout of probabilities (portable/dropout.hpp). The accumulators' places are those of ptx/mma.hpp.
+// Dropout of probabilities (portable/dropout.hpp). The layout of accumulators is that of ptx/mma.hpp.
 #pragma once
 
 #include "cuda/device/schedule/schedule.hpp"

@@ -158,11 +158,11 @@ class CacheRows {
       }
       return;
     }
-    const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(source)) - own_chunk * 16;
+    const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(source)) - own_chunk * 16;
 #pragma unroll 1
     for (int row = own_row; row < first_row + Rows; row += kRowsAStep) {
       const bool is_seen = __shfl_sync(kAllLanes, tile.row, row) >= 0;
-      const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, place, row)));
+      const auto* at = reinterpret_cast<const char*>(static_cast<uintptr_t>(__shfl_sync(kAllLanes, address, row)));
       if constexpr (kIsLong) copy_panels(row, at + own_chunk * 16, is_seen);
 #pragma unroll
       for (int part = 0; part < (kIsLong ? 0 : Tile::kChunks); part += kLanes) {

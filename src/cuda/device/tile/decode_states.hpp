@@ -48,7 +48,7 @@ struct DecodeStates : BlockDecode<C> {
         }
       }
     }
-    __syncthreads();  // all warps are done with values, whose place the rows take
+    __syncthreads();  // all warps are done with values, whose memory the rows take
 #pragma unroll
     for (int piece = 0; piece < kOwnPieces; ++piece) {
       const int own = piece * kGroupWarps + warp % kGroupWarps;
@@ -100,9 +100,9 @@ struct DecodeStates : BlockDecode<C> {
     return all;
   }
 
-  // The block's own state. An item is four columns of a row.
-  __device__ __forceinline__ State staged(int item) const {
-    const int row = item / kQuads;
+  // The block's own state. A quad is four columns of a row.
+  __device__ __forceinline__ State staged(int quad) const {
+    const int row = quad / kQuads;
     const auto sums_of = [&](int of_group) {
       float sum = 0;
 #pragma unroll
@@ -112,15 +112,15 @@ struct DecodeStates : BlockDecode<C> {
       return make_float2(maxima()[of_group * C.rows + row], sum);
     };
     return merged(kGroups, sums_of, [&](int of_group, float(&of)[4]) {
-      const float* from = staged_out(of_group) + row * portable::out_pitch(C) + item % kQuads * 4;
+      const float* from = staged_out(of_group) + row * portable::out_pitch(C) + quad % kQuads * 4;
 #pragma unroll
       for (int i = 0; i < 4; ++i) of[i] = from[i];
     });
   }
 
   // Four columns of a row of out, and with the first of them the row's lse.
-  __device__ __forceinline__ void write(const DecodeWork& work, int item, const State& state) const {
-    const int row = item / kQuads, column = item % kQuads * 4;
+  __device__ __forceinline__ void write(const DecodeWork& work, int quad, const State& state) const {
+    const int row = quad / kQuads, column = quad % kQuads * 4;
     if (row >= work.num_rows || column >= p.forward.head_dim_v) return;
     const portable::ForwardParams& f = p.forward;
     const bool has_sink = f.sink.data != nullptr;
@@ -147,19 +147,19 @@ struct DecodeStates : BlockDecode<C> {
     }
   }
 
-  __device__ __forceinline__ float* partial(const DecodeWork& work, int part, int item) const {
-    return p.partial + (int64_t{work.part.slot_of(part)} * p.rows * kQuads + item) * 4;
+  __device__ __forceinline__ float* partial(const DecodeWork& work, int part, int quad) const {
+    return p.partial + (int64_t{work.part.slot_of(part)} * p.rows * kQuads + quad) * 4;
   }
   __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int part, int row) const {
     return p.partial_sums + (int64_t{work.part.slot_of(part)} * p.rows + row) * 2;
   }
 
-  // Leaves the state of an item for the cluster that comes last.
-  __device__ __forceinline__ void leave(const DecodeWork& work, int first, int item, const State& state) const {
-    ptx::store_to_memory(partial(work, work.part.idx, item), state.o);
-    if (item != first && item % kQuads != 0) return;
+  // Leaves the state of a quad for the cluster that comes last.
+  __device__ __forceinline__ void leave(const DecodeWork& work, int first, int quad, const State& state) const {
+    ptx::store_to_memory(partial(work, work.part.idx, quad), state.o);
+    if (quad != first && quad % kQuads != 0) return;
     const float sums[2] = {state.max, state.sum};  // of a row that several blocks have, each leaves the same
-    ptx::store_to_memory(partial_sums(work, work.part.idx, item / kQuads), sums);
+    ptx::store_to_memory(partial_sums(work, work.part.idx, quad / kQuads), sums);
   }
   // Whether all other clusters of the unit have left theirs.
   __device__ __forceinline__ bool is_last(const DecodeWork& work) const {
@@ -173,29 +173,29 @@ struct DecodeStates : BlockDecode<C> {
     __syncthreads();
     return *vote != 0;
   }
-  __device__ __forceinline__ State state_of_parts(const DecodeWork& work, int item) const {
+  __device__ __forceinline__ State state_of_parts(const DecodeWork& work, int quad) const {
     const auto sums_of = [&](int part) {
       float sums[2];
-      ptx::load_from_memory(sums, partial_sums(work, part, item / kQuads));
+      ptx::load_from_memory(sums, partial_sums(work, part, quad / kQuads));
       return make_float2(sums[0], sums[1]);
     };
     return merged(work.part.of, sums_of,
-                  [&](int part, float(&of_part)[4]) { ptx::load_from_memory(of_part, partial(work, part, item)); });
+                  [&](int part, float(&of_part)[4]) { ptx::load_from_memory(of_part, partial(work, part, quad)); });
   }
 
-  // Blocks of a cluster: each gets the others' states of its own slice of items.
-  __device__ __forceinline__ int slice_items() const { return p.slice.value; }
-  __device__ __forceinline__ int items() const { return p.rows * kQuads; }
-  __device__ uint32_t received(int from, int i) const { return base + kAt.received + (from * slice_items() + i) * 16; }
+  // Blocks of a cluster: each gets the others' states of its own slice of quads.
+  __device__ __forceinline__ int slice_quads() const { return p.slice.value; }
+  __device__ __forceinline__ int num_quads() const { return p.rows * kQuads; }
+  __device__ uint32_t received(int from, int i) const { return base + kAt.received + (from * slice_quads() + i) * 16; }
   __device__ uint32_t received_sums(int from, int row) const {
-    return base + kAt.received + p.cluster * slice_items() * 16 + (from * p.rows + row) * 8;
+    return base + kAt.received + p.cluster * slice_quads() * 16 + (from * p.rows + row) * 8;
   }
   __device__ __forceinline__ void send_state() const {
 #pragma unroll 1
-    for (int item = thread; item < items(); item += kThreads) {
-      const int to = p.slice.quotient(item);
-      const State state = staged(item);
-      ptx::send(ptx::address_in(to, received(rank, item - to * slice_items())), state.o,
+    for (int quad = thread; quad < num_quads(); quad += kThreads) {
+      const int to = p.slice.quotient(quad);
+      const State state = staged(quad);
+      ptx::send(ptx::address_in(to, received(rank, quad - to * slice_quads())), state.o,
                 ptx::address_in(to, barrier()));
     }
 #pragma unroll 1
@@ -206,20 +206,20 @@ struct DecodeStates : BlockDecode<C> {
       ptx::send(ptx::address_in(to, received_sums(rank, row)), sums, ptx::address_in(to, barrier()));
     }
   }
-  __device__ __forceinline__ State state_of_cluster(int first, int item) const {
+  __device__ __forceinline__ State state_of_cluster(int first, int quad) const {
     const auto sums_of = [&](int from) {
-      const uint2 words = ptx::load_words(received_sums(from, item / kQuads));
+      const uint2 words = ptx::load_words(received_sums(from, quad / kQuads));
       return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
     };
     return merged(p.cluster, sums_of, [&](int from, float(&of_block)[4]) {
-      const uint4 words = ptx::load_chunk(received(from, item - first));
+      const uint4 words = ptx::load_chunk(received(from, quad - first));
       of_block[0] = __uint_as_float(words.x), of_block[1] = __uint_as_float(words.y);
       of_block[2] = __uint_as_float(words.z), of_block[3] = __uint_as_float(words.w);
     });
   }
   // The same from where all blocks have staged theirs: rows of v_in_k are so long that there is no memory to send to.
-  __device__ __forceinline__ State staged_of_cluster(int item) const {
-    const int row = item / kQuads;
+  __device__ __forceinline__ State staged_of_cluster(int quad) const {
+    const int row = quad / kQuads;
     const auto at = [&](int from, const void* here) {
       return ptx::address_in(from, base + static_cast<uint32_t>(static_cast<const char*>(here) - shared));
     };
@@ -232,7 +232,7 @@ struct DecodeStates : BlockDecode<C> {
       return make_float2(ptx::load_float_in(at(from, maxima() + row)), sum);
     };
     return merged(p.cluster, sums_of, [&](int from, float(&of_block)[4]) {
-      ptx::load_floats_in(of_block, at(from, staged_out(0) + row * portable::out_pitch(C) + item % kQuads * 4));
+      ptx::load_floats_in(of_block, at(from, staged_out(0) + row * portable::out_pitch(C) + quad % kQuads * 4));
     });
   }
 };

@@ -1,4 +1,4 @@
-// Rows of a gradient, from accumulators to memory. The accumulators' places are those of ptx/mma.hpp.
+// Rows of a gradient, from accumulators to memory. The layout of accumulators is that of ptx/mma.hpp.
 #pragma once
 
 #include "cuda/device/score/score.hpp"

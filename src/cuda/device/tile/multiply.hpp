@@ -46,7 +46,7 @@ struct Multiply {
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
     return {{words[0], words[1], words[2], words[3]}};
   }
-  // Probabilities of the step's two 16 x 8 blocks, in the accumulators' places, are the operand's own places.
+  // Probabilities of the step's two 16 x 8 blocks, in the layout of accumulators, already have the operand's layout.
   template <int Blocks>
   __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
     const auto& first = p[step * 2];
@@ -65,7 +65,7 @@ struct Multiply {
   }
 };
 
-// Rounds what a left operand will hold, in accumulators' places, and adds it to a sum for each of the two rows.
+// Rounds what a left operand will hold, in the layout of accumulators, and adds it to a sum for each of the two rows.
 template <Element E>
 __device__ __forceinline__ void round_block(float (&block)[4], float (&sum)[2]) {
 #pragma unroll
@@ -273,7 +273,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
   }
 }
 
-// o += p . v for all keys of the tile; p in the accumulators' places. prepare(j) is called before block columns j and
+// o += p . v for all keys of the tile; p in the layout of accumulators. prepare(j) is called before block columns j and
 // j + 1 of p are read: what it does for a step runs beside the matrix instructions of the step before. Ahead: as above.
 template <Element E, class TileV, int Ahead = 1, int MBlocks, int Blocks, int BlocksV, class Prepare>
 __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], const float (&p)[MBlocks][Blocks][4],

@@ -7,11 +7,11 @@ namespace tessella::device {
 class Operand {
  public:
   // address: of the first panel, by all lanes alike; the exchange tells the compiler so, which then computes the
-  // places of all steps once a warp. panel_bytes: to the next 64 columns, where the operand's columns are contiguous in
-  // memory but its rows are summed over (v); else not used.
+  // the encoded addresses of all steps once a warp. panel_bytes: to the next 64 columns, where the operand's columns
+  // are contiguous in memory but its rows are summed over (v); else not used.
   __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t panel_bytes = 0) {
     constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 >> 4;
-    first_ = uint64_t{kSwizzle128 | kEightRows} << 32 | __shfl_sync(~0u, place(address, panel_bytes), 0);
+    first_ = uint64_t{kSwizzle128 | kEightRows} << 32 | __shfl_sync(~0u, encoded(address, panel_bytes), 0);
   }
 
   // Its description, `bytes` further, a multiple of 16: inside a panel's first row, or whole blocks of 8 rows. (All 64
@@ -20,7 +20,7 @@ class Operand {
 
  private:
   // The lower half. Of an address 18 bits count: above them it holds which block of its cluster it belongs to.
-  __device__ static constexpr uint32_t place(uint32_t address, uint32_t panel_bytes) {
+  __device__ static constexpr uint32_t encoded(uint32_t address, uint32_t panel_bytes) {
     return ((address & 0x3FFFF) >> 4) + (panel_bytes >> 4 << 16);
   }
 

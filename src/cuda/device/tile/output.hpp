@@ -1,4 +1,4 @@
-// What a block of queries leaves behind: rows of out and lse. The accumulators' places are those of ptx/mma.hpp.
+// What a block of queries leaves behind: rows of out and lse. The layout of accumulators is that of ptx/mma.hpp.
 #pragma once
 
 #include "cuda/device/schedule/schedule.hpp"

@@ -5,7 +5,7 @@
 
 namespace tessella::device {
 
-// A row of paged k and v: its page in the pool, and its place there.
+// A row of paged k and v: its page in the pool, and its position there.
 struct PagedRow {
   int32_t page, row;
 };

@@ -1,5 +1,6 @@
 // The two products of decoding on one warp's fragments: S^T = K Q^T and O^T += V^T P^T. Keys, then columns of v, are
-// the 16 rows of a matrix instruction, and few query rows its 8 columns: no place is wasted on rows that are not there.
+// the 16 rows of a matrix instruction, and few query rows its 8 columns: no column is wasted on rows that are not
+// there.
 //
 // fp32 as in multiply.hpp: two tf32 terms, and long sums made of short ones.
 #pragma once

@@ -18,7 +18,7 @@ __device__ __forceinline__ int64_t row_offset(const Tensor& tensor, const WorkTi
 }
 
 // Writes rows that need no product, by Threads threads of a block or a warp. Loops are not unrolled: it is rare, and
-// what is rare costs registers of warps beside it, and places in the instruction cache.
+// what is rare costs registers of warps beside it, and room in the instruction cache.
 template <int Threads>
 struct ZeroRows {
   const portable::ForwardParams& p;

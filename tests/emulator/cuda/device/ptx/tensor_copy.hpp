@@ -17,7 +17,7 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) <= sizeof(portable::TensorMap));
 
-// The place of a 16-byte chunk in a panel of 128-byte rows.
+// The offset of a 16-byte chunk in a panel of 128-byte rows.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 // Those of a box of 64 columns, row after row.
 inline std::vector<uint32_t> box_chunks(uint32_t address, int64_t rows) {

@@ -22,12 +22,12 @@ struct BenchResult {
 };
 
 // Seconds above 0.
-double parse_budget(const std::string& text);
+double parse_budget(const std::string& string);
 
-// `kernel` "" lets the library choose. Empty where the library refuses or fails, or memory would not do: other cells
-// may. Throws InputError for what holds of every cell.
-std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
-                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                      NotMeasured& missing);
+// `kernel` "" lets the library choose. Empty where the library cannot compute it or fails, or memory would not do:
+// other configurations may. Throws InputError for what holds of every configuration.
+std::optional<BenchResult> bench_configuration(const RandomCase& problem, const std::string& kernel,
+                                               const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                               NotMeasured& missing);
 
 }  // namespace tessella::cli

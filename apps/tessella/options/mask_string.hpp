@@ -1,4 +1,4 @@
-// Masks as text: "causal", "window:1024,0 & keep_first:4", "document:ids.npy".
+// Masks as strings: "causal", "window:1024,0 & keep_first:4", "document:ids.npy".
 #pragma once
 
 #include <string>
@@ -15,9 +15,9 @@ inline constexpr const char* kMaskHelp =
     "keep_first:N, prefix:N,..., document:IDS, dense:FILE, block_map:FILE,TILE_Q,TILE_KV";
 
 // Adds the mask's parts to a call whose q and k are set.
-void apply_mask(std::string_view text, Call& call);
+void apply_mask(std::string_view string, Call& call);
 
 // "none,causal,window:128,0" as three masks: a comma before a word parts masks, one before a number belongs to it.
-std::vector<std::string> split_masks(std::string_view text);
+std::vector<std::string> split_masks(std::string_view string);
 
 }  // namespace tessella::cli

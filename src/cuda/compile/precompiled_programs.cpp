@@ -1,4 +1,4 @@
-#include "cuda/compile/hot_programs.hpp"
+#include "cuda/compile/precompiled_programs.hpp"
 
 #include <algorithm>
 
@@ -13,13 +13,13 @@
 
 namespace tessella::cuda {
 
-std::vector<HotProgram> hot_programs() {
-  std::vector<HotProgram> programs;
+std::vector<PrecompiledProgram> precompiled_programs() {
+  std::vector<PrecompiledProgram> programs;
   const auto add = [&](const char* kernel, const Recipe& recipe, const Target& target) {
     std::vector<Step> steps = recipe.steps;
     steps.insert(steps.end(), recipe.schedule.begin(), recipe.schedule.end());
     for (const Step& step : steps) {
-      const auto same = std::ranges::find(programs, step.program, &HotProgram::program);
+      const auto same = std::ranges::find(programs, step.program, &PrecompiledProgram::program);
       if (same == programs.end()) {
         programs.push_back({kernel, step.program, {target}});
       } else if (std::ranges::find(same->targets, target) == same->targets.end()) {

@@ -1,4 +1,4 @@
-#include "commands/decode_cell.hpp"
+#include "commands/decode_configuration.hpp"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 
 #include "device/read_rate.hpp"
 #include "device/rotation.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 #include "report/machine.hpp"
 
 namespace tessella::cli {
@@ -24,18 +24,22 @@ int threads_for(const Placement& placement, int32_t asked) {
 
 }  // namespace
 
-std::unique_ptr<DecodeCell> DecodeCell::make(const DecodeCase& decode_case, const AttentionOptionValues& options,
-                                             double budget, NotMeasured& missing) {
+std::unique_ptr<DecodeConfiguration> DecodeConfiguration::make(const DecodeCase& decode_case,
+                                                               const AttentionOptionValues& options, double budget,
+                                                               NotMeasured& missing) {
   const double needed = DecodeLayout(decode_case, options.placement()).total_bytes(),
                have = usable(options.placement());
   if (needed > have) {
-    missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_text(needed), bytes_text(have))};
+    missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_string(needed), bytes_string(have))};
     return nullptr;
   }
-  return attempt(missing, [&] { return std::unique_ptr<DecodeCell>(new DecodeCell(decode_case, options, budget)); });
+  return attempt(missing, [&] {
+    return std::unique_ptr<DecodeConfiguration>(new DecodeConfiguration(decode_case, options, budget));
+  });
 }
 
-DecodeCell::DecodeCell(const DecodeCase& decode_case, const AttentionOptionValues& options, double budget)
+DecodeConfiguration::DecodeConfiguration(const DecodeCase& decode_case, const AttentionOptionValues& options,
+                                         double budget)
     : placement_(options.placement()),
       budget_(budget),
       calls_(decode_case, options),
@@ -43,11 +47,12 @@ DecodeCell::DecodeCell(const DecodeCase& decode_case, const AttentionOptionValue
       read_seconds_(seconds_to_read(placement_, calls_.caches(), cache_bytes(), calls_.layout().cache_stride(),
                                     calls_.size(), num_threads_, budget)) {}
 
-std::optional<DecodeResult> DecodeCell::run(const std::string& kernel, int64_t check_rows, NotMeasured& missing) {
+std::optional<DecodeResult> DecodeConfiguration::run(const std::string& kernel, int64_t check_rows,
+                                                     NotMeasured& missing) {
   return attempt(missing, [&] { return std::optional(measure(kernel, check_rows)); });
 }
 
-DecodeResult DecodeCell::measure(const std::string& kernel, int64_t check_rows) {
+DecodeResult DecodeConfiguration::measure(const std::string& kernel, int64_t check_rows) {
   calls_.choose_kernel(kernel);
   const PlanHandle plan = make_plan(calls_.at(0));
   tessella_workspace workspace = {};

@@ -13,11 +13,11 @@ namespace ts = tessella;
 namespace tessella::tests {
 namespace {
 
-struct Refusal {
+struct ExpectedError {
   const char* name;
   std::function<void(SmallBackward&)> spoil;
   ts::ErrorCode code;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
@@ -27,7 +27,7 @@ const int32_t kPages[] = {0, 1};
 const float kScales[] = {1};
 const bool kDrafts[9] = {};
 
-const Refusal kRefusals[] = {
+const ExpectedError kErrors[] = {
     // The call of forward.
     {"q_absent", [](SmallBackward& c) { c.args.q = {}; }, kInvalid, "backward: q is NULL, expected a tensor"},
     {"out_absent", [](SmallBackward& c) { c.args.out = {}; }, kInvalid, "backward: out is NULL, expected a tensor"},
@@ -148,23 +148,23 @@ const Refusal kRefusals[] = {
      "backward: kernel is \"nobody\""},
 };
 
-TEST(BackwardRefusals, SayWhatWasGivenAndExpectedAndTouchNothing) {
-  for (const Refusal& refusal : kRefusals) {
+TEST(BackwardErrors, SayWhatWasGivenAndExpectedAndTouchNothing) {
+  for (const ExpectedError& expected : kErrors) {
     SmallBackward call;
-    refusal.spoil(call);
+    expected.spoil(call);
     try {
       ts::backward(call.args, call.gradients, call.options);
-      ADD_FAILURE() << refusal.name << " ran";
+      ADD_FAILURE() << expected.name << " ran";
     } catch (const ts::Error& error) {
-      EXPECT_EQ(error.code(), refusal.code) << refusal.name << ": " << error.what();
-      EXPECT_NE(std::string_view(error.what()).find(refusal.text), std::string_view::npos)
-          << refusal.name << ": " << error.what();
+      EXPECT_EQ(error.code(), expected.code) << expected.name << ": " << error.what();
+      EXPECT_NE(std::string_view(error.what()).find(expected.message), std::string_view::npos)
+          << expected.name << ": " << error.what();
     }
-    EXPECT_TRUE(call.is_untouched()) << refusal.name << " wrote";
+    EXPECT_TRUE(call.is_untouched()) << expected.name << " wrote";
   }
 }
 
-TEST(BackwardRefusals, BitsOfAnotherDtypeNameBoth) {
+TEST(BackwardErrors, BitsOfAnotherDtypeNameBoth) {
   SmallBackward call;
   call.args.q = of_dtype(call.args.q, TESSELLA_BF16);
   call.args.k = of_dtype(call.args.k, TESSELLA_BF16);

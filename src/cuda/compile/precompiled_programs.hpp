@@ -9,12 +9,12 @@
 
 namespace tessella::cuda {
 
-struct HotProgram {
+struct PrecompiledProgram {
   std::string kernel;  // "cuda.forward_sm80", of the table
   Program program;
   std::vector<Target> targets;
 };
 
-std::vector<HotProgram> hot_programs();
+std::vector<PrecompiledProgram> precompiled_programs();
 
 }  // namespace tessella::cuda

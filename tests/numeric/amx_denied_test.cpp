@@ -1,5 +1,5 @@
-// Linux refuses AMX to a process with a signal stack too small for its tiles. Then the next kernel must be chosen, with
-// AMX's reason in the plan, and nothing may crash. Children try it, because permission, once given, stays.
+// Linux does not grant AMX to a process with a signal stack too small for its tiles. Then the next kernel must be
+// chosen, with AMX's reason in the plan, and nothing may crash. Children try it, because permission, once given, stays.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -47,12 +47,12 @@ int choose_and_run() {
   return amx ? kAmxRan : says_why ? kOtherRanForTheReason : kOtherRan;
 }
 
-TEST(AmxRefused, TheNextKernelRunsAndThePlanSaysWhy) {
+TEST(AmxDenied, TheNextKernelRunsAndThePlanSaysWhy) {
   const int freely = in_child(choose_and_run);
   if (freely == kOtherRan || freely == kOtherRanForTheReason) GTEST_SKIP() << "no AMX on this machine";
   ASSERT_EQ(freely, kAmxRan);
 
-  const int refused = in_child([] {
+  const int denied = in_child([] {
     // The smallest stack that Linux takes from a process without AMX has no room for 8 KiB of tiles.
     static char memory[1 << 16];
     for (size_t bytes = 2048; bytes < sizeof memory; bytes += 256) {
@@ -61,7 +61,7 @@ TEST(AmxRefused, TheNextKernelRunsAndThePlanSaysWhy) {
     }
     return int{kFailed};
   });
-  EXPECT_EQ(refused, kOtherRanForTheReason);
+  EXPECT_EQ(denied, kOtherRanForTheReason);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "commands/bench_cell.hpp"
+#include "commands/bench_configuration.hpp"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include "device/memory.hpp"
 #include "files/element_type.hpp"
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
+#include "options/number_string.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -42,7 +42,7 @@ double extra_bytes(const Call& call, const std::string& kernel) {
 
 Call make_call(const RandomCase& problem, const std::string& kernel, const AttentionOptionValues& options) {
   Call call = make_random_call(problem, options);
-  if (!kernel.empty()) call.options.kernel = call.texts.emplace_back(kernel).c_str();
+  if (!kernel.empty()) call.options.kernel = call.strings.emplace_back(kernel).c_str();
   return call;
 }
 
@@ -106,23 +106,24 @@ BenchResult measure_on_gpu(const RandomCase& problem, const std::string& kernel,
   return result;
 }
 
-std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::string& kernel,
-                                        const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                        NotMeasured& missing) {
+std::optional<BenchResult> measure_configuration(const RandomCase& problem, const std::string& kernel,
+                                                 const AttentionOptionValues& options, double budget,
+                                                 int64_t check_rows, NotMeasured& missing) {
   if (options.placement().gpu) return measure_on_gpu(problem, kernel, options, budget, check_rows);
   // Fewer heads or sequences than asked would not fit values given for each.
   const bool whole = options.has_tensors() || has_tensors(problem.mask);
   const RandomCase one = whole ? problem : scaled(problem, 1);
   const char* of_what = whole ? "" : " per head";
   if (const double bytes = tensor_bytes(one); bytes > available_memory(Placement{}) / 2) {
-    missing.why = fmt::format("{} would take {} of memory{}",
-                              one.is_backward ? "inputs and gradients" : "q, k, v and out", bytes_text(bytes), of_what);
+    missing.why =
+        fmt::format("{} would take {} of memory{}", one.is_backward ? "inputs and gradients" : "q, k, v and out",
+                    bytes_string(bytes), of_what);
     return std::nullopt;
   }
   constexpr double kMostOfBudget = 20;
   if (const double seconds = whole ? 0 : foreseen_seconds(one, kernel, options); seconds > kMostOfBudget * budget) {
-    missing.why =
-        fmt::format("one head would take about {}, more than {} times --budget", seconds_text(seconds), kMostOfBudget);
+    missing.why = fmt::format("one head would take about {}, more than {} times --budget", seconds_string(seconds),
+                              kMostOfBudget);
     return std::nullopt;
   }
   Call probe = make_call(one, kernel, options);
@@ -130,7 +131,7 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
   const std::string name = tessella_plan_kernel(plan.get());
   const double extra = extra_bytes(probe, name);
   if (extra > available_memory(Placement{}) / 2) {
-    missing.why = fmt::format("{} would take {} of memory{}", name, bytes_text(extra), of_what);
+    missing.why = fmt::format("{} would take {} of memory{}", name, bytes_string(extra), of_what);
     return std::nullopt;
   }
   double unit_seconds = seconds_of([&] { run_plan(plan, probe); });
@@ -156,16 +157,16 @@ std::optional<BenchResult> measure_cell(const RandomCase& problem, const std::st
 
 }  // namespace
 
-double parse_budget(const std::string& text) {
-  const double budget = parse_number("--budget", text);
-  if (!(budget > 0 && budget < 1e6)) throw InputError(fmt::format("--budget is {}, expected seconds above 0", text));
+double parse_budget(const std::string& string) {
+  const double budget = parse_number("--budget", string);
+  if (!(budget > 0 && budget < 1e6)) throw InputError(fmt::format("--budget is {}, expected seconds above 0", string));
   return budget;
 }
 
-std::optional<BenchResult> bench_cell(const RandomCase& problem, const std::string& kernel,
-                                      const AttentionOptionValues& options, double budget, int64_t check_rows,
-                                      NotMeasured& missing) {
-  return attempt(missing, [&] { return measure_cell(problem, kernel, options, budget, check_rows, missing); });
+std::optional<BenchResult> bench_configuration(const RandomCase& problem, const std::string& kernel,
+                                               const AttentionOptionValues& options, double budget, int64_t check_rows,
+                                               NotMeasured& missing) {
+  return attempt(missing, [&] { return measure_configuration(problem, kernel, options, budget, check_rows, missing); });
 }
 
 }  // namespace tessella::cli

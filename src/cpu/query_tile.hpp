@@ -1,8 +1,9 @@
-// A strip: query rows of one KV head that walk the keys together, one SIMD lane a row.
+// A query tile: query rows of one KV head that walk the keys together, one SIMD lane a row.
 //
 // The query heads that share a KV head are packed query-major: row f of a (sequence, KV head) is query f / group of
 // head kv_head * group + f % group, so neighbouring rows see nearly the same keys and K and V are read once for all.
-// Scores of a strip are stored transposed, [key][row]: softmax, masks and rescaling are then vertical in the lanes.
+// Scores of a query tile are stored transposed, [key][row]: softmax, masks and rescaling are then vertical in the
+// lanes.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +19,17 @@
 
 namespace tessella::cpu {
 
-inline constexpr int kMaxStripRows = 64;
+inline constexpr int kMaxQueryTileRows = 64;
 
-struct Strip {
+struct QueryTile {
   const core::AttentionArguments* arguments = nullptr;
   const core::Sequence* sequence = nullptr;
   int64_t kv_head = 0;
-  int num_rows = 0;  // rows in use; lanes past it repeat the last row and are not stored
-  alignas(64) int32_t query[kMaxStripRows];
-  alignas(64) int32_t head[kMaxStripRows];
-  alignas(64) int32_t begin[kMaxStripRows];  // band of each row: keys [begin, end) and [0, min(keep_first, end))
-  alignas(64) int32_t end[kMaxStripRows];
+  int num_rows = 0;  // valid rows; lanes past it repeat the last row and are not stored
+  alignas(64) int32_t query[kMaxQueryTileRows];
+  alignas(64) int32_t head[kMaxQueryTileRows];
+  alignas(64) int32_t begin[kMaxQueryTileRows];  // band of each row: keys [begin, end) and [0, min(keep_first, end))
+  alignas(64) int32_t end[kMaxQueryTileRows];
   int32_t keys_begin = 0;  // keys that some row sees lie in [keys_begin, keys_end) or below keep_end
   int32_t keys_end = 0;
   int32_t keep_end = 0;
@@ -37,48 +38,49 @@ struct Strip {
 };
 
 // The keys of all rows together: they are in query order, and the band is monotone.
-inline void bound_strip(Strip& strip, int lanes) {
-  strip.keys_begin = strip.begin[0];
-  strip.keys_end = strip.end[lanes - 1];
-  strip.full_begin = strip.begin[lanes - 1];
-  strip.full_end = strip.end[0];
-  strip.keep_end = static_cast<int32_t>(std::min<int64_t>(strip.arguments->keep_first, strip.keys_end));
+inline void bound_query_tile(QueryTile& query_tile, int lanes) {
+  query_tile.keys_begin = query_tile.begin[0];
+  query_tile.keys_end = query_tile.end[lanes - 1];
+  query_tile.full_begin = query_tile.begin[lanes - 1];
+  query_tile.full_end = query_tile.end[0];
+  query_tile.keep_end = static_cast<int32_t>(std::min<int64_t>(query_tile.arguments->keep_first, query_tile.keys_end));
 }
 
 // Rows [row_begin, row_begin + num_rows) of a (sequence, KV head), padded to `lanes` rows.
-inline void fill_strip(Strip& strip, const core::AttentionArguments& arguments, const core::Sequence& sequence,
-                       int64_t kv_head, int64_t row_begin, int num_rows, int lanes) {
+inline void fill_query_tile(QueryTile& query_tile, const core::AttentionArguments& arguments,
+                            const core::Sequence& sequence, int64_t kv_head, int64_t row_begin, int num_rows,
+                            int lanes) {
   const int64_t group = arguments.group();
-  strip.arguments = &arguments;
-  strip.sequence = &sequence;
-  strip.kv_head = kv_head;
-  strip.num_rows = num_rows;
+  query_tile.arguments = &arguments;
+  query_tile.sequence = &sequence;
+  query_tile.kv_head = kv_head;
+  query_tile.num_rows = num_rows;
   for (int r = 0; r < lanes; ++r) {
     const int64_t row = row_begin + std::min(r, num_rows - 1);
     const int64_t query = row / group;
-    strip.query[r] = static_cast<int32_t>(query);
-    strip.head[r] = static_cast<int32_t>(kv_head * group + row % group);
-    strip.begin[r] = static_cast<int32_t>(sequence.band.begin(query));
-    strip.end[r] = static_cast<int32_t>(sequence.band.end(query));
+    query_tile.query[r] = static_cast<int32_t>(query);
+    query_tile.head[r] = static_cast<int32_t>(kv_head * group + row % group);
+    query_tile.begin[r] = static_cast<int32_t>(sequence.band.begin(query));
+    query_tile.end[r] = static_cast<int32_t>(sequence.band.end(query));
   }
-  bound_strip(strip, lanes);
+  bound_query_tile(query_tile, lanes);
 }
 
 // Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees: scale, softcap, bias and
 // ALiBi, unless scores are products, then -inf where the band or an element mask hides the key.
 // scores: [num_keys][lanes]. Masked products may be NaN.
 template <typename Real>
-using ScoreChain = void (*)(const Strip& strip, int lanes, Real* scores, int64_t key_begin, int num_keys);
+using ScoreChain = void (*)(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys);
 
 // Zeroes what dropout takes of probabilities [num_keys][lanes]. The rest is scaled where rows end.
 template <typename Real>
-using DropoutChain = void (*)(const Strip& strip, int lanes, Real* probs, int64_t key_begin, int num_keys);
+using DropoutChain = void (*)(const QueryTile& query_tile, int lanes, Real* probs, int64_t key_begin, int num_keys);
 
 inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
   return {arguments.seed, arguments.offset, portable::Dropout::threshold_of(arguments.dropout)};
 }
 
-// Everything but q.k, scale and the band: with any of these the score chain runs on every tile of a strip.
+// Everything but q.k, scale and the band: with any of these the score chain runs on every key tile of a query tile.
 inline constexpr core::Features kScoreFeatures =
     core::kElementMasks | core::Feature::bias | core::Feature::alibi | core::Feature::softcap;
 

@@ -1,8 +1,8 @@
 """Who takes part: Tessella, what PyTorch brings, our Triton program, and the libraries that users install.
 
-A contender prepares a problem and gives back a run: a call without arguments that returns out of (batch, seqlen, heads,
-head_dim), packed (total, heads, head_dim), or the gradients dq, dk and dv. What it cannot compute it refuses, with the
-reason.
+A backend prepares a problem and gives back a run: a call without arguments that returns out of (batch, seqlen, heads,
+head_dim), packed (total, heads, head_dim), or the gradients dq, dk and dv. It raises
+NotMeasured, with the reason, for what it cannot compute.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .protocol import SOFTCAP
 Run = Callable[[], Any]  # out, or dq, dk and dv
 
 
-class Refused(Exception):
-    """The contender does not compute this cell; the text says why."""
+class NotMeasured(Exception):
+    """The backend does not compute this configuration; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Contender:
+class Backend:
     name: str
     prepare: Callable[[Any], Any]  # of a Problem: a Run
     package: str = "torch"  # imported before it runs
-    features: tuple[str, ...] = ()  # those of Cell.features that it has
+    features: tuple[str, ...] = ()  # those of Configuration.features that it has
     devices: tuple[str, ...] = ("cuda",)
     named_only_on: str = ""  # where it takes part only if it is asked for by name, as it takes long to prepare
 
@@ -52,9 +52,9 @@ class Contender:
         return ""
 
     def run_for(self, problem: Problem) -> Run:
-        lacking = [feature for feature in problem.cell.features if feature not in self.features]
+        lacking = [feature for feature in problem.config.features if feature not in self.features]
         if lacking:
-            raise Refused(f"has no {', no '.join(lacking)}")
+            raise NotMeasured(f"has no {', no '.join(lacking)}")
         run: Run = self.prepare(problem)
         return run
 
@@ -65,16 +65,16 @@ def first_line(error: BaseException) -> str:
 
 
 def torch_reasons(caught: Sequence[warnings.WarningMessage]) -> list[str]:
-    """What a backend of torch's gave as warnings, without the place in its source and without headings."""
-    texts = [re.sub(r"\s*\(Triggered internally.*", "", first_line(Exception(entry.message))) for entry in caught]
-    return list(dict.fromkeys(text for text in texts if not text.endswith(":")))
+    """What a backend of torch's gave as warnings, without the location in its source and without headings."""
+    messages = [re.sub(r"\s*\(Triggered internally.*", "", first_line(Exception(entry.message))) for entry in caught]
+    return list(dict.fromkeys(message for message in messages if not message.endswith(":")))
 
 
 # Tessella
 
-ALIBI_TEXT = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);"
-ALIBI_GRADIENT_TEXT = "return d_score;"
-CAUSAL_TEXT = "return k <= q;"
+ALIBI_SOURCE = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);"
+ALIBI_GRADIENT_SOURCE = "return d_score;"
+CAUSAL_SOURCE = "return k <= q;"
 
 
 class OurRun:
@@ -84,44 +84,46 @@ class OurRun:
     """
 
     def __init__(self, problem: Problem, kernel: str | None) -> None:
-        cell = problem.cell
+        config = problem.config
         options: dict[str, Any] = {}
-        if cell.window is not None:
-            options["mask"] = tessella.window(cell.window, 0)
-        elif cell.causal and cell.as_text:
-            options["mask_mod"] = CAUSAL_TEXT
-        elif cell.causal:
+        if config.window is not None:
+            options["mask"] = tessella.window(config.window, 0)
+        elif config.causal and config.as_source:
+            options["mask_mod"] = CAUSAL_SOURCE
+        elif config.causal:
             options["mask"] = "causal"
-        if cell.score == "softcap":
+        if config.score == "softcap":
             options["softcap"] = SOFTCAP
-        elif cell.score == "alibi" and cell.as_text:
-            options["score_mod"] = ALIBI_TEXT
+        elif config.score == "alibi" and config.as_source:
+            options["score_mod"] = ALIBI_SOURCE
             options["mod_args"] = [problem.slopes]
-            if cell.has_gradients:
-                options["score_mod_gradient"] = ALIBI_GRADIENT_TEXT
-        elif cell.score == "alibi":
+            if config.has_gradients:
+                options["score_mod_gradient"] = ALIBI_GRADIENT_SOURCE
+        elif config.score == "alibi":
             options["alibi_slopes"] = problem.slopes
-        if cell.lengths:
-            options |= {"max_seqlen_q": max(cell.lengths), "max_seqlen_kv": max(cell.lengths)}
+        if config.lengths:
+            options |= {"max_seqlen_q": max(config.lengths), "max_seqlen_kv": max(config.lengths)}
             options |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_kv": problem.cu_seqlens}
         self.tensors = (problem.q.detach(), problem.k.detach(), problem.v.detach())
-        if cell.page_size:
+        if config.page_size:
             k, v, options["page_table"] = problem.pages()
-            options["seqlens_kv"] = torch.full((cell.batch,), cell.seqlen, dtype=torch.int32, device=problem.device)
+            options["seqlens_kv"] = torch.full((config.batch,), config.seqlen, dtype=torch.int32, device=problem.device)
             self.tensors = (problem.q.detach(), k, v)
-        self.forward_options = options if cell.has_gradients else {**options, "kernel": kernel}
-        shape = (*problem.q.shape[:-1], cell.head_dim_v)
+        self.forward_options = options if config.has_gradients else {**options, "kernel": kernel}
+        shape = (*problem.q.shape[:-1], config.head_dim_v)
         self.out = torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.device)
         self.lse: torch.Tensor | None = None
         self.workspace_bytes = 0  # that torch's allocator does not see
-        chosen = [] if cell.work == "backward" else [tessella.plan(*self.tensors, **self.forward_options).kernel]
-        if cell.has_gradients:
+        chosen = [] if config.work == "backward" else [tessella.plan(*self.tensors, **self.forward_options).kernel]
+        if config.has_gradients:
             backward_options: dict[str, Any] = {**options, "kernel": kernel}
             plan = tessella.explain(*self.tensors, backward=True, **backward_options)
             chosen += re.findall(r"^kernel: (\S+)", plan, re.MULTILINE)
             if problem.device == "cuda":
                 self.workspace_bytes = sum(map(int, re.findall(r"(?:state|scratch) (\d+) bytes", plan)))
-            lse_shape = (cell.heads_q, cell.seqlen) if cell.lengths else (cell.batch, cell.heads_q, cell.seqlen)
+            lse_shape = (
+                (config.heads_q, config.seqlen) if config.lengths else (config.batch, config.heads_q, config.seqlen)
+            )
             self.lse = torch.full(lse_shape, math.nan, device=problem.device)
             gradients = map(torch.empty_like, self.tensors)
             arrays = (*self.tensors, self.out, self.lse, problem.d_out, *gradients)
@@ -130,7 +132,7 @@ class OurRun:
             self.forward()
         self.kernel = " + ".join(chosen)
         calls = {"forward": self.forward, "backward": self.backward, "both": self.both}
-        self.call = calls[cell.work]
+        self.call = calls[config.work]
 
     def forward(self) -> torch.Tensor:
         tessella.torch.attention(*self.tensors, out=self.out, lse=self.lse, **self.forward_options)
@@ -147,24 +149,24 @@ class OurRun:
         return self.call()
 
 
-EVERY_FEATURE_IN_PLACE = (
+EVERY_FEATURE_BUT_PAGES = (
     "grouped heads",
     "head_dim_v of its own",
     "window",
     "packed lengths",
     "softcap",
     "ALiBi",
-    "caller's text",
+    "score_mod and mask_mod",
     "gradients",
 )
-EVERY_FEATURE = (*EVERY_FEATURE_IN_PLACE, "pages")
+EVERY_FEATURE = (*EVERY_FEATURE_BUT_PAGES, "pages")
 
 
-def ours(name: str, device: str, kernel: str | None = None) -> Contender:
-    return Contender(name, lambda problem: OurRun(problem, kernel), "tessella", EVERY_FEATURE, (device,))
+def ours(name: str, device: str, kernel: str | None = None) -> Backend:
+    return Backend(name, lambda problem: OurRun(problem, kernel), "tessella", EVERY_FEATURE, (device,))
 
 
-def our_kernels() -> list[Contender]:
+def our_kernels() -> list[Backend]:
     """Each kernel of the library under its own name; one of a backward goes with the forward that is chosen."""
     return [ours(kernel.name, kernel.device, kernel.name) for kernel in tessella.kernels()]
 
@@ -176,12 +178,12 @@ def differentiated(prepare: Callable[[Problem], Run]) -> Callable[[Problem], Run
     """The run itself, or its gradients by autograd; the forward of a backward alone runs once."""
 
     def prepare_both(problem: Problem) -> Run:
-        if not problem.cell.has_gradients:
+        if not problem.config.has_gradients:
             return prepare(problem)
         inputs = (problem.q, problem.k, problem.v)
         with torch.enable_grad():
             run = prepare(problem)
-            out = run() if problem.cell.work == "backward" else None
+            out = run() if problem.config.work == "backward" else None
 
         def backward() -> Any:
             return torch.autograd.grad(out, inputs, problem.d_out, retain_graph=True)
@@ -201,15 +203,15 @@ def differentiated(prepare: Callable[[Problem], Run]) -> Callable[[Problem], Run
 
 def sdpa(backend: SDPBackend) -> Callable[[Problem], Run]:
     def prepare(problem: Problem) -> Run:
-        cell = problem.cell
-        if cell.lengths:
+        config = problem.config
+        if config.lengths:
             return packed_sdpa(problem)
         q, k, v = problem.heads_first()
-        grouped = cell.heads_q != cell.heads_kv
+        grouped = config.heads_q != config.heads_kv
 
         def run() -> torch.Tensor:
             with sdpa_kernel(backend):
-                out = scaled_dot_product_attention(q, k, v, is_causal=cell.causal, enable_gqa=grouped)
+                out = scaled_dot_product_attention(q, k, v, is_causal=config.causal, enable_gqa=grouped)
             return out.transpose(1, 2)
 
         with warnings.catch_warnings(record=True) as reasons:  # torch gives a backend's reasons as warnings
@@ -217,7 +219,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Run]:
             try:
                 run()
             except RuntimeError as error:
-                raise Refused("; ".join(torch_reasons(reasons) or [first_line(error)])) from error
+                raise NotMeasured("; ".join(torch_reasons(reasons) or [first_line(error)])) from error
         return run
 
     return prepare
@@ -226,7 +228,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Run]:
 def packed_sdpa(problem: Problem) -> Run:
     from torch.nn.attention.varlen import varlen_attn
 
-    longest, window = max(problem.lengths), (-1, 0 if problem.cell.causal else -1)
+    longest, window = max(problem.lengths), (-1, 0 if problem.config.causal else -1)
     q, k, v, ends = problem.q, problem.k, problem.v, problem.cu_seqlens
     return lambda: varlen_attn(q, k, v, ends, ends, longest, longest, window_size=window)
 
@@ -234,19 +236,19 @@ def packed_sdpa(problem: Problem) -> Run:
 def flex(problem: Problem) -> Run:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    cell, device = problem.cell, problem.device
+    config, device = problem.config, problem.device
     torch.compiler.reset()  # past a few shapes the compiler would fall back to eager code without a word
     functorch_config: Any = importlib.import_module("torch._functorch.config")
     functorch_config.donated_buffer = False  # or a graph's backward would run once
     parts: list[Callable[..., Any]] = []
-    if cell.causal:
+    if config.causal:
         parts.append(lambda b, h, i, j: i >= j)
-    if cell.window is not None:
-        width = cell.window
+    if config.window is not None:
+        width = config.window
         parts.append(lambda b, h, i, j: i - j <= width)
-    if cell.lengths:
-        numbers = torch.arange(len(cell.lengths), device=device)
-        document = torch.repeat_interleave(numbers, torch.tensor(cell.lengths, device=device))
+    if config.lengths:
+        numbers = torch.arange(len(config.lengths), device=device)
+        document = torch.repeat_interleave(numbers, torch.tensor(config.lengths, device=device))
         parts.append(lambda b, h, i, j: document[i] == document[j])
 
     def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -262,14 +264,14 @@ def flex(problem: Problem) -> Run:
         "alibi": lambda score, b, h, i, j: score - slopes[h] * (i - j).abs(),
     }
     q, k, v = problem.heads_first()
-    options: dict[str, Any] = {"score_mod": scores[cell.score], "enable_gqa": cell.heads_q != cell.heads_kv}
+    options: dict[str, Any] = {"score_mod": scores[config.score], "enable_gqa": config.heads_q != config.heads_kv}
     if parts:
         options["block_mask"] = create_block_mask(visible, None, None, q.shape[2], q.shape[2], device=device)
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def run() -> torch.Tensor:
         out: torch.Tensor = compiled(q, k, v, **options).transpose(1, 2)
-        return out.squeeze(0) if cell.lengths else out
+        return out.squeeze(0) if config.lengths else out
 
     return run
 
@@ -277,14 +279,14 @@ def flex(problem: Problem) -> Run:
 def triton(problem: Problem) -> Run:
     from .triton_attention import HEAD_DIMS, attention
 
-    cell = problem.cell
-    if cell.head_dim not in HEAD_DIMS or cell.dtype == "f32":
-        raise Refused(f"written for bf16 and f16, head_dim {', '.join(map(str, HEAD_DIMS))}")
-    if cell.has_gradients:
+    config = problem.config
+    if config.head_dim not in HEAD_DIMS or config.dtype == "f32":
+        raise NotMeasured(f"written for bf16 and f16, head_dim {', '.join(map(str, HEAD_DIMS))}")
+    if config.has_gradients:
         from .triton_backward import Attention
 
-        return lambda: Attention.apply(problem.q, problem.k, problem.v, cell.causal)
-    return lambda: attention(problem.q, problem.k, problem.v, cell.causal)[0]
+        return lambda: Attention.apply(problem.q, problem.k, problem.v, config.causal)
+    return lambda: attention(problem.q, problem.k, problem.v, config.causal)[0]
 
 
 # Other libraries
@@ -294,17 +296,17 @@ def flash_attention(package: str) -> Callable[[Problem], Run]:
     """flash_attn, FA3 and FA4 name what they share alike."""
 
     def prepare(problem: Problem) -> Run:
-        module, cell = importlib.import_module(package), problem.cell
-        options: dict[str, Any] = {"causal": cell.causal}
-        if cell.window is not None:
-            options["window_size"] = (cell.window, 0)
-        if cell.score == "softcap":
+        module, config = importlib.import_module(package), problem.config
+        options: dict[str, Any] = {"causal": config.causal}
+        if config.window is not None:
+            options["window_size"] = (config.window, 0)
+        if config.score == "softcap":
             options["softcap"] = SOFTCAP
-        elif cell.score == "alibi":
+        elif config.score == "alibi":
             options["alibi_slopes"] = problem.slopes
         function = module.flash_attn_func
-        if cell.lengths:
-            function, longest = module.flash_attn_varlen_func, max(cell.lengths)
+        if config.lengths:
+            function, longest = module.flash_attn_varlen_func, max(config.lengths)
             options |= {"cu_seqlens_q": problem.cu_seqlens, "cu_seqlens_k": problem.cu_seqlens}
             options |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
         q, k, v = problem.q, problem.k, problem.v
@@ -320,23 +322,23 @@ def flash_attention(package: str) -> Callable[[Problem], Run]:
 
 
 def flashinfer(problem: Problem) -> Run:
-    module, cell = importlib.import_module("flashinfer"), problem.cell
+    module, config = importlib.import_module("flashinfer"), problem.config
     memory = torch.empty(256 << 20, dtype=torch.uint8, device=problem.device)
     wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(memory, "NHD")
     wrapper.plan(
         problem.cu_seqlens,
         problem.cu_seqlens,
-        cell.heads_q,
-        cell.heads_kv,
-        cell.head_dim,
-        head_dim_vo=cell.head_dim_v,
-        causal=cell.causal,
-        window_left=-1 if cell.window is None else cell.window,
-        logits_soft_cap=SOFTCAP if cell.score == "softcap" else None,
+        config.heads_q,
+        config.heads_kv,
+        config.head_dim,
+        head_dim_vo=config.head_dim_v,
+        causal=config.causal,
+        window_left=-1 if config.window is None else config.window,
+        logits_soft_cap=SOFTCAP if config.score == "softcap" else None,
         q_data_type=problem.q.dtype,
     )
     q, k, v = (t.reshape(-1, *t.shape[-2:]) for t in (problem.q, problem.k, problem.v))
-    shape = (*problem.q.shape[:-1], cell.head_dim_v)
+    shape = (*problem.q.shape[:-1], config.head_dim_v)
 
     def run() -> torch.Tensor:
         out: torch.Tensor = wrapper.run(q, k, v)
@@ -346,25 +348,25 @@ def flashinfer(problem: Problem) -> Run:
 
 
 def xformers(problem: Problem) -> Run:
-    operations, cell = importlib.import_module("xformers.ops"), problem.cell
+    operations, config = importlib.import_module("xformers.ops"), problem.config
     masks = importlib.import_module("xformers.ops.fmha.attn_bias")
-    bias: Any = masks.LowerTriangularMask() if cell.causal else None
-    if cell.lengths:
-        bias = masks.BlockDiagonalMask.from_seqlens(list(cell.lengths))
-        bias = bias.make_causal() if cell.causal else bias
-    elif cell.window is not None:
-        bias = bias.make_local_attention(cell.window + 1)
-    q, k, v = (t.unsqueeze(0) if cell.lengths else t for t in (problem.q, problem.k, problem.v))
+    bias: Any = masks.LowerTriangularMask() if config.causal else None
+    if config.lengths:
+        bias = masks.BlockDiagonalMask.from_seqlens(list(config.lengths))
+        bias = bias.make_causal() if config.causal else bias
+    elif config.window is not None:
+        bias = bias.make_local_attention(config.window + 1)
+    q, k, v = (t.unsqueeze(0) if config.lengths else t for t in (problem.q, problem.k, problem.v))
 
     def run() -> torch.Tensor:
         out: torch.Tensor = operations.memory_efficient_attention(q, k, v, attn_bias=bias)
-        return out.squeeze(0) if cell.lengths else out
+        return out.squeeze(0) if config.lengths else out
 
     return run
 
 
-def library(name: str, prepare: Callable[[Problem], Run], *fields: Any, **named: Any) -> Contender:
-    return Contender(name, differentiated(prepare), *fields, **named)
+def library(name: str, prepare: Callable[[Problem], Run], *fields: Any, **named: Any) -> Backend:
+    return Backend(name, differentiated(prepare), *fields, **named)
 
 
 BOTH = ("cpu", "cuda")
@@ -374,7 +376,7 @@ LIBRARIES = [
     library("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch", HEADS),
     library("sdpa.efficient", sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch", HEADS),
     library("sdpa.math", sdpa(SDPBackend.MATH), "torch", HEADS, BOTH),
-    library("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_IN_PLACE, BOTH, named_only_on="cpu"),
+    library("flex", flex, "torch.nn.attention.flex_attention", EVERY_FEATURE_BUT_PAGES, BOTH, named_only_on="cpu"),
     library("triton", triton, "triton", ("gradients",)),
     library(
         "flash_attn",
@@ -396,12 +398,12 @@ LIBRARIES = [
 ]
 
 
-def all_contenders(device: str) -> dict[str, Contender]:
+def all_backends(device: str) -> dict[str, Backend]:
     """By name, in the order of tables: ours as it chooses, every library, each of our kernels."""
     return {entry.name: entry for entry in [ours("tessella", device), *LIBRARIES, *our_kernels()]}
 
 
-def chosen(names: Sequence[str], device: str) -> tuple[list[Contender], dict[str, str]]:
+def chosen(names: Sequence[str], device: str) -> tuple[list[Backend], dict[str, str]]:
     """Who takes part, and why each of the others does not.
 
     A name also stands for all that begin with it and a dot. None named: ours as it chooses, and every library.
@@ -409,12 +411,12 @@ def chosen(names: Sequence[str], device: str) -> tuple[list[Contender], dict[str
     Raises:
         ValueError: a name that is none.
     """
-    known = all_contenders(device)
-    wanted: dict[str, Contender] = {}
+    known = all_backends(device)
+    wanted: dict[str, Backend] = {}
     for name in names:
         matching = {key: entry for key, entry in known.items() if key == name or key.startswith(name + ".")}
         if not matching:
-            raise ValueError(f"{name} is no contender, expected some of {', '.join(known)}")
+            raise ValueError(f"{name} is no backend, expected some of {', '.join(known)}")
         wanted |= matching
     if not names:
         wanted = {entry.name: entry for entry in [known["tessella"], *LIBRARIES]}
@@ -426,9 +428,9 @@ def chosen(names: Sequence[str], device: str) -> tuple[list[Contender], dict[str
     return [entry for name, entry in wanted.items() if name not in absent], absent
 
 
-def versions(contenders: Sequence[Contender]) -> dict[str, str]:
-    """Distributions that the contenders are imported from -> version."""
-    roots = {entry.package.partition(".")[0] for entry in contenders} - {"tessella"} | {"numpy"}
+def versions(backends: Sequence[Backend]) -> dict[str, str]:
+    """Distributions that the backends are imported from -> version."""
+    roots = {entry.package.partition(".")[0] for entry in backends} - {"tessella"} | {"numpy"}
     distributions = importlib.metadata.packages_distributions()
     names = {name for root in roots for name in distributions.get(root, [])}
     return {"tessella": tessella.__version__} | {name: importlib.metadata.version(name) for name in sorted(names)}

@@ -1,4 +1,4 @@
-#include "options/mask_text.hpp"
+#include "options/mask_string.hpp"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "files/input_error.hpp"
-#include "options/number_text.hpp"
-#include "options/value_text.hpp"
+#include "options/number_string.hpp"
+#include "options/value_string.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -19,10 +19,10 @@ struct Part {
   void (*apply)(const std::string& what, const std::string& value, Call& call);
 };
 
-std::string trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(' ');
+std::string trimmed(std::string_view string) {
+  const size_t begin = string.find_first_not_of(' ');
   if (begin == std::string_view::npos) return {};
-  return std::string(text.substr(begin, text.find_last_not_of(' ') - begin + 1));
+  return std::string(string.substr(begin, string.find_last_not_of(' ') - begin + 1));
 }
 
 int64_t narrower(int64_t a, int64_t b) { return a == -1 ? b : b == -1 ? a : std::min(a, b); }
@@ -107,31 +107,31 @@ constexpr Part kParts[] = {
     {"block_map", true, block_map},
 };
 
-void apply_part(const std::string& text, Call& call) {
-  const size_t colon = text.find(':');
-  const std::string name = text.substr(0, colon);
+void apply_part(const std::string& string, Call& call) {
+  const size_t colon = string.find(':');
+  const std::string name = string.substr(0, colon);
   const auto* part = std::ranges::find_if(kParts, [&](const Part& row) { return row.name == name; });
   if (part == std::end(kParts)) {
     std::string names;
     for (const Part& row : kParts) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
-    throw InputError(fmt::format("--mask part is '{}', expected one of {}", text, names));
+    throw InputError(fmt::format("--mask part is '{}', expected one of {}", string, names));
   }
   const std::string what = fmt::format("--mask {}", name);
   if (part->takes_value != (colon != std::string::npos)) {
-    throw InputError(fmt::format("{} takes {} value, got '{}'", what, part->takes_value ? "a" : "no", text));
+    throw InputError(fmt::format("{} takes {} value, got '{}'", what, part->takes_value ? "a" : "no", string));
   }
-  part->apply(what, part->takes_value ? text.substr(colon + 1) : "", call);
+  part->apply(what, part->takes_value ? string.substr(colon + 1) : "", call);
 }
 
 }  // namespace
 
-void apply_mask(std::string_view text, Call& call) {
-  for (const std::string& part : split(text, '&')) apply_part(trimmed(part), call);
+void apply_mask(std::string_view string, Call& call) {
+  for (const std::string& part : split(string, '&')) apply_part(trimmed(part), call);
 }
 
-std::vector<std::string> split_masks(std::string_view text) {
+std::vector<std::string> split_masks(std::string_view string) {
   std::vector<std::string> masks;
-  for (const std::string& piece : split(text, ',')) {
+  for (const std::string& piece : split(string, ',')) {
     const bool starts_mask = masks.empty() || piece.empty() || std::isalpha(static_cast<unsigned char>(piece[0])) != 0;
     if (starts_mask) {
       masks.push_back(piece);

@@ -22,11 +22,11 @@ namespace {
 
 using namespace tessella::tests;
 
-struct Refusal {
+struct ExpectedError {
   const char* name;
   std::function<void(SmallCall&)> spoil;
   ts::ErrorCode code;
-  const char* text;  // part of the message
+  const char* message;  // part of the message
 };
 
 constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
@@ -53,7 +53,7 @@ void pack(SmallCall& c) {
   c.options.max_seqlen_kv = 6;
 }
 
-const Refusal kRefusals[] = {
+const ExpectedError kErrors[] = {
     {"q_absent", [](SmallCall& c) { c.args.q = {}; }, kInvalid, "forward: q is NULL, expected a tensor"},
     {"out_absent", [](SmallCall& c) { c.args.out = {}; }, kInvalid, "out is NULL"},
     {"k_head_dim",
@@ -421,9 +421,9 @@ const Refusal kRefusals[] = {
      kInvalid, "document_ids_kv is absent"},
 };
 
-class RefusalTest : public testing::TestWithParam<Refusal> {};
+class ErrorsTest : public testing::TestWithParam<ExpectedError> {};
 
-TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
+TEST_P(ErrorsTest, HasItsCodeAndSentenceAndTouchesNothing) {
   SmallCall call;
   GetParam().spoil(call);
   try {
@@ -431,15 +431,15 @@ TEST_P(RefusalTest, HasItsCodeAndSentenceAndTouchesNothing) {
     FAIL() << "accepted";
   } catch (const ts::Error& error) {
     EXPECT_EQ(error.code(), GetParam().code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(GetParam().text), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(GetParam().message), std::string::npos) << error.what();
     EXPECT_EQ(std::string(error.what()).rfind("forward: ", 0), 0u) << error.what();
   }
   for (const float value : call.out) ASSERT_EQ(value, -7.0f);
   for (const float value : call.lse) ASSERT_EQ(value, -7.0f);
 }
 
-// The same call with tensors that are said to be on a GPU: it is refused before any of them is touched.
-TEST_P(RefusalTest, IsTheSameForAGpu) {
+// The same call with tensors that are said to be on a GPU: it is an error before any of them is touched.
+TEST_P(ErrorsTest, IsTheSameForAGpu) {
   if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
   const std::string_view name = GetParam().name;
   for (const char* other : {"num_sms", "num_splits", "schedule_on_the_cpu", "score_mod", "mask_mod"}) {
@@ -447,7 +447,7 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   }
   for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "slot_beyond",
                             "slot_negative", "prefix_negative", "cu_beyond"}) {
-    if (name == value) GTEST_SKIP() << "values on a GPU are not looked at";
+    if (name == value) GTEST_SKIP() << "values on a GPU are not read";
   }
   SmallCall call;
   GetParam().spoil(call);
@@ -456,15 +456,15 @@ TEST_P(RefusalTest, IsTheSameForAGpu) {
   std::deque<tessella_tensor> tensors;
   const tessella_forward_args args = tessella::tests::said_to_be_on_gpu(c.args, tensors);
   EXPECT_EQ(tessella_forward(&args, &c.options, nullptr), static_cast<tessella_status>(GetParam().code));
-  const std::string text = tessella_last_error();
-  if (text.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << text;
-  EXPECT_NE(text.find(GetParam().text), std::string::npos) << text;
+  const std::string message = tessella_last_error();
+  if (message.find("no CUDA backend") != std::string::npos) GTEST_SKIP() << message;
+  EXPECT_NE(message.find(GetParam().message), std::string::npos) << message;
 }
 
 // (6, 10) would be the packed rows, and a GPU's lengths are not read: it has to be told the longest.
 TEST(Packed, ScoreTensorsOnAGpuWantABoundOfLengths) {
   if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
-  const auto refusal = [](const std::function<void(SmallCall&)>& change) {
+  const auto error_of_call = [](const std::function<void(SmallCall&)>& change) {
     SmallCall call;
     pack(call);
     change(call);
@@ -480,24 +480,24 @@ TEST(Packed, ScoreTensorsOnAGpuWantABoundOfLengths) {
       "forward: max_seqlen_q is 0, expected the longest sequence beside cu_seqlens_q on a GPU: bias counts queries "
       "from "
       "the first of each sequence";
-  EXPECT_EQ(refusal([](SmallCall& c) {
+  EXPECT_EQ(error_of_call([](SmallCall& c) {
               c.options.max_seqlen_q = c.options.max_seqlen_kv = 0;
               c.args.bias = ts::view(g_floats, ts::f32, {6, 10});
             }),
             no_bound);
-  EXPECT_NE(refusal([](SmallCall& c) {
+  EXPECT_NE(error_of_call([](SmallCall& c) {
               c.options.max_seqlen_kv = 0;
               c.args.bias = ts::view(g_floats, ts::f32, {4, 10});
             })
                 .find("forward: max_seqlen_kv is 0, expected the longest sequence beside cu_seqlens_kv on a GPU: bias "
                       "counts keys"),
             std::string::npos);
-  EXPECT_NE(refusal([](SmallCall& c) {
+  EXPECT_NE(error_of_call([](SmallCall& c) {
               c.options.max_seqlen_q = 0;  // no axis of queries
               c.args.bias = ts::view(g_floats, ts::f32, {1, 6});
             }).find(accepted),
             std::string::npos);
-  EXPECT_NE(refusal([](SmallCall& c) {
+  EXPECT_NE(error_of_call([](SmallCall& c) {
               c.args.bias = ts::view(g_floats, ts::f32, {4, 6});
             }).find(accepted),
             std::string::npos);
@@ -555,7 +555,7 @@ TEST(Packed, ScoreTensorsCountFromTheFirstOfEachSequence) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RefusalTest, testing::ValuesIn(kRefusals),
+INSTANTIATE_TEST_SUITE_P(All, ErrorsTest, testing::ValuesIn(kErrors),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Cuts the rows of all sequences into items and orders them by estimated work.
-#include "cpu/forward_items.hpp"
+// Cuts the rows of all sequences into work tiles and orders them by estimated work.
+#include "cpu/work_tiles.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,12 +8,12 @@
 
 #include "core/sequence.hpp"
 #include "cpu/memory.hpp"
-#include "cpu/strip.hpp"
+#include "cpu/query_tile.hpp"
 
 namespace tessella::cpu {
 namespace {
 
-constexpr int64_t kItemsPerThread = 8;  // enough for a causal triangle to level out
+constexpr int64_t kWorkTilesPerThread = 8;  // enough for a causal triangle to level out
 
 // About the number of visible scores of rows [row_begin, row_end), plus a constant for loading and storing a row.
 int64_t estimate_cost(const core::AttentionArguments& p, const core::Sequence& s, int64_t row_begin, int64_t row_end) {
@@ -32,28 +32,28 @@ int64_t packed_rows(const core::AttentionShape& p) {
   return (p.features.has(core::Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q) * p.group();
 }
 
-int64_t item_rows(const core::AttentionShape& shape, int num_threads, int strip_rows, int max_strips) {
-  const int64_t share = ceil_div(packed_rows(shape) * shape.heads_kv, num_threads * kItemsPerThread);
-  const int64_t strips = std::clamp<int64_t>(ceil_div(share, strip_rows), 1, max_strips);
-  // Equal parts of a sequence rather than full items and a short one.
-  const int64_t sequence_strips = std::max<int64_t>(1, ceil_div(shape.seqlen_q * shape.group(), strip_rows));
-  return ceil_div(sequence_strips, ceil_div(sequence_strips, strips)) * strip_rows;
+int64_t work_tile_rows(const core::AttentionShape& shape, int num_threads, int query_tile_rows, int max_query_tiles) {
+  const int64_t share = ceil_div(packed_rows(shape) * shape.heads_kv, num_threads * kWorkTilesPerThread);
+  const int64_t query_tiles = std::clamp<int64_t>(ceil_div(share, query_tile_rows), 1, max_query_tiles);
+  // Equal parts of a sequence rather than full work tiles and a short one.
+  const int64_t sequence_query_tiles = std::max<int64_t>(1, ceil_div(shape.seqlen_q * shape.group(), query_tile_rows));
+  return ceil_div(sequence_query_tiles, ceil_div(sequence_query_tiles, query_tiles)) * query_tile_rows;
 }
 
-int64_t ForwardItems::scratch_bytes(const core::AttentionShape& shape, int strip_rows) {
-  // Each sequence has at most one item that is not full; a packed tensor has rows past its sequences.
-  const int64_t blocks = packed_rows(shape) / strip_rows + shape.batch + 1;
+int64_t WorkTiles::scratch_bytes(const core::AttentionShape& shape, int query_tile_rows) {
+  // Each sequence has at most one work tile that is not full; a packed tensor has rows past its sequences.
+  const int64_t blocks = packed_rows(shape) / query_tile_rows + shape.batch + 1;
   return blocks * static_cast<int64_t>(sizeof(Block));
 }
 
-ForwardItems::ForwardItems(const core::AttentionArguments& arguments, int64_t rows_per_item, void* scratch)
+WorkTiles::WorkTiles(const core::AttentionArguments& arguments, int64_t rows_per_work_tile, void* scratch)
     : arguments_(&arguments), heads_kv_(arguments.heads_kv), blocks_(static_cast<Block*>(scratch)) {
   const int64_t group = arguments.group();
   if (arguments.cu_seqlens_q) {
-    add_rows(-1, arguments.cu_seqlens_q.at(0, arguments.batch) * group, arguments.total_q * group, rows_per_item);
+    add_rows(-1, arguments.cu_seqlens_q.at(0, arguments.batch) * group, arguments.total_q * group, rows_per_work_tile);
   }
   for (int64_t b = 0; b < arguments.batch; ++b) {
-    add_rows(b, 0, core::sequence(arguments, b).slots_q * group, rows_per_item);
+    add_rows(b, 0, core::sequence(arguments, b).slots_q * group, rows_per_work_tile);
   }
   std::sort(blocks_, blocks_ + num_blocks_, [](const Block& a, const Block& b) {
     if (a.cost != b.cost) return a.cost > b.cost;
@@ -61,31 +61,31 @@ ForwardItems::ForwardItems(const core::AttentionArguments& arguments, int64_t ro
   });
 }
 
-void ForwardItems::add_rows(int64_t batch_idx, int64_t row_begin, int64_t row_end, int64_t rows_per_item) {
+void WorkTiles::add_rows(int64_t batch_idx, int64_t row_begin, int64_t row_end, int64_t rows_per_work_tile) {
   if (row_begin >= row_end) return;
   core::Sequence sequence;
   if (batch_idx >= 0) sequence = core::sequence(*arguments_, batch_idx);
-  for (int64_t row = row_begin; row < row_end; row += rows_per_item) {
-    const int64_t end = std::min(row + rows_per_item, row_end);
+  for (int64_t row = row_begin; row < row_end; row += rows_per_work_tile) {
+    const int64_t end = std::min(row + rows_per_work_tile, row_end);
     const int64_t cost = batch_idx < 0 ? 0 : estimate_cost(*arguments_, sequence, row, end);
     new (blocks_ + num_blocks_++) Block{row, cost, static_cast<int32_t>(batch_idx), static_cast<int32_t>(end - row)};
   }
 }
 
-ForwardItem ForwardItems::operator[](int64_t idx) const {
+WorkTile WorkTiles::operator[](int64_t idx) const {
   const Block& block = blocks_[idx / heads_kv_];
   return {block.batch_idx, idx % heads_kv_, block.row_begin, block.num_rows};
 }
 
-void fill_hidden_rows(const core::AttentionArguments& arguments, const ForwardItem& item, int64_t row_begin,
+void fill_hidden_rows(const core::AttentionArguments& arguments, const WorkTile& work_tile, int64_t row_begin,
                       int64_t row_end) {
   const int64_t group = arguments.group();
-  const int64_t batch_idx = std::max<int64_t>(item.batch_idx, 0);
-  const int64_t row_q = item.batch_idx < 0 ? 0 : core::sequence(arguments, batch_idx).row_q;
+  const int64_t batch_idx = std::max<int64_t>(work_tile.batch_idx, 0);
+  const int64_t row_q = work_tile.batch_idx < 0 ? 0 : core::sequence(arguments, batch_idx).row_q;
   const size_t row_bytes = static_cast<size_t>(arguments.head_dim_v * core::size_bytes(arguments.out().dtype));
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t tensor_row = row_q + row / group;
-    const int64_t head = item.kv_head * group + row % group;
+    const int64_t head = work_tile.kv_head * group + row % group;
     std::memset(arguments.out().row(batch_idx, tensor_row, head), 0, row_bytes);
     if (arguments.lse().data != nullptr) {
       store_lse(arguments.lse(), batch_idx, tensor_row, head, -std::numeric_limits<double>::infinity());

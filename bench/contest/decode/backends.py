@@ -1,6 +1,6 @@
 """Who decodes: Tessella, torch's backends, and the libraries that serve models.
 
-A contender prepares a problem and gives back a run: run(copy) computes out of (batch, queries, heads_q, head_dim) over
+A backend prepares a problem and gives back a run: run(copy) computes out of (batch, queries, heads_q, head_dim) over
 one of its copies, and may be captured in a CUDA graph once it has run.
 """
 
@@ -19,12 +19,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..contenders import Contender, Refused, first_line, torch_reasons
+from ..backends import Backend, NotMeasured, first_line, torch_reasons
 from .problem import DecodeProblem
 
 DecodeRun = Callable[[int], torch.Tensor]
 
-# Options that our runs take beside the cell's, by the name of the contender: a variant is a line.
+# Options that our runs take beside the configuration's, by the name of the backend: a variant is a line.
 OUR_VARIANTS: dict[str, dict[str, Any]] = {
     "tessella": {},
     "tessella.settled": {"cache_settled": True},
@@ -38,13 +38,13 @@ class OurDecode:
 
     def __init__(self, problem: DecodeProblem, options: dict[str, Any]) -> None:
         self.problem = problem
-        cell = problem.cell
+        config = problem.config
         self.options = {"mask": "causal", **options}
         if problem.device == "cpu":
-            self.options.setdefault("num_threads", cell.threads)
-        if cell.kv_dtype == "i4":
+            self.options.setdefault("num_threads", config.threads)
+        if config.kv_dtype == "i4":
             self.options["kv_dtype"] = "int4"
-        if cell.kv_scale == "token":
+        if config.kv_scale == "token":
             self.options["scale_block"] = 1
         if problem.seqlens is not None:
             self.options["seqlens_kv"] = problem.seqlens
@@ -69,23 +69,27 @@ class OurDecode:
         return self.out[copy]
 
     def _scales(self, copy: int) -> dict[str, Any]:
-        if not self.problem.cell.kv_scale:
+        if not self.problem.config.kv_scale:
             return {}
         k_scale, v_scale = self.problem.scales[copy]
         return {"k_scale": k_scale, "v_scale": v_scale}
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeContender(Contender):
+class DecodeBackend(Backend):
     """features: of ALL."""
 
     def run_for(self, problem: Any) -> Any:
-        cell = problem.cell
-        needed = {"query tokens": cell.queries > 1, "ragged lengths": bool(cell.lengths), "pages": cell.page_size > 0}
-        if cell.kv_dtype:
-            needed[f"cache of {cell.kv_dtype} with scales by {cell.kv_scale}"] = True
+        config = problem.config
+        needed = {
+            "query tokens": config.queries > 1,
+            "ragged lengths": bool(config.lengths),
+            "pages": config.page_size > 0,
+        }
+        if config.kv_dtype:
+            needed[f"cache of {config.kv_dtype} with scales by {config.kv_scale}"] = True
         if lacking := [name for name, is_needed in needed.items() if is_needed and name not in self.features]:
-            raise Refused(f"has no {', no '.join(lacking)}")
+            raise NotMeasured(f"has no {', no '.join(lacking)}")
         return self.prepare(problem)
 
 
@@ -98,8 +102,8 @@ SHAPES = ("query tokens", "ragged lengths", "pages")
 ALL = (*SHAPES, *CACHES)
 
 
-def ours(name: str, device: str, **options: Any) -> DecodeContender:
-    return DecodeContender(name, lambda problem: OurDecode(problem, options), "tessella", ALL, (device,))
+def ours(name: str, device: str, **options: Any) -> DecodeBackend:
+    return DecodeBackend(name, lambda problem: OurDecode(problem, options), "tessella", ALL, (device,))
 
 
 def sdpa(backend: SDPBackend) -> Callable[[Any], Any]:
@@ -109,7 +113,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Any], Any]:
     """
 
     def prepare(problem: DecodeProblem) -> DecodeRun:
-        grouped = problem.cell.heads_q != problem.cell.heads_kv
+        grouped = problem.config.heads_q != problem.config.heads_kv
         heads_first = problem.kv.transpose(3, 4)
         kv = heads_first.contiguous() if problem.device == "cpu" else heads_first
 
@@ -123,7 +127,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Any], Any]:
             try:
                 run(0)
             except RuntimeError as error:
-                raise Refused("; ".join(torch_reasons(reasons) or [first_line(error)])) from error
+                raise NotMeasured("; ".join(torch_reasons(reasons) or [first_line(error)])) from error
         return run
 
     return prepare
@@ -146,34 +150,36 @@ def fa3(problem: DecodeProblem) -> DecodeRun:
 
 def flashinfer(problem: DecodeProblem) -> DecodeRun:
     """A contiguous cache is one of pages of 64 in order."""
-    module, cell = importlib.import_module("flashinfer"), problem.cell
-    size = cell.page_size or 64
-    if cell.page_size == 0 and cell.seqlen % size:
-        raise Refused(f"needs pages, and {cell.seqlen} keys are no pages of {size}")
+    module, config = importlib.import_module("flashinfer"), problem.config
+    size = config.page_size or 64
+    if config.page_size == 0 and config.seqlen % size:
+        raise NotMeasured(f"needs pages, and {config.seqlen} keys are no pages of {size}")
     counts = torch.tensor([-(-length // size) for length in problem.lengths])
     starts = torch.cat((torch.zeros(1, dtype=torch.long), counts.cumsum(0))).int()
-    per_sequence = -(-cell.seqlen // size)
+    per_sequence = -(-config.seqlen // size)
     table = problem.page_table
     if table is None:
-        table = torch.arange(cell.batch * per_sequence, dtype=torch.int32).view(cell.batch, per_sequence)
-    indices = torch.cat([table[b, : int(counts[b])].cpu() for b in range(cell.batch)])
+        table = torch.arange(config.batch * per_sequence, dtype=torch.int32).view(config.batch, per_sequence)
+    indices = torch.cat([table[b, : int(counts[b])].cpu() for b in range(config.batch)])
     last = torch.tensor([(length - 1) % size + 1 for length in problem.lengths], dtype=torch.int32)
     memory = torch.zeros(256 << 20, dtype=torch.uint8, device=problem.device)
-    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=cell.heads_q > cell.heads_kv)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+        memory, "NHD", use_tensor_cores=config.heads_q > config.heads_kv
+    )
     dtype = problem.q.dtype
     where = problem.device
     wrapper.plan(
         starts.to(where),
         indices.to(where),
         last.to(where),
-        cell.heads_q,
-        cell.heads_kv,
-        cell.head_dim,
+        config.heads_q,
+        config.heads_kv,
+        config.head_dim,
         size,
         q_data_type=dtype,
         kv_data_type=dtype,
     )
-    shape = (-1, size, cell.heads_kv, cell.head_dim)
+    shape = (-1, size, config.heads_kv, config.head_dim)
 
     def run(copy: int) -> torch.Tensor:
         out: torch.Tensor = wrapper.run(
@@ -186,11 +192,11 @@ def flashinfer(problem: DecodeProblem) -> DecodeRun:
 
 def standard_numpy(problem: DecodeProblem) -> DecodeRun:
     """A matrix product, a softmax and a matrix product, over caches with heads first."""
-    cell = problem.cell
-    if cell.heads_q != cell.heads_kv or cell.dtype != "f32":
-        raise Refused("is for as many KV heads as heads, and f32")
+    config = problem.config
+    if config.heads_q != config.heads_kv or config.dtype != "f32":
+        raise NotMeasured("is for as many KV heads as heads, and f32")
     k, v = (problem.kv[:, half].transpose(2, 3).contiguous().numpy() for half in (0, 1))
-    q = (problem.q.transpose(2, 3) / math.sqrt(cell.head_dim)).contiguous().numpy()
+    q = (problem.q.transpose(2, 3) / math.sqrt(config.head_dim)).contiguous().numpy()
 
     def run(copy: int) -> torch.Tensor:
         scores = k[copy] @ q[copy].swapaxes(-1, -2)
@@ -215,18 +221,18 @@ VLLM = f"{__package__}.vllm_cpu"
 OF_VLLM = (*SHAPES, "cache of f8e4m3fn with scales by tensor")
 
 LIBRARIES = [
-    DecodeContender("vllm.vec", vllm("vec"), VLLM, OF_VLLM, ("cpu",)),
-    DecodeContender("vllm.amx", vllm("amx"), VLLM, OF_VLLM, ("cpu",)),
-    DecodeContender("numpy", standard_numpy, "numpy", (), ("cpu",)),
-    DecodeContender("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
-    DecodeContender("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (), ("cpu", "cuda")),
-    DecodeContender("fa3", fa3, "flash_attn_interface", SHAPES),
-    DecodeContender("flashinfer", flashinfer, "flashinfer", ("ragged lengths", "pages")),
+    DecodeBackend("vllm.vec", vllm("vec"), VLLM, OF_VLLM, ("cpu",)),
+    DecodeBackend("vllm.amx", vllm("amx"), VLLM, OF_VLLM, ("cpu",)),
+    DecodeBackend("numpy", standard_numpy, "numpy", (), ("cpu",)),
+    DecodeBackend("sdpa.cudnn", sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
+    DecodeBackend("sdpa.flash", sdpa(SDPBackend.FLASH_ATTENTION), "torch", (), ("cpu", "cuda")),
+    DecodeBackend("fa3", fa3, "flash_attn_interface", SHAPES),
+    DecodeBackend("flashinfer", flashinfer, "flashinfer", ("ragged lengths", "pages")),
 ]
 
 
-def chosen(names: Sequence[str], device: str) -> tuple[list[DecodeContender], dict[str, str]]:
-    """As `contenders.chosen`: who takes part, and why each of the others does not."""
+def chosen(names: Sequence[str], device: str) -> tuple[list[DecodeBackend], dict[str, str]]:
+    """As `backends.chosen`: who takes part, and why each of the others does not."""
     variants = [
         ours(name, next((DEVICE_OF[option] for option in options if option in DEVICE_OF), device), **options)
         for name, options in OUR_VARIANTS.items()
@@ -237,11 +243,11 @@ def chosen(names: Sequence[str], device: str) -> tuple[list[DecodeContender], di
         if kernel.operation == "forward"
     ]
     known = {entry.name: entry for entry in [*variants, *LIBRARIES, *kernels]}
-    wanted: dict[str, DecodeContender] = {}
+    wanted: dict[str, DecodeBackend] = {}
     for name in names:
         matching = {key: entry for key, entry in known.items() if key == name or key.startswith(name + ".")}
         if not matching:
-            raise ValueError(f"{name} is no contender, expected some of {', '.join(known)}")
+            raise ValueError(f"{name} is no backend, expected some of {', '.join(known)}")
         wanted |= matching
     wanted = wanted or {entry.name: entry for entry in [*variants, *LIBRARIES]}
     reasons = {name: entry.missing(device) for name, entry in wanted.items()}
