@@ -38,14 +38,13 @@ struct ArrayParams {
   int64_t count;
 };
 
-// cap tanh(score / cap), of a score that is a product of q and k times a scale. Where the score is small, exponents of
-// 2 come from products s by a series, an odd polynomial of two or three terms (device/score/score.hpp).
+// cap tanh(score / cap), where the score is a product s of q and k times a scale. Small scores may take a series, an
+// odd polynomial of three terms, in its place (device/score/softcap.hpp).
 struct SoftcapParams {
   float cap;
-  float scale;      // |scale of the call| / (cap q_factor)
-  float series[3];  // cap log2(e) tanh(scale s) in powers s, s^3, s^5
-  float square;     // of s, up to which the series serves; -1: nowhere
-  float q_factor;   // with ForwardSm90Config::scales_q what q is multiplied by, a power of two; else 1
+  float scale;          // |scale of the call| / cap
+  float series[3];      // cap tanh(scale s) in powers s, s^3, s^5
+  float end_of_series;  // the largest |s| that it serves; -1: none
 };
 
 inline constexpr int32_t kSeenWords = 4;

@@ -37,7 +37,7 @@ template <class Config>
 constexpr int32_t tile_bytes(const Config& c) {
   return (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.score.element);
 }
-inline constexpr int32_t kPlaceBytes = 512;
+inline constexpr int32_t kQueryTileBytes = 512;
 // Words of 32 keys that hold what a warp sees of a partial tile.
 constexpr int32_t mask_words(const ForwardSm80Config& c) {
   return c.score.mask == MaskLevel::bits ? (c.tile_kv + 31) / 32 : 0;
@@ -50,7 +50,7 @@ constexpr int32_t visible_bytes(const ForwardSm80Config& c) {
   return c.score.mask == MaskLevel::bits ? c.tile_q * 16 : 0;
 }
 constexpr int32_t shared_bytes(const ForwardSm80Config& c) {
-  return tile_bytes(c) + c.tile_q * 8 + seen_bytes(c) + visible_bytes(c) + kPlaceBytes;
+  return tile_bytes(c) + c.tile_q * 8 + seen_bytes(c) + visible_bytes(c) + kQueryTileBytes;
 }
 
 }  // namespace tessella::portable

@@ -26,7 +26,6 @@ struct ScoreConfig {
   bool draft_mask = false;
   bool mask_mod = false;  // the caller's source
   bool softcap = false;
-  int32_t series_terms = 0;  // 2 or 3 of the series that serves a softcap's small scores (device/score/score.hpp), or 0
   bool alibi = false;
   bool bias = false;
   bool bias_is_f32 = false;  // else in the type of q
@@ -49,7 +48,6 @@ constexpr void fields(const ScoreConfig& c, const Visit& visit) {
   visit("draft_mask", c.draft_mask);
   visit("mask_mod", c.mask_mod);
   visit("softcap", c.softcap);
-  visit("series_terms", c.series_terms);
   visit("alibi", c.alibi);
   visit("bias", c.bias);
   visit("bias_is_f32", c.bias_is_f32);

@@ -31,20 +31,6 @@ TEST(EmulatedSm90, HeadDims) {
   }
 }
 
-// Pairs of blocks, two of them; an odd number of tiles of keys and an even one.
-TEST(EmulatedSm90, Pairs) {
-  Case c = base(256, 256);
-  c.batch = 1;
-  c.heads_q = c.heads_kv = 1;
-  c.seqlen_q = 1270;
-  c.seqlen_kv = 1040;
-  expect_right(c);
-  c.seqlen_kv = 1110;
-  c.sink = true;
-  c.scale = -0.1;
-  expect_right(c, 2);
-}
-
 // Sections of a head, and a last one of four.
 TEST(EmulatedSm90, Sections) {
   Case c = base(64, 64);
@@ -161,30 +147,6 @@ TEST(EmulatedSm90, NearKeysFirst) {
   }
 }
 
-// Of two warpgroups: tiles that all rows see whole, between those that end on the left and on the right.
-TEST(EmulatedSm90, WholeTilesFirst) {
-  for (const Case& of : {base(128, 128), base(192, 192), base_of_long(256)}) {
-    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
-             [](Case& c) { c.window_left = 450, c.window_right = 0; },
-             [](Case& c) { c.window_left = 300, c.window_right = 200; }, [](Case& c) { c.window_left = 350; },
-             [](Case& c) { c.chunk = 333; }, [](Case& c) { c.chunk = 400, c.window_right = 0; },
-             [](Case& c) { c.keep_first = 5, c.window_left = 350; },
-             [](Case& c) { c.keep_first = 5, c.window_left = 450; },
-             [](Case& c) { c.page_size = c.head_dim_v <= 192 ? 16 : 0, c.window_left = 300; },
-             [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3, c.window_left = 300; },
-             [](Case& c) { c.leftpad_kv = c.masked_nan = true, c.window_left = 400, c.window_right = 9; },
-             [](Case& c) { c.softcap = c.head_dim_v == 128 ? 20 : 0, c.lse = false, c.window_left = 400; },
-             [](Case& c) { c.dropout = c.head_dim_v == 128 ? 0.2 : 0, c.window_left = 400, c.spread = 8; }}) {
-      Case c = of;
-      c.batch = c.heads_q = c.heads_kv = 1;
-      c.seqlen_q = 400;
-      c.seqlen_kv = 900;
-      change(c);
-      expect_right(c);
-    }
-  }
-}
-
 // Within the lengths and beyond them, with and without turns, beside what changes tiles.
 TEST(EmulatedSm90, ScoreMods) {
   const auto of = [](int64_t head_dim_qk, int64_t head_dim_v) {
@@ -203,18 +165,17 @@ TEST(EmulatedSm90, ScoreMods) {
     for (const int64_t head_dim : {64, 128}) {
       Case c = of(head_dim, head_dim);
       change(c);
-      expect_right(c, 1, Sources::by_distance);
-      if (head_dim == 128) expect_right(c, 1, Sources::any);
+      expect_right(c, 1, Sources::any);
     }
   }
-  for (const uint64_t seed : {2, 3, 4}) expect_right(of(128, 128), seed, Sources::by_distance);
-  expect_right(of(192, 128), 1, Sources::by_distance);
+  for (const uint64_t seed : {2, 3, 4}) expect_right(of(128, 128), seed, Sources::any);
+  expect_right(of(192, 128), 1, Sources::any);
   for (const Change& change : std::vector<Change>{[](Case& c) { c.page_size = 16, c.batch = 2, c.seqlens_kv = true; },
                                                   [](Case& c) { c.dense = "bhqk", c.masked_nan = true; },
                                                   [](Case& c) { c.batch_invariant = true; }}) {
     Case c = of(128, 128);
     change(c);
-    expect_right(c, 1, Sources::by_distance);
+    expect_right(c, 1, Sources::any);
   }
 }
 

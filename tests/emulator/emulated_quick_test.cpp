@@ -90,13 +90,15 @@ TEST(EmulatedQuick, NegativeScale) {
   }
 }
 
-// Products with a panel of ones.
-TEST(EmulatedQuick, SumsByProduct) {
-  Case c = small(128);
-  c.max_seqlen = 8192;
-  c.softcap = 30;
-  c.lse = false;
-  expect_right(c);
+// By its series, by tanh, and by both in one query tile.
+TEST(EmulatedQuick, Softcap) {
+  for (const double spread : {0.5, 2.0, 40.0}) {
+    Case c = small(128);
+    c.seqlen_kv = 600;
+    c.softcap = 30;
+    c.spread = spread;
+    expect_right(c);
+  }
 }
 
 }  // namespace

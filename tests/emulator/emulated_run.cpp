@@ -52,12 +52,9 @@ struct SourceArrays {
   }
 };
 
-void set_sources(AttentionArguments& p, Sources sources) {
+void set_sources(AttentionArguments& p) {
   if (p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::mask_mod;
-  if (p.features.has(core::Feature::alibi)) {
-    p.features |= core::Feature::score_mod;
-    if (sources == Sources::by_distance) p.score_mod = "q_minus_k";
-  }
+  if (p.features.has(core::Feature::alibi)) p.features |= core::Feature::score_mod;
   p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
 }
 
@@ -105,7 +102,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   std::optional<SourceArrays> arrays;
   if (sources != Sources::none) {
     arrays.emplace(p);
-    set_sources(p, sources);
+    set_sources(p);
     core::derive_mask_shape(p);
   }
   p.num_splits = gpu.num_splits;

@@ -16,9 +16,8 @@ namespace tessella::tests {
 
 using MakeRecipe = cuda::Recipe (*)(const core::Shape& bounds, const cuda::DeviceInfo& device);
 
-// Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head; by_distance:
-// compiled as one that asks for q_minus_k.
-enum class Sources { none, any, by_distance };
+// Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head.
+enum class Sources { none, any };
 
 // Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
 // is wrong.

@@ -137,7 +137,7 @@ TEST(Emulator, ABlockThatEndsTooEarlyIsAnError) {
             const uint32_t barrier = device::ptx::shared_address(device::ptx::dynamic_shared());
             if (threadIdx.x == 0) init_barrier(barrier, 1);
             sync_cluster();
-            if (threadIdx.x == 0) device::ptx::arrive_at(1 - block, barrier);
+            if (threadIdx.x == 0) arrive(address_in(1 - block, barrier), 0);
             if (stays) wait(barrier, 0);
           },
           2);

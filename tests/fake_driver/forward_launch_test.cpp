@@ -195,43 +195,6 @@ TEST_F(ForwardLaunch, HoppersBlocksStay) {
   });
 }
 
-// Pairs load half a tile each and take two tiles of queries; a run of the same plan with an odd number of tiles, or of
-// few, goes without.
-TEST_F(ForwardLaunch, PairsOfBlocksAreResidentTogether) {
-  in_child(sizeof(portable::ForwardSm90Params), [] {
-    const core::Kernel& kernel = named("cuda.forward_sm90");
-    AttentionArguments p = problem();
-    p.head_dim_qk = p.head_dim_v = 256;
-    p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = 10 * 128;
-    const core::Plan plan = planned(kernel, p);
-    uint32_t counter = 0;
-    for (const auto& [batch, seqlen_q, blocks, pairs] :
-         {std::tuple{2, 1280, 96u, true}, {1, 1280, 80u, true}, {1, 1100, 72u, false}, {1, 768, 48u, false}}) {
-      p.batch = batch;
-      p.seqlen_q = p.total_q = seqlen_q;
-      fake_driver()->tensor_maps.clear();
-      kernel.run(&p, plan, {&counter, nullptr}, nullptr);
-      EXPECT_EQ(fake_driver()->launches.back().gridDimX, blocks);
-      ASSERT_EQ(fake_driver()->attributes.size(), pairs ? 1u : 0u) << seqlen_q;
-      if (pairs) {
-        EXPECT_EQ(fake_driver()->attributes[0].value.clusterDim.x, 2u);
-      }
-      EXPECT_EQ(fake_driver()->tensor_maps.at(1).box[1], pairs ? 40u : 80u);
-    }
-    p.seqlen_q = p.total_q = 1280;
-    EXPECT_NE(kernel.describe(p, 1).find("an even number of tiles of queries in pairs of blocks"), std::string::npos);
-    for (const core::Features alone :
-         {core::Features(Feature::window), core::Features(Feature::softcap), core::Features(Feature::packed_q),
-          core::Features(Feature::document), core::Features(Feature::seqlens_q), core::Features(Feature::seqlens_kv)}) {
-      AttentionArguments other = p;
-      other.features = alone;
-      EXPECT_FALSE(cuda::in_pairs(cuda::forward_sm90_config(other), other));
-    }
-    p.num_sms = 20;
-    EXPECT_FALSE(cuda::in_pairs(cuda::forward_sm90_config(p), p));
-  });
-}
-
 TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
   in_child(kAnyParams, [] {
     const core::Kernel& kernel = named("cuda.forward_sm90");

@@ -32,8 +32,9 @@ class GpuApi : public testing::Test {
   }
 
   // The sentence of tessella_forward, which must fail.
-  static std::string error_of_call(const tessella_forward_args& args, const tessella_attention_options& options) {
-    return tessella_forward(&args, &options, nullptr) == TESSELLA_OK ? "accepted" : tessella_last_error();
+  static std::string error_of_call(const tessella_forward_args& args, const tessella_attention_options& options,
+                                   void* stream = nullptr) {
+    return tessella_forward(&args, &options, stream) == TESSELLA_OK ? "accepted" : tessella_last_error();
   }
   static void expect_error(const tessella_forward_args& args, const tessella_attention_options& options,
                            const std::string& message) {
@@ -139,7 +140,7 @@ TEST_F(GpuApi, CheckedValuesAreErrorsAsOnTheCpu) {
     const tessella_forward_args args = twin.args(call.args(), true);
     tessella_attention_options options = call.options();
     options.check_device_values = 1;
-    const std::string on_gpu = error_of_call(args, options);
+    const std::string on_gpu = error_of_call(args, options, twin.stream());  // behind the copies to the GPU
     EXPECT_EQ(on_gpu.rfind(std::string("forward: ") + spoil.name + "[", 0), 0u) << on_gpu;
     // A sequence may be longer than its tensor there: the bound is held first.
     if (std::string(spoil.name) != "cu_seqlens_kv") {
@@ -158,7 +159,7 @@ TEST_F(GpuApi, TheEnvironmentAsksForValuesToBeChecked) {
   for (const auto& [value, begins] : {std::pair{"1", "forward: cu_seqlens_q[0]"},
                                       std::pair{"yes", "TESSELLA_CHECK_DEVICE_VALUES is 'yes', expected 0 or 1"}}) {
     ASSERT_EQ(::setenv(kName, value, 1), 0);
-    const std::string message = error_of_call(args, call.options());
+    const std::string message = error_of_call(args, call.options(), twin.stream());
     EXPECT_EQ(message.rfind(begins, 0), 0u) << message;
   }
   ::unsetenv(kName);
@@ -171,7 +172,7 @@ TEST_F(GpuApi, ABoundOfPackedLengthsIsHeld) {
   tessella_attention_options options = call.options();
   options.check_device_values = 1;
   options.max_seqlen_q = 2;
-  const std::string message = error_of_call(args, options);
+  const std::string message = error_of_call(args, options, twin.stream());
   EXPECT_EQ(message.rfind("forward: cu_seqlens_q[", 0), 0u) << message;
   EXPECT_NE(message.find("the bound of lengths"), std::string::npos) << message;
 }

@@ -232,17 +232,17 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                {192, 192, 4096}, {256, 256, 4096}, {256, 256, 1024}, {64, 128, 4096},  {128, 64, 4096}};
   for (size_t set = 0; set < std::size(sets); ++set) {
     for (size_t dims = 0; dims < std::size(kDims); ++dims) {
-      // Plain, with a mask, with a softcap's two terms, with ALiBi and with a score_mod: every size. Every other
-      // feature at one, a mask_mod and what lies beside a score_mod at 128 too.
+      // Plain, with a mask, with a softcap, with ALiBi and with a score_mod: every size. Every other feature at one, a
+      // mask_mod and what lies beside a score_mod at 128 too.
       const auto is_alone = [&](Feature of) { return sets[set].features == of && !sets[set].batch_invariant; };
       const bool is_score = sets[set].features == Feature::score_mod;
       const bool has_source = sets[set].features.has(Feature::score_mod) || sets[set].features.has(Feature::mask_mod);
-      const bool has_two_terms = is_alone(Feature::softcap);
-      const bool is_wanted = set < 2 || has_two_terms || is_alone(Feature::alibi) || is_score ||
+      const bool has_softcap = is_alone(Feature::softcap);
+      const bool is_wanted = set < 2 || has_softcap || is_alone(Feature::alibi) || is_score ||
                              dims == set % std::size(kDims) || (has_source && dims == 2);
       if (!g_full && !is_wanted) continue;
       AttentionArguments p = sm90_problem(kDims[dims].qk, kDims[dims].v, kDims[dims].seqlen_kv,
-                                          dims == 1 && !has_two_terms ? DType::f16 : DType::bf16);
+                                          dims == 1 && !has_softcap ? DType::f16 : DType::bf16);
       p.features = sets[set].features;
       p.batch_invariant = sets[set].batch_invariant;
       p.bias_dtype = sets[set].bias_dtype == DType::none ? p.dtype() : sets[set].bias_dtype;
@@ -255,11 +255,6 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       expect_lean(store, p, "score by positions");
     }
   }
-  // Pairs of blocks.
-  const AttentionArguments p = sm90_problem(256, 256, 4096, DType::bf16);
-  const Recipe recipe = forward_sm90_recipe(p, typical_device(90));
-  ASSERT_TRUE(std::ranges::any_of(recipe.steps, [](const Step& step) { return step.cluster > 1; }));
-  expect_lean(store, p, "in pairs");
 }
 
 // The same call of backward, with all gradients that it has.

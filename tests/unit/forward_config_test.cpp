@@ -92,7 +92,7 @@ TEST(Configs, FieldsNameEveryMember) {
   expect_all_fields<ForwardSm80Config>();
   expect_all_fields<ForwardSm90Config>();
   expect_all_fields<portable::LadderConfig>();
-  EXPECT_EQ(num_members<portable::ScoreConfig>(), 15);
+  EXPECT_EQ(num_members<portable::ScoreConfig>(), 14);
   struct Three {
     int first;
     portable::ScoreConfig second;
@@ -104,22 +104,12 @@ TEST(Configs, FieldsNameEveryMember) {
 TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
   portable::ClassifyConfig c{.masks = {.mask = MaskLevel::bits, .mask_mod = true}, .tile_q = 128, .tile_kv = 64};
   c.masks.element = Element::f16;
-  EXPECT_EQ(
-      expression("classify_tiles", "ClassifyConfig", c),
-      "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.element = "
-      "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
-      ".dense_mask = false, .block_map = false, .draft_mask = false, .mask_mod = true, .softcap = false, "
-      ".series_terms = 0, .alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
-      ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
-}
-
-TEST(ForwardSm80Config, ScoreModsByDistanceAreKernelsOfTheirOwnOnHopper) {
-  AttentionArguments p = problem(DType::bf16, 128, 128, Feature::score_mod);
-  p.score_mod = "return score - fabsf(q_minus_k);";
-  EXPECT_TRUE(forward_sm90_config(p).by_distance);
-  p.score_mod = "return score - q_minus_kappa;";
-  EXPECT_FALSE(forward_sm90_config(p).by_distance);
-  EXPECT_FALSE(forward_sm90_config(problem(DType::bf16, 128, 128)).by_distance);
+  EXPECT_EQ(expression("classify_tiles", "ClassifyConfig", c),
+            "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.element = "
+            "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
+            ".dense_mask = false, .block_map = false, .draft_mask = false, .mask_mod = true, .softcap = false, "
+            ".alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
+            ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
 }
 
 TEST(ForwardSm80Config, AScoreModAloneMayHaveLongerTiles) {
@@ -133,27 +123,6 @@ TEST(ForwardSm80Config, AScoreModAloneMayHaveLongerTiles) {
   EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 128, 128, Feature::score_mod | Feature::bias)), 90));
   EXPECT_FALSE(for_small_source(config(problem(DType::f32, 128, 128, Feature::score_mod)), 90));
   EXPECT_FALSE(for_small_source(config(problem(DType::bf16, 64, 64, Feature::score_mod)), 90));
-}
-
-TEST(ForwardSm80Config, ASoftcapsSeriesHasTwoTermsWherePAloneIsWanted) {
-  const auto has_two = [](DType dtype, int64_t head_dim, core::Features features) {
-    return config(problem(dtype, head_dim, head_dim, features)).score.series_terms == 2;
-  };
-  EXPECT_TRUE(has_two(DType::bf16, 64, Feature::softcap));
-  EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::lse));
-  EXPECT_FALSE(has_two(DType::bf16, 64, Feature::softcap | Feature::alibi)) << "no series";
-  EXPECT_FALSE(has_two(DType::bf16, 64, {}));
-  EXPECT_FALSE(has_two(DType::f16, 64, Feature::softcap)) << "P has more bits";
-  // The other kernel scales queries with it.
-  for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
-    for (const core::Features beside :
-         {core::Features(), core::Features(Feature::lse), core::Features(Feature::dropout)}) {
-      const ForwardSm90Config c =
-          forward_sm90_config(problem(DType::bf16, head_dim, head_dim, beside | Feature::softcap));
-      EXPECT_EQ(c.score.series_terms == 2, beside != Feature::lse && !(beside == Feature::dropout && head_dim == 256));
-      EXPECT_EQ(c.scales_q, c.score.series_terms == 2);
-    }
-  }
 }
 
 TEST(ForwardSm80Config, EveryCallFitsEveryGpu) {
@@ -285,8 +254,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
   EXPECT_EQ(tile_q(1792, -1, 0), 128);
   EXPECT_EQ(tile_q(16384, 1024, 0), 128) << "of 16384 keys 1025 are seen";
   EXPECT_EQ(tile_q(16384, 8191, 0), 192);
-  EXPECT_EQ(tile_q(8192, -1, -1, Feature::softcap), 192) << "of two terms";
-  for (const core::Features features : {Feature::softcap | Feature::lse, core::Features(Feature::paged_kv),
+  for (const core::Features features : {core::Features(Feature::softcap), core::Features(Feature::paged_kv),
                                         core::Features(Feature::mask_mod), core::Features(Feature::alibi)}) {
     EXPECT_EQ(tile_q(16384, -1, 0, features), 128);
   }
@@ -355,15 +323,15 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
             EXPECT_EQ(c.tile_kv, 112) << "with 128 keys the assembler spills";
           }
           EXPECT_LE(layout.bytes, portable::kHopperSharedBytes);
-          EXPECT_GE(std::min({layout.k_stages, layout.v_stages, layout.item_slots}), 2);
+          EXPECT_GE(std::min({layout.k_stages, layout.v_stages, layout.query_tile_slots}), 2);
           EXPECT_GE(layout.q_slots, 1);
           // Tiles start where the swizzle does, and barriers fit behind them.
           EXPECT_EQ((layout.q_bytes | layout.k_at | layout.k_bytes | layout.v_at | layout.v_bytes) % 1024, 0);
           const int32_t warpgroups = c.tile_q / portable::kWarpgroupRows;
           EXPECT_EQ(layout.barriers_at % 8, 0);
-          EXPECT_EQ(layout.notes_at % portable::kNoteBytes, 0);
+          EXPECT_EQ(layout.summaries_at % portable::kSummaryBytes, 0);
           EXPECT_LE(portable::kBarrierBytes *
-                        (3 * layout.item_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
+                        (3 * layout.query_tile_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
                     layout.bytes - layout.barriers_at);
         }
       }

@@ -96,13 +96,13 @@ struct BackwardSm80 : BlockBackward<C> {
     const int row = FragmentS::row(warp) + lane / 4, column = FragmentS::column(warp) + lane % 4 * 2;
     Block::template gradients<IsMasked>(
         products, d_probs, gradient, visit.head_idx, visit.tile, visit.has_elements, stage,
-        [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& corner) {
+        [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& origin) {
           const int key = row + m * 16 + r * 8, query = column + j * 8;
           store_pair(Block::s_probs(), key, query, first.prob, second.prob);
           store_pair(Block::s_d_products(), key, query, first.d_product, second.d_product);
           if constexpr (C.score.alibi) {
-            slope -= first.d_unmodified * gradient.distance(corner, j * 8, m * 16 + r * 8);
-            slope -= second.d_unmodified * gradient.distance(corner, j * 8 + 1, m * 16 + r * 8);
+            slope -= first.d_unmodified * gradient.distance(origin, j * 8, m * 16 + r * 8);
+            slope -= second.d_unmodified * gradient.distance(origin, j * 8 + 1, m * 16 + r * 8);
           }
         });
   }

@@ -10,7 +10,7 @@
 //     out = o / sum, lse = max + ln(sum)
 //
 // k is copied asynchronously while o += p v runs, v while s = q k^T and the softmax run. Registers hold o, the scores
-// and little else: what the loop over keys needs now and then (lengths, limits, the tile's place) is read from
+// and little else: what the loop over keys needs now and then (lengths, limits, the query tile) is read from
 // shared memory where it is needed.
 #pragma once
 
@@ -20,6 +20,7 @@
 #include "cuda/device/score/dropout.hpp"
 #include "cuda/device/score/mask.hpp"
 #include "cuda/device/score/score.hpp"
+#include "cuda/device/score/softcap.hpp"
 #include "cuda/device/score/softmax.hpp"
 #include "cuda/device/tile/multiply.hpp"
 #include "cuda/device/tile/output.hpp"
@@ -30,7 +31,7 @@ template <ForwardSm80Config C>
 struct ForwardSm80 : BlockSm80<C> {
   using Block = BlockSm80<C>;
   using Block::Block;
-  using Block::p, Block::place, Block::s_q, Block::thread, Block::lane, Block::warp_row, Block::s_k, Block::s_v,
+  using Block::p, Block::query_tile, Block::s_q, Block::thread, Block::lane, Block::warp_row, Block::s_k, Block::s_v,
       Block::first_q, Block::query, Block::bounds, Block::warp_tiles, Block::kRowsOfWarp, Block::kMBlocks,
       Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual,
       Block::kIsSmallSource;
@@ -55,34 +56,17 @@ struct ForwardSm80 : BlockSm80<C> {
     multiply_qk<C.score.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
-  __device__ Score score_of_place() const {
-    return Score(p, place.sequence, place.work.batch_idx, place.work.head_idx);
+  __device__ Score score_of_tile() const {
+    return Score(p, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx);
   }
   // True if the tile's keys and all of the warp's queries are the sequence's.
   __device__ bool is_within(const Score& score, int32_t tile) const {
     return score.are_within(first_q() + warp_row, kRowsOfWarp, tile * C.tile_kv, C.tile_kv);
   }
-  // Products of a softcap alone become exponents of 2 by its series. False, in all lanes alike, if it does not serve.
-  __device__ __forceinline__ static bool cap_by_series(Scores& s, const Score& score) {
-    const auto exponent = score.exponent(true);
-    float square = 0;
-#pragma unroll
-    for (int m = 0; m < kMBlocks; ++m) {
-#pragma unroll
-      for (int j = 0; j < kBlocks; j += 2) {
-        square = Score::square_max_16(s[m], j, square);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) s[m][j + i / 4][i % 4] = exponent(s[m][j + i / 4][i % 4]);
-      }
-      ptx::keep_in_place(s[m]);  // not behind the vote, with a square for each kept until then
-    }
-    return __all_sync(kAllLanes, score.series_serves(square));
-  }
-
   // IsWithin: what is_within() says; false serves as well.
   template <bool IsWithin>
   __device__ __forceinline__ void modify_each(Scores& s, const Score& score, int32_t tile) const {
-    const typename Score::Corner corner = score.corner(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
+    const typename Score::Origin origin = score.origin(query(0, 0), tile * C.tile_kv + lane % 4 * 2);
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -91,7 +75,7 @@ struct ForwardSm80 : BlockSm80<C> {
         for (int i = 0; i < 4; ++i) {
           const int32_t row = m * 16 + i / 2 * 8, column = j * 8 + i % 2;
           s[m][j][i] =
-              score.template value<IsWithin>(s[m][j][i], corner, row, column, Score::q_minus_k(corner, row - column));
+              score.template value<IsWithin>(s[m][j][i], origin, row, column, Score::q_minus_k(origin, row - column));
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
@@ -101,10 +85,9 @@ struct ForwardSm80 : BlockSm80<C> {
   // Softcap, bias, ALiBi and the caller's score modification.
   __device__ __forceinline__ void modify(Scores& s, const Score& score, int32_t tile) const {
     if constexpr (Score::kHasSeries) {
-#pragma unroll
-      for (int m = 0; m < kMBlocks; ++m) cap(score, s[m]);
+      cap(score, s);
     } else if constexpr (kIsSmallSource) {
-      const Score of_tile = score_of_place();  // not the loop's: a register less
+      const Score of_tile = score_of_tile();  // not the loop's: a register less
       if (!C.score.batch_invariant && is_within(of_tile, tile)) {
         modify_each<true>(s, of_tile, tile);
       } else {
@@ -136,9 +119,9 @@ struct ForwardSm80 : BlockSm80<C> {
         const int32_t row = query(m, r);
         visible[r] =
             is_full ? ~0u : columns_in<C.tile_kv>(bounds(row - first_q()), tile * C.tile_kv, p.keep_first, lane);
-        if (row >= place.sequence.len_q) visible[r] = 0;
+        if (row >= query_tile.sequence.len_q) visible[r] = 0;
       }
-      hide_by_elements<C.score, C.tile_kv>(p, place.sequence, place.work.batch_idx, place.work.head_idx,
+      hide_by_elements<C.score, C.tile_kv>(p, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx,
                                            query(m, 0) - lane / 4, tile * C.tile_kv, visible);
       ptx::store_words(s_visible(m), visible[0], visible[1]);
       any |= visible[0] | visible[1];
@@ -166,7 +149,7 @@ struct ForwardSm80 : BlockSm80<C> {
   // Zeroes what dropout takes from block columns j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(Scores& s, int32_t tile, int j) const {
     const portable::Dropout dropout = dropout_of(p);
-    const uint64_t head_idx = dropout_head(p, place.work);
+    const uint64_t head_idx = dropout_head(p, query_tile.work);
     int32_t first_row = warp_row;
     ptx::forget(first_row);  // kept from one 16 keys to the next, what follows from it took registers that 128 lacks
 #pragma unroll
@@ -199,7 +182,7 @@ struct ForwardSm80 : BlockSm80<C> {
   }
 
   __device__ Output<C.score, kRowsOfWarp, C.head_dim_v> output() const {
-    return {p, place.work, place.sequence, first_q() + warp_row, lane};
+    return {p, query_tile.work, query_tile.sequence, first_q() + warp_row, lane};
   }
 };
 
@@ -210,9 +193,9 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   using Score = typename Block::Score;
   extern __shared__ __align__(128) char shared[];
   const Block block(p, shared);
-  const auto& place = block.place;
+  const auto& query_tile = block.query_tile;
   typename Block::Visited visited;
-  int32_t tile = block.find_place(visited);
+  int32_t tile = block.find_query_tile(visited);
   if (tile < 0) return;
   __syncthreads();
   if (C.score.element == Element::f32 || p.scale < 0) {
@@ -221,17 +204,11 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     prepare_q<C.score.element, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
   }
 
-  const Score score = block.score_of_place();
+  const Score score = block.score_of_tile();
   const float scale_log2 = score.scale_log2();
   float o[Block::kMBlocks][Block::kBlocksV][4] = {};
   RowState rows[Block::kMBlocks];
   bool is_large = false;
-  bool has_series = Score::kHasSeries && score.may_use_series(place.least_keys);  // and it has served so far
-  if (has_series) {
-#pragma unroll
-    for (int m = 0; m < Block::kMBlocks; ++m) rows[m].max[0] = rows[m].max[1] = 0;
-  }
-
   const auto rescale = [&](int m, const float(&factor)[2]) {
 #pragma unroll
     for (int j = 0; j < Block::kBlocksV; ++j) {
@@ -242,7 +219,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
 
   const auto kept_source = block.key_source();
   const auto source = [&] { return Block::kKeepsSource ? kept_source : block.key_source(); };
-  const int32_t end = place.tiles.end;
+  const int32_t end = query_tile.tiles.end;
   const int32_t full_begin = block.warp_tiles().full_begin, full_end = block.warp_tiles().full_end;
   while (tile < end) {
     ptx::wait_copies<0>();
@@ -261,29 +238,18 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     typename Block::Scores s;
     if (sees) {
-      // Once; twice where the softcap's series turns out not to serve, for then products are needed again.
-      for (bool is_first = true;; is_first = false) {
-        block.scores(s, [&] {
-          if (is_first) load_v();
-        });
-        if (!has_series || block.cap_by_series(s, score)) break;
-        has_series = false;
-        take_max_of_sums(
-            rows, [&](int m, int r) { return row_sum(rows[m].sum[r]); }, rescale);
-      }
-      if (!has_series) block.modify(s, score, tile);
+      block.scores(s, load_v);
+      block.modify(s, score, tile);
       if (!is_full && !has_bits) block.mask(s, tile);
       if constexpr (C.score.mask == MaskLevel::bits) {
         if (has_bits) block.hide_invisible(s);
       }
-      if (!has_series) {
-        float max[Block::kMBlocks][2];
-        find_max(s, max);
-        // In fp32 a maximum that is rounded when it is scaled shows, unless scores are products, rounded at their size.
-        constexpr bool kSubtractsMax = C.score.element == Element::f32 && !Score::kAreProducts;
-        update_max<C.score.batch_invariant, kSubtractsMax>(max, rows, scale_log2, kLag, is_large, rescale);
-        if (Score::kHasSeries || is_large) subtract_max(s, rows);
-      }
+      float max[Block::kMBlocks][2];
+      find_max(s, max);
+      // In fp32 a maximum that is rounded when it is scaled shows, unless scores are products, rounded at their size.
+      constexpr bool kSubtractsMax = C.score.element == Element::f32 && !Score::kAreProducts;
+      update_max<C.score.batch_invariant, kSubtractsMax>(max, rows, scale_log2, kLag, is_large, rescale);
+      if (is_large) subtract_max(s, rows);
     } else {
       load_v();
     }
@@ -292,7 +258,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     const int32_t next = block.after(visited, tile);
     const auto load_k = [&] {
       const auto from = source();
-      if (next < end) block.load_k(from.k, place.work, place.sequence, from.len_kv, next);
+      if (next < end) block.load_k(from.k, query_tile.work, query_tile.sequence, from.len_kv, next);
       ptx::commit_copies();
     };
     if constexpr (C.score.mask == MaskLevel::bits) {
@@ -300,14 +266,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
     }
     if (sees) {
       multiply_pv<C.score.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
-        exponentiate<Score::kHasSeries>(s, rows, scale_log2, is_large, j, j + 2);
-        if constexpr (Score::kRoundsSums) {
-#pragma unroll
-          for (int m = 0; m < Block::kMBlocks; ++m) {
-            round_block<C.score.element>(s[m][j], rows[m].rounded);
-            round_block<C.score.element>(s[m][j + 1], rows[m].rounded);
-          }
-        }
+        exponentiate(s, rows, scale_log2, is_large, j, j + 2);
         if constexpr (C.score.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();
       });

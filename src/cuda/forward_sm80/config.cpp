@@ -108,7 +108,6 @@ ForwardSm80Config forward_sm80_config(const core::AttentionShape& p, const Devic
   for (const Shape& shape : kShapes) {
     const int64_t num_slices = (p.head_dim_v + shape.max_slice - 1) / shape.max_slice;
     c.head_dim_v = padded((p.head_dim_v + num_slices - 1) / num_slices);
-    c.score.series_terms = series_terms(c.score, p, c.head_dim_v);
     c.tile_q = shape.tile_q;
     c.num_warps = shape.num_warps;
     for (const int32_t tile_kv : {128, 96, 64, 48, 32, 16}) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cuda/compile/expression.hpp"
-#include "cuda/compile/user_source.hpp"
 #include "cuda/launch/score_config.hpp"
 
 namespace tessella::cuda {
@@ -29,23 +28,22 @@ enum Need : uint32_t {
   kBiasF32 = 1u << 3,
   kSeveralMasks = 1u << 4,
   kOneMask = 1u << 5,
-  kAlibiOrMod = 1u << 6,   // ALiBi or a score modification
-  kFullSoftcap = 1u << 7,  // any softcap but that of two terms
-  kFewKeys = 1u << 8,      // or a call whose tiles no length may choose
-  kLongRows = 1u << 9,     // in a call that computes nothing beside the softmax but a softcap's two terms
+  kAlibiOrMod = 1u << 6,  // ALiBi or a score modification
+  kSoftcap = 1u << 7,
+  kFewKeys = 1u << 8,   // or a call whose tiles no length may choose
+  kLongRows = 1u << 9,  // in a call that computes nothing beside the softmax
 };
 
 uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
   const portable::ScoreConfig& score = c.score;
   const int masks = num_masks(score);
   const bool has_heavy = score.bias || score.dropout;
-  const bool has_full_softcap = score.softcap && !c.scales_q;
   const bool has_alibi_or_mod = score.alibi || score.score_mod;
   // Found by measuring (docs/lab/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a
   // length decides here must be the same for all that round to the same. Rows are long later where all are equally
   // long: fewer items leave more blocks idle at the end.
   constexpr int64_t kFew = 1024, kLong = 7168, kLongWhereRowsGrow = 1792;
-  const bool is_light = !has_full_softcap && !has_alibi_or_mod && !has_heavy && masks == 0 && !c.paged;
+  const bool is_light = !score.softcap && !has_alibi_or_mod && !has_heavy && masks == 0 && !c.paged;
   const bool is_long = std::min(p.seqlen_q, p.most_keys()) > (p.rows_grow ? kLongWhereRowsGrow : kLong);
   uint32_t all = 0;
   const auto add = [&](Need need, bool has) {
@@ -58,7 +56,7 @@ uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
   add(kSeveralMasks, masks > 1);
   add(kOneMask, masks == 1);
   add(kAlibiOrMod, has_alibi_or_mod);
-  add(kFullSoftcap, has_full_softcap);
+  add(kSoftcap, score.softcap);
   add(kFewKeys, p.seqlen_kv <= kFew || score.batch_invariant);
   add(kLongRows, is_light && is_long && !score.batch_invariant);
   return all;
@@ -74,30 +72,30 @@ struct Row {
   int32_t tile_q, tile_kv;
 };
 constexpr Row kRows[] = {
-    {256, 256, kMixed, 128, 64},                                         // registers
-    {96, 96, kBiasAndDropout | kBiasF32, 192, 64},                       // registers
-    {256, 256, kBiasAndDropout, 128, 64},                                // registers
-    {64, 64, kBiasOrDropout, 192, 80},                                   // registers
-    {64, 64, kSeveralMasks, 128, 128},                                   // registers
-    {64, 64, kOneMask | kAlibiOrMod, 192, 112},                          // registers
-    {64, 64, 0, 192, 128},                                               // a bit for each of a lane's keys
-    {96, 96, kBiasOrDropout, 192, 80},                                   // registers
-    {96, 96, kSeveralMasks, 128, 96},                                    // registers
-    {96, 96, 0, 192, 96},                                                // registers
-    {192, 96, kBiasOrDropout, 128, 80},                                  // registers
-    {192, 96, 0, 128, 112},                                              // registers
-    {192, 128, kBiasOrDropout, 128, 112},                                // registers
-    {96, 128, kSeveralMasks, 128, 112},                                  // registers
-    {96, 128, 0, 128, 128},                                              // a bit for each of a lane's keys
-    {128, 128, kLongRows, 192, 80},                                      // measured; keys: registers
-    {192, 128, 0, 128, 128},                                             // a bit for each of a lane's keys
-    {192, 192, kBiasOrDropout, 128, 80},                                 // registers
-    {192, 192, 0, 128, 112},                                             // registers
-    {256, 256, kBiasOrDropout | kSeveralMasks | kFullSoftcap, 128, 64},  // registers
-    {256, 256, kFewKeys, 128, 64},                                       // measured: a longer last tile is hardly used
-    {256, 96, 0, 128, 80},                                               // registers
-    {256, 128, 0, 128, 96},                                              // shared memory
-    {256, 256, 0, 128, 80},                                              // shared memory
+    {256, 256, kMixed, 128, 64},                                     // registers
+    {96, 96, kBiasAndDropout | kBiasF32, 192, 64},                   // registers
+    {256, 256, kBiasAndDropout, 128, 64},                            // registers
+    {64, 64, kBiasOrDropout, 192, 80},                               // registers
+    {64, 64, kSeveralMasks, 128, 128},                               // registers
+    {64, 64, kOneMask | kAlibiOrMod | kSoftcap, 192, 112},           // registers
+    {64, 64, 0, 192, 128},                                           // a bit for each of a lane's keys
+    {96, 96, kBiasOrDropout, 192, 80},                               // registers
+    {96, 96, kSeveralMasks, 128, 96},                                // registers
+    {96, 96, 0, 192, 96},                                            // registers
+    {192, 96, kBiasOrDropout, 128, 80},                              // registers
+    {192, 96, 0, 128, 112},                                          // registers
+    {192, 128, kBiasOrDropout, 128, 112},                            // registers
+    {96, 128, kSeveralMasks, 128, 112},                              // registers
+    {96, 128, 0, 128, 128},                                          // a bit for each of a lane's keys
+    {128, 128, kLongRows, 192, 80},                                  // measured; keys: registers
+    {192, 128, 0, 128, 128},                                         // a bit for each of a lane's keys
+    {192, 192, kBiasOrDropout, 128, 80},                             // registers
+    {192, 192, 0, 128, 112},                                         // registers
+    {256, 256, kBiasOrDropout | kSeveralMasks | kSoftcap, 128, 64},  // registers
+    {256, 256, kFewKeys, 128, 64},                                   // measured: a longer last tile is hardly used
+    {256, 96, 0, 128, 80},                                           // registers
+    {256, 128, 0, 128, 96},                                          // shared memory
+    {256, 256, 0, 128, 80},                                          // shared memory
 };
 
 }  // namespace
@@ -106,11 +104,7 @@ ForwardSm90Config forward_sm90_config(const AttentionShape& p) {
   ForwardSm90Config c{.score = score_config(p),
                       .head_dim_qk = padded(p.head_dim_qk),
                       .head_dim_v = padded(p.head_dim_v),
-                      .paged = p.features.has(Feature::paged_kv),
-                      .by_distance = p.features.has(Feature::score_mod) && may_mention(p.score_mod, "q_minus_k")};
-  c.score.series_terms = series_terms(c.score, p, c.head_dim_v);
-  // Masks make scores -inf before a softcap's series, which of two terms wants squares that saturate.
-  c.scales_q = c.score.series_terms == 2;
+                      .paged = p.features.has(Feature::paged_kv)};
   const uint32_t has = needs(c, p);
   const Row& row = *std::ranges::find_if(kRows, [&](const Row& of) {
     return c.head_dim_qk <= of.head_dim_qk && c.head_dim_v <= of.head_dim_v && (of.needs == 0 || (of.needs & has) != 0);
@@ -118,19 +112,6 @@ ForwardSm90Config forward_sm90_config(const AttentionShape& p) {
   c.tile_q = row.tile_q;
   c.tile_kv = row.tile_kv;
   return c;
-}
-
-std::optional<ForwardSm90Config> in_pairs(const ForwardSm90Config& config, const AttentionShape& p) {
-  const int64_t tiles = (p.seqlen_q + config.tile_q - 1) / config.tile_q;
-  const bool all_see_the_same = p.features.without(Feature::sink | Feature::lse).empty();
-  // Found by measuring (docs/lab/forward_sm90.md). Tiles of 64 keys are those of rows of few, which each warpgroup may
-  // leave out for itself.
-  const bool is_long = tiles >= 8 && config.tile_kv > 64;
-  const bool is_widest = config.head_dim_qk == 256 && config.head_dim_v == 256;
-  if (!is_widest || !all_see_the_same || !is_long || p.num_sms != 0) return std::nullopt;
-  ForwardSm90Config paired = config;
-  paired.cluster = 2;
-  return paired;
 }
 
 Program forward_sm90_program(const ForwardSm90Config& config, const std::string& user_source) {

@@ -2,7 +2,6 @@
 // and features. Never of batch; of lengths and windows in wide heads, unless the call is batch_invariant.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "core/shape.hpp"
@@ -12,10 +11,6 @@
 namespace tessella::cuda {
 
 portable::ForwardSm90Config forward_sm90_config(const core::AttentionShape& shape);
-// The same with pairs of blocks that take two tiles of queries side by side, each loading half of the keys for both:
-// where all tiles see as many keys, each head's the same, and are many. For calls whose tiles are even in number.
-std::optional<portable::ForwardSm90Config> in_pairs(const portable::ForwardSm90Config& config,
-                                                    const core::AttentionShape& shape);
 
 Program forward_sm90_program(const portable::ForwardSm90Config& config, const std::string& user_source);
 

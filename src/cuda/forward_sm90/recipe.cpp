@@ -48,21 +48,13 @@ std::string ineligible(const core::AttentionShape& p, const ForwardSm90Config& c
   return too_large(p, config);
 }
 
-std::string description(const core::AttentionShape& p, const ForwardSm90Config& c) {
+std::string description(const ForwardSm90Config& c) {
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
   return message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.tile_q / portable::kWarpgroupRows,
                  " warpgroups that multiply, head dims as "
                  "compiled ",
                  c.head_dim_qk, " and ", c.head_dim_v, ", ", layout.q_slots, " slots of q, ", layout.k_stages,
-                 " stages of k and ", layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory",
-                 in_pairs(c, p) ? ", an even number of tiles of queries in pairs of blocks" : "");
-}
-
-// Whether a call's tiles are taken in pairs. A plan whose calls may be has a kernel for those that are and one for the
-// others.
-bool takes_pairs(const core::AttentionShape& p, const ForwardSm90Config& config, const TileMap& map,
-                 const Concurrency& at_once) {
-  return at_once.holds_clusters && map.tiles_q % 2 == 0 && in_pairs(config, p).has_value();
+                 " stages of k and ", layout.v_stages, " of v, ", layout.bytes, " bytes of shared memory");
 }
 
 portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm90Config& config,
@@ -80,19 +72,16 @@ portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const 
   return params;
 }
 
-// Blocks stay on their multiprocessors, one on each. They multiply with config.num_warps and load with four warps more.
+// Blocks stay on their multiprocessors, one on each.
 Step forward_step(const ForwardSm90Config& config, const std::string& user) {
   return {.program = forward_sm90_program(config, user),
           .threads = static_cast<unsigned>(num_threads(config)),
-          .cluster = static_cast<unsigned>(config.cluster),
           .shared_bytes = portable::forward_sm90_layout(config).bytes,
           .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                              const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
-            if (!has_rows(arguments, map) || takes_pairs(arguments, config, map, at_once) != (config.cluster > 1)) {
-              return std::nullopt;
-            }
+            if (!has_rows(arguments, map)) return std::nullopt;
             const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
             return Launch{{static_cast<unsigned>(blocks), 1, 1},
                           Parameters(params_with_maps(arguments, config, map, workspace, at_once))};
@@ -111,7 +100,7 @@ Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const auto config = forward_sm90_config(bounds);
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
-  Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(bounds, config)};
+  Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config)};
   if (config.score.mask == MaskLevel::bits) {
     recipe.steps.push_back(classify_step(
         config, user,
@@ -121,7 +110,6 @@ Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
         }));
   }
   recipe.steps.push_back(forward_step(config, user));
-  if (const auto paired = in_pairs(config, bounds)) recipe.steps.push_back(forward_step(*paired, user));
   return recipe;
 }
 

@@ -10,17 +10,14 @@ namespace tessella::cuda {
 
 portable::LadderConfig ladder_config(const core::AttentionShape& p, const DeviceInfo& device) {
   const portable::ForwardSm80Config c = forward_sm80_config(p, device);
-  portable::LadderConfig config{.score = c.score,
-                                .head_dim_qk = c.head_dim_qk,
-                                .head_dim_v = c.head_dim_v,
-                                .tile_q = std::min(c.tile_q, c.num_warps * 16),
-                                .tile_kv = std::min(c.tile_kv, 32),
-                                .num_warps = c.num_warps,
-                                .vector_loads = c.vector_loads,
-                                .paged = c.paged};
-  // These kernels use no series, but a softcap's scores are exponents of 2 here too.
-  if (config.score.series_terms != 0) config.score.series_terms = 3;
-  return config;
+  return {.score = c.score,
+          .head_dim_qk = c.head_dim_qk,
+          .head_dim_v = c.head_dim_v,
+          .tile_q = std::min(c.tile_q, c.num_warps * 16),
+          .tile_kv = std::min(c.tile_kv, 32),
+          .num_warps = c.num_warps,
+          .vector_loads = c.vector_loads,
+          .paged = c.paged};
 }
 
 Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,

@@ -146,7 +146,7 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.block_map_kv = divisor(at_most_all(p.block_kv));
   params.keep_first = at_most_all(p.keep_first);
   params.scale = p.scale;
-  if (p.softcap != 0) params.softcap = softcap_params(p, tiles.score, false);
+  if (p.softcap != 0) params.softcap = softcap_params(p);
   const portable::Dropout dropout{.threshold = portable::Dropout::threshold_of(p.dropout)};
   params.keep_scale = static_cast<float>(dropout.keep_scale());
   params.dropout_threshold = dropout.threshold;
@@ -161,15 +161,14 @@ portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, con
                                                 const Concurrency& at_once) {
   portable::ForwardSm90Params params{};
   params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
-  if (config.scales_q) params.forward.softcap = softcap_params(p, config.score, true);
   params.forward.seen_keys = static_cast<uint32_t*>(scratch);
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
   }
   params.counter = static_cast<uint32_t*>(counter);
-  params.num_items = narrow(forward_blocks(p, map));
+  params.num_query_tiles = narrow(forward_blocks(p, map));
   params.may_have_zero_rows = may_have_zero_rows(p, config.score) ? 1 : 0;
-  params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv / config.cluster, p.page_size));
+  params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv, p.page_size));
   return params;
 }
 

@@ -34,7 +34,6 @@ PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const Dev
   if (step.cluster > 1) {
     const int clusters = prepared.kernel->resident_clusters(step.cluster, step.threads);
     prepared.at_once.blocks = int64_t{clusters} * step.cluster;
-    prepared.at_once.holds_clusters = clusters > 0;
   }
   return prepared;
 }
@@ -74,9 +73,6 @@ std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bou
       to->push_back(prepare_step(without_spills(step, device.arch), bounds, device));
     }
   }
-  const bool holds_clusters =
-      std::ranges::all_of(prepared->steps, [](const PreparedStep& step) { return step.at_once.holds_clusters; });
-  for (PreparedStep& step : prepared->steps) step.at_once.holds_clusters = holds_clusters;
   return prepared;
 }
 

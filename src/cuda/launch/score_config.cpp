@@ -29,14 +29,4 @@ ScoreConfig score_config(const core::AttentionShape& p) {
   };
 }
 
-int32_t series_terms(const ScoreConfig& c, const core::AttentionShape& p, int32_t head_dim_v) {
-  // Exponents come from products, so nothing else changes scores. The series serves all rows of a warp or none.
-  const bool is_alone = c.softcap && !c.alibi && !c.bias && !c.score_mod;
-  if (!is_alone || c.element == Element::f32 || c.batch_invariant) return 0;
-  // Beside dropout wide rows of v leave forward_sm90 no registers for it.
-  if (c.dropout && head_dim_v > 192) return 0;
-  // Two serve where P in bf16 is all that is wanted.
-  return c.element == Element::bf16 && !p.features.has(Feature::lse) ? 2 : 3;
-}
-
 }  // namespace tessella::cuda

@@ -9,7 +9,6 @@ namespace tessella::cuda {
 struct Concurrency {
   int64_t blocks = 0;
   int64_t l2_bytes = 0;
-  bool holds_clusters = true;  // of every step of the recipe that has some
 };
 
 // Query heads of all sequences, in order: sections of `heads`, and one of the rest (none where it is all heads), which

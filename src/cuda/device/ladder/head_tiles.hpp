@@ -140,13 +140,13 @@ struct HeadTiles : WarpTiles<C> {
         const int32_t query = tile_q * C.tile_q + row(m, r);
         const auto [begin, end] = range(query);
         const int32_t first_key = tile_kv * C.tile_kv + column(0, 0);
-        const typename Score<C.score>::Corner corner = score.corner(query, first_key);
+        const typename Score<C.score>::Origin origin = score.origin(query, first_key);
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int i = r * 2; i < r * 2 + 2; ++i) {
             const int32_t column = j * 8 + i % 2;
-            const float value = score.natural(s[m][j][i], corner, 0, column);
+            const float value = score.natural(s[m][j][i], origin, 0, column);
             s[m][j][i] = is_seen(query, first_key + column, begin, end) ? value : -kInfinity;
           }
           ptx::keep_loads_in_place();

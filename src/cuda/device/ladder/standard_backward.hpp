@@ -79,15 +79,15 @@ struct StandardBackward : BackwardSm80<C> {
     const int row = FragmentS::row(warp) + lane / 4, column = FragmentS::column(warp) + lane % 4 * 2;
     Block::template gradients<true>(
         products, d_probs, gradient, head_idx, tile, Block::kHasMap, 0,
-        [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& corner) {
+        [&](int m, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto& origin) {
           const int64_t key = first_key + row + m * 16 + r * 8;
           const int query = column + j * 8;
           store_neighbours(matrix_row(params.probs, head_idx, key, tile), query, first.prob, second.prob);
           store_neighbours(matrix_row(params.d_products, head_idx, key, tile), query, first.d_product,
                            second.d_product);
           if constexpr (C.score.alibi) {
-            slope -= first.d_unmodified * gradient.distance(corner, j * 8, m * 16 + r * 8);
-            slope -= second.d_unmodified * gradient.distance(corner, j * 8 + 1, m * 16 + r * 8);
+            slope -= first.d_unmodified * gradient.distance(origin, j * 8, m * 16 + r * 8);
+            slope -= second.d_unmodified * gradient.distance(origin, j * 8 + 1, m * 16 + r * 8);
           }
         });
   }

@@ -34,21 +34,6 @@ __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t byte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
   delay();
 }
-// At the same barrier of another block of the cluster, for what this block's reads of its own memory are over. With
-// release at the cluster's scope each one would wait for all the warp's memory, a thousand cycles; what a block wrote
-// to its memory itself is done by then, as its products with it are (fence_async()).
-__device__ __forceinline__ void arrive_at(uint32_t block, uint32_t barrier) {
-  delay();
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %1, %0;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-      "}" ::"r"(block),
-      "r"(barrier)
-      : "memory");
-  delay();
-}
 // Until the phase of this parity has ended.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   delay();

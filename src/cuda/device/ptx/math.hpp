@@ -15,12 +15,6 @@ __device__ __forceinline__ uint32_t low_bits(uint32_t count) {
   asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
   return bits;
 }
-// x^2, at most 1; 0 of NaN.
-__device__ __forceinline__ float saturated_square(float x) {
-  float y;
-  asm("mul.sat.f32 %0, %1, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // log2(x), absolute error below 2^-22.
 __device__ __forceinline__ float log2(float x) {
   float y;

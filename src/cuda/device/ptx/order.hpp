@@ -26,10 +26,6 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
   }
 }
 
-// The compiler takes the value for a new one from here on, and so computes it before, not where it is used; if it is
-// used at all.
-__device__ __forceinline__ void compute_here(float& x) { asm("" : "+f"(x)); }
-
 // The compiler forgets what it has found out about the value.
 __device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void forget(const char*& x) { asm volatile("" : "+l"(x)); }

@@ -21,18 +21,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const portable::TensorMap&
       : "memory");
 }
 
-// The same to that address in every block of a cluster of `Blocks`, whose barriers get the box's bytes each.
-template <int Blocks>
-__device__ __forceinline__ void copy_box_to_all(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
-                                                int32_t column, int32_t row, int32_t head, int32_t batch) {
-  constexpr uint16_t kAll = (1u << Blocks) - 1;
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-      "l"(reinterpret_cast<uint64_t>(&map)), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(kAll)
-      : "memory");
-}
-
 // Brings the box to the L2 cache.
 __device__ __forceinline__ void prefetch_box(const portable::TensorMap& map, int32_t column, int32_t row, int32_t head,
                                              int32_t batch) {

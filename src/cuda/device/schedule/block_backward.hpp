@@ -160,7 +160,7 @@ struct BlockBackward {
     multiply_qk<kElement, C.head_dim_v, TileV, TileDOut, kAhead>(d_probs, s_v(), d_out, row, lane, [] {});
   }
 
-  // Calls use(m, j, r, first, second, corner) with the gradients of every pair of neighbouring queries: row r (0 or 1)
+  // Calls use(m, j, r, first, second, origin) with the gradients of every pair of neighbouring queries: row r (0 or 1)
   // of the lane in 16-key block m, block j of 8 queries. IsMasked: some score of the tile may be hidden. AnyKey: the
   // tile's first key is no multiple of 16.
   template <bool IsMasked, bool AnyKey = false, class Use>
@@ -169,7 +169,7 @@ struct BlockBackward {
                                             int32_t head_idx, int32_t tile, bool has_elements, int stage,
                                             const Use& use) const {
     const int32_t query = tile * C.tile_q + FragmentS::column(warp), key = first_key + FragmentS::row(warp);
-    const typename Gradient::Corner corner = gradient.corner(query + lane % 4 * 2, key + lane / 4);
+    const typename Gradient::Origin origin = gradient.origin(query + lane % 4 * 2, key + lane / 4);
 #pragma unroll
     for (int pair = 0; pair < FragmentS::kBlocks; pair += 2) {
       BackwardRow rows[2][2];
@@ -187,7 +187,7 @@ struct BlockBackward {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             const int n = r * 2 + c, down = j * 8 + c, right = m * 16 + r * 8;
-            const int32_t at_query = corner.query + down, at_key = corner.key + right;
+            const int32_t at_query = origin.query + down, at_key = origin.key + right;
             of[c] = {0, 0, 0};
             if (IsMasked && !is_visible(rows[half][c], head_idx, at_query, at_key, has_elements)) continue;
             bool keeps = true;
@@ -196,9 +196,9 @@ struct BlockBackward {
             } else if constexpr (C.score.dropout) {
               keeps = kept.bits.has(half, n);
             }
-            of[c] = gradient.of(products[m][j][n], d_probs[m][j][n], rows[half][c], keeps, corner, down, right);
+            of[c] = gradient.of(products[m][j][n], d_probs[m][j][n], rows[half][c], keeps, origin, down, right);
           }
-          use(m, j, r, of[0], of[1], corner);
+          use(m, j, r, of[0], of[1], origin);
         }
         // What some elements load is used before more is loaded: a whole tile's would fill all registers.
         if (kLoadsElements) ptx::keep_loads_in_place();

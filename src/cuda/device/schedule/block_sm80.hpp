@@ -1,4 +1,4 @@
-// A block of forward_sm80: its place, its shared memory, and the copies that fill it.
+// A block of forward_sm80: its query tile, its shared memory, and the copies that fill it.
 #pragma once
 
 #include "cuda/device/schedule/schedule.hpp"
@@ -30,7 +30,7 @@ struct BlockSm80 : WarpTiles<C> {
   static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
 
   // What this block works on.
-  struct Place {
+  struct QueryTile {
     WorkTile work;
     BandedSequence<int64_t> sequence;
     const char* k;                 // the head's rows, as head_of_keys() has them
@@ -38,7 +38,6 @@ struct BlockSm80 : WarpTiles<C> {
     const uint8_t* tile_map;       // classes of the key tiles
     int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
     KeyTiles tiles;                // of the block's rows
-    int32_t least_keys;            // each of them sees as many or more
     KeyTiles warp_tiles[C.num_warps];
   };
 
@@ -48,27 +47,28 @@ struct BlockSm80 : WarpTiles<C> {
     int32_t len_kv, seen_begin, seen_end, columns_v;
   };
   __device__ KeySource key_source() const {
-    return {place.k, place.v, place.sequence.len_kv, place.seen_begin, place.seen_end, columns_v()};
+    return {query_tile.k,          query_tile.v,        query_tile.sequence.len_kv,
+            query_tile.seen_begin, query_tile.seen_end, columns_v()};
   }
 
   // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: keys that some row of a warp sees,
-  // what each lane's rows see | the place.
+  // what each lane's rows see | the query tile.
   static constexpr int kWords = portable::mask_words(C);
   static constexpr int kBoundsAt = portable::tile_bytes(C);
   static constexpr int kSeenAt = kBoundsAt + C.tile_q * 8;
   static constexpr int kVisibleAt = kSeenAt + portable::seen_bytes(C);
-  static constexpr int kPlaceAt = kVisibleAt + portable::visible_bytes(C);
-  static_assert(kPlaceAt + portable::kPlaceBytes == portable::shared_bytes(C) &&
-                sizeof(Place) <= portable::kPlaceBytes);
+  static constexpr int kQueryTileAt = kVisibleAt + portable::visible_bytes(C);
+  static_assert(kQueryTileAt + portable::kQueryTileBytes == portable::shared_bytes(C) &&
+                sizeof(QueryTile) <= portable::kQueryTileBytes);
 
   const ForwardParams& p;
-  const Place& place;
+  const QueryTile& query_tile;
   uint32_t s_q;
   int thread, lane, warp_row;
 
   __device__ __forceinline__ BlockSm80(const ForwardParams& params, char* shared)
       : p(params),
-        place(*reinterpret_cast<const Place*>(shared + kPlaceAt)),
+        query_tile(*reinterpret_cast<const QueryTile*>(shared + kQueryTileAt)),
         s_q(ptx::shared_address(shared)),
         thread(static_cast<int>(threadIdx.x)),
         lane(C.score.element == Element::f32 ? static_cast<int>(threadIdx.x % 32)
@@ -78,15 +78,17 @@ struct BlockSm80 : WarpTiles<C> {
   __device__ uint32_t s_k() const { return s_q + TileQ::kBytes; }
   __device__ uint32_t s_v() const { return s_k() + TileK::kBytes; }
   __device__ uint32_t s_bounds() const { return s_q + kBoundsAt; }
-  __device__ int32_t first_q() const { return place.work.tile_idx * C.tile_q; }
+  __device__ int32_t first_q() const { return query_tile.work.tile_idx * C.tile_q; }
   // Query of accumulator row r (0 or 1) of block m; its columns are 2 (lane % 4) and the next.
   __device__ int32_t query(int m, int r) const { return first_q() + warp_row + m * 16 + r * 8 + lane / 4; }
-  __device__ int32_t columns_v() const { return min(C.head_dim_v, p.head_dim_v - place.work.slice_idx * C.head_dim_v); }
+  __device__ int32_t columns_v() const {
+    return min(C.head_dim_v, p.head_dim_v - query_tile.work.slice_idx * C.head_dim_v);
+  }
 
-  // Finds the block's place, and sends for its queries and its first keys before all else. Returns the first tile of
-  // keys, or -1 where the block has no query. Every thread calls it. Short: a block that sees few keys spends much of
-  // its time here, most of it waiting for instructions.
-  __device__ __forceinline__ int32_t find_place(Visited& visited) const {
+  // Finds the block's query tile, and begins to copy its queries and its first keys before all else. Returns the first
+  // tile of keys, or -1 where the block has no query. Every thread calls it. Short: a block that sees few keys spends
+  // much of its time here, most of it waiting for instructions.
+  __device__ __forceinline__ int32_t find_query_tile(Visited& visited) const {
     const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
     const BandedSequence<int64_t> sequence = device::sequence(p, work.batch_idx);
     Tiles::write_rows_without_query(p, work, sequence);
@@ -98,58 +100,50 @@ struct BlockSm80 : WarpTiles<C> {
     const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 
-    // Lanes 0 to 5: ranges of the block's, the warp's and the sequence's first and last rows. Then, where a tile needs
-    // masks, each row's own.
-    Place& to = const_cast<Place&>(place);
-    int32_t tile = 0;
-#pragma unroll 1
-    for (int part = 0; part < 2; ++part) {
-      KeyRange own = {0, sequence.len_kv};
-      if (!sequence.band.is_full()) {
-        int32_t row = lane == 0   ? first
-                      : lane == 1 ? last
-                      : lane == 2 ? warp_first
-                      : lane == 3 ? warp_last
-                      : lane == 4 ? 0
-                                  : sequence.len_q - 1;
-        if (part == 1) row = warp_first + lane % kRowsOfWarp;
-        own = row_keys(sequence, row);
-      }
-      if (part == 1) {
-        ptx::store_words(s_bounds() + (warp_row + lane % kRowsOfWarp) * 8, static_cast<uint32_t>(own.begin),
-                         static_cast<uint32_t>(own.end));
-        break;
-      }
-      const auto of = [&](int i) {  // (no structured binding: clang 14 captures none)
-        return KeyRange{__shfl_sync(kAllLanes, own.begin, i), __shfl_sync(kAllLanes, own.end, i)};
-      };
-      const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
-      KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
-      if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
-      const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
-      const uint8_t* tile_map = nullptr;
-      if constexpr (C.score.mask == MaskLevel::bits) {
-        tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
-      }
-      tile = visited.next(tiles, tile_map, 0);
-      if (tile < tiles.end) load_k(k, work, sequence, sequence.len_kv, tile);
-      ptx::commit_copies();
-      const int32_t least_keys = of(0).end - of(1).begin;
-      if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
-      if (thread == 0) {
-        to.work = work;
-        to.sequence = sequence;
-        to.k = k;
-        to.v = head_of_keys(p.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
-        to.tile_map = tile_map;
-        to.seen_begin = seen_begin;
-        to.seen_end = seen_end;
-        to.tiles = tiles;
-        if (Score::kHasSeries) to.least_keys = least_keys;
-      }
-      if (C.score.mask == MaskLevel::band && tiles.all_are_full()) break;
+    // Lanes 0 to 5: the keys of the block's, the warp's and the sequence's first and last rows.
+    const int32_t row = lane == 0   ? first
+                        : lane == 1 ? last
+                        : lane == 2 ? warp_first
+                        : lane == 3 ? warp_last
+                        : lane == 4 ? 0
+                                    : sequence.len_q - 1;
+    const KeyRange own = sequence.band.is_full() ? KeyRange{0, sequence.len_kv} : row_keys(sequence, row);
+    const auto of = [&](int i) {  // (no structured binding: clang 14 captures none)
+      return KeyRange{__shfl_sync(kAllLanes, own.begin, i), __shfl_sync(kAllLanes, own.end, i)};
+    };
+    const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
+    KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
+    if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
+    const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
+    const uint8_t* tile_map = nullptr;
+    if constexpr (C.score.mask == MaskLevel::bits) {
+      tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
     }
+    const int32_t tile = visited.next(tiles, tile_map, 0);
+    if (tile < tiles.end) load_k(k, work, sequence, sequence.len_kv, tile);
+    ptx::commit_copies();
+
+    QueryTile& to = const_cast<QueryTile&>(query_tile);
+    if (lane == 0) to.warp_tiles[thread / 32] = warp_tiles;
+    if (thread == 0) {
+      to.work = work;
+      to.sequence = sequence;
+      to.k = k;
+      to.v = head_of_keys(p.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
+      to.tile_map = tile_map;
+      to.seen_begin = seen_begin;
+      to.seen_end = seen_end;
+      to.tiles = tiles;
+    }
+    if (C.score.mask == MaskLevel::bits || !tiles.all_are_full()) write_bounds(sequence, warp_first);
     return tile;
+  }
+  // The keys of each of the warp's rows, for tiles that need masks.
+  __device__ __forceinline__ void write_bounds(const BandedSequence<int64_t>& sequence, int32_t warp_first) const {
+    const int32_t row = lane % kRowsOfWarp;
+    const KeyRange keys = sequence.band.is_full() ? KeyRange{0, sequence.len_kv} : row_keys(sequence, warp_first + row);
+    ptx::store_words(s_bounds() + (warp_row + row) * 8, static_cast<uint32_t>(keys.begin),
+                     static_cast<uint32_t>(keys.end));
   }
   __device__ KeyRange bounds(int row) const {
     const uint2 words = ptx::load_words(s_bounds() + row * 8);
@@ -191,24 +185,24 @@ struct BlockSm80 : WarpTiles<C> {
   static constexpr bool kFewCopies =  // addresses at once
       C.score.element == Element::f32 || C.score.alibi || C.score.score_mod || C.paged || (kIsHeavy && kIsWideOrOdd) ||
       (Score::kIsPlain && C.score.mask == MaskLevel::band && !kIsUsual);
-  // Copies with a look at each row, at a sequence's ends, in a loop: unrolled, those of wide rows were a third of the
+  // At a sequence's ends, where each row is tested, copies are a loop: unrolled, those of wide rows were a third of the
   // loop over keys.
   static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
-  static constexpr bool kKeepsPlaces =  // of copies in shared memory
+  static constexpr bool kKeepsAddresses =  // of copies in shared memory
       C.score.mask == MaskLevel::band && (!C.score.score_mod || kIsSmallSource) && (!kIsHeavy || kIsWideOrOdd);
 
-  // Rows of a tile; one that lies within [begin, end) is copied without a look at each row.
+  // Rows of a tile. Where it lies within [begin, end) no row is tested.
   template <class Tile, int Rows, bool Paged, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<Paged>& rows, int32_t first, int32_t columns,
                                             int32_t begin, int32_t end, const IsThere& is_there) const {
     constexpr int kUnroll = kFewCopies ? 4 : Rows, kUnrollAtEnds = kLoopsAtEnds ? 1 : kUnroll;
-    constexpr bool kKeepsAtEnds = kKeepsPlaces && !kLoopsAtEnds;
+    constexpr bool kKeepsAddressesAtEnds = kKeepsAddresses && !kLoopsAtEnds;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsPlaces>(to, rows, first, columns, threadIdx.x,
-                                                                             [](int) { return true; });
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsAddresses>(to, rows, first, columns, threadIdx.x,
+                                                                                [](int) { return true; });
     } else {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAtEnds>(to, rows, first, columns,
-                                                                                   threadIdx.x, is_there);
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAddressesAtEnds>(to, rows, first, columns,
+                                                                                            threadIdx.x, is_there);
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
@@ -225,7 +219,7 @@ struct BlockSm80 : WarpTiles<C> {
   // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
   __device__ __forceinline__ void load_v(const KeySource& from, int32_t tile) const {
     const int32_t begin = from.seen_begin, end = from.seen_end;
-    const HeadRows<C.paged> rows = key_rows(from.v, p.v, place.work, place.sequence);
+    const HeadRows<C.paged> rows = key_rows(from.v, p.v, query_tile.work, query_tile.sequence);
     load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, from.columns_v, begin, end, [&](int key) -> bool {
       if constexpr (kLoopsAtEnds) return (key < end) & ((key >= begin) | (key < p.keep_first));
       return key < end && (key >= begin || key < p.keep_first);  // branches take no registers
@@ -234,10 +228,10 @@ struct BlockSm80 : WarpTiles<C> {
 
   // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
   __device__ int32_t after(Visited& visited, int32_t tile) const {
-    if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != place.tiles.kept)) return tile + 1;
-    return visited.next(place.tiles, place.tile_map, tile + 1);
+    if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != query_tile.tiles.kept)) return tile + 1;
+    return visited.next(query_tile.tiles, query_tile.tile_map, tile + 1);
   }
-  __device__ const KeyTiles& warp_tiles() const { return place.warp_tiles[thread / 32]; }
+  __device__ const KeyTiles& warp_tiles() const { return query_tile.warp_tiles[thread / 32]; }
 };
 
 }  // namespace tessella::device

@@ -16,20 +16,17 @@ struct WorkTile {
   int32_t slice_idx;  // of v's columns
 };
 
-// `block` counts the grid's blocks: those of a cluster, which take tiles side by side, fastest, then heads of the
-// section, tiles from the last, sections.
-template <int32_t Cluster = 1>
+// `block` counts the grid's blocks: heads of the section fastest, then tiles from the last, then sections.
 __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, int32_t block, int32_t slice) {
   const bool is_last = block >= p.first_of_last_section * p.tiles_q;
   const portable::Divisor& width = is_last ? p.heads_of_last_section : p.heads_per_section;
   const int32_t first_head =
       is_last ? p.first_of_last_section : p.tiles_per_section.quotient(block) * p.heads_per_section.value;
-  const int32_t inside = (block - first_head * p.tiles_q) / Cluster;
+  const int32_t inside = block - first_head * p.tiles_q;
   const int32_t row = width.quotient(inside);
   const int32_t head = first_head + inside - row * width.value;
-  const int32_t tile = p.tiles_q - (row + 1) * Cluster + block % Cluster;
   const int32_t batch_idx = p.heads_q.quotient(head);
-  return {batch_idx, head - batch_idx * p.heads_q.value, tile, slice};
+  return {batch_idx, head - batch_idx * p.heads_q.value, p.tiles_q - 1 - row, slice};
 }
 
 }  // namespace tessella::device

@@ -21,21 +21,20 @@ template <ScoreConfig C>
 class ScoreGradient {
  public:
   using Score = device::Score<C>;
-  using Corner = typename Score::Corner;
-  static_assert(!Score::kHasSeries, "P wants scores, and not exponents");
+  using Origin = typename Score::Origin;
 
   __device__ ScoreGradient(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p.forward), batch_idx_(batch_idx), head_idx_(head_idx), score_(p.forward, sequence, batch_idx, head_idx) {}
 
-  __device__ Corner corner(int32_t query, int32_t key) const { return score_.corner(query, key); }
+  __device__ Origin origin(int32_t query, int32_t key) const { return score_.origin(query, key); }
 
   // product: q . k with the sign of scale; d_prob: d_out . v; both of the query `row` and the key `column` behind the
-  // corner's. Both may lie past the lengths.
+  // origin's. Both may lie past the lengths.
   __device__ __forceinline__ ScoreGradients of(float product, float d_prob, const BackwardRow& of_row, bool is_kept,
-                                               const Corner& corner, int32_t row, int32_t column) const {
+                                               const Origin& origin, int32_t row, int32_t column) const {
     float tanh = 0;
-    const float unmodified = score_.unmodified(product, corner, row, column, tanh);
-    const auto at = score_.template place<false>(corner, row, column);
+    const float unmodified = score_.unmodified(product, origin, row, column, tanh);
+    const auto at = score_.template position<false>(origin, row, column);
     const auto q_minus_k = static_cast<float>(at.query - at.key);
     float score = unmodified;
     if constexpr (C.score_mod) {
@@ -57,8 +56,8 @@ class ScoreGradient {
   }
 
   // What a slope of ALiBi is multiplied by in a score, less the sign.
-  __device__ float distance(const Corner& corner, int32_t row, int32_t column) const {
-    return score_.distance(corner, row, column);
+  __device__ float distance(const Origin& origin, int32_t row, int32_t column) const {
+    return score_.distance(origin, row, column);
   }
 
  private:

@@ -3,8 +3,7 @@
 // Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in base 2 with the output kept unscaled (FlashAttention-2,
 // arXiv 2307.08691, algorithm 1). The maximum that exponents are taken against may lag behind the true one by up to
 // kLag: every finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and a
-// lagging maximum spares the rescaling of the output in most tiles. (A softcap's series bounds exponents: there it is
-// 0. In batch_invariant calls it does not lag.)
+// lagging maximum spares the rescaling of the output in most tiles. (In batch_invariant calls it does not lag.)
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"
@@ -20,17 +19,10 @@ struct Infinity {
 };
 inline constexpr Infinity kInfinity;
 
-// Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key, or 0 where
-// exponents are taken against zero.
+// Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key.
 struct RowState {
   float max[2] = {-kInfinity, -kInfinity};
-  float sum[2] = {0, 0};      // of this lane's columns alone until finish()
-  float rounded[2] = {0, 0};  // the same of probabilities as they are multiplied by v, where a kernel wants it
-
-  __device__ void scale_sums(int r, float factor) {
-    sum[r] *= factor;
-    rounded[r] *= factor;
-  }
+  float sum[2] = {0, 0};  // of this lane's columns alone until finish()
 };
 
 // The largest of a row's values over the four lanes that share it.
@@ -103,31 +95,11 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
       const float max = fmaxf(rows[m].max[r], row_max(lanes[m][r]));
       factor[r] = max == rows[m].max[r] ? 1.0f : ptx::exp2((rows[m].max[r] - max) * scale_log2);
       rows[m].max[r] = max;
-      rows[m].scale_sums(r, factor[r]);
+      rows[m].sum[r] *= factor[r];
     }
     if (has_begun) rescale(m, factor);
   }
   is_large = BatchInvariant || SubtractsMax || has_large_max(rows, scale_log2);
-}
-
-// Rows whose exponents of 2 were taken against zero get a maximum as update_max() needs it: zero, if their sums are
-// smaller a power of 2 near those, and -inf where nothing was summed. sum_of(m, r): of the row's four lanes; rescale()
-// as there.
-template <int MBlocks, class Sum, class Rescale>
-__device__ __forceinline__ void take_max_of_sums(RowState (&rows)[MBlocks], const Sum& sum_of, const Rescale& rescale) {
-#pragma unroll
-  for (int m = 0; m < MBlocks; ++m) {
-    float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = sum_of(m, r);
-      const int exponent = min(__float_as_int(sum) >> 23, 127);  // plus 127
-      rows[m].max[r] = sum == 0 ? -kInfinity : static_cast<float>(exponent - 127);
-      factor[r] = sum == 0 ? 1.0f : __int_as_float((254 - exponent) << 23);
-      rows[m].scale_sums(r, factor[r]);
-    }
-    rescale(m, factor);
-  }
 }
 
 // For large maxima: scores less their maximum, which exponentiate() then takes as 0.
@@ -152,9 +124,8 @@ __device__ __forceinline__ float softmax_offset(float max, float scale_log2, boo
 }
 
 // Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
-// scale_log2 > 0, or 2^s where they are exponents already, and sums them: all exponentials first, as each takes long
-// and the next need not wait.
-template <bool AreExponents, int MBlocks, int Blocks>
+// scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
+template <int MBlocks, int Blocks>
 __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
                                              float scale_log2, bool is_large, int from, int until) {
 #pragma unroll
@@ -167,7 +138,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& of = s[m][j][i];
-        of = ptx::exp2(AreExponents ? of : __fmaf_rn(of, scale_log2, -offset[i / 2]));
+        of = ptx::exp2(__fmaf_rn(of, scale_log2, -offset[i / 2]));
       }
     }
   }
@@ -179,12 +150,6 @@ __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], Row
       for (int r = 0; r < 2; ++r) rows[m].sum[r] += s[m][j][r * 2] + s[m][j][r * 2 + 1];
     }
   }
-}
-
-// What the factor on a row's output is to be multiplied by for one of the sum of rounded probabilities.
-__device__ __forceinline__ float of_rounded(const RowState& rows, int r) {
-  const float sum = row_sum(rows.sum[r]), rounded = row_sum(rows.rounded[r]);
-  return sum == 0 ? 0.0f : sum * ptx::reciprocal(rounded);
 }
 
 // The end of a row: the factor on the output and the natural logarithm of the sum, a sink included. scale turns units

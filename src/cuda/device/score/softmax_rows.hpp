@@ -1,12 +1,12 @@
 // The softmax of softmax.hpp for a warp that has few others beside it: few instructions, and chains of exponentials and
-// of comparisons that do not wait for each other, for nothing else hides their latency. (Sums keep up with the
-// exponentials in one chain a row.)
+// of comparisons that do not wait for each other, for nothing else hides their latency.
 //
-// Maxima are looked for in an item's first tile. After it a row keeps what its exponents are taken against as long as
-// the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
-// maximum lags behind by no more. A tile whose sums do not is taken again, with its maxima; they are looked for in
-// those behind it too, until they grow no longer; in batch_invariant calls in every tile. (One maximum for all, and a
-// second computation where it does not serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its own.)
+// Maxima are found in a query tile's first key tile. After it a row keeps what its exponents are taken against as long
+// as the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
+// maximum lags behind by no more. A tile whose sums do not is computed again, with new maxima; maxima are found in the
+// tiles behind it too, until they grow no longer, and in batch_invariant calls in every tile. (One maximum for all, and
+// a second computation where it does not serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its
+// own.)
 #pragma once
 
 #include "cuda/device/score/softmax.hpp"
@@ -17,9 +17,9 @@ inline constexpr float kLargestSum = 256;  // 2^kLag
 inline constexpr float kSmallLag = 2;      // with which the sums of a lane's 32 columns are not too large yet
 
 struct WatchedRows : RowState {
-  float offset[2] = {0, 0};  // what exponents are taken against
-  // Every row of the warp has a maximum, none is large and none has grown just now; or a softcap's series has served
-  // all tiles so far, against zero. What exponentiate() finds tells when to look again.
+  float offset[2] = {0, 0};  // what exponents are taken against, in base 2
+  // Every row of the warp has a maximum, none is large and none has grown just now: exponents may be taken against them
+  // before the tile's own maxima are known.
   bool is_settled = false;
 };
 
@@ -116,6 +116,18 @@ __device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], Watche
   }
   rows.is_settled = true;
   return true;
+}
+
+// Maxima of a tile's scores, and from them what exponents are taken against. rescale(factor): multiplies what was
+// summed before, of the output too.
+template <bool BatchInvariant, int Blocks, class Rescale>
+__device__ __forceinline__ void take_maxima(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
+                                            const Rescale& rescale) {
+  if constexpr (BatchInvariant) {
+    raise_max_of_each(s, rows, scale_log2, rescale);
+  } else if (!begin_max(s, rows, scale_log2)) {
+    raise_max(s, rows, scale_log2, rescale);
+  }
 }
 
 // Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum; with j = 0 it begins.

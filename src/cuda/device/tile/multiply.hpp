@@ -36,13 +36,6 @@ struct Multiply {
       return ptx::pack_f16(low, high);
     }
   }
-  __device__ static __forceinline__ float rounded(float x) {
-    if constexpr (E == Element::bf16) {
-      return __uint_as_float(ptx::pack_bf16(0, x));
-    } else {
-      return ptx::f16_to_float(static_cast<uint16_t>(ptx::pack_f16(x, 0)));
-    }
-  }
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
     return {{words[0], words[1], words[2], words[3]}};
   }
@@ -64,16 +57,6 @@ struct Multiply {
     ptx::load_matrices_transposed(b, Tile::advance(address, key, column / 8));
   }
 };
-
-// Rounds what a left operand will hold, in the layout of accumulators, and adds it to a sum for each of the two rows.
-template <Element E>
-__device__ __forceinline__ void round_block(float (&block)[4], float (&sum)[2]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    block[i] = Multiply<E>::rounded(block[i]);
-    sum[i / 2] += block[i];
-  }
-}
 
 template <>
 struct Multiply<Element::f32> {

@@ -153,7 +153,6 @@ struct Output {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       by[i / 2][i % 2] = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
-      if constexpr (Score<C>::kRoundsSums) by[i / 2][i % 2] *= of_rounded(rows[i / 2], i % 2);
     }
   }
 

@@ -38,8 +38,6 @@ class Ring {
   // True at once where the slot was never filled.
   __device__ void wait_empty() const { ptx::wait(empty(), parity() ^ 1); }
   __device__ void arrive_empty() const { ptx::arrive(empty()); }
-  // At the same ring of another block of the cluster.
-  __device__ void arrive_empty_at(uint32_t block) const { ptx::arrive_at(block, empty()); }
   __device__ void advance() {
     if ((++at_ & ~kPhase) == 0) at_ += kFirst;
   }

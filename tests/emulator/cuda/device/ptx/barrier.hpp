@@ -9,7 +9,6 @@ inline void init_barrier(uint32_t barrier, uint32_t count) { emulator::init_barr
 inline void publish_barriers() {}
 inline void arrive(uint32_t barrier) { emulator::arrive(barrier, 0); }
 inline void arrive_expecting(uint32_t barrier, uint32_t bytes) { emulator::arrive(barrier, bytes); }
-inline void arrive_at(uint32_t block, uint32_t barrier) { emulator::arrive(emulator::address_in(block, barrier), 0); }
 inline void wait(uint32_t barrier, uint32_t parity) { emulator::wait(barrier, parity); }
 inline bool elect() { return threadIdx.x % 32 == 0; }
 inline void named_wait(int barrier, int threads) { emulator::named_barrier(barrier, threads, true); }

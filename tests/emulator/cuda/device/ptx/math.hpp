@@ -12,7 +12,6 @@ inline constexpr bool kRoundsToTf32 = true;
 inline uint32_t low_bits(uint32_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
 inline float exp2(float x) { return std::exp2(x); }
 inline float log2(float x) { return std::log2(x); }
-inline float saturated_square(float x) { return x * x <= 1 ? x * x : x * x > 1 ? 1.0f : 0.0f; }
 inline float reciprocal(float x) { return 1 / x; }
 inline uint32_t pack_bf16(float low, float high) {
   return portable::to_bfloat16(low).bits | static_cast<uint32_t>(portable::to_bfloat16(high).bits) << 16;

@@ -79,13 +79,4 @@ inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barri
   });
 }
 
-// Lands in each block at a time of its own.
-template <int Blocks>
-void copy_box_to_all(uint32_t to, const portable::TensorMap& map, uint32_t barrier, int32_t column, int32_t row,
-                     int32_t head, int32_t batch) {
-  for (unsigned block = 0; block < Blocks; ++block) {
-    copy_box(emulator::address_in(block, to), map, emulator::address_in(block, barrier), column, row, head, batch);
-  }
-}
-
 }  // namespace tessella::device::ptx
