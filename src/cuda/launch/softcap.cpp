@@ -51,8 +51,8 @@ portable::SoftcapParams softcap_params(const core::AttentionArguments& p) {
       std::min<double>(std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.cap, kLargest);
   params.scale = static_cast<float>(scale);
 
-  constexpr double kError = 0x1p-21;  // of a score, in exponents of 2: as fp32 rounds one of 8
-  const double last = last_of_series(cap * std::numbers::log2e, kError);
+  constexpr double kError = 0x1p-21;  // of a score: as fp32 rounds one of 8
+  const double last = last_of_series(cap, kError);
   const std::array<double, kTerms> series = tanh_series(last);
   double factor = cap * scale;
   for (int i = 0; i < kTerms; ++i, factor *= scale * scale) {
