@@ -53,4 +53,40 @@ constexpr int32_t shared_bytes(const ForwardSm80Config& c) {
   return tile_bytes(c) + c.tile_q * 8 + seen_bytes(c) + visible_bytes(c) + kQueryTileBytes;
 }
 
+// Registers of a lane that hold scores and output.
+constexpr int32_t accumulators(const ForwardSm80Config& c) {
+  return c.tile_q / c.num_warps / 16 * (c.tile_kv + c.head_dim_v) / 2;
+}
+// Nothing but a band changes scores, and rows are copied in whole panels.
+constexpr bool is_plain(const ForwardSm80Config& c) {
+  const ScoreConfig& score = c.score;
+  const bool changes_scores = score.softcap || score.alibi || score.bias || score.score_mod;
+  return !changes_scores && score.mask == MaskLevel::band && c.vector_loads && c.head_dim_qk == c.head_dim_v &&
+         c.head_dim_qk % 64 == 0;
+}
+// A score modification in longer tiles, which run where its source leaves registers (for_small_source()).
+constexpr bool has_small_source(const ForwardSm80Config& c) { return c.score.score_mod && accumulators(c) > 176; }
+
+// How tiles are copied. All kernels but the plain ones are short of registers; with these choices the assembler spills
+// none (tests/gpu/kernel_matrix_test.cpp).
+struct CopyStyle {
+  bool few_at_once = false;      // four copies have their addresses in registers, else all of a tile
+  bool loops_at_ends = false;    // a loop copies rows at a sequence's ends, where each row is tested
+  bool keeps_addresses = false;  // of copies in shared memory
+};
+constexpr CopyStyle copy_style(const ForwardSm80Config& c) {
+  const ScoreConfig& score = c.score;
+  const bool changes_scores = score.softcap || score.alibi || score.bias || score.score_mod;
+  const bool is_heavy = score.bias || score.dropout;
+  const bool is_wide_or_odd = c.head_dim_qk % 64 != 0 || c.head_dim_v > 128;
+  CopyStyle style;
+  style.few_at_once = score.element == Element::f32 || score.alibi || score.score_mod || c.paged ||
+                      (is_heavy && is_wide_or_odd) ||
+                      (!changes_scores && score.mask == MaskLevel::band && !is_plain(c));
+  style.loops_at_ends = is_plain(c) && c.head_dim_qk > 128;  // unrolled, these were a third of the loop over keys
+  style.keeps_addresses =
+      score.mask == MaskLevel::band && (!score.score_mod || has_small_source(c)) && (!is_heavy || is_wide_or_odd);
+  return style;
+}
+
 }  // namespace tessella::portable

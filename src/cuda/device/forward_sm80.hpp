@@ -33,8 +33,7 @@ struct ForwardSm80 : BlockSm80<C> {
   using Block::Block;
   using Block::p, Block::query_tile, Block::s_q, Block::thread, Block::lane, Block::warp_row, Block::s_k, Block::s_v,
       Block::first_q, Block::query, Block::bounds, Block::warp_tiles, Block::kRowsOfWarp, Block::kMBlocks,
-      Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt, Block::kIsUsual,
-      Block::kIsSmallSource;
+      Block::kBlocks, Block::kBlocksV, Block::kWords, Block::kSeenAt, Block::kVisibleAt;
   using typename Block::TileQ, typename Block::TileK, typename Block::TileV, typename Block::Scores,
       typename Block::Score;
 
@@ -46,10 +45,12 @@ struct ForwardSm80 : BlockSm80<C> {
       C.score.score_mod || C.score.softcap || (C.score.dropout && C.head_dim_qk == 64);
   static constexpr int kAhead = kMBlocks == 1 ? 4 : kLacksRegisters ? 0 : 1;
 
-  // For registers, as BlockSm80's.
-  static constexpr bool kLimitsShared =  // of the warp, read each time
-      C.score.mask == MaskLevel::band && !C.score.softcap && !kIsSmallSource && !kIsUsual;
-  static constexpr bool kKeepsSource = kIsUsual && kMBlocks * (kBlocks + kBlocksV) * 4 <= 160;
+  // Where registers are short, the warp's first and last tiles are read from shared memory each time, and only plain
+  // kernels of small tiles keep in registers where keys are copied from.
+  static constexpr bool kIsPlain = portable::is_plain(C), kHasSmallSource = portable::has_small_source(C);
+  static constexpr bool kReadsLimits =
+      C.score.mask == MaskLevel::band && !C.score.softcap && !kHasSmallSource && !kIsPlain;
+  static constexpr bool kKeepsSource = kIsPlain && portable::accumulators(C) <= 160;
 
   template <class Meanwhile>
   __device__ __forceinline__ void scores(Scores& s, const Meanwhile& meanwhile) const {
@@ -79,14 +80,14 @@ struct ForwardSm80 : BlockSm80<C> {
         }
       }
       // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
-      if ((C.score.bias || (C.score.score_mod && !kIsSmallSource)) && j % 2 == 1) ptx::keep_loads_in_place();
+      if ((C.score.bias || (C.score.score_mod && !kHasSmallSource)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
   // Softcap, bias, ALiBi and the caller's score modification.
   __device__ __forceinline__ void modify(Scores& s, const Score& score, int32_t tile) const {
     if constexpr (Score::kHasSeries) {
       cap(score, s);
-    } else if constexpr (kIsSmallSource) {
+    } else if constexpr (kHasSmallSource) {
       const Score of_tile = score_of_tile();  // not the loop's: a register less
       if (!C.score.batch_invariant && is_within(of_tile, tile)) {
         modify_each<true>(s, of_tile, tile);
@@ -229,8 +230,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       block.load_v(source(), tile);
       ptx::commit_copies();
     };
-    const bool is_full =
-        Block::kLimitsShared ? block.warp_tiles().is_full(tile) : tile >= full_begin && tile < full_end;
+    const bool is_full = Block::kReadsLimits ? block.warp_tiles().is_full(tile) : tile >= full_begin && tile < full_end;
     bool sees = is_full || block.warp_tiles().sees(tile);
     const bool has_bits = visited.is_partial(tile);
     if constexpr (C.score.mask == MaskLevel::bits) {

@@ -79,8 +79,6 @@ int32_t longest_tile(const ForwardSm80Config& c, int64_t dim, int arch) {
 
 }  // namespace
 
-int accumulators(const ForwardSm80Config& c) { return c.tile_q / c.num_warps / 16 * (c.head_dim_v + c.tile_kv) / 2; }
-
 // Found with the assembler: with so many none of the kernels spills (tests/gpu/kernel_matrix_test.cpp). By features'
 // weight, 16 and 32 rows a warp.
 int accumulator_limit(const ForwardSm80Config& c, int arch) {

@@ -20,8 +20,7 @@ std::optional<portable::ForwardSm80Config> for_small_source(const portable::Forw
 
 Program forward_sm80_program(const portable::ForwardSm80Config& config, const std::string& user_source);
 
-// Registers a thread spends on the output and on the scores of a tile, and how many it may beside all else it holds.
-int accumulators(const portable::ForwardSm80Config& config);
+// How many accumulators (portable::accumulators()) a thread may have beside all else it holds.
 int accumulator_limit(const portable::ForwardSm80Config& config, int arch);
 
 // A GPU of this arch as far as the config depends on it.

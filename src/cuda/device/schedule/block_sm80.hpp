@@ -174,32 +174,17 @@ struct BlockSm80 : WarpTiles<C> {
     }
   }
 
-  // Registers are short but in the usual kernels. These are choices with which the assembler spills none
-  // (tests/gpu/kernel_matrix_test.cpp).
-  static constexpr bool kIsUsual = Score::kIsPlain && C.score.mask == MaskLevel::band && C.vector_loads &&
-                                   C.head_dim_qk == C.head_dim_v && C.head_dim_qk % 64 == 0;
-  static constexpr bool kIsSmallSource =  // for_small_source() of cuda/forward_sm80/config.hpp
-      C.score.score_mod && kMBlocks * (kBlocks + kBlocksV) * 4 > 176;
-  static constexpr bool kIsHeavy = C.score.bias || C.score.dropout;
-  static constexpr bool kIsWideOrOdd = C.head_dim_qk % 64 != 0 || C.head_dim_v > 128;
-  static constexpr bool kFewCopies =  // addresses at once
-      C.score.element == Element::f32 || C.score.alibi || C.score.score_mod || C.paged || (kIsHeavy && kIsWideOrOdd) ||
-      (Score::kIsPlain && C.score.mask == MaskLevel::band && !kIsUsual);
-  // At a sequence's ends, where each row is tested, copies are a loop: unrolled, those of wide rows were a third of the
-  // loop over keys.
-  static constexpr bool kLoopsAtEnds = kIsUsual && C.head_dim_qk > 128;
-  static constexpr bool kKeepsAddresses =  // of copies in shared memory
-      C.score.mask == MaskLevel::band && (!C.score.score_mod || kIsSmallSource) && (!kIsHeavy || kIsWideOrOdd);
+  static constexpr portable::CopyStyle kCopies = portable::copy_style(C);
 
   // Rows of a tile. Where it lies within [begin, end) no row is tested.
   template <class Tile, int Rows, bool Paged, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<Paged>& rows, int32_t first, int32_t columns,
                                             int32_t begin, int32_t end, const IsThere& is_there) const {
-    constexpr int kUnroll = kFewCopies ? 4 : Rows, kUnrollAtEnds = kLoopsAtEnds ? 1 : kUnroll;
-    constexpr bool kKeepsAddressesAtEnds = kKeepsAddresses && !kLoopsAtEnds;
+    constexpr int kUnroll = kCopies.few_at_once ? 4 : Rows, kUnrollAtEnds = kCopies.loops_at_ends ? 1 : kUnroll;
+    constexpr bool kKeepsAddressesAtEnds = kCopies.keeps_addresses && !kCopies.loops_at_ends;
     if (first >= begin && first + Rows <= end) {
-      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kKeepsAddresses>(to, rows, first, columns, threadIdx.x,
-                                                                                [](int) { return true; });
+      load_tile<Tile, Rows, kThreads, C.vector_loads, kUnroll, kCopies.keeps_addresses>(
+          to, rows, first, columns, threadIdx.x, [](int) { return true; });
     } else {
       load_tile<Tile, Rows, kThreads, C.vector_loads, kUnrollAtEnds, kKeepsAddressesAtEnds>(to, rows, first, columns,
                                                                                             threadIdx.x, is_there);
@@ -221,7 +206,7 @@ struct BlockSm80 : WarpTiles<C> {
     const int32_t begin = from.seen_begin, end = from.seen_end;
     const HeadRows<C.paged> rows = key_rows(from.v, p.v, query_tile.work, query_tile.sequence);
     load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, from.columns_v, begin, end, [&](int key) -> bool {
-      if constexpr (kLoopsAtEnds) return (key < end) & ((key >= begin) | (key < p.keep_first));
+      if constexpr (kCopies.loops_at_ends) return (key < end) & ((key >= begin) | (key < p.keep_first));
       return key < end && (key >= begin || key < p.keep_first);  // branches take no registers
     });
   }
