@@ -33,7 +33,8 @@ void expect_right(const std::string& features, int num_schedules = 1) {
 TEST(EmulatedBackwardSm90, Turns) { expect_right("", 4); }
 
 TEST(EmulatedBackwardSm90, HeadDims) {
-  for (const char* dims : {"head_dim_qk=128 head_dim_v=128", "head_dim_qk=96 head_dim_v=80", "head_dim_qk=24 head_dim_v=40"}) {
+  for (const char* dims :
+       {"head_dim_qk=128 head_dim_v=128", "head_dim_qk=96 head_dim_v=80", "head_dim_qk=24 head_dim_v=40"}) {
     expect_right(std::string(dims) + " window_right=0", 2);
   }
 }
@@ -41,7 +42,7 @@ TEST(EmulatedBackwardSm90, HeadDims) {
 TEST(EmulatedBackwardSm90, Bands) {
   for (const char* band : {"window_right=0", "window_left=60 window_right=0", "window_right=0 seqlen_kv=100",
                            "window_left=30 window_right=0 keep_first=5", "chunk=70", "causal_top_left=1", "prefix=1",
-                           "seqlen_q=10", "seqlen_kv=1"}) {
+                           "seqlen_q=10", "seqlen_kv=1", "seqlen_q=0"}) {
     expect_right(band);
   }
 }

@@ -47,6 +47,11 @@ std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, con
                    " bytes; q, k, v and d_out are aligned to ", alignment, " bytes, head dims are ", p.head_dim_qk,
                    " and ", p.head_dim_v);
   }
+  const portable::ScoreConfig& score = c.score;
+  if (c.head_dim > 64 && (score.softcap || score.alibi || score.bias || score.dropout || score.score_mod)) {
+    return message("takes softcap, ALiBi, bias, dropout and score_mod with head dims to 64, not ", p.head_dim_qk,
+                   " and ", p.head_dim_v, ": wider rows leave no registers for them");
+  }
   return backward_ineligible(p, steps_config(c), device);
 }
 
@@ -61,11 +66,13 @@ portable::BackwardSm90Params params_of(const AttentionArguments& p, const Backwa
                                        const core::Workspace& workspace, const Concurrency& at_once) {
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
-  return {.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kBackwardTileQ),
+  // Without a query nothing reads their maps, which want memory all the same.
+  const bool has_queries = batch_q * rows_q > 0;
+  const core::Operand &q = has_queries ? p.q() : p.k(), &d_out = has_queries ? p.tensors[Name::d_out] : p.v();
+  return {.q = tensor_map(q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kBackwardTileQ),
           .k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, portable::kBackwardTileKv),
           .v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, portable::kBackwardTileKv),
-          .d_out = tensor_map(p.tensors[Name::d_out], {batch_q, rows_q, p.heads_q, p.head_dim_v},
-                              portable::kBackwardTileQ),
+          .d_out = tensor_map(d_out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kBackwardTileQ),
           .backward = backward_params(p, steps_config(c), workspace, at_once)};
 }
 
@@ -80,7 +87,7 @@ Step main_step(const BackwardSm90Config& c, const std::string& user) {
             const auto wants = [&](Name name) { return p.tensors[name].data != nullptr; };
             const int64_t tiles = (p.seqlen_kv + portable::kBackwardTileKv - 1) / portable::kBackwardTileKv;
             const int64_t blocks = p.batch * p.heads_kv * tiles;
-            if (blocks == 0 || p.total_q == 0 || !(wants(Name::dq) || wants(Name::dk) || wants(Name::dv))) {
+            if (blocks == 0 || !(wants(Name::dq) || wants(Name::dk) || wants(Name::dv))) {
               return std::nullopt;
             }
             return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params_of(p, c, workspace, at_once))};
@@ -91,17 +98,17 @@ Step main_step(const BackwardSm90Config& c, const std::string& user) {
 Step dq_step(const BackwardSm90Config& c) {
   BackwardSm90Config of_rows = c;
   of_rows.score = {.element = c.score.element, .mask = c.score.mask};
-  return {.program = program("backward_dq_sm90", of_rows, user_source()),
-          .threads = 256,
-          .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                        const core::Workspace& workspace) -> std::optional<Launch> {
-            const AttentionArguments& p = core::attention(call);
-            const BackwardSm80Config steps = steps_config(c);
-            const int64_t blocks = p.tensors[Name::dq].data != nullptr ? backward_row_blocks(p, steps) : 0;
-            if (blocks == 0) return std::nullopt;
-            return Launch{{static_cast<unsigned>(blocks), 1, 1},
-                          Parameters(backward_params(p, steps, workspace, at_once))};
-          }};
+  return {
+      .program = program("backward_dq_sm90", of_rows, user_source()),
+      .threads = 256,
+      .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                    const core::Workspace& workspace) -> std::optional<Launch> {
+        const AttentionArguments& p = core::attention(call);
+        const BackwardSm80Config steps = steps_config(c);
+        const int64_t blocks = p.tensors[Name::dq].data != nullptr ? backward_row_blocks(p, steps) : 0;
+        if (blocks == 0) return std::nullopt;
+        return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(backward_params(p, steps, workspace, at_once))};
+      }};
 }
 
 }  // namespace

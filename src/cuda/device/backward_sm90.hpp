@@ -14,8 +14,8 @@
 //     dq = ds k, half of its columns each, added in memory              in the order of key tiles (in_order) or in any
 //   dk, dv to memory
 //
-// The steps before and behind it are those of backward_sm80 (backward_rows.hpp): what each query brings along, dQ out of
-// its sums, gradients of a head. dQ's sums lie in memory as theirs do: as the accumulators of eight warps.
+// The steps before and behind it are those of backward_sm80 (backward_rows.hpp): what each query brings along, dQ out
+// of its sums, gradients of a head. dQ's sums lie in memory as theirs do: as the accumulators of eight warps.
 #pragma once
 
 #include "cuda/device/backward_rows.hpp"
@@ -34,11 +34,11 @@ struct WarpgroupBackwardSm90 {
   using Block = BlockBackwardSm90<C>;
   static constexpr Element kElement = C.score.element;
   static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kRowBytes = Block::kRowBytes;
-  static constexpr int kRows = 64;                         // of keys, of a warpgroup
-  static constexpr int kQueryBlocks = kTileQ / 8;          // of scores
-  static constexpr int kSteps = kTileQ / 16;               // of the products that sum over queries
-  static constexpr int kBlocks = C.head_dim / 8;           // of dk and dv
-  static constexpr int kColumnsDQ = C.head_dim / 2;        // of a warpgroup
+  static constexpr int kRows = 64;                   // of keys, of a warpgroup
+  static constexpr int kQueryBlocks = kTileQ / 8;    // of scores
+  static constexpr int kSteps = kTileQ / 16;         // of the products that sum over queries
+  static constexpr int kBlocks = C.head_dim / 8;     // of dk and dv
+  static constexpr int kColumnsDQ = C.head_dim / 2;  // of a warpgroup
   static constexpr int kPanelK = kTileKv * kRowBytes, kPanelQ = kTileQ * kRowBytes;
   static constexpr int kMeeting = 1, kThreads = 256;
   using Gradients = GradientTile<C.score, 1, kQueryBlocks>;
@@ -169,7 +169,8 @@ struct WarpgroupBackwardSm90 {
   // dS^T to the warpgroup's 64 columns of dS.
   __device__ __forceinline__ void store_d_scores(const uint32_t (&d_scores)[kSteps][4], uint32_t s_d_scores) const {
     using Panel = Tile<kTileQ, 64, 2>;
-    const uint32_t to = s_d_scores + warpgroup * kPanelQ + Panel::offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+    const uint32_t to =
+        s_d_scores + warpgroup * kPanelQ + Panel::offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       ptx::store_matrices_transposed(Panel::advance(to, step * 16, 0), d_scores[step]);
@@ -200,10 +201,9 @@ struct WarpgroupBackwardSm90 {
                                         float factor, int32_t head_dim) const {
     if (to.tensor.data == nullptr) return;
     const int64_t head = block.batch_idx * to.tensor.batch_stride + block.head_kv * to.tensor.head_stride;
-    store_gradients<kElement>(to, sums, factor, block.first_key + warpgroup * kRows + warp * 16, block.sequence.len_kv, 0,
-                              head_dim, lane, [&](int32_t key) {
-                                return head + (block.sequence.row_kv + key) * to.tensor.row_stride;
-                              });
+    store_gradients<kElement>(to, sums, factor, block.first_key + warpgroup * kRows + warp * 16, block.sequence.len_kv,
+                              0, head_dim, lane,
+                              [&](int32_t key) { return head + (block.sequence.row_kv + key) * to.tensor.row_stride; });
   }
 
   __device__ __forceinline__ void run() {

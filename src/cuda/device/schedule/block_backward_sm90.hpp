@@ -1,5 +1,5 @@
-// A block of backward_sm90: its key tile, its shared memory, the rings by which its warps hand on buffers, and the warps
-// that load and that keep turns.
+// A block of backward_sm90: its key tile, its shared memory, the rings by which its warps hand on buffers, and the
+// warps that load and that keep turns.
 #pragma once
 
 #include "cuda/device/ptx/global.hpp"
@@ -27,8 +27,8 @@ struct BlockBackwardSm90 {
   static_assert(Visited::kWords <= portable::kBackwardWords);
   using Head = typename Visited::Head;
   using Keys = Ring<1>;
-  // Of query tiles, all in step: q, d_out, rows and the visit are there, and their slot is free again; it is the block's
-  // turn at the tile's dQ, and the block has added to it.
+  // Of query tiles, all in step: q, d_out, rows and the visit are there, and their slot is free again; it is the
+  // block's turn at the tile's dQ, and the block has added to it.
   using Queries = Ring<kLayout.stages>;
 
   const BackwardSm90Params& params;
@@ -48,7 +48,9 @@ struct BlockBackwardSm90 {
   __device__ uint32_t s_k() const { return shared; }
   __device__ uint32_t s_v() const { return shared + kLayout.v_at; }
   __device__ uint32_t s_q(const Queries& at) const { return shared + kLayout.q_at + at.offset(kLayout.q_bytes); }
-  __device__ uint32_t s_d_out(const Queries& at) const { return shared + kLayout.d_out_at + at.offset(kLayout.q_bytes); }
+  __device__ uint32_t s_d_out(const Queries& at) const {
+    return shared + kLayout.d_out_at + at.offset(kLayout.q_bytes);
+  }
   __device__ uint32_t s_rows(const Queries& at) const {
     return shared + kLayout.rows_at + at.offset(kTileQ * static_cast<uint32_t>(sizeof(BackwardRow)));
   }
@@ -69,8 +71,8 @@ struct BlockBackwardSm90 {
   }
 
   // Blocks take key tiles in the order of their start, so that one that is waited for has begun. Sections of KV heads
-  // (of all sequences); in a section their key tiles take turns, the first ones first: those meet the most queries under
-  // a causal mask. By all threads.
+  // (of all sequences); in a section their key tiles take turns, the first ones first: those meet the most queries
+  // under a causal mask. By all threads.
   __device__ __forceinline__ void take_ticket() {
     if (threadIdx.x == 0) ptx::store_word(s_words(), atomicAdd(p.ticket, 1u));
     __syncthreads();
@@ -103,7 +105,11 @@ struct BlockBackwardSm90 {
   __device__ QueryVisit visit(const Queries& at) const {
     const uint4 words = ptx::load_chunk(s_visit(at));
     const auto rest = static_cast<int32_t>(words.z);
-    return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y), rest >> 3, (rest & 1) != 0, (rest & 2) != 0,
+    return {static_cast<int32_t>(words.x),
+            static_cast<int32_t>(words.y),
+            rest >> 3,
+            (rest & 1) != 0,
+            (rest & 2) != 0,
             (rest & 4) != 0};
   }
 
@@ -159,8 +165,8 @@ struct BlockBackwardSm90 {
     }
   }
 
-  // Warp 1, one lane: the turns of key tiles at a query tile's dQ, so that its sums have one order. Waits for the block's
-  // turn, tells the multiplying warps, and hands on the turn when they have added.
+  // Warp 1, one lane: the turns of key tiles at a query tile's dQ, so that its sums have one order. Waits for the
+  // block's turn, tells the multiplying warps, and hands on the turn when they have added.
   __device__ __forceinline__ void keep_turns(bool takes_turns) const {
     Queries queries(query_barriers()), turns(turn_barriers());
 #pragma unroll 1

@@ -36,8 +36,8 @@ struct GradientTile {
   int lane;
 
   // Calls use(m, j, r, first, second, origin) with the gradients of every pair of neighbouring queries: row r (0 or 1)
-  // of the lane in 16-key block m, block j of 8 queries. products: without scale but with its sign. IsMasked: some score
-  // may be hidden. AnyKey: the first key is no multiple of 16.
+  // of the lane in 16-key block m, block j of 8 queries. products: without scale but with its sign. IsMasked: some
+  // score may be hidden. AnyKey: the first key is no multiple of 16.
   template <bool IsMasked, bool AnyKey = false, class Use>
   __device__ __forceinline__ void for_each_pair(const Scores& products, const Scores& d_probs, const Gradient& gradient,
                                                 const Use& use) const {
