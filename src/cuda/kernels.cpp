@@ -7,6 +7,7 @@
 #include "core/once.hpp"
 #include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
+#include "cuda/backward_sm90/recipe.hpp"
 #include "cuda/copy_pages/recipe.hpp"
 #include "cuda/decode/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
@@ -69,6 +70,18 @@ constexpr KernelRow kForwardSm80 = {
     .max_head_dim = 512,
     .recipe = forward_sm80_recipe,
     .cost = forward_sm80_cost};
+constexpr KernelRow kBackwardSm90 = {
+    .name = "cuda.backward_sm90",
+    .operation = core::Operation::backward,
+    .summary = "FlashAttention-3's backward with Hopper's copy engine and warpgroup matrix instructions",
+    .architectures = "sm_90a",
+    .unavailable = backward_sm90_unavailable,
+    .dtypes = kHalves,
+    .max_head_dim = 128,
+    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures | core::kElementMasks |
+                                             core::Feature::mask_mod | core::Feature::d_alibi_slopes),
+    .recipe = backward_sm90_recipe,
+    .cost = backward_sm90_cost};
 constexpr KernelRow kBackwardSm80 = {
     .name = "cuda.backward_sm80",
     .operation = core::Operation::backward,
@@ -135,10 +148,10 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kDecode>(),           kernel<kForwardSm90>(), kernel<kForwardSm80>(),
-                      kernel<kBackwardSm80>(),     kernel<kMerge>(),       kernel<kAppend>(),
-                      kernel<kCopyPages>(),        kernel<kStandard>(),    kernel<kStandardBackward>(),
-                      kernel<kDecodeUnifiedMax>(), kernel<kFlash1>()};
+    return std::array{kernel<kDecode>(),           kernel<kForwardSm90>(),      kernel<kForwardSm80>(),
+                      kernel<kBackwardSm90>(),     kernel<kBackwardSm80>(),     kernel<kMerge>(),
+                      kernel<kAppend>(),           kernel<kCopyPages>(),        kernel<kStandard>(),
+                      kernel<kStandardBackward>(), kernel<kDecodeUnifiedMax>(), kernel<kFlash1>()};
   });
 }
 

@@ -248,7 +248,26 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
 }
 
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
-  return backward_of(random_case(seed, kernel, dtypes));
+  return supported(backward_of(random_case(seed, kernel, dtypes)));
+}
+
+Case supported(Case c) {
+  if (c.kernel != "cuda.backward_sm90") return c;
+  if (c.dtype != "f16") c.dtype = "bf16";
+  c.document = false;
+  c.dense = c.block_map = "";
+  c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 7) / 8 * 8, 128);
+  c.head_dim_v = std::min<int64_t>((c.head_dim_v + 7) / 8 * 8, 128);
+  if (std::max(c.head_dim_qk, c.head_dim_v) > 64) {
+    c.softcap = c.dropout = 0;
+    c.alibi = c.bias = "";
+    std::erase(c.gradients, 'b');
+  }
+  std::erase(c.gradients, 'a');
+  if (c.gradients.empty()) c.gradients = "qkv";
+  c.shift = c.shift / 8 * 8;
+  if (c.layout == "sliced" || c.layout == "qkv") c.layout = "bshd";
+  return c;
 }
 
 Case backward_of(Case c) {

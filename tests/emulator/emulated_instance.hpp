@@ -26,7 +26,8 @@ void run_instance(void (*kernel)(Params), const cuda::Step& step, const cuda::La
   const auto& params = *static_cast<const Params*>(launch.parameters.data());
   const auto& [x, y, z] = launch.grid;
   // Blocks that wait for each other run in pairs, as those of a cluster do, and pairs for those before them.
-  const bool take_turns = step.program.expression.find("::backward_sm80<") != std::string::npos;
+  const bool take_turns = step.program.expression.find("::backward_sm80<") != std::string::npos ||
+                          step.program.expression.find("::backward_sm90<") != std::string::npos;
   // forward_sm90's blocks take tiles by a counter: which block has which depends on the grid's order, which they keep.
   const bool keeps_order = take_turns || step.program.expression.find("::forward_sm90<") != std::string::npos;
   emulator::launch(

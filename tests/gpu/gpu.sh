@@ -122,7 +122,7 @@ run_sanitizer() {
   checked memcheck forward_test --gtest_filter="*.OddSizes/$of*:*.EmptySizes/$of*:*.HeadDims/$of*:*.Layouts/$of*"
   local small="*.Plain/$of*:*.RowsWithoutAKey/$of*:*.LongerThanAnyTile/$of*"
   checked synccheck forward_test --gtest_filter="$small"
-  for kernel in cuda.decode cuda.decode_unified_max cuda.forward_sm80 cuda.forward_sm90 cuda.backward_sm80; do
+  for kernel in cuda.decode cuda.decode_unified_max cuda.forward_sm80 cuda.forward_sm90 cuda.backward_sm80 cuda.backward_sm90; do
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
     checked memcheck random_test --kernel $kernel --cases 300 --jobs 4
     checked synccheck random_test --kernel $kernel --cases 60
@@ -130,7 +130,7 @@ run_sanitizer() {
     [[ $kernel == cuda.decode ]] && checked memcheck random_test --kernel $kernel --mla --max-configs 8 --cases 100 --jobs 4
   done
   # racecheck does not know what the copy engine's barriers order.
-  [[ $KERNEL == cuda.forward_sm90 ]] && return
+  [[ $KERNEL == cuda.*_sm90 ]] && return
   checked racecheck forward_test --gtest_filter="$small-*sm90*"
   for kernel in cuda.decode cuda.forward_sm80 cuda.backward_sm80; do
     [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue

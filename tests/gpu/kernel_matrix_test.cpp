@@ -15,6 +15,7 @@
 #include "core/sequence.hpp"
 #include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
+#include "cuda/backward_sm90/recipe.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/copy_pages/recipe.hpp"
@@ -172,16 +173,17 @@ TEST_P(KernelMatrix, CompilesWithoutSpills) {
 
 // Hopper's kernel: registers, which its warpgroups share out anew, and the assembler's notes C7510 to C7519, that it
 // has made matrix instructions wait for each other.
-void expect_lean(CubinStore& store, const AttentionArguments& p, const char* name) {
-  const Recipe recipe = forward_sm90_recipe(p, typical_device(90));
+void expect_lean(CubinStore& store, const AttentionArguments& p, const char* name,
+                 Recipe (*recipe_of)(const core::Shape&, const DeviceInfo&) = forward_sm90_recipe) {
+  const Recipe recipe = recipe_of(p, typical_device(90));
   EXPECT_EQ(recipe.ineligible, "");
   for (const Step& step : recipe.steps) {
-    const bool is_forward = step.program.arch_specific;
-    const auto cubin = store.get(step.program, {.arch = 90, .arch_specific = is_forward});
+    const bool has_warpgroups = step.program.arch_specific;
+    const auto cubin = store.get(step.program, {.arch = 90, .arch_specific = has_warpgroups});
     const Resources& takes = cubin->resources;
     const std::string what = words(p, name, recipe) + "\n" + cubin->log;
     EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what;
-    if (!is_forward) continue;
+    if (!has_warpgroups || step.threads < 384) continue;
     EXPECT_EQ(takes.registers, 65536 / static_cast<int>(step.threads) / 8 * 8) << what;
     EXPECT_EQ(cubin->log.find("C75"), std::string::npos) << what;
   }
@@ -266,6 +268,34 @@ AttentionArguments backward(AttentionArguments p) {
     p.operands[name] = p.operands[core::Name::q];
   }
   return p;
+}
+
+// backward_sm90: as the forward, its registers and the assembler's notes.
+TEST(KernelMatrixBackwardSm90, CompilesWithoutSpillsOrWaits) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const core::Features sets[] = {{},
+                                 Feature::softcap,
+                                 Feature::alibi,
+                                 Feature::bias,
+                                 Feature::dropout,
+                                 Feature::bias | Feature::dropout | Feature::alibi,
+                                 Feature::softcap | Feature::bias};
+  for (const int64_t head_dim : {64, 128}) {
+    for (const bool in_any_order : {false, true}) {
+      for (const core::Features features : sets) {
+        if (!features.empty() && (head_dim > 64 || in_any_order)) continue;
+        AttentionArguments p = sm90_problem(head_dim, head_dim, 4096, DType::bf16);
+        for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {
+          p.operands[name] = p.operands[core::Name::q];
+        }
+        p.features = features;
+        if (features.has(Feature::bias)) p.bias_dtype = DType::bf16;
+        p.in_any_order = in_any_order;
+        expect_lean(store, p, "backward", backward_sm90_recipe);
+      }
+    }
+  }
 }
 
 // backward_sm80: every feature at one size, and nothing or everything at every size.

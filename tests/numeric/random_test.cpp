@@ -138,7 +138,7 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
   Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
                             : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
   if (kernel.is_for_few()) c.batch_invariant = c.few = true;  // for any number of rows
-  return kernel.is_backward ? tessella::tests::backward_of(c) : c;
+  return kernel.is_backward ? tessella::tests::supported(tessella::tests::backward_of(c)) : c;
 }
 
 // With the gradients that decide what is compiled.

@@ -33,13 +33,15 @@ __device__ __forceinline__ void wait_products() {
 // How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
 enum class Contiguous { summed, columns };
 
-// D += A . B; unless it adds, D starts from zero. with_shared: A and B from shared memory, both with the summed axis
+// D += A . B; unless it adds, D starts from zero. with_shared: A and B from shared memory, A with the summed axis
 // contiguous. with_registers: A from registers.
 template <Element E, int N>
 struct WarpgroupMma;
 
 // The lists of registers that the assembler's syntax asks for.
 #define TESSELLA_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TESSELLA_D32 TESSELLA_D(0), TESSELLA_D(1), TESSELLA_D(2), TESSELLA_D(3)
+#define TESSELLA_R32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define TESSELLA_D64 \
   TESSELLA_D(0), TESSELLA_D(1), TESSELLA_D(2), TESSELLA_D(3), TESSELLA_D(4), TESSELLA_D(5), TESSELLA_D(6), TESSELLA_D(7)
 #define TESSELLA_R64                                                                                                   \
@@ -53,8 +55,6 @@ struct WarpgroupMma;
 #define TESSELLA_R112 TESSELLA_R96 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define TESSELLA_D128 TESSELLA_D112, TESSELLA_D(14), TESSELLA_D(15)
 #define TESSELLA_R128 TESSELLA_R112 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define TESSELLA_D136 TESSELLA_D128, TESSELLA_D(16)
-#define TESSELLA_R136 TESSELLA_R128 ",%64,%65,%66,%67"
 #define TESSELLA_D192                                                                                            \
   TESSELLA_D128, TESSELLA_D(16), TESSELLA_D(17), TESSELLA_D(18), TESSELLA_D(19), TESSELLA_D(20), TESSELLA_D(21), \
       TESSELLA_D(22), TESSELLA_D(23)
@@ -74,14 +74,15 @@ struct WarpgroupMma;
 #define TESSELLA_WGMMA(E, N, type, a, b, c, d_, e, f, g)                                                               \
   template <>                                                                                                          \
   struct WarpgroupMma<Element::E, N> {                                                                                 \
+    template <Contiguous B = Contiguous::summed>                                                                       \
     __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,         \
                                                        bool adds) {                                                    \
       asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c                                                       \
                    ", 0;\n"                                                                                            \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" TESSELLA_R##N                  \
-                   "}, %" #a ", %" #b ", adds, 1, 1, 0, 0;\n}"                                                         \
+                   "}, %" #a ", %" #b ", adds, 1, 1, 0, %" #d_ ";\n}"                                                  \
                    : TESSELLA_D##N                                                                                     \
-                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                           \
+                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)), "n"(B == Contiguous::columns ? 1 : 0));    \
     }                                                                                                                  \
     template <Contiguous B>                                                                                            \
     __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&left)[4],             \
@@ -98,17 +99,19 @@ struct WarpgroupMma;
 #define TESSELLA_WGMMAS(N, a, b, c, d, e, f, g)        \
   TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e, f, g) \
   TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e, f, g)
+TESSELLA_WGMMAS(32, 16, 17, 18, 19, 20, 21, 22)
 TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36, 37, 38)
 TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44, 45, 46)
 TESSELLA_WGMMAS(96, 48, 49, 50, 51, 52, 53, 54)
 TESSELLA_WGMMAS(112, 56, 57, 58, 59, 60, 61, 62)
 TESSELLA_WGMMAS(128, 64, 65, 66, 67, 68, 69, 70)
-TESSELLA_WGMMAS(136, 68, 69, 70, 71, 72, 73, 74)
 TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100, 101, 102)
 TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132, 133, 134)
 #undef TESSELLA_WGMMAS
 #undef TESSELLA_WGMMA
 #undef TESSELLA_D
+#undef TESSELLA_D32
+#undef TESSELLA_R32
 #undef TESSELLA_D64
 #undef TESSELLA_R64
 #undef TESSELLA_D80
@@ -119,8 +122,6 @@ TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132, 133, 134)
 #undef TESSELLA_R112
 #undef TESSELLA_D128
 #undef TESSELLA_R128
-#undef TESSELLA_D136
-#undef TESSELLA_R136
 #undef TESSELLA_D192
 #undef TESSELLA_R192
 #undef TESSELLA_D256

@@ -5,22 +5,19 @@
 #pragma once
 
 #include "cuda/device/schedule/query_tiles.hpp"
-#include "cuda/device/score/dropout.hpp"
-#include "cuda/device/score/gradient.hpp"
+#include "cuda/device/score/gradient_tile.hpp"
 #include "cuda/device/tile/multiply_shared.hpp"
 #include "cuda/device/tile/tile.hpp"
 
 namespace tessella::device {
 
 using portable::BackwardSm80Config;
-using portable::MaskLevel;
 
 template <BackwardSm80Config C>
 struct BlockBackward {
   static constexpr Element kElement = C.score.element;
   static constexpr int kElementBytes = portable::size_bytes(kElement);
   static constexpr int kThreads = C.num_warps * 32;
-  static constexpr bool kLoadsElements = C.score.bias || C.score.score_mod || C.score.mask == MaskLevel::bits;
   static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;
   static constexpr portable::BackwardLayout kLayout = portable::layout(C);
   using TileK = Tile<C.tile_kv, C.head_dim_qk, kElementBytes>;
@@ -118,11 +115,7 @@ struct BlockBackward {
       ptx::copy_chunk_async(s_rows(stage) + row * 16, rows + row, true);
     }
   }
-  __device__ BackwardRow row(int stage, int i) const {
-    const uint4 words = ptx::load_chunk(s_rows(stage) + i * 16);
-    return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
-            static_cast<int32_t>(words.w)};
-  }
+  __device__ BackwardRow row(int stage, int i) const { return load_backward_row(s_rows(stage) + i * 16); }
   // By a whole warp.
   template <class Tile>
   __device__ __forceinline__ void clear_row(uint32_t tile, int row) const {
@@ -160,71 +153,23 @@ struct BlockBackward {
     multiply_qk<kElement, C.head_dim_v, TileV, TileDOut, kAhead>(d_probs, s_v(), d_out, row, lane, [] {});
   }
 
-  // Calls use(m, j, r, first, second, origin) with the gradients of every pair of neighbouring queries: row r (0 or 1)
-  // of the lane in 16-key block m, block j of 8 queries. IsMasked: some score of the tile may be hidden. AnyKey: the
-  // tile's first key is no multiple of 16.
+  // GradientTile::for_each_pair() of the warp's scores of a tile.
   template <bool IsMasked, bool AnyKey = false, class Use>
   __device__ __forceinline__ void gradients(const typename FragmentS::Accumulators& products,
                                             const typename FragmentS::Accumulators& d_probs, const Gradient& gradient,
                                             int32_t head_idx, int32_t tile, bool has_elements, int stage,
                                             const Use& use) const {
-    const int32_t query = tile * C.tile_q + FragmentS::column(warp), key = first_key + FragmentS::row(warp);
-    const typename Gradient::Origin origin = gradient.origin(query + lane % 4 * 2, key + lane / 4);
-#pragma unroll
-    for (int pair = 0; pair < FragmentS::kBlocks; pair += 2) {
-      BackwardRow rows[2][2];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        rows[i / 2][i % 2] = row(stage, FragmentS::column(warp) + (pair + i / 2) * 8 + lane % 4 * 2 + i % 2);
-      }
-#pragma unroll
-      for (int m = 0; m < FragmentS::kMBlocks; ++m) {
-        const KeptOf<AnyKey> kept(*this, head_idx, query + pair * 8, key + m * 16);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int half = i / 2, j = pair + half, r = i % 2;
-          ScoreGradients of[2];
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int n = r * 2 + c, down = j * 8 + c, right = m * 16 + r * 8;
-            const int32_t at_query = origin.query + down, at_key = origin.key + right;
-            of[c] = {0, 0, 0};
-            if (IsMasked && !is_visible(rows[half][c], head_idx, at_query, at_key, has_elements)) continue;
-            bool keeps = true;
-            if constexpr (C.score.dropout && AnyKey) {
-              keeps = dropout_of(p.forward).keeps(kept.head_idx, at_query, at_key);
-            } else if constexpr (C.score.dropout) {
-              keeps = kept.bits.has(half, n);
-            }
-            of[c] = gradient.of(products[m][j][n], d_probs[m][j][n], rows[half][c], keeps, origin, down, right);
-          }
-          use(m, j, r, of[0], of[1], origin);
-        }
-        // What some elements load is used before more is loaded: a whole tile's would fill all registers.
-        if (kLoadsElements) ptx::keep_loads_in_place();
-      }
-    }
-  }
-
-  // Of 16 queries and 16 keys.
-  template <bool AnyKey>
-  struct KeptOf {
-    uint64_t head_idx = 0;
-    Kept bits;
-    __device__ __forceinline__ KeptOf(const BlockBackward& block, int32_t head, int32_t query, int32_t key) {
-      if constexpr (C.score.dropout) head_idx = dropout_head(block.p.forward, {block.batch_idx, head, 0, 0});
-      if constexpr (C.score.dropout && !AnyKey) {
-        bits = Kept(dropout_of(block.p.forward), head_idx, query / 16, key / 16, block.lane);
-      }
-    }
-  };
-
-  __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t head_idx, int32_t query, int32_t key,
-                                             bool has_elements) const {
-    const bool in_band = KeyRange{of_row.begin, of_row.end}.sees(key, p.forward.keep_first) && key >= 0;
-    if constexpr (!kHasMap) return in_band;
-    return in_band &&
-           (!has_elements || device::is_visible<C.score>(p.forward, sequence, batch_idx, head_idx, query, key));
+    const int32_t column = FragmentS::column(warp);
+    const GradientTile<C.score, FragmentS::kMBlocks, FragmentS::kBlocks> of = {p,
+                                                                               sequence,
+                                                                               batch_idx,
+                                                                               head_idx,
+                                                                               tile * C.tile_q + column,
+                                                                               first_key + FragmentS::row(warp),
+                                                                               s_rows(stage) + column * 16,
+                                                                               has_elements,
+                                                                               lane};
+    of.template for_each_pair<IsMasked, AnyKey>(products, d_probs, gradient, use);
   }
 };
 

@@ -37,6 +37,8 @@ class Ring {
   __device__ void arrive_full_expecting(uint32_t bytes) const { ptx::arrive_expecting(full(), bytes); }
   // True at once where the slot was never filled.
   __device__ void wait_empty() const { ptx::wait(empty(), parity() ^ 1); }
+  // Until what fills the slot now has been emptied.
+  __device__ void wait_emptied() const { ptx::wait(empty(), parity()); }
   __device__ void arrive_empty() const { ptx::arrive(empty()); }
   __device__ void advance() {
     if ((++at_ & ~kPhase) == 0) at_ += kFirst;

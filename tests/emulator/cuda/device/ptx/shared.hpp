@@ -34,6 +34,9 @@ inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t i = 0; i < 4; ++i) store_word(rows[i * 8 + lane / 4].words[0] + lane % 4 * 4, r[i]);
 }
+inline void store_matrices_transposed(uint32_t address, const uint32_t (&r)[4]) {
+  store_matrices(address, {transpose(r[0]), transpose(r[1]), transpose(r[2]), transpose(r[3])});
+}
 inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
   const emulator::Given* rows = emulator::exchange({{address, 0, 0, 0}});
   const uint32_t lane = threadIdx.x % 32;

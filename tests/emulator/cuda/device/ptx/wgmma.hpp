@@ -102,19 +102,27 @@ struct WarpgroupMma {
     }
   }
 
+  template <Contiguous B = Contiguous::summed>
   static void with_shared(float (&d)[N / 8][4], uint64_t a_description, uint64_t b_description, bool adds) {
     const int row = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
     const Described a(a_description), b(b_description);
     std::vector<uint32_t> chunks;
     a.add_rows(chunks, 64);
-    b.add_rows(chunks, N);
+    if constexpr (B == Contiguous::columns) {
+      b.add_columns(chunks, N);
+    } else {
+      b.add_rows(chunks, N);
+    }
     const auto piece = [&d, a, b, adds, row] {
       float left[2][16];
       for (int r = 0; r < 2; ++r) {
         for (int k = 0; k < 16; ++k) left[r][k] = to_float<E>(a.row_major(row + r * 8, k));
       }
       multiply(
-          d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return to_float<E>(b.row_major(n, k)); },
+          d, [&](int r, int k) { return left[r][k]; },
+          [&](int k, int n) {
+            return to_float<E>(B == Contiguous::columns ? b.column_major(k, n) : b.row_major(n, k));
+          },
           adds);
     };
     emulator::begin(emulator::Work::products, piece, std::move(chunks));

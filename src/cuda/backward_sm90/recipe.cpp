@@ -1,0 +1,146 @@
+#include "cuda/backward_sm90/recipe.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/message.hpp"
+#include "cuda/backward_sm80/steps.hpp"
+#include "cuda/compile/expression.hpp"
+#include "cuda/compile/user_source.hpp"
+#include "cuda/driver/tensor_map.hpp"
+#include "cuda/launch/forward_cost.hpp"
+#include "cuda/launch/score_config.hpp"
+#include "portable/backward_sm90.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::AttentionArguments;
+using core::AttentionShape;
+using core::message;
+using core::Name;
+using portable::BackwardSm80Config;
+using portable::BackwardSm90Config;
+
+BackwardSm90Config config_of(const AttentionShape& p) {
+  return {.score = score_config(p),
+          .head_dim = std::max(p.head_dim_qk, p.head_dim_v) <= 64 ? 64 : 128,
+          .in_order = !p.in_any_order};
+}
+
+// Of the steps before and behind, which are backward_sm80's: its tiles.
+BackwardSm80Config steps_config(const BackwardSm90Config& c) {
+  return {.score = c.score,
+          .head_dim_qk = c.head_dim,
+          .head_dim_v = c.head_dim,
+          .tile_q = portable::kBackwardTileQ,
+          .tile_kv = portable::kBackwardTileKv,
+          .num_warps = 8,
+          .in_order = c.in_order};
+}
+
+std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, const DeviceInfo& device) {
+  constexpr int32_t kAlignment = 16;
+  const int32_t alignment = std::min(p.alignment(), p.operands[Name::d_out].alignment);
+  if (alignment < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
+    return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
+                   " bytes; q, k, v and d_out are aligned to ", alignment, " bytes, head dims are ", p.head_dim_qk,
+                   " and ", p.head_dim_v);
+  }
+  const portable::ScoreConfig& score = c.score;
+  if (c.head_dim > 64 && (score.softcap || score.alibi || score.bias || score.dropout || score.score_mod)) {
+    return message("takes softcap, ALiBi, bias, dropout and score_mod with head dims to 64, not ", p.head_dim_qk,
+                   " and ", p.head_dim_v, ": wider rows leave no registers for them");
+  }
+  return backward_ineligible(p, steps_config(c), device);
+}
+
+Program program(const char* kernel, const BackwardSm90Config& c, const std::string& user) {
+  return {.header = "cuda/device/backward_sm90.hpp",
+          .expression = expression(kernel, "BackwardSm90Config", c),
+          .user_source = user,
+          .arch_specific = true};
+}
+
+portable::BackwardSm90Params params_of(const AttentionArguments& p, const BackwardSm90Config& c,
+                                       const core::Workspace& workspace, const Concurrency& at_once) {
+  const auto [batch_q, rows_q] = p.axes_q();
+  const auto [batch_kv, rows_kv] = p.axes_kv();
+  // Without a query nothing reads their maps, which want memory all the same.
+  const bool has_queries = batch_q * rows_q > 0;
+  const core::Operand &q = has_queries ? p.q() : p.k(), &d_out = has_queries ? p.tensors[Name::d_out] : p.v();
+  return {.q = tensor_map(q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kBackwardTileQ),
+          .k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, portable::kBackwardTileKv),
+          .v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, portable::kBackwardTileKv),
+          .d_out = tensor_map(d_out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kBackwardTileQ),
+          .backward = backward_params(p, steps_config(c), workspace, at_once)};
+}
+
+// A block a key tile.
+Step main_step(const BackwardSm90Config& c, const std::string& user) {
+  return {.program = program("backward_sm90", c, user),
+          .threads = portable::kBackwardSm90Threads,
+          .shared_bytes = portable::layout(c).bytes,
+          .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                        const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& p = core::attention(call);
+            const auto wants = [&](Name name) { return p.tensors[name].data != nullptr; };
+            const int64_t tiles = (p.seqlen_kv + portable::kBackwardTileKv - 1) / portable::kBackwardTileKv;
+            const int64_t blocks = p.batch * p.heads_kv * tiles;
+            if (blocks == 0 || !(wants(Name::dq) || wants(Name::dk) || wants(Name::dv))) {
+              return std::nullopt;
+            }
+            return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params_of(p, c, workspace, at_once))};
+          }};
+}
+
+// A block a query tile.
+Step dq_step(const BackwardSm90Config& c) {
+  BackwardSm90Config of_rows = c;
+  of_rows.score = {.element = c.score.element, .mask = c.score.mask};
+  return {
+      .program = program("backward_dq_sm90", of_rows, user_source()),
+      .threads = 256,
+      .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                    const core::Workspace& workspace) -> std::optional<Launch> {
+        const AttentionArguments& p = core::attention(call);
+        const BackwardSm80Config steps = steps_config(c);
+        const int64_t blocks = p.tensors[Name::dq].data != nullptr ? backward_row_blocks(p, steps) : 0;
+        if (blocks == 0) return std::nullopt;
+        return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(backward_params(p, steps, workspace, at_once))};
+      }};
+}
+
+}  // namespace
+
+std::string backward_sm90_unavailable(const DeviceInfo& device) {
+  if (device.arch == 90) return "";
+  return message("runs on Hopper (sm_90), and GPU ", device.id, " (", device.name, ") is sm_", device.arch);
+}
+
+Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const AttentionShape& bounds = core::attention(shape);
+  const BackwardSm90Config c = config_of(bounds);
+  if (std::string reason = ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
+  const BackwardSm80Config steps = steps_config(c);
+  const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
+  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, true)},
+                .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::kBackwardTileKv,
+                                       ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim, ", ",
+                                       portable::layout(c).stages, " stages, dQ's sums in ",
+                                       c.in_order ? "order, " : "any order, ", portable::layout(c).bytes,
+                                       " bytes of shared memory"),
+                .steps = steps_before(steps, user)};
+  recipe.steps.push_back(main_step(c, user));
+  if (bounds.operands[Name::dq].dtype != core::DType::none) recipe.steps.push_back(dq_step(c));
+  for (Step& step : steps_behind(bounds, steps, user)) recipe.steps.push_back(std::move(step));
+  return recipe;
+}
+
+core::Cost backward_sm90_cost(const core::Arguments& call, const DeviceInfo&) {
+  const AttentionArguments& arguments = core::attention(call);
+  const BackwardSm80Config steps = steps_config(config_of(arguments));
+  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, true)));
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,307 @@
+// FlashAttention-3's backward (arXiv 2407.08608, algorithm 3) with Hopper's copy engine and warpgroup matrix
+// instructions: bf16 and f16, head dims to 128.
+//
+// A block owns 128 keys of a KV head, whose K and V stay in shared memory, and takes one query tile of 64 rows after
+// another, of all query heads of the group:
+//
+//   warp 0            loads k, v once; q, d_out and the tile's rows     ring of query tiles
+//   warp 1            keeps the block's turns at dQ
+//   each warpgroup    64 keys:
+//     s^T = k q^T, dp^T = v d_out^T                                     matrix unit
+//     p = e^(s - lse), ds = p (dp - delta) cap'(s)                      registers, transposed as the scores are
+//     dv += p^T d_out, dk += ds^T q                                     p and ds from registers
+//     ds to shared memory, where both warpgroups meet
+//     dq = ds k, half of its columns each, added in memory              in the order of key tiles (in_order) or in any
+//   dk, dv to memory
+//
+// The steps before and behind it are those of backward_sm80 (backward_rows.hpp): what each query brings along, dQ out
+// of its sums, gradients of a head. dQ's sums lie in memory as theirs do: as the accumulators of eight warps.
+#pragma once
+
+#include "cuda/device/backward_rows.hpp"
+#include "cuda/device/ptx/wgmma.hpp"
+#include "cuda/device/schedule/block_backward_sm90.hpp"
+#include "cuda/device/score/gradient_tile.hpp"
+#include "cuda/device/tile/gradient.hpp"
+#include "cuda/device/tile/operand.hpp"
+#include "cuda/device/tile/tile.hpp"
+
+namespace tessella::device {
+
+// A warpgroup that multiplies.
+template <BackwardSm90Config C>
+struct WarpgroupBackwardSm90 {
+  using Block = BlockBackwardSm90<C>;
+  static constexpr Element kElement = C.score.element;
+  static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kRowBytes = Block::kRowBytes;
+  static constexpr int kRows = 64;                   // of keys, of a warpgroup
+  static constexpr int kQueryBlocks = kTileQ / 8;    // of scores
+  static constexpr int kSteps = kTileQ / 16;         // of the products that sum over queries
+  static constexpr int kBlocks = C.head_dim / 8;     // of dk and dv
+  static constexpr int kColumnsDQ = C.head_dim / 2;  // of a warpgroup
+  static constexpr int kPanelK = kTileKv * kRowBytes, kPanelQ = kTileQ * kRowBytes;
+  static constexpr int kMeeting = 1, kThreads = 256;
+  using Gradients = GradientTile<C.score, 1, kQueryBlocks>;
+  using Scores = typename Gradients::Scores;
+
+  const Block& block;
+  const BackwardParams& p;
+  int warpgroup, warp, lane;  // warp: of the warpgroup
+  typename Block::Queries queries, turns;
+  float dk[1][kBlocks][4], dv[1][kBlocks][4];
+
+  __device__ __forceinline__ explicit WarpgroupBackwardSm90(const Block& of)
+      : block(of),
+        p(of.p),
+        warpgroup(static_cast<int>(__shfl_sync(kAllLanes, threadIdx.x / 128, 0)) - 1),
+        warp(static_cast<int>(threadIdx.x / 32 % 4)),
+        lane(static_cast<int>(threadIdx.x % 32)),
+        queries(of.query_barriers()),
+        turns(of.turn_barriers()) {
+    clear(dk[0]);
+    clear(dv[0]);
+  }
+  template <int Blocks>
+  __device__ __forceinline__ static void clear(float (&d)[Blocks][4]) {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[j][i] = 0;
+    }
+  }
+
+  // Returns when both warpgroups are here.
+  __device__ __forceinline__ static void meet() { ptx::named_wait(kMeeting, kThreads); }
+  template <class Ring>
+  __device__ __forceinline__ static void release(const Ring& ring) {
+    __syncwarp();
+    if (ptx::elect()) ring.arrive_empty();
+  }
+
+  // Rows that take no part become zeros, whatever they hold, in tiles of panels of 64 columns: 0 * NaN is NaN. By both
+  // warpgroups.
+  template <int Rows, class TakesPart>
+  __device__ __forceinline__ void clear_rows(uint32_t first, uint32_t second, const TakesPart& takes_part) const {
+    for (auto i = static_cast<int>(threadIdx.x - 128); i < Rows * 8; i += kThreads) {
+      if (takes_part(i / 8)) continue;
+#pragma unroll
+      for (int panel = 0; panel < C.head_dim / 64; ++panel) {
+        ptx::store_chunk(first + panel * Rows * kRowBytes + i * 16, {0, 0, 0, 0});
+        ptx::store_chunk(second + panel * Rows * kRowBytes + i * 16, {0, 0, 0, 0});
+      }
+    }
+    ptx::fence_async();
+    meet();
+  }
+  // Keys that no query of the sequence sees.
+  __device__ __forceinline__ void clear_unseen_keys() const {
+    const KeyRange first = row_keys(block.sequence, 0), last = row_keys(block.sequence, block.sequence.len_q - 1);
+    if (block.first_key >= first.begin && block.first_key + kTileKv <= last.end) return;
+    const KeyRange seen = {first.begin, last.end};
+    clear_rows<kTileKv>(block.s_k(), block.s_v(),
+                        [&](int row) { return seen.sees(block.first_key + row, p.forward.keep_first); });
+  }
+  __device__ __forceinline__ void clear_idle_queries() const {
+    const uint32_t s_rows = block.s_rows(queries);
+    clear_rows<kTileQ>(block.s_q(queries), block.s_d_out(queries),
+                       [&](int row) { return load_backward_row(s_rows + row * 16).end > 0; });
+  }
+
+  // 64 keys times 64 queries, summed over the head dim: K or V by the tile's q or d_out.
+  __device__ __forceinline__ void begin_scores(float (&s)[kQueryBlocks][4], uint32_t s_keys, uint32_t s_queries) const {
+    using Mma = ptx::WarpgroupMma<kElement, kTileQ>;
+    const Operand of_keys(s_keys + warpgroup * kRows * kRowBytes), of_queries(s_queries);
+    ptx::fence_registers();
+#pragma unroll
+    for (int step = 0; step < C.head_dim / 16; ++step) {
+      Mma::with_shared(s, of_keys.at(step / 4 * kPanelK + step % 4 * 32),
+                       of_queries.at(step / 4 * kPanelQ + step % 4 * 32), step > 0);
+    }
+    ptx::commit_products();
+  }
+  // sums += left^T rows, summed over the tile's queries.
+  __device__ __forceinline__ void begin_sums(float (&sums)[kBlocks][4], const uint32_t (&left)[kSteps][4],
+                                             uint32_t s_rows) const {
+    using Mma = ptx::WarpgroupMma<kElement, C.head_dim>;
+    const Operand rows(s_rows, kPanelQ);
+    ptx::fence_registers();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      Mma::template with_registers<ptx::Contiguous::columns>(sums, left[step], rows.at(step * 16 * kRowBytes), true);
+    }
+    ptx::commit_products();
+  }
+  // The warpgroup's columns of dS K.
+  __device__ __forceinline__ void begin_dq(float (&dq)[kColumnsDQ / 8][4], uint32_t s_d_scores) const {
+    using Mma = ptx::WarpgroupMma<kElement, kColumnsDQ>;
+    const int column = warpgroup * kColumnsDQ;
+    const Operand d_scores(s_d_scores), keys(block.s_k() + column / 64 * kPanelK + column % 64 * 2, kPanelK);
+    ptx::fence_registers();
+#pragma unroll
+    for (int step = 0; step < kTileKv / 16; ++step) {
+      Mma::template with_shared<ptx::Contiguous::columns>(dq, d_scores.at(step / 4 * kPanelQ + step % 4 * 32),
+                                                          keys.at(step * 16 * kRowBytes), step > 0);
+    }
+    ptx::commit_products();
+  }
+
+  // P^T and dS^T as left operands of the sums over queries.
+  template <bool IsMasked>
+  __device__ __forceinline__ void find_gradients(const Scores& products, const Scores& d_probs, const QueryVisit& visit,
+                                                 uint32_t (&probs)[kSteps][4], uint32_t (&d_scores)[kSteps][4]) const {
+    const Gradients of = {p,
+                          block.sequence,
+                          block.batch_idx,
+                          visit.head_idx,
+                          visit.tile * kTileQ,
+                          block.first_key + warpgroup * kRows + warp * 16,
+                          block.s_rows(queries),
+                          visit.has_elements,
+                          lane};
+    const typename Gradients::Gradient gradient(p, block.sequence, block.batch_idx, visit.head_idx);
+    of.template for_each_pair<IsMasked>(
+        products, d_probs, gradient,
+        [&](int, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
+          probs[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.prob, second.prob);
+          d_scores[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.d_product, second.d_product);
+        });
+  }
+  // dS^T to the warpgroup's 64 columns of dS.
+  __device__ __forceinline__ void store_d_scores(const uint32_t (&d_scores)[kSteps][4], uint32_t s_d_scores) const {
+    using Panel = Tile<kTileQ, 64, 2>;
+    const uint32_t to =
+        s_d_scores + warpgroup * kPanelQ + Panel::offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::store_matrices_transposed(Panel::advance(to, step * 16, 0), d_scores[step]);
+    }
+    ptx::fence_async();
+  }
+
+  // Adds to dQ's sums of the tile, or begins them.
+  __device__ __forceinline__ void add_dq(const float (&dq)[kColumnsDQ / 8][4], const QueryVisit& visit,
+                                         bool begins) const {
+    const int thread = (warp * 2 + warpgroup) * 32 + lane;  // of eight warps, two side by side
+    float* to = p.dq_sums + block.query_tile(visit) * (kTileQ * C.head_dim) + thread;
+#pragma unroll
+    for (int j = 0; j < kColumnsDQ / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* at = to + (j * 4 + i) * kThreads;
+        if (begins) {
+          ptx::store_to_memory(at, dq[j][i]);
+        } else {
+          ptx::add_to_memory(at, dq[j][i]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(const portable::GradientParams& to, const float (&sums)[1][kBlocks][4],
+                                        float factor, int32_t head_dim) const {
+    if (to.tensor.data == nullptr) return;
+    const int64_t head = block.batch_idx * to.tensor.batch_stride + block.head_kv * to.tensor.head_stride;
+    store_gradients<kElement>(to, sums, factor, block.first_key + warpgroup * kRows + warp * 16, block.sequence.len_kv,
+                              0, head_dim, lane,
+                              [&](int32_t key) { return head + (block.sequence.row_kv + key) * to.tensor.row_stride; });
+  }
+
+  __device__ __forceinline__ void run() {
+    const bool wants_dq = p.dq.tensor.data != nullptr;
+    typename Block::Keys(block.key_barriers()).wait_full();
+    clear_unseen_keys();
+#pragma unroll 1
+    for (int buffer = 0;; buffer ^= 1) {
+      queries.wait_full();
+      const QueryVisit visit = block.visit(queries);
+      if (!visit.is_there()) break;
+      if (visit.has_idle) clear_idle_queries();
+      Scores products, d_probs;
+      begin_scores(products[0], block.s_k(), block.s_q(queries));
+      begin_scores(d_probs[0], block.s_v(), block.s_d_out(queries));
+      ptx::wait_products<0>(products[0]);
+      ptx::wait_products<0>(d_probs[0]);
+      if (p.forward.scale < 0) {
+#pragma unroll
+        for (int j = 0; j < kQueryBlocks; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) products[0][j][i] = -products[0][j][i];
+        }
+      }
+      uint32_t probs[kSteps][4], d_scores[kSteps][4];
+      if (visit.is_full) {
+        find_gradients<false>(products, d_probs, visit, probs, d_scores);
+      } else {
+        find_gradients<true>(products, d_probs, visit, probs, d_scores);
+      }
+      begin_sums(dv[0], probs, block.s_d_out(queries));
+      store_d_scores(d_scores, block.s_d_scores(buffer));
+      begin_sums(dk[0], d_scores, block.s_q(queries));
+      meet();
+      float dq[kColumnsDQ / 8][4];
+      begin_dq(dq, block.s_d_scores(buffer));
+      ptx::wait_products<0>(dq);
+      ptx::wait_products<0>(dk[0]);
+      ptx::wait_products<0>(dv[0]);
+      release(queries);
+      queries.advance();
+      if constexpr (C.in_order) {
+        turns.wait_full();
+        if (wants_dq) add_dq(dq, visit, ptx::load_word(block.s_has_sums(turns)) == 0);
+        ptx::fence_memory();
+        release(turns);
+        turns.advance();
+      } else {
+        if (wants_dq) add_dq(dq, visit, false);
+      }
+    }
+    store(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+    store(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+  }
+};
+
+// Where the warps' accumulators of dQ lie in the query tile: eight warps, two side by side.
+template <int HeadDim>
+struct FragmentDQSm90 {
+  static constexpr int kThreads = 256, kMBlocks = 1, kBlocks = HeadDim / 16;
+  __device__ static bool has(int) { return true; }
+  __device__ static int row(int warp) { return warp / 2 * 16; }
+  __device__ static int column(int warp) { return warp % 2 * (HeadDim / 2); }
+};
+template <BackwardSm90Config C>
+__global__ void __launch_bounds__(256) backward_dq_sm90(const __grid_constant__ BackwardParams p) {
+  using Block = BlockBackwardSm90<C>;
+  store_dq<C.score.element, typename Block::Head, Block::kTileQ, C.head_dim, FragmentDQSm90<C.head_dim>>(p);
+}
+
+template <BackwardSm90Config C>
+__global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
+    backward_sm90(const __grid_constant__ BackwardSm90Params p) {
+  using Block = BlockBackwardSm90<C>;
+  Block block(p, ptx::shared_address(ptx::dynamic_shared()));
+  if (threadIdx.x == 0) {
+    ptx::prefetch(p.q);
+    ptx::prefetch(p.k);
+    ptx::prefetch(p.v);
+    ptx::prefetch(p.d_out);
+    block.init_barriers();
+  }
+  block.take_ticket();
+  if (block.first_key >= block.sequence.len_kv) return;
+  if (threadIdx.x < 128) {
+    ptx::give_registers<Block::kLoadRegisters>();
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    if (warp == 0) {
+      block.load();
+    } else if (warp == 1 && C.in_order) {
+      const bool takes_turns = p.backward.dq.tensor.data != nullptr && block.sequences_are_apart();
+      if (threadIdx.x % 32 == 0) block.keep_turns(takes_turns);
+    }
+  } else {
+    ptx::take_registers<Block::kMultiplyRegisters>();
+    WarpgroupBackwardSm90<C> warpgroup(block);
+    warpgroup.run();
+  }
+}
+
+}  // namespace tessella::device

@@ -1,0 +1,103 @@
+// Gradients of a warp's scores S^T = K Q^T, element by element: MBlocks times 16 keys, Blocks times 8 queries, in the
+// layout of accumulators (ptx/mma.hpp).
+#pragma once
+
+#include "cuda/device/ptx/order.hpp"
+#include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/score/dropout.hpp"
+#include "cuda/device/score/gradient.hpp"
+#include "cuda/device/score/mask.hpp"
+#include "cuda/device/tile/keys.hpp"
+
+namespace tessella::device {
+
+using portable::MaskLevel;
+
+// What backward_rows has written of a query, from shared memory.
+__device__ __forceinline__ BackwardRow load_backward_row(uint32_t s_row) {
+  const uint4 words = ptx::load_chunk(s_row);
+  return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
+          static_cast<int32_t>(words.w)};
+}
+
+template <ScoreConfig C, int MBlocks, int Blocks>
+struct GradientTile {
+  using Gradient = ScoreGradient<C>;
+  using Scores = float[MBlocks][Blocks][4];
+  static constexpr bool kHasMap = C.mask == MaskLevel::bits;
+  static constexpr bool kLoadsElements = C.bias || C.score_mod || kHasMap;
+
+  const BackwardParams& p;
+  const Sequence& sequence;
+  int32_t batch_idx, head_idx;
+  int32_t query, key;  // the warp's first ones; a key before the sequence's first one is negative
+  uint32_t s_rows;     // of the warp's first query
+  bool has_elements;   // element masks hide some
+  int lane;
+
+  // Calls use(m, j, r, first, second, origin) with the gradients of every pair of neighbouring queries: row r (0 or 1)
+  // of the lane in 16-key block m, block j of 8 queries. products: without scale but with its sign. IsMasked: some
+  // score may be hidden. AnyKey: the first key is no multiple of 16.
+  template <bool IsMasked, bool AnyKey = false, class Use>
+  __device__ __forceinline__ void for_each_pair(const Scores& products, const Scores& d_probs, const Gradient& gradient,
+                                                const Use& use) const {
+    const typename Gradient::Origin origin = gradient.origin(query + lane % 4 * 2, key + lane / 4);
+#pragma unroll
+    for (int pair = 0; pair < Blocks; pair += 2) {
+      BackwardRow rows[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rows[i / 2][i % 2] = load_backward_row(s_rows + ((pair + i / 2) * 8 + lane % 4 * 2 + i % 2) * 16);
+      }
+#pragma unroll
+      for (int m = 0; m < MBlocks; ++m) {
+        const KeptOf<AnyKey> kept(*this, query + pair * 8, key + m * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int half = i / 2, j = pair + half, r = i % 2;
+          ScoreGradients of[2];
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int n = r * 2 + c, down = j * 8 + c, right = m * 16 + r * 8;
+            const int32_t at_query = origin.query + down, at_key = origin.key + right;
+            of[c] = {0, 0, 0};
+            if (IsMasked && !is_visible(rows[half][c], at_query, at_key)) continue;
+            bool keeps = true;
+            if constexpr (C.dropout && AnyKey) {
+              keeps = dropout_of(p.forward).keeps(kept.head_idx, at_query, at_key);
+            } else if constexpr (C.dropout) {
+              keeps = kept.bits.has(half, n);
+            }
+            of[c] = gradient.of(products[m][j][n], d_probs[m][j][n], rows[half][c], keeps, origin, down, right);
+          }
+          use(m, j, r, of[0], of[1], origin);
+        }
+        // What some elements load is used before more is loaded: a whole tile's would fill all registers.
+        if (kLoadsElements) ptx::keep_loads_in_place();
+      }
+    }
+  }
+
+ private:
+  // Of 16 queries and 16 keys.
+  template <bool AnyKey>
+  struct KeptOf {
+    uint64_t head_idx = 0;
+    Kept bits;
+    __device__ __forceinline__ KeptOf(const GradientTile& of, int32_t query, int32_t key) {
+      if constexpr (C.dropout) head_idx = dropout_head(of.p.forward, {of.batch_idx, of.head_idx, 0, 0});
+      if constexpr (C.dropout && !AnyKey) {
+        bits = Kept(dropout_of(of.p.forward), head_idx, query / 16, key / 16, of.lane);
+      }
+    }
+  };
+
+  __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
+    const bool in_band = KeyRange{of_row.begin, of_row.end}.sees(at_key, p.forward.keep_first) && at_key >= 0;
+    if constexpr (!kHasMap) return in_band;
+    return in_band &&
+           (!has_elements || device::is_visible<C>(p.forward, sequence, batch_idx, head_idx, at_query, at_key));
+  }
+};
+
+}  // namespace tessella::device
