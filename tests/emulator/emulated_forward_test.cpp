@@ -147,6 +147,44 @@ TEST(EmulatedSm90, NearKeysFirst) {
   }
 }
 
+// Key tiles that all rows see whole, between those that bands end in on the left and on the right.
+TEST(EmulatedSm90, BandsOfLongRows) {
+  for (const Case& of : {base(128, 128), base_of_long(128), base(192, 192)}) {
+    for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
+             [](Case& c) { c.window_left = 450, c.window_right = 0; }, [](Case& c) { c.chunk = 333; },
+             [](Case& c) { c.keep_first = 150, c.window_left = 350; },
+             [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3, c.window_left = 300; },
+             [](Case& c) { c.leftpad_kv = c.masked_nan = true, c.window_left = 400, c.window_right = 9; }}) {
+      Case c = of;
+      c.batch = c.heads_q = c.heads_kv = 1;
+      c.seqlen_q = 400;
+      c.seqlen_kv = 900;
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
+// Bits of out do not depend on whether lse is asked for.
+TEST(EmulatedSm90, OutIsTheSameWithLseAndWithout) {
+  for (const std::function<void(Case&)>& change :
+       std::vector<std::function<void(Case&)>>{[](Case&) {}, [](Case& c) { c.softcap = 30; },
+                                               [](Case& c) { c.softcap = 2; }, [](Case& c) { c.alibi = "h"; }}) {
+    for (const Case& of : {base(64, 64), base(128, 128), base_of_long(128)}) {
+      Case c = of;
+      c.batch = 1;
+      change(c);
+      std::vector<std::byte> with_lse, without;
+      c.lse = true;
+      EXPECT_EQ(run_sm90(c, 1, &with_lse), "") << to_string(c);
+      c.lse = false;
+      EXPECT_EQ(run_sm90(c, 1, &without), "") << to_string(c);
+      ASSERT_LT(without.size(), with_lse.size());
+      EXPECT_TRUE(std::equal(without.begin(), without.end(), with_lse.begin())) << to_string(c);
+    }
+  }
+}
+
 // Within the lengths and beyond them, with and without turns, beside what changes tiles.
 TEST(EmulatedSm90, ScoreMods) {
   const auto of = [](int64_t head_dim_qk, int64_t head_dim_v) {

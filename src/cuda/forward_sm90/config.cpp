@@ -41,7 +41,7 @@ uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
   const bool has_alibi_or_mod = score.alibi || score.score_mod;
   // Found by measuring (docs/lab/forward_sm90.md). Direct calls round lengths up to quarters of a power of two: what a
   // length decides here must be the same for all that round to the same. Rows are long later where all are equally
-  // long: fewer items leave more blocks idle at the end.
+  // long: fewer query tiles leave more blocks idle at the end.
   constexpr int64_t kFew = 1024, kLong = 7168, kLongWhereRowsGrow = 1792;
   const bool is_light = !score.softcap && !has_alibi_or_mod && !has_heavy && masks == 0 && !c.paged;
   const bool is_long = std::min(p.seqlen_q, p.most_keys()) > (p.rows_grow ? kLongWhereRowsGrow : kLong);

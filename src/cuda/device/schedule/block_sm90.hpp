@@ -31,8 +31,8 @@ struct BlockSm90 {
   static constexpr bool kHasMap = QueryTile::kHasMap;
   static constexpr bool kLoadsByWarp = kHasMap || C.paged;  // else by a thread
 
-  // Three rings in step: a query tile is there, and its slot is free again; the bounds of its rows are there too; its
-  // first k is under way.
+  // Three rings that advance together: the query tile is written; kBounds, the bounds of its rows are; kLoaded, its
+  // last k is under way.
   using QueryTiles = Ring<kLayout.query_tile_slots>;
   static constexpr int kBounds = 1, kLoaded = 2, kQueryTileRings = 3;
   using QRing = Ring<kLayout.q_slots>;  // of a warpgroup

@@ -16,8 +16,8 @@ using portable::ForwardSm90Config;
 using portable::MaskLevel;
 using QueryRange = portable::QueryRange<int32_t>;
 
-// The key tiles [first, end) that a warpgroup computes; all its rows see the tiles [full_begin, full_end) whole. It
-// skips so many of the block's tiles before and after, of which its rows see nothing.
+// The key tiles [first, end) that a warpgroup computes; all its rows see the tiles [full_begin, full_end) whole.
+// skipped_before and skipped_after count the block's key tiles outside [first, end), which the warpgroup only releases.
 struct WarpgroupTiles {
   int32_t first, end, full_begin, full_end, skipped_before, skipped_after;
 
@@ -72,7 +72,7 @@ struct QueryTileSm90 {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int32_t first = queries.first, last = queries.end - 1;
     if (first > last) return;
-    // Lanes 0 and 1: the query tile; 2 and 3: the sequence; then the warpgroups.
+    // Lanes 2 i and 2 i + 1 find the keys of the first and last row of one range: query tile, sequence, each warpgroup.
     const int warpgroup = lane / 2 - 2;
     int32_t row = lane % 2 == 0 ? first : last;
     if (lane / 2 == 1) row = lane % 2 == 0 ? 0 : sequence.len_q - 1;

@@ -32,7 +32,7 @@ struct ScoresSm90 {
   float slope;
   // With a score modification: whether all of the warp's queries are the sequence's, the lane's first one, the head.
   bool has_all_rows;
-  int32_t lane_query, head_idx;
+  int32_t lane_query, head_idx = 0;
 
   __device__ __forceinline__ explicit ScoresSm90(const ForwardParams& params) : p(params) {}
 
