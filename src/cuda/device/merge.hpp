@@ -68,7 +68,7 @@ __device__ float merge_row(const MergeParams& p, const MergeRow& row, int32_t la
   return sum == 1 ? max : max + ptx::log2(sum) * kLn2;
 }
 
-// Grid: as many blocks as the GPU holds; each goes over rows.
+// Grid: as many blocks as fit on the GPU; each loops over rows.
 template <MergeConfig C>
 __global__ void __launch_bounds__(portable::kMergeThreads, portable::kMergeBlocksPerSm)
     merge(const __grid_constant__ MergeParams p) {
