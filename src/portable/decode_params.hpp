@@ -125,16 +125,16 @@ struct CacheScaleParams {
 
 struct DecodeParams {
   ForwardParams forward;  // strides of k and v in 4 bits count bytes
-  int32_t* schedule;      // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
+  int32_t* schedule;      // null: every unit (sequence, KV head, tile of rows) has `unit_clusters` clusters
   float* partial;         // results of clusters that share a unit: [slot][row][column of v], then
   float* partial_sums;    // [slot][row] maximum and sum
   uint32_t* arrived;      // [unit][block of the cluster]; zero before and after
-  Divisor heads_kv, row_tiles, parts;
+  Divisor heads_kv, row_tiles, unit_clusters;
   Divisor slice;            // pieces of 4 columns of out that a block of a cluster merges
   int32_t rows;             // query rows of a tile, at most the config's
   int32_t cluster;          // blocks
   int32_t pieces;           // of a schedule; 0: none
-  int32_t split_rounds;     // keys are cut at multiples of so many rounds; 0: each unit's evenly into `parts`
+  int32_t split_rounds;     // keys are cut at multiples of so many rounds; 0: each unit's evenly into `unit_clusters`
   int32_t log2_round_keys;  // cluster x keys of a step
   int32_t sequences;        // batch, and one for rows of packed tensors behind the last sequence
   int32_t cache_is_settled;

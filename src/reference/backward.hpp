@@ -24,7 +24,7 @@ struct RowBackward {
   std::vector<Real> products;    // q . k_j, of visible keys
   std::vector<Real> scores;      // -inf where hidden
   std::vector<Real> probs;       // P_j
-  std::vector<Real> kept;        // D_j, dropout's factor
+  std::vector<Real> dropout;     // D_j, dropout's factor
   std::vector<Real> d_probs;     // dP_j
   std::vector<Real> d_scores;    // dS_j
   std::vector<Real> d_products;  // dS_j softcap'_j

@@ -84,8 +84,8 @@ class QueryNoise {
       load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head), p_.k().dtype, p_.head_dim_qk, k.data());
       load_row(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head), p_.v().dtype, p_.head_dim_v, v.data());
       const double of_score = score_error(p_, row.scores[n], std::abs(row.lse - row.scores[n]), q.data(), k.data());
-      const double of_d_prob = unit(p_) * (row.kept[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
-      errors.probs[n] = row.probs[n] * row.kept[n] * of_score;
+      const double of_d_prob = unit(p_) * (row.dropout[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
+      errors.probs[n] = row.probs[n] * row.dropout[n] * of_score;
       errors.d_scores[n] = std::hypot(row.d_scores[n] * of_score, row.probs[n] * of_d_prob);
       of_probs += square(partial_prob += row.probs[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
@@ -144,7 +144,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         const double independent =
             std::hypot(at.errors.d_scores[n] * derivative, rounding(p) * d_product, unit(p) * at.row.d_scores[n]);
         const double shared = (at.row.probs[n] * at.errors.delta) * derivative;
-        const double of_prob = at.row.probs[n] * at.row.kept[n];
+        const double of_prob = at.row.probs[n] * at.row.dropout[n];
         for (size_t c = 0; c < d_qk; ++c) {
           partial_dq[c] += d_product * k[c];
           own[c] += square(independent * k[c]) + square(sum_unit(p) * partial_dq[c]);

@@ -127,12 +127,12 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     partial_sum += weight;
     sum_error += weight * weight * unit * unit + square(sum_unit(p) * partial_sum);
 
-    const double kept = dropout.at<double>(s, head, i, j);
+    const double factor = dropout.at<double>(s, head, i, j);
     const double prob_error =
-        (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype()) * (kept / softmax.sum);
+        (prob_unit(p) + unit) * (weight * factor) + underflow_unit(p.dtype()) * (factor / softmax.sum);
     load_v(p, s, j, kv_head, v.data());
     for (size_t c = 0; c < v.size(); ++c) {
-      partial_out[c] += weight * kept * v[c];
+      partial_out[c] += weight * factor * v[c];
       squares[c] += square(prob_error * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
     }
   }

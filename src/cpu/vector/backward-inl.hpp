@@ -150,8 +150,8 @@ void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real
   const Tag<Real> d;
   if (has_dropout) {
     const Vec<Real> keep_scale = hn::Set(d, static_cast<Real>(dropout_of(p).keep_scale()));
-    for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.kept + i);
-    dropout_chain(query_tile, lanes, tile.kept, key_begin, num_keys);
+    for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.dropout + i);
+    dropout_chain(query_tile, lanes, tile.dropout, key_begin, num_keys);
   }
   const Vec<Real> scale = hn::Set(d, scores_are_products(p) ? p.scale : 1);
   const Vec<Real> log2_e = hn::Set(d, kLog2E<Real>);
@@ -165,11 +165,11 @@ void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real
       const Vec<Real> exponent = hn::Mul(hn::MulSub(hn::Load(d, probs + at), scale, lse), log2_e);
       Vec<Real> prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
       Vec<Real> d_prob = hn::Load(d, d_scores + at);
-      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, tile.kept + at));
+      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, tile.dropout + at));
       // V of a hidden key may hold NaN.
       const Mask<Real> is_hidden = hn::Eq(prob, hn::Zero(d));
       hn::Store(hn::IfThenZeroElse(is_hidden, hn::Mul(prob, hn::Sub(d_prob, delta))), d, d_scores + at);
-      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, tile.kept + at));
+      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, tile.dropout + at));
       hn::Store(prob, d, probs + at);
     }
   }

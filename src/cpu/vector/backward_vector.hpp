@@ -18,7 +18,7 @@ struct BackwardTile {
   Real* probs = nullptr;     // q.k, then probabilities with dropout's factors
   Real* d_scores = nullptr;  // dO.v, then gradients of scores
   Real* products = nullptr;  // q.k, for softcap's derivative
-  Real* kept = nullptr;      // dropout's factors
+  Real* dropout = nullptr;   // dropout's factors
 
   void take(Memory& memory, const core::AttentionShape& shape, int64_t count);
 };

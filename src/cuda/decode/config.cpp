@@ -124,7 +124,7 @@ namespace {
 
 // Blocks of a unit without a schedule, and how many of them are a cluster. Measured on an H100 (docs/results).
 struct Blocks {
-  int64_t cluster, parts;
+  int64_t cluster, unit_clusters;
 };
 Blocks blocks_of_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_clusters) {
   if (2 * units >= num_sms) return {1, 1};
@@ -138,8 +138,8 @@ Blocks blocks_of_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_cl
   while (cluster < portable::kMostClusterBlocks && 8 * units * cluster < 3 * num_sms && 2 * cluster <= steps)
     cluster *= 2;
   constexpr int64_t kStepsOfSecond = 4;  // that earn another cluster its meeting
-  const int64_t parts = cluster < portable::kMostClusterBlocks ? 1 : num_sms / 2 / units / cluster;
-  return {cluster, std::clamp<int64_t>(parts, 1, std::max<int64_t>(steps / kStepsOfSecond / cluster, 1))};
+  const int64_t clusters = cluster < portable::kMostClusterBlocks ? 1 : num_sms / 2 / units / cluster;
+  return {cluster, std::clamp<int64_t>(clusters, 1, std::max<int64_t>(steps / kStepsOfSecond / cluster, 1))};
 }
 
 // Rows of MLA keep the matrix units busy: as many multiprocessors as there are work, in clusters as large as cost few
@@ -152,10 +152,11 @@ Blocks blocks_of_long_unit(int64_t units, int64_t steps, int64_t num_sms, bool h
   for (int64_t cluster = portable::kMostClusterBlocks; cluster >= 1; cluster /= 2) {
     // Multiprocessors that larger clusters are sure to find side by side.
     const int64_t usable = cluster > 2 ? num_sms - num_sms / 8 : num_sms;
-    const int64_t parts = std::min(usable / (units * cluster), std::max<int64_t>(steps / kStepsOfBlock / cluster, 1));
-    if (parts == 0 || (cluster > 1 && 2 * cluster > steps) || 4 * cluster * parts <= 5 * most) continue;
-    best = {cluster, parts};
-    most = cluster * parts;
+    const int64_t clusters =
+        std::min(usable / (units * cluster), std::max<int64_t>(steps / kStepsOfBlock / cluster, 1));
+    if (clusters == 0 || (cluster > 1 && 2 * cluster > steps) || 4 * cluster * clusters <= 5 * most) continue;
+    best = {cluster, clusters};
+    most = cluster * clusters;
   }
   return best;
 }
@@ -174,7 +175,8 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
     constexpr int64_t kInvariantKeys = 4096;
     s.cluster = has_clusters ? 2 : 1;
     s.split_rounds = static_cast<int32_t>(kInvariantKeys / (s.cluster * portable::step_keys(c)));
-    s.parts = std::max<int64_t>(ceil(p.seqlen_kv, kInvariantKeys), 1) + (p.features.has(Feature::keep_first) ? 1 : 0);
+    s.unit_clusters =
+        std::max<int64_t>(ceil(p.seqlen_kv, kInvariantKeys), 1) + (p.features.has(Feature::keep_first) ? 1 : 0);
   } else if (p.features.has(Feature::schedule)) {  // by what does not change with lengths
     s.cluster = has_clusters && units < num_sms / 4 ? 2 : 1;
     s.pieces = num_sms / s.cluster;
@@ -182,13 +184,13 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
     while (has_clusters && s.cluster < portable::kMostClusterBlocks && p.num_splits % (s.cluster * 2) == 0) {
       s.cluster *= 2;
     }
-    s.parts = p.num_splits / s.cluster;
+    s.unit_clusters = p.num_splits / s.cluster;
   } else {
     const int64_t steps = std::max<int64_t>(ceil(p.most_keys(), portable::step_keys(c)), 1);
     const Blocks blocks = c.v_in_k ? blocks_of_long_unit(units, steps, num_sms, has_clusters)
                                    : blocks_of_unit(units, steps, num_sms, has_clusters);
     s.cluster = static_cast<int32_t>(blocks.cluster);
-    s.parts = blocks.parts;
+    s.unit_clusters = blocks.unit_clusters;
   }
   return s;
 }

@@ -27,17 +27,17 @@ Program decode_program(const portable::DecodeConfig& config);
 Program decode_schedule_program();
 
 struct Splits {
-  int64_t units = 0;         // sequences x KV heads x tiles of rows
-  int64_t row_tiles = 1;     // of a sequence and KV head
-  int32_t rows = 0;          // of a tile
-  int32_t cluster = 1;       // blocks that share a part of a unit's keys
-  int64_t parts = 1;         // clusters of a unit, without a schedule
-  int64_t pieces = 0;        // clusters of a schedule; 0: there is none
-  int32_t split_rounds = 0;  // keys are cut at multiples of so many rounds; 0: evenly
+  int64_t units = 0;          // sequences x KV heads x tiles of rows
+  int64_t row_tiles = 1;      // of a sequence and KV head
+  int32_t rows = 0;           // of a tile
+  int32_t cluster = 1;        // blocks that share a part of a unit's keys
+  int64_t unit_clusters = 1;  // clusters of a unit, without a schedule
+  int64_t pieces = 0;         // clusters of a schedule; 0: there is none
+  int32_t split_rounds = 0;   // keys are cut at multiples of so many rounds; 0: evenly
 
-  int64_t clusters() const { return pieces > 0 ? pieces : units * parts; }
+  int64_t clusters() const { return pieces > 0 ? pieces : units * unit_clusters; }
   // Where clusters that share a unit leave their results; none where no unit is shared.
-  int64_t slots() const { return pieces > 0 ? 2 * pieces : parts > 1 ? units * parts : 0; }
+  int64_t slots() const { return pieces > 0 ? 2 * pieces : unit_clusters > 1 ? units * unit_clusters : 0; }
 };
 Splits decode_splits(const core::AttentionShape& bounds, const portable::DecodeConfig& config,
                      const DeviceInfo& device);

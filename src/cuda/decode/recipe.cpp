@@ -80,7 +80,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   }
   params.heads_kv = divisor(narrow(a.heads_kv));
   params.row_tiles = divisor(narrow(s.row_tiles));
-  params.parts = divisor(narrow(s.parts));
+  params.unit_clusters = divisor(narrow(s.unit_clusters));
   const int64_t quads = int64_t{s.rows} * c.head_dim_v / 4;
   params.slice = divisor(narrow((quads + s.cluster - 1) / s.cluster));
   params.rows = s.rows;
@@ -99,7 +99,8 @@ std::string description(const DecodeConfig& c, const Splits& s, const DeviceInfo
                  s.pieces > 0 ? message("a schedule of ", s.pieces, " pieces")
                  : s.split_rounds > 0
                      ? message("keys cut at multiples of ", s.split_rounds * s.cluster * portable::step_keys(c))
-                     : message(s.parts * s.cluster, s.parts * s.cluster == 1 ? " split" : " splits", " of the keys"),
+                     : message(s.unit_clusters * s.cluster, s.unit_clusters * s.cluster == 1 ? " split" : " splits",
+                               " of the keys"),
                  " in clusters of ", s.cluster, device.arch >= 90 ? "" : " (before Hopper there are no others)", ", ",
                  shared_bytes(c), " bytes of shared memory");
 }

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(portable::kCopyPagesThreads, portable::kCopyPa
   ptx::wait_for_kernel_before();
   ptx::let_kernel_behind_start();
   for (int64_t task = blockIdx.x; task < p.num_tasks; task += gridDim.x) {
-    const int64_t whole = task / p.parts;
+    const int64_t whole = task / p.portions;
     const int64_t pool_idx = whole / p.num_pairs;
     const auto* pair =
         static_cast<const int32_t*>(p.pairs.data) + (whole - pool_idx * p.num_pairs) * p.pairs.batch_stride;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(portable::kCopyPagesThreads, portable::kCopyPa
     const PoolParams& pool = p.pools[pool_idx];
     const auto* source = static_cast<const Piece*>(pool.data) + from * pool.page_stride;
     auto* target = static_cast<Piece*>(pool.data) + into * pool.page_stride;
-    const int64_t first = (task - whole * p.parts) * (kThreads * kPieces) + static_cast<int64_t>(threadIdx.x);
+    const int64_t first = (task - whole * p.portions) * (kThreads * kPieces) + static_cast<int64_t>(threadIdx.x);
     Piece pieces[kPieces];
     int64_t at[kPieces];
 #pragma unroll

@@ -40,17 +40,18 @@ struct Decode : DecodeSoftmax<C> {
   using States = DecodeStates<C>;
   using Softmax = DecodeSoftmax<C>;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kThreads, Block::kBlocks,
-      Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kSharers, Block::kPieces, Block::kGroupWarps,
+      Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kTileWarps, Block::kPieces, Block::kGroupWarps,
       Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kStrideBytes,
-      Block::kStrideElements, Block::kHasPower, Block::E, Block::row_infos, Block::maxima, Block::tile, Block::sharer,
-      Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales, Block::barrier,
-      Block::scale_log2, Block::load_queries, Block::store_queries, Block::copy_later_queries, Block::kChunksAtOnce;
+      Block::kStrideElements, Block::kHasPower, Block::E, Block::row_infos, Block::maxima, Block::tile,
+      Block::tile_warp, Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales,
+      Block::barrier, Block::scale_log2, Block::load_queries, Block::store_queries, Block::copy_later_queries,
+      Block::kChunksAtOnce;
   using Softmax::modify, Softmax::mask, Softmax::kHighestExponent, Softmax::kSmallestSum, Softmax::load_scales,
       Softmax::kLeastPower, Softmax::is_power_behind, Softmax::raise_power, Softmax::exponentiate, Softmax::is_behind,
       Softmax::raise_max, Softmax::raise_max_of_all, Softmax::publish_max;
   using Softmax::Softmax;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
-      States::state_of_parts, States::write, States::leave, States::is_last, States::num_quads, States::slice_quads;
+      States::state_of_splits, States::write, States::leave, States::is_last, States::num_quads, States::slice_quads;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
       typename Block::TileK, typename Block::TileV, typename Block::Values, typename Softmax::Scales;
 
@@ -122,14 +123,14 @@ struct Decode : DecodeSoftmax<C> {
     // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free: keys when this warp
     // has its scores, values when its group is at the next step's barrier. What is both is copied when all warps are
     // there, by those that score it.
-    const int32_t begin = work.part.begin, end = work.part.end;
+    const int32_t begin = work.split.begin, end = work.split.end;
     CacheTile ahead = {false, 0, -1};
     const auto find = [&](int32_t idx) {
       if (idx < end) ahead = cache.find(first_key(work, idx), lane);
     };
     // Scales come with keys, and stay where they are until the next step's barrier.
     const auto load_keys = [&](int32_t idx, int stage, int stage_of_scales) {
-      if (idx < end) cache.template load_keys<TileK, kSharers>(s_keys(stage), ahead, lane, sharer());
+      if (idx < end) cache.template load_keys<TileK, kTileWarps>(s_keys(stage), ahead, lane, tile_warp());
       if constexpr (C.kv_scales) {
         if (idx < end) cache.load_scales(s_scales(stage_of_scales, warp), p, ahead, lane);
       }
@@ -279,10 +280,10 @@ struct Decode : DecodeSoftmax<C> {
       }
     }
     // Once; twice for the last of a unit's clusters.
-    for (bool has_all = work.part.of == 1, is_first = true;; has_all = true, is_first = false) {
+    for (bool has_all = work.split.of == 1, is_first = true;; has_all = true, is_first = false) {
 #pragma unroll 1
       for (int quad = first + thread; quad < end; quad += kThreads) {
-        const State state = !is_first    ? state_of_parts(work, quad)
+        const State state = !is_first    ? state_of_splits(work, quad)
                             : is_cluster ? all_of_cluster(first, quad)
                                          : staged(quad);
         if (has_all) {

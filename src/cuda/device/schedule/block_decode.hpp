@@ -22,7 +22,7 @@ struct DecodeWork {
   KeyRange full;                // keys that all rows see
   Drafts drafts;
   Rounds rounds;
-  Part part;
+  ClusterSplit split;
 };
 
 template <DecodeConfig C>
@@ -35,9 +35,9 @@ struct BlockDecode {
   static constexpr int kGroupWarps = portable::group_warps(C), kGroups = portable::groups(C);
   static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
   static constexpr int kTiles = portable::key_tiles(C);
-  static constexpr int kGroupTiles = kTiles / kGroups;     // of a group of warps
-  static constexpr int kSharers = C.num_warps / kTiles;    // warps that score the same keys,
-  static constexpr int kScoreBlocks = kBlocks / kSharers;  // with so many blocks of rows of their own
+  static constexpr int kGroupTiles = kTiles / kGroups;       // of a group of warps
+  static constexpr int kTileWarps = C.num_warps / kTiles;    // warps that score the same keys,
+  static constexpr int kScoreBlocks = kBlocks / kTileWarps;  // with so many blocks of rows of their own
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
   // Strides of k and v count elements of q's type, or bytes if the cache has fewer bits.
@@ -83,16 +83,16 @@ struct BlockDecode {
   __device__ int group() const { return warp / kGroupWarps; }
   // The step's key tile that this warp scores, and the first tile of its group.
   __device__ int tile() const {
-    if constexpr (kSharers == 1) return warp;
+    if constexpr (kTileWarps == 1) return warp;
     return warp % kTiles;
   }
   __device__ int first_of_group() const { return group() * kGroupTiles; }
   // The first block of query rows that the warp scores. It also says which portion of the tile the warp copies.
-  __device__ int sharer() const { return kSharers == 1 ? 0 : warp / kTiles; }
-  __device__ int first_block() const { return sharer() * kScoreBlocks; }
+  __device__ int tile_warp() const { return kTileWarps == 1 ? 0 : warp / kTiles; }
+  __device__ int first_block() const { return tile_warp() * kScoreBlocks; }
   // Queries of the rows that the warp scores.
   __device__ uint32_t s_queries() const {
-    if constexpr (kSharers == 1) return base + kAt.queries;
+    if constexpr (kTileWarps == 1) return base + kAt.queries;
     return base + kAt.queries + TileQ::offset(first_block() * 8, 0);
   }
   __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * kTiles + tile()) * TileK::kBytes; }
@@ -104,7 +104,7 @@ struct BlockDecode {
   }
   // Probabilities of block n of the rows that the warp scores.
   __device__ uint32_t s_score_probs(int buffer, int n) const {
-    if constexpr (kSharers == 1) return s_probs(buffer, warp, n);
+    if constexpr (kTileWarps == 1) return s_probs(buffer, warp, n);
     return s_probs(buffer, tile(), first_block() + n);
   }
   __device__ uint32_t s_scales(int stage, int of_warp) const {
@@ -121,8 +121,8 @@ struct BlockDecode {
   // The same row for code that runs rarely: positions computed before the loop would hold registers throughout it.
   __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
   // The same among the rows that the warp scores.
-  __device__ int score_row(int n, int c) const { return row_of(kSharers == 1 ? n : first_block() + n, c); }
-  __device__ int score_row_anew(int n, int c) const { return row_anew(kSharers == 1 ? n : first_block() + n, c); }
+  __device__ int score_row(int n, int c) const { return row_of(kTileWarps == 1 ? n : first_block() + n, c); }
+  __device__ int score_row_anew(int n, int c) const { return row_anew(kTileWarps == 1 ? n : first_block() + n, c); }
 
   // Finds the cluster's next work: the keys that its rows see and the rounds it computes. False if there is none.
   __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
@@ -141,8 +141,8 @@ struct BlockDecode {
         work.full.end = min(work.full.end, work.drafts.begin);
       }
       work.rounds = work.num_rows == 0 ? Rounds() : Rounds(visible, p.forward.keep_first, p.log2_round_keys);
-      work.part = Part();
-      if (works.part(work.unit, work.rounds, work.part)) return true;
+      work.split = ClusterSplit();
+      if (works.split(work.unit, work.rounds, work.split)) return true;
       __syncthreads();
     }
     return false;
@@ -251,7 +251,7 @@ struct BlockDecode {
 
   // Writes rows of a sequence that belong to no query.
   __device__ __forceinline__ void write_rows_without_query(const DecodeWork& work) const {
-    if (work.part.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
+    if (work.split.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
     if (work.sequence.len_q == work.sequence.slots_q) return;
 #pragma unroll 1
     for (int32_t head = 0; head < p.forward.group.value; ++head) {

@@ -2,8 +2,9 @@
 //
 // A unit is a sequence, a KV head and a tile of query rows. Its keys are cut in rounds (portable/decode_params.hpp), of
 // which it visits those that some row sees. They are split over clusters, each of which has a part, a run of rounds:
-//   without a schedule  every unit has p.parts clusters. Its rounds are cut evenly, or at multiples of p.split_rounds.
-//   with one            all rounds of all units lie on one line, unit after unit, and each cluster has a piece of it of
+//   without a schedule  every unit has p.unit_clusters clusters. Its rounds are cut evenly, or at multiples of
+//   p.split_rounds. with one            all rounds of all units lie on one line, unit after unit, and each cluster has
+//   a piece of it of
 //                       the same length, which may end in the middle of a unit.
 // Lengths may have changed since a schedule was made: the last part of a unit takes what is left. Whatever stands in
 // its memory, nothing leaves the tensors and the walk ends.
@@ -50,13 +51,15 @@ struct DecodeUnit {
     row_tile = idx - heads * p.row_tiles.value;
   }
 };
-struct Part {
+struct ClusterSplit {
   int32_t begin = 0, end = 0;       // of the unit's rounds, as count() counts them
   int32_t idx = 0, of = 1;          // of the unit
   int32_t first_slot = 0;           // of the result of part 0 in memory,
   int32_t slot = 0, slot_step = 0;  // and of those behind it
 
-  __device__ int32_t slot_of(int32_t part) const { return part == 0 ? first_slot : slot + part * slot_step; }
+  __device__ int32_t slot_of(int32_t split_idx) const {
+    return split_idx == 0 ? first_slot : slot + split_idx * slot_step;
+  }
 };
 
 // The work of one cluster: next_unit(), and with the rounds that the unit visits part().
@@ -75,36 +78,37 @@ class DecodeWorks {
     if (p_.schedule != nullptr) return next_of_line(unit);
     if (is_done_) return false;
     is_done_ = true;
-    unit = DecodeUnit(p_, p_.parts.quotient(cluster_idx_));
+    unit = DecodeUnit(p_, p_.unit_clusters.quotient(cluster_idx_));
     return true;
   }
   // False if the unit has none for this cluster.
-  __device__ __forceinline__ bool part(const DecodeUnit& unit, const Rounds& rounds, Part& part) const {
-    return p_.schedule != nullptr ? part_of_line(rounds, part) : part_of_unit(unit, rounds, part);
+  __device__ __forceinline__ bool split(const DecodeUnit& unit, const Rounds& rounds, ClusterSplit& split) const {
+    return p_.schedule != nullptr ? split_of_line(rounds, split) : split_of_unit(unit, rounds, split);
   }
 
  private:
-  __device__ __forceinline__ bool part_of_unit(const DecodeUnit& unit, const Rounds& rounds, Part& part) const {
-    const auto parts_of = [](int32_t count, int32_t size) { return (count + size - 1) / size; };
-    part.idx = cluster_idx_ - unit.idx * p_.parts.value;
-    part.first_slot = part.slot = unit.idx * p_.parts.value;
-    part.slot_step = 1;
+  __device__ __forceinline__ bool split_of_unit(const DecodeUnit& unit, const Rounds& rounds,
+                                                ClusterSplit& split) const {
+    const auto ceil = [](int32_t count, int32_t size) { return (count + size - 1) / size; };
+    split.idx = cluster_idx_ - unit.idx * p_.unit_clusters.value;
+    split.first_slot = split.slot = unit.idx * p_.unit_clusters.value;
+    split.slot_step = 1;
     if (p_.split_rounds > 0) {  // at multiples of it, whatever is visited
       const int32_t size = p_.split_rounds;
-      const int32_t kept = parts_of(rounds.kept, size), first = max(kept, rounds.begin / size);
-      part.of = max(kept + max(0, parts_of(rounds.end, size) - first), 1);
-      const int32_t split = part.idx < kept ? part.idx : first + part.idx - kept;
-      part.begin = rounds.count_before(split * size);
-      part.end = rounds.count_before((split + 1) * size);
-    } else if (p_.parts.value > 1) {
-      const int32_t size = max((rounds.count() + p_.parts.value - 1) / p_.parts.value, 1);
-      part.of = max(parts_of(rounds.count(), size), 1);
-      part.begin = part.idx * size;
-      part.end = min(part.begin + size, rounds.count());
+      const int32_t kept = ceil(rounds.kept, size), first = max(kept, rounds.begin / size);
+      split.of = max(kept + max(0, ceil(rounds.end, size) - first), 1);
+      const int32_t at = split.idx < kept ? split.idx : first + split.idx - kept;
+      split.begin = rounds.count_before(at * size);
+      split.end = rounds.count_before((at + 1) * size);
+    } else if (p_.unit_clusters.value > 1) {
+      const int32_t size = max((rounds.count() + p_.unit_clusters.value - 1) / p_.unit_clusters.value, 1);
+      split.of = max(ceil(rounds.count(), size), 1);
+      split.begin = split.idx * size;
+      split.end = min(split.begin + size, rounds.count());
     } else {
-      part.end = rounds.count();
+      split.end = rounds.count();
     }
-    return part.idx < part.of;
+    return split.idx < split.of;
   }
 
   // A unit begins with kUnitOverhead rounds for what it takes to begin.
@@ -128,18 +132,18 @@ class DecodeWorks {
     }
     return false;
   }
-  __device__ __forceinline__ bool part_of_line(const Rounds& rounds, Part& part) const {
+  __device__ __forceinline__ bool split_of_line(const Rounds& rounds, ClusterSplit& split) const {
     const int32_t end = (cluster_idx_ + 1) * piece_rounds_, count = rounds.count();
     const int32_t first_piece = min(from_ / piece_rounds_, cluster_idx_);
     const int32_t last_piece = clamp((at_ - 1) / piece_rounds_, cluster_idx_, p_.pieces - 1);
-    part.idx = cluster_idx_ - first_piece;
-    part.of = last_piece - first_piece + 1;
-    part.begin = min(max(begin_ - from_, 0), count);
-    part.end = part.idx == part.of - 1 ? count : min(end - from_, count);
+    split.idx = cluster_idx_ - first_piece;
+    split.of = last_piece - first_piece + 1;
+    split.begin = min(max(begin_ - from_, 0), count);
+    split.end = split.idx == split.of - 1 ? count : min(end - from_, count);
     // A piece has at most two units that others have too: the one in which it begins, and that in which it ends.
-    part.first_slot = 2 * first_piece + (first_piece * piece_rounds_ < from_ ? 1 : 0);
-    part.slot = 2 * first_piece;
-    part.slot_step = 2;
+    split.first_slot = 2 * first_piece + (first_piece * piece_rounds_ < from_ ? 1 : 0);
+    split.slot = 2 * first_piece;
+    split.slot_step = 2;
     return true;
   }
 

@@ -147,19 +147,19 @@ struct DecodeStates : BlockDecode<C> {
     }
   }
 
-  __device__ __forceinline__ float* partial(const DecodeWork& work, int part, int quad) const {
-    return p.partial + (int64_t{work.part.slot_of(part)} * p.rows * kQuads + quad) * 4;
+  __device__ __forceinline__ float* partial(const DecodeWork& work, int split_idx, int quad) const {
+    return p.partial + (int64_t{work.split.slot_of(split_idx)} * p.rows * kQuads + quad) * 4;
   }
-  __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int part, int row) const {
-    return p.partial_sums + (int64_t{work.part.slot_of(part)} * p.rows + row) * 2;
+  __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int split_idx, int row) const {
+    return p.partial_sums + (int64_t{work.split.slot_of(split_idx)} * p.rows + row) * 2;
   }
 
   // Writes the state of a quad to memory for the unit's last cluster.
   __device__ __forceinline__ void leave(const DecodeWork& work, int first, int quad, const State& state) const {
-    ptx::store_to_memory(partial(work, work.part.idx, quad), state.o);
+    ptx::store_to_memory(partial(work, work.split.idx, quad), state.o);
     if (quad != first && quad % kQuads != 0) return;
     const float sums[2] = {state.max, state.sum};  // of a row that several blocks have, each leaves the same
-    ptx::store_to_memory(partial_sums(work, work.part.idx, quad / kQuads), sums);
+    ptx::store_to_memory(partial_sums(work, work.split.idx, quad / kQuads), sums);
   }
   // True if all other clusters of the unit have written theirs.
   __device__ __forceinline__ bool is_last(const DecodeWork& work) const {
@@ -167,20 +167,20 @@ struct DecodeStates : BlockDecode<C> {
     __syncthreads();
     if (thread == 0) {
       ptx::fence_memory();
-      *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.part.of) ? 1 : 0;
+      *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.split.of) ? 1 : 0;
       if (*vote != 0) ptx::fence_memory();
     }
     __syncthreads();
     return *vote != 0;
   }
-  __device__ __forceinline__ State state_of_parts(const DecodeWork& work, int quad) const {
-    const auto sums_of = [&](int part) {
+  __device__ __forceinline__ State state_of_splits(const DecodeWork& work, int quad) const {
+    const auto sums_of = [&](int split_idx) {
       float sums[2];
-      ptx::load_from_memory(sums, partial_sums(work, part, quad / kQuads));
+      ptx::load_from_memory(sums, partial_sums(work, split_idx, quad / kQuads));
       return make_float2(sums[0], sums[1]);
     };
-    return merged(work.part.of, sums_of,
-                  [&](int part, float(&of_part)[4]) { ptx::load_from_memory(of_part, partial(work, part, quad)); });
+    return merged(work.split.of, sums_of,
+                  [&](int split_idx, float(&o)[4]) { ptx::load_from_memory(o, partial(work, split_idx, quad)); });
   }
 
   // Quads of a block's slice: each block of a cluster merges one slice from the states of all blocks.

@@ -39,10 +39,10 @@ struct Tile {
 
 // Rows [first, first + Rows) of a head (device/tile/rows.hpp), copied by Threads threads. Rows that are not there and
 // columns from `columns` on become zeros, so that what lies there (NaN too) is never read. Unroll: rows whose addresses
-// take registers at once. KeepsPlaces: places of rows that are a multiple of 8 apart are found from one, which the
+// take registers at once. ReusesOffset: places of rows that are a multiple of 8 apart are found from one, which the
 // assembler then keeps in a register. Of paged rows lanes find some for each other: whole warps copy, `thread` counted
 // as threadIdx.x is.
-template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool KeepsPlaces = false, bool Paged,
+template <class Tile, int Rows, int Threads, bool Vector, int Unroll = Rows, bool ReusesOffset = false, bool Paged,
           class IsThere>
 __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& from, int first, int columns,
                                           uint32_t thread, const IsThere& is_there) {
@@ -51,15 +51,15 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
   constexpr int kLanes = Threads % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
   constexpr int kRowsAStep = Threads / kLanes;
   // Element by element it is long enough.
-  constexpr int kUnroll = Vector ? Unroll : 1, kUnrollParts = Vector ? Tile::kChunks / kLanes : 1;
+  constexpr int kUnroll = Vector ? Unroll : 1, kUnrollChunks = Vector ? Tile::kChunks / kLanes : 1;
   const int row = static_cast<int>(thread / kLanes), first_chunk = static_cast<int>(thread % kLanes);
   // A row in a page is much to find: where lanes that copy the same rows are side by side, each finds one for all.
-  constexpr int kSharers = kLanes < 32 ? kLanes : 32;
-  constexpr bool kShares = Paged && Vector && 32 % kSharers == 0 && kLanes % kSharers == 0 && Rows % kRowsAStep == 0 &&
-                           Rows <= kSharers * kRowsAStep;
+  constexpr int kRowLanes = kLanes < 32 ? kLanes : 32;
+  constexpr bool kFindsOnce = Paged && Vector && 32 % kRowLanes == 0 && kLanes % kRowLanes == 0 &&
+                              Rows % kRowsAStep == 0 && Rows <= kRowLanes * kRowsAStep;
   int64_t found = 0;
-  if constexpr (kShares) {
-    const int mine = row + static_cast<int>(thread % kSharers) * kRowsAStep;
+  if constexpr (kFindsOnce) {
+    const int mine = row + static_cast<int>(thread % kRowLanes) * kRowsAStep;
     if (mine < Rows && is_there(first + mine)) found = from.offset(first + mine);
   }
   const char* source = (Paged ? from.first : from.at(first + row)) + first_chunk * 16;
@@ -67,28 +67,28 @@ __device__ __forceinline__ void load_tile(uint32_t to, const HeadRows<Paged>& fr
   for (int step = 0; step < Rows; step += kRowsAStep) {
     if (Rows % kRowsAStep != 0 && row + step >= Rows) break;
     const bool there = is_there(first + row + step);
-    if constexpr (kShares) {
-      source = from.first + __shfl_sync(~0u, found, step / kRowsAStep, kSharers) + first_chunk * 16;
+    if constexpr (kFindsOnce) {
+      source = from.first + __shfl_sync(~0u, found, step / kRowsAStep, kRowLanes) + first_chunk * 16;
     } else if (Paged && there) {
       source = from.at(first + row + step) + first_chunk * 16;
     }
-    const int kept = KeepsPlaces ? step % 8 : step;
-#pragma unroll kUnrollParts
-    for (int part = 0; part < Tile::kChunks; part += kLanes) {
-      const int chunk = part + first_chunk;
-      const uint32_t target = Tile::advance(to + Tile::offset(row + kept, chunk), step - kept, 0);
+    const int base_step = ReusesOffset ? step % 8 : step;
+#pragma unroll kUnrollChunks
+    for (int chunk_offset = 0; chunk_offset < Tile::kChunks; chunk_offset += kLanes) {
+      const int chunk = chunk_offset + first_chunk;
+      const uint32_t target = Tile::advance(to + Tile::offset(row + base_step, chunk), step - base_step, 0);
       if constexpr (Vector) {
-        ptx::copy_chunk_async(target, source + part * 16, there && chunk * Tile::kChunkElements < columns);
+        ptx::copy_chunk_async(target, source + chunk_offset * 16, there && chunk * Tile::kChunkElements < columns);
       } else {
         uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < Tile::kChunkElements; ++i) {
           if (!there || chunk * Tile::kChunkElements + i >= columns) continue;
           if constexpr (kElementBytes == 2) {
-            words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source + part * 16)[i])
+            words[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source + chunk_offset * 16)[i])
                             << (i % 2 * 16);
           } else {
-            words[i] = reinterpret_cast<const uint32_t*>(source + part * 16)[i];
+            words[i] = reinterpret_cast<const uint32_t*>(source + chunk_offset * 16)[i];
           }
         }
         ptx::store_chunk(target, words);
