@@ -35,9 +35,9 @@ struct BasicBand {
     return max(end, 0);
   }
 
-  // First visible key of row i that is not kept by keep_first, in [0, end(i)].
+  // First visible key of row i after those of keep_first, in [0, end(i)].
   constexpr Int begin(Int i) const { return begin(i, end(i)); }
-  // The same for a caller that has end(i).
+  // The same for a caller that has end(i) already.
   constexpr Int begin(Int i, Int end) const {
     Int begin = 0;
     const Int at = position(i);

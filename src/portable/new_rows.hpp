@@ -1,7 +1,7 @@
-// Where the new rows of an append go, and their positions.
+// The rows of a cache that an append writes to, and the positions of the new rows.
 //
-// Tables may lie in device memory, where the host has checked nothing: a row without a slot in the cache is not kept,
-// and a position stays within the tables of angles.
+// Tables may be in device memory, where the host has checked nothing. A row without a slot in the cache is skipped, and
+// a position stays within the tables of angles.
 #pragma once
 
 #include "portable/divisor.hpp"

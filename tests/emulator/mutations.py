@@ -292,10 +292,10 @@ MUTATIONS = [
         DECODE,
     ),
     Mutation(
-        "part_slot",
+        "split_slot",
         "decode_work.hpp",
-        "part.slot_step = 1;",
-        "part.slot_step = 0;",
+        "split.slot_step = 1;",
+        "split.slot_step = 0;",
         "Merges",
         DECODE,
     ),

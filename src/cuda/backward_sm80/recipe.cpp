@@ -33,7 +33,7 @@ int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
   return rows / c.tile_q + p.batch + 1;
 }
 
-// Memory that the steps share, one piece behind the other.
+// The scratch memory that the steps pass data through: its sections, in order.
 struct Scratch {
   int64_t bytes = 0;
   int64_t map, seen, rows, tiles, turns, dq_sums, slope_sums, ticket;  // dq_sums: the last
@@ -167,7 +167,7 @@ Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int 
                        blocks, parameters);
 }
 
-// Of the grids.
+// Blocks of the grids over key tiles.
 int64_t key_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
   const bool wants_some = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
                           p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;

@@ -18,7 +18,7 @@ struct Header {
   uint32_t log_bytes;
   uint64_t image_bytes;
   Hash128 key;
-  Hash128 checksum;  // of the rest of the header and all that follows
+  Hash128 checksum;  // over the rest of the header and all that follows
 };
 constexpr char kMagic[8] = {'T', 'E', 'S', 'S', 'E', 'L', 'L', 'A'};
 constexpr uint32_t kFormat = 1;

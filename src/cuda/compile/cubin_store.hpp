@@ -1,5 +1,5 @@
-// Compiles programs, each once: the disk cache, then NVRTC. What it made stays in memory too, for folders that cannot
-// be written.
+// Compiles each program once: from the disk cache, else with NVRTC. Results also stay in memory, in case the folder
+// cannot be written.
 #pragma once
 
 #include <future>

@@ -118,7 +118,7 @@ Nvrtc Nvrtc::open(const std::string& path) {
     nvrtc.archs_.resize(static_cast<size_t>(count));
     if (rtc.nvrtcGetSupportedArchs(nvrtc.archs_.data()) != 0) nvrtc.archs_.clear();
   }
-  // By name it may be anywhere; say where.
+  // A library opened by name may be in any folder; report its path.
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(rtc.nvrtcVersion), &info) != 0 && info.dli_fname != nullptr) {
     nvrtc.path_ = info.dli_fname;

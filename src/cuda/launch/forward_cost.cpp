@@ -76,7 +76,7 @@ struct GradientRows {
     first_step = d_out + static_cast<double>(p.head_dim_v * core::size_bytes(p.out_dtype())) + 4 +
                  (p.features.has(Feature::d_lse) ? 4 : 0) + kRowBytes;
   }
-  // What a group's heads have once.
+  // Bytes that the query heads of a group read only once.
   double of_keys(double bytes) const { return bytes / group; }
 };
 
