@@ -49,7 +49,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
     scores[j] = score(p, s, head, i, j, dot(q, kv, p.head_dim_qk));
     max = std::max(max, scores[j]);
   }
-  // Where nothing is visible -inf - -inf would be NaN; any finite maximum gives the sum 0 that is due.
+  // If no key is visible, -inf - -inf would be NaN; any finite maximum gives the correct sum, 0.
   if (max == kHidden<Real>) max = 0;
 
   Real sum = std::exp(sink<Real>(p, head) - max);

@@ -25,12 +25,12 @@ using core::Sequence;
 double unit(const AttentionArguments& p) {
   return p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
 }
-// Of P and dS where they meet another operand.
+// Rounding of P and dS as operands of a product.
 double rounding(const AttentionArguments& p) {
   return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? unit(p) : unit_roundoff(p.dtype());
 }
-// Of out and LSE, which were rounded to the dtype that they are given in. Beside f64 little else errs, so the weight is
-// that of the largest of many errors.
+// Rounding of out and LSE, which are given in their own dtype. With f64 little else errs, so the weight covers the
+// largest of many errors.
 double given_unit(const AttentionArguments& p, DType dtype) {
   return (p.dtype() == DType::f64 && dtype != DType::f64 ? 2 : 1) * unit_roundoff(dtype);
 }
@@ -50,7 +50,7 @@ DotSize dot_size(const std::vector<double>& a, const std::vector<double>& b) {
   return {std::sqrt(std::max(partials, terms * static_cast<double>(a.size()) / 2)), std::sqrt(terms)};
 }
 
-// What a query's row errs by.
+// The errors of a query's row.
 struct RowErrors {
   std::vector<double> probs;     // P_j D_j, not yet rounded
   std::vector<double> d_scores;  // dS_j, not yet rounded, but for what is one for all keys
@@ -108,7 +108,7 @@ class QueryNoise {
   const Sequence& s_;
 };
 
-// Of an output of which `error` is the standard size.
+// The error bound of an output whose standard error is `error`.
 double of_output(double error, double value, DType dtype) {
   return 2 * error + unit_roundoff(dtype) * std::abs(value) + underflow_unit(dtype);
 }

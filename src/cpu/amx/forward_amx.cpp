@@ -107,7 +107,7 @@ struct Layout {
   }
 };
 
-// How far the threads are with one pair.
+// The progress of all threads on one pair.
 struct alignas(64) Progress {
   std::atomic<int64_t> next_pack{0};
   std::atomic<int64_t> packed{0};
@@ -144,7 +144,7 @@ bool is_finite(const uint16_t* row, int64_t count) {
   return std::none_of(row, row + count, [](uint16_t x) { return (x & 0x7F80) == 0x7F80; });
 }
 
-// Rows of a block of keys: as they lie, or put together where pages part them.
+// The rows of a block of keys: read in place, or gathered if they are in several pages.
 class BlockRows {
  public:
   BlockRows(const core::AttentionArguments& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
@@ -266,7 +266,7 @@ class WorkTileRun {
         QueryTileWork& work = query_tile_work(i);
         if (chunk == chunk_begin) {
           if (!begin_query_tile(work, i)) {
-            pipeline.drain();  // so that no query tile in it shares this one's memory
+            pipeline.drain();  // so that no query tile in flight uses the memory of this one
             finish_query_tile(work);
             continue;
           }
@@ -331,7 +331,7 @@ class WorkTileRun {
     return true;
   }
 
-  // Divides by the sum, joins the sink, scales what dropout kept, writes out and lse.
+  // Divides by the sum, includes the sink, applies dropout's factor, and writes out and lse.
   void finish_query_tile(QueryTileWork& work) const {
     const core::AttentionArguments& p = call_.p;
     SoftmaxState& softmax = work.softmax;

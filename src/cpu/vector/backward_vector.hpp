@@ -30,7 +30,7 @@ struct BackwardScratch {
   Real* d_out_transposed = nullptr;  // [head_dim_v][kQueryTileRows]
   Real* q = nullptr;                 // [kQueryTileRows][qk_stride]
   Real* d_out = nullptr;             // [kQueryTileRows][v_stride]
-  Real* dq = nullptr;                // [kQueryTileRows][qk_stride] one block's part
+  Real* dq = nullptr;                // [kQueryTileRows][qk_stride] terms of one block
   Real* k = nullptr;                 // [block keys][qk_stride]
   Real* v = nullptr;                 // [block keys][v_stride]
   Real* dk = nullptr;                // [block keys][qk_stride]

@@ -244,8 +244,8 @@ void run_work_tile(const core::AttentionArguments& p, const WorkTile& work_tile,
         p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, work_tile, num_rows, scratch); });
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  // Compilers do so themselves, but not behind a call that took vectors. With upper halves left in use, whatever runs
-  // next without AVX takes many times as long.
+  // Compilers insert it themselves, but not after a call that took vectors. If upper halves stay in use, later code
+  // without AVX is many times slower.
   _mm256_zeroupper();
 #endif
   if (!is_done) throw core::Cancelled();
