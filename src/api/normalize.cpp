@@ -41,7 +41,7 @@ class Normalizer {
     outputs();
     scales();
     slice();
-    score_parts();
+    score_features();
     masks();
     modifications();
     schedule();
@@ -408,7 +408,7 @@ class Normalizer {
     return reader_.broadcast(name, tensor, score_axes(block_q, block_kv));
   }
 
-  void score_parts() {
+  void score_features() {
     if (args_.bias != nullptr) {
       p_.features |= Feature::bias;
       p_.bias = over_scores("bias", *args_.bias);

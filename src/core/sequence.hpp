@@ -50,8 +50,8 @@ inline Sequence sequence(const AttentionArguments& p, int64_t batch_idx) {
   return s;
 }
 
-// The first draft key. The last len_q keys are drafts, and the draft mask says which of them a query sees. Earlier keys
-// are not covered by it.
+// The first draft key. The last len_q keys are drafts, and the draft mask says which of them a query sees. It does not
+// hide earlier keys.
 inline int64_t first_draft(const Sequence& s) { return s.len_kv - s.len_q; }
 inline bool draft_visible(const AttentionArguments& p, const Sequence& s, int64_t i, int64_t j) {
   const int64_t draft = j - first_draft(s);

@@ -1,4 +1,4 @@
-// Rows of the CPU kernel table. What a row needs from the machine is asked once per process.
+// Rows of the CPU kernel table. The machine is asked once per process what it supports.
 #include "cpu/kernels.hpp"
 
 #include <array>

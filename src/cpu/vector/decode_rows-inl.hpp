@@ -65,7 +65,7 @@ inline void find_rows(const core::AttentionArguments& p, const core::Operand& t,
   }
 }
 
-// Converts the rows of a run. Keys between them that no row sees become zeros; their memory is never read.
+// Finds the addresses of a run's rows. Keys that no row sees get the address of zeros; their memory is never read.
 template <typename T, typename Real>
 void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, const void** rows) {
   const SeenKeys& seen = of.seen;

@@ -41,7 +41,7 @@ struct BlockSm80 : WarpTiles<C> {
     KeyTiles warp_tiles[C.num_warps];
   };
 
-  // Where keys are copied from, and which of them exist.
+  // The rows that keys are copied from, and which of them exist.
   struct KeySource {
     const char *k, *v;
     int32_t len_kv, seen_begin, seen_end, columns_v;
