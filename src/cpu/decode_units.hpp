@@ -38,7 +38,7 @@ struct SeenKeys {
   int64_t begin = 0;
   int64_t end = 0;
 
-  // The first at or behind `key`, or kNone.
+  // The first at or after `key`, or kNone.
   static constexpr int64_t kNone = INT64_MAX;
   int64_t next(int64_t key) const {
     if (key < keep_end) return key;

@@ -7,10 +7,11 @@
 //                  for query tile of work tile                     O, m, l of all query tiles stay in L2 between chunks
 //                    for unit, block of 32 keys          Pipeline (pipeline-inl.hpp)
 //
-// Threads that begin at a pair share its packing and its work tiles, and move on when none is left: what a thread packs
-// it mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing. Query
-// tiles hold rows of all query heads of a KV head (query_tile.hpp), so K and V are packed and read once for a group.
-// Chunks and units start at absolute keys and rows of a query tile do not meet: results do not depend on threads.
+// Threads that start at the same pair divide its packing and its work tiles, and move on when none is left. A thread
+// then mostly reads from its own L2 what it has packed itself, and no thread waits for all others between packing and
+// computing. Query tiles hold rows of all query heads of a KV head (query_tile.hpp), so K and V are packed and read
+// once for a group. Chunks and units start at absolute keys and rows of a query tile are independent, so results do not
+// depend on the number of threads.
 #include "cpu/amx/forward_amx.hpp"
 
 #include <algorithm>
@@ -398,7 +399,7 @@ void fill_rows_of_no_sequence(const core::AttentionArguments& p) {
   }
 }
 
-// Packs what nobody packs yet, waits for the rest, computes what nobody computes yet.
+// Packs the tasks that no other thread has taken, waits for the others, then computes work tiles in the same way.
 void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   Progress& progress = call.progress[slot];
   const int64_t pack_tasks = call.pack_tasks();

@@ -3,7 +3,7 @@
 //   slot of the stream     tile unit                                 vector unit
 //   i                      S^T(i) = K Q^T                            P(i-1) = exp2(S(i-1) - m)
 //                          O^T += V^T P^T of the unit before that    (interleaved between the tile steps)
-//                          of block i-1, its share of the panels
+//                          of block i-1, one slot's panels
 //
 // A unit is up to unit_blocks() blocks at an absolute multiple of keys: O^T tiles are loaded and stored once a unit.
 // Neither knows where a query tile ends: the next query tile's S is computed while the last one's P and O are finished.

@@ -3,11 +3,11 @@
 // A step multiplies two A tiles (16 rows x 32 bf16: keys or head dims) by two B tiles (16 pairs x 16 query lanes):
 //
 //            B0 = T6   B1 = T7                 C tiles of a finished block stay in T0..T3; each is stored only
-//   A0 = T4    T0        T1                    right before the next block takes its register, so stores hide
-//   A1 = T5    T2        T3                    behind products (3007 against 2085-2530 GFLOP/s, measured).
+//   A0 = T4    T0        T1                    right before the next block takes its register, so products hide
+//   A1 = T5    T2        T3                    the stores (3007 against 2085-2530 GFLOP/s, measured).
 //
-// Own assembly because g++ 12's intrinsics do not tell the compiler that a tile load reads memory, and its
-// _tile_loadconfig names 8 of the 64 bytes as read, so stores to a local configuration are deleted.
+// This is inline assembly because g++ 12's intrinsics do not tell the compiler that a tile load reads memory, and its
+// _tile_loadconfig names 8 of the 64 bytes as read, so stores to a local configuration would be deleted.
 // Include inside the target region of forward_amx.cpp or backward_amx.cpp only.
 #pragma once
 

@@ -3,9 +3,9 @@
 // Keys are taken in chunks that stay in the level-2 cache and are converted once for all query tiles of the work tile;
 // within a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on work
 // tiles. Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
-// rescaling is exact and rare. A score is scaled to base 2 inside the FMA that takes m off it: scaled and rounded
-// before, one of 100 would err by 2^-17. Where there is no such instruction, or m would be no exact integer, m is the
-// score itself and comes off before the scale.
+// rescaling is exact and rare. One FMA scales a score to base 2 and subtracts m: if the scaled score were
+// rounded first, a score of 100 would err by 2^-17. Without FMA, or if m is too large for an exact integer, m is the
+// score itself and is subtracted before scaling.
 #if defined(TESSELLA_CPU_VECTOR_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
 #undef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(portable::kAppendThreads, portable::kAppendBlo
     }
     const int32_t head_v = head - p.k.heads;
     uint32_t most = 0;
-    if constexpr (C.computes_scales) {  // by all lanes of a warp, whatever rows they have
+    if constexpr (C.computes_scales) {  // all lanes of a warp call it, with any rows
       if (at.is_kept && head_v < 0) {
         most = largest_magnitude<C>(p, p.k, at, head, p.rotary_dim, lane);
       } else if (at.is_kept && head_v < p.v.heads) {

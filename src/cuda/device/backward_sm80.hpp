@@ -9,9 +9,9 @@
 //       dv += p^T do, dk += dx^T q
 //       dq of the tile += dx k                                       in memory, in the order of key tiles
 //
-// dQ's sums lie in memory as the accumulators do, so that a warp adds 128 bytes at once. With in_order a word per tile
-// of queries says whose turn it is; blocks take turns in the order of their start (a ticket), so that one that is
-// waited for has begun.
+// dQ's sums are stored in the layout of the accumulators, so that a warp adds 128 bytes at once. With in_order a word
+// for each query tile says which key tile adds next. Blocks draw a ticket when they start and add in that order, so a
+// block only waits for blocks that have started.
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"

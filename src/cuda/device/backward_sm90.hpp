@@ -14,8 +14,9 @@
 //     dq = ds k, half of its columns each, added in memory              in the order of key tiles (in_order) or in any
 //   dk, dv to memory
 //
-// The steps before and behind it are those of backward_sm80 (backward_rows.hpp): what each query brings along, dQ out
-// of its sums, gradients of a head. dQ's sums lie in memory as theirs do: as the accumulators of eight warps.
+// The steps before and after it are those of backward_sm80 (backward_rows.hpp): the data of query rows, dQ from its
+// sums, and gradients of one number a head. dQ's sums are stored as in backward_sm80: in the layout of the accumulators
+// of eight warps.
 #pragma once
 
 #include "cuda/device/backward_rows.hpp"

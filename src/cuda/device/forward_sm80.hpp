@@ -5,13 +5,12 @@
 //     o = 0, max = -inf, sum = 0
 //     for each tile of keys it sees:
 //       s = q k^T -> scale, softcap, bias, ALiBi, score_mod -> masks   registers
-//       p = 2^(s - max), max and sum kept, o rescaled                  registers
+//       p = 2^(s - max), update max and sum, rescale o                 registers
 //       o += p v
 //     out = o / sum, lse = max + ln(sum)
 //
 // k is copied asynchronously while o += p v runs, v while s = q k^T and the softmax run. Registers hold o, the scores
-// and little else: what the loop over keys needs now and then (lengths, limits, the query tile) is read from
-// shared memory where it is needed.
+// and little else: the loop over keys reads lengths, limits and the query tile from shared memory when it needs them.
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"

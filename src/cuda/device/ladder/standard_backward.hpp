@@ -3,8 +3,8 @@
 //   1. P = dropout(e^(S - LSE)) and dX = P (dP - delta) cap'(S), written, rounded to the type of the inputs
 //   2. dV = P^T dO and dK = scale dX^T Q, a tile of keys at a time: P and dX read
 //   3. dQ = scale dX K, a tile of queries at a time: dX read
-// Nothing is left out that masks hide. The forward of today keeps no P, so that the first kernel computes scores again.
-// What it is compared with, backward_sm80, has the same steps before and behind these.
+// Hidden scores are computed too. The library's forward stores no P, so the first kernel computes scores again. The
+// steps before and after these are the same as in backward_sm80, which it is compared with.
 #pragma once
 
 #include "cuda/device/backward_rows.hpp"

@@ -1,5 +1,5 @@
-// A block of backward_sm90: its key tile, its shared memory, the rings by which its warps hand on buffers, and the
-// warps that load and that keep turns.
+// A block of backward_sm90: its key tile, its shared memory, the rings through which its warps pass buffers, the warp
+// that loads and the warp that orders the additions to dQ.
 #pragma once
 
 #include "cuda/device/ptx/global.hpp"

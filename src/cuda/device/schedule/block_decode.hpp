@@ -152,7 +152,7 @@ struct BlockDecode {
     const KeyRange keys = row_keys(work.sequence, query);
     RowInfo info = {keys.begin, keys.end, query + work.sequence.len_kv - work.sequence.len_q, 0.0f};
     if constexpr (C.score.alibi) {
-      if (work.num_rows == 0) return info;  // of rows behind the last sequence, which has no slopes
+      if (work.num_rows == 0) return info;  // rows after the last sequence, which have no slopes
       const portable::TableParams& slopes = p.forward.alibi_slopes;
       info.slope = static_cast<const float*>(
           slopes.data)[work.unit.batch_idx * slopes.batch_stride + head_of(work, row) * slopes.stride];

@@ -51,8 +51,8 @@ struct BlockSm80 : WarpTiles<C> {
             query_tile.seen_begin, query_tile.seen_end, columns_v()};
   }
 
-  // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: keys that some row of a warp sees,
-  // what each lane's rows see | the query tile.
+  // Shared memory: q | k | v | begin and end of each row's keys | for a partial tile, the keys that some row of a warp
+  // sees, then those that each lane's rows see | the query tile.
   static constexpr int kWords = portable::mask_words(C);
   static constexpr int kBoundsAt = portable::tile_bytes(C);
   static constexpr int kSeenAt = kBoundsAt + C.tile_q * 8;

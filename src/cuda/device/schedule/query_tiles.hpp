@@ -60,7 +60,7 @@ struct HeadTiles {
 struct QueryVisit {
   int32_t head_idx;  // -1: there is none left
   int32_t tile;
-  int32_t next_key_tile;  // the first one behind the block's that the tile's queries see
+  int32_t next_key_tile;  // the first one after the block's that the tile's queries see
   bool is_full;           // each of its queries sees each of the keys
   bool has_idle;          // some of its rows take no part
   bool has_elements;      // element masks hide some

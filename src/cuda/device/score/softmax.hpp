@@ -1,9 +1,9 @@
 // The running softmax of a 16 x 8n block of accumulators: rows g and g + 8 of each lane (ptx/mma.hpp).
 //
 // Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in base 2 with the output kept unscaled (FlashAttention-2,
-// arXiv 2307.08691, algorithm 1). The maximum that exponents are taken against may lag behind the true one by up to
-// kLag: every finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and a
-// lagging maximum spares the rescaling of the output in most tiles. (In batch_invariant calls it does not lag.)
+// arXiv 2307.08691, algorithm 1). The maximum that exponents subtract may be up to kLag below the true one. Every
+// finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and most tiles then
+// need no rescaling of the output. (In batch_invariant calls it does not lag.)
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"

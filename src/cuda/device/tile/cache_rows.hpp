@@ -13,7 +13,7 @@ namespace tessella::device {
 // other tiles lane i knows the address of row i % 16.
 struct CacheTile {
   bool is_run;
-  int32_t page, row;  // row -1: nobody sees the key
+  int32_t page, row;  // row -1: no query sees the key
 };
 
 // The data of a query row that masks and ALiBi read.

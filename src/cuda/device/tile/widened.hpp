@@ -1,15 +1,15 @@
 // Keys and values of 8 or 4 bits as the left operands of decoding's two products (tile/transposed.hpp). Shared memory
-// holds them as they are stored; what a matrix load gives is widened to q's type in registers, which loses nothing.
+// holds them as they are stored. The words of a matrix load are widened to q's type in registers, without loss.
 //
 // A lane's word of a matrix load is two half words of H = 2 or 4 elements. Pair i is element i of the low half and
-// element i of the high one, and pairs 2 h and 2 h + 1 are what step h, or piece h, of the H / 2 in a chunk takes:
-//   k      the word is columns [2 H t, 2 H t + 2 H) of row g: pair i is columns 2 H t + i and 2 H t + i + H. A product
-//          does not care in which order columns come, and q's lie in the same one (query_words).
+// element i of the high one, and pairs 2 h and 2 h + 1 go to step h, or piece h, of the H / 2 in a chunk:
+//   k      the word is columns [2 H t, 2 H t + 2 H) of row g: pair i is columns 2 H t + i and 2 H t + i + H. The order
+//          of columns does not change a product, and q's columns have the same order (query_words).
 //   v      transposed, a half is columns [H g, H g + H) of key 2 t or 2 t + 1: pair i is column H g + i of both keys,
 //          and rows g and g + 8 of the operand are columns H g + 2 h and H g + 2 h + 1 (value_column).
 //
-// Beside fp32 all of them are tf32 without a second term. Steps are of 8 columns or keys, and there are no pairs:
-//   k      element i is column 2 H t + i, and elements 2 h and 2 h + 1 are what step h of the H in a chunk takes.
+// If q is fp32, they are tf32 without a second term. Steps are of 8 columns or keys, and there are no pairs:
+//   k      element i is column 2 H t + i, and elements 2 h and 2 h + 1 go to step h of the H in a chunk.
 //   v      columns as above. The load takes keys in such an order that a lane's two are t and t + 4, as p has them.
 #pragma once
 
