@@ -28,8 +28,8 @@
 
 namespace tessella::device {
 
-// Waits for the previous kernel before the next one may start, so whatever the next one waits for, the kernel before
-// this one has ended for it.
+// The next kernel may start only after the previous one has ended. It then sees the results of all kernels before this
+// one, even if it does not wait for this one.
 __device__ __forceinline__ void follow_kernel_before() {
   ptx::wait_for_kernel_before();
   ptx::let_kernel_behind_start();
