@@ -1,4 +1,4 @@
-// The band: which keys a query row may see through every mask part that is an interval.
+// The band: which keys a query row may see through all masks that are an interval.
 //
 // Row i of a sequence sees keys [begin(i), end(i)) and [0, min(keep_first, end(i))). begin and end never fall as i
 // grows, so a tile of rows sees keys from begin(first row) to end(last row), and a key tile inside

@@ -1,6 +1,6 @@
 // Attention by plain loops (Vaswani et al., arXiv 1706.03762, equation 1, with the features of the library):
 //   s_j = score(q.k_j),  P_j = exp(s_j - m) / (sum_j exp(s_j - m) + exp(sink - m)),  o = sum_j dropout(P_j) v_j.
-// A row of scores is all that is kept, so memory is linear. Hidden keys are never read: they may hold anything.
+// It stores one row of scores, so memory is linear. Hidden keys are never read: they may hold anything.
 
 #include "reference/attention.hpp"
 

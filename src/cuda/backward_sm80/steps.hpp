@@ -1,4 +1,4 @@
-// The parts of the GPU's backward kernels that do not depend on their tiles: memory, and the steps before and after.
+// Backward on a GPU without its tiles: the memory, and the steps before and after the tiles.
 #pragma once
 
 #include <cstdint>

@@ -129,7 +129,7 @@ __device__ __forceinline__ void append_quantized(const AppendParams& p, const Ap
 template <AppendConfig C>
 __device__ __forceinline__ void append_to_cache(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                                 int32_t head, int32_t rotary_dim, int32_t lane, uint32_t most) {
-  if (!at.is_kept) return;
+  if (!at.has_slot) return;
   if constexpr (C.cache == portable::Quantized::none) {
     append_row<C>(p, rows, at, at.slot, at.row, head, rotary_dim, lane);
   } else {
@@ -158,9 +158,9 @@ __global__ void __launch_bounds__(portable::kAppendThreads, portable::kAppendBlo
     const int32_t head_v = head - p.k.heads;
     uint32_t most = 0;
     if constexpr (C.computes_scales) {  // all lanes of a warp call it, with any rows
-      if (at.is_kept && head_v < 0) {
+      if (at.has_slot && head_v < 0) {
         most = largest_magnitude<C>(p, p.k, at, head, p.rotary_dim, lane);
-      } else if (at.is_kept && head_v < p.v.heads) {
+      } else if (at.has_slot && head_v < p.v.heads) {
         most = largest_magnitude<C>(p, p.v, at, head_v, 0, lane);
       }
       for (int32_t step = (1 << p.log2_lanes) / 2; step > 0; step /= 2) {

@@ -81,10 +81,10 @@ struct WarpgroupBackwardSm90 {
 
   // Writes zeros for idle rows, in tiles of panels of 64 columns: their memory may hold NaN, and 0 * NaN is NaN. Both
   // warpgroups call it.
-  template <int Rows, class TakesPart>
-  __device__ __forceinline__ void clear_rows(uint32_t first, uint32_t second, const TakesPart& takes_part) const {
+  template <int Rows, class IsActive>
+  __device__ __forceinline__ void clear_rows(uint32_t first, uint32_t second, const IsActive& is_active) const {
     for (auto i = static_cast<int>(threadIdx.x - 128); i < Rows * 8; i += kThreads) {
-      if (takes_part(i / 8)) continue;
+      if (is_active(i / 8)) continue;
 #pragma unroll
       for (int panel = 0; panel < C.head_dim / 64; ++panel) {
         ptx::store_chunk(first + panel * Rows * kRowBytes + i * 16, {0, 0, 0, 0});

@@ -150,7 +150,7 @@ struct ForwardSm80 : BlockSm80<C> {
     const portable::Dropout dropout = dropout_of(p);
     const uint64_t head_idx = dropout_head(p, query_tile.work);
     int32_t first_row = warp_row;
-    ptx::forget(first_row);  // kept from one 16 keys to the next, what follows from it took registers that 128 lacks
+    ptx::forget(first_row);  // else values derived from it would hold registers between steps of 16 keys
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
       device::drop(s[m], j, dropout, head_idx, (first_q() + first_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane);

@@ -62,7 +62,7 @@ struct QueryVisit {
   int32_t tile;
   int32_t next_key_tile;  // the first one after the block's that the tile's queries see
   bool is_full;           // each of its queries sees each of the keys
-  bool has_idle;          // some of its rows take no part
+  bool has_idle;          // some of its rows are idle
   bool has_elements;      // element masks hide some
   __device__ bool is_there() const { return head_idx >= 0; }
 };

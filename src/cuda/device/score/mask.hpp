@@ -55,7 +55,7 @@ __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& 
                                                  uint32_t (&visible)[2]) {
   constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
   auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  ptx::forget(lane);  // what follows from it is found here, where it is rare, not once and kept
+  ptx::forget(lane);  // values derived from it are computed here, where it is rare, and hold no registers
   const auto sees = [&](int row, int32_t key) {
     return is_visible<C>(p, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1), min(key, s.len_kv - 1));
   };

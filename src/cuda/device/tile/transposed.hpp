@@ -128,7 +128,7 @@ class QueryOperands {
 #pragma unroll
       for (int n = 0; n < Blocks; ++n) {
 #pragma unroll
-        for (int step = 0; step < Steps; step += 2) load(kept_[n][step / 2], n, step);
+        for (int step = 0; step < Steps; step += 2) load(registers_[n][step / 2], n, step);
       }
     }
   }
@@ -136,7 +136,7 @@ class QueryOperands {
   __device__ __forceinline__ void get(uint32_t (&b)[4], int n, int panel, int step) const {
     if constexpr (kInRegisters) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = kept_[n][step / 2][i];
+      for (int i = 0; i < 4; ++i) b[i] = registers_[n][step / 2][i];
     } else {
       load(b, n, step, panel);
     }
@@ -147,7 +147,7 @@ class QueryOperands {
     ptx::load_matrices(b, TileQ::advance(address_, n * 8, step * 2) + panel * TileQ::kPanelBytes);
   }
   uint32_t address_;
-  uint32_t kept_[kInRegisters ? Blocks : 1][kInRegisters ? Steps / 2 : 1][4];
+  uint32_t registers_[kInRegisters ? Blocks : 1][kInRegisters ? Steps / 2 : 1][4];
 };
 
 // s = k . q^T of 16 keys.
