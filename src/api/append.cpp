@@ -178,7 +178,7 @@ class AppendNormalizer {
     a_.seqlen_kv = std::min(pages, kMost) * a_.page_size;  // validate() reports what is longer
   }
 
-  // Of quantised caches, and with which meaning.
+  // Reads the scales of quantized caches and how they are used.
   void scales() {
     const int64_t block = options_.scale_block;
     if (block < 0) invalid(message(function_, ": scale_block is ", block, ", expected at least 0 (all rows)"));

@@ -17,7 +17,7 @@ core::AppendArguments read(const tessella_append_args* args, const tessella_appe
 // The shape of a call with the bound of the options where larger.
 core::AppendShape bounds(const core::AppendShape& shape, const tessella_append_options& options);
 
-// Of results on a GPU too, once all its streams are done.
+// Checks results, also on a GPU, after all its streams are done.
 reference::CheckReport check(const core::AppendArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::api

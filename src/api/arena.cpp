@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kKept = size_t{256} << 20;  // a thread holds on to at most this much between calls
+constexpr size_t kMaxRetained = size_t{256} << 20;  // a thread holds on to at most this much between calls
 
 size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -114,7 +114,7 @@ RunMemory::~RunMemory() {
     cuda::free_async(device_, block_, stream_);
   } else if (block_ == t_block.data) {
     t_block.is_taken = false;
-    if (t_block.bytes > kKept) {
+    if (t_block.bytes > kMaxRetained) {
       std::free(t_block.data);
       t_block.data = nullptr;
       t_block.bytes = 0;

@@ -122,7 +122,7 @@ class GradientReader {
     may_be_written(core::name(name), *tensor);
   }
 
-  // Of what scores read: the shape of `of`.
+  // Reads the gradient of a tensor that scores read; it has the shape of `of`.
   void score(const char* name, const tessella_tensor* tensor, const char* of_name, const tessella_tensor* of,
              Feature feature, core::ScoreGradient& gradient) {
     if (tensor == nullptr) return;

@@ -7,7 +7,7 @@
 
 namespace tessella::api {
 
-// As read() of forward; the forward call's out and lse are inputs.
+// Like read() of forward; the forward call's out and lse are inputs.
 core::AttentionArguments read(const tessella_backward_args* args, const tessella_attention_options& options,
                               const char* function, void* stream, Memory memory = Memory::written);
 

@@ -63,8 +63,8 @@ tessella_status guarded(Fn&& fn) noexcept {
     t_error.set(message);
     return status;
   };
-  // What the host derives from arguments, the reference and the comparator do not depend on the caller's mode.
-  // Threads begin with that of the thread that makes them; kernels set their own (cpu/parallel.cpp).
+  // Host code that derives arguments, the reference and the comparator do not depend on the caller's mode. New threads
+  // inherit the mode of the thread that creates them; kernels set their own (cpu/parallel.cpp).
   const core::FloatMode mode(core::Subnormals::keep);
   try {
     fn();

@@ -16,7 +16,7 @@ core::CopyPagesArguments read(const tessella_copy_pages_args* args, const tessel
 
 core::CopyPagesShape bounds(const core::CopyPagesShape& shape, const tessella_copy_pages_options& options);
 
-// Of results on a GPU too, once all its streams are done.
+// Checks results, also on a GPU, after all its streams are done.
 reference::CheckReport check(const core::CopyPagesArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::api

@@ -1,5 +1,5 @@
 // DLPack tensors to views and back, without a copy. The structs follow the DLPack 1.0 C ABI
-// (https://dmlc.github.io/dlpack/latest/c_api.html), both the unversioned and the versioned form.
+// (https://dmlc.github.io/dlpack/latest/c_api.html), both the unversioned and the versioned structs.
 #pragma once
 
 #include "tessella/tessella.h"

@@ -14,7 +14,7 @@ core::AttentionArguments read(const tessella_forward_args* args, const tessella_
 // The shape of a call with the bounds of the options where larger.
 core::AttentionShape bounds(const core::AttentionShape& shape, const tessella_attention_options& options);
 
-// Of results on a GPU too, once all its streams are done.
+// Checks results, also on a GPU, after all its streams are done.
 reference::CheckReport check(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::api

@@ -11,8 +11,8 @@
 
 namespace tessella::api {
 
-// What an older struct lacks has its default. Throws Error(unsupported) if a newer one sets a field that this library
-// does not know.
+// Members that an older struct lacks get their defaults. Throws Error(unsupported) if a newer struct sets a field that
+// this library does not know.
 template <typename Struct>
 Struct grow(const Struct* given, const Struct& defaults, const char* function, const char* name) {
   if (given == nullptr) core::invalid(core::message(function, ": ", name, " is NULL, expected a pointer"));

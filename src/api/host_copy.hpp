@@ -15,8 +15,8 @@ enum class Copied {
   all,
 };
 
-// Tensors on the host, at the strides of the original; gaps between elements hold no values. What the stream has left
-// behind is copied, and waited for.
+// Host copies of tensors, with the strides of the original; gaps between elements hold no values. A copy waits for the
+// stream's earlier work.
 class HostMemory {
  public:
   HostMemory(core::Device device, void* stream) : device_(device), stream_(stream) {}
@@ -34,7 +34,7 @@ class HostMemory {
     int64_t size = 1;
     int64_t stride = 0;
   };
-  // The same bytes on the host, as far as the axes reach.
+  // Copies the bytes that the axes cover.
   std::byte* copy(const void* data, int64_t element_bytes, std::span<Axis> axes);
   void copy_axes(std::byte* to, const std::byte* from, int64_t element_bytes, std::span<const Axis> axes);
 

@@ -17,7 +17,7 @@ core::MergeArguments read(const tessella_merge_args* args, const tessella_merge_
 // The shape of a call with the bound of the options where larger.
 core::MergeShape bounds(const core::MergeShape& shape, const tessella_merge_options& options);
 
-// Of results on a GPU too, once all its streams are done.
+// Checks results, also on a GPU, after all its streams are done.
 reference::CheckReport check(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::api

@@ -41,7 +41,7 @@ class Normalizer {
     outputs();
     scales();
     slice();
-    score_parts();
+    score_features();
     masks();
     modifications();
     schedule();
@@ -361,9 +361,9 @@ class Normalizer {
     if (whole != 0 && whole != p_.heads_q) p_.features |= Feature::slice;
   }
 
-  // Of queries (0) and keys (1), which tensors over scores count: beside cu_seqlens from the first of each sequence, so
-  // that they have those of the longest, and no more than a bound that the caller gives. Then one made for the rows of
-  // the packed tensors is an error.
+  // The lengths of queries (0) and keys (1) for tensors over scores. With cu_seqlens these tensors count from the first
+  // row of each sequence, so they have the length of the longest one, and at most the caller's bound. A tensor over the
+  // rows of the packed tensors is then an error.
   struct Counted {
     const char* rows;
     bool is_packed;
@@ -374,7 +374,7 @@ class Normalizer {
              {"kv", args_.cu_seqlens_kv != nullptr, p_.seqlen_kv, options_.max_seqlen_kv}}};
   }
 
-  // Of a tensor (batch, heads_q, queries, keys) with an entry for every block_q x block_kv scores.
+  // The axes of a tensor (batch, heads_q, queries, keys) with an entry for every block_q x block_kv scores.
   ScoreAxes score_axes(int64_t block_q = 1, int64_t block_kv = 1) const {
     const auto blocks = [](int64_t rows, int64_t block) { return rows / block + (rows % block != 0); };
     ScoreAxes axes{{p_.batch, p_.heads_q}, {p_.batch, p_.heads_q}};
@@ -408,7 +408,7 @@ class Normalizer {
     return reader_.broadcast(name, tensor, score_axes(block_q, block_kv));
   }
 
-  void score_parts() {
+  void score_features() {
     if (args_.bias != nullptr) {
       p_.features |= Feature::bias;
       p_.bias = over_scores("bias", *args_.bias);
@@ -504,7 +504,7 @@ class Normalizer {
     }
   }
 
-  // Of a decode call; runs write its counters.
+  // Reads the schedule of a decode call; runs write its counters.
   void schedule() {
     p_.cache_is_settled = options_.cache_settled != 0;
     if (args_.schedule == nullptr) return;

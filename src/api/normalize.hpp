@@ -6,14 +6,15 @@
 
 namespace tessella::api {
 
-// Options of the caller's version grown to ours: what an older struct lacks has its default.
-// Throws Error(unsupported) if a newer struct sets a field that this library does not know.
+// Grows structs of the caller's version to ours: members that an older struct lacks get their defaults. Throws
+// Error(unsupported) if a newer struct sets a field that this library does not know.
 tessella_call grown(const tessella_call* call, const char* function);
 tessella_forward_args grown(const tessella_forward_args* args, const char* function);
 tessella_attention_options grown(const tessella_attention_options* options, const char* function);
 
-// What happens to the memory of a call: out and lse are written; only read, for a comparison; its schedule alone is
-// written, and q, k, v, out and lse may have none; or nothing is, and the schedule may have none either.
+// How the call uses its memory. written: out and lse are written. read: they are only read, for a comparison.
+// scheduled: only the schedule is written, and q, k, v, out and lse need no memory. none: nothing is written, and the
+// schedule needs no memory either.
 enum class Memory { written, read, scheduled, none };
 constexpr bool has_operands(Memory memory) { return memory == Memory::written || memory == Memory::read; }
 

@@ -53,7 +53,7 @@ class PlanCache {
  private:
   static constexpr size_t kCapacity = 64;
   struct Entry {
-    std::shared_ptr<const Plan> plan;  // of the very shape that is looked for
+    std::shared_ptr<const Plan> plan;  // of exactly the wanted shape
     std::string kernel;                // the name that was forced
   };
   std::mutex mutex_;

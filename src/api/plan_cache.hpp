@@ -1,4 +1,4 @@
-// Plans that plain calls share.
+// The cache of plans for plain calls.
 #pragma once
 
 #include <memory>

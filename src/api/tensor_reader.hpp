@@ -19,7 +19,7 @@ struct TensorAxes {
   int64_t head_dim = 0;
 };
 
-// What a tensor over scores, (batch, heads_q, queries, keys), may have of each axis beside 1.
+// The sizes that each axis of a tensor over scores, (batch, heads_q, queries, keys), may have other than 1.
 struct ScoreAxes {
   int64_t least[4];
   int64_t most[4];
@@ -32,7 +32,7 @@ class TensorReader {
   // has_memory: false where q, k, v, out, lse and gradients need none.
   TensorReader(const char* function, bool has_memory) : function_(function), has_memory_(has_memory) {}
 
-  // As far as tensors have been read.
+  // The device of the tensors read so far.
   core::Device device() const { return device_.value_or(core::Device{}); }
 
   TensorAxes attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand);

@@ -5,8 +5,8 @@
 
 namespace tessella::api {
 
-// From the constructor to the destructor the workspace is in use. CPU: as long as a run takes. GPU: as long as the host
-// queues it; what streams do at the same time nobody sees.
+// Marks the workspace as in use from constructor to destructor. CPU: for the whole run. GPU: only while the host queues
+// the run; overlapping runs of several streams are not detected.
 class WorkspaceUse {
  public:
   // Throws Error(invalid_argument) if a byte of it is in use.

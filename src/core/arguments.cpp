@@ -16,7 +16,8 @@ int32_t alignment(const Operand& t) {
   return static_cast<int32_t>(bits & (~bits + 1));
 }
 
-// Where a plan is made or a cache has no rows memory may be absent: then strides tell, of one head as MLA has.
+// True if values are the first columns of keys. Memory may be absent when a plan is made or a cache has no rows;
+// strides then decide, for one KV head as in MLA.
 bool v_in_k(const AttentionArguments& a) {
   const Operand &k = a.k(), &v = a.v();
   const bool has_no_rows = a.batch == 0 || a.total_kv == 0;
@@ -44,7 +45,7 @@ bool rows_grow(const AttentionArguments& a) {
 void derive_shape(AttentionArguments& a) {
   for (const Name name : kNames) {
     const Operand& t = a.tensors[name];
-    // Of the others kernels find out when they run.
+    // Kernels check the alignment of other operands at run time.
     const bool is_d_out = name == Name::d_out && t.dtype != DType::none;
     const bool decides_loads = name == Name::q || name == Name::k || name == Name::v || is_d_out;
     a.operands[name] = {t.dtype, a.device.type != DeviceType::cpu && decides_loads ? alignment(t) : 1};

@@ -1,9 +1,9 @@
-// Arguments: one call in normal form, what api/ makes of the user's structs and all that kernels read when they run.
+// Arguments: one call in normal form. api/ makes it of the user's structs, and kernels read nothing else when they run.
 //
 // A call's arguments begin with its own shape. The rest changes from run to run: pointers, strides, tables, scalars.
 //
-// All memory of a call lies on its device. On a GPU nobody has read the values of its tables: kernels clamp lengths and
-// offsets to the sizes given here, so that no value makes them leave the tensors.
+// All memory of a call is on its device. On a GPU nobody has read the values of its tables: kernels clamp lengths and
+// offsets to the sizes given here, so that no value makes an access leave the tensors.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ struct AttentionArguments : AttentionShape {
   // Nothing that the call reads is written by the kernel queued just before, but q.
   bool cache_is_settled = false;
 
-  // Of backward, for which out and lse are inputs.
+  // For backward; out and lse are then inputs.
   ScoreGradient d_bias;          // f32, or the dtype of bias
   ScoreGradient d_sink;          // (heads_q), f32
   ScoreGradient d_alibi_slopes;  // (heads_q) or (batch, heads_q), f32
@@ -97,7 +97,8 @@ struct AttentionArguments : AttentionShape {
     if (features.has(Feature::cache_batch_idx)) return {slots, total_kv};
     return {features.has(Feature::packed_kv) ? 1 : batch, total_kv};
   }
-  // Of scales of a tensor with these axes: one a block of rows, in a packed tensor of all sequences together.
+  // Axes of the scales of a tensor with these axes: one scale for each block of rows; in a packed tensor blocks run
+  // over all sequences.
   Axes scale_axes(Axes axes, bool is_packed) const {
     const int64_t blocks = scale_block == 0 ? 1 : axes.rows / scale_block + (axes.rows % scale_block != 0);
     return {is_packed && blocks == 1 ? batch : axes.batch, blocks};
@@ -107,7 +108,7 @@ struct AttentionArguments : AttentionShape {
     if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
     return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, row_idx, head_idx);
   }
-  // What the elements of that row are multiplied by; t: k_scale or v_scale, which is given.
+  // The scale of that row's elements. t: k_scale or v_scale, which must be given.
   const std::byte* scale_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
     const auto block = [&](int64_t row) { return scale_block == 0 ? 0 : row / scale_block; };
     if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), block(row_idx % page_size), head_idx);
@@ -117,7 +118,7 @@ struct AttentionArguments : AttentionShape {
 
 // Fills the members of the call's shape that follow from its operands, masks and arrays.
 void derive_shape(AttentionArguments& arguments);
-// Those that follow from masks alone: window_keys and rows_grow.
+// Fills the members that follow from masks alone: window_keys and rows_grow.
 void derive_mask_shape(AttentionArguments& arguments);
 
 struct MergeArguments : MergeShape {
@@ -172,7 +173,7 @@ struct CopyPagesArguments : CopyPagesShape {
 
 void derive_shape(CopyPagesArguments& arguments);
 
-// Of any operation; points to the call's.
+// The arguments of any operation, as a pointer to the call's.
 using Arguments =
     std::variant<const AttentionArguments*, const MergeArguments*, const AppendArguments*, const CopyPagesArguments*>;
 

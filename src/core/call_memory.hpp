@@ -1,4 +1,4 @@
-// The memory of a call, argument by argument: what holds outputs and the workspace apart from the rest walks it.
+// Calls f for the memory of each argument of a call. The checks that outputs and the workspace do not overlap use it.
 #pragma once
 
 #include "core/arguments.hpp"

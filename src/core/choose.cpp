@@ -126,7 +126,7 @@ std::string ineligible_mixture(const Kernel&, const S&) {
   return "";
 }
 
-// What tells where a call's tensors are.
+// The tensor whose device is the call's device.
 const char* first_tensor(Operation operation) {
   switch (operation) {
     case Operation::merge: return "outs are on ";

@@ -1,4 +1,4 @@
-// Where tensors live.
+// Devices that tensors are on.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr const char* name(DeviceType type) { return type == DeviceType::cpu ? "
 inline std::string name(Device device) {
   return device.type == DeviceType::cpu ? "cpu" : "cuda:" + std::to_string(device.id);
 }
-// As in "q is on the CPU".
+// For messages such as "q is on the CPU".
 inline std::string location(Device device) { return device.type == DeviceType::cpu ? "the CPU" : name(device); }
 
 }  // namespace tessella::core

@@ -27,7 +27,7 @@ constexpr int64_t size_bits(DType dtype) {
   return 0;
 }
 
-// Of a dtype whose elements are whole bytes; i4 has two a byte and is not asked.
+// For dtypes of whole bytes; not for i4, which has two elements a byte.
 constexpr int64_t size_bytes(DType dtype) { return size_bits(dtype) / 8; }
 constexpr int64_t bytes_of(DType dtype, int64_t elements) {
   return dtype == DType::i4 ? (elements + 1) / 2 : elements * size_bytes(dtype);
@@ -53,7 +53,7 @@ constexpr const char* name(DType dtype) {
 }
 
 constexpr bool is_float8(DType dtype) { return dtype == DType::f8e4m3fn || dtype == DType::f8e5m2; }
-// Of 8 or 4 bits, so that a scale gives it its range.
+// Dtypes of 8 or 4 bits, which need a scale for their range.
 constexpr bool is_quantized(DType dtype) { return is_float8(dtype) || dtype == DType::i8 || dtype == DType::i4; }
 constexpr bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;

@@ -1,4 +1,4 @@
-// What a call uses beyond its required tensors and scale, one bit each.
+// Features of a call beyond its required tensors and scale, one bit each.
 #pragma once
 
 #include <cstdint>
@@ -110,17 +110,17 @@ inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 // Known to the API, and of no kernel but perhaps the reference yet.
 inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 
-// Of decoding alone.
+// Features of decoding only.
 inline constexpr Features kDecodeFeatures = Feature::schedule;
 
-// Of k and v that are stored in 8 or 4 bits, which kernels name beside the dtypes that they take.
+// Features of k and v stored in 8 or 4 bits. A kernel names them together with the dtypes that it takes.
 inline constexpr Features kQuantizedFeatures = Feature::kv_scales;
 
-// Of backward alone.
+// Features of backward only.
 inline constexpr Features kGradientFeatures =
     Feature::d_lse | Feature::d_bias | Feature::d_sink | Feature::d_alibi_slopes;
 
-// Of calls that have no gradients.
+// Features of calls that have no gradients.
 inline constexpr Features kForwardOnlyFeatures =
     Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kDecodeFeatures | kQuantizedFeatures;
 

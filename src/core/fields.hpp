@@ -12,7 +12,7 @@
 
 namespace tessella::core {
 
-// How a member of a call's shape must stand to that of the plan.
+// How a field of a call's shape must compare to that of the plan.
 enum class Fit {
   equal,
   at_most,      // lengths: plans of the cache are made for rounded ones
@@ -161,7 +161,7 @@ constexpr int64_t rounded_length(int64_t length) {
   return static_cast<int64_t>((at_least + step - 1) / step * step);
 }
 
-// Of few queries: times any number of heads, it is above 64 only where the length is.
+// Rounds the length of few queries so that, times any number of heads, it exceeds 64 only if the length does.
 constexpr int64_t rounded_few(int64_t length) {
   const int64_t step = length <= 21 ? 1 : length <= 32 ? 2 : 4;
   return (std::max<int64_t>(length, 1) + step - 1) / step * step;

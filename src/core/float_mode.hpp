@@ -1,6 +1,5 @@
-// The floating-point mode of a thread while the library computes on it: to nearest whatever the caller's rounding,
-// exceptions masked, and subnormals as the work wants them. The caller's mode comes back at the end of the scope, with
-// the exception flags that it had.
+// The floating-point mode of a thread while the library computes on it: rounding to nearest, exceptions masked, and
+// subnormals as the work needs them. The end of the scope restores the caller's mode and its exception flags.
 #pragma once
 
 #include <cstdint>

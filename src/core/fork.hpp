@@ -17,7 +17,7 @@ union Forever {
 };
 inline Forever fork_mutex;
 
-// A recursive mutex knows its owner by a number that the child does not keep: there it begins anew.
+// A recursive mutex stores its owner's thread number, which differs in the child, so the child constructs it again.
 [[maybe_unused]] inline const int kForkWaits = pthread_atfork(
     [] { fork_mutex.mutex.lock(); }, [] { fork_mutex.mutex.unlock(); }, [] { std::construct_at(&fork_mutex.mutex); });
 

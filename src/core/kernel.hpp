@@ -1,4 +1,4 @@
-// What a backend offers: a table of kernels, best first.
+// The table of a backend's kernels, best first.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,7 @@ struct Kernel {
 };
 
 constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }
-// Of caches beside q of more bits.
+// Dtypes of caches with fewer bits than q.
 inline constexpr uint32_t kCacheDTypes = dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8) | dtype_bit(DType::i4);
 inline constexpr uint32_t kAllDTypes = (dtype_bit(kLastDType) << 1) - dtype_bit(DType::f64);
 

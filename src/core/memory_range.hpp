@@ -25,13 +25,13 @@ MemoryBox memory_box(const void* data, int64_t bytes);
 MemoryBox memory_box(const void* data, int64_t run_bytes, const std::array<MemoryBox::Axis, 4>& axes);
 MemoryBox memory_box(const Operand& t, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
 
-// Whether a byte is of both. Exact where each axis of a box steps over all that its smaller axes cover, in any order of
-// axes, and wherever a search of kMostSteps steps comes to its end; what it cannot settle counts as an overlap.
+// True if the boxes have a byte in common. Exact if each axis of a box, in some order, steps over all that its smaller
+// axes cover, or if the search ends within kMostSteps steps. Otherwise it returns true.
 inline constexpr int kMostSteps = 10000;
 bool overlap(const MemoryBox& a, const MemoryBox& b);
 
-// Throws if two elements share memory: sorted by stride, each axis steps over all that lies inside it. Throws also for
-// the few layouts whose axes interleave without that.
+// Throws if two elements overlap in memory: sorted by stride, each axis must step over all that the smaller ones cover.
+// It also rejects the few layouts whose axes interleave without an overlap.
 void validate_not_folded(const char* function, const char* name, const Operand& t, int64_t batch, int64_t rows,
                          int64_t heads, int64_t dim);
 void validate_not_folded(const char* function, const char* name, const ScoreGradient& t, int64_t batch, int64_t heads,

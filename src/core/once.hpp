@@ -1,4 +1,4 @@
-// What a process makes at its first need and keeps to its end.
+// A value that the process makes when it first needs it, and keeps to its end.
 #pragma once
 
 #include <atomic>

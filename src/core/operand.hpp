@@ -44,8 +44,8 @@ struct ScoreTensor {
   }
 };
 using ScoreOperand = ScoreTensor<const std::byte>;
-// Of what scores read: summed over the axes of stride 0. The last two axes may be longer than the longest sequence, as
-// those of what it is the gradient of.
+// The gradient of a tensor that scores read: summed over the axes of stride 0. Its last two axes may be longer than the
+// longest sequence, like those of the tensor.
 struct ScoreGradient : ScoreTensor<std::byte> {
   int64_t queries = 1;
   int64_t keys = 1;

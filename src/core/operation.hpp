@@ -1,4 +1,4 @@
-// What a kernel computes; the values are tessella_operation of tessella.h.
+// The operations that kernels compute; the values are tessella_operation of tessella.h.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ struct NamedMemory {
   invalid(message(function, ": ", name, " overlaps ", other, ", expected memory of its own", exception));
 }
 
-// Throws if an output shares a byte with other memory of the call. may_share(output, input): a pair that may.
+// Throws if an output overlaps other memory of the call. may_share(output, input): true for a pair that may.
 template <typename Arguments, typename MayShare>
 void validate_outputs(const Arguments& arguments, const char* function, MayShare&& may_share) {
   std::array<NamedMemory, 7> outputs;  // gradients, and a schedule

@@ -40,7 +40,7 @@ class Pages {
     std::vector<int32_t> pages;  // as many as length needs
     int64_t length = 0;
   };
-  // The page that rows from the length on share with rows before it.
+  // True if the page of the next row also holds rows before it.
   bool has_tail(const Sequence& sequence) const { return sequence.length % page_size_ != 0; }
   int64_t pages_of(int64_t length) const { return length / page_size_ + (length % page_size_ != 0 ? 1 : 0); }
   int32_t take();

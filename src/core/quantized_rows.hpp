@@ -7,7 +7,7 @@
 
 namespace tessella::core {
 
-// How a cache of the dtype is stored.
+// The storage type of a cache with this dtype.
 constexpr portable::Quantized quantized(DType dtype) {
   using portable::Quantized;
   switch (dtype) {

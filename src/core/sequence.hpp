@@ -50,7 +50,8 @@ inline Sequence sequence(const AttentionArguments& p, int64_t batch_idx) {
   return s;
 }
 
-// The keys of the last len_q tokens are drafts: which of them a query sees the mask says. Those before are not its.
+// The first draft key. The last len_q keys are drafts, and the draft mask says which of them a query sees. It does not
+// hide earlier keys.
 inline int64_t first_draft(const Sequence& s) { return s.len_kv - s.len_q; }
 inline bool draft_visible(const AttentionArguments& p, const Sequence& s, int64_t i, int64_t j) {
   const int64_t draft = j - first_draft(s);

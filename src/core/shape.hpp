@@ -38,7 +38,7 @@ constexpr const char* name(QueryClass query_class) {
 
 inline constexpr int64_t kAnyKeys = int64_t{1} << 42;  // beyond any window
 
-// Of forward and backward. What backward computes is said by the dtypes of dq, dk and dv and by features.
+// The shape of forward and backward. The dtypes of dq, dk and dv and features say which gradients backward computes.
 struct AttentionShape {
   Operation operation = Operation::forward;
   Device device;
@@ -53,7 +53,7 @@ struct AttentionShape {
   int64_t total_q = 0;             // rows of the packed q tensor; otherwise seqlen_q
   int64_t total_kv = 0;            // rows of the packed k tensor; otherwise seqlen_kv
   int64_t page_size = 0;           // rows of a page of k and v; 0: they are not paged
-  int64_t scale_block = 0;         // rows that share an entry of the scales; 0: all
+  int64_t scale_block = 0;         // rows of one entry of the scales; 0: all
   int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
   bool v_in_k = false;             // row by row, v is the first columns of k: a cache of MLA's (arXiv 2405.04434)
   bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
@@ -75,11 +75,11 @@ struct AttentionShape {
   int32_t alignment() const {  // of q, k and v together
     return std::min({operands[Name::q].alignment, operands[Name::k].alignment, operands[Name::v].alignment});
   }
-  int64_t group() const { return heads_q / heads_kv; }                    // query heads that share a KV head
+  int64_t group() const { return heads_q / heads_kv; }                    // query heads of a KV head
   int64_t most_keys() const { return std::min(seqlen_kv, window_keys); }  // that a query sees
 };
 
-// Of merge: `num_states` states (out, lse) of disjoint sets of keys become one.
+// The shape of merge: `num_states` states (out, lse) of disjoint sets of keys become one.
 struct MergeShape {
   Operation operation = Operation::merge;
   Device device;
@@ -105,8 +105,8 @@ struct RowsShape {
   bool operator==(const RowsShape&) const = default;
 };
 
-// Of append: rows k_new and v_new go into the caches k and v, q is rotated as k_new is. Where rows go is in tables, of
-// which no plan knows.
+// The shape of append: rows k_new and v_new go into the caches k and v, and q is rotated like k_new. Tables say where
+// rows go; plans do not depend on them.
 struct AppendShape {
   Operation operation = Operation::append;
   Device device;
@@ -127,7 +127,7 @@ struct AppendShape {
   DType dtype() const { return rows.dtype; }
 };
 
-// Of copy_pages: pages of every pool are copied to other pages of that pool.
+// The shape of copy_pages: pages of every pool are copied to other pages of the same pool.
 struct CopyPagesShape {
   Operation operation = Operation::copy_pages;
   Device device;

@@ -52,7 +52,7 @@ void operands(A& a, F&& f) {
   }
 }
 
-// What scores and masks read.
+// Calls f for the tensors that scores and masks read.
 template <typename A, typename F>
 void score_tensors(A& a, F&& f) {
   if (a.bias.data != nullptr) f("bias", a.bias, a.seqlen_q, a.seqlen_kv);
@@ -102,7 +102,7 @@ void appended_rows(A& a, F&& f) {
   if (a.q.heads > 0) f(AppendedNames{"q", "q_out", "", false, true}, a.q, a.q_rows);
 }
 
-// What an append reads and writes: f(name, Operand, is_written, batch, rows, heads, dim).
+// Calls f(name, Operand, is_written, batch, rows, heads, dim) for the tensors that append reads and writes.
 template <typename A, typename F>
 void append_operands(A& a, F&& f) {
   const bool is_packed = static_cast<bool>(a.cu_seqlens_new);

@@ -1,4 +1,4 @@
-// How many threads the process may use.
+// The number of threads that the process may use.
 #pragma once
 
 namespace tessella::core {

@@ -103,7 +103,7 @@ class Validator {
     return {p_.leftpad_kv ? p_.leftpad_kv.at(b) : 0, p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv};
   }
 
-  // Of the pages that hold a sequence's keys; all other entries may hold anything.
+  // Checks the pages that hold a sequence's keys; all other entries may hold anything.
   void pages() const {
     if (!p_.page_table) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
@@ -117,7 +117,7 @@ class Validator {
     }
   }
 
-  // Of sequences with keys, as of pages.
+  // Checks the slots of sequences that have keys.
   void slots() const {
     if (!p_.cache_batch_idx) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
@@ -157,7 +157,7 @@ class Validator {
 
 void validate_sizes(const AttentionShape& p, const char* function) {
   constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
-  // What is walked through even where no row has an element.
+  // Limits on counts that kernels loop over even if no row has an element.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   for (const auto& [name, count] : {std::pair{"batch", p.batch}, std::pair{"heads_q", p.heads_q}}) {
     if (count > kMaxCount) unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMaxCount));

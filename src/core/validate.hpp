@@ -13,15 +13,15 @@ void validate(const MergeArguments& arguments, const char* function);
 void validate(const AppendArguments& arguments, const char* function);
 void validate(const CopyPagesArguments& arguments, const char* function);
 
-// The part that reads tables, which lie on the host here.
+// Checks the values of tables that are on the host.
 void validate_tables(const AttentionArguments& arguments, const char* function);
 void validate_tables(const AppendArguments& arguments, const char* function);
 
-// Throws Error(invalid_argument) if the workspace shares memory with what the call points to.
+// Throws Error(invalid_argument) if the workspace overlaps the call's memory.
 void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, Workspace workspace,
                         const char* function);
 
-// The part that also holds for the bounds of a plan: sizes whose arithmetic fits.
+// Checks sizes, also those of a plan's bounds: their arithmetic must not overflow.
 void validate_sizes(const AttentionShape& shape, const char* function);
 void validate_sizes(const MergeShape& shape, const char* function);
 void validate_sizes(const AppendShape& shape, const char* function);

@@ -119,7 +119,7 @@ int64_t task_tokens(const core::AppendShape& p) {
   return std::clamp<int64_t>((int64_t{64} << 10) / token_bytes(p), 1, 4096);
 }
 
-// Of each thread: cosines and sines of a token, and a row in fp32 where caches are quantised.
+// Bytes of scratch for each thread: cosines and sines of a token, and a row in fp32 if caches are quantized.
 int64_t thread_bytes(const core::AppendShape& p) {
   const int64_t row = core::is_quantized(p.cache.dtype) ? std::max(p.k_new.head_dim, p.v_new.head_dim) : 0;
   const int64_t bytes = p.rotary_dim * static_cast<int64_t>(sizeof(double)) + row * static_cast<int64_t>(sizeof(float));

@@ -118,8 +118,8 @@ void end_if_over(const BackwardShared<Real>& shared) {
   if (shared.is_over->load(std::memory_order_relaxed) != 0) throw core::Cancelled();
 }
 
-// A query's part of d_sink: exp(sink - LSE) (dLSE - dO . out).
-double sink_part(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, double delta) {
+// A query's term of d_sink: exp(sink - LSE) (dLSE - dO . out).
+double sink_term(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, double delta) {
   const double lse = load_lse(p.lse(), s.batch_idx, s.row_q + i, head);
   if (lse == -std::numeric_limits<double>::infinity()) return 0;
   return -std::exp(static_cast<double>(p.sink.at(0, head)) - lse) * delta;
@@ -139,7 +139,7 @@ void sum_heads(const AttentionArguments& p, const BackwardShared<Real>& shared) 
         const int64_t first = head / p.group() * shared.rows + shared.first_row(p, s) + head % p.group();
         for (int64_t i = 0; i < s.len_q; ++i) {
           const int64_t at = first + i * p.group();
-          sum += gradient == Gradient::d_sink ? sink_part(p, s, head, i, shared.delta[at])
+          sum += gradient == Gradient::d_sink ? sink_term(p, s, head, i, shared.delta[at])
                                               : -static_cast<double>(shared.slope[at]);
         }
       }

@@ -1,9 +1,9 @@
-// What the backward kernels of the CPU have in common: gradients by recomputation (FlashAttention-2, arXiv 2307.08691,
-// algorithm 2).
+// The tasks of the CPU's backward kernels: gradients by recomputation (FlashAttention-2, arXiv 2307.08691, algorithm
+// 2).
 //
-// A task is a block of keys of one KV head. It walks the query tiles that see it, in order, keeps dK and dV
-// of its keys, and adds its part to each query tile's dQ. Blocks take turns at a query tile, in the order of their
-// keys, so sums have one order whatever the number of threads. docs/backward.md has the derivation.
+// A task is a block of keys of one KV head. It goes over the query tiles that see it, in order, sums dK and dV of its
+// keys, and adds to each query tile's dQ. Blocks add to a query tile in the order of their keys, so sums have one order
+// for any number of threads. docs/backward.md has the derivation.
 #pragma once
 
 #include <algorithm>
@@ -30,19 +30,19 @@ struct BackwardTiling {
   bool pads_query_tiles;  // dQ's sums have whole query tiles
 };
 
-// Blocks of keys over all sequences, the first of each sequence first: those that causal queries share most come first,
-// and blocks that run side by side are of different heads as long as there are enough.
+// Blocks of keys over all sequences, the first block of each sequence first: under a causal mask it has the most
+// queries. Blocks that run at the same time are of different heads if there are enough heads.
 struct KeyBlock {
   int32_t batch_idx;
   int32_t idx;  // in its sequence
 };
 
-// Memory that the tasks of a call share, in the kernel's real type. Rows are those of query tiles: row f of a
-// (sequence, KV head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
+// Memory that all tasks of a call use, in the kernel's real type. Rows are those of query tiles: row f of a (sequence,
+// KV head) is query f / group of head kv_head * group + f % group; packed sequences follow one another.
 template <typename Real>
 struct BackwardShared {
   KeyBlock* blocks = nullptr;               // [most blocks]
-  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][query tiles] blocks whose part of dQ a query tile has
+  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][query tiles] blocks that have added to its dQ
   Real* delta = nullptr;                    // [heads_kv][rows] dO . out - dLSE
   Real* slope = nullptr;                    // [heads_kv][rows] sum of dS times ALiBi's distance
   Real* dq = nullptr;                       // sums of dQ, not yet times scale; only where it is wanted:
@@ -56,7 +56,7 @@ struct BackwardShared {
 
   BackwardShared(const core::AttentionShape& shape, const BackwardTiling& tiling, std::byte* base);
 
-  // Of a sequence: the first of its rows, and of its query tiles.
+  // A sequence's first row, and its first query tile.
   int64_t first_row(const core::AttentionArguments& a, const core::Sequence& s) const {
     return (a.cu_seqlens_q ? s.row_q : s.batch_idx * a.seqlen_q) * a.group();
   }
@@ -70,31 +70,31 @@ struct BackwardShared {
 template <typename Real>
 struct QueryTileRows {
   QueryTile query_tile;
-  alignas(64) Real lse[kMaxQueryTileRows];    // natural; +inf for a row that takes no part
+  alignas(64) Real lse[kMaxQueryTileRows];    // natural; +inf for an idle row
   alignas(64) Real delta[kMaxQueryTileRows];  // dO . out - dLSE
   alignas(64) Real slope[kMaxQueryTileRows];  // sum of dS times ALiBi's distance
   int lanes = 0;
 
-  // Sets lse, delta and slope, and has the addresses of q and dO. A row that sees no key has LSE -inf: it counts as
-  // zeros, whatever it holds, and its addresses are null.
+  // Sets lse, delta and slope, and finds the addresses of q and dO. A row that sees no key has LSE -inf: its addresses
+  // are null, and zeros stand for its values.
   void begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out);
 };
 
-// Which blocks of keys a query tile meets, in order: those of keep_first and those of its band.
+// The blocks of keys that a query tile visits, in order: those of keep_first and those of its band.
 struct BlocksOfQueryTile {
-  int32_t kept;   // blocks [0, kept)
-  int32_t begin;  // and blocks [begin, end)
+  int32_t keep_end;  // blocks [0, keep_end)
+  int32_t begin;     // and blocks [begin, end)
   int32_t end;
   BlocksOfQueryTile(const QueryTile& query_tile, int64_t block_keys) {
     const auto blocks = [&](int32_t keys) { return static_cast<int32_t>((keys + block_keys - 1) / block_keys); };
-    kept = blocks(query_tile.keep_end);
+    keep_end = blocks(query_tile.keep_end);
     const auto first = static_cast<int32_t>(query_tile.keys_begin / block_keys);
-    begin = first > kept ? first : kept;
+    begin = first > keep_end ? first : keep_end;
     end = blocks(query_tile.keys_end);
   }
-  bool has(int32_t block) const { return block < kept || (block >= begin && block < end); }
-  // How many come before this one.
-  int32_t before(int32_t block) const { return block < kept ? block : kept + block - begin; }
+  bool has(int32_t block) const { return block < keep_end || (block >= begin && block < end); }
+  // How many of them come before this one.
+  int32_t before(int32_t block) const { return block < keep_end ? block : keep_end + block - begin; }
 };
 
 // True if no row of the query tile sees a key of [begin, end).
@@ -106,7 +106,7 @@ inline bool hides_keys(const QueryTile& query_tile, int64_t begin, int64_t end) 
 template <typename Real>
 bool is_over(const core::AttentionArguments& p, const BackwardShared<Real>& shared);
 
-// Until all blocks before this one have added their parts to a query tile. False where the call is over.
+// Waits until all earlier blocks have added to a query tile. Returns false if the call was cancelled or failed.
 template <typename Real>
 bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
                    const BackwardShared<Real>& shared);

@@ -34,7 +34,7 @@ constexpr CpuidBit kRequired[] = {
 };
 
 constexpr int kXtileData = 18;                               // XCR0 component of the tile registers
-constexpr uint64_t kXcr0 = 0xE6 | 3ull << (kXtileData - 1);  // SSE, AVX, the three AVX-512 parts, tile config and data
+constexpr uint64_t kXcr0 = 0xE6 | 3ull << (kXtileData - 1);  // SSE, AVX, the three of AVX-512, tile config and data
 constexpr long kArchReqXcompPerm = 0x1023;                   // asm/prctl.h
 
 std::string probe() {

@@ -1,4 +1,4 @@
-// What this CPU and operating system allow beyond what Highway's own dispatch asks.
+// Instruction sets that this CPU and operating system allow, beyond those of Highway's own dispatch.
 #pragma once
 
 #include <string>

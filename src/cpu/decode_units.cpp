@@ -10,7 +10,7 @@
 namespace tessella::cpu {
 namespace {
 
-// Of a thread, if all work were in pieces of one size: the last to end is not far behind the others.
+// Pieces for each thread if all had the same size. With this many the last thread ends soon after the others.
 constexpr int64_t kPiecesPerThread = 48;
 
 // Reading a key takes as long as about eight rows need to compute with it.
@@ -50,9 +50,9 @@ SeenKeys seen_keys(const core::AttentionArguments& arguments, const core::Sequen
 
 Subtrees subtrees(const SeenKeys& seen, int64_t split_keys, int level) {
   const int64_t keys = split_keys << level;
-  const int64_t kept = ceil_div(seen.keep_end, keys);
-  const int64_t first = std::max(seen.begin / keys, kept);
-  return {kept, first, std::max(seen.begin < seen.end ? ceil_div(seen.end, keys) : 0, first)};
+  const int64_t keep_end = ceil_div(seen.keep_end, keys);
+  const int64_t first = std::max(seen.begin / keys, keep_end);
+  return {keep_end, first, std::max(seen.begin < seen.end ? ceil_div(seen.end, keys) : 0, first)};
 }
 
 int64_t DecodeUnits::most_units(const core::AttentionShape& shape) {
@@ -121,7 +121,8 @@ void DecodeUnits::add_blocks(int64_t batch_idx, int64_t row_begin, int64_t row_e
   }
 }
 
-// As many as there may be where rows of a head lie further apart than heads, and pieces suffice for the threads.
+// The number of heads of a unit: the most that leave enough pieces for the threads, if a head's rows are further apart
+// than heads; otherwise one.
 int64_t DecodeUnits::heads_of_unit(int64_t block_rows) const {
   const core::AttentionArguments& p = *arguments_;
   if (block_rows > kQueryTileRows || p.k().row_stride <= p.k().head_stride) return 1;

@@ -1,12 +1,12 @@
-// Work of a call of few queries: units, each of which is a block of packed rows (query_tile.hpp) of some KV heads, and
-// pieces of their keys for threads.
+// The work of a call of few queries: units (a block of packed rows (query_tile.hpp) of some KV heads) and pieces of
+// their keys for threads.
 //
-// Where the rows of KV heads lie beside each other, a unit has several heads, which walk the keys together: of one head
-// alone the rows are short and far apart, and memory gives little more than half of its rate.
+// If the rows of KV heads are adjacent, a unit has several heads, which go over the keys together: the rows of a single
+// head are short and far apart, and reading them reaches little more than half of the memory bandwidth.
 //
-// Keys are split at multiples of a constant, whatever the threads, and the results of a unit's splits are merged as the
-// leaves of a binary tree over all keys. A piece is a subtree that one thread computes: which subtrees are pieces
-// changes nothing of the result.
+// Keys are split at multiples of a constant, for any number of threads, and the results of a unit's splits are merged
+// as the leaves of a binary tree over all keys. A piece is a subtree that one thread computes. The choice of pieces
+// does not change the result.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct SeenKeys {
   int64_t begin = 0;
   int64_t end = 0;
 
-  // The first at or behind `key`, or kNone.
+  // The first at or after `key`, or kNone.
   static constexpr int64_t kNone = INT64_MAX;
   int64_t next(int64_t key) const {
     if (key < keep_end) return key;
@@ -49,13 +49,13 @@ struct SeenKeys {
 SeenKeys seen_keys(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t row_begin,
                    int64_t row_end);
 
-// Subtrees of 2^level splits that hold a key that is seen: [0, kept) and [first, end).
+// Subtrees of 2^level splits that hold a visible key: [0, keep_end) and [first, end).
 struct Subtrees {
-  int64_t kept = 0;
+  int64_t keep_end = 0;
   int64_t first = 0;
   int64_t end = 0;
-  int64_t count() const { return kept + end - first; }
-  int64_t at(int64_t idx) const { return idx < kept ? idx : first + idx - kept; }
+  int64_t count() const { return keep_end + end - first; }
+  int64_t at(int64_t idx) const { return idx < keep_end ? idx : first + idx - keep_end; }
 };
 Subtrees subtrees(const SeenKeys& seen, int64_t split_keys, int level);
 
@@ -76,7 +76,7 @@ struct DecodePiece {
 
 class DecodeUnits {
  public:
-  // Of any call whose sizes are at most those of the shape.
+  // Bounds for any call whose sizes are at most those of the shape.
   static int64_t most_units(const core::AttentionShape& shape);
   static int64_t most_slots(const core::AttentionShape& shape, int num_threads);
   static int64_t scratch_bytes(const core::AttentionShape& shape);

@@ -8,10 +8,10 @@ template <typename Real>
 inline constexpr Real kLog2E = static_cast<Real>(1.44269504088896340736);
 inline constexpr double kLn2 = 0.693147180559945309417;
 
-// Of x^0, x^1, ... x^5.
+// Coefficients of x^0, x^1, ... x^5.
 inline constexpr float kExp2[6] = {1.0f,           0.6931513118f,   0.2401644501f,
                                    0.05579991315f, 0.009017030285f, 0.001867130082f};
-// Of x^0, x^1, ... x^11.
+// Coefficients of x^0, x^1, ... x^11.
 inline constexpr double kExp2Double[12] = {1.0,
                                            0x1.62e42fefa39f5p-1,
                                            0x1.ebfbdff82c04bp-3,

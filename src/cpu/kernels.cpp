@@ -1,4 +1,4 @@
-// Rows of the CPU kernel table. What a row needs from the machine is asked once per process.
+// Rows of the CPU kernel table. The machine is asked once per process what it supports.
 #include "cpu/kernels.hpp"
 
 #include <array>
@@ -24,7 +24,7 @@ auto with_real(core::DType dtype, Fn&& fn) {
   return dtype == core::DType::f64 ? fn.template operator()<double>() : fn.template operator()<float>();
 }
 
-// What the rows of the vector kernels have in common.
+// The fields that are the same in all rows of the vector kernels.
 template <InstructionSet kSet, class Row>
 constexpr core::Kernel vector_row(core::Operation operation, std::string_view name, std::string_view summary,
                                   std::string_view architectures) {

@@ -45,7 +45,7 @@ std::string find_library(std::span<const std::string_view> names) {
   return search.path;
 }
 
-// All runtimes speak libgomp's language. Of a library that uses one, dlsym finds that one.
+// All runtimes export libgomp's functions. For a library that links to a runtime, dlsym finds that runtime's.
 bool open(const std::string& path, OpenMp& to) {
   void* library = path.empty() ? nullptr : ::dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return false;

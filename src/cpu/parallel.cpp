@@ -41,7 +41,7 @@ class Job {
   Job(int64_t tasks, const int32_t* cancel, Function fn, void* context)
       : tasks_(tasks), cancel_(cancel), fn_(fn), context_(context) {}
 
-  // Never throws: an exception stops the handing out of tasks and is kept for finish().
+  // Never throws: an exception stops further tasks, and finish() rethrows it.
   void work(int worker) noexcept {
     const core::FloatMode mode(core::Subnormals::flush);
     try {
@@ -122,7 +122,7 @@ void run_on_tbb(Job& job, int num_threads) {
   own_arena().execute([&] { run_as_tasks(job, num_threads); });
 }
 
-// Its whole team, lest the runtime end the threads that are too many and start them again.
+// Starts the whole team: with a smaller one the runtime would end the other threads and start them again later.
 void run_on_openmp(const OpenMp& openmp, Job& job, int num_threads) {
   struct Team {
     const OpenMp& openmp;
@@ -143,7 +143,7 @@ void run_on_openmp(const OpenMp& openmp, Job& job, int num_threads) {
 
 enum class Pool { arena, openmp, own, none };
 
-// Of a call made here.
+// The pool for a call made in this thread.
 Pool pool() {
 #ifdef TESSELLA_STD_THREADS
   return Pool::none;

@@ -18,9 +18,9 @@ int threads_for(int requested);
 // "2 threads", and whose they are where they are not ours: for explain().
 std::string threads_string(int num_threads);
 
-// Calls fn(task, worker) for task in [0, tasks), each task once, in increasing order of start; worker is in
-// [0, num_threads) and no two running calls share it. Exceptions of fn reach the caller. Before each task the flag
-// `cancel` is read, where it is not null: once it is set, no task begins and core::Cancelled is thrown.
+// Calls fn(task, worker) for task in [0, tasks), each task once, in increasing order of start. worker is in [0,
+// num_threads), and no two running calls have the same one. Exceptions of fn reach the caller. If `cancel` is not null,
+// the flag is read before each task: once it is set, no task starts and core::Cancelled is thrown.
 void parallel_for(int64_t tasks, int num_threads, const int32_t* cancel,
                   void (*fn)(void* context, int64_t task, int worker), void* context);
 

@@ -1,9 +1,8 @@
-// A query tile: query rows of one KV head that walk the keys together, one SIMD lane a row.
+// A query tile: query rows of one KV head that go over the keys together, one SIMD lane a row.
 //
-// The query heads that share a KV head are packed query-major: row f of a (sequence, KV head) is query f / group of
-// head kv_head * group + f % group, so neighbouring rows see nearly the same keys and K and V are read once for all.
-// Scores of a query tile are stored transposed, [key][row]: softmax, masks and rescaling are then vertical in the
-// lanes.
+// The query heads of a KV head are packed query-major: row f of a (sequence, KV head) is query f / group of head
+// kv_head * group + f % group. Neighbouring rows therefore see nearly the same keys, and K and V are read once for all.
+// Scores of a query tile are stored transposed, [key][row], so that softmax, masks and rescaling work lane by lane.
 #pragma once
 
 #include <algorithm>

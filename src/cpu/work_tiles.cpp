@@ -33,9 +33,9 @@ int64_t packed_rows(const core::AttentionShape& p) {
 }
 
 int64_t work_tile_rows(const core::AttentionShape& shape, int num_threads, int query_tile_rows, int max_query_tiles) {
-  const int64_t share = ceil_div(packed_rows(shape) * shape.heads_kv, num_threads * kWorkTilesPerThread);
-  const int64_t query_tiles = std::clamp<int64_t>(ceil_div(share, query_tile_rows), 1, max_query_tiles);
-  // Equal parts of a sequence rather than full work tiles and a short one.
+  const int64_t wanted_rows = ceil_div(packed_rows(shape) * shape.heads_kv, num_threads * kWorkTilesPerThread);
+  const int64_t query_tiles = std::clamp<int64_t>(ceil_div(wanted_rows, query_tile_rows), 1, max_query_tiles);
+  // Divides a sequence into equal work tiles instead of full ones and a short one.
   const int64_t sequence_query_tiles = std::max<int64_t>(1, ceil_div(shape.seqlen_q * shape.group(), query_tile_rows));
   return ceil_div(sequence_query_tiles, ceil_div(sequence_query_tiles, query_tiles)) * query_tile_rows;
 }

@@ -19,7 +19,7 @@ struct WorkTile {
   int64_t num_rows = 0;
 };
 
-// Of one KV head over all sequences.
+// Rows of one KV head over all sequences.
 int64_t packed_rows(const core::AttentionShape& shape);
 
 // Rows a work tile should have: a multiple of query_tile_rows, at most max_query_tiles query tiles, few enough that

@@ -35,9 +35,9 @@ constexpr void fields(const AppendConfig& c, const Visit& visit) {
 
 // Elements of a row that a thread moves at once.
 constexpr int32_t row_piece(const AppendConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
-// Those that go into a cache: of two of 4 bits that are a byte it has both.
+// Elements of a piece that goes into a cache. Two elements of 4 bits form one byte, so one thread must hold both.
 constexpr int32_t piece(const AppendConfig& c) { return c.cache == Quantized::i4 && !c.vectors ? 2 : row_piece(c); }
-// What they take in a cache.
+// Bytes of that piece in a cache.
 constexpr int32_t cache_piece_bytes(const AppendConfig& c) {
   return c.cache == Quantized::none ? piece(c) * size_bytes(c.element) : piece(c) * bits_of(c.cache) / 8;
 }

@@ -1,5 +1,5 @@
-// What the backward kernels of a GPU are compiled for and launched with: the forward's arguments, gradients, and the
-// memory that their steps share.
+// The configuration and parameters of the GPU's backward kernels: the forward's arguments, gradients, and the memory
+// that the steps pass data through.
 #pragma once
 
 #include "portable/forward_params.hpp"
@@ -16,7 +16,7 @@ struct BackwardSm80Config {
   int32_t num_warps = 0;
   int32_t stages = 1;        // tiles of q and d_out in shared memory
   bool vector_loads = true;  // rows of q, k, v and d_out start at multiples of 16 bytes and hold whole 16-byte chunks
-  bool in_order = true;      // parts of dQ are added in the order of key tiles
+  bool in_order = true;      // key tiles add to dQ in their order
   bool operator==(const BackwardSm80Config&) const = default;
 };
 
@@ -33,15 +33,15 @@ constexpr void fields(const BackwardSm80Config& c, const Visit& visit) {
   visit("in_order", c.in_order);
 }
 
-// A query as the kernels behind the first step know it. Rows that are of no query, and those with an LSE of -inf, take
-// no part: 0, 0, 0, 0.
+// The data of a query that later steps read. Idle rows, which belong to no query or have an LSE of -inf, are 0, 0, 0,
+// 0.
 struct alignas(16) BackwardRow {
   float lse;
   float delta;         // d_out . out - d_lse
   int32_t begin, end;  // keys that the band leaves it, beside those of keep_first
 };
 
-// The smallest and largest of a tile's rows. Of begin and largest_end those rows count that see a key.
+// Bounds over the rows of a tile. `begin` and `largest_end` count only rows that see a key.
 struct alignas(16) QueryTile {
   int32_t smallest_begin, smallest_end, largest_begin, largest_end;
 };
@@ -76,7 +76,7 @@ struct GradientParams {
   int32_t accumulates;  // adds to what is there
 };
 
-// Of bias: stride 0 on the axes that are summed.
+// The gradient of bias: stride 0 on the axes that are summed.
 struct ScoreGradientParams {
   void* data;
   int64_t batch_stride, head_stride, q_stride, kv_stride;
@@ -85,7 +85,7 @@ struct ScoreGradientParams {
   int32_t accumulates;
 };
 
-// Of the sink or ALiBi's slopes.
+// The gradient of the sink or of ALiBi's slopes.
 struct HeadGradientParams {
   float* data;
   int64_t batch_stride, stride;  // batch_stride 0: summed over batches
@@ -99,10 +99,10 @@ struct BackwardParams {
   GradientParams dq, dk, dv;
   ScoreGradientParams d_bias;
   HeadGradientParams d_sink, d_alibi_slopes;
-  // Scratch. Tiles of queries are those of all heads: a head's sequences one behind the other (first_tile()).
+  // Scratch. Query tiles are counted over all heads; within a head sequences follow each other (first_tile()).
   BackwardRow* rows;  // [tile][tile_q]
   QueryTile* tiles;   // [tile]
-  uint32_t* turns;    // [tile]: the key tile whose part of dQ comes next; kHasSums once the sums hold something
+  uint32_t* turns;    // [tile]: the key tile that adds to its dQ next; kHasSums once the sums hold something
   float* dq_sums;     // [tile][accumulator][thread], not yet times scale
   float* slope_sums;  // [batch * heads_q][kv_tiles]
   uint32_t* ticket;   // blocks that have begun
@@ -110,7 +110,7 @@ struct BackwardParams {
   int32_t kv_tiles;       // of the longest sequence
   int32_t section_heads;  // KV heads whose key tiles run side by side
   int32_t heads_kv;
-  int32_t rows_are_aligned;  // those of out and d_out: at multiples of 16 bytes, of whole pieces of 16 bytes
+  int32_t rows_are_aligned;  // rows of out and d_out are aligned to 16 bytes and are whole pieces of 16 bytes
 };
 
 inline constexpr uint32_t kHasSums = 1u << 31;

@@ -1,4 +1,4 @@
-// What backward_sm90 is compiled for, what it is launched with, and how it lays out shared memory.
+// The configuration and parameters of backward_sm90, and its layout of shared memory.
 #pragma once
 
 #include "portable/backward_params.hpp"
@@ -9,7 +9,7 @@ namespace tessella::portable {
 struct BackwardSm90Config {
   ScoreConfig score;
   int32_t head_dim = 0;  // of q, k and v, as compiled: the copy engine pads with zeros
-  bool in_order = true;  // parts of dQ are added in the order of key tiles
+  bool in_order = true;  // key tiles add to dQ in their order
   bool operator==(const BackwardSm90Config&) const = default;
 };
 

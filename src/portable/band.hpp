@@ -1,4 +1,4 @@
-// The band: which keys a query row may see through every mask part that is an interval.
+// The band: which keys a query row may see through all masks that are an interval.
 //
 // Row i of a sequence sees keys [begin(i), end(i)) and [0, min(keep_first, end(i))). begin and end never fall as i
 // grows, so a tile of rows sees keys from begin(first row) to end(last row), and a key tile inside
@@ -35,9 +35,9 @@ struct BasicBand {
     return max(end, 0);
   }
 
-  // First visible key of row i that is not kept by keep_first, in [0, end(i)].
+  // First visible key of row i after those of keep_first, in [0, end(i)].
   constexpr Int begin(Int i) const { return begin(i, end(i)); }
-  // The same for a caller that has end(i).
+  // The same for a caller that has end(i) already.
   constexpr Int begin(Int i, Int end) const {
     Int begin = 0;
     const Int at = position(i);

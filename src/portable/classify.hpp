@@ -1,4 +1,4 @@
-// What the pass that classifies a mask's tiles is compiled for (device/score/mask.hpp).
+// The configuration of the pass that classifies a mask's tiles (device/score/mask.hpp).
 #pragma once
 
 #include "portable/score_config.hpp"

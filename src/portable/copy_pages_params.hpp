@@ -34,9 +34,9 @@ struct PoolParams {
 struct CopyPagesParams {
   PoolParams pools[kMostPools];
   TableParams pairs;  // i32
-  int64_t num_tasks;  // num_pools * num_pairs * parts
+  int64_t num_tasks;  // num_pools * num_pairs * portions
   int32_t num_pools, num_pairs, num_pages;
-  int32_t parts;  // blocks' portions of the largest page
+  int32_t portions;  // blocks' portions of the largest page
 };
 static_assert(sizeof(CopyPagesParams) <= 4096, "what drivers before CUDA 12.1 take");
 

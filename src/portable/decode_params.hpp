@@ -1,8 +1,8 @@
-// Decoding: what its kernels are compiled for, how they lay out shared memory, and their arguments.
+// Decode: what its kernels are compiled for, their layout of shared memory, and their arguments.
 //
-// A block's query rows are the queries of one sequence and one KV head together: row = query * group + head of the
-// group. Its warps take 16 keys each, a step; with v_in_k several take the same 16, with rows of their own. The blocks
-// of a cluster take a step each, a round.
+// The query rows of a block are the queries of one sequence and one KV head: row = query * group + head of the group.
+// In a step each warp takes 16 keys; with v_in_k several warps take the same 16 keys, each with its own rows. In a
+// round each block of a cluster takes one step.
 #pragma once
 
 #include "portable/forward_params.hpp"
@@ -23,13 +23,13 @@ struct DecodeConfig {
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
   int32_t num_warps = 0;  // each scores keys of its own, but with v_in_k
-  // Few rows: each warp sums all columns over its keys, and waits for no other. Else each sums columns of its own over
-  // the keys of all.
+  // With few rows each warp sums all columns over its own keys and waits for no other warp. Otherwise each warp sums
+  // its own columns over the keys of all warps.
   bool warps_alone = false;
   int32_t depth = 0;  // steps whose keys and values are on their way
-  // Values are the first columns of keys (MLA), and are taken from where keys lie in shared memory.
+  // Values are the first columns of the keys (MLA) and are read from the keys' shared memory.
   bool v_in_k = false;
-  // Exponents are taken against one number for all rows (FlashDecoding++, arXiv 2311.01282, section 3), with a guard.
+  // Exponents subtract one number for all rows (FlashDecoding++, arXiv 2311.01282, section 3), with a guard.
   bool unified_max = false;
   bool operator==(const DecodeConfig&) const = default;
 };
@@ -49,18 +49,19 @@ constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("unified_max", c.unified_max);
 }
 
-// Warps that have one maximum and one o.
+// Warps that have the same maxima and divide the columns of o.
 constexpr int32_t group_warps(const DecodeConfig& c) { return c.warps_alone ? 1 : c.num_warps; }
 constexpr int32_t groups(const DecodeConfig& c) { return c.num_warps / group_warps(c); }
-// Tiles of 16 keys in a step. Rows of v_in_k are so long that a step of one a warp would leave no memory for the next.
+// Tiles of 16 keys in a step. With v_in_k rows are so long that a tile for each warp would leave no memory for a second
+// step.
 constexpr int32_t key_tiles(const DecodeConfig& c) { return c.v_in_k ? 2 : c.num_warps; }
 constexpr int32_t step_keys(const DecodeConfig& c) { return key_tiles(c) * kDecodeTile; }
-// Of columns of k or v.
+// Bytes of `columns` columns of k or v.
 constexpr int32_t cache_bytes(const DecodeConfig& c, int32_t columns) {
   if (c.cache == Quantized::none) return columns * size_bytes(c.score.element);
   return c.cache == Quantized::i4 ? columns / 2 : columns;
 }
-// Of k_scale and v_scale for the keys of a warp's step, f32.
+// Bytes of k_scale and v_scale, f32, for the keys of a warp's step.
 inline constexpr int32_t kStepScaleBytes = 2 * kDecodeTile * 4;
 
 // Shared memory of a block, in bytes from its start.
@@ -81,7 +82,7 @@ struct DecodeLayout {
 };
 inline constexpr int32_t kRowInfoBytes = 16;
 inline constexpr int32_t kMostDrafts = 64;  // queries and their keys, with draft_mask
-// Floats from one row of out to the next in shared memory: rows of a warp's store meet different banks.
+// Floats from one row of out to the next in shared memory, so that the rows of a warp's store hit different banks.
 constexpr int32_t out_pitch(const DecodeConfig& c) { return c.head_dim_v + 4; }
 constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.element == Element::f32 ? 512 : 256; }
 
@@ -106,11 +107,12 @@ constexpr DecodeLayout layout(const DecodeConfig& c) {
 }
 constexpr int32_t shared_bytes(const DecodeConfig& c) { return layout(c).bytes; }
 
-// Words of a schedule, all i32: rounds of a piece, a piece for each cluster; the first round of every sequence on the
-// line of all, and the line's end; the sequence in which each piece begins. (device/schedule/decode_work.hpp)
+// The i32 words of a schedule: rounds of a piece (there is one piece for each cluster); the first round of every
+// sequence on the line of all rounds, and the line's end; the sequence in which each piece begins.
+// (device/schedule/decode_work.hpp)
 inline constexpr int32_t kScheduleStarts = 1;
 constexpr int64_t schedule_words(int64_t batch, int64_t pieces) { return kScheduleStarts + batch + 1 + pieces; }
-// What it takes to begin with a sequence's head, in rounds.
+// The cost of starting a unit, in rounds.
 inline constexpr int32_t kUnitOverhead = 1;
 
 inline constexpr int32_t kScheduleThreads = 256;
@@ -125,18 +127,18 @@ struct CacheScaleParams {
 
 struct DecodeParams {
   ForwardParams forward;  // strides of k and v in 4 bits count bytes
-  int32_t* schedule;      // null: every unit (sequence, KV head, tile of rows) has `parts` clusters
-  float* partial;         // results of clusters that share a unit: [slot][row][column of v], then
+  int32_t* schedule;      // null: every unit (sequence, KV head, tile of rows) has `unit_clusters` clusters
+  float* partial;         // results of clusters that work on the same unit: [slot][row][column of v], then
   float* partial_sums;    // [slot][row] maximum and sum
   uint32_t* arrived;      // [unit][block of the cluster]; zero before and after
-  Divisor heads_kv, row_tiles, parts;
+  Divisor heads_kv, row_tiles, unit_clusters;
   Divisor slice;            // pieces of 4 columns of out that a block of a cluster merges
   int32_t rows;             // query rows of a tile, at most the config's
   int32_t cluster;          // blocks
   int32_t pieces;           // of a schedule; 0: none
-  int32_t split_rounds;     // keys are cut at multiples of so many rounds; 0: each unit's evenly into `parts`
+  int32_t split_rounds;     // keys are cut at multiples of so many rounds; 0: each unit's evenly into `unit_clusters`
   int32_t log2_round_keys;  // cluster x keys of a step
-  int32_t sequences;        // batch, and one for rows of packed tensors behind the last sequence
+  int32_t sequences;        // batch, plus one for rows of packed tensors after the last sequence
   int32_t cache_is_settled;
   CacheScaleParams k_scale, v_scale;
   Divisor scale_block;  // rows of one entry of these

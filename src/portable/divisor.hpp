@@ -10,7 +10,7 @@ struct Divisor {
   int32_t value;
   uint32_t multiplier, shift;
 
-  // Of 0 to 2^31 - 1, so that no sum below leaves 32 bits.
+  // For dividends from 0 to 2^31 - 1, so that no sum below leaves 32 bits.
   constexpr int32_t quotient(int32_t dividend) const {
     const auto n = static_cast<uint32_t>(dividend);
     return static_cast<int32_t>((static_cast<uint32_t>(uint64_t{n} * multiplier >> 32) + n) >> shift);

@@ -46,7 +46,7 @@ struct Dropout {
     return rounded < 1 ? 1 : rounded > 65535 ? 65535 : rounded;
   }
 
-  // What kept entries are multiplied by: one over the part that is kept, so that the mean weight is 1.
+  // The factor on entries that are not dropped: the inverse of their probability, so that the mean weight is 1.
   constexpr double keep_scale() const { return 65536.0 / (65536 - threshold); }
 
   // Philox's key, and the last word of its counter.
@@ -56,7 +56,7 @@ struct Dropout {
     return static_cast<uint32_t>(offset) + static_cast<uint32_t>(offset >> 32) * 0x9FB21C65;
   }
 
-  // The 8 entries that share lane 4 r + c of block (i / 16, j / 16); head_idx = batch_idx * heads_q + head.
+  // The bits of the 8 entries of lane 4 r + c of block (i / 16, j / 16); head_idx = batch_idx * heads_q + head.
   constexpr Random4 bits(uint64_t head_idx, int64_t block_q, int64_t block_kv, int lane) const {
     const Random4 counter{{static_cast<uint32_t>(block_kv * 32 + lane), static_cast<uint32_t>(block_q),
                            static_cast<uint32_t>(head_idx), counter3()}};

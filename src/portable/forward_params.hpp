@@ -38,8 +38,8 @@ struct ArrayParams {
   int64_t count;
 };
 
-// cap tanh(score / cap), where the score is a product s of q and k times a scale. Small scores may take a series, an
-// odd polynomial of three terms, in its place (device/score/softcap.hpp).
+// cap tanh(score / cap) for a score that is a product s of q and k times a scale. Small scores may use an odd
+// polynomial of three terms instead (device/score/softcap.hpp).
 struct SoftcapParams {
   float cap;
   float scale;          // |scale of the call| / cap
@@ -59,19 +59,20 @@ struct ForwardParams {
   ArrayParams arrays[kMaxArrays];
   const int64_t* seed_data;  // null: `seed` counts
   const int64_t* offset_data;
-  // Classes of tiles (TileClass), (batch, head, q tile, kv tile); stride 0 where all batches or heads share them.
+  // Classes of tiles (TileClass), (batch, head, q tile, kv tile); stride 0 on an axis if all batches or heads use the
+  // same.
   uint8_t* tile_map;
   int64_t tile_map_batch_stride;
   int64_t tile_map_head_stride;
-  // Of each tile of the tile map: kSeenWords words of 32 keys, whether some query of the tile sees the key, band
-  // included; 1 behind the tile's keys. Null: not wanted.
+  // For each tile of the tile map: kSeenWords words, a bit for each key, set if some query of the tile sees the key,
+  // band included. Bits past the tile's keys are 1. Null: not wanted.
   uint32_t* seen_keys;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
   int32_t has_tables;  // any of seqlens_q to prefix, or cache_batch_idx
   int32_t batch, head_dim_qk, head_dim_v;
   Divisor heads_q;
-  Divisor group;                // heads of q that share one of k and v
+  Divisor group;                // heads of q for each head of k and v
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
   // Schedule (device/schedule/schedule.hpp): tiles of queries a sequence, tiles of v's columns; heads of a section, and
@@ -90,11 +91,11 @@ struct ForwardParams {
   int32_t out_is_f32;        // else in the type of q
   int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
   int32_t causal_top_left;
-  // Of paged k and v, whose batch strides go from page to page: (batch, page) i32.
+  // For paged k and v, whose batch strides step over pages: (batch, page) i32.
   TableParams page_table;
   Divisor page_size;
   int32_t num_pages;
-  // Of k and v in a cache of slots, whose batch strides go from slot to slot: (batch) i32.
+  // For k and v in a cache of slots, whose batch strides step over slots: (batch) i32.
   int32_t slots;
   TableParams cache_batch_idx;
 };

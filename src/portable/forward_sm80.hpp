@@ -1,4 +1,4 @@
-// What forward_sm80 is compiled for and how it lays out shared memory.
+// The configuration of forward_sm80 and its layout of shared memory.
 #pragma once
 
 #include "portable/score_config.hpp"

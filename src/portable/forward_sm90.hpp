@@ -1,4 +1,4 @@
-// What forward_sm90 is compiled for, what it is launched with, and how it lays out shared memory.
+// The configuration and parameters of forward_sm90, and its layout of shared memory.
 #pragma once
 
 #include "portable/forward_params.hpp"
@@ -26,7 +26,7 @@ constexpr void fields(const ForwardSm90Config& c, const Visit& visit) {
   visit("paged", c.paged);
 }
 
-// How Hopper's copy engine walks a tensor (CUtensorMap).
+// Describes a tensor to Hopper's copy engine (CUtensorMap).
 struct alignas(128) TensorMap {
   uint64_t opaque[16];
 };
@@ -38,7 +38,7 @@ struct ForwardSm90Params {
   ForwardParams forward;
   uint32_t* counter;        // of query tiles that blocks have taken beyond their first; zero before and after
   int32_t num_query_tiles;  // those of all heads
-  int32_t box_kv;  // keys of a box of k and v: a tile; paged, as many as lie in one page wherever a tile begins
+  int32_t box_kv;  // keys of a box of k and v: a tile; if paged, the most that fit one page at every tile's start
   int32_t may_have_zero_rows;  // 1 if some row of out may need no product
 };
 
@@ -55,12 +55,12 @@ struct ForwardSm90Layout {
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
 inline constexpr int32_t kSwizzleRows = 8;     // after which the swizzle repeats: what boxes begin at multiples of
-inline constexpr int32_t kSummaryBytes = 16;   // what a loader says of a tile
+inline constexpr int32_t kSummaryBytes = 16;   // a loader's summary of a tile
 inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full, when empty
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
 inline constexpr int32_t kHopperLongest = 1 << 29;  // queries or keys: sums of three fit in 32 bits
 
-// Of a block: a warpgroup that loads, and those that multiply.
+// Threads of a block: one warpgroup that loads, and those that multiply.
 constexpr int32_t num_threads(const ForwardSm90Config& c) { return 128 * (1 + c.tile_q / kWarpgroupRows); }
 
 // Queries lie in registers where two warpgroups have enough for them beside o, s and p: the matrix unit then reads a

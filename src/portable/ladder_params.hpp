@@ -1,5 +1,5 @@
-// What the ladder's kernels on a GPU are compiled for and launched with: a forward or backward kernel's arguments, and
-// the memory that these algorithms keep. Those of backward are compiled for a BackwardSm80Config.
+// The configuration and parameters of the ladder's GPU kernels: a forward or backward kernel's arguments, and the
+// memory that these algorithms need. Backward kernels are compiled for a BackwardSm80Config.
 #pragma once
 
 #include "portable/backward_params.hpp"

@@ -1,7 +1,7 @@
-// Where the new rows of an append go, and their positions.
+// The rows of a cache that an append writes to, and the positions of the new rows.
 //
-// Tables may lie in device memory, where the host has checked nothing: a row without a slot in the cache is not kept,
-// and a position stays within the tables of angles.
+// Tables may be in device memory, where the host has checked nothing. A row without a slot in the cache is skipped, and
+// a position stays within the tables of angles.
 #pragma once
 
 #include "portable/divisor.hpp"
@@ -27,8 +27,8 @@ struct NewRow {
   int32_t batch_idx = 0;  // its sequence, and where it lies in the tensors of new rows
   int32_t from_batch = 0;
   int32_t from_row = 0;
-  bool is_kept = false;  // it has a slot in the cache
-  int32_t slot = 0;      // or page
+  bool has_slot = false;  // in the cache
+  int32_t slot = 0;       // or page
   int32_t row = 0;
   int64_t position = 0;
 };
@@ -90,7 +90,7 @@ constexpr NewRow new_row(const NewRowTables& t, int32_t token) {
   } else if (t.cache_batch_idx.data != nullptr) {
     r.slot = entry_of(t.cache_batch_idx, r.batch_idx);
   }
-  r.is_kept = r.slot >= 0 && r.slot < t.num_slots;
+  r.has_slot = r.slot >= 0 && r.slot < t.num_slots;
   return r;
 }
 

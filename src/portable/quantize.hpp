@@ -22,15 +22,14 @@ inline constexpr float kLeastScale = 0x1p-90f;  // below it a scale counts as ze
 // Its size as an integer that orders floats; a NaN is above infinity.
 inline uint32_t magnitude(float x) { return float_bits(x) & 0x7FFFFFFF; }
 
-// Of a row with these numbers up to the given magnitude. NaN where one of them is not finite; 1 where all count as
-// zero.
+// The scale of a row of this largest magnitude. NaN if a value is not finite; 1 if all count as zero.
 inline float scale_of(uint32_t largest_magnitude, Quantized dtype) {
   if (largest_magnitude >= 0x7F800000) return bits_float(0x7FC00000);
   const float scale = bits_float(largest_magnitude) / largest(dtype);
   return scale >= kLeastScale ? scale : 1.0f;
 }
 
-// What numbers are divided by: the scale, or infinity where it counts as zero.
+// The divisor of values: the scale, or infinity if it counts as zero.
 inline float divisor_of(float scale) {
   return magnitude(scale) < float_bits(kLeastScale) ? bits_float(0x7F800000) : scale;
 }
@@ -44,7 +43,7 @@ inline uint32_t quantized(float x, float divisor, Quantized dtype) {
     const uint32_t size = bits & 0x7F;
     return size == 0x7F || size == 0 ? size : bits;
   }
-  // By integers, of which compilers make vectors.
+  // In integers, which compilers vectorize.
   const uint32_t size = magnitude(quotient), most = float_bits(largest(dtype));
   const float within = bits_float((float_bits(quotient) & 0x80000000) | (size < most ? size : most));
   constexpr float kAligned = 0x1.8p23f;  // a sum with it has its last bit at 1

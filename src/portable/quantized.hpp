@@ -1,4 +1,4 @@
-// How rows of a cache are stored.
+// The storage types of quantized cache rows.
 #pragma once
 
 #include "portable/integers.hpp"

@@ -1,4 +1,4 @@
-// How the queries of a sequence are cut into tiles.
+// How the queries of a sequence are divided into tiles.
 #pragma once
 
 namespace tessella::portable {
@@ -9,8 +9,8 @@ struct QueryRange {
   Int first, end;
 };
 
-// Those of a tile. Of tiles of more than 128 queries the first is the short one, by whole runs of 64: under a band that
-// grows with the query it sees the fewest keys.
+// The queries of a tile. If tiles have more than 128 queries, the first tile is the short one (a multiple of 64),
+// because it sees the fewest keys under a causal mask.
 template <class Int>
 constexpr QueryRange<Int> tile_queries(Int len_q, int tile_q, Int tile_idx) {
   constexpr int kRun = 64;

@@ -1,8 +1,8 @@
-// What a call asks of its scores: masks, score modifications and dropout, as a kernel is compiled for them.
+// The score configuration that a kernel is compiled for: masks, score modifications and dropout.
 //
-// Every kernel that computes scores has one beside its own tiles. All of it is integers and enums, a template argument.
-// Lengths, strides, GQA, windows, sink and LSE are no members: kernels read them at run time from ForwardParams. A
-// member is what costs instructions in the inner loop, so that calls without it do not pay.
+// Every kernel that computes scores has one in addition to its tiles. It is a template argument of integers and enums.
+// A member is a feature that costs instructions in the inner loop, so that calls without it do not pay. Lengths,
+// strides, GQA, windows, sink and LSE are no members: kernels read them at run time from ForwardParams.
 #pragma once
 
 #include "portable/integers.hpp"
@@ -12,14 +12,14 @@ namespace tessella::portable {
 enum class Element : int32_t { bf16, f16, f32 };
 constexpr int32_t size_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
 
-// Which keys a query sees. band: an interval (portable/band.hpp). bits: a predicate beside it, element by element in
-// the tiles that the tile map calls partial.
+// How masks hide keys. band: an interval (portable/band.hpp). bits: also a predicate on each element, in the tiles that
+// the tile map calls partial.
 enum class MaskLevel : int32_t { band, bits };
 
 struct ScoreConfig {
   Element element = Element::bf16;  // of q, k and v
   MaskLevel mask = MaskLevel::band;
-  // What MaskLevel::bits is made of.
+  // The masks of MaskLevel::bits.
   bool documents = false;
   bool dense_mask = false;
   bool block_map = false;

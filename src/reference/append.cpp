@@ -72,7 +72,7 @@ void append_run(const core::Arguments& arguments, const core::Plan& plan, core::
             }
             std::byte* into =
                 names.is_cache ? rows.into.row(at.slot, at.row, head) : rows.into.row(at.from_batch, at.from_row, head);
-            // What is not rotated keeps every bit, that of a signalling NaN too.
+            // Columns that are not rotated keep every bit, even of a signalling NaN.
             std::memmove(into, rows.from.row(at.from_batch, at.from_row, head),
                          static_cast<size_t>(core::bytes_of(a.dtype(), shape.head_dim)));
             if (names.is_rotated) store_row(into, a.dtype(), a.rotary_dim, row);

@@ -1,6 +1,6 @@
 // Attention by plain loops (Vaswani et al., arXiv 1706.03762, equation 1, with the features of the library):
 //   s_j = score(q.k_j),  P_j = exp(s_j - m) / (sum_j exp(s_j - m) + exp(sink - m)),  o = sum_j dropout(P_j) v_j.
-// A row of scores is all that is kept, so memory is linear. Hidden keys are never read: they may hold anything.
+// It stores one row of scores, so memory is linear. Hidden keys are never read: they may hold anything.
 
 #include "reference/attention.hpp"
 
@@ -49,7 +49,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
     scores[j] = score(p, s, head, i, j, dot(q, kv, p.head_dim_qk));
     max = std::max(max, scores[j]);
   }
-  // Where nothing is visible -inf - -inf would be NaN; any finite maximum gives the sum 0 that is due.
+  // If no key is visible, -inf - -inf would be NaN; any finite maximum gives the correct sum, 0.
   if (max == kHidden<Real>) max = 0;
 
   Real sum = std::exp(sink<Real>(p, head) - max);

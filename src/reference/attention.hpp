@@ -29,8 +29,8 @@ int64_t row_scratch(const core::AttentionShape& shape);
 RowSoftmax<double> attention_row(const core::AttentionArguments& arguments, const core::Sequence& sequence,
                                  int64_t head, int64_t i, double* scratch, double* out);
 
-// The same row as standard attention computes it: S and softmax in fp32, P normalised and rounded to the dtype of the
-// inputs, fp32 accumulation. Not yet rounded to the dtype of out. Returns the LSE.
+// The same row by standard attention: S and softmax in fp32, P normalised and rounded to the dtype of the inputs, fp32
+// accumulation. The result is not yet rounded to the dtype of out. Returns the LSE.
 float plain_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                 float* scratch, float* out);
 

@@ -63,7 +63,7 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   const Real d_lse =
       p.features.has(core::Feature::d_lse) ? load<Real>(at(Name::d_lse), p.tensors[Name::d_lse].dtype, 0) : Real{0};
   for (std::vector<Real>* values :
-       {&row.products, &row.probs, &row.kept, &row.d_probs, &row.d_scores, &row.d_products}) {
+       {&row.products, &row.probs, &row.dropout, &row.d_probs, &row.d_scores, &row.d_products}) {
     values->assign(keys, 0);
   }
   row.scores.assign(keys, kHidden<Real>);
@@ -93,8 +93,8 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     if (row.scores[n] == kHidden<Real>) continue;
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.v().dtype, p.head_dim_v, v.data());
     row.probs[n] = softmax.prob(row.scores[n]);
-    row.kept[n] = dropout.at<Real>(s, head, i, j);
-    row.d_probs[n] = row.kept[n] == 0 ? Real{0} : row.kept[n] * dot(d_out, v);
+    row.dropout[n] = dropout.at<Real>(s, head, i, j);
+    row.d_probs[n] = row.dropout[n] == 0 ? Real{0} : row.dropout[n] * dot(d_out, v);
   }
   if constexpr (std::is_same_v<Real, double>) {
     row.delta = dot(row.probs, row.d_probs) - d_lse;
@@ -133,7 +133,7 @@ HeadGradients<Real> compute_head(const AttentionArguments& p, const Sequence& s,
         if (row.scores[n] == kHidden<Real> || row.lse == kHidden<Real>) continue;
         load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, d_qk, k.data());
         const Real d_product = round_to(probs_dtype, row.d_products[n]);
-        const Real prob = round_to(probs_dtype, row.probs[n] * row.kept[n]);
+        const Real prob = round_to(probs_dtype, row.probs[n] * row.dropout[n]);
         Real* dk = of.dk.data() + j * d_qk;
         Real* dv = of.dv.data() + j * d_v;
         for (size_t c = 0; c < q.size(); ++c) dq[c] += d_product * k[c];

@@ -24,13 +24,13 @@ struct RowBackward {
   std::vector<Real> products;    // q . k_j, of visible keys
   std::vector<Real> scores;      // -inf where hidden
   std::vector<Real> probs;       // P_j
-  std::vector<Real> kept;        // D_j, dropout's factor
+  std::vector<Real> dropout;     // D_j, dropout's factor
   std::vector<Real> d_probs;     // dP_j
   std::vector<Real> d_scores;    // dS_j
   std::vector<Real> d_products;  // dS_j softcap'_j
   Real lse = 0;
   Real delta = 0;   // delta - dLSE
-  Real d_sink = 0;  // this query's part
+  Real d_sink = 0;  // this query's term
 };
 
 void backward_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
@@ -51,8 +51,8 @@ HeadGradients<double> head_gradients(const core::AttentionArguments& arguments, 
 HeadGradients<float> plain_head_gradients(const core::AttentionArguments& arguments, const core::Sequence& sequence,
                                           int64_t kv_head);
 
-// Of row (b, head, i) of a gradient of what scores read, each 0 on an axis that it is summed over: d_bias, one entry a
-// slot of the key axis; d_sink and d_alibi_slopes, one.
+// Row (b, head, i) of the gradient of a tensor that scores read; an index is 0 on an axis that is summed. d_bias has an
+// entry for each slot of the key axis, d_sink and d_alibi_slopes have one entry.
 std::vector<double> score_gradient(const core::AttentionArguments& arguments, core::Gradient gradient, int64_t b,
                                    int64_t head, int64_t i);
 std::vector<float> plain_score_gradient(const core::AttentionArguments& arguments, core::Gradient gradient, int64_t b,
@@ -65,7 +65,7 @@ struct ScoreAxes {
 ScoreAxes score_axes(const core::AttentionArguments& arguments, core::Gradient gradient);
 const core::ScoreGradient& target(const core::AttentionArguments& arguments, core::Gradient gradient);
 
-// Calls fn(sequence, head, query) for the queries whose parts row (b, head, i) of it sums, in order.
+// Calls fn(sequence, head, query) for the queries that row (b, head, i) of it sums over, in order.
 template <typename Fn>
 void for_each_query(const core::AttentionArguments& p, core::Gradient gradient, int64_t b, int64_t head, int64_t i,
                     Fn&& fn) {

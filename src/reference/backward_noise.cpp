@@ -25,12 +25,12 @@ using core::Sequence;
 double unit(const AttentionArguments& p) {
   return p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
 }
-// Of P and dS where they meet another operand.
+// Rounding of P and dS as operands of a product.
 double rounding(const AttentionArguments& p) {
   return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? unit(p) : unit_roundoff(p.dtype());
 }
-// Of out and LSE, which were rounded to the dtype that they are given in. Beside f64 little else errs, so the weight is
-// that of the largest of many errors.
+// Rounding of out and LSE, which are given in their own dtype. With f64 little else errs, so the weight covers the
+// largest of many errors.
 double given_unit(const AttentionArguments& p, DType dtype) {
   return (p.dtype() == DType::f64 && dtype != DType::f64 ? 2 : 1) * unit_roundoff(dtype);
 }
@@ -50,7 +50,7 @@ DotSize dot_size(const std::vector<double>& a, const std::vector<double>& b) {
   return {std::sqrt(std::max(partials, terms * static_cast<double>(a.size()) / 2)), std::sqrt(terms)};
 }
 
-// What a query's row errs by.
+// The errors of a query's row.
 struct RowErrors {
   std::vector<double> probs;     // P_j D_j, not yet rounded
   std::vector<double> d_scores;  // dS_j, not yet rounded, but for what is one for all keys
@@ -84,8 +84,8 @@ class QueryNoise {
       load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head), p_.k().dtype, p_.head_dim_qk, k.data());
       load_row(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head), p_.v().dtype, p_.head_dim_v, v.data());
       const double of_score = score_error(p_, row.scores[n], std::abs(row.lse - row.scores[n]), q.data(), k.data());
-      const double of_d_prob = unit(p_) * (row.kept[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
-      errors.probs[n] = row.probs[n] * row.kept[n] * of_score;
+      const double of_d_prob = unit(p_) * (row.dropout[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
+      errors.probs[n] = row.probs[n] * row.dropout[n] * of_score;
       errors.d_scores[n] = std::hypot(row.d_scores[n] * of_score, row.probs[n] * of_d_prob);
       of_probs += square(partial_prob += row.probs[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
@@ -108,7 +108,7 @@ class QueryNoise {
   const Sequence& s_;
 };
 
-// Of an output of which `error` is the standard size.
+// The error bound of an output whose standard error is `error`.
 double of_output(double error, double value, DType dtype) {
   return 2 * error + unit_roundoff(dtype) * std::abs(value) + underflow_unit(dtype);
 }
@@ -144,7 +144,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         const double independent =
             std::hypot(at.errors.d_scores[n] * derivative, rounding(p) * d_product, unit(p) * at.row.d_scores[n]);
         const double shared = (at.row.probs[n] * at.errors.delta) * derivative;
-        const double of_prob = at.row.probs[n] * at.row.kept[n];
+        const double of_prob = at.row.probs[n] * at.row.dropout[n];
         for (size_t c = 0; c < d_qk; ++c) {
           partial_dq[c] += d_product * k[c];
           own[c] += square(independent * k[c]) + square(sum_unit(p) * partial_dq[c]);

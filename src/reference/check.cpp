@@ -39,8 +39,8 @@ CheckReport report(const Comparison& out, const Comparison& lse, int64_t rows) {
           .tensor = &worse == &lse ? "lse" : "out"};
 }
 
-// What may be NaN where the reference is not (docs/numerics.md), which is known only from what is not finite. It is
-// asked where a NaN is found: calls of finite values cost nothing.
+// Finds elements that may be NaN although the reference is not (docs/numerics.md), from the inputs that are not finite.
+// It runs only when a NaN is found, so calls of finite values pay nothing.
 class Nans {
  public:
   Nans(const AttentionArguments& p, core::DeviceType computed_on)

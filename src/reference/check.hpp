@@ -9,8 +9,8 @@
 
 namespace tessella::reference {
 
-// Of the first tensor that fails, or, where none does, of the first there is; indices of the LSE have dim -1, those of
-// d_bias are (batch, head, query, key).
+// The report on the first tensor that fails or, if none does, on the first tensor. Indices of the LSE have dim -1;
+// those of d_bias are (batch, head, query, key).
 struct CheckReport {
   int64_t rows = 0;
   double max_error = 0;
@@ -34,7 +34,7 @@ CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num
 // and of as many rows of d_bias.
 CheckReport check_backward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
-// The same as check_forward of merge.
+// Like check_forward(), for merge.
 CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
 CheckReport check_append(const core::AppendArguments& arguments, int64_t num_rows, uint64_t seed);
 // Copies are held to every bit.

@@ -75,7 +75,7 @@ class RowsChecker {
   }
 
  private:
-  // Of a row that is quantised: expected_ holds the exact numbers, plain_ those that are to be stored.
+  // Compares a quantized row: expected_ holds the exact values, plain_ the values to be stored.
   void quantized_row(const portable::NewRow& at, int64_t head, const std::byte* got) {
     const float* given = core::scale_of(a_, rows_, at, head);
     const double scale = given == nullptr ? 1 : *given;
@@ -98,7 +98,7 @@ class RowsChecker {
     }
   }
 
-  // What a computed scale is: the exact row's, but for the rounding of its largest number.
+  // Compares a computed scale with the exact row's, up to the rounding of the row's largest value.
   void computed_scale(const portable::NewRow& at, int64_t head, double got) {
     double most = 0, moved = 0;
     for (int64_t c = 0; c < shape_.head_dim; ++c) {

@@ -18,7 +18,7 @@ bool same_kind(double got, double expected) {
 
 void Comparison::add(const Index& index, double got, double expected, double plain, double noise) {
   if (misplaced_) return;  // the first misplaced element is the worst there is
-  // What is beyond the dtype's largest number, or rounds to it, becomes an infinity in the plain computation too.
+  // A value beyond the dtype's largest number, or one that rounds to it, becomes infinity in the plain computation too.
   constexpr double kNearLargestF16 = 0x1p14;
   const bool is_large = std::isfinite(expected) && std::abs(expected) > kNearLargestF16;
   const bool overflows = is_large && std::isinf(plain) && got == plain;

@@ -22,7 +22,8 @@ class Comparison {
   void add(const Index& index, double got, double expected, double plain, double noise);
 
   bool passed() const { return !misplaced_ && furthest_.error <= tolerance(furthest_); }
-  // Of the worst element: where all pass the one of the largest error, else the one furthest beyond its tolerance.
+  // These describe the worst element: the one of the largest error if all pass, else the one furthest beyond its
+  // tolerance.
   double tolerance() const { return tolerance(worst()); }
   double max_error() const { return worst().error; }  // NaN once a NaN or an infinity is misplaced
   const Index& worst_index() const { return worst().index; }

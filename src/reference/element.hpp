@@ -91,7 +91,7 @@ Real round_to(core::DType dtype, Real value) {
   }
 }
 
-// Unit roundoff: a value rounded to the dtype moves by at most this part of itself.
+// Unit roundoff: rounding to the dtype changes a value by at most this fraction of it.
 constexpr double unit_roundoff(core::DType dtype) {
   switch (dtype) {
     case core::DType::f64: return 0x1p-53;
@@ -102,9 +102,8 @@ constexpr double unit_roundoff(core::DType dtype) {
   }
 }
 
-// What the smallest values move by whatever their size. fp32 arithmetic may flush what is below its normal range,
-// 2^-126, and a sum over keys, values and dropout's factor gathers such parts; half keeps half the spacing of its
-// subnormals.
+// The absolute error of the smallest values. fp32 arithmetic may flush values below its normal range, 2^-126, and a sum
+// over keys, values and dropout's factor accumulates such errors. For f16 it is half the spacing of subnormals.
 constexpr double underflow_unit(core::DType dtype) {
   switch (dtype) {
     case core::DType::f64: return 0x1p-1000;

@@ -18,7 +18,7 @@ double merge_row(const core::MergeArguments& arguments, int64_t batch_idx, int64
 float plain_merge_row(const core::MergeArguments& arguments, int64_t batch_idx, int64_t row, int64_t head,
                       float* weights, float* out);
 
-// How far rounding alone may move the row, of which merge_row has computed weights, out and LSE.
+// The error that rounding alone may cause in the row, from merge_row()'s weights, out and LSE.
 struct MergeNoise {
   std::vector<double> out;  // one an element
   double lse = 0;

@@ -44,7 +44,7 @@ double score_unit(const AttentionArguments& p, double magnitude, double product)
 
 double square(double value) { return value * value; }
 
-// A power of two by which a row of tiny numbers becomes one of usual ones; else 1.
+// A power of two that scales a row of tiny values to normal ones; else 1.
 double out_of_tiny(int64_t count, const double* row) {
   double largest = 0;
   for (int64_t c = 0; c < count; ++c) largest = std::max(largest, std::abs(row[c]));
@@ -53,11 +53,11 @@ double out_of_tiny(int64_t count, const double* row) {
 
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
 
-// |scale| times the size of the partial sums of q.k.
-// Every partial sum is rounded, whatever softcap hides of it or cancels in it. Of d terms in random order the squares
-// of the partial sums add up to about d / 2 of the terms' squares. What split operands lose is each term's own: up to
-// 2^-23 of it by either operand and 2^-22 by the product left out, seldom as much; the weight is fitted. One floor for
-// all kernels: those of the CPU split nothing and get it too. Terms of numbers below 2^-126 may be flushed.
+// |scale| times the size of the partial sums of q.k. Every partial sum is rounded, even if softcap hides it or later
+// terms cancel it. For d terms in random order the squares of the partial sums add up to about d / 2 times the squares
+// of the terms. Split operands lose bits of each term: up to 2^-23 of it for each operand and 2^-22 for the product
+// left out, seldom as much, so the weight is fitted. All kernels have the same floor, even those of the CPU, which
+// split nothing. Terms of numbers below 2^-126 may be flushed.
 double product_size(const AttentionArguments& p, const double* q, const double* k) {
   double partial = 0;
   double partials = 0;
@@ -108,8 +108,8 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     sum_error = lse_error * lse_error;
   }
 
-  // Of the errors of out, summed over keys; of them times `up`, as those of a row that dropout leaves next to nothing
-  // have squares that double lacks.
+  // The squared errors of out, summed over keys. They are scaled by `up`, because dropout may leave a row so small that
+  // double cannot hold the squares.
   std::vector<double> squares(v.size());
   const double up = out_of_tiny(p.head_dim_v, out);
   double partial_sum = 0;
@@ -121,18 +121,18 @@ RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head,
     const double weight = softmax.prob(score);
     if (weight == 0) continue;
     load_k(p, s, j, kv_head, k.data());
-    // What exp is given, s_j - max, is rounded too.
+    // The argument of exp, s_j - max, is rounded too.
     const double unit = score_error(p, score, softmax.max - score, q.data(), k.data());
     lse_error += weight * unit;
     partial_sum += weight;
     sum_error += weight * weight * unit * unit + square(sum_unit(p) * partial_sum);
 
-    const double kept = dropout.at<double>(s, head, i, j);
+    const double factor = dropout.at<double>(s, head, i, j);
     const double prob_error =
-        (prob_unit(p) + unit) * (weight * kept) + underflow_unit(p.dtype()) * (kept / softmax.sum);
+        (prob_unit(p) + unit) * (weight * factor) + underflow_unit(p.dtype()) * (factor / softmax.sum);
     load_v(p, s, j, kv_head, v.data());
     for (size_t c = 0; c < v.size(); ++c) {
-      partial_out[c] += weight * kept * v[c];
+      partial_out[c] += weight * factor * v[c];
       squares[c] += square(prob_error * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
     }
   }

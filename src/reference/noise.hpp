@@ -1,5 +1,5 @@
-// How far rounding alone may move a row of attention: the error bounds of the plain computation, from the row as the
-// oracle has it (attention.hpp). They are the rounding floor of every comparison (compare.hpp, docs/numerics.md).
+// The error that rounding alone may cause in a row of attention: bounds for the plain computation, from the oracle's
+// row (attention.hpp). They are the rounding floor of every comparison (compare.hpp, docs/numerics.md).
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ struct RowNoise {
   double lse = 0;
 };
 
-// Of query i of a head, whose softmax and out attention_row has computed.
+// Bounds for query i of a head, from attention_row()'s softmax and out.
 RowNoise row_noise(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out);
 
-// Of a partial sum over keys or queries. The oracle rounds its own in float64: nothing beside f32, as much as kernels
-// do in f64.
+// The rounding of a partial sum over keys or queries. The oracle sums in float64: negligible beside f32 results, but as
+// large as a kernel's own error beside f64.
 double sum_unit(const core::AttentionArguments& arguments);
 
-// How far rounding alone moves the score of q and k, as a part of its probability: exp is given exponent.
+// The relative error that rounding alone may cause in exp of the score of q and k. exponent: the argument of exp.
 double score_error(const core::AttentionArguments& arguments, double score, double exponent, const double* q,
                    const double* k);
 

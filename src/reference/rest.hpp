@@ -8,7 +8,7 @@
 
 namespace tessella::reference {
 
-// They stand behind the sequences as one more, of no query.
+// The rows after the last sequence, as one more sequence without queries.
 inline core::Sequence rest(const core::AttentionArguments& p) {
   core::Sequence s;
   s.batch_idx = p.batch;

@@ -1,4 +1,4 @@
-// Which rows a check compares where it does not compare all.
+// The rows that a check compares if it does not compare all.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace tessella::reference {
 
-// One row from each of `samples` equal parts of all rows.
+// One row from each of `samples` equal ranges of all rows.
 inline int64_t sampled_row(int64_t sample, int64_t samples, int64_t total, uint64_t seed) {
   const auto part = static_cast<int64_t>(static_cast<__int128>(sample) * total / samples);
   const auto next = static_cast<int64_t>(static_cast<__int128>(sample + 1) * total / samples);

@@ -17,14 +17,14 @@ namespace tessella::reference {
 template <typename Real>
 inline constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
 
-// What ALiBi takes off a score for each unit of slope.
+// The distance that ALiBi multiplies a slope by.
 inline int64_t alibi_distance(const core::AttentionArguments& p, const core::Sequence& s, int64_t i, int64_t j) {
   const bool is_sliced = p.first_query != 0 || p.first_key != 0;
   const int64_t position = is_sliced ? p.first_query + i - p.first_key : i + s.len_kv - s.len_q;
   return std::abs(position - j);
 }
 
-// What softmax sees of a visible key whose product q.k is given.
+// The score that softmax sees for a visible key, from the product q.k.
 template <typename Real>
 Real score(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j,
            Real product) {
@@ -56,7 +56,7 @@ Real sink(const core::AttentionArguments& p, int64_t head) {
   return p.features.has(core::Feature::sink) ? static_cast<Real>(p.sink.at(0, head)) : kHidden<Real>;
 }
 
-// 0 or what kept probabilities are multiplied by, after the softmax's sum.
+// Dropout's factor on a probability after the softmax's sum: 0, or the inverse of the keep probability.
 class DropoutFactor {
  public:
   explicit DropoutFactor(const core::AttentionArguments& p)

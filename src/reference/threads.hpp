@@ -15,9 +15,9 @@
 
 namespace tessella::reference {
 
-// fn(task, worker) for task in [0, tasks), each once; worker < num_threads, never shared by two running calls.
-// What fn throws reaches the caller, and no task begins any more. Once the flag `cancel` is set, neither does one, and
-// core::Cancelled is thrown; null = no flag.
+// Calls fn(task, worker) for task in [0, tasks), each once; worker < num_threads, and no two running calls have the
+// same one. An exception of fn reaches the caller and stops further tasks. Once the flag `cancel` is set, no task
+// starts and core::Cancelled is thrown; null = no flag.
 template <typename Fn>
 void for_each(int64_t tasks, int num_threads, const int32_t* cancel, Fn&& fn) {
   std::atomic<int64_t> next{0};

@@ -7,10 +7,11 @@
 //                  for query tile of work tile                     O, m, l of all query tiles stay in L2 between chunks
 //                    for unit, block of 32 keys          Pipeline (pipeline-inl.hpp)
 //
-// Threads that begin at a pair share its packing and its work tiles, and move on when none is left: what a thread packs
-// it mostly reads itself, out of its own L2, and no thread waits for all others between packing and computing. Query
-// tiles hold rows of all query heads of a KV head (query_tile.hpp), so K and V are packed and read once for a group.
-// Chunks and units start at absolute keys and rows of a query tile do not meet: results do not depend on threads.
+// Threads that start at the same pair divide its packing and its work tiles, and move on when none is left. A thread
+// then mostly reads from its own L2 what it has packed itself, and no thread waits for all others between packing and
+// computing. Query tiles hold rows of all query heads of a KV head (query_tile.hpp), so K and V are packed and read
+// once for a group. Chunks and units start at absolute keys and rows of a query tile are independent, so results do not
+// depend on the number of threads.
 #include "cpu/amx/forward_amx.hpp"
 
 #include <algorithm>
@@ -107,7 +108,7 @@ struct Layout {
   }
 };
 
-// How far the threads are with one pair.
+// The progress of all threads on one pair.
 struct alignas(64) Progress {
   std::atomic<int64_t> next_pack{0};
   std::atomic<int64_t> packed{0};
@@ -144,7 +145,7 @@ bool is_finite(const uint16_t* row, int64_t count) {
   return std::none_of(row, row + count, [](uint16_t x) { return (x & 0x7F80) == 0x7F80; });
 }
 
-// Rows of a block of keys: as they lie, or put together where pages part them.
+// The rows of a block of keys: read in place, or gathered if they are in several pages.
 class BlockRows {
  public:
   BlockRows(const core::AttentionArguments& p, const core::Operand& t, int64_t batch_idx, int64_t row, int64_t kv_head,
@@ -266,7 +267,7 @@ class WorkTileRun {
         QueryTileWork& work = query_tile_work(i);
         if (chunk == chunk_begin) {
           if (!begin_query_tile(work, i)) {
-            pipeline.drain();  // so that no query tile in it shares this one's memory
+            pipeline.drain();  // so that no query tile in flight uses the memory of this one
             finish_query_tile(work);
             continue;
           }
@@ -331,7 +332,7 @@ class WorkTileRun {
     return true;
   }
 
-  // Divides by the sum, joins the sink, scales what dropout kept, writes out and lse.
+  // Divides by the sum, includes the sink, applies dropout's factor, and writes out and lse.
   void finish_query_tile(QueryTileWork& work) const {
     const core::AttentionArguments& p = call_.p;
     SoftmaxState& softmax = work.softmax;
@@ -398,7 +399,7 @@ void fill_rows_of_no_sequence(const core::AttentionArguments& p) {
   }
 }
 
-// Packs what nobody packs yet, waits for the rest, computes what nobody computes yet.
+// Packs the tasks that no other thread has taken, waits for the others, then computes work tiles in the same way.
 void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
   Progress& progress = call.progress[slot];
   const int64_t pack_tasks = call.pack_tasks();

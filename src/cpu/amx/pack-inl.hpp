@@ -117,7 +117,7 @@ inline void pack_q(const uint16_t* const* rows, int64_t head_dim, uint16_t* tile
   }
 }
 
-// Which of 64 words of two vectors interleave to words [begin, begin + 16) of both.
+// Indices that interleave the 64 words of two vectors, for words [begin, begin + 16) of both.
 inline __m512i pair_lanes(int begin) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i even = _mm512_add_epi32(lane, _mm512_set1_epi32(begin));
@@ -155,7 +155,8 @@ inline void pack_row_pairs(const uint16_t* const* rows, int64_t head_dim, uint16
   }
 }
 
-// Rows of O to their addresses: lane r of O^T times factor[r]; 0 where its bit in `live` is 0, whatever O^T holds.
+// Stores rows of O to their addresses: lane r of O^T times factor[r], or 0 if bit r of `live` is 0, even if O^T holds
+// NaN.
 inline void store_o(const float* tiles, const float* factor, uint32_t live, int64_t head_dim, int num_rows,
                     core::DType dtype, std::byte* const* rows) {
   for (int64_t dim = 0; dim < head_dim; dim += kStepDims, tiles += 4 * kTileFloats) {

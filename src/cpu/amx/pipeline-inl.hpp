@@ -3,7 +3,7 @@
 //   slot of the stream     tile unit                                 vector unit
 //   i                      S^T(i) = K Q^T                            P(i-1) = exp2(S(i-1) - m)
 //                          O^T += V^T P^T of the unit before that    (interleaved between the tile steps)
-//                          of block i-1, its share of the panels
+//                          of block i-1, one slot's panels
 //
 // A unit is up to unit_blocks() blocks at an absolute multiple of keys: O^T tiles are loaded and stored once a unit.
 // Neither knows where a query tile ends: the next query tile's S is computed while the last one's P and O are finished.
@@ -24,7 +24,7 @@ namespace tessella::cpu::amx {
 // Blocks a unit: as many as V has panels, so that a slot does one panel; more would push P out of L1.
 constexpr int unit_blocks(int v_panels) { return std::clamp(v_panels, 2, 4); }
 
-// What every block of a call shares.
+// Data that is the same for all blocks of a call.
 struct BlockContext {
   int qk_steps = 0;      // 32-dim steps of q.k
   int v_panels = 0;      // 32-dim panels of v
@@ -132,7 +132,7 @@ class Pipeline {
     scores_held_ = false;
   }
 
-  // The unit in the P.V stage is done but for held tiles; the unit in the softmax stage takes its place.
+  // The unit in the P.V stage is done, except for held tiles. The unit in the softmax stage moves up to the P.V stage.
   void advance(const UnitWork& next) {
     if (draining_.query_tile != nullptr) {
       draining_.query_tile->o_live = true;
@@ -184,7 +184,7 @@ class Pipeline {
     }
   }
 
-  // Scores of the next block, probabilities of the job, its share of P.V; all counts known at compile time.
+  // Computes scores of the next block, probabilities of the job, and a slot's panels of P.V. All counts are constants.
   [[gnu::noinline]] void steady_slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
     constexpr int kPanels = kVPanels / unit_blocks(kVPanels);
     constexpr int kTicks = 4 * (kQkSteps + kVPanels);
@@ -202,7 +202,7 @@ class Pipeline {
     end_block(rows);
   }
 
-  // The same for any counts; k null: no next block.
+  // The same with counts known at run time; k null: no next block.
   [[gnu::noinline]] void slot(const uint16_t* k, const uint16_t* q, float* next_scores) {
     if (scores_held_) release_held();
     if (filling_.query_tile == nullptr) return multiply_scores(k, q, next_scores, [] {});
@@ -268,9 +268,9 @@ class Pipeline {
     rows.finish(filling_.query_tile->softmax);
   }
 
-  // Rare: the job's probabilities were taken against maxima that are too low for these rows, none of which has an
-  // origin: with those maxima rise beforehand. Of scores beyond 2^27 some
-  // may be so again, as maxima are rounded; their neighbours' sums are wanted all the same.
+  // Rare: the job's probabilities used maxima that are too low for these rows, none of which has an origin (rows with
+  // origins raise their maxima before). Scores beyond 2^27 may exceed even the new maxima, because these are rounded,
+  // but the sums of the neighbouring rows are needed.
   [[gnu::noinline, gnu::cold]] void raise_and_repeat(SoftmaxRows<kLse> rows, uint32_t too_low) {
     raise_and_rescale(too_low);
     for (int half = 0; half < 2; ++half) {

@@ -36,7 +36,7 @@ struct alignas(64) SoftmaxState {
   float offset[kRows];    // -m in log2 units; 0 while the row has seen no key, or of the origin's excess
   float origin[kRows];    // what scores are taken less before they are scaled: 0, or a maximum too large to be scaled
   float sum[2][kRows];    // of probabilities as rounded to bf16, even and odd keys apart
-  float exact[2][kRows];  // of probabilities before rounding; kept only if LSE is wanted
+  float exact[2][kRows];  // of probabilities before rounding; only for LSE
   uint32_t unset;         // bit per row that has no maximum yet: it has seen no key, or NaN only
 
   // Rows that have seen no key; what a row without a maximum has seen shows in its sum, which is 0 or NaN.
@@ -112,7 +112,7 @@ class SoftmaxRows {
     return low | uint32_t{high} << 16;
   }
 
-  // Computes one half of the block anew, against the maxima that the rows have now.
+  // Computes one half of the block again, with the rows' current maxima.
   [[gnu::always_inline]] void repeat(const SoftmaxState& state, int half) {
     const __m512 offset = _mm512_load_ps(state.offset + 16 * half);
     Sums sums = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -220,10 +220,10 @@ inline void set_maximum(SoftmaxState& state, int half, __mmask16 rows, __m512 ma
   }
 }
 
-// Raises the maximum of those of `rows`, a bit for each, whose block maximum passes it by more than kLazyBits: never
-// of others, lest a row's result depend on its neighbours. Powers of two that the accumulated rows must be multiplied
-// by go to factor[32]. The scores are not yet taken less the origins of these rows. Returns a bit for each half in
-// which a row changed.
+// Raises the maximum of each of `rows` (a bit for each) whose block maximum exceeds it by more than kLazyBits. Other
+// rows do not change, so a row's result does not depend on its neighbours. factor[32] gets the powers of two that the
+// accumulated rows must be multiplied by. The origins of these rows are not yet subtracted from the scores. Returns a
+// bit for each half in which a row changed.
 [[gnu::noinline]] inline uint32_t raise_maximum(SoftmaxState& state, const float* scores, float scale_log2,
                                                 uint32_t rows, bool has_origins, float* factor) {
   uint32_t raised = 0;
@@ -270,8 +270,8 @@ inline void rescale_floats(float* tile, __m512 factor) {
   }
 }
 
-// A tile of P times a power of two a lane, at most 1: taken off the exponents. What passes 2^-126 is 0 to a product of
-// tiles. A row of NaN has it in its sum.
+// Multiplies a tile of P by a power of two for each lane, at most 1, by subtracting from the exponents. Products of
+// tiles treat values below 2^-126 as 0. A row with NaN also has it in its sum.
 inline void rescale_probs(uint16_t* tile, __m512 factor) {
   const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(factor), 23);
   const __mmask16 is_zero = _mm512_testn_epi32_mask(exponent, exponent);

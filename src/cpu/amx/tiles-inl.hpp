@@ -3,11 +3,11 @@
 // A step multiplies two A tiles (16 rows x 32 bf16: keys or head dims) by two B tiles (16 pairs x 16 query lanes):
 //
 //            B0 = T6   B1 = T7                 C tiles of a finished block stay in T0..T3; each is stored only
-//   A0 = T4    T0        T1                    right before the next block takes its register, so stores hide
-//   A1 = T5    T2        T3                    behind products (3007 against 2085-2530 GFLOP/s, measured).
+//   A0 = T4    T0        T1                    right before the next block takes its register, so products hide
+//   A1 = T5    T2        T3                    the stores (3007 against 2085-2530 GFLOP/s, measured).
 //
-// Own assembly because g++ 12's intrinsics do not tell the compiler that a tile load reads memory, and its
-// _tile_loadconfig names 8 of the 64 bytes as read, so stores to a local configuration are deleted.
+// This is inline assembly because g++ 12's intrinsics do not tell the compiler that a tile load reads memory, and its
+// _tile_loadconfig names 8 of the 64 bytes as read, so stores to a local configuration would be deleted.
 // Include inside the target region of forward_amx.cpp or backward_amx.cpp only.
 #pragma once
 
@@ -55,7 +55,7 @@ inline void tile_load(const void* tile) {
                "m"(*static_cast<const TileBytes*>(tile)));
 }
 
-// For operands used once a pass (packed K and V): leaves L1 to Q, P, S and O; 15-30 % of the whole kernel.
+// For operands that a pass reads once (packed K and V): it does not evict Q, P, S and O from L1, which matters much.
 template <int kTile>
 inline void tile_load_stream(const void* tile) {
   asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(tile), "r"(int64_t{64}),
@@ -72,7 +72,7 @@ inline void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
-// Where T0..T3 go when their registers are needed.
+// Addresses for T0..T3 when their registers are needed.
 struct HeldTiles {
   float* tile[4];
   int64_t stride_bytes = 64;
@@ -84,7 +84,7 @@ struct HeldTiles {
     tile[3] = t3;
     stride_bytes = stride;
   }
-  // Four tiles that lie one behind the other.
+  // Four contiguous tiles.
   void hold_quad(float* c) { hold(c, c + kTileFloats, c + 2 * kTileFloats, c + 3 * kTileFloats, 64); }
   template <int kTile>
   void release() const {
@@ -117,7 +117,7 @@ template <typename Tick>
   tick();
 }
 
-// The same with C = A * B, storing the held tiles on the way.
+// C = A * B, storing the held tiles in between.
 template <typename Tick>
 [[gnu::always_inline]] inline void first_tile_step(const uint16_t* a, const uint16_t* b, const HeldTiles& held,
                                                    Tick&& tick) {
@@ -143,7 +143,7 @@ template <typename Tick>
   tick();
 }
 
-// The same with C = c + A * B; c: four tiles of kTileFloats.
+// C = c + A * B, storing the held tiles in between; c: four tiles of kTileFloats.
 template <typename Tick>
 [[gnu::always_inline]] inline void resume_tile_step(const uint16_t* a, const uint16_t* b, const float* c,
                                                     const HeldTiles& held, Tick&& tick) {

@@ -41,7 +41,7 @@ void load_row(const T* from, int dim, Real* to, int64_t stride) {
   for (; i < stride; i += kLanes<Real>) hn::Store(hn::Zero(d), d, to + i);
 }
 
-// Rows of a tensor given by their addresses; null ones are zeros. As they are, and transposed.
+// Loads rows of a tensor by their addresses, and their transpose; a null address gives zeros.
 template <typename Real>
 void load_rows(core::DType dtype, const std::byte* const* rows, int num_rows, int lanes, int64_t dim, Real* to,
                int64_t stride, Real* transposed) {
@@ -130,7 +130,8 @@ void add_slopes(QueryTileRows<Real>& of, const Real* d_scores, int64_t key_begin
   }
 }
 
-// From products to P with dropout's factors and dS, behind softcap, of keys [key_begin, key_begin + num_keys).
+// Turns products into P times dropout's factors, and dP into dS after softcap, for keys [key_begin, key_begin +
+// num_keys).
 template <typename Real>
 void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin,
                           int num_keys) {
@@ -150,12 +151,12 @@ void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real
   const Tag<Real> d;
   if (has_dropout) {
     const Vec<Real> keep_scale = hn::Set(d, static_cast<Real>(dropout_of(p).keep_scale()));
-    for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.kept + i);
-    dropout_chain(query_tile, lanes, tile.kept, key_begin, num_keys);
+    for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.dropout + i);
+    dropout_chain(query_tile, lanes, tile.dropout, key_begin, num_keys);
   }
   const Vec<Real> scale = hn::Set(d, scores_are_products(p) ? p.scale : 1);
   const Vec<Real> log2_e = hn::Set(d, kLog2E<Real>);
-  // Of an exponent; LSE that is not of these scores could give more.
+  // The largest exponent: an LSE that does not belong to these scores could give a larger one.
   const Vec<Real> most = hn::Set(d, std::numeric_limits<Real>::max_exponent - 1);
   for (int row = 0; row < lanes; row += kLanes<Real>) {
     const Vec<Real> lse = hn::Load(d, of.lse + row);
@@ -165,11 +166,11 @@ void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real
       const Vec<Real> exponent = hn::Mul(hn::MulSub(hn::Load(d, probs + at), scale, lse), log2_e);
       Vec<Real> prob = exp2(hn::IfThenElse(hn::Gt(exponent, most), most, exponent));
       Vec<Real> d_prob = hn::Load(d, d_scores + at);
-      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, tile.kept + at));
+      if (has_dropout) d_prob = hn::Mul(d_prob, hn::Load(d, tile.dropout + at));
       // V of a hidden key may hold NaN.
       const Mask<Real> is_hidden = hn::Eq(prob, hn::Zero(d));
       hn::Store(hn::IfThenZeroElse(is_hidden, hn::Mul(prob, hn::Sub(d_prob, delta))), d, d_scores + at);
-      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, tile.kept + at));
+      if (has_dropout) prob = hn::Mul(prob, hn::Load(d, tile.dropout + at));
       hn::Store(prob, d, probs + at);
     }
   }
@@ -212,15 +213,15 @@ void multiply_tile(const QueryTileRows<Real>& of, const Real* k, const Real* v, 
 }
 
 template <typename Real>
-void add_rows(const Real* part, int64_t count, Real* sums) {
+void add_rows(const Real* rows, int64_t count, Real* sums) {
   const Tag<Real> d;
   for (int64_t i = 0; i < count; i += kLanes<Real>) {
-    hn::Store(hn::Add(hn::Load(d, sums + i), hn::Load(d, part + i)), d, sums + i);
+    hn::Store(hn::Add(hn::Load(d, sums + i), hn::Load(d, rows + i)), d, sums + i);
   }
 }
 
-// A query tile beside the block of keys [key_begin, key_end): adds to dK and dV, and has its part of dQ and of the
-// slopes.
+// Computes a query tile with the keys [key_begin, key_end) of a block: adds to dK and dV, and returns the block's terms
+// of dQ and of the slopes.
 template <typename Real>
 void compute_query_tile(QueryTileRows<Real>& of, const Real* delta, const BlockWork<Real>& block,
                         const BackwardScratch<Real>& scratch) {

@@ -62,7 +62,7 @@ void BackwardTile<Real>::take(Memory& memory, const AttentionShape& p, int64_t c
   memory.take(count, probs);
   memory.take(count, d_scores);
   if (p.features.has(Feature::softcap)) memory.take(count, products);
-  if (p.features.has(Feature::dropout)) memory.take(count, kept);
+  if (p.features.has(Feature::dropout)) memory.take(count, dropout);
 }
 
 template <typename Real>

@@ -18,7 +18,7 @@ struct BackwardTile {
   Real* probs = nullptr;     // q.k, then probabilities with dropout's factors
   Real* d_scores = nullptr;  // dO.v, then gradients of scores
   Real* products = nullptr;  // q.k, for softcap's derivative
-  Real* kept = nullptr;      // dropout's factors
+  Real* dropout = nullptr;   // dropout's factors
 
   void take(Memory& memory, const core::AttentionShape& shape, int64_t count);
 };
@@ -30,7 +30,7 @@ struct BackwardScratch {
   Real* d_out_transposed = nullptr;  // [head_dim_v][kQueryTileRows]
   Real* q = nullptr;                 // [kQueryTileRows][qk_stride]
   Real* d_out = nullptr;             // [kQueryTileRows][v_stride]
-  Real* dq = nullptr;                // [kQueryTileRows][qk_stride] one block's part
+  Real* dq = nullptr;                // [kQueryTileRows][qk_stride] terms of one block
   Real* k = nullptr;                 // [block keys][qk_stride]
   Real* v = nullptr;                 // [block keys][v_stride]
   Real* dk = nullptr;                // [block keys][qk_stride]

@@ -81,7 +81,7 @@ HWY_INLINE hn::Vec<D> load_floats(D d, const Float16* from) {
   const auto bits = hn::PromoteTo(du, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from)));
   const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
   const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFFu)));
-  // With an exponent of its own behind the fraction: no step sees a subnormal float, which would be flushed.
+  // Adds an exponent first, so that no step sees a subnormal float, which would be flushed.
   const auto finite = hn::BitCast(d, hn::Add(magnitude, hn::Set(du, 112u << 23)));
   const auto subnormal = hn::Sub(hn::BitCast(d, hn::Add(magnitude, hn::Set(du, 113u << 23))), hn::Set(d, 0x1p-14f));
   const auto special = hn::BitCast(d, hn::Or(magnitude, hn::Set(du, 0x7F800000u)));
@@ -130,7 +130,7 @@ HWY_INLINE void store_floats(Vec<float> value, Float16* to) {
 #endif
 }
 
-// The first `count` < kLanes<Real> elements, zeros behind them.
+// The first `count` < kLanes<Real> elements, then zeros.
 template <typename Real, typename T>
 HWY_INLINE Vec<Real> load_first(const T* from, int count) {
   T padded[kLanes<Real>] = {};

@@ -72,8 +72,8 @@ void attend_query_tile(const Piece<T, Real>& of, int64_t head, int query_tile_id
   }
 }
 
-// The run of `key` for all heads. next: the first key of the run behind it, or kNone. keys: in which half of
-// scratch.keys the rows of the run's first head are; returns where those of the next run's are.
+// Computes the run of `key` for all heads. next: the first key of the next run, or kNone. keys: which half of
+// scratch.keys holds the rows of this run's first head. Returns the half that holds those of the next run.
 template <typename T, typename Real>
 int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, RowSums<Real> sums) {
   Run run = run_of(of.seen, key);

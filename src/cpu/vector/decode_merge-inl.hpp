@@ -62,8 +62,8 @@ void clear_sums(RowSums<Real> sums, int64_t num_rows, int64_t o_stride) {
   std::fill_n(sums.o(), num_rows * o_stride, Real{0});
 }
 
-// The path of the tree over all splits that leads to what comes next: each entry is a subtree to its left, the deepest
-// last. What is missing of the tree changes nothing.
+// The path through the tree over all splits to the next result: each entry is a subtree to its left, the deepest last.
+// Missing subtrees do not change the result.
 template <typename Real>
 struct Stack {
   const DecodeScratch<Real>& scratch;
@@ -79,7 +79,8 @@ struct Stack {
     --size;
     merge_sums(scratch.sums(size - 1), scratch.sums(size), num_rows, scratch.layout.o_stride, scale_log2);
   }
-  // Where the result of subtree idx goes, all before it being there. All are of one level.
+  // Returns the memory for the result of subtree idx, after merging the earlier subtrees that are complete. All pushed
+  // subtrees have the same level.
   RowSums<Real> push(int64_t idx, int level) {
     while (size > 0) {
       const Node& top = nodes[size - 1];

@@ -53,7 +53,7 @@ inline Run run_of(const SeenKeys& seen, int64_t key) {
   return {begin, static_cast<int>(key - begin), static_cast<int>(end - begin)};
 }
 
-// Where rows [key_begin, key_end) of one head of K or V lie.
+// Finds the addresses of rows [key_begin, key_end) of one head of K or V.
 inline void find_rows(const core::AttentionArguments& p, const core::Operand& t, const core::Sequence& s,
                       int64_t kv_head, int64_t key_begin, int64_t key_end, const void** rows) {
   const int64_t row_bytes = core::bytes_of(t.dtype, t.row_stride);
@@ -65,7 +65,7 @@ inline void find_rows(const core::AttentionArguments& p, const core::Operand& t,
   }
 }
 
-// Of a run, and zeros for the keys between them that no row sees: those are never read.
+// Finds the addresses of a run's rows. Keys that no row sees get the address of zeros; their memory is never read.
 template <typename T, typename Real>
 void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, const void** rows) {
   const SeenKeys& seen = of.seen;
@@ -79,7 +79,7 @@ void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, 
   find(std::max(seen.begin, seen.keep_end), seen.end);
 }
 
-// Of keys [first, end) of a run; zeros for those that no row sees.
+// Loads the scales of keys [first, end) of a run; zeros for keys that no row sees.
 template <typename T, typename Real>
 void find_scales(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, Real* scales) {
   const core::AttentionArguments& p = of.p;

@@ -1,4 +1,4 @@
-// What happens to scores [row][key] of a run between the two products.
+// The scores [row][key] of a run between the two products: scales, masks and softmax.
 #if defined(TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP
 #undef TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP
@@ -30,7 +30,7 @@ void scale_scores(Real* scores, int num_rows, int begin, int end, const Real* sc
   }
 }
 
-// Those that are 0 stay so: the scale of a key that is hidden may be NaN.
+// Probabilities of 0 stay 0, because a hidden key's scale may be NaN.
 template <typename Real>
 void scale_probs(Real* probs, int num_rows, int begin, int end, const Real* scales) {
   const Tag<Real> d;
@@ -52,7 +52,7 @@ void hide_outside(Real* scores, int num_rows, int first, int stop, int begin, in
   }
 }
 
-// As hide_outside, and also what each row's band hides. key_begin: the key of score 0.
+// Like hide_outside(); also hides keys outside each row's band. key_begin: the key of score 0.
 template <typename Real>
 void hide_by_band(const QueryTile& query_tile, Real* scores, int64_t key_begin, int first, int stop, int begin,
                   int end) {
@@ -90,7 +90,7 @@ void through_tiles(const QueryTileState<Real>& state, Real* scores, int64_t key_
   }
 }
 
-// Of a query tile.
+// The softmax of a query tile.
 template <typename Real>
 struct SoftmaxRows {
   Real* origin;

@@ -42,7 +42,7 @@ int64_t slot_reals(const core::AttentionShape& p) {
   return RowSums<Real>::reals(layout.rows, layout.o_stride);
 }
 
-// Of all threads together.
+// Scratch of all threads together.
 template <typename Real>
 struct SharedScratch {
   std::byte* units = nullptr;
@@ -84,7 +84,7 @@ std::string decode_ineligible(const core::AttentionShape& p) {
   if (cached == core::DType::i4 && (p.head_dim_qk % 2 != 0 || p.head_dim_v % 2 != 0)) {
     return core::message("takes k and v of i4 with even head dims, not ", p.head_dim_qk, " and ", p.head_dim_v);
   }
-  // What no other vector kernel computes is no matter of rows.
+  // If no other vector kernel takes the call, the number of rows does not matter.
   if (cached != p.dtype() || std::max(p.head_dim_qk, p.head_dim_v) > kMaxHeadDim) return "";
   const bool is_few = p.query_class == core::QueryClass::few;
   if (p.batch_invariant && !is_few) {

@@ -71,7 +71,7 @@ struct DecodeScratch {
   }
 };
 
-// What the threads of a call have in common.
+// Data that is the same for all threads of a call.
 template <typename Real>
 struct DecodeCall {
   const core::AttentionArguments* arguments = nullptr;

@@ -3,9 +3,9 @@
 // Keys are taken in chunks that stay in the level-2 cache and are converted once for all query tiles of the work tile;
 // within a chunk, tiles of kTileKeys keys at absolute multiples of kTileKeys, so a row's result does not depend on work
 // tiles. Softmax works in base 2 with a lazy maximum: m is an integer, raised only when a score exceeds it by 8, so
-// rescaling is exact and rare. A score is scaled to base 2 inside the FMA that takes m off it: scaled and rounded
-// before, one of 100 would err by 2^-17. Where there is no such instruction, or m would be no exact integer, m is the
-// score itself and comes off before the scale.
+// rescaling is exact and rare. One FMA scales a score to base 2 and subtracts m: if the scaled score were
+// rounded first, a score of 100 would err by 2^-17. Without FMA, or if m is too large for an exact integer, m is the
+// score itself and is subtracted before scaling.
 #if defined(TESSELLA_CPU_VECTOR_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
 #undef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
@@ -244,8 +244,8 @@ void run_work_tile(const core::AttentionArguments& p, const WorkTile& work_tile,
         p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, work_tile, num_rows, scratch); });
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  // Compilers do so themselves, but not behind a call that took vectors. With upper halves left in use, whatever runs
-  // next without AVX takes many times as long.
+  // Compilers insert it themselves, but not after a call that took vectors. If upper halves stay in use, later code
+  // without AVX is many times slower.
   _mm256_zeroupper();
 #endif
   if (!is_done) throw core::Cancelled();

@@ -34,7 +34,7 @@ int64_t chunk_keys(const core::AttentionShape& p) {
   return std::min(keys, round_up(std::max<int64_t>(p.seqlen_kv, 1), kTileKeys));
 }
 
-// As many query tiles as keep Q and O within about 1.1 MB: each chunk of K and V is converted once for all of them.
+// The most query tiles whose Q and O fit about 1.1 MB: each chunk of K and V is converted once for all of them.
 template <typename Real>
 int most_query_tiles(const core::AttentionShape& p) {
   constexpr int64_t kReals = (1152 << 10) / sizeof(Real);

@@ -25,7 +25,7 @@ inline constexpr int kTileKeys = 64;
 template <typename Real>
 struct QueryTileState {
   QueryTile query_tile;
-  // Of the lazy maximum, either a whole number as offset, or where that number would be no float the score as origin.
+  // The lazy maximum is a whole number in `offset`, or the score itself in `origin` if no float holds that number.
   alignas(64) Real origin[kQueryTileRows];  // else 0
   alignas(64) Real offset[kQueryTileRows];  // else 0; -inf while a row has seen nothing
   alignas(64) Real sum[kQueryTileRows];
@@ -81,8 +81,8 @@ template <typename Real>
 void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace);
 
-// How the rows of a query tile end: output is factor * o, or 0 where nothing was seen; LSE in natural
-// log, computed only if the call wants it.
+// Results of the rows of a query tile: output is factor * o, or 0 if the row saw no key; LSE in natural log, computed
+// only if the call wants it.
 template <typename Real>
 struct RowEnds {
   Real factor[kQueryTileRows];

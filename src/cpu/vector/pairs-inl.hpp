@@ -33,7 +33,7 @@ struct Int4Pair {
   uint8_t bits;
 };
 
-// As with_elements, for the dtypes of K and V beside it.
+// Like with_elements(), also for the quantized dtypes of K and V.
 template <typename Real, typename Fn>
 auto with_cached_elements(core::DType dtype, Fn&& fn) {
   if constexpr (std::is_same_v<Real, float>) {
@@ -63,7 +63,7 @@ inline constexpr bool kInterleaved = std::is_same_v<T, Int4Pair> ||
                                      (TESSELLA_NATIVE_F16 &&
                                       (std::is_same_v<T, Float8E4M3> || std::is_same_v<T, WholeFloat8>));
 
-// What elements are of what load_pair makes of them.
+// The unit of loaded values: an element is this many times the value that load_pair() returns.
 template <typename T>
 inline constexpr float kUnit = TESSELLA_NATIVE_F16&& std::is_same_v<T, Float8E4M3> ? 256 : 1;
 
@@ -88,7 +88,7 @@ HWY_INLINE hn::Vec<D> load_floats(D d, const Float8E4M3* from) {
   const auto bits = hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, D>(), reinterpret_cast<const uint8_t*>(from)));
   const auto sign = hn::ShiftLeft<24>(hn::And(bits, hn::Set(du, 0x80u)));
   const auto magnitude = hn::ShiftLeft<20>(hn::And(bits, hn::Set(du, 0x7Fu)));
-  // As load_floats of Float16.
+  // As in load_floats() of Float16.
   const auto finite = hn::BitCast(d, hn::Add(magnitude, hn::Set(du, 120u << 23)));
   const auto subnormal = hn::Sub(hn::BitCast(d, hn::Add(magnitude, hn::Set(du, 121u << 23))), hn::Set(d, 0x1p-6f));
   const auto special = hn::BitCast(d, hn::Set(du, 0x7FC00000u));
@@ -148,7 +148,7 @@ HWY_INLINE Pair<Real> load_pair(const T* row, int column) {
   }
 }
 
-// How a row of `dim` columns is cut into blocks.
+// How a row of `dim` columns is divided into blocks.
 template <typename Real, typename T>
 struct Blocks {
   int dim = 0;
@@ -173,8 +173,8 @@ HWY_INLINE Pair<Real> load_short(const T* row, int dim) {
   return load_pair<Real>(padded, 0);
 }
 
-// The columns of the last block that no block before it has; others are zero. Of a row whose dim is no multiple of
-// kBlock.
+// Loads the columns of the last block that no earlier block has, and zeros for the others. For rows whose dim is no
+// multiple of kBlock.
 template <typename Real, typename T>
 HWY_INLINE Pair<Real> load_rest(const T* row, int dim) {
   if (dim < kBlock<Real>) return load_short<Real>(row, dim);

@@ -1,5 +1,5 @@
-// What happens to a tile of scores [key][row] between the two products besides softmax: the score chain (scale,
-// softcap, bias, ALiBi, masks), the band, dropout. All of it vertical: one lane a row.
+// A tile of scores [key][row] between the two products, besides softmax: the score chain (scale, softcap, bias, ALiBi,
+// masks), the band, and dropout. Every lane is one row.
 #if defined(TESSELLA_CPU_VECTOR_SCORE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_SCORE_INL_HPP
 #undef TESSELLA_CPU_VECTOR_SCORE_INL_HPP
@@ -42,7 +42,7 @@ HWY_INLINE Vec<double> tanh_near_zero(Vec<double> square) {
   return hn::Div(polynomial(square, kNumerator), polynomial(square, kDenominator));
 }
 
-// A series near 0, 1 - 2 / (e^(2|x|) + 1) beyond; error about 1 unit in the last place.
+// A series near 0, 1 - 2 / (e^(2|x|) + 1) beyond; error about 1 ulp.
 template <class V>
 HWY_INLINE V tanh(V x) {
   using Real = hn::TFromV<V>;
@@ -115,7 +115,7 @@ HWY_INLINE Vec<float> shorten_nan(Vec<float> value) {
 }
 HWY_INLINE Vec<double> shorten_nan(Vec<double> value) { return value; }
 
-// Of products q.k, or of what softcap's tanh is given.
+// The factor on products q.k: the scale, or with softcap the scale of tanh's argument.
 template <typename Real>
 Real product_scale(const core::AttentionArguments& p) {
   return p.features.has(core::Feature::softcap) ? Real{p.scale} / Real{p.softcap} : Real{p.scale};
@@ -287,12 +287,12 @@ void dropout_chain(const QueryTile& query_tile, int lanes, Real* probs, int64_t 
   for (int64_t block = key_begin >> 4; block << 4 < key_end; ++block) {
     for (int c = 0; c < 4; ++c) {
       random_words(dropout, rows, lanes, static_cast<uint32_t>(block), static_cast<uint32_t>(c), words[0], words[1]);
-      for (int part = 0; part < 4; ++part) {  // keys 2c, 2c + 1, 2c + 8, 2c + 9
-        const int64_t key = (block << 4) + 2 * c + (part & 1) + (part >> 1) * 8;
+      for (int quarter = 0; quarter < 4; ++quarter) {  // keys 2c, 2c + 1, 2c + 8, 2c + 9
+        const int64_t key = (block << 4) + 2 * c + (quarter & 1) + (quarter >> 1) * 8;
         if (key < key_begin || key >= key_end) continue;
         for (int row = 0; row < lanes; row += kLanes<Real>) {
-          const auto word = load_ints<Real>(words[part >> 1] + row);
-          const auto bits = part & 1 ? hn::ShiftRight<16>(word) : hn::And(word, low_half);
+          const auto word = load_ints<Real>(words[quarter >> 1] + row);
+          const auto bits = quarter & 1 ? hn::ShiftRight<16>(word) : hn::And(word, low_half);
           const Mask<Real> dropped = hn::RebindMask(d, hn::Lt(hn::BitCast(di, bits), hn::BitCast(di, threshold)));
           Real* prob = probs + (key - key_begin) * lanes + row;
           hn::Store(hn::IfThenZeroElse(dropped, hn::Load(d, prob)), d, prob);

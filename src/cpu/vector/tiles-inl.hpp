@@ -85,7 +85,7 @@ void multiply_scores(const Real* k, int64_t k_stride, const Real* q, int lanes, 
   }
 }
 
-// What a value tile is broadcast from: element [row][key] of a matrix of any strides.
+// The source that a value tile broadcasts: element [row][key] of a matrix with any strides.
 template <typename Real>
 struct Weights {
   const Real* data;

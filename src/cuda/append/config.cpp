@@ -17,7 +17,7 @@ AppendConfig append_config(const core::AppendShape& shape) {
                  .interleaved = shape.rotary_interleaved,
                  .angles_are_f32 = shape.rotary_dim == 0 || shape.rotary == core::DType::f32};
   const int64_t piece = portable::piece(c);
-  // What turns together begins at multiples of pieces, and so does what is copied behind it.
+  // Columns that are rotated together begin at multiples of a piece, and so do the columns copied after them.
   const int64_t together = shape.rotary_interleaved ? shape.rotary_dim : shape.rotary_dim / 2;
   c.vectors =
       shape.rows.alignment >= 16 && shape.cache.alignment >= portable::cache_piece_bytes(c) && together % piece == 0;

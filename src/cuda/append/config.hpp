@@ -1,4 +1,4 @@
-// What append compiles to: a pure function of dtypes, alignments and head dims.
+// The compiled configuration of append: a pure function of dtypes, alignments and head dims.
 #pragma once
 
 #include "core/shape.hpp"

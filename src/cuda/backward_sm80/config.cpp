@@ -28,7 +28,7 @@ struct Tiles {
 constexpr std::array kTiles = {Tiles{128, 128, 8}, Tiles{64, 128, 8}, Tiles{32, 128, 8}, Tiles{64, 64, 8},
                                Tiles{32, 64, 8},   Tiles{32, 32, 8},  Tiles{16, 32, 4},  Tiles{16, 16, 4}};
 
-// How much the features add to the registers between the products.
+// A weight for the registers that features add between the products.
 int weight(const BackwardSm80Config& c) {
   const portable::ScoreConfig& score = c.score;
   const bool has_bits = score.mask == portable::MaskLevel::bits;
@@ -62,7 +62,7 @@ int limit(const BackwardSm80Config& c) {
       ->registers;
 }
 
-// Of S and dP together.
+// Accumulators of S and dP together.
 int score_accumulators(const BackwardSm80Config& c) {
   const int warps = std::min(c.num_warps, c.tile_kv / 16 * (c.tile_q / 16));
   return 2 * c.tile_kv * c.tile_q / (warps * 32);

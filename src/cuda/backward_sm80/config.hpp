@@ -1,5 +1,5 @@
-// What a call of backward_sm80 compiles to: a pure function of its head dims, types, alignment and features and of the
-// GPU's shared memory.
+// The compiled configuration of a backward_sm80 call: a pure function of its head dims, types, alignment and features
+// and of the GPU's shared memory.
 #pragma once
 
 #include <string>

@@ -33,7 +33,7 @@ int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
   return rows / c.tile_q + p.batch + 1;
 }
 
-// Memory that the steps share, one piece behind the other.
+// The scratch memory that the steps pass data through: its sections, in order.
 struct Scratch {
   int64_t bytes = 0;
   int64_t map, seen, rows, tiles, turns, dq_sums, slope_sums, ticket;  // dq_sums: the last
@@ -80,9 +80,9 @@ portable::ScoreGradientParams bias_gradient(const AttentionArguments& p) {
           p.accumulates(Gradient::d_bias) ? 1 : 0};
 }
 
-// KV heads whose key tiles run side by side: as many as fill the GPU with key tiles of one head each, so that blocks
-// that begin together seldom wait for each other; more, up to half of what the L2 cache holds of q, d_out and dQ's
-// sums, as blocks of a head that begin further apart wait less.
+// KV heads whose key tiles run at the same time. At least as many as fill the GPU with one key tile of each head, so
+// that blocks that start together seldom wait for each other. More, until q, d_out and dQ's sums fill half of the L2
+// cache, because blocks of a head that start at different times wait less.
 int64_t section_heads(const AttentionShape& p, int64_t kv_tiles, const Concurrency& at_once) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
   const int64_t row_bytes = (p.head_dim_qk + p.head_dim_v) * core::size_bytes(p.dtype()) + 4 * p.head_dim_qk;
@@ -167,7 +167,7 @@ Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int 
                        blocks, parameters);
 }
 
-// Of the grids.
+// Blocks of the grids over key tiles.
 int64_t key_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
   const bool wants_some = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
                           p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;

@@ -1,4 +1,4 @@
-// What backward's algorithms on a GPU have in common: their memory, and the steps before and behind their tiles.
+// Backward on a GPU without its tiles: the memory, and the steps before and after the tiles.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace tessella::cuda {
 std::string backward_ineligible(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
                                 const DeviceInfo& device);
 
-// Of scratch; dQ's sums are the last of it.
+// Bytes of scratch; dQ's sums are the last section.
 int64_t backward_bytes(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
                        bool with_dq_sums);
 
@@ -36,7 +36,7 @@ std::vector<Step> steps_before(const portable::BackwardSm80Config& config, const
 std::vector<Step> steps_behind(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
                                const std::string& user_source);
 
-// Of a grid with a block for each tile of queries (device/backward_rows.hpp: RowTile).
+// Blocks of a grid with one block for each query tile (device/backward_rows.hpp: RowTile).
 int64_t backward_row_blocks(const core::AttentionArguments& arguments, const portable::BackwardSm80Config& config);
 
 }  // namespace tessella::cuda

@@ -28,7 +28,7 @@ BackwardSm90Config config_of(const AttentionShape& p) {
           .in_order = !p.in_any_order};
 }
 
-// Of the steps before and behind, which are backward_sm80's: its tiles.
+// The tiles of the steps before and after, which are backward_sm80's.
 BackwardSm80Config steps_config(const BackwardSm90Config& c) {
   return {.score = c.score,
           .head_dim_qk = c.head_dim,

@@ -18,7 +18,7 @@ struct Header {
   uint32_t log_bytes;
   uint64_t image_bytes;
   Hash128 key;
-  Hash128 checksum;  // of the rest of the header and all that follows
+  Hash128 checksum;  // over the rest of the header and all that follows
 };
 constexpr char kMagic[8] = {'T', 'E', 'S', 'S', 'E', 'L', 'L', 'A'};
 constexpr uint32_t kFormat = 1;
@@ -97,9 +97,9 @@ std::optional<Cubin> unpack(std::string_view& bytes, bool check_sum) {
               .compiler = {static_cast<int>(header.compiler_major), static_cast<int>(header.compiler_minor)}};
   bytes.remove_prefix(sizeof header + payload.size());
   const auto take = [&](size_t count) {
-    const std::string_view part = payload.substr(0, count);
+    const std::string_view field = payload.substr(0, count);
     payload.remove_prefix(count);
-    return std::string(part);
+    return std::string(field);
   };
   cubin.target = take(header.target_bytes);
   cubin.symbol = take(header.symbol_bytes);

@@ -1,4 +1,4 @@
-// A compiled program, and its form as bytes: in the cache folder and inside the library.
+// A compiled program, and its serialized format in the cache folder and inside the library.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct CompilerVersion {
   std::string string() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
-// What a kernel takes, by the assembler's report. PTX has none: all -1.
+// Resources of a kernel as the assembler reports them. PTX has no report: all are -1.
 struct Resources {
   int registers = -1;
   int stack_bytes = -1;
@@ -47,8 +47,8 @@ const char* name(Cubin::Origin origin);
 
 std::string pack(const Cubin& cubin);
 
-// The record at the front of the bytes, which are cut behind it; nothing when they do not begin with a whole one.
-// check_sum: compare the checksum, which embedded images do not need.
+// Reads the record at the front of the bytes and removes it from them; returns nothing if they do not begin with a
+// complete record. check_sum: compare the checksum, which embedded images do not need.
 std::optional<Cubin> unpack(std::string_view& bytes, bool check_sum);
 
 }  // namespace tessella::cuda

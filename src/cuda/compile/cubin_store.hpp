@@ -1,5 +1,5 @@
-// Compiles programs, each once: the disk cache, then NVRTC. What it made stays in memory too, for folders that cannot
-// be written.
+// Compiles each program once: from the disk cache, else with NVRTC. Results also stay in memory, in case the folder
+// cannot be written.
 #pragma once
 
 #include <future>
@@ -26,8 +26,8 @@ class CubinStore {
   // it does not compile, or is not there and there is no compiler.
   std::shared_ptr<const Cubin> get(const Program& program, const Target& target);
 
-  // Fork: no compile may be under way while the process is copied, for nobody would end it in the child, and NVRTC's
-  // own locks would stay closed there.
+  // For fork(): no compilation may be under way while the process is copied. No thread would finish it in the child,
+  // and NVRTC's own locks would stay locked there.
   void lock_for_fork();
   void unlock_after_fork() { mutex_.unlock(); }
 

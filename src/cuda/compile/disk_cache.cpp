@@ -65,7 +65,7 @@ std::string DiskCache::reading_problem() const {
   struct stat status {};
   if (::stat(folder_.c_str(), &status) != 0) return message(folder_, ": ", error_string());
   if (!S_ISDIR(status.st_mode)) return message(folder_, " is no folder");
-  // What is read here runs on the GPU, on this user's data.
+  // Images from this folder run on the GPU and read this user's data.
   if (status.st_uid != ::geteuid() && status.st_uid != 0) return message(folder_, " belongs to another user");
   if ((status.st_mode & S_IWOTH) != 0) return message(folder_, " can be written by every user");
   return "";
@@ -134,7 +134,7 @@ DiskCache::Claim::Claim(const DiskCache& cache, const Hash128& key)
 
 DiskCache::Claim::~Claim() {
   if (file_ < 0) return;
-  set_lock(F_UNLCK);  // a process forked meanwhile shares the open file: closing it here would not unlock
+  set_lock(F_UNLCK);  // a forked process may hold the open file, so closing it here would not unlock it
   ::close(file_);
 }
 

@@ -1,5 +1,5 @@
-// The folder of compiled kernels. Any number of processes may use it at once; whatever is wrong with it costs time and
-// nothing else.
+// The folder of compiled kernels. Any number of processes may use it at once. An error in it costs time, never
+// correctness.
 #pragma once
 
 #include <optional>
@@ -23,9 +23,9 @@ class DiskCache {
 
   // Nothing when there is no such file, or it is not whole, or another program's, or damaged.
   std::optional<Cubin> read(const Hash128& key, CompilerVersion compiler) const;
-  // By the newest compiler that is not newer than `newest`.
+  // The image of the newest compiler that is not newer than `newest`.
   std::optional<Cubin> read_any(const Hash128& key, CompilerVersion newest) const;
-  // False when it could not be written, and then nothing is left behind.
+  // Returns false, and leaves no file, if it could not be written.
   bool write(const Cubin& cubin) const;
 
   // Held while a program is compiled, so that processes that start together compile it once. Waiting for it ends

@@ -16,7 +16,7 @@ struct EmbeddedCubin {
   std::string_view record;  // for unpack()
 };
 
-// By the program's key in hexadecimal.
+// Keyed by the program's key in hexadecimal.
 const std::map<std::string, EmbeddedCubin>& embedded_cubins();
 
 }  // namespace tessella::cuda

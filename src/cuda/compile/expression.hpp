@@ -10,7 +10,7 @@
 
 namespace tessella::cuda {
 
-// Converts to whatever a member is.
+// Converts to any member's type.
 struct AnyMember {
   template <class T>
   operator T() const;  // NOLINT(google-explicit-constructor)

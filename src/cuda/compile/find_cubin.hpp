@@ -1,4 +1,4 @@
-// Which image a GPU runs a program from: embedded, cached, or compiled now.
+// Chooses the image that a GPU runs a program from: embedded, cached, or compiled now.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,14 @@ namespace tessella::cuda {
 // later minor ones of the same major.
 std::vector<Target> native_targets(int arch, bool arch_specific);
 
-// What to compile for this arch, given those a compiler knows: the arch itself; else the nearest earlier one of the
-// same major; else PTX for the nearest earlier one. Nothing when there is none.
+// The target to compile for this arch with a compiler of these archs: the arch itself; else the nearest earlier one of
+// the same major; else PTX for the nearest earlier one. Nothing if there is none.
 std::optional<Target> compile_target(int arch, bool arch_specific, const std::vector<int>& compiler_archs);
 
 // The embedded image that serves a target, if this process's driver loads it; else nullptr.
 std::shared_ptr<const Cubin> find_embedded_for(const Program& program, const Target& target);
 
-// Where the image for a target will come from.
+// The source of the image for a target.
 Cubin::Origin origin(const Program& program, const Target& target);
 
 // The image of the program for GPUs of this arch (90 for sm_90): embedded, else from the disk cache, else compiled by

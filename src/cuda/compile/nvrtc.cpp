@@ -24,14 +24,14 @@ constexpr int kOldestMajor = 12;  // -std=c++20
 
 // Differs from run to run, and the rest of the log does not.
 std::string without_times(const std::string& log) {
-  std::string kept;
+  std::string result;
   for (size_t begin = 0; begin < log.size();) {
     const size_t end = std::min(log.find('\n', begin), log.size() - 1) + 1;
     const std::string line = log.substr(begin, end - begin);
-    if (line.find("Compile time") == line.npos) kept += line;
+    if (line.find("Compile time") == line.npos) result += line;
     begin = end;
   }
-  return kept;
+  return result;
 }
 
 std::vector<const char*> pointers(const std::vector<std::string>& sources) {
@@ -118,7 +118,7 @@ Nvrtc Nvrtc::open(const std::string& path) {
     nvrtc.archs_.resize(static_cast<size_t>(count));
     if (rtc.nvrtcGetSupportedArchs(nvrtc.archs_.data()) != 0) nvrtc.archs_.clear();
   }
-  // By name it may be anywhere; say where.
+  // A library opened by name may be in any folder; report its path.
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(rtc.nvrtcVersion), &info) != 0 && info.dli_fname != nullptr) {
     nvrtc.path_ = info.dli_fname;

@@ -50,10 +50,10 @@ class Nvrtc {
 };
 
 // The first NVRTC found whose images this process's driver loads: its major version is at most the driver's. Without a
-// driver, the first found. nullptr when there is none; looked for once per process.
+// driver, the first one found. nullptr if there is none. The search runs once per process.
 const Nvrtc* nvrtc();
 
-// Why nvrtc() is nullptr, and where it was looked for; "" when it is not.
+// Why nvrtc() is nullptr and which paths were searched; "" if it is not.
 std::string nvrtc_problem();
 
 }  // namespace tessella::cuda

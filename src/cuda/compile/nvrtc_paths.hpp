@@ -1,4 +1,4 @@
-// Where NVRTC may lie.
+// Paths to search for NVRTC.
 #pragma once
 
 #include <string>

@@ -38,7 +38,7 @@ std::vector<Target> parse_targets(const std::string& list) {
   return targets;
 }
 
-// What a wish for an architecture means for one program: a program of sm_90a has nothing for others.
+// The target of one program for a wanted architecture. Nothing if a program of sm_90a is wanted for another one.
 std::optional<Target> target_of(const PrecompiledProgram& precompiled, Target wanted) {
   wanted.arch_specific = precompiled.program.arch_specific;
   const auto runs_on = [&](const Target& own) {

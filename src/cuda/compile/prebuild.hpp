@@ -8,9 +8,9 @@ namespace tessella::cuda {
 
 using Progress = std::function<void(int num_done, int num_total, const std::string& string)>;
 
-// Into the cache folder, for targets ("sm_90,sm_80"; "" = this machine's GPUs, without any all that are embedded) and
-// one kernel of the table ("" = all). What the library carries already is not compiled again. Needs no GPU.
-// Error(invalid_argument) for a target or kernel that is none, Error(io) where the folder cannot be written,
+// Compiles kernels into the cache folder, for targets ("sm_90,sm_80"; "" = this machine's GPUs, or all embedded targets
+// without a GPU) and one kernel of the table ("" = all). Programs that the library embeds are not compiled again. Needs
+// no GPU. Throws Error(invalid_argument) for an unknown target or kernel, Error(io) if the folder cannot be written,
 // Error(compile) without NVRTC.
 void prebuild(const std::string& targets, const std::string& kernel, const Progress& progress);
 

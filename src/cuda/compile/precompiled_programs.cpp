@@ -33,7 +33,7 @@ std::vector<PrecompiledProgram> precompiled_programs() {
     add(kernel, recipe, {.arch = 80, .ptx = true});
   };
   const DeviceInfo ampere = typical_device(80), hopper = typical_device(90);
-  // What models use without masks of their own: an aligned call with no feature, or with any that is read at run time.
+  // Calls of models without masks of their own: aligned, with no feature, or with those read at run time.
   for (const core::DType dtype : {core::DType::bf16, core::DType::f16}) {
     for (const int64_t head_dim : {64, 128, 256}) {
       core::AttentionShape plain{

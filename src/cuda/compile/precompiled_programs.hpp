@@ -1,4 +1,4 @@
-// The programs that are compiled when the library is built, so that their first call waits for nothing.
+// The programs that are compiled when the library is built, so that their first call does not wait for a compiler.
 #pragma once
 
 #include <string>

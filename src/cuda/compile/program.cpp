@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kPrelude = "cuda/device/prelude.hpp";
 constexpr std::string_view kUser = "user.hpp";
 
-// The names in lines `#include "name"`, in order, whatever surrounds them: one too many does no harm.
+// The names in lines `#include "name"`, in order, even in comments or strings: one too many does no harm.
 std::vector<std::string_view> included_names(std::string_view source) {
   std::vector<std::string_view> names;
   constexpr std::string_view kInclude = "#include \"";

@@ -1,4 +1,4 @@
-// What a program is compiled for: sm_90, sm_90a, or compute_80 (PTX, which the driver compiles for any later GPU).
+// The target of a compilation: sm_90, sm_90a, or compute_80 (PTX, which the driver compiles for any later GPU).
 #pragma once
 
 #include <optional>

@@ -10,7 +10,7 @@ namespace tessella::cuda {
 // messages name the sources "score_mod" and "mask_mod" and count their own lines.
 std::string user_source(std::string_view score_mod = {}, std::string_view mask_mod = {});
 
-// The same and user::score_mod_gradient, for backward.
+// The same with user::score_mod_gradient, for backward.
 std::string user_source_with_gradient(std::string_view score_mod, std::string_view mask_mod,
                                       std::string_view score_mod_gradient);
 

@@ -44,13 +44,13 @@ Step copy_pages_step(const CopyPagesConfig& config, int64_t first, int64_t last,
               params.pools[i - first] = pool_params(a.given[static_cast<size_t>(i)], config.piece_bytes);
               pieces = std::max(pieces, params.pools[i - first].pieces);
             }
-            constexpr int64_t kPart = portable::kCopyPagesThreads * portable::kCopyPagesPieces;
+            constexpr int64_t kPortion = portable::kCopyPagesThreads * portable::kCopyPagesPieces;
             params.pairs = {a.pairs.data, a.pairs.batch_stride, a.pairs.stride};
             params.num_pools = static_cast<int32_t>(last - first);
             params.num_pairs = static_cast<int32_t>(a.num_pairs);
             params.num_pages = static_cast<int32_t>(a.num_pages);
-            params.parts = static_cast<int32_t>((pieces + kPart - 1) / kPart);
-            params.num_tasks = (last - first) * a.num_pairs * params.parts;
+            params.portions = static_cast<int32_t>((pieces + kPortion - 1) / kPortion);
+            params.num_tasks = (last - first) * a.num_pairs * params.portions;
             if (params.num_tasks == 0) return std::nullopt;
             const int64_t blocks = std::min(at_once.blocks, params.num_tasks);
             return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params)};

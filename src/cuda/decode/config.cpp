@@ -20,35 +20,35 @@ using portable::Quantized;
 
 int32_t padded(int64_t head_dim, Quantized cache) {
   for (const int32_t compiled : {32, 64, 96, 128, 192}) {
-    // Tiles have rows of whole pairs of 16 bytes.
+    // A row of a tile is a whole number of pairs of 16-byte chunks.
     if (cache == Quantized::i4 && compiled % 64 != 0) continue;
     if (head_dim <= compiled) return compiled;
   }
   return 256;
 }
 
-// With so many bytes of keys and values on their way a multiprocessor draws its part of the memory's rate.
+// A multiprocessor reaches its fraction of the memory bandwidth with this many bytes of keys and values in flight.
 constexpr int32_t kBytesUnderWay = 128 << 10;
 constexpr int32_t kMostDepth = 6;
 
-// Registers of a thread that grow with rows: o, and scores, probabilities, maxima and sums of a step. Found with the
-// assembler: with so many nothing spills (tests/gpu/kernel_matrix_test.cpp).
+// Registers of a thread that grow with rows: o, and scores, probabilities, maxima and sums of a step. The limits were
+// found with the assembler: up to them nothing spills (tests/gpu/kernel_matrix_test.cpp).
 int32_t accumulators(const DecodeConfig& c) {
   const int32_t blocks = c.rows / 8, pieces = c.head_dim_v / 16, warps = portable::group_warps(c);
   return blocks * (4 * ((pieces + warps - 1) / warps) + 12);
 }
 int32_t accumulator_limit(const DecodeConfig& c) {
-  // Operands of fp32 are split in two, but not of 8 and 4 bits.
+  // fp32 operands are split in two terms; those of 8 and 4 bits are not.
   if (c.score.element == Element::f32) return c.cache == Quantized::none ? 40 : 64;
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
   return dim > 192 ? 80 : dim > 128 ? 96 : 144;
 }
-// Of a warp that has all columns to itself.
+// The limit for a warp that computes all columns by itself.
 int32_t limit_alone(const DecodeConfig& c) {
   return std::min(c.score.element == Element::f32 ? 48 : 96, accumulator_limit(c));
 }
 
-// Steps ahead: as many as are wanted and fit; 0 if not even one does.
+// Steps that are copied ahead: as many as are wanted and fit; 0 if not even one fits.
 int32_t depth(DecodeConfig c, const DeviceInfo& device) {
   const int32_t row_bytes = cache_bytes(c, c.head_dim_qk) + (c.v_in_k ? 0 : cache_bytes(c, c.head_dim_v));
   const int32_t wanted = std::clamp(kBytesUnderWay / (portable::step_keys(c) * row_bytes), 1, kMostDepth);
@@ -58,8 +58,8 @@ int32_t depth(DecodeConfig c, const DeviceInfo& device) {
   return c.depth;
 }
 
-// MLA: keys of the latent columns, which are the values, and of those that are rotated. Steps are of two tiles: as many
-// rows as leave memory for two steps ahead, or for one.
+// MLA: keys have latent columns, which are also the values, and rotated columns. A step has two tiles. The tile of rows
+// is as large as leaves shared memory for two steps ahead, or for one.
 DecodeConfig long_rows_config(DecodeConfig c, const DeviceInfo& device) {
   c.head_dim_qk = 576;
   c.head_dim_v = 512;
@@ -96,7 +96,7 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
   c.rows = std::max<int32_t>(
       static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(rows, 1, kMostDecodeRows)))), 8);
   if (has_long_rows(p)) return long_rows_config(c, device);
-  // Rows that do not fit are several tiles, which read keys and values once each.
+  // If the rows do not fit one tile, they become several tiles, and each reads all keys and values.
   for (; c.rows >= 8; c.rows /= 2) {
     for (const int32_t least_depth : {2, 1}) {
       for (c.num_warps = 8; c.num_warps >= 2; c.num_warps /= 2) {
@@ -122,40 +122,42 @@ Program decode_schedule_program() {
 
 namespace {
 
-// Blocks of a unit without a schedule, and how many of them are a cluster. Measured on an H100 (docs/results).
+// Blocks of a cluster and clusters of a unit, without a schedule. Measured on an H100 (docs/results).
 struct Blocks {
-  int64_t cluster, parts;
+  int64_t cluster, unit_clusters;
 };
 Blocks blocks_of_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_clusters) {
   if (2 * units >= num_sms) return {1, 1};
   if (!has_clusters) return {1, std::clamp<int64_t>(num_sms / units, 1, steps)};
-  // All multiprocessors, where each has enough to do that meeting in memory costs little.
+  // Use all multiprocessors if each has enough steps that merging through memory costs little.
   constexpr int64_t kFewUnits = 8, kManySteps = 8;
   const int64_t pairs = num_sms / 2 / units;
   if (units >= kFewUnits && steps >= kManySteps * 2 * pairs) return {2, pairs};
-  // Else a cluster, which meets in shared memory: three eighths of them draw nearly the memory's rate.
+  // Otherwise use one cluster, which merges through shared memory: three eighths of the multiprocessors reach nearly
+  // the full memory bandwidth.
   int64_t cluster = 1;
   while (cluster < portable::kMostClusterBlocks && 8 * units * cluster < 3 * num_sms && 2 * cluster <= steps)
     cluster *= 2;
   constexpr int64_t kStepsOfSecond = 4;  // that earn another cluster its meeting
-  const int64_t parts = cluster < portable::kMostClusterBlocks ? 1 : num_sms / 2 / units / cluster;
-  return {cluster, std::clamp<int64_t>(parts, 1, std::max<int64_t>(steps / kStepsOfSecond / cluster, 1))};
+  const int64_t clusters = cluster < portable::kMostClusterBlocks ? 1 : num_sms / 2 / units / cluster;
+  return {cluster, std::clamp<int64_t>(clusters, 1, std::max<int64_t>(steps / kStepsOfSecond / cluster, 1))};
 }
 
-// Rows of MLA keep the matrix units busy: as many multiprocessors as there are work, in clusters as large as cost few
-// of them, for a state is long and a cluster's blocks merge a slice each. Not measured.
+// MLA rows keep the matrix units busy, so use as many multiprocessors as have work. Large clusters merge long states
+// fastest (each block merges a slice), but must not cost many multiprocessors. Not measured.
 Blocks blocks_of_long_unit(int64_t units, int64_t steps, int64_t num_sms, bool has_clusters) {
   if (2 * units >= num_sms || !has_clusters) return blocks_of_unit(units, steps, num_sms, has_clusters);
   constexpr int64_t kStepsOfBlock = 4;  // that earn a block its meeting
   Blocks best = {1, 1};
   int64_t most = 0;
   for (int64_t cluster = portable::kMostClusterBlocks; cluster >= 1; cluster /= 2) {
-    // Multiprocessors that larger clusters are sure to find side by side.
+    // Multiprocessors on which large clusters surely fit.
     const int64_t usable = cluster > 2 ? num_sms - num_sms / 8 : num_sms;
-    const int64_t parts = std::min(usable / (units * cluster), std::max<int64_t>(steps / kStepsOfBlock / cluster, 1));
-    if (parts == 0 || (cluster > 1 && 2 * cluster > steps) || 4 * cluster * parts <= 5 * most) continue;
-    best = {cluster, parts};
-    most = cluster * parts;
+    const int64_t clusters =
+        std::min(usable / (units * cluster), std::max<int64_t>(steps / kStepsOfBlock / cluster, 1));
+    if (clusters == 0 || (cluster > 1 && 2 * cluster > steps) || 4 * cluster * clusters <= 5 * most) continue;
+    best = {cluster, clusters};
+    most = cluster * clusters;
   }
   return best;
 }
@@ -174,7 +176,8 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
     constexpr int64_t kInvariantKeys = 4096;
     s.cluster = has_clusters ? 2 : 1;
     s.split_rounds = static_cast<int32_t>(kInvariantKeys / (s.cluster * portable::step_keys(c)));
-    s.parts = std::max<int64_t>(ceil(p.seqlen_kv, kInvariantKeys), 1) + (p.features.has(Feature::keep_first) ? 1 : 0);
+    s.unit_clusters =
+        std::max<int64_t>(ceil(p.seqlen_kv, kInvariantKeys), 1) + (p.features.has(Feature::keep_first) ? 1 : 0);
   } else if (p.features.has(Feature::schedule)) {  // by what does not change with lengths
     s.cluster = has_clusters && units < num_sms / 4 ? 2 : 1;
     s.pieces = num_sms / s.cluster;
@@ -182,13 +185,13 @@ Splits decode_splits(const AttentionShape& p, const DecodeConfig& c, const Devic
     while (has_clusters && s.cluster < portable::kMostClusterBlocks && p.num_splits % (s.cluster * 2) == 0) {
       s.cluster *= 2;
     }
-    s.parts = p.num_splits / s.cluster;
+    s.unit_clusters = p.num_splits / s.cluster;
   } else {
     const int64_t steps = std::max<int64_t>(ceil(p.most_keys(), portable::step_keys(c)), 1);
     const Blocks blocks = c.v_in_k ? blocks_of_long_unit(units, steps, num_sms, has_clusters)
                                    : blocks_of_unit(units, steps, num_sms, has_clusters);
     s.cluster = static_cast<int32_t>(blocks.cluster);
-    s.parts = blocks.parts;
+    s.unit_clusters = blocks.unit_clusters;
   }
   return s;
 }

@@ -27,7 +27,7 @@ int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 int64_t sequences(const AttentionShape& p) { return p.batch + (p.features.has(Feature::packed_q) ? 1 : 0); }
 
-// Arrivals of clusters that share units, a word for each of their blocks.
+// Arrival counters of units with several clusters: one word for each block of a cluster.
 int64_t counters(const Splits& s) { return s.slots() > 0 ? s.units * s.cluster : 0; }
 
 int64_t partial_floats(const Splits& s, const DecodeConfig& c) { return s.slots() * s.rows * c.head_dim_v; }
@@ -80,7 +80,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   }
   params.heads_kv = divisor(narrow(a.heads_kv));
   params.row_tiles = divisor(narrow(s.row_tiles));
-  params.parts = divisor(narrow(s.parts));
+  params.unit_clusters = divisor(narrow(s.unit_clusters));
   const int64_t quads = int64_t{s.rows} * c.head_dim_v / 4;
   params.slice = divisor(narrow((quads + s.cluster - 1) / s.cluster));
   params.rows = s.rows;
@@ -99,7 +99,8 @@ std::string description(const DecodeConfig& c, const Splits& s, const DeviceInfo
                  s.pieces > 0 ? message("a schedule of ", s.pieces, " pieces")
                  : s.split_rounds > 0
                      ? message("keys cut at multiples of ", s.split_rounds * s.cluster * portable::step_keys(c))
-                     : message(s.parts * s.cluster, s.parts * s.cluster == 1 ? " split" : " splits", " of the keys"),
+                     : message(s.unit_clusters * s.cluster, s.unit_clusters * s.cluster == 1 ? " split" : " splits",
+                               " of the keys"),
                  " in clusters of ", s.cluster, device.arch >= 90 ? "" : " (before Hopper there are no others)", ", ",
                  shared_bytes(c), " bytes of shared memory");
 }
@@ -130,7 +131,7 @@ Step schedule_step(const DecodeConfig& config, const Splits& splits) {
           }};
 }
 
-// What keeps a call from this kernel.
+// Why this kernel does not take a call; "" if it does.
 std::string ineligible(const AttentionShape& p, bool is_named) {
   const bool is_few = p.query_class == core::QueryClass::few;
   const DType cache = p.operands[Name::k].dtype;
@@ -158,7 +159,7 @@ std::string ineligible(const AttentionShape& p, bool is_named) {
   if (p.features.has(Feature::draft_mask) && p.seqlen_q > portable::kMostDrafts) {
     return message("takes draft_mask of at most ", portable::kMostDrafts, " queries, and there may be ", p.seqlen_q);
   }
-  // Caches of 8 and 4 bits have no other kernel, and none has long rows in shared memory once.
+  // No other kernel takes caches of 8 and 4 bits, and no other holds long rows in shared memory only once.
   if (is_named || is_few || cache != p.dtype() || has_long_rows(p)) return "";
   if (decode_rows(p) > kMostDecodeRows) {
     return message("takes at most ", kMostDecodeRows, " query rows of a KV head, and there may be ", decode_rows(p),
@@ -173,7 +174,7 @@ std::string ineligible(const AttentionShape& p, bool is_named) {
 }
 
 Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max) {
-  // One schedule serves plans of these lengths and those of the cache, which are rounded (core/fields.hpp).
+  // One schedule serves all plans of these lengths and of the cache's lengths, which are rounded (core/fields.hpp).
   if (bounds.features.has(Feature::schedule)) bounds.seqlen_q = core::rounded(bounds).seqlen_q;
   if (std::string reason = ineligible(bounds, unified_max); !reason.empty()) return {.ineligible = reason};
   const DecodeConfig config = decode_config(bounds, device, unified_max);

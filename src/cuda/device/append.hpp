@@ -1,6 +1,6 @@
-// append: new rows of keys and values go into a cache, of pages or contiguous, keys and queries rotated on their way
-// (RoFormer, arXiv 2104.09864). A few threads have a row of one head together; each finds out for itself where the row
-// goes, from tables that are in the caches of the GPU. Ampere and later; nothing is kept in shared memory.
+// append writes new rows of keys and values into a cache (pages or contiguous) and rotates keys and queries on the way
+// (RoFormer, arXiv 2104.09864). A few threads handle one row of one head. Each thread reads from the tables where the
+// row goes; the tables stay in the GPU's caches. For Ampere and later. It uses no shared memory.
 #pragma once
 
 #include "cuda/device/ptx/dependent.hpp"
@@ -15,7 +15,7 @@ using portable::AppendParams;
 using portable::AppendRows;
 using portable::NewRow;
 
-// N elements as they are: their bits, whatever they mean.
+// Copies N elements bit by bit.
 template <Element E, int N>
 __device__ __forceinline__ void copy_piece(const void* from, int64_t from_at, void* into, int64_t into_at) {
   const auto* source = static_cast<const char*>(from) + from_at * portable::size_bytes(E);
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_piece(const void* from, int64_t from_at, vo
   }
 }
 
-// One row of one head; rotary_dim 0: it is copied.
+// Copies or rotates one row of one head; rotary_dim 0: it copies.
 template <AppendConfig C>
 __device__ __forceinline__ void append_row(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                            int64_t into_batch, int64_t into_row, int32_t head, int32_t rotary_dim,
@@ -54,7 +54,7 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendRo
   }
 }
 
-// N numbers of a row that is quantised, from a column on.
+// N values of a row to be quantized, from a column on.
 template <AppendConfig C, int N>
 __device__ __forceinline__ void load_values(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                             int32_t head, int32_t column, int32_t rotary_dim, float (&values)[N]) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_values(const AppendParams& p, const AppendR
                                                      values);
 }
 
-// Of what the thread has of a row.
+// The largest magnitude among the thread's values of a row.
 template <AppendConfig C>
 __device__ __forceinline__ uint32_t largest_magnitude(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                                       int32_t head, int32_t rotary_dim, int32_t lane) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ uint32_t largest_magnitude(const AppendParams& p, con
   return most;
 }
 
-// N elements of a cache in N * bits / 8 bytes at a multiple of them; at: of the first one.
+// Stores N elements of a cache in N * bits / 8 bytes, aligned to that size. at: index of the first one.
 template <portable::Quantized Q, int N>
 __device__ __forceinline__ void store_quantized(void* into, int64_t at, const float (&values)[N], float divisor) {
   constexpr int kBits = portable::bits_of(Q), kBytes = N * kBits / 8, kInWord = 32 / kBits;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_quantized(void* into, int64_t at, const fl
   }
 }
 
-// One row of one head of a quantised cache. most: the largest magnitude of the row, where scales are computed.
+// Writes one row of one head of a quantized cache. most: the row's largest magnitude, if scales are computed.
 template <AppendConfig C>
 __device__ __forceinline__ void append_quantized(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                                  int32_t head, int32_t rotary_dim, int32_t lane, uint32_t most) {
@@ -125,11 +125,11 @@ __device__ __forceinline__ void append_quantized(const AppendParams& p, const Ap
   }
 }
 
-// One row of one head of k or v.
+// Writes one row of one head of k or v.
 template <AppendConfig C>
 __device__ __forceinline__ void append_to_cache(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                                 int32_t head, int32_t rotary_dim, int32_t lane, uint32_t most) {
-  if (!at.is_kept) return;
+  if (!at.has_slot) return;
   if constexpr (C.cache == portable::Quantized::none) {
     append_row<C>(p, rows, at, at.slot, at.row, head, rotary_dim, lane);
   } else {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void append_to_cache(const AppendParams& p, const App
   }
 }
 
-// Grid: as many blocks as the GPU holds; each goes over rows.
+// Grid: as many blocks as fit on the GPU; each loops over rows.
 template <AppendConfig C>
 __global__ void __launch_bounds__(portable::kAppendThreads, portable::kAppendBlocksPerSm)
     append(const __grid_constant__ AppendParams p) {
@@ -157,10 +157,10 @@ __global__ void __launch_bounds__(portable::kAppendThreads, portable::kAppendBlo
     }
     const int32_t head_v = head - p.k.heads;
     uint32_t most = 0;
-    if constexpr (C.computes_scales) {  // by all lanes of a warp, whatever rows they have
-      if (at.is_kept && head_v < 0) {
+    if constexpr (C.computes_scales) {  // all lanes of a warp call it, with any rows
+      if (at.has_slot && head_v < 0) {
         most = largest_magnitude<C>(p, p.k, at, head, p.rotary_dim, lane);
-      } else if (at.is_kept && head_v < p.v.heads) {
+      } else if (at.has_slot && head_v < p.v.heads) {
         most = largest_magnitude<C>(p, p.v, at, head_v, 0, lane);
       }
       for (int32_t step = (1 << p.log2_lanes) / 2; step > 0; step /= 2) {

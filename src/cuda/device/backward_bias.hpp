@@ -1,5 +1,5 @@
-// The gradient of bias: scores and their gradients once more, a tile of d_bias at a time, summed over the axes on which
-// bias broadcasts, in order. Nothing is kept but the tile.
+// The gradient of bias. It computes scores and their gradients again, one tile of d_bias at a time, and sums them in
+// order over the axes on which bias broadcasts. It stores nothing but the tile.
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
@@ -7,7 +7,7 @@
 
 namespace tessella::device {
 
-// What a block sums over: of an axis on which bias broadcasts all, else its own.
+// The indices of an axis that a block sums over: all if bias broadcasts on the axis, else the block's own.
 struct BiasAxis {
   int32_t begin, end;
   __device__ BiasAxis(bool is_summed, int32_t own, int32_t count)
@@ -22,7 +22,7 @@ struct BackwardBias : BlockBackward<C> {
       Block::first_key;
   using typename Block::FragmentS;
 
-  // Tile kv_tile of slots, whose first one may be of no key.
+  // True if the tile sees key tile kv_tile of slots, whose first slot may belong to no key.
   __device__ __forceinline__ bool sees(int32_t head_idx, int32_t tile) const {
     if (tile * C.tile_q >= sequence.len_q) return false;
     const QueryTile of = p.tiles[Block::head(head_idx).first + tile];
@@ -54,7 +54,7 @@ struct BackwardBias : BlockBackward<C> {
     __syncthreads();  // before the next tile's copies
   }
 
-  // Of one tile, or of each row or column of tiles that are summed: the sums lie in shared memory, [key][query].
+  // Stores the sums of one tile, or of each row or column if these are summed. Sums are in shared memory, [key][query].
   __device__ __forceinline__ void store(const typename FragmentS::Accumulators& sums, int32_t entry_batch,
                                         int32_t entry_head, int32_t first_query, int32_t first_slot) const {
     const portable::ScoreGradientParams& to = p.d_bias;
@@ -91,8 +91,9 @@ struct BackwardBias : BlockBackward<C> {
   }
 };
 
-// Blocks count tiles of slots fastest, then tiles of queries, heads and batches of d_bias. The assembler is told that
-// one at a time on a multiprocessor is enough for fp32, which splits its operands, and for wide rows; else it decides.
+// Blocks count tiles of slots fastest, then query tiles, heads and batches of d_bias. For fp32, which splits its
+// operands, and for wide rows the kernel asks for only one block a multiprocessor, which frees registers; otherwise the
+// assembler decides.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32, C.score.element == Element::f32 || C.head_dim_qk > 128 ? 1 : 0)
     backward_bias(const __grid_constant__ BackwardParams p) {

@@ -1,5 +1,5 @@
-// The steps of backward before and behind its tiles: what each query brings along, dQ out of its sums, and gradients
-// that have one number a head.
+// The steps of backward before and after its tiles: the data of each query row, dQ from its sums, and gradients of one
+// number a head.
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
@@ -12,8 +12,8 @@ namespace tessella::device {
 using portable::GradientParams;
 using portable::kBackwardRowThreads;
 
-// A tile of queries of a head of a sequence. Blocks count tiles fastest, then heads, sequences; where q or k is packed,
-// there is one sequence more, of the rows behind the last one.
+// A query tile of a head of a sequence. Blocks count tiles fastest, then heads, then sequences. Packed q or k adds one
+// sequence: the rows after the last one.
 struct RowTile {
   int32_t batch_idx, head_idx, tile;
   __device__ explicit RowTile(const BackwardParams& p) {
@@ -25,7 +25,7 @@ struct RowTile {
   }
 };
 
-// Zeros in rows [begin, end) of a gradient's tensor that are of no query or key; block `tile` of `tiles` takes some.
+// Writes zeros in rows [begin, end) of a gradient that belong to no query or key. Block `tile` of `tiles` writes some.
 __device__ __forceinline__ void zero_unused(const GradientParams& to, int32_t batch_idx, int32_t head_idx,
                                             int32_t begin, int32_t end, int32_t head_dim, int32_t tile, int32_t tiles) {
   if (to.tensor.data == nullptr || to.accumulates) return;
@@ -42,7 +42,8 @@ __device__ __forceinline__ void zero_unused(const GradientParams& to, int32_t ba
   }
 }
 
-// Of a sequence, or of the rows behind the last one (batch_idx == batch), of which no table says how many keys it has.
+// Zeroes the unused rows of a sequence, or all rows after the last one (batch_idx == batch), for which the tables give
+// no number of keys.
 __device__ __forceinline__ void zero_all_unused(const BackwardParams& p, const Sequence& s, const RowTile& at) {
   const portable::ForwardParams& f = p.forward;
   const bool is_rest = at.batch_idx == f.batch;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void zero_all_unused(const BackwardParams& p, const S
   zero(p.dv, f.head_dim_v);
 }
 
-// d_out . out of a row, by eight lanes, each with a part of its columns.
+// The dot product of rows of d_out and out. Eight lanes compute it, each over some of the columns.
 template <Element E>
 __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out, int64_t out, int lane) {
   constexpr int kPiece = 16 / portable::size_bytes(E);
@@ -106,8 +107,8 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
   return sum;
 }
 
-// Rows and tiles of queries as the step behind this one reads them, whose turn is first at each tile's dQ, no ticket
-// given yet, and zeros in rows of gradients that are of no query or key.
+// Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
+// ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
     if (is_query && lse != -kInfinity) {
       const KeyRange keys = row_keys(s, query);
       const float d_lse = p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse)];
-      // An LSE of inf makes NaN of what it meets, as the forward's out is NaN.
+      // An LSE of infinity becomes NaN, and so do its products, as the forward's out is NaN.
       row = {lse == kInfinity ? lse - lse : lse, dot - d_lse, keys.begin, keys.end};
     }
     if (lane % 8 == 0) p.rows[(head.first + at.tile) * C.tile_q + i] = row;
@@ -174,8 +175,8 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
           : static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.forward.keep_first), 0));
 }
 
-// dQ of a query tile: scale times its sums, which lie as the accumulators of Fragment's warps, or 0 where no key was
-// seen. By as many threads as those have.
+// Writes dQ of a query tile: scale times its sums, which are stored in the layout of the accumulators of Fragment's
+// warps, or 0 if no key was seen. Needs as many threads as those warps have.
 template <Element E, class Head, int TileQ, int HeadDim, class Fragment>
 __device__ __forceinline__ void store_dq(const BackwardParams& p) {
   const RowTile at(p);
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
   store_dq<C.score.element, typename Block::Head, C.tile_q, C.head_dim_qk, typename Block::FragmentDQ>(p);
 }
 
-// The sum over all threads, in thread 0.
+// Sums over all threads. Thread 0 gets the result.
 __device__ __forceinline__ double block_sum(double value) {
   auto* sums = reinterpret_cast<double*>(ptx::dynamic_shared());
   sums[threadIdx.x] = value;
@@ -220,7 +221,7 @@ __device__ __forceinline__ double block_sum(double value) {
   return sum;
 }
 
-// d_sink and d_alibi_slopes: a block a head, of each sequence or of all of them, which it sums in order.
+// d_sink and d_alibi_slopes: one block a head, for each sequence or summed over all of them in order.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
     float* at = to.data + entry * to.batch_stride + head_idx * to.stride;
     *at = static_cast<float>((to.accumulates ? *at : 0.0f) + sum);
   };
-  // Of queries: -e^(sink - lse) delta.
+  // Sum over queries: -e^(sink - lse) delta.
   sum_up(p.d_sink, [&](const Sequence& s, int32_t b) {
     const float sink = static_cast<const float*>(p.forward.sink.data)[head_idx * p.forward.sink.stride];
     const BackwardRow* rows = p.rows + Head(p, s, b, head_idx).first * C.tile_q;
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
     }
     return sum;
   });
-  // Of key tiles.
+  // Sum over key tiles.
   sum_up(p.d_alibi_slopes, [&](const Sequence& s, int32_t b) {
     const float* sums = p.slope_sums + (static_cast<int64_t>(b) * p.forward.heads_q.value + head_idx) * p.kv_tiles;
     double sum = 0;

@@ -9,9 +9,9 @@
 //       dv += p^T do, dk += dx^T q
 //       dq of the tile += dx k                                       in memory, in the order of key tiles
 //
-// dQ's sums lie in memory as the accumulators do, so that a warp adds 128 bytes at once. With in_order a word per tile
-// of queries says whose turn it is; blocks take turns in the order of their start (a ticket), so that one that is
-// waited for has begun.
+// dQ's sums are stored in the layout of the accumulators, so that a warp adds 128 bytes at once. With in_order a word
+// for each query tile says which key tile adds next. Blocks draw a ticket when they start and add in that order, so a
+// block only waits for blocks that have started.
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
@@ -30,8 +30,8 @@ struct BackwardSm80 : BlockBackward<C> {
 
   int32_t key_tile = 0;
 
-  // Sections of KV heads (of all sequences); in a section their key tiles take turns, the first ones first: those meet
-  // the most queries under a causal mask.
+  // KV heads (of all sequences) are grouped in sections. In a section the first key tiles go first, because under a
+  // causal mask they meet the most queries.
   __device__ __forceinline__ void take_ticket() {
     if (thread == 0) ptx::store_word(Block::s_word(0), atomicAdd(p.ticket, 1u));
     __syncthreads();
@@ -48,8 +48,8 @@ struct BackwardSm80 : BlockBackward<C> {
     first_key = key_tile * C.tile_kv;
   }
 
-  // Whether each tile of queries is of one sequence: so it is where packed sequences follow one another. Else no result
-  // is right, and nobody waits for what may never come. By whole warps.
+  // True if each query tile belongs to one sequence, as in packed tensors whose sequences do not overlap. If sequences
+  // overlap, no result is right, and a block must not wait for a turn that never comes. Whole warps call it.
   __device__ __forceinline__ bool sequences_are_apart() const {
     const portable::TableParams& table = p.forward.cu_seqlens_q;
     bool descends = false;
@@ -59,7 +59,7 @@ struct BackwardSm80 : BlockBackward<C> {
     return !__any_sync(kAllLanes, descends);
   }
 
-  // Keys that element masks hide from every query become zeros in K, whatever they hold, as dQ sums over keys.
+  // Writes zeros into K for keys that element masks hide from every query: dQ sums over keys, and 0 * NaN is NaN.
   __device__ __forceinline__ void clear_unseen_keys() const {
     constexpr int kWords = portable::kSeenWords;
     const int32_t group = p.forward.group.value, tiles = (sequence.len_q + C.tile_q - 1) / C.tile_q;
@@ -87,7 +87,7 @@ struct BackwardSm80 : BlockBackward<C> {
     }
   }
 
-  // P^T and dX^T to shared memory, as their products read them.
+  // Stores P^T and dX^T to shared memory, as their products read them.
   template <bool IsMasked>
   __device__ __forceinline__ void store_gradients(const typename FragmentS::Accumulators& products,
                                                   const typename FragmentS::Accumulators& d_probs,
@@ -116,13 +116,13 @@ struct BackwardSm80 : BlockBackward<C> {
     }
   }
 
-  // Until the key tiles before this one have added to the tile's dQ. For the whole block, which reads in word 0 whether
-  // any has.
+  // Waits until the key tiles before this one have added to the tile's dQ. One thread waits for the whole block, which
+  // reads in word 0 whether any of them has added.
   __device__ __forceinline__ void wait_for_turn(const QueryVisit& visit) const {
     const uint32_t now = ptx::acquire(turn(visit), ~portable::kHasSums, static_cast<uint32_t>(key_tile));
     ptx::store_word(Block::s_word(0), now & portable::kHasSums);
   }
-  // Behind a barrier that follows the block's adds.
+  // Call it after a barrier that follows the block's additions.
   __device__ __forceinline__ void end_turn(const QueryVisit& visit) const {
     if (!visit.is_there()) return;
     ptx::fence_memory();
@@ -132,7 +132,7 @@ struct BackwardSm80 : BlockBackward<C> {
     return p.turns + Block::head(visit.head_idx).first + visit.tile;
   }
 
-  // dQ of the tile += dX K.
+  // Adds dX K to the tile's dQ.
   __device__ __forceinline__ void add_dq(const QueryVisit& visit, bool is_first) const {
     typename FragmentDQ::Accumulators dq;
     clear(dq);
@@ -156,7 +156,7 @@ struct BackwardSm80 : BlockBackward<C> {
     }
   }
 
-  // The block's part of d_alibi_slopes of a head, of all threads in order.
+  // Stores the block's sum for a head's d_alibi_slopes, added over the threads in order.
   __device__ __forceinline__ void store_slope(int32_t head_idx, float slope) const {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) slope += __shfl_xor_sync(kAllLanes, slope, lanes);

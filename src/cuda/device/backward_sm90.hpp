@@ -14,8 +14,9 @@
 //     dq = ds k, half of its columns each, added in memory              in the order of key tiles (in_order) or in any
 //   dk, dv to memory
 //
-// The steps before and behind it are those of backward_sm80 (backward_rows.hpp): what each query brings along, dQ out
-// of its sums, gradients of a head. dQ's sums lie in memory as theirs do: as the accumulators of eight warps.
+// The steps before and after it are those of backward_sm80 (backward_rows.hpp): the data of query rows, dQ from its
+// sums, and gradients of one number a head. dQ's sums are stored as in backward_sm80: in the layout of the accumulators
+// of eight warps.
 #pragma once
 
 #include "cuda/device/backward_rows.hpp"
@@ -78,12 +79,12 @@ struct WarpgroupBackwardSm90 {
     if (ptx::elect()) ring.arrive_empty();
   }
 
-  // Rows that take no part become zeros, whatever they hold, in tiles of panels of 64 columns: 0 * NaN is NaN. By both
-  // warpgroups.
-  template <int Rows, class TakesPart>
-  __device__ __forceinline__ void clear_rows(uint32_t first, uint32_t second, const TakesPart& takes_part) const {
+  // Writes zeros for idle rows, in tiles of panels of 64 columns: their memory may hold NaN, and 0 * NaN is NaN. Both
+  // warpgroups call it.
+  template <int Rows, class IsActive>
+  __device__ __forceinline__ void clear_rows(uint32_t first, uint32_t second, const IsActive& is_active) const {
     for (auto i = static_cast<int>(threadIdx.x - 128); i < Rows * 8; i += kThreads) {
-      if (takes_part(i / 8)) continue;
+      if (is_active(i / 8)) continue;
 #pragma unroll
       for (int panel = 0; panel < C.head_dim / 64; ++panel) {
         ptx::store_chunk(first + panel * Rows * kRowBytes + i * 16, {0, 0, 0, 0});
@@ -93,7 +94,7 @@ struct WarpgroupBackwardSm90 {
     ptx::fence_async();
     meet();
   }
-  // Keys that no query of the sequence sees.
+  // Writes zeros for keys that no query of the sequence sees.
   __device__ __forceinline__ void clear_unseen_keys() const {
     const KeyRange first = row_keys(block.sequence, 0), last = row_keys(block.sequence, block.sequence.len_q - 1);
     if (block.first_key >= first.begin && block.first_key + kTileKv <= last.end) return;
@@ -107,7 +108,7 @@ struct WarpgroupBackwardSm90 {
                        [&](int row) { return load_backward_row(s_rows + row * 16).end > 0; });
   }
 
-  // 64 keys times 64 queries, summed over the head dim: K or V by the tile's q or d_out.
+  // Starts S^T or dP^T: 64 keys times 64 queries, K or V times the tile's q or d_out, summed over the head dim.
   __device__ __forceinline__ void begin_scores(float (&s)[kQueryBlocks][4], uint32_t s_keys, uint32_t s_queries) const {
     using Mma = ptx::WarpgroupMma<kElement, kTileQ>;
     const Operand of_keys(s_keys + warpgroup * kRows * kRowBytes), of_queries(s_queries);
@@ -119,7 +120,7 @@ struct WarpgroupBackwardSm90 {
     }
     ptx::commit_products();
   }
-  // sums += left^T rows, summed over the tile's queries.
+  // Starts sums += left^T rows, summed over the tile's queries.
   __device__ __forceinline__ void begin_sums(float (&sums)[kBlocks][4], const uint32_t (&left)[kSteps][4],
                                              uint32_t s_rows) const {
     using Mma = ptx::WarpgroupMma<kElement, C.head_dim>;
@@ -131,7 +132,7 @@ struct WarpgroupBackwardSm90 {
     }
     ptx::commit_products();
   }
-  // The warpgroup's columns of dS K.
+  // Starts the warpgroup's columns of dS K.
   __device__ __forceinline__ void begin_dq(float (&dq)[kColumnsDQ / 8][4], uint32_t s_d_scores) const {
     using Mma = ptx::WarpgroupMma<kElement, kColumnsDQ>;
     const int column = warpgroup * kColumnsDQ;
@@ -145,7 +146,7 @@ struct WarpgroupBackwardSm90 {
     ptx::commit_products();
   }
 
-  // P^T and dS^T as left operands of the sums over queries.
+  // Computes P^T and dS^T as left operands of the sums over queries.
   template <bool IsMasked>
   __device__ __forceinline__ void find_gradients(const Scores& products, const Scores& d_probs, const QueryVisit& visit,
                                                  uint32_t (&probs)[kSteps][4], uint32_t (&d_scores)[kSteps][4]) const {
@@ -166,7 +167,7 @@ struct WarpgroupBackwardSm90 {
           d_scores[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.d_product, second.d_product);
         });
   }
-  // dS^T to the warpgroup's 64 columns of dS.
+  // Stores dS^T to the warpgroup's 64 columns of dS.
   __device__ __forceinline__ void store_d_scores(const uint32_t (&d_scores)[kSteps][4], uint32_t s_d_scores) const {
     using Panel = Tile<kTileQ, 64, 2>;
     const uint32_t to =
@@ -178,7 +179,7 @@ struct WarpgroupBackwardSm90 {
     ptx::fence_async();
   }
 
-  // Adds to dQ's sums of the tile, or begins them.
+  // Adds to dQ's sums of the tile, or stores the first ones.
   __device__ __forceinline__ void add_dq(const float (&dq)[kColumnsDQ / 8][4], const QueryVisit& visit,
                                          bool begins) const {
     const int thread = (warp * 2 + warpgroup) * 32 + lane;  // of eight warps, two side by side
@@ -260,7 +261,7 @@ struct WarpgroupBackwardSm90 {
   }
 };
 
-// Where the warps' accumulators of dQ lie in the query tile: eight warps, two side by side.
+// The layout of dQ's accumulators in the query tile: eight warps, two side by side.
 template <int HeadDim>
 struct FragmentDQSm90 {
   static constexpr int kThreads = 256, kMBlocks = 1, kBlocks = HeadDim / 16;

@@ -1,5 +1,5 @@
-// copy_pages: pages of pools are copied to other pages of the same pools. A block has a portion of one page of one pool
-// at a time. Ampere and later.
+// copy_pages copies pages of pools to other pages of the same pools. A block copies one portion of one page at a time.
+// For Ampere and later.
 #pragma once
 
 #include "cuda/device/ptx/dependent.hpp"
@@ -34,7 +34,7 @@ struct PieceOf<1> {
   using Type = uint8_t;
 };
 
-// Where a piece of a page lies, from the page's first.
+// The offset of a piece from the page's first element.
 __device__ __forceinline__ int64_t piece_at(const PoolParams& pool, int64_t idx) {
   if (pool.run == pool.pieces) return idx;
   const int64_t run = idx / pool.run;
@@ -42,7 +42,7 @@ __device__ __forceinline__ int64_t piece_at(const PoolParams& pool, int64_t idx)
   return outer * pool.outer_stride + (run - outer * pool.inner) * pool.inner_stride + (idx - run * pool.run);
 }
 
-// Grid: as many blocks as the GPU holds; each goes over portions.
+// Grid: as many blocks as fit on the GPU; each loops over portions.
 template <CopyPagesConfig C>
 __global__ void __launch_bounds__(portable::kCopyPagesThreads, portable::kCopyPagesBlocksPerSm)
     copy_pages(const __grid_constant__ CopyPagesParams p) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(portable::kCopyPagesThreads, portable::kCopyPa
   ptx::wait_for_kernel_before();
   ptx::let_kernel_behind_start();
   for (int64_t task = blockIdx.x; task < p.num_tasks; task += gridDim.x) {
-    const int64_t whole = task / p.parts;
+    const int64_t whole = task / p.portions;
     const int64_t pool_idx = whole / p.num_pairs;
     const auto* pair =
         static_cast<const int32_t*>(p.pairs.data) + (whole - pool_idx * p.num_pairs) * p.pairs.batch_stride;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(portable::kCopyPagesThreads, portable::kCopyPa
     const PoolParams& pool = p.pools[pool_idx];
     const auto* source = static_cast<const Piece*>(pool.data) + from * pool.page_stride;
     auto* target = static_cast<Piece*>(pool.data) + into * pool.page_stride;
-    const int64_t first = (task - whole * p.parts) * (kThreads * kPieces) + static_cast<int64_t>(threadIdx.x);
+    const int64_t first = (task - whole * p.portions) * (kThreads * kPieces) + static_cast<int64_t>(threadIdx.x);
     Piece pieces[kPieces];
     int64_t at[kPieces];
 #pragma unroll

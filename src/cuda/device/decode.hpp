@@ -1,22 +1,22 @@
-// Decoding: attention of few queries on long caches, with the keys split over blocks (Flash-Decoding, Dao et al., 2023)
-// and one launch. Any NVIDIA GPU from Ampere on, bf16, f16 and fp32, caches of 8 and 4 bits; every cached byte is read
+// Decode: attention of few queries on long caches in one launch, with the keys split over blocks (Flash-Decoding, Dao
+// et al., 2023). Any NVIDIA GPU from Ampere on, bf16, f16 and fp32, caches of 8 and 4 bits. Every cached byte is read
 // once.
 //
-//   for each part of a unit's keys (schedule/decode_work.hpp):               a cluster of blocks
-//     for each of its steps, 16 keys a warp:                                 a block
-//       s^T = k q^T -> softcap, ALiBi -> masks                               a warp, its own 16 keys
-//       p^T = 2^(s - max)                                                    to shared memory, for all warps
-//       o^T += v^T p^T                                                       a warp, its own columns of v
-//     blocks send each other their o, max and sum; each merges its slice     st.async, one barrier in shared memory
-//     the last cluster of a unit to arrive merges what all have left in memory, in order
+//   for each split of a unit's keys (schedule/decode_work.hpp):               a cluster of blocks
+//     for each of its steps, 16 keys a warp:                                  a block
+//       s^T = k q^T -> softcap, ALiBi -> masks                                a warp, its own 16 keys
+//       p^T = 2^(s - max)                                                     to shared memory, for all warps
+//       o^T += v^T p^T                                                        a warp, its own columns of v
+//     blocks send each other their o, max and sum; each merges its slice      st.async, one barrier in shared memory
+//     the unit's last cluster merges the states that all clusters have left in memory, in order
 //
-// With v_in_k (MLA) values are taken from where keys lie. There a few warps score the same keys, each with rows of its
-// own, so that steps are short and several fit; and blocks of a cluster read each other's states.
+// With v_in_k (MLA) values are read from the keys' shared memory. A few warps then score the same keys, each with its
+// own rows, so that steps are short and several fit; and the blocks of a cluster read each other's states.
 //
-// Rows of a unit are all queries of a sequence times all heads of a KV head, 8 to 64. One maximum serves all warps of
-// a block: a step has one block barrier, at which warps also vote whether some maximum must rise. Only then they
-// exchange what it rises to, rescale, and give their probabilities anew. What a row's maximum rises to is found from
-// that row alone.
+// The rows of a unit are all queries of a sequence times all heads of a KV head, 8 to 64. All warps of a block subtract
+// the same maxima. A step has one block barrier, at which the warps also vote whether a maximum must rise. If so, they
+// exchange the new maxima, rescale, and compute their probabilities again. A row's new maximum depends on that row
+// alone.
 #pragma once
 
 #include "cuda/device/ptx/barrier.hpp"
@@ -28,7 +28,8 @@
 
 namespace tessella::device {
 
-// The kernel behind starts no sooner: what lies two kernels back is there for it, whatever it waits for.
+// The next kernel may start only after the previous one has ended. It then sees the results of all kernels before this
+// one, even if it does not wait for this one.
 __device__ __forceinline__ void follow_kernel_before() {
   ptx::wait_for_kernel_before();
   ptx::let_kernel_behind_start();
@@ -40,26 +41,28 @@ struct Decode : DecodeSoftmax<C> {
   using States = DecodeStates<C>;
   using Softmax = DecodeSoftmax<C>;
   using Block::p, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kThreads, Block::kBlocks,
-      Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kSharers, Block::kPieces, Block::kGroupWarps,
+      Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kTileWarps, Block::kPieces, Block::kGroupWarps,
       Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kStrideBytes,
-      Block::kStrideElements, Block::kHasPower, Block::E, Block::row_infos, Block::maxima, Block::tile, Block::sharer,
-      Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales, Block::barrier,
-      Block::scale_log2, Block::load_queries, Block::store_queries, Block::copy_later_queries, Block::kChunksAtOnce;
+      Block::kStrideElements, Block::kHasPower, Block::E, Block::row_infos, Block::maxima, Block::tile,
+      Block::tile_warp, Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales,
+      Block::barrier, Block::scale_log2, Block::load_queries, Block::store_queries, Block::copy_later_queries,
+      Block::kChunksAtOnce;
   using Softmax::modify, Softmax::mask, Softmax::kHighestExponent, Softmax::kSmallestSum, Softmax::load_scales,
       Softmax::kLeastPower, Softmax::is_power_behind, Softmax::raise_power, Softmax::exponentiate, Softmax::is_behind,
       Softmax::raise_max, Softmax::raise_max_of_all, Softmax::publish_max;
   using Softmax::Softmax;
   using States::staged, States::stage_state, States::send_state, States::state_of_cluster, States::staged_of_cluster,
-      States::state_of_parts, States::write, States::leave, States::is_last, States::num_quads, States::slice_quads;
+      States::state_of_splits, States::write, States::leave, States::is_last, States::num_quads, States::slice_quads;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
       typename Block::TileK, typename Block::TileV, typename Block::Values, typename Softmax::Scales;
 
-  // The first key of the warp's tile in the round that count() counts as `idx`.
+  // The first key of the warp's tile in the work's round number `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
     return ((work.rounds.at(idx) * p.cluster + rank) * kTiles + tile()) * portable::kDecodeTile;
   }
 
-  // All warps of the group are here: what they stored and copied is there for each other. True if some lane says so.
+  // Waits for all warps of the group; what they stored and copied is then visible to each other. Returns true if a lane
+  // votes so.
   template <bool Votes>
   __device__ __forceinline__ static bool meet_and_vote(bool mine) {
     if constexpr (C.warps_alone) {
@@ -74,7 +77,7 @@ struct Decode : DecodeSoftmax<C> {
   }
 
   __device__ __forceinline__ void multiply_values(Sums& o, int stage, int buffer) const {
-    // Unrolled, loads of several tiles take registers that many rows or fp32 lack.
+    // Not unrolled with many rows or fp32: the loads of several tiles would take registers that are needed elsewhere.
     constexpr int kUnroll = kBlocks >= 8 || E == Element::f32 ? 1 : kGroupTiles;
 #pragma unroll kUnroll
     for (int i = 0; i < kGroupTiles; ++i) {
@@ -93,12 +96,12 @@ struct Decode : DecodeSoftmax<C> {
     }
   }
 
-  // The work's steps of this block: o and sums over its keys, relative to maxima. Unified: relative to zero, and true
-  // if some score lies too far above.
+  // Computes the block's steps of the work: o and sums over its keys, relative to the maxima. Unified: relative to
+  // zero; returns true if some score is too large for that.
   template <bool Unified>
   __device__ __forceinline__ bool attend(const DecodeWork& work, bool waits_for_q, Rows& rows, Sums& o) const {
-    // Queries are asked for first: behind the tiles they would come last. Many would take registers until they are
-    // there.
+    // Queries are loaded before the key tiles, behind which they would wait. Many chunks are stored at once, since they
+    // would hold registers until then.
     constexpr bool kStoresAtOnce = kOwnChunks > 2;
     QueryChunks chunks;
     if (!waits_for_q) chunks = load_queries(work);
@@ -119,17 +122,17 @@ struct Decode : DecodeSoftmax<C> {
     const float log2_of_score = scale_log2();
     bool is_above = false;
 
-    // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free: keys when this warp
-    // has its scores, values when its group is at the next step's barrier. What is both is copied when all warps are
-    // there, by those that score it.
-    const int32_t begin = work.part.begin, end = work.part.end;
+    // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free. The slot of keys is
+    // free when this warp has its scores, that of values when the group is at the next step's barrier. With v_in_k a
+    // tile is copied after the block's barrier, by the warps that score it.
+    const int32_t begin = work.split.begin, end = work.split.end;
     CacheTile ahead = {false, 0, -1};
     const auto find = [&](int32_t idx) {
       if (idx < end) ahead = cache.find(first_key(work, idx), lane);
     };
-    // Scales come with keys, and stay where they are until the next step's barrier.
+    // Scales are copied with keys, and are read until the next step's barrier.
     const auto load_keys = [&](int32_t idx, int stage, int stage_of_scales) {
-      if (idx < end) cache.template load_keys<TileK, kSharers>(s_keys(stage), ahead, lane, sharer());
+      if (idx < end) cache.template load_keys<TileK, kTileWarps>(s_keys(stage), ahead, lane, tile_warp());
       if constexpr (C.kv_scales) {
         if (idx < end) cache.load_scales(s_scales(stage_of_scales, warp), p, ahead, lane);
       }
@@ -156,7 +159,7 @@ struct Decode : DecodeSoftmax<C> {
     __syncthreads();
     const Queries queries(this->s_queries(), lane);
 
-    // Groups of copies begun after those that a step waits for.
+    // Copy groups that may still be under way when a step starts: those of later steps.
     constexpr int kLater = C.v_in_k ? C.depth - 1 : 2 * C.depth - 1;
     int stage = 0, stage_v = 0, free_v = C.depth;
 #pragma unroll 1
@@ -238,9 +241,9 @@ struct Decode : DecodeSoftmax<C> {
     return is_above;
   }
 
-  // Exponents against zero serve where probabilities neither overflow (f16) nor vanish: as far as this block sees.
-  // Where it sees no key of a row either, whose maximum is not zero then; nor where a row has few keys: that of an only
-  // one is 1 against a maximum, and against zero it is rounded like all others.
+  // Exponents relative to zero are exact enough if probabilities neither overflow (f16) nor vanish over this block's
+  // keys. A row of which the block sees no key needs its maximum too, because that is not zero. So does a row with few
+  // keys: the probability of a single key must be exactly 1, and relative to zero it would be rounded.
   __device__ __forceinline__ bool needs_maximum(const DecodeWork& work) const {
     if (thread >= work.num_rows) return false;
     const RowInfo& info = row_infos()[thread];
@@ -255,7 +258,7 @@ struct Decode : DecodeSoftmax<C> {
       if (is_cluster) {
         const int count = max(end - first, 0);
         if (thread == 0) ptx::arrive_expecting(barrier(), p.cluster * (count * 16 + p.rows * 8));
-        ptx::arrive_at_cluster();  // what the others send may come
+        ptx::arrive_at_cluster();  // other blocks may send now
       }
     }
     Rows rows;
@@ -278,11 +281,11 @@ struct Decode : DecodeSoftmax<C> {
         phase ^= 1;
       }
     }
-    // Once; twice for the last of a unit's clusters.
-    for (bool has_all = work.part.of == 1, is_first = true;; has_all = true, is_first = false) {
+    // Runs once, or twice in the last of a unit's clusters: first to leave its own state, then to merge all.
+    for (bool has_all = work.split.of == 1, is_first = true;; has_all = true, is_first = false) {
 #pragma unroll 1
       for (int quad = first + thread; quad < end; quad += kThreads) {
-        const State state = !is_first    ? state_of_parts(work, quad)
+        const State state = !is_first    ? state_of_splits(work, quad)
                             : is_cluster ? all_of_cluster(first, quad)
                                          : staged(quad);
         if (has_all) {

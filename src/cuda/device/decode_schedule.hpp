@@ -1,6 +1,6 @@
-// The schedule of ragged decoding: equal pieces of one line of all rounds (schedule/decode_work.hpp), from lengths that
-// only the GPU knows. One block; a model step makes it once and all layers of one kind follow it. (The idea of one cut
-// for all requests, with a constant for what it takes to begin with one, is FlashMLA's.)
+// The schedule of ragged decoding: it cuts one line of all rounds into equal pieces (schedule/decode_work.hpp). Only
+// the GPU knows the lengths, so one block computes it. A model computes it once a step, and all its layers of one kind
+// use it. (FlashMLA also cuts all requests as one line, with a constant for the start of each.)
 #pragma once
 
 #include "cuda/device/ptx/shared.hpp"
@@ -15,11 +15,11 @@ __global__ void __launch_bounds__(portable::kScheduleThreads) decode_schedule(co
   const int32_t units = p.heads_kv.value * p.row_tiles.value;
   int32_t* starts = p.schedule + portable::kScheduleStarts;
   int32_t* firsts = starts + p.sequences + 1;
-  for (int32_t i = thread; i < p.pieces; i += kThreads) firsts[i] = p.sequences;  // behind the line's end
+  for (int32_t i = thread; i < p.pieces; i += kThreads) firsts[i] = p.sequences;  // past the line's end
   const int32_t num_counters = p.sequences * units * p.cluster;
   for (int32_t i = thread; i < num_counters; i += kThreads) p.arrived[i] = 0;
 
-  // Each thread has sequences side by side.
+  // Each thread handles consecutive sequences.
   const int32_t own = (p.sequences + kThreads - 1) / kThreads;
   const int32_t begin = min(thread * own, p.sequences), end = min(begin + own, p.sequences);
   const auto length = [&](int32_t batch_idx) {

@@ -5,13 +5,12 @@
 //     o = 0, max = -inf, sum = 0
 //     for each tile of keys it sees:
 //       s = q k^T -> scale, softcap, bias, ALiBi, score_mod -> masks   registers
-//       p = 2^(s - max), max and sum kept, o rescaled                  registers
+//       p = 2^(s - max), update max and sum, rescale o                 registers
 //       o += p v
 //     out = o / sum, lse = max + ln(sum)
 //
 // k is copied asynchronously while o += p v runs, v while s = q k^T and the softmax run. Registers hold o, the scores
-// and little else: what the loop over keys needs now and then (lengths, limits, the query tile) is read from
-// shared memory where it is needed.
+// and little else: the loop over keys reads lengths, limits and the query tile from shared memory when it needs them.
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"
@@ -37,16 +36,15 @@ struct ForwardSm80 : BlockSm80<C> {
   using typename Block::TileQ, typename Block::TileK, typename Block::TileV, typename Block::Scores,
       typename Block::Score;
 
-  // Right operands of matrix instructions are loaded so many loads ahead: with one block of rows there are two
-  // instructions a load, and the loads keep shared memory busy, so that one takes as long as eight of them.
-  // Modifications, the softcap and, of narrow rows, dropout need the registers; fp32 hides its loads behind its many
-  // instructions.
+  // How many loads ahead the right operands of matrix instructions are loaded. With one block of rows a load feeds two
+  // instructions, and the loads keep shared memory so busy that each takes as long as eight of them. Modifications, the
+  // softcap and, with narrow rows, dropout need the registers; fp32 hides its loads behind its many instructions.
   static constexpr bool kLacksRegisters =
       C.score.score_mod || C.score.softcap || (C.score.dropout && C.head_dim_qk == 64);
   static constexpr int kAhead = kMBlocks == 1 ? 4 : kLacksRegisters ? 0 : 1;
 
-  // Where registers are short, the warp's first and last tiles are read from shared memory each time, and only plain
-  // kernels of small tiles keep in registers where keys are copied from.
+  // If registers are short, the warp's first and last tiles are read from shared memory each time. Only plain kernels
+  // of small tiles hold the source of the keys in registers.
   static constexpr bool kIsPlain = portable::is_plain(C), kHasSmallSource = portable::has_small_source(C);
   static constexpr bool kReadsLimits =
       C.score.mask == MaskLevel::band && !C.score.softcap && !kHasSmallSource && !kIsPlain;
@@ -79,11 +77,11 @@ struct ForwardSm80 : BlockSm80<C> {
               score.template value<IsWithin>(s[m][j][i], origin, row, column, Score::q_minus_k(origin, row - column));
         }
       }
-      // What 16 keys load is used before more is loaded: a whole tile's would fill all registers.
+      // Uses what 16 keys load before it loads more: the loads of a whole tile would fill all registers.
       if ((C.score.bias || (C.score.score_mod && !kHasSmallSource)) && j % 2 == 1) ptx::keep_loads_in_place();
     }
   }
-  // Softcap, bias, ALiBi and the caller's score modification.
+  // Applies softcap, bias, ALiBi and the caller's score modification.
   __device__ __forceinline__ void modify(Scores& s, const Score& score, int32_t tile) const {
     if constexpr (Score::kHasSeries) {
       cap(score, s);
@@ -107,8 +105,8 @@ struct ForwardSm80 : BlockSm80<C> {
 
   __device__ uint32_t s_visible(int m) const { return s_q + kVisibleAt + (m * Block::kThreads + thread) * 8; }
   __device__ uint32_t s_seen(int warp, int word) const { return s_q + kSeenAt + (warp * kWords + word) * 4; }
-  // What the warp's rows see of a partial tile, band and element masks together, before the scores take the registers:
-  // for hide_invisible() and clear_unseen_values(). False if they see nothing.
+  // Finds what the warp's rows see of a partial tile under the band and the element masks, before the scores take the
+  // registers. hide_invisible() and clear_unseen_values() read the result. False if the rows see nothing.
   __device__ __forceinline__ bool find_visible(int32_t tile, bool sees, bool is_full) const {
     ptx::keep_loads_in_place();
     uint32_t any = 0;
@@ -137,7 +135,7 @@ struct ForwardSm80 : BlockSm80<C> {
     }
     return __any_sync(kAllLanes, any != 0);
   }
-  // Hides what find_visible() found hidden.
+  // Hides the scores that find_visible() found hidden.
   __device__ __forceinline__ void hide_invisible(Scores& s) const {
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
@@ -147,19 +145,19 @@ struct ForwardSm80 : BlockSm80<C> {
     }
   }
 
-  // Zeroes what dropout takes from block columns j and j + 1, 16 keys.
+  // Zeroes the probabilities that dropout drops in block columns j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(Scores& s, int32_t tile, int j) const {
     const portable::Dropout dropout = dropout_of(p);
     const uint64_t head_idx = dropout_head(p, query_tile.work);
     int32_t first_row = warp_row;
-    ptx::forget(first_row);  // kept from one 16 keys to the next, what follows from it took registers that 128 lacks
+    ptx::forget(first_row);  // else values derived from it would hold registers between steps of 16 keys
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
       device::drop(s[m], j, dropout, head_idx, (first_q() + first_row) / 16 + m, (tile * C.tile_kv + j * 8) / 16, lane);
     }
   }
 
-  // A key that no query of this tile sees must not count, whatever its value holds: 0 * NaN is NaN.
+  // Zeroes values of keys that no query of this tile sees: they may be NaN, and 0 * NaN is NaN.
   __device__ __forceinline__ void clear_unseen_values() const {
     bool clears = false;
 #pragma unroll
@@ -225,7 +223,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   while (tile < end) {
     ptx::wait_copies<0>();
     __syncthreads();  // k has landed for every thread, and all are done with the last v
-    // Each product's first instructions come before the next copy's addresses are computed.
+    // The first instructions of each product come before the address computation of the next copy.
     const auto load_v = [&] {
       block.load_v(source(), tile);
       ptx::commit_copies();
@@ -246,7 +244,8 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       }
       float max[Block::kMBlocks][2];
       find_max(s, max);
-      // In fp32 a maximum that is rounded when it is scaled shows, unless scores are products, rounded at their size.
+      // In fp32 the rounding of a scaled maximum is visible, unless scores are products, which are rounded at that size
+      // too.
       constexpr bool kSubtractsMax = C.score.element == Element::f32 && !Score::kAreProducts;
       update_max<C.score.batch_invariant, kSubtractsMax>(max, rows, scale_log2, kLag, is_large, rescale);
       if (is_large) subtract_max(s, rows);

@@ -1,7 +1,7 @@
 // merge: states of attention over disjoint sets of keys become one (FlashInfer, arXiv 2501.01005, section 2.2).
 //   LSE = log sum_i exp(lse_i),  out = sum_i exp(lse_i - LSE) out_i
-// A few threads have a row together; each takes pieces of it, of all states, and computes the weights of all states for
-// itself: they are few beside the bytes that are waited for. Ampere and later; nothing is kept in shared memory.
+// A few threads handle one row. Each merges some pieces of it over all states and computes the weights of all states
+// itself, which costs little beside the loads. For Ampere and later. It uses no shared memory.
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"
@@ -68,7 +68,7 @@ __device__ float merge_row(const MergeParams& p, const MergeRow& row, int32_t la
   return sum == 1 ? max : max + ptx::log2(sum) * kLn2;
 }
 
-// Grid: as many blocks as the GPU holds; each goes over rows.
+// Grid: as many blocks as fit on the GPU; each loops over rows.
 template <MergeConfig C>
 __global__ void __launch_bounds__(portable::kMergeThreads, portable::kMergeBlocksPerSm)
     merge(const __grid_constant__ MergeParams p) {

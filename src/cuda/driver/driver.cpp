@@ -33,7 +33,7 @@ struct Opened {
   std::string problem;
 };
 
-// Takes one function in the form it had in the given CUDA version. flags 1: null streams are the legacy stream.
+// Loads one function, with the signature of the given CUDA version. flags 1: null streams are the legacy stream.
 struct Functions {
   using GetProcAddress = CUresult (*)(const char* name, void** function, int version, uint64_t flags, int* status);
   GetProcAddress get;
@@ -212,7 +212,8 @@ std::string driver_version_problem(int version) {
 
 bool driver_is_loaded() {
   if (is_loaded.load(std::memory_order_relaxed)) return true;
-  // dlopen looks through the library path for what is not loaded; while nothing new is loaded, the answer stands.
+  // dlopen searches the library path for a library that is not loaded. While no new library is loaded, its answer stays
+  // true.
   static std::atomic<unsigned long long> loads_without{0};
   const unsigned long long loads = num_loads();
   if (loads_without.load(std::memory_order_relaxed) == loads) return false;

@@ -99,7 +99,7 @@ inline void check(CUresult result, const char* what) {
     fail(result, what);
 }
 
-// The same for an allocation: says how many bytes were wanted and how many are free on the current device.
+// The same for an allocation. The message says how many bytes were wanted and how many are free on the device.
 [[noreturn]] void fail_allocation(CUresult result, const char* what, size_t bytes);
 inline void check_allocation(CUresult result, const char* what, size_t bytes) {
   if (result != CUDA_SUCCESS) [[unlikely]]

@@ -1,5 +1,5 @@
-// The part of the CUDA driver's interface that this library uses, declared here so that no CUDA header is needed to
-// build it. Names and values are cuda.h's; tests/unit/driver_types_test.cpp compares them where that header is found.
+// The declarations of the CUDA driver API that this library uses, so that no CUDA header is needed to build it. Names
+// and values are cuda.h's; tests/unit/driver_types_test.cpp compares them if that header is found.
 #pragma once
 
 #include <cstddef>
@@ -90,7 +90,7 @@ struct CUlaunchConfig {
   unsigned numAttrs;
 };
 
-// How the tensor memory accelerator walks a tensor; opaque, made by cuTensorMapEncodeTiled.
+// Describes a tensor to the tensor memory accelerator; opaque, made by cuTensorMapEncodeTiled.
 struct alignas(128) CUtensorMap {
   uint64_t opaque[16];
 };

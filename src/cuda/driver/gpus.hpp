@@ -35,8 +35,8 @@ std::string device_problem(const DeviceInfo& device);
 // the GPU's it was made for. Never opens the driver: a process that has not used CUDA has no such pointer.
 std::optional<core::Device> device_of(const void* pointer);
 
-// Makes a device current in the calling thread for as long as it lives. A current context of that device (PyTorch's
-// primary one, or the caller's own) stays; otherwise it is the primary one, which every library shares.
+// Makes a device current in the calling thread for the object's lifetime. A current context of that device (PyTorch's
+// primary one, or the caller's own) stays; otherwise it takes the primary context, which all libraries use.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int id);

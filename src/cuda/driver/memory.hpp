@@ -22,9 +22,9 @@ void* allocate_async(core::Device device, size_t bytes, void* stream);
 void free_async(core::Device device, void* data, void* stream) noexcept;
 void zero_async(core::Device device, void* data, size_t bytes, void* stream);
 
-// State of runs in a stream, kStreamStateBytes of it, zeroed once and left zero by every run: streams have their own,
-// kept for the life of the process, so that plain calls pay for no memory. nullptr where a capture is under way (its
-// replays may run beside the stream's other work), for more streams than are kept, and in drivers before CUDA 12.0.
+// The state of runs in a stream: kStreamStateBytes, zeroed once and left zero by every run. Each stream has its own
+// until the process ends, so plain calls allocate nothing. nullptr during a capture (its replays may run at the same
+// time as the stream's other work), for more streams than have one, and in drivers before CUDA 12.0.
 inline constexpr size_t kStreamStateBytes = 4096;
 void* stream_state(core::Device device, void* stream);
 

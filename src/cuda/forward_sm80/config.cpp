@@ -15,7 +15,7 @@ using portable::ForwardSm80Config;
 using portable::MaskLevel;
 using portable::ScoreConfig;
 
-// As compiled; a kernel is never asked for more than 512.
+// Head dims that are compiled; a kernel is never asked for more than 512.
 int32_t padded(int64_t head_dim) {
   for (const int32_t compiled : {32, 64, 96, 128, 192, 256, 384}) {
     if (head_dim <= compiled) return compiled;
@@ -23,9 +23,9 @@ int32_t padded(int64_t head_dim) {
   return 512;
 }
 
-// How a block may be cut, best first. Two blocks of 16 rows a warp read every k and v once for both: half as much
-// shared memory traffic a matrix instruction. Narrow slices of v leave registers, at the price of computing scores once
-// a slice; few warps leave shared memory.
+// Ways to divide a block's rows over warps, best first. With two blocks of 16 rows a warp reads every k and v once for
+// both, which halves the shared memory traffic of a matrix instruction. Narrow slices of v save registers, but compute
+// the scores once a slice. Few warps save shared memory.
 struct Shape {
   int32_t tile_q, num_warps, max_slice;
 };
@@ -35,9 +35,9 @@ constexpr std::array kShapes = {Shape{128, 4, 256}, Shape{64, 4, 256}, Shape{64,
 // Wide rows and element-wise loads take addresses beside the accumulators.
 bool has_addresses(const ForwardSm80Config& c) { return !c.vector_loads || c.head_dim_qk > 128; }
 
-// How much the features add to the registers that scores take on their way from q . k to the softmax: a bias a load and
-// an address a score, a score modification whatever it says; a little more in wide rows and where each row has its own
-// maximum.
+// A weight for the registers that features add to those of the scores between q . k and the softmax. A bias needs a
+// load and an address for each score, a score modification an unknown number. Wide rows, and rows with a maximum of
+// their own, need a few more.
 int weight(const ForwardSm80Config& c) {
   const ScoreConfig& score = c.score;
   const int features = (score.softcap ? 1 : 0) + (score.alibi ? 1 : 0) + (score.dropout ? 1 : 0) +
@@ -50,7 +50,7 @@ struct LongestTile {
   bool is_f32;
   int64_t max_dim;  // the larger head dim, as the call has it
   int max_weight;
-  bool wants_registers;  // those that a warp has in common, from Hopper on, and that dropout's element-wise loads take
+  bool wants_registers;  // registers for values common to a warp, from Hopper on, and for dropout's element-wise loads
   int32_t tile_kv;
 };
 constexpr int kAnyWeight = std::numeric_limits<int>::max();

@@ -1,5 +1,5 @@
-// What a call of forward_sm80 compiles to: a pure function of its sizes, types, alignment and features and of the GPU's
-// shared memory. Never of batch, lengths and windows.
+// The compiled configuration of a forward_sm80 call: a pure function of its sizes, types, alignment and features and of
+// the GPU's shared memory. It never depends on batch, lengths or windows.
 #pragma once
 
 #include <optional>
@@ -14,13 +14,13 @@
 namespace tessella::cuda {
 
 portable::ForwardSm80Config forward_sm80_config(const core::AttentionShape& shape, const DeviceInfo& device);
-// The same with more keys a tile, for a score modification that leaves the registers, which only compiling it tells.
-// None where the call has no score modification or more beside it.
+// The same with more keys a tile, for a score modification that needs few registers, which only compiling it tells.
+// Nothing if the call has no score modification, or other features beside it.
 std::optional<portable::ForwardSm80Config> for_small_source(const portable::ForwardSm80Config& config, int arch);
 
 Program forward_sm80_program(const portable::ForwardSm80Config& config, const std::string& user_source);
 
-// How many accumulators (portable::accumulators()) a thread may have beside all else it holds.
+// How many accumulators (portable::accumulators()) a thread may have in addition to its other registers.
 int accumulator_limit(const portable::ForwardSm80Config& config, int arch);
 
 // A GPU of this arch as far as the config depends on it.

@@ -12,7 +12,7 @@ using core::AttentionShape;
 using core::Feature;
 using portable::ForwardSm90Config;
 
-// As compiled.
+// Head dims that are compiled.
 int32_t padded(int64_t head_dim) {
   for (const int32_t compiled : {64, 96, 128, 192}) {
     if (head_dim <= compiled) return compiled;
@@ -20,7 +20,7 @@ int32_t padded(int64_t head_dim) {
   return 256;
 }
 
-// What the choice of tiles depends on beside head dims.
+// Features that the choice of tiles depends on, in addition to head dims.
 enum Need : uint32_t {
   kMixed = 1u << 0,           // a mask and changed scores or dropout, or a softcap and dropout
   kBiasAndDropout = 1u << 1,  // both

@@ -1,5 +1,6 @@
-// What a call of forward_sm90, with 16-bit types and head dims to 256, compiles to: a pure function of its sizes, types
-// and features. Never of batch; of lengths and windows in wide heads, unless the call is batch_invariant.
+// The compiled configuration of a forward_sm90 call, with 16-bit types and head dims to 256: a pure function of its
+// sizes, types and features. It never depends on the batch. In wide heads it depends on lengths and windows, unless the
+// call is batch_invariant.
 #pragma once
 
 #include <string>

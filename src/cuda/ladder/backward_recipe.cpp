@@ -20,7 +20,7 @@ using portable::BackwardSm80Config;
 
 constexpr double kMaxBytes = 0x1p48;
 
-// That of backward_sm80 with one tile of queries at a time.
+// The configuration of backward_sm80 with one query tile at a time.
 BackwardSm80Config standard_config(const AttentionShape& p, const DeviceInfo& device) {
   BackwardSm80Config c = backward_sm80_config(p, device);
   c.stages = 1;

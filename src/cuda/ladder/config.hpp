@@ -1,5 +1,5 @@
-// What a call of the ladder's kernels compiles to: that of forward_sm80 with smaller tiles, as clarity comes before
-// speed there.
+// The compiled configuration of a call of the ladder's kernels: that of forward_sm80 with smaller tiles, because
+// clarity comes before speed there.
 #pragma once
 
 #include <string>

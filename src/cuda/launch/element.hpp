@@ -6,7 +6,7 @@
 
 namespace tessella::cuda {
 
-// Of f32, bf16 and f16.
+// For f32, bf16 and f16.
 constexpr portable::Element element(core::DType dtype) {
   using portable::Element;
   return dtype == core::DType::bf16 ? Element::bf16 : dtype == core::DType::f16 ? Element::f16 : Element::f32;

@@ -30,8 +30,8 @@ portable::TableParams of_sequences(const core::Table<int32_t>& t) { return {t.da
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
-// Whether some row of out may need no product: a row without a query, a query without a key. What lies in tables and
-// masks is not known here; of the rest, a query whose own position is a key sees that one.
+// True if some row of out may need no product: a row without a query, or a query without a key. The host does not know
+// the values of tables and masks. Without these, a query whose own position is a key sees that key.
 bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig& score) {
   constexpr core::Features kLengths =
       Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;

@@ -1,4 +1,4 @@
-// What forward kernels on a GPU are launched with, out of a call's arguments.
+// The kernel parameters of forward kernels on a GPU, from a call's arguments.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ namespace tessella::cuda {
 portable::ForwardParams forward_params(const core::AttentionArguments& arguments, const ForwardTiles& tiles,
                                        const TileMap& map, void* map_data, const Concurrency& at_once);
 
-// The same for forward_sm90, but for its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
+// The same for forward_sm90, without its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
 portable::ForwardSm90Params forward_sm90_params(const core::AttentionArguments& arguments,
                                                 const portable::ForwardSm90Config& config, const TileMap& map,
                                                 void* counter, void* scratch, const Concurrency& at_once);
@@ -26,7 +26,7 @@ portable::OperandParams operand(const core::Operand& tensor);
 // Whether all rows begin at multiples of 16 bytes and are whole pieces of 16.
 bool rows_are_aligned(const core::Operand& tensor, int64_t head_dim);
 
-// What the GPU lacks for a kernel whose blocks take this much shared memory, or "".
+// Why the GPU cannot run a kernel whose blocks use this much shared memory, or "".
 std::string lacks(const core::AttentionShape& shape, int32_t shared_bytes, const DeviceInfo& device);
 
 // Why a call makes more tiles than a grid has blocks, or "".
@@ -35,7 +35,7 @@ std::string too_large(const core::AttentionShape& shape, const ForwardTiles& til
 inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 // Blocks of forward_sm80's grid along x; may be more than a grid holds.
 int64_t forward_blocks(const core::AttentionShape& shape, const TileMap& map);
-// Whether a call has any to compute: else nothing is queued.
+// True if the call has any rows to compute; otherwise nothing is queued.
 bool has_rows(const core::AttentionShape& shape, const TileMap& map);
 
 }  // namespace tessella::cuda

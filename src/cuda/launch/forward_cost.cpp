@@ -48,8 +48,9 @@ struct Head {
       const auto [first, end] = portable::tile_queries(band.seqlen_q, c.tile_q, tile);
       const int64_t last = end - 1;
       const int64_t begin = band.begin(first) / c.tile_kv;
-      const int64_t kept = std::min(tiles(std::min(band.keep_first, band.end(last)), c.tile_kv), begin);
-      const auto seen = static_cast<double>(std::max<int64_t>(tiles(band.end(last), c.tile_kv) - begin, 0) + kept);
+      const int64_t first_tiles = std::min(tiles(std::min(band.keep_first, band.end(last)), c.tile_kv), begin);
+      const auto seen =
+          static_cast<double>(std::max<int64_t>(tiles(band.end(last), c.tile_kv) - begin, 0) + first_tiles);
       visits_rows += seen * static_cast<double>(last - first + 1);
       visits_keys += std::min(seen * c.tile_kv, len_kv);
     }
@@ -76,7 +77,7 @@ struct GradientRows {
     first_step = d_out + static_cast<double>(p.head_dim_v * core::size_bytes(p.out_dtype())) + 4 +
                  (p.features.has(Feature::d_lse) ? 4 : 0) + kRowBytes;
   }
-  // What a group's heads have once.
+  // Bytes that the query heads of a group read only once.
   double of_keys(double bytes) const { return bytes / group; }
 };
 

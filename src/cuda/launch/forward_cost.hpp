@@ -1,5 +1,5 @@
-// What an algorithm's loops move between the GPU's memory and its blocks, counted as if every byte came from memory and
-// every sequence of a batch had its full length, for the lengths lie on the GPU.
+// Bytes that an algorithm's loops move between the GPU's memory and its blocks. It counts as if every byte came from
+// memory and every sequence had its full length, because lengths are on the GPU.
 #pragma once
 
 #include "core/kernel.hpp"

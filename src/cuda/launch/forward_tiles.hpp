@@ -1,4 +1,4 @@
-// What host code that serves all forward kernels needs of a kernel's config.
+// The fields of a kernel's config that host code of all forward kernels reads.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ForwardTiles {
   int32_t head_dim_v, tile_q, tile_kv;
 };
 
-// Blocks that share v's columns.
+// Blocks that the columns of v are divided over.
 inline int32_t slices_v(const core::AttentionShape& shape, const ForwardTiles& tiles) {
   return static_cast<int32_t>((shape.head_dim_v + tiles.head_dim_v - 1) / tiles.head_dim_v);
 }

@@ -28,7 +28,7 @@ using core::message;
   }
 }
 
-// What the driver is told of a launch.
+// The driver's launch configuration.
 struct LaunchConfig {
   CUlaunchAttribute attributes[2] = {};
   CUlaunchConfig config;
@@ -131,7 +131,7 @@ std::shared_ptr<const LoadedKernel> load(const Program& program, int device_id, 
     const auto found = kernels.find(key);
     if (found != kernels.end()) return found->second;
   }
-  // Compiling takes seconds: other kernels are not kept waiting.
+  // The lock is free meanwhile, because compiling takes seconds and other kernels should not wait.
   const DeviceInfo& device = device_info(device_id);
   if (const std::string problem = device_problem(device); !problem.empty()) {
     throw core::Error(core::ErrorCode::unsupported, problem);

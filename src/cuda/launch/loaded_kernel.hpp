@@ -12,7 +12,7 @@
 
 namespace tessella::cuda {
 
-// Those of a launch.
+// The blocks of a launch.
 struct Blocks {
   unsigned grid[3] = {1, 1, 1};
   unsigned threads = 1;       // of each

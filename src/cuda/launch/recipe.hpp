@@ -20,7 +20,7 @@
 
 namespace tessella::cuda {
 
-// A kernel's only parameter, a struct of whatever type, by value. Copies hold no more than it.
+// A kernel's only parameter: a struct of any type, by value. Copies allocate no more than its size.
 class Parameters {
  public:
   template <class T>
@@ -76,13 +76,14 @@ struct Recipe {
   core::WorkspaceSize workspace;
   std::string description;  // one line: tiles, shared memory
   std::vector<Step> steps;
-  // What makes the call's schedule, in memory of the caller: queued once for many runs (design.md, section 3).
+  // The step that makes the call's schedule in the caller's memory. It is queued once for many runs (design.md, section
+  // 3).
   int64_t schedule_bytes = 0;
   std::vector<Step> schedule;
 };
 
-// On a GPU with nothing else to do, for a call that may ask for fewer multiprocessors. Of a cluster's blocks only the
-// driver knows.
+// The blocks that run at once on an otherwise idle GPU; a call may ask for fewer multiprocessors. Only the driver knows
+// how many clusters of blocks fit.
 inline Concurrency concurrency(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
   const int asked = std::visit([](const auto& shape) { return shape.num_sms; }, bounds);
   const int num_sms = asked > 0 ? std::min(asked, device.num_sms) : device.num_sms;

@@ -18,7 +18,7 @@ struct PreparedStep {
   Concurrency at_once;
 };
 
-// What a plan holds.
+// The data that a plan stores.
 struct Prepared {
   std::vector<PreparedStep> steps, schedule;
 };
@@ -38,7 +38,7 @@ PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const Dev
   return prepared;
 }
 
-// Of the kernel that is the slowest to come by.
+// The origin of the step's kernel that takes longest to get.
 const char* origin(const std::vector<Step>& steps, int arch) {
   Cubin::Origin slowest = Cubin::Origin::embedded;
   for (const Step& step : steps) {

@@ -30,7 +30,7 @@ struct KernelRow {
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
 };
 
-// What a core::Kernel has functions for, of a row.
+// The functions of a core::Kernel for a row of the table.
 std::string unavailable(const KernelRow& row, core::Device device);
 std::string describe(const Recipe& recipe, const DeviceInfo& device);
 std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device);

@@ -1,4 +1,4 @@
-// What a call asks of its scores, as kernels are compiled for it.
+// The score configuration of a call, which kernels are compiled for.
 #pragma once
 
 #include "core/shape.hpp"

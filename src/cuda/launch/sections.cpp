@@ -10,12 +10,12 @@ int64_t all_heads(const AttentionShape& p) {
   return (p.batch + (p.features.has(core::Feature::packed_q) ? 1 : 0)) * p.heads_q;
 }
 
-// What reads the same keys is to run at the same time, lest the L2 cache loses them in between (it holds them once for
-// each of its halves). So a section is one KV head where all tiles see equally many keys. Where they grow, the longest
-// tiles of a section start first: it has as many KV heads as make a tile for each block, or as an eighth of the cache
-// holds if those are more. The last one, whose short tiles fill the gaps that long ones leave at the end, has four
-// times as many, but no more than half of the cache holds, and what would be left of a section before it.
-// (docs/lab/forward_sm90.md has what was measured.)
+// Tiles that read the same keys should run at the same time, before the L2 cache evicts these (each of its halves holds
+// its own copy). If all tiles see equally many keys, a section is one KV head. If they do not, the longest tiles of a
+// section start first, and it has as many KV heads as give every block a tile, or as fill an eighth of the cache if
+// those are more. The last section is four times as large (at most half the cache), because its short tiles fill the
+// idle blocks at the end. It also takes a remainder too small for a section of its own. (Measurements:
+// docs/lab/forward_sm90.md.)
 Sections sections(const AttentionShape& p, int64_t tiles_q, const Concurrency& at_once) {
   const int64_t heads = all_heads(p) / p.group();  // of keys and values
   if (!p.rows_grow) return {p.group(), heads * p.group()};

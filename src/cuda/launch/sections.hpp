@@ -1,11 +1,11 @@
-// How many heads run side by side (device/schedule/schedule.hpp).
+// How many heads run at the same time (device/schedule/schedule.hpp).
 #pragma once
 
 #include "core/shape.hpp"
 
 namespace tessella::cuda {
 
-// About how many thread blocks run at a time, and the cache behind them.
+// About how many thread blocks run at a time, and the L2 cache that they use.
 struct Concurrency {
   int64_t blocks = 0;
   int64_t l2_bytes = 0;

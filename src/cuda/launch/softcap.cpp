@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kTerms = 3;
 
-// The odd polynomial of three terms that meets tanh at Chebyshev's nodes of [-last, last]: no other has a largest error
-// smaller by more than 4 %. Coefficients of y, y^3, y^5.
+// The odd polynomial of three terms that equals tanh at the Chebyshev nodes of [-last, last]. It is close to the best
+// one: no other has a much smaller largest error. Coefficients of y, y^3, y^5.
 std::array<double, 3> tanh_series(double last) {
   // Taylor's serve where differences of the nodes would be lost in rounding.
   if (last < 0.02) return {1, -1.0 / 3, 2.0 / 15};
@@ -28,10 +28,10 @@ std::array<double, 3> tanh_series(double last) {
   return {of[0] - at[0] * (of[1] - at[1] * of[2]), of[1] - (at[0] + at[1]) * of[2], of[2]};
 }
 
-// Up to which argument that polynomial times `softcap` errs by no more than `error`. The first term of tanh that it
-// lacks, -17 y^7 / 315, is what it errs by, but for a factor of 4^-3 at Chebyshev's nodes.
+// The largest argument up to which that polynomial times `softcap` errs by at most `error`. Its error is about the
+// first missing term of tanh, -17 y^7 / 315, times 4^-3 for Chebyshev nodes.
 double last_of_series(double softcap, double error) {
-  constexpr double kLargest = 0.35;  // where the terms behind it count
+  constexpr double kLargest = 0.35;  // beyond it later terms count
   constexpr double kFirstLeftOut = 17.0 / 315;
   return std::min(std::pow(error / softcap * 64 / kFirstLeftOut, 1.0 / 7), kLargest);
 }
@@ -51,7 +51,7 @@ portable::SoftcapParams softcap_params(const core::AttentionArguments& p) {
       std::min<double>(std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.cap, kLargest);
   params.scale = static_cast<float>(scale);
 
-  constexpr double kError = 0x1p-21;  // of a score: as fp32 rounds one of 8
+  constexpr double kError = 0x1p-21;  // error of a score: the rounding of fp32 at 8
   const double last = last_of_series(cap, kError);
   const std::array<double, kTerms> series = tanh_series(last);
   double factor = cap * scale;

@@ -1,5 +1,5 @@
-// The classes of a call's tiles (device/score/mask.hpp), where its masks are no interval: how many maps there are and
-// which batches and heads share one.
+// The classes of a call's tiles (device/score/mask.hpp), for masks that are not an interval: how many maps there are
+// and which map each batch and head uses.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace tessella::cuda {
 struct TileMap {
   int64_t tiles_q = 0;
   int64_t kv_tiles = 0;
-  int64_t batches = 0;  // with maps of their own; 1: all share one; 0: there is no map
+  int64_t batches = 0;  // with maps of their own; 1: all use one; 0: there is no map
   int64_t heads = 0;
 
   int64_t maps() const { return batches * heads; }
   int64_t bytes() const { return maps() * tiles_q * kv_tiles; }  // one a tile
   int64_t seen_bytes() const { return bytes() * portable::kSeenWords * static_cast<int64_t>(sizeof(uint32_t)); }
-  // Of classify_tiles' grid.
+  // Blocks of classify_tiles' grid.
   unsigned classify_blocks() const {
     return static_cast<unsigned>((bytes() + portable::kClassifyWarps - 1) / portable::kClassifyWarps);
   }
@@ -28,7 +28,7 @@ struct TileMap {
   int64_t batch_stride() const { return batches > 1 ? heads * tiles_q * kv_tiles : 0; }
 };
 
-// Of one call, by the strides of its masks.
+// The tile map of one call, by the strides of its masks.
 TileMap tile_map(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
 // The largest that a call within these bounds needs; reads no strides.

@@ -15,7 +15,8 @@ MergeConfig merge_config(const core::MergeShape& shape, bool continues, bool is_
                 .out = is_last ? element(shape.out.dtype) : Element::f32,
                 .vectors = true,
                 .continues = continues};
-  // Of out a piece has 8, 16 or 32 bytes; those of scratch begin at multiples of 16, as head_dim is one of pieces.
+  // A piece of out has 8, 16 or 32 bytes. Those of scratch are aligned to 16 bytes, because head_dim is a multiple of a
+  // piece.
   const int32_t out_bytes = std::min(portable::piece(c) * size_bytes(element(shape.out.dtype)), 16);
   c.vectors =
       shape.states.alignment >= 16 && shape.out.alignment >= out_bytes && shape.head_dim % portable::piece(c) == 0;

@@ -1,4 +1,4 @@
-// What a step of merge compiles to: a pure function of dtypes, alignments and head dim.
+// The compiled configuration of a step of merge: a pure function of dtypes, alignments and head dim.
 #pragma once
 
 #include "core/shape.hpp"

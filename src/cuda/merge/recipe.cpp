@@ -23,7 +23,7 @@ MergeState state(const MergeArguments::State& s) {
           s.lse.row_stride,   s.lse.head_stride};
 }
 
-// What one step leaves for the next: rows of fp32 and, behind them all, their lses.
+// One step's result for the next step: rows of fp32, then their LSEs.
 MergeState state_in_scratch(const core::MergeShape& p, void* scratch) {
   auto* out = static_cast<float*>(scratch);
   const int64_t heads = p.heads, rows = p.seqlen * heads;

@@ -26,7 +26,7 @@ int64_t scratch_floats(const core::AttentionShape& p) {
 double sum_bytes(const KvHead& head) {
   return head.wants(Name::dq) ? static_cast<double>(head.head_dim_qk()) * sizeof(float) : 0;
 }
-// Of a row at every visit.
+// Bytes that a row moves at every visit.
 double visit_bytes(const KvHead& head) {
   return head.row_bytes(Name::q) + head.row_bytes(Name::d_out) + head.lse_bytes() + sizeof(float) + 2 * sum_bytes(head);
 }

@@ -1,11 +1,10 @@
-// Flash-Decoding (PyTorch blog, 2023-10-12): few queries leave FlashAttention-2, which is parallel over them, nothing
-// to do at once, so the keys are split, each split s is attention of its own, and its state goes to memory. A second
-// kernel merges:
+// Flash-Decoding (PyTorch blog, 2023-10-12). FlashAttention-2 is parallel over queries and finds too little work if
+// they are few. So the keys are split; each split s computes attention and stores its state. A second kernel merges:
 //   m = max_s m_s,   l = sum_s e^{m_s - m} l_s,   O = sum_s e^{m_s - m} O_s / l
 // The blog keeps O_s / l_s and the one number L_s = m_s + log l_s. In fp32 that rounds l_s away as m_s grows: at scores
-// of 3,000 L_s is off by 1e-4, and so is the weight of the split. So m_s and l_s are kept apart here, and O_s unscaled.
-// The sink joins in the merge: it is a split of one key without a value. K and V are read as often as by
-// FlashAttention-2; the states are what comes on top.
+// of 3,000 L_s is off by 1e-4, and so is the weight of the split. So this stores m_s and l_s separately, and O_s
+// unscaled. The merge includes the sink as a split of one key without a value. K and V are read as often as by
+// FlashAttention-2; the states are extra traffic.
 
 #include <algorithm>
 #include <cmath>

@@ -26,7 +26,7 @@ int64_t scratch_floats(const core::AttentionShape& p) {
 
 double state_bytes(const Head& head) { return static_cast<double>(head.head_dim_v() + 1) * sizeof(double); }
 
-// Where no row is computed again: which rows are depends on the values.
+// Assumes that no row is computed again: which rows are depends on the values.
 double bytes_moved(const Head& head) {
   const Splits splits(head);
   const auto states = static_cast<double>(splits.count() * head.len_q());
@@ -47,7 +47,7 @@ bool unified_step(const Head& head, int64_t i, float* p, int64_t j0, int64_t j1,
   for (int64_t j = 0; j < keys; ++j) l += static_cast<double>(p[j] = std::exp(p[j] - kPhi));
   head.dropout_row(i, j0, j1, p);
   for (int64_t j = 0; j < keys; ++j) {
-    if (p[j] == 0) continue;  // what is hidden may hold anything
+    if (p[j] == 0) continue;  // a hidden key's memory may hold anything
     for (int64_t c = 0; c < dim; ++c) o[c] += static_cast<double>(p[j]) * static_cast<double>(v[j * dim + c]);
   }
   return true;

@@ -112,7 +112,7 @@ core::Cost ladder_cost(const BackwardAlgorithm& algorithm, const AttentionArgume
     const Sequence s = core::sequence(p, b);  // its band is the same for all heads
     cost.bytes_moved += algorithm.bytes_moved(KvHead(p, s, 0, nullptr)) * static_cast<double>(p.heads_kv);
   }
-  // Of one head: every thread works on one.
+  // Bytes for one head: every thread works on one.
   cost.extra_bytes = static_cast<double>(ladder_workspace(algorithm, p, 1).scratch_bytes);
   return cost;
 }

@@ -25,7 +25,7 @@ class KvHead {
   Tiles tiles() const { return reference::tiles(p_); }
   bool has_softcap() const { return p_.features.has(core::Feature::softcap); }
   bool wants(core::Name gradient) const { return p_.tensors[gradient].data != nullptr; }
-  // Of a row of q, k, v, d_out or out; of a gradient as it is stored, 0 where it is not wanted.
+  // Bytes of a row of q, k, v, d_out or out, or of a gradient as it is stored; 0 if the gradient is not wanted.
   double row_bytes(core::Name name) const;
   // LSE and the gradient of it, where there is one.
   double lse_bytes() const { return sizeof(float); }
@@ -36,7 +36,7 @@ class KvHead {
   void load_q(int64_t r, float* row) const { heads_[in_group(r)].load_q(query(r), row); }
   void load_k(int64_t j, float* row) const;
   void load_v(int64_t j, float* row) const { heads_[0].load_v(j, row); }
-  // Zeros for a row that sees no key, whatever it holds.
+  // Loads zeros for a row that sees no key, without reading its memory.
   void load_d_out(int64_t r, float* row) const;
   // delta = dO . out - dLSE; row: scratch of head_dim_v.
   float load_delta(int64_t r, const float* d_out, float* row) const;

@@ -118,7 +118,7 @@ core::Cost ladder_cost(const Algorithm& algorithm, const AttentionArguments& p) 
       cost.bytes_moved += bytes * static_cast<double>(same_for_all_heads ? p.heads_q : 1);
     }
   }
-  // Of one head: every thread works on one.
+  // Bytes for one head: every thread works on one.
   cost.extra_bytes = static_cast<double>(ladder_workspace(algorithm, p, 1).scratch_bytes);
   return cost;
 }

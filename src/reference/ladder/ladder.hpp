@@ -64,7 +64,7 @@ class Head {
   // Products q.k of query i with keys [key_begin, key_end) become scores, -inf where hidden.
   void scores(int64_t i, int64_t key_begin, int64_t key_end, float* products) const;
   float sink() const { return reference::sink<float>(p_, head_); }
-  // What dropout multiplies a probability by.
+  // Dropout's factor on a probability.
   float dropout(int64_t i, int64_t j) const { return dropout_.at<float>(s_, head_, i, j); }
   void dropout_row(int64_t i, int64_t key_begin, int64_t key_end, float* probs) const;
   float round_to_input(float prob) const { return round_to(p_.dtype(), prob); }

@@ -2,7 +2,7 @@
 //   pass 1:  m_j = max(m_{j-1}, x_j)
 //   pass 2:  d_j = d_{j-1} + e^{x_j - m_N}
 //   pass 3:  o_j = o_{j-1} + (e^{x_j - m_N} / d_N) v_j
-// Nothing of length N is kept, so x_j = score(q.k_j) is computed anew in every pass.
+// Nothing of length N is stored, so every pass computes x_j = score(q.k_j) again.
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-// A tile of queries that meets tile after tile of keys: what FlashAttention-2 and the algorithms for decoding share.
-// Each has its own softmax over the products.
+// A query tile that goes over key tiles, for FlashAttention-2 and the algorithms for decoding. Each has its own softmax
+// over the products.
 #pragma once
 
 #include <algorithm>

@@ -59,7 +59,7 @@ class Standard {
     head_.moved(matrix_bytes());
   }
 
-  // The LSE of a row is kept in its first score, which nothing reads again.
+  // The LSE of a row is stored in its first score, which nothing reads again.
   void softmax() {
     const int64_t n = head_.len_kv();
     for (int64_t i = 0; i < head_.len_q() && n > 0; ++i) {

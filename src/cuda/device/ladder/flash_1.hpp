@@ -11,7 +11,7 @@
 
 namespace tessella::device {
 
-// O, l and m of a row. A lane always meets the same elements of O, so that nobody waits for another's.
+// O, l and m of a row. Each lane always handles the same elements of O, so no lane waits for another.
 template <LadderConfig C>
 struct RowMemory {
   float* o;   // [head_dim_v]
@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
         const auto [l, m_old] = *reinterpret_cast<const float2*>(row.lm);
         const float m_new = fmaxf(m_old, max[m][r]);
         const float old_weight = l * weight(m_old, m_new);
-        // A row that sees no key of the tile keeps its state; a sum of NaN is of one.
+        // A row that sees no key of the tile does not change; a sum of NaN shows that it sees one.
         const bool sees = max[m][r] > -kInfinity || sum[m][r] != 0;
         const float tile_weight = max[m][r] == -kInfinity ? 1.0f : weight(max[m][r], m_new);
         const float l_new = old_weight + tile_weight * sum[m][r];
         const float inverse = l_new == 0 ? 0.0f : 1 / l_new;
-        // Dropout's factor comes after the product: P~ in 16 bits may not hold it.
+        // Dropout's factor follows the product: 16-bit P~ may not hold it.
         const float pv_weight = C.score.dropout ? tile_weight * p.keep_scale : tile_weight;
 #pragma unroll
         for (int j = 0; j < Head::kBlocksV; ++j) {

@@ -1,6 +1,6 @@
-// What the ladder's kernels are written with: one head of one sequence, its tiles in shared memory, the masked scores
-// of a tile of queries and a tile of keys, and the rows of out. A step at a time and nothing beside it, for the order
-// of the loops is what the ladder compares.
+// The building blocks of the ladder's kernels: one head of one sequence, its tiles in shared memory, the masked scores
+// of a query tile and a key tile, and the rows of out. Nothing overlaps here, because the ladder compares the order of
+// loops.
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"
@@ -50,7 +50,7 @@ struct HeadTiles : WarpTiles<C> {
   __device__ int32_t row(int m, int r) const { return warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t column(int j, int i) const { return j * 8 + lane % 4 * 2 + i % 2; }
 
-  // Rows of a head, from row 0 of a sequence's own on; first_row: where the tensor, or the pages' order, has it.
+  // Rows of a head, from the sequence's row 0. first_row: that row's index in the tensor or in the order of pages.
   template <bool Paged>
   __device__ HeadRows<Paged> rows(const portable::OperandParams& t, int32_t batch, int32_t head, int32_t first_row,
                                   int32_t first_column) const {
@@ -75,7 +75,7 @@ struct HeadTiles : WarpTiles<C> {
     load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, 0),
                            tile * C.tile_kv, p.head_dim_qk, [&](int j) { return j < sequence.len_kv; });
   }
-  // Keys that no query of the sequence sees become zeros, whatever they hold.
+  // Loads a tile of v, with zeros for keys that no query of the sequence sees.
   __device__ void load_v(int32_t tile) const {
     const auto begin = static_cast<int32_t>(sequence.band.begin(0));
     const auto end = static_cast<int32_t>(sequence.band.end(sequence.len_q - 1));
@@ -86,12 +86,12 @@ struct HeadTiles : WarpTiles<C> {
         [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
   }
   __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
-  // After load_q() and wait(), before scores().
+  // Call it after load_q() and wait(), before scores().
   __device__ void prepare_q() const {
     device::prepare_q<C.score.element, TileQ, kThreads>(s_q, thread, p.scale < 0);
     __syncthreads();
   }
-  // The tiles sent for are there, for every thread.
+  // Waits until all threads can read the tiles.
   __device__ void wait() const {
     ptx::commit_copies();
     ptx::wait_copies<0>();
@@ -104,7 +104,7 @@ struct HeadTiles : WarpTiles<C> {
     return C.score.mask == MaskLevel::band || is_visible<C.score>(p, sequence, work.batch_idx, work.head_idx, i, j);
   }
   __device__ KeyRange range(int32_t i) const { return row_keys(sequence, i); }
-  // Element masks hide single keys: those that no query of the tile sees become zeros too.
+  // Zeroes values of keys that element masks hide from every query of the tile.
   __device__ void clear_unseen_values(int32_t tile_q, int32_t tile_kv) const {
     if constexpr (C.score.mask == MaskLevel::bits) {
       for (int key = thread / 32; key < C.tile_kv; key += C.num_warps) {
@@ -121,7 +121,7 @@ struct HeadTiles : WarpTiles<C> {
     }
   }
 
-  // Scores in natural units of the tiles of q and k in shared memory; -inf where hidden.
+  // Computes scores of the tiles of q and k in shared memory, in natural units; -inf if hidden.
   __device__ void scores(Scores& s, int32_t tile_q, int32_t tile_kv) const {
     if (sequence.len_q == 0 || sequence.len_kv == 0) {  // no row of bias to read, none to compute
 #pragma unroll
@@ -155,7 +155,7 @@ struct HeadTiles : WarpTiles<C> {
     }
   }
 
-  // The sink is a key without a value; without one, no key has been seen.
+  // The sink is a key without a value. Without a sink no key has been seen yet.
   __device__ float first_maximum() const {
     return p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
   }
@@ -166,7 +166,7 @@ struct HeadTiles : WarpTiles<C> {
     static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
                                     (sequence.row_q + i) * p.lse.row_stride] = lse;
   }
-  // Columns c and c + 1 of the slice.
+  // Stores columns c and c + 1 of the slice.
   __device__ void store_out(int32_t i, int32_t c, float first, float second) const {
     if (i >= sequence.len_q) return;
     const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride +

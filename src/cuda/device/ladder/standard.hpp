@@ -9,14 +9,14 @@
 
 namespace tessella::device {
 
-// First element of row i of a head's matrix.
+// The first element of row i of a head's matrix.
 template <LadderConfig C>
 __device__ __forceinline__ float* matrix_row(const LadderParams& params, int64_t head_idx, int64_t i) {
   return params.scratch +
          (head_idx * portable::matrix_rows(C, params.forward) + i) * portable::matrix_columns(C, params.forward);
 }
 
-// A block for each tile of S: grid.x as forward_sm80's, grid.y counts key tiles.
+// One block for each tile of S: grid.x as in forward_sm80, grid.y counts key tiles.
 template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid_constant__ LadderParams params) {
   extern __shared__ __align__(128) char shared[];
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid
   }
 }
 
-// A block for each tile of rows, a warp for each row.
+// One block for each tile of rows, one warp for each row.
 template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __grid_constant__ LadderParams params) {
   const ForwardParams& p = params.forward;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __gri
   const portable::Dropout dropout = dropout_of(p);
   for (int32_t i = first + head.thread / 32; i < min(first + C.tile_q, head.sequence.len_q); i += C.num_warps) {
     float* row = matrix_row<C>(params, head.head_idx(), i);
-    // Maximum and sum at once: each lane's own, then those of all.
+    // Finds maximum and sum in one pass: first each lane's own, then those of the row.
     float max = -kInfinity, sum = 0;
     for (int32_t j = head.lane; j < columns; j += 32) {
       const float next = fmaxf(max, row[j]);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __gri
   }
 }
 
-// Grid as forward_sm80's.
+// The grid of forward_sm80.
 template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid_constant__ LadderParams params) {
   extern __shared__ __align__(128) char shared[];

@@ -3,8 +3,8 @@
 //   1. P = dropout(e^(S - LSE)) and dX = P (dP - delta) cap'(S), written, rounded to the type of the inputs
 //   2. dV = P^T dO and dK = scale dX^T Q, a tile of keys at a time: P and dX read
 //   3. dQ = scale dX K, a tile of queries at a time: dX read
-// Nothing is left out that masks hide. The forward of today keeps no P, so that the first kernel computes scores again.
-// What it is compared with, backward_sm80, has the same steps before and behind these.
+// Hidden scores are computed too. The library's forward stores no P, so the first kernel computes scores again. The
+// steps before and after these are the same as in backward_sm80, which it is compared with.
 #pragma once
 
 #include "cuda/device/backward_rows.hpp"
@@ -15,7 +15,7 @@ namespace tessella::device {
 
 using portable::LadderBackwardParams;
 
-// A block for a tile of keys, or for one of queries, of which it meets tiles of keys.
+// A block of one key tile, or of one query tile that goes over key tiles.
 template <BackwardSm80Config C>
 struct StandardBackward : BackwardSm80<C> {
   using Block = BackwardSm80<C>;
@@ -41,7 +41,7 @@ struct StandardBackward : BackwardSm80<C> {
   }
   __device__ int32_t tiles_q() const { return (sequence.len_q + C.tile_q - 1) / C.tile_q; }
 
-  // Until what was sent for is there, for every thread.
+  // Waits until all threads can read the copied tiles.
   __device__ __forceinline__ static void wait() {
     ptx::commit_copies();
     ptx::wait_copies<0>();
@@ -69,7 +69,7 @@ struct StandardBackward : BackwardSm80<C> {
     }
   }
 
-  // P and dX where tiles meet, whose rows are in shared memory.
+  // Stores P and dX of two tiles whose rows are in shared memory.
   __device__ __forceinline__ void store_scores(const LadderBackwardParams& params, int32_t head_idx, int32_t tile,
                                                float& slope) const {
     if (!FragmentS::has(warp)) return;
@@ -92,7 +92,7 @@ struct StandardBackward : BackwardSm80<C> {
         });
   }
 
-  // Keys that element masks hide from every query of the tile become zeros in K, whatever they hold.
+  // Writes zeros into K for keys that element masks hide from every query of the tile.
   __device__ __forceinline__ void clear_unseen_keys(int32_t head_idx, int32_t tile) const {
     const auto head = Block::head(head_idx);
     const bool meets = head.keys(tile).sees(key_tile) && head.kind(tile, key_tile) != TileClass::hidden;
@@ -106,7 +106,7 @@ struct StandardBackward : BackwardSm80<C> {
   }
 };
 
-// A block for each tile of keys and each query head.
+// One block for each key tile and each query head.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32)
     standard_d_scores(const __grid_constant__ LadderBackwardParams params) {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(C.num_warps * 32)
   }
 }
 
-// A block for each tile of keys and each of their heads.
+// One block for each key tile of each KV head.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32)
     standard_dk_dv(const __grid_constant__ LadderBackwardParams params) {
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(C.num_warps * 32)
   block.template store_keys<typename Block::FragmentDV>(p.dv, dv, factor, p.forward.head_dim_v);
 }
 
-// A block for each tile of queries of each head.
+// One block for each query tile of each head.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_constant__ LadderBackwardParams params) {
   using Block = StandardBackward<C>;

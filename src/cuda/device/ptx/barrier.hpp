@@ -4,9 +4,9 @@
 
 namespace tessella::device::ptx {
 
-// Whoever comes to a barrier, and goes on from it, is late by a time of its own, about a microsecond at most, in a
-// build that shows that results do not depend on who is first (TESSELLA_DELAYS,
-// docs/kernels/forward_sm90.md); a warp's lanes alike.
+// In a build with TESSELLA_DELAYS (docs/kernels/forward_sm90.md) each warp waits a random time, about a microsecond at
+// most, before and after a barrier. Such a build shows that results do not depend on the order of warps. The lanes of a
+// warp wait alike.
 __device__ __forceinline__ void delay() {
 #ifdef TESSELLA_DELAYS
   uint32_t clock;
@@ -19,7 +19,7 @@ __device__ __forceinline__ void delay() {
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// Before a __syncthreads() or sync_cluster(): the copy engine and other blocks see the barriers too.
+// Makes barriers visible to the copy engine and to other blocks. Call it before a __syncthreads() or sync_cluster().
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t byte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
   delay();
 }
-// Until the phase of this parity has ended.
+// Waits until the phase of this parity has ended.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   delay();
   asm volatile(
@@ -49,7 +49,7 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   delay();
 }
 
-// True in one lane of the warp, whose lanes all call it.
+// True in one lane of the warp. All its lanes call it.
 __device__ __forceinline__ bool elect() {
   uint32_t elected;
   asm volatile(
@@ -74,13 +74,13 @@ __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   delay();
 }
 
-// Which block of its cluster this is.
+// The index of this block in its cluster.
 __device__ __forceinline__ uint32_t block_in_cluster() {
   uint32_t block;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
   return block;
 }
-// Returns when all threads of the cluster's blocks are here.
+// Returns when all threads of the cluster's blocks have arrived.
 __device__ __forceinline__ void sync_cluster() {
   delay();
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

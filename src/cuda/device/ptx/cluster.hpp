@@ -6,7 +6,8 @@ namespace tessella::device::ptx {
 #if __CUDA_ARCH__ >= 900
 inline constexpr bool kHasClusters = true;
 
-// Arrives without a fence: says that what others may write to is free. A fence would wait for all the warp's memory.
+// Says that other blocks may write to this block's memory. It has no fence, because a fence would wait for all memory
+// operations of the warp.
 __device__ __forceinline__ void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -31,7 +32,7 @@ __device__ __forceinline__ void send(uint32_t to, const float (&x)[2], uint32_t 
                "f"(x[1]), "r"(barrier)
                : "memory");
 }
-// What lies in another block's memory.
+// Loads four floats from another block's memory.
 __device__ __forceinline__ void load_floats_in(float (&x)[4], uint32_t there) {
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
@@ -43,7 +44,7 @@ __device__ __forceinline__ float load_float_in(uint32_t there) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
   return x;
 }
-// As wait() of barrier.hpp, for what other blocks have sent.
+// Like wait() of barrier.hpp, for data that other blocks have sent.
 __device__ __forceinline__ void wait_for_sent(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

@@ -21,7 +21,7 @@ __device__ __forceinline__ float log2(float x) {
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// 1 / x within one unit in the last place.
+// 1 / x within one ulp.
 __device__ __forceinline__ float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-// Both of a pair of bf16, times a factor that bf16 holds.
+// Multiplies both values of a pair of bf16 by a factor that bf16 can represent.
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t pair, float factor) {
   uint32_t product;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(pack_bf16(factor, factor)));
@@ -50,7 +50,7 @@ __device__ __forceinline__ float f16_to_float(uint16_t bits) {
   return value;
 }
 
-// (x & mask) | bits and (x & mask) ^ bits by one instruction; of two constants the assembler makes two.
+// (x & mask) | bits and (x & mask) ^ bits in one instruction. With two constants the assembler would emit two.
 __device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
   uint32_t y;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
@@ -72,7 +72,7 @@ __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// The two lower bytes, fp8 e4m3, as a pair of f16, which holds all of them; from sm_89 on.
+// Converts the two lower bytes, fp8 e4m3, to a pair of f16, exactly.
 #if __CUDA_ARCH__ >= 890
 inline constexpr bool kWidensFloat8 = true;
 #else

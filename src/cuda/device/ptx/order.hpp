@@ -1,4 +1,4 @@
-// What the compiler may not move, or not know.
+// Barriers to the compiler: it may not move a load, a store or a value past them, or must forget what it knows.
 #pragma once
 
 namespace tessella::device::ptx {
@@ -26,10 +26,11 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
   }
 }
 
-// The compiler forgets what it has found out about the value.
+// The compiler forgets what it knows about the value.
 __device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void forget(const char*& x) { asm volatile("" : "+l"(x)); }
-// threadIdx.x % 32, which the assembler does not know that it is: what it found of it before takes no register.
+// threadIdx.x % 32 from a special register. The assembler cannot derive it from threadIdx.x, so no earlier result stays
+// in a register.
 __device__ __forceinline__ int lane_anew() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -37,14 +37,14 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[2], uint3
                : "memory");
 }
 
-// One 8 x 8 matrix of 16-bit elements, of which a lane has two as load_matrices() gives them, transposed.
+// Transposes an 8 x 8 matrix of 16-bit elements, of which each lane holds two as load_matrices() loads them.
 __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   uint32_t transposed;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
   return transposed;
 }
 
-// The way back of load_matrices(), sm_90.
+// Stores what load_matrices() loads, sm_90.
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
@@ -89,12 +89,12 @@ __device__ __forceinline__ void store_word(uint32_t address, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
-// 16 bytes from global memory, or zeros where is_there is false; then `from` is not read.
+// Copies 16 bytes from global memory, or stores zeros if is_there is false, and then does not read `from`.
 __device__ __forceinline__ void copy_chunk_async(uint32_t to, const void* from, bool is_there) {
   const int bytes = is_there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// The same of 4 bytes.
+// The same for 4 bytes.
 __device__ __forceinline__ void copy_word_async(uint32_t to, const void* from, bool is_there) {
   const int bytes = is_there ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");

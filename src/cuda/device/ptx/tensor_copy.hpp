@@ -40,10 +40,10 @@ __device__ __forceinline__ void store_box(const portable::TensorMap& map, uint32
                : "memory");
 }
 __device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the shared memory of all boxes that this thread stored has been read.
+// Waits until the shared memory of all boxes that this thread stored has been read.
 __device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// What this thread stored to shared memory comes before what the copy engine and the matrix unit do with it later.
+// Orders this thread's earlier stores to shared memory before later accesses by the copy engine and the matrix unit.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace tessella::device::ptx

@@ -12,7 +12,7 @@ namespace tessella::device::ptx {
 
 using portable::Element;
 
-// Before the first instruction that reads or writes registers which other instructions have touched.
+// Call it before the first instruction that reads or writes registers which other instructions have touched.
 __device__ __forceinline__ void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -23,14 +23,14 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   keep_in_place(d);
 }
 
-// The same before registers are written that those groups read as A, which the assembler knows. What they add to is
-// read behind the wait above alone.
+// The same, for registers that those groups read as A. Call it before writing them; the assembler knows this
+// dependence. Accumulators are read only after the wait above.
 template <int Pending>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// How B lies in shared memory: along which of its axes elements follow each other. k is the former, v the latter.
+// The axis of B along which elements are contiguous in shared memory: the summed one (k) or the columns (v).
 enum class Contiguous { summed, columns };
 
 // D += A . B; unless it adds, D starts from zero. with_shared: A and B from shared memory, A with the summed axis

@@ -49,7 +49,7 @@ struct BlockBackward {
       : p(params), shared(address) {
     find_thread();
   }
-  // Anew: what the compiler computed of the thread's addresses before takes no register.
+  // Computes the thread's indices again, so that addresses derived from the earlier ones hold no registers.
   __device__ __forceinline__ void find_thread() {
     thread = static_cast<int32_t>(threadIdx.x);
     ptx::forget(thread);
@@ -68,7 +68,7 @@ struct BlockBackward {
 
   __device__ Head head(int32_t head_idx) const { return {p, sequence, batch_idx, head_idx}; }
 
-  // First element of a head of a tensor's rows, from a row on.
+  // The first element of row `from` of a head, in a tensor of the batch.
   __device__ static HeadRows<false> head_rows(const portable::OperandParams& t, int32_t batch_idx, int32_t head_idx,
                                               int32_t row) {
     const int64_t at = batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride;
@@ -83,7 +83,7 @@ struct BlockBackward {
                                                              is_there);
   }
 
-  // Keys that no query of the sequence sees become zeros, whatever they hold: 0 * NaN is NaN.
+  // Writes zeros for keys that no query of the sequence sees: their memory may hold NaN, and 0 * NaN is NaN.
   __device__ __forceinline__ void load_keys() const {
     load_k();
     load_of_keys<TileV>(s_v(), p.forward.v, p.forward.head_dim_v);
@@ -98,7 +98,7 @@ struct BlockBackward {
     };
     load_rows<Tile, C.tile_kv>(to, head_rows(from, batch_idx, head_kv, sequence.row_kv), first_key, columns, is_seen);
   }
-  // By every thread, behind a barrier.
+  // Every thread calls it, after a barrier.
   __device__ __forceinline__ void prepare_keys() const {
     if constexpr (kElement == Element::f32) prepare_q<kElement, TileK, kThreads>(s_k(), thread, false);
   }
@@ -116,14 +116,14 @@ struct BlockBackward {
     }
   }
   __device__ BackwardRow row(int stage, int i) const { return load_backward_row(s_rows(stage) + i * 16); }
-  // By a whole warp.
+  // A whole warp calls it.
   template <class Tile>
   __device__ __forceinline__ void clear_row(uint32_t tile, int row) const {
     for (int chunk = lane; chunk < Tile::kChunks; chunk += 32) {
       ptx::store_chunk(tile + Tile::offset(row, chunk), {0, 0, 0, 0});
     }
   }
-  // Rows that take no part become zeros, whatever they hold.
+  // Writes zeros for idle rows: their memory may hold NaN.
   __device__ __forceinline__ void clear_idle_queries(int stage) const {
     for (int i = warp; i < C.tile_q; i += C.num_warps) {
       if (row(stage, i).end > 0) continue;
@@ -133,7 +133,7 @@ struct BlockBackward {
     __syncthreads();
   }
 
-  // S^T without scale but with its sign, and dP^T.
+  // Computes S^T (with the sign of scale, without its magnitude) and dP^T.
   __device__ __forceinline__ void multiply(typename FragmentS::Accumulators& products,
                                            typename FragmentS::Accumulators& d_probs, int stage) const {
     constexpr int kAhead = 1;
@@ -153,7 +153,7 @@ struct BlockBackward {
     multiply_qk<kElement, C.head_dim_v, TileV, TileDOut, kAhead>(d_probs, s_v(), d_out, row, lane, [] {});
   }
 
-  // GradientTile::for_each_pair() of the warp's scores of a tile.
+  // Calls GradientTile::for_each_pair() on the warp's scores of a tile.
   template <bool IsMasked, bool AnyKey = false, class Use>
   __device__ __forceinline__ void gradients(const typename FragmentS::Accumulators& products,
                                             const typename FragmentS::Accumulators& d_probs, const Gradient& gradient,

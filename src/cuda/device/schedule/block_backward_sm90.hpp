@@ -1,5 +1,5 @@
-// A block of backward_sm90: its key tile, its shared memory, the rings by which its warps hand on buffers, and the
-// warps that load and that keep turns.
+// A block of backward_sm90: its key tile, its shared memory, the rings through which its warps pass buffers, the warp
+// that loads and the warp that orders the additions to dQ.
 #pragma once
 
 #include "cuda/device/ptx/global.hpp"
@@ -27,14 +27,14 @@ struct BlockBackwardSm90 {
   static_assert(Visited::kWords <= portable::kBackwardWords);
   using Head = typename Visited::Head;
   using Keys = Ring<1>;
-  // Of query tiles, all in step: q, d_out, rows and the visit are there, and their slot is free again; it is the
-  // block's turn at the tile's dQ, and the block has added to it.
+  // Two rings over query tiles advance together. A slot of the query ring holds q, d_out, the rows and the visit. A
+  // slot of the turn ring is full when the block may add to the tile's dQ, and empty when it has added.
   using Queries = Ring<kLayout.stages>;
 
   const BackwardSm90Params& params;
   const BackwardParams& p;
   uint32_t shared;
-  // Of the block's key tile, set by take_ticket().
+  // The sequence of the block's key tile; take_ticket() sets it.
   BandedSequence<int64_t> sequence;
   int32_t batch_idx = 0, head_kv = 0, key_tile = 0, first_key = 0;
 
@@ -70,9 +70,9 @@ struct BlockBackwardSm90 {
     ptx::publish_barriers();
   }
 
-  // Blocks take key tiles in the order of their start, so that one that is waited for has begun. Sections of KV heads
-  // (of all sequences); in a section their key tiles take turns, the first ones first: those meet the most queries
-  // under a causal mask. By all threads.
+  // Blocks take key tiles in the order in which they start, so a block only waits for blocks that have started. KV
+  // heads (of all sequences) are grouped in sections. In a section the first key tiles go first, because under a causal
+  // mask they meet the most queries. All threads call it.
   __device__ __forceinline__ void take_ticket() {
     if (threadIdx.x == 0) ptx::store_word(s_words(), atomicAdd(p.ticket, 1u));
     __syncthreads();
@@ -88,8 +88,8 @@ struct BlockBackwardSm90 {
     sequence = device::sequence(p.forward, batch_idx);
     first_key = key_tile * kTileKv;
   }
-  // Whether each query tile is of one sequence: so it is where packed sequences follow one another. Else no result is
-  // right, and nobody waits for what may never come. By whole warps.
+  // True if each query tile belongs to one sequence, as in packed tensors whose sequences do not overlap. If sequences
+  // overlap, no result is right, and a block must not wait for a turn that never comes. Whole warps call it.
   __device__ __forceinline__ bool sequences_are_apart() const {
     const portable::TableParams& table = p.forward.cu_seqlens_q;
     bool descends = false;
@@ -121,7 +121,7 @@ struct BlockBackwardSm90 {
     }
   }
 
-  // Warp 0: keys and values once, then each query tile that sees some of the keys, and at last a visit of nothing.
+  // Warp 0 loads keys and values once, then each query tile that sees some of the keys, and ends with an empty visit.
   __device__ __forceinline__ void load() const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const bool is_packed_q = p.forward.cu_seqlens_q.data != nullptr;
@@ -165,8 +165,8 @@ struct BlockBackwardSm90 {
     }
   }
 
-  // Warp 1, one lane: the turns of key tiles at a query tile's dQ, so that its sums have one order. Waits for the
-  // block's turn, tells the multiplying warps, and hands on the turn when they have added.
+  // One lane of warp 1 keeps the order in which key tiles add to a query tile's dQ. It waits for the block's turn,
+  // tells the multiplying warps, and passes the turn on when they have added.
   __device__ __forceinline__ void keep_turns(bool takes_turns) const {
     Queries queries(query_barriers()), turns(turn_barriers());
 #pragma unroll 1

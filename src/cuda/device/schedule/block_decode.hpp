@@ -1,4 +1,4 @@
-// A block of decode's: its shared memory, its works, and what it knows of their query rows.
+// One block of decode: its shared memory, its work, and the bounds of its query rows.
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"
@@ -14,7 +14,7 @@ namespace tessella::device {
 
 using portable::DecodeConfig;
 
-// What a cluster computes at a time.
+// The work of a cluster: one split of one unit's keys.
 struct DecodeWork {
   DecodeUnit unit;
   Sequence32 sequence;
@@ -22,7 +22,7 @@ struct DecodeWork {
   KeyRange full;                // keys that all rows see
   Drafts drafts;
   Rounds rounds;
-  Part part;
+  ClusterSplit split;
 };
 
 template <DecodeConfig C>
@@ -35,12 +35,12 @@ struct BlockDecode {
   static constexpr int kGroupWarps = portable::group_warps(C), kGroups = portable::groups(C);
   static constexpr int kOwnPieces = (kPieces + kGroupWarps - 1) / kGroupWarps;  // of a warp
   static constexpr int kTiles = portable::key_tiles(C);
-  static constexpr int kGroupTiles = kTiles / kGroups;     // of a group of warps
-  static constexpr int kSharers = C.num_warps / kTiles;    // warps that score the same keys,
-  static constexpr int kScoreBlocks = kBlocks / kSharers;  // with so many blocks of rows of their own
+  static constexpr int kGroupTiles = kTiles / kGroups;       // of a group of warps
+  static constexpr int kTileWarps = C.num_warps / kTiles;    // warps that score the same keys,
+  static constexpr int kScoreBlocks = kBlocks / kTileWarps;  // with so many blocks of rows of their own
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
-  // What strides of k and v count: elements as q has them, or bytes.
+  // Strides of k and v count elements of q's type, or bytes if the cache has fewer bits.
   static constexpr bool kIsWidened = C.cache != Quantized::none;
   static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
                        kStrideElements = C.cache == Quantized::i4 ? 2 : 1;
@@ -52,7 +52,7 @@ struct BlockDecode {
   using Values = typename ValueOperand<E, C.cache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
   using Queries = QueryOperands<E, TileQ, kScoreBlocks, kSteps>;
-  // Scores are products of q and k until the exponent, or natural ones.
+  // True if scores stay products of q and k until the exponent; false if they are in natural units.
   static constexpr bool kAreProducts = !C.score.softcap && !C.score.alibi;
 
   const DecodeParams& p;
@@ -81,18 +81,18 @@ struct BlockDecode {
     return reinterpret_cast<float*>(shared + kAt.values) + group * C.rows * portable::out_pitch(C);
   }
   __device__ int group() const { return warp / kGroupWarps; }
-  // Of the step's tiles of keys: that which the warp scores, and the first of its group.
+  // The step's key tile that this warp scores, and the first tile of its group.
   __device__ int tile() const {
-    if constexpr (kSharers == 1) return warp;
+    if constexpr (kTileWarps == 1) return warp;
     return warp % kTiles;
   }
   __device__ int first_of_group() const { return group() * kGroupTiles; }
-  // The first block of query rows that the warp scores, which is also its turn among those that copy the tile.
-  __device__ int sharer() const { return kSharers == 1 ? 0 : warp / kTiles; }
-  __device__ int first_block() const { return sharer() * kScoreBlocks; }
-  // Of the rows that the warp scores.
+  // The first block of query rows that the warp scores. It also says which portion of the tile the warp copies.
+  __device__ int tile_warp() const { return kTileWarps == 1 ? 0 : warp / kTiles; }
+  __device__ int first_block() const { return tile_warp() * kScoreBlocks; }
+  // Queries of the rows that the warp scores.
   __device__ uint32_t s_queries() const {
-    if constexpr (kSharers == 1) return base + kAt.queries;
+    if constexpr (kTileWarps == 1) return base + kAt.queries;
     return base + kAt.queries + TileQ::offset(first_block() * 8, 0);
   }
   __device__ uint32_t s_keys(int stage) const { return base + kAt.keys + (stage * kTiles + tile()) * TileK::kBytes; }
@@ -102,9 +102,9 @@ struct BlockDecode {
   __device__ uint32_t s_probs(int buffer, int of_tile, int n) const {
     return base + kAt.probs + ((buffer * kTiles + of_tile) * kBlocks + n) * portable::probs_bytes(C);
   }
-  // Of a block of the rows that the warp scores.
+  // Probabilities of block n of the rows that the warp scores.
   __device__ uint32_t s_score_probs(int buffer, int n) const {
-    if constexpr (kSharers == 1) return s_probs(buffer, warp, n);
+    if constexpr (kTileWarps == 1) return s_probs(buffer, warp, n);
     return s_probs(buffer, tile(), first_block() + n);
   }
   __device__ uint32_t s_scales(int stage, int of_warp) const {
@@ -112,19 +112,19 @@ struct BlockDecode {
   }
   __device__ uint32_t barrier() const { return base + kAt.barrier; }
 
-  // From what the softmax sees to natural scores. Zero would make 0 * -inf of a hidden key.
+  // The factor from the softmax's scores to natural ones. It is never 0, because a hidden key's -inf times 0 is NaN.
   __device__ float scale() const { return kAreProducts ? fmaxf(fabsf(p.forward.scale), 0x1p-126f) : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // Of the lane's query rows, two in each block of 8.
+  // Query row c (0 or 1) of the lane in block n of 8 rows.
   __device__ int row_of(int n, int c) const { return n * 8 + lane % 4 * 2 + c; }
-  // The same where it is rarely asked: positions of all rows, computed before the loop, would take registers in it.
+  // The same row for code that runs rarely: positions computed before the loop would hold registers throughout it.
   __device__ static int row_anew(int n, int c) { return n * 8 + ptx::lane_anew() % 4 * 2 + c; }
-  // Of the rows that the warp scores.
-  __device__ int score_row(int n, int c) const { return row_of(kSharers == 1 ? n : first_block() + n, c); }
-  __device__ int score_row_anew(int n, int c) const { return row_anew(kSharers == 1 ? n : first_block() + n, c); }
+  // The same among the rows that the warp scores.
+  __device__ int score_row(int n, int c) const { return row_of(kTileWarps == 1 ? n : first_block() + n, c); }
+  __device__ int score_row_anew(int n, int c) const { return row_anew(kTileWarps == 1 ? n : first_block() + n, c); }
 
-  // The next work of the block's cluster: what its rows see, and which rounds it takes. False if there is none.
+  // Finds the cluster's next work: the keys that its rows see and the rounds it computes. False if there is none.
   __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
     while (works.next_unit(work.unit)) {
       work.sequence = sequence<int32_t>(p.forward, work.unit.batch_idx);
@@ -141,8 +141,8 @@ struct BlockDecode {
         work.full.end = min(work.full.end, work.drafts.begin);
       }
       work.rounds = work.num_rows == 0 ? Rounds() : Rounds(visible, p.forward.keep_first, p.log2_round_keys);
-      work.part = Part();
-      if (works.part(work.unit, work.rounds, work.part)) return true;
+      work.split = ClusterSplit();
+      if (works.split(work.unit, work.rounds, work.split)) return true;
       __syncthreads();
     }
     return false;
@@ -152,14 +152,14 @@ struct BlockDecode {
     const KeyRange keys = row_keys(work.sequence, query);
     RowInfo info = {keys.begin, keys.end, query + work.sequence.len_kv - work.sequence.len_q, 0.0f};
     if constexpr (C.score.alibi) {
-      if (work.num_rows == 0) return info;  // of rows behind the last sequence, which has no slopes
+      if (work.num_rows == 0) return info;  // rows after the last sequence, which have no slopes
       const portable::TableParams& slopes = p.forward.alibi_slopes;
       info.slope = static_cast<const float*>(
           slopes.data)[work.unit.batch_idx * slopes.batch_stride + head_of(work, row) * slopes.stride];
     }
     return info;
   }
-  // A word for each query of the sequence: which of its keys it sees.
+  // Reads a word for each query of the sequence: which of the last keys it sees.
   __device__ __forceinline__ void read_drafts(const DecodeWork& work) const {
     const portable::ScoreOperandParams& mask = p.forward.draft_mask;
     const uint8_t* flags = static_cast<const uint8_t*>(mask.data) + work.unit.batch_idx * mask.batch_stride;
@@ -176,13 +176,13 @@ struct BlockDecode {
       if (lane == 0) drafts()[query] = uint64_t{words[1]} << 32 | words[0];
     }
   }
-  // Of q's heads, of a query row.
+  // The query head of a query row.
   __device__ __forceinline__ int32_t head_of(const DecodeWork& work, int row) const {
     const int32_t at = work.first_row + row;
     return work.unit.head_kv * p.forward.group.value + at - p.forward.group.quotient(at) * p.forward.group.value;
   }
 
-  // Query rows to shared memory, prepared for products; rows and columns that are not there become zeros.
+  // Copies query rows to shared memory, prepared for the products. Missing rows and columns become zeros.
   static constexpr int kQueryChunks = C.rows * TileQ::kChunks;
   static constexpr int kOwnChunks = (kQueryChunks + kThreads - 1) / kThreads;
   static constexpr int kChunksAtOnce = C.v_in_k && kOwnChunks > 9 ? 9 : kOwnChunks;  // that registers hold
@@ -190,13 +190,13 @@ struct BlockDecode {
   struct QueryChunks {
     uint4 chunks[kChunksAtOnce];
   };
-  // Where chunks of long rows lie is found anew: kept, it would take registers of o.
+  // Returns the thread index that addresses chunks of q. Long rows compute it again, so that it holds no register of o.
   __device__ __forceinline__ int thread_of_queries() const {
     int32_t of = thread;
     if constexpr (C.v_in_k) ptx::forget(of);
     return of;
   }
-  // Those from the thread's chunk `first` on.
+  // Loads the thread's chunks from chunk `first` on.
   __device__ __forceinline__ QueryChunks load_queries(const DecodeWork& work, int first = 0) const {
     QueryChunks loaded;
     const int first_idx = first * kThreads + thread_of_queries();
@@ -225,7 +225,7 @@ struct BlockDecode {
     }
   }
 
-  // The chunks that come after those.
+  // Copies the chunks that load_queries() did not load.
   __device__ __forceinline__ void copy_later_queries(const DecodeWork& work) const {
 #pragma unroll 1
     for (int first = kChunksAtOnce; first < kOwnChunks; first += kChunksAtOnce) {
@@ -233,25 +233,25 @@ struct BlockDecode {
     }
   }
 
-  // First element of a query row in q, out or lse.
+  // The first element of a query row in q, out or lse.
   template <class Tensor>
   __device__ __forceinline__ int64_t element_of(const Tensor& tensor, const DecodeWork& work, int row) const {
     return row_offset(tensor, {work.unit.batch_idx, head_of(work, row), 0, 0}, work.sequence,
                       p.forward.group.quotient(work.first_row + row));
   }
 
-  // Maxima of the rows that the lane scores, and sums over its keys. power: of two, by which o is divided.
+  // Maxima of the rows that the lane scores, and sums over its keys. power: the power of two that divides o.
   struct Rows {
     float max[kScoreBlocks][2], sum[kScoreBlocks][2];
     float power = 1;
   };
   using Sums = float[kOwnPieces][kBlocks][4];
-  // What exponents are taken against.
+  // The exponent's offset for a maximum.
   __device__ __forceinline__ static float offset(float max) { return max == -kInfinity ? 0.0f : max; }
 
-  // Of a sequence's rows that belong to no query.
+  // Writes rows of a sequence that belong to no query.
   __device__ __forceinline__ void write_rows_without_query(const DecodeWork& work) const {
-    if (work.part.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
+    if (work.split.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
     if (work.sequence.len_q == work.sequence.slots_q) return;
 #pragma unroll 1
     for (int32_t head = 0; head < p.forward.group.value; ++head) {

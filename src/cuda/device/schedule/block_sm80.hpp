@@ -29,7 +29,7 @@ struct BlockSm80 : WarpTiles<C> {
   static_assert(kRowsOfWarp <= 32, "a lane a row");
   static_assert(C.tile_kv <= 128, "a bit for each of a lane's keys of a row");
 
-  // What this block works on.
+  // The work of this block.
   struct QueryTile {
     WorkTile work;
     BandedSequence<int64_t> sequence;
@@ -41,7 +41,7 @@ struct BlockSm80 : WarpTiles<C> {
     KeyTiles warp_tiles[C.num_warps];
   };
 
-  // Where keys are copied from, and what of them counts.
+  // The rows that keys are copied from, and which of them exist.
   struct KeySource {
     const char *k, *v;
     int32_t len_kv, seen_begin, seen_end, columns_v;
@@ -51,8 +51,8 @@ struct BlockSm80 : WarpTiles<C> {
             query_tile.seen_begin, query_tile.seen_end, columns_v()};
   }
 
-  // Shared memory: q | k | v | begin and end of each row's keys | of a partial tile: keys that some row of a warp sees,
-  // what each lane's rows see | the query tile.
+  // Shared memory: q | k | v | begin and end of each row's keys | for a partial tile, the keys that some row of a warp
+  // sees, then those that each lane's rows see | the query tile.
   static constexpr int kWords = portable::mask_words(C);
   static constexpr int kBoundsAt = portable::tile_bytes(C);
   static constexpr int kSeenAt = kBoundsAt + C.tile_q * 8;
@@ -85,9 +85,9 @@ struct BlockSm80 : WarpTiles<C> {
     return min(C.head_dim_v, p.head_dim_v - query_tile.work.slice_idx * C.head_dim_v);
   }
 
-  // Finds the block's query tile, and begins to copy its queries and its first keys before all else. Returns the first
-  // tile of keys, or -1 where the block has no query. Every thread calls it. Short: a block that sees few keys spends
-  // much of its time here, most of it waiting for instructions.
+  // Finds the block's query tile and starts to copy its queries and first keys. Returns the first key tile, or -1 if
+  // the block has no query. Every thread calls it. Keep it short: a block that sees few keys spends much of its time
+  // here, mostly waiting for instructions.
   __device__ __forceinline__ int32_t find_query_tile(Visited& visited) const {
     const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
     const BandedSequence<int64_t> sequence = device::sequence(p, work.batch_idx);
@@ -100,7 +100,7 @@ struct BlockSm80 : WarpTiles<C> {
     const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 
-    // Lanes 0 to 5: the keys of the block's, the warp's and the sequence's first and last rows.
+    // Lanes 0 to 5 find the keys of the first and last row of the block, the warp and the sequence.
     const int32_t row = lane == 0   ? first
                         : lane == 1 ? last
                         : lane == 2 ? warp_first
@@ -138,7 +138,7 @@ struct BlockSm80 : WarpTiles<C> {
     if (C.score.mask == MaskLevel::bits || !tiles.all_are_full()) write_bounds(sequence, warp_first);
     return tile;
   }
-  // The keys of each of the warp's rows, for tiles that need masks.
+  // Writes the keys of each of the warp's rows, for tiles that need masks.
   __device__ __forceinline__ void write_bounds(const BandedSequence<int64_t>& sequence, int32_t warp_first) const {
     const int32_t row = lane % kRowsOfWarp;
     const KeyRange keys = sequence.band.is_full() ? KeyRange{0, sequence.len_kv} : row_keys(sequence, warp_first + row);
@@ -150,20 +150,20 @@ struct BlockSm80 : WarpTiles<C> {
     return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
   }
 
-  // First element of a head from a row and a column of the tensor on.
+  // The first element of a head, at a row and a column of the tensor.
   __device__ static const char* head(const portable::OperandParams& t, int32_t batch_idx, int32_t head_idx, int32_t row,
                                      int32_t column) {
     return static_cast<const char*>(t.data) +
            (batch_idx * t.batch_stride + head_idx * t.head_stride + row * t.row_stride + column) * kElementBytes;
   }
 
-  // The same of k or v, from the sequence's first key on; paged, from the pool's first row on.
+  // The first element of a head of k or v: at the sequence's first key, or at the pool's first row if paged.
   __device__ const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work, const Sequence& sequence,
                                       int32_t head_idx, int32_t column) const {
     return C.paged ? head(t, 0, head_idx, 0, column)
                    : head(t, batch_of_keys(p, work.batch_idx), head_idx, sequence.row_kv, column);
   }
-  // The keys of a sequence in such a head.
+  // The rows of a sequence's keys in such a head.
   __device__ HeadRows<C.paged> key_rows(const char* head, const portable::OperandParams& t, const WorkTile& work,
                                         const Sequence& sequence) const {
     const int64_t row_bytes = t.row_stride * kElementBytes;
@@ -176,7 +176,7 @@ struct BlockSm80 : WarpTiles<C> {
 
   static constexpr portable::CopyStyle kCopies = portable::copy_style(C);
 
-  // Rows of a tile. Where it lies within [begin, end) no row is tested.
+  // Copies the rows of a tile. A tile inside [begin, end) needs no test per row.
   template <class Tile, int Rows, bool Paged, class IsThere>
   __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows<Paged>& rows, int32_t first, int32_t columns,
                                             int32_t begin, int32_t end, const IsThere& is_there) const {
@@ -201,7 +201,7 @@ struct BlockSm80 : WarpTiles<C> {
     load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.k, work, sequence), tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
                                 [&](int key) { return key < len_kv; });
   }
-  // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN.
+  // Writes zeros for keys that no query of the sequence sees: their memory may hold NaN, and 0 * NaN is NaN.
   __device__ __forceinline__ void load_v(const KeySource& from, int32_t tile) const {
     const int32_t begin = from.seen_begin, end = from.seen_end;
     const HeadRows<C.paged> rows = key_rows(from.v, p.v, query_tile.work, query_tile.sequence);
@@ -211,7 +211,7 @@ struct BlockSm80 : WarpTiles<C> {
     });
   }
 
-  // The tile after `tile`. Without a tile map that is the next one but at the gap behind those of keep_first.
+  // The tile after `tile`. Without a tile map it is the next one, except at the gap after the tiles of keep_first.
   __device__ int32_t after(Visited& visited, int32_t tile) const {
     if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != query_tile.tiles.kept)) return tile + 1;
     return visited.next(query_tile.tiles, query_tile.tile_map, tile + 1);

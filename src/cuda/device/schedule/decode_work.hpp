@@ -1,12 +1,14 @@
-// What a cluster of decode's blocks works on: units, and which rounds of their keys.
+// The work of a cluster of decode's blocks: units, and the rounds of their keys.
 //
-// A unit is a sequence, a KV head and a tile of query rows. Its keys are cut in rounds (portable/decode_params.hpp), of
-// which it visits those that some row sees. They are split over clusters, each of which has a part, a run of rounds:
-//   without a schedule  every unit has p.parts clusters. Its rounds are cut evenly, or at multiples of p.split_rounds.
-//   with one            all rounds of all units lie on one line, unit after unit, and each cluster has a piece of it of
-//                       the same length, which may end in the middle of a unit.
-// Lengths may have changed since a schedule was made: the last part of a unit takes what is left. Whatever stands in
-// its memory, nothing leaves the tensors and the walk ends.
+// A unit is a sequence, a KV head and a tile of query rows. Its keys are cut into rounds (portable/decode_params.hpp),
+// of which it visits those that some row sees. Clusters split the visited rounds; the split of a cluster is a run of
+// rounds:
+//   without a schedule  p.unit_clusters clusters split each unit evenly, or at multiples of p.split_rounds.
+//   with one            all rounds of all units form one line, unit after unit. Each cluster takes a piece of the line;
+// all
+//                       pieces have the same length, and a piece may end in the middle of a unit.
+// Lengths may have changed since the schedule was made, so a unit's last split takes the remaining rounds. Whatever the
+// schedule's memory holds, no access leaves the tensors, and the loop ends.
 #pragma once
 
 #include "cuda/device/schedule/sequence.hpp"
@@ -19,12 +21,12 @@ using portable::DecodeParams;
 
 using Sequence32 = BandedSequence<int32_t>;  // lengths and bounds are below portable::kLongestDecode
 
-// Rounds [0, kept) and [begin, end), counted in one line; kept <= begin <= end.
+// Rounds [0, kept), which hold the keys of keep_first, and [begin, end), counted in one line; kept <= begin <= end.
 struct Rounds {
   int32_t kept = 0, begin = 0, end = 0;
 
   Rounds() = default;
-  // Those with keys of [keys.begin, keys.end) or below keep_first. Of 2^log2_keys keys each.
+  // The rounds, of 2^log2_keys keys each, that hold keys of [keys.begin, keys.end) or keys below keep_first.
   __device__ __forceinline__ Rounds(KeyRange keys, int32_t keep_first, int32_t log2_keys) {
     const auto ceil = [=](int32_t count) { return (count + (1 << log2_keys) - 1) >> log2_keys; };
     begin = keys.begin >> log2_keys;
@@ -33,13 +35,13 @@ struct Rounds {
   }
   __device__ int32_t count() const { return kept + end - begin; }
   __device__ int32_t at(int32_t idx) const { return idx < kept ? idx : begin + idx - kept; }
-  // Of these, those below a round.
+  // How many of these rounds come before `round`.
   __device__ int32_t count_before(int32_t round) const { return min(round, kept) + max(0, min(round, end) - begin); }
 };
 
-// Which keys and query rows a cluster is to take.
+// The keys and query rows of a cluster's work.
 struct DecodeUnit {
-  int32_t idx = 0;  // of all units
+  int32_t idx = 0;  // among all units
   int32_t batch_idx = 0, head_kv = 0, row_tile = 0;
 
   DecodeUnit() = default;
@@ -50,16 +52,18 @@ struct DecodeUnit {
     row_tile = idx - heads * p.row_tiles.value;
   }
 };
-struct Part {
-  int32_t begin = 0, end = 0;       // of the unit's rounds, as count() counts them
-  int32_t idx = 0, of = 1;          // of the unit
-  int32_t first_slot = 0;           // of the result of part 0 in memory,
-  int32_t slot = 0, slot_step = 0;  // and of those behind it
+struct ClusterSplit {
+  int32_t begin = 0, end = 0;       // indices among the unit's visited rounds
+  int32_t idx = 0, of = 1;          // which split of the unit, of how many
+  int32_t first_slot = 0;           // of split 0's result in memory,
+  int32_t slot = 0, slot_step = 0;  // and of the results of later splits
 
-  __device__ int32_t slot_of(int32_t part) const { return part == 0 ? first_slot : slot + part * slot_step; }
+  __device__ int32_t slot_of(int32_t split_idx) const {
+    return split_idx == 0 ? first_slot : slot + split_idx * slot_step;
+  }
 };
 
-// The work of one cluster: next_unit(), and with the rounds that the unit visits part().
+// The work of one cluster: next_unit(), then split() with the rounds that the unit visits.
 class DecodeWorks {
  public:
   __device__ __forceinline__ DecodeWorks(const DecodeParams& p, int32_t cluster_idx)
@@ -70,44 +74,45 @@ class DecodeWorks {
     batch_idx_ = clamp(p.schedule[portable::kScheduleStarts + p.sequences + 1 + cluster_idx], 0, p.sequences);
   }
 
-  // False if there is no more.
+  // Finds the next unit. False if there is none.
   __device__ __forceinline__ bool next_unit(DecodeUnit& unit) {
     if (p_.schedule != nullptr) return next_of_line(unit);
     if (is_done_) return false;
     is_done_ = true;
-    unit = DecodeUnit(p_, p_.parts.quotient(cluster_idx_));
+    unit = DecodeUnit(p_, p_.unit_clusters.quotient(cluster_idx_));
     return true;
   }
-  // False if the unit has none for this cluster.
-  __device__ __forceinline__ bool part(const DecodeUnit& unit, const Rounds& rounds, Part& part) const {
-    return p_.schedule != nullptr ? part_of_line(rounds, part) : part_of_unit(unit, rounds, part);
+  // Finds this cluster's rounds of the unit. False if the unit has fewer splits than clusters and leaves it none.
+  __device__ __forceinline__ bool split(const DecodeUnit& unit, const Rounds& rounds, ClusterSplit& split) const {
+    return p_.schedule != nullptr ? split_of_line(rounds, split) : split_of_unit(unit, rounds, split);
   }
 
  private:
-  __device__ __forceinline__ bool part_of_unit(const DecodeUnit& unit, const Rounds& rounds, Part& part) const {
-    const auto parts_of = [](int32_t count, int32_t size) { return (count + size - 1) / size; };
-    part.idx = cluster_idx_ - unit.idx * p_.parts.value;
-    part.first_slot = part.slot = unit.idx * p_.parts.value;
-    part.slot_step = 1;
-    if (p_.split_rounds > 0) {  // at multiples of it, whatever is visited
+  __device__ __forceinline__ bool split_of_unit(const DecodeUnit& unit, const Rounds& rounds,
+                                                ClusterSplit& split) const {
+    const auto ceil = [](int32_t count, int32_t size) { return (count + size - 1) / size; };
+    split.idx = cluster_idx_ - unit.idx * p_.unit_clusters.value;
+    split.first_slot = split.slot = unit.idx * p_.unit_clusters.value;
+    split.slot_step = 1;
+    if (p_.split_rounds > 0) {  // at multiples of split_rounds, whichever rounds are visited
       const int32_t size = p_.split_rounds;
-      const int32_t kept = parts_of(rounds.kept, size), first = max(kept, rounds.begin / size);
-      part.of = max(kept + max(0, parts_of(rounds.end, size) - first), 1);
-      const int32_t split = part.idx < kept ? part.idx : first + part.idx - kept;
-      part.begin = rounds.count_before(split * size);
-      part.end = rounds.count_before((split + 1) * size);
-    } else if (p_.parts.value > 1) {
-      const int32_t size = max((rounds.count() + p_.parts.value - 1) / p_.parts.value, 1);
-      part.of = max(parts_of(rounds.count(), size), 1);
-      part.begin = part.idx * size;
-      part.end = min(part.begin + size, rounds.count());
+      const int32_t kept = ceil(rounds.kept, size), first = max(kept, rounds.begin / size);
+      split.of = max(kept + max(0, ceil(rounds.end, size) - first), 1);
+      const int32_t at = split.idx < kept ? split.idx : first + split.idx - kept;
+      split.begin = rounds.count_before(at * size);
+      split.end = rounds.count_before((at + 1) * size);
+    } else if (p_.unit_clusters.value > 1) {
+      const int32_t size = max((rounds.count() + p_.unit_clusters.value - 1) / p_.unit_clusters.value, 1);
+      split.of = max(ceil(rounds.count(), size), 1);
+      split.begin = split.idx * size;
+      split.end = min(split.begin + size, rounds.count());
     } else {
-      part.end = rounds.count();
+      split.end = rounds.count();
     }
-    return part.idx < part.of;
+    return split.idx < split.of;
   }
 
-  // A unit begins with kUnitOverhead rounds for what it takes to begin.
+  // On the line each unit starts with kUnitOverhead rounds, the cost of starting a unit.
   __device__ __forceinline__ bool next_of_line(DecodeUnit& unit) {
     const auto start = [this](int32_t idx) {
       return clamp(p_.schedule[portable::kScheduleStarts + idx], 0, kLongestLine);
@@ -128,18 +133,18 @@ class DecodeWorks {
     }
     return false;
   }
-  __device__ __forceinline__ bool part_of_line(const Rounds& rounds, Part& part) const {
+  __device__ __forceinline__ bool split_of_line(const Rounds& rounds, ClusterSplit& split) const {
     const int32_t end = (cluster_idx_ + 1) * piece_rounds_, count = rounds.count();
     const int32_t first_piece = min(from_ / piece_rounds_, cluster_idx_);
     const int32_t last_piece = clamp((at_ - 1) / piece_rounds_, cluster_idx_, p_.pieces - 1);
-    part.idx = cluster_idx_ - first_piece;
-    part.of = last_piece - first_piece + 1;
-    part.begin = min(max(begin_ - from_, 0), count);
-    part.end = part.idx == part.of - 1 ? count : min(end - from_, count);
-    // A piece has at most two units that others have too: the one in which it begins, and that in which it ends.
-    part.first_slot = 2 * first_piece + (first_piece * piece_rounds_ < from_ ? 1 : 0);
-    part.slot = 2 * first_piece;
-    part.slot_step = 2;
+    split.idx = cluster_idx_ - first_piece;
+    split.of = last_piece - first_piece + 1;
+    split.begin = min(max(begin_ - from_, 0), count);
+    split.end = split.idx == split.of - 1 ? count : min(end - from_, count);
+    // A piece shares at most two units with other pieces: the one in which it begins and the one in which it ends.
+    split.first_slot = 2 * first_piece + (first_piece * piece_rounds_ < from_ ? 1 : 0);
+    split.slot = 2 * first_piece;
+    split.slot_step = 2;
     return true;
   }
 
@@ -148,8 +153,8 @@ class DecodeWorks {
   const DecodeParams& p_;
   int32_t cluster_idx_;
   bool is_done_ = false;
-  // Of a schedule: its pieces' rounds, where on the line this is, in which sequence, and the unit's first round and
-  // where this piece begins in it.
+  // With a schedule: rounds of a piece; position on the line; current sequence; the unit's first round on the line; the
+  // line position where this piece starts in the unit.
   int32_t piece_rounds_ = 0, at_ = 0, batch_idx_ = 0, from_ = 0, begin_ = 0;
 };
 

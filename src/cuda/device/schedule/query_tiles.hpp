@@ -1,4 +1,4 @@
-// Which tiles of queries a block of keys of backward meets, in which order, and whose turn it is at their dQ.
+// Backward: which query tiles a block of keys visits, in which order, and which key tile adds to their dQ next.
 #pragma once
 
 #include "cuda/device/ptx/global.hpp"
@@ -13,8 +13,8 @@ namespace tessella::device {
 using portable::BackwardParams;
 using portable::QueryTile;
 
-// The first tile of a sequence among those of its head. A sequence has one tile at most that is not full, so packed
-// ones have tiles of their own where their offsets ascend.
+// The index of a sequence's first tile among the tiles of a head. A sequence has at most one short tile, so the tiles
+// of packed sequences never overlap if their offsets ascend.
 template <int TileQ>
 __device__ __forceinline__ int32_t first_tile(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx) {
   const int64_t row =
@@ -28,7 +28,7 @@ __device__ __forceinline__ KeyTiles key_tiles(const QueryTile& tile, int32_t kee
                            KeyRange{tile.largest_begin, tile.largest_end}, keep_first);
 }
 
-// Of a sequence and one of its heads.
+// The query tiles of one sequence and one of its heads.
 template <int TileQ, int TileKv, bool HasMap>
 struct HeadTiles {
   const BackwardParams& p;
@@ -56,21 +56,21 @@ struct HeadTiles {
   }
 };
 
-// A tile of queries that a block of keys meets.
+// One visit of a block of keys to a query tile.
 struct QueryVisit {
   int32_t head_idx;  // -1: there is none left
   int32_t tile;
-  int32_t next_key_tile;  // the first one behind the block's that the tile's queries see
+  int32_t next_key_tile;  // the first one after the block's that the tile's queries see
   bool is_full;           // each of its queries sees each of the keys
-  bool has_idle;          // some of its rows take no part
+  bool has_idle;          // some of its rows are idle
   bool has_elements;      // element masks hide some
   __device__ bool is_there() const { return head_idx >= 0; }
 };
 
-// Tiles of queries that see some key of a tile, from the last to the first, head by head of a group. So the blocks of a
-// head's key tiles, which begin in the order of their keys, come to a tile in that order, one after the other, and
-// seldom wait. One warp finds them, 32 tiles at once, for the whole block: all of it lies in shared memory, for
-// registers are short.
+// The query tiles that see some key of a tile, from the last to the first, head by head of a group. Blocks of a head
+// start in the order of their keys, so in this order they reach each query tile one after the other and seldom wait.
+// One warp finds the visits, 32 tiles at a time, for the whole block, and leaves them in shared memory to save
+// registers.
 template <int TileQ, int TileKv, bool HasMap>
 class VisitedQueryTiles {
  public:
@@ -88,7 +88,7 @@ class VisitedQueryTiles {
         s_words_(s_words),
         lane_(static_cast<int32_t>(threadIdx.x % 32)) {}
 
-  // By the whole warp, as next().
+  // The whole warp calls it, as next().
   __device__ void begin() const {
     if (lane_ < kSlots) store_visit(lane_, -1, 0, 0);
     if (lane_ == 0) {
@@ -129,8 +129,8 @@ class VisitedQueryTiles {
     __syncwarp();
   }
 
-  // By whole warps, behind a barrier. The exchange tells the compiler that all lanes have the same, which then computes
-  // addresses once a warp.
+  // Whole warps call it, after a barrier. The shuffle tells the compiler that all lanes hold the same value, so that it
+  // computes addresses once a warp.
   __device__ QueryVisit visit(int slot) const {
     const uint4 words = ptx::load_chunk(s_words_ + (kVisits + slot * 4) * 4);
     const auto first = [](uint32_t word) { return static_cast<int32_t>(__shfl_sync(kAllLanes, word, 0)); };
@@ -152,7 +152,7 @@ class VisitedQueryTiles {
   __device__ int32_t tiles() const { return (sequence_.len_q + TileQ - 1) / TileQ; }
   __device__ int32_t top() const { return (tiles() + 31) / 32 * 32 - 32; }
 
-  // Tiles from `base` on, a lane each. Returns those that are visited.
+  // Tests tiles from `base` on, one a lane, and returns a bit for each visited one.
   __device__ uint32_t find_tiles(int32_t head_idx, int32_t base) const {
     const Head head(p_, sequence_, batch_idx_, head_idx);
     const int32_t mine = base + lane_;

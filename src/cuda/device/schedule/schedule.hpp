@@ -1,8 +1,8 @@
-// Which tile of queries, sequence and head a thread block works on.
+// Which query tile, sequence and head a thread block works on.
 //
-// Longest first: where a band grows with the query, late tiles see more keys, so they start first and the short ones
-// fill the gaps at the end. Heads run in sections, whose keys and values stay in L2 (cuda/launch/sections.hpp); inside
-// a section all heads of a tile run side by side.
+// Longest first: under a causal mask late tiles see more keys, so they start first and the short ones fill the idle
+// blocks at the end. Heads run in sections, whose keys and values stay in L2 (cuda/launch/sections.hpp). Inside a
+// section all heads of a tile run side by side.
 #pragma once
 
 #include "portable/forward_params.hpp"

@@ -30,7 +30,7 @@ struct BandedSequence : Sequence {
   portable::BasicBand<Int> band;
 };
 
-// What tables say of a sequence that was as long as the tensors.
+// Applies the tables to a sequence that so far is as long as the tensors.
 template <class Int>
 __device__ __forceinline__ void read_tables(const portable::ForwardParams& p, int32_t batch_idx,
                                             BandedSequence<Int>& s) {
@@ -59,14 +59,15 @@ __device__ __forceinline__ void read_tables(const portable::ForwardParams& p, in
   if (p.prefix.data != nullptr) s.band.prefix = clamp(entry(p.prefix, batch_idx), 0, 0x7FFFFFFF);
 }
 
-// The batch of k and v, as these tensors lie, that holds a sequence's keys. No member of Sequence, which would keep it.
+// The batch of the k and v tensors that holds a sequence's keys. It is no member of Sequence, which would hold a
+// register for it.
 __device__ __forceinline__ int32_t batch_of_keys(const portable::ForwardParams& p, int32_t batch_idx) {
   if (!p.has_tables || batch_idx == p.batch) return batch_idx;
   if (p.cache_batch_idx.data != nullptr) return clamp(entry(p.cache_batch_idx, batch_idx), 0, p.slots - 1);
   return p.cu_seqlens_kv.data != nullptr ? 0 : batch_idx;
 }
 
-// batch_idx == batch stands for the rows of packed tensors behind the last sequence: no queries, only slots.
+// batch_idx == batch stands for the rows of packed tensors after the last sequence: no queries, only rows to zero.
 template <class Int = int64_t>
 __device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardParams& p, int32_t batch_idx) {
   BandedSequence<Int> s;

@@ -1,4 +1,4 @@
-// What the caller's score and mask modifications see of the arrays passed beside them.
+// The arrays that the caller passes beside a score or mask modification, as its source reads them.
 #pragma once
 
 #include "portable/forward_params.hpp"

@@ -6,8 +6,8 @@
 
 namespace tessella::device {
 
-// Bit 2 j + c of a row's word: column c of the lane's pair in block j. Sets those of keys below `limit`, counted from
-// the tile's first.
+// Sets the bits of keys below `limit`, counted from the tile's first. Bit 2 j + c of a row's word is column c of the
+// lane's pair in block j.
 template <int TileKv>
 __device__ __forceinline__ uint32_t columns_below(int32_t limit, int lane) {
   static_assert(TileKv <= 128, "a row's columns fit in a word");
@@ -15,13 +15,13 @@ __device__ __forceinline__ uint32_t columns_below(int32_t limit, int lane) {
   return ptx::low_bits((own + 7) / 8 + (own + 6) / 8);  // those of the pairs' first columns and of their second ones
 }
 
-// Those of keys from `begin` on and below keep_first, counted likewise.
+// Sets the bits of keys from `begin` on and of those below keep_first, counted likewise.
 template <int TileKv>
 __device__ __forceinline__ uint32_t columns_from(int32_t begin, int32_t keep_first, int lane) {
   return ~columns_below<TileKv>(begin, lane) | columns_below<TileKv>(keep_first, lane);
 }
 
-// What a row that sees these keys, and those below keep_first, sees of the tile at first_key.
+// The bits of a tile at first_key for a row that sees these keys and those below keep_first.
 template <int TileKv>
 __device__ __forceinline__ uint32_t columns_in(KeyRange keys, int32_t first_key, int32_t keep_first, int lane) {
   return columns_below<TileKv>(keys.end - first_key, lane) &

@@ -1,8 +1,8 @@
-// Softmax of decode: from scores of a warp's 16 keys to probabilities in shared memory, and the maxima that they are
-// against.
+// Decode's softmax: from scores of a warp's 16 keys to probabilities in shared memory, and the maxima that are
+// subtracted.
 //
-// One maximum serves all warps of a group. Where some score is far above, they exchange what maxima rise to, rescale,
-// and give their probabilities anew.
+// All warps of a group subtract the same maximum for a row. If a score is far above it, the warps exchange their new
+// maxima, rescale, and store their probabilities again.
 #pragma once
 
 #include "cuda/device/score/score.hpp"
@@ -21,7 +21,7 @@ struct DecodeSoftmax : DecodeStates<C> {
       Block::score_row_anew, Block::offset;
   using typename Block::Rows, typename Block::Sums;
 
-  // Softcap and ALiBi.
+  // Applies softcap and ALiBi.
   __device__ __forceinline__ void modify(float (&s)[kScoreBlocks][4], int32_t key) const {
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
@@ -41,7 +41,7 @@ struct DecodeSoftmax : DecodeStates<C> {
     }
   }
 
-  // Hides keys that a row does not see. key: the lane's first.
+  // Hides keys that a row does not see. key: the lane's first key.
   __device__ __forceinline__ void mask(float (&s)[kScoreBlocks][4], const DecodeWork& work, int32_t key) const {
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
@@ -58,7 +58,7 @@ struct DecodeSoftmax : DecodeStates<C> {
 
   static constexpr float kHighestExponent = 14, kSmallestSum = 0x1p-8f;  // with exponents against zero
 
-  // Of the lane's two keys, k_scale and v_scale.
+  // k_scale and v_scale of the lane's two keys.
   struct Scales {
     float k[2], v[2];
   };
@@ -71,9 +71,9 @@ struct DecodeSoftmax : DecodeStates<C> {
     }
   }
 
-  // v_scale is small where values are, and multiplies probabilities, which in f16 would vanish. They are divided by a
-  // power of two, 8 to 64 times below the largest |v_scale| so far: those below 2^kLag overflow nowhere, and those down
-  // to 2^-17 keep all bits. A power that lags behind rises, and o with it.
+  // v_scale multiplies probabilities, and a small v_scale would make them vanish in f16. They are therefore divided by
+  // a power of two, 8 to 64 times below the largest |v_scale| so far. Probabilities up to 2^kLag then do not overflow,
+  // and those down to 2^-17 keep all bits. If the power lags behind, it rises, and o is rescaled.
   static constexpr float kLeastPower = 0x1p-120f, kMostOfPower = 64;
   __device__ __forceinline__ static bool is_power_behind(float power, float v_scale) {
     return fabsf(v_scale) > power * kMostOfPower;
@@ -81,7 +81,7 @@ struct DecodeSoftmax : DecodeStates<C> {
   __device__ __forceinline__ static float inverse_of_power(float power) {
     return __uint_as_float(0x7F000000 - __float_as_uint(power));
   }
-  // To what all warps of the group have in this step.
+  // Raises the power to the largest one that the group's warps need in this step.
   __device__ __forceinline__ void raise_power(int stage, Rows& rows, Sums& o) const {
     float top = 0;
 #pragma unroll
@@ -108,7 +108,8 @@ struct DecodeSoftmax : DecodeStates<C> {
     }
   }
 
-  // Probabilities of the warp's 16 keys to shared memory, times v_scale; sums: of those of this lane.
+  // Stores probabilities of the warp's 16 keys, times v_scale, to shared memory. sums: those of this lane's
+  // probabilities.
   __device__ __forceinline__ void exponentiate(const float (&s)[kScoreBlocks][4], const Rows& rows, float scale_log2,
                                                const Scales& scales, int buffer, float (&sums)[kScoreBlocks][2]) const {
 #pragma unroll
@@ -128,13 +129,13 @@ struct DecodeSoftmax : DecodeStates<C> {
     }
   }
 
-  // Largest value of the lanes that have the same query rows.
+  // The largest value over the lanes of the same query rows.
   __device__ __forceinline__ static float max_of_keys(float x) {
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 4));
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 8));
     return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 16));
   }
-  // A maximum that lags behind a step's largest score by more than kLag rises to it.
+  // True if the maximum is more than kLag below a step's largest score, so that it must rise.
   __device__ __forceinline__ static bool is_behind(float max, float score, float scale_log2) {
     return (score - max) * scale_log2 > kLag;  // true from -inf on, false for -inf twice
   }
@@ -171,8 +172,8 @@ struct DecodeSoftmax : DecodeStates<C> {
     }
   }
 
-  // The same where other warps score some of o's rows: maxima of all rows lie in shared memory too. The next barrier,
-  // at which probabilities are there anew, comes before publish_max().
+  // The same if other warps score some rows of o, so that maxima of all rows are in shared memory too. publish_max()
+  // follows the next barrier, after which the new probabilities are visible.
   __device__ __forceinline__ void raise_max_of_all(const float (&s)[kScoreBlocks][4], Rows& rows, Sums& o,
                                                    float scale_log2) const {
 #pragma unroll

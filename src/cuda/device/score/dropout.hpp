@@ -8,7 +8,7 @@
 
 namespace tessella::device {
 
-// The call's, whose seed and offset may lie in device memory.
+// The call's dropout; its seed and offset may be in device memory.
 __device__ __forceinline__ portable::Dropout dropout_of(const portable::ForwardParams& p) {
   return {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
           p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset, p.dropout_threshold};
@@ -19,8 +19,8 @@ __device__ __forceinline__ uint64_t dropout_head(const portable::ForwardParams& 
   return static_cast<uint64_t>(work.batch_idx) * p.heads_q.value + work.head_idx;
 }
 
-// Zeroes what dropout takes from 16 rows and 16 keys: block (block_q, block_kv) of the head's, whose keys are in
-// s[j] and s[j + 1].
+// Zeroes the probabilities that dropout drops in 16 rows and 16 keys: block (block_q, block_kv) of the head, whose keys
+// are in s[j] and s[j + 1].
 template <int Blocks>
 __device__ __forceinline__ void drop(float (&s)[Blocks][4], int j, const portable::Dropout& dropout, uint64_t head_idx,
                                      int32_t block_q, int32_t block_kv, int lane) {
@@ -33,15 +33,15 @@ __device__ __forceinline__ void drop(float (&s)[Blocks][4], int j, const portabl
   }
 }
 
-// What dropout leaves of 16 keys and 16 queries where rows are keys and columns queries, 8 of them in each of two
-// blocks of accumulators. All lanes of the warp call it.
-class Kept {
+// Dropout's bits for 16 keys (rows) and 16 queries (columns, 8 in each of two blocks of accumulators). All lanes of the
+// warp call it.
+class DropoutBits {
  public:
-  Kept() = default;
-  // Lanes 4 g + t and 4 (g ^ 1) + t want the bits of the same two of Philox's lanes, those of queries 2 t and 2 t + 1:
-  // each draws one's.
-  __device__ __forceinline__ Kept(const portable::Dropout& dropout, uint64_t head_idx, int32_t block_q,
-                                  int32_t block_kv, int lane) {
+  DropoutBits() = default;
+  // Lanes 4 g + t and 4 (g ^ 1) + t need the bits of the same two Philox lanes, those of queries 2 t and 2 t + 1. Each
+  // draws one lane's bits and they exchange them.
+  __device__ __forceinline__ DropoutBits(const portable::Dropout& dropout, uint64_t head_idx, int32_t block_q,
+                                         int32_t block_kv, int lane) {
     const int key = lane / 4, is_odd = key % 2;
     const portable::Random4 random = dropout.bits(head_idx, block_q, block_kv, (lane % 4 * 2 + is_odd) * 4 + key / 2);
     uint32_t drawn = 0;  // bit w: of word w's even key, 4 + w: of its odd key
@@ -54,7 +54,7 @@ class Kept {
     const uint32_t mine = drawn >> is_odd * 4 & 15, other = got >> is_odd * 4 & 15;
     bits_ = is_odd ? other | mine << 4 : mine | other << 4;  // of the even query, then of the odd one
   }
-  // Of accumulator i of block j.
+  // True if accumulator i of block j keeps its probability.
   __device__ bool has(int j, int i) const { return (bits_ >> (i % 2 * 4 + i / 2 * 2 + j) & 1) != 0; }
 
  private:

@@ -1,5 +1,5 @@
-// From a score and the gradient of its probability to what the products of backward take, element by element
-// (docs/backward.md has the derivation).
+// Gradients of a single score: from the score and the gradient of its probability to the operands of backward's
+// products (docs/backward.md has the derivation).
 #pragma once
 
 #include "cuda/device/score/score.hpp"
@@ -28,8 +28,8 @@ class ScoreGradient {
 
   __device__ Origin origin(int32_t query, int32_t key) const { return score_.origin(query, key); }
 
-  // product: q . k with the sign of scale; d_prob: d_out . v; both of the query `row` and the key `column` behind the
-  // origin's. Both may lie past the lengths.
+  // product: q . k with the sign of scale; d_prob: d_out . v. Both are for the query `row` rows and the key `column`
+  // columns after the origin, which may lie past the lengths.
   __device__ __forceinline__ ScoreGradients of(float product, float d_prob, const BackwardRow& of_row, bool is_kept,
                                                const Origin& origin, int32_t row, int32_t column) const {
     float tanh = 0;
@@ -40,7 +40,7 @@ class ScoreGradient {
     if constexpr (C.score_mod) {
       score = user::score_mod(unmodified, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_));
     }
-    // The difference is taken in the scores' own units: a large LSE times log2(e) would be rounded.
+    // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
     const float exponent = __fmaf_rn(score, score_.scale(), -of_row.lse);
     const float prob = ptx::exp2(exponent * kLog2e);
     if constexpr (C.dropout) d_prob = is_kept ? d_prob * p_.keep_scale : 0.0f;
@@ -55,7 +55,7 @@ class ScoreGradient {
     return gradients;
   }
 
-  // What a slope of ALiBi is multiplied by in a score, less the sign.
+  // The factor on ALiBi's slope in a score, without its sign.
   __device__ float distance(const Origin& origin, int32_t row, int32_t column) const {
     return score_.distance(origin, row, column);
   }

@@ -1,5 +1,5 @@
-// Gradients of a warp's scores S^T = K Q^T, element by element: MBlocks times 16 keys, Blocks times 8 queries, in the
-// layout of accumulators (ptx/mma.hpp).
+// Gradients of a warp's scores S^T = K Q^T: MBlocks times 16 keys, Blocks times 8 queries, in the layout of
+// accumulators (ptx/mma.hpp).
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"
@@ -13,7 +13,7 @@ namespace tessella::device {
 
 using portable::MaskLevel;
 
-// What backward_rows has written of a query, from shared memory.
+// Loads from shared memory what backward_rows has written for a query.
 __device__ __forceinline__ BackwardRow load_backward_row(uint32_t s_row) {
   const uint4 words = ptx::load_chunk(s_row);
   return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
@@ -51,7 +51,7 @@ struct GradientTile {
       }
 #pragma unroll
       for (int m = 0; m < MBlocks; ++m) {
-        const KeptOf<AnyKey> kept(*this, query + pair * 8, key + m * 16);
+        const TileDropout<AnyKey> kept(*this, query + pair * 8, key + m * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int half = i / 2, j = pair + half, r = i % 2;
@@ -72,22 +72,22 @@ struct GradientTile {
           }
           use(m, j, r, of[0], of[1], origin);
         }
-        // What some elements load is used before more is loaded: a whole tile's would fill all registers.
+        // Uses what some elements load before it loads more: the loads of a whole tile would fill all registers.
         if (kLoadsElements) ptx::keep_loads_in_place();
       }
     }
   }
 
  private:
-  // Of 16 queries and 16 keys.
+  // Dropout's bits for 16 queries and 16 keys.
   template <bool AnyKey>
-  struct KeptOf {
+  struct TileDropout {
     uint64_t head_idx = 0;
-    Kept bits;
-    __device__ __forceinline__ KeptOf(const GradientTile& of, int32_t query, int32_t key) {
+    DropoutBits bits;
+    __device__ __forceinline__ TileDropout(const GradientTile& of, int32_t query, int32_t key) {
       if constexpr (C.dropout) head_idx = dropout_head(of.p.forward, {of.batch_idx, of.head_idx, 0, 0});
       if constexpr (C.dropout && !AnyKey) {
-        bits = Kept(dropout_of(of.p.forward), head_idx, query / 16, key / 16, of.lane);
+        bits = DropoutBits(dropout_of(of.p.forward), head_idx, query / 16, key / 16, of.lane);
       }
     }
   };

@@ -1,4 +1,5 @@
-// Masks that are no interval, element by element, and the tile map that spares them in most tiles.
+// Masks that are not an interval of keys, tested element by element, and the tile map that avoids the test in most
+// tiles.
 #pragma once
 
 #include "cuda/device/ptx/order.hpp"
@@ -16,8 +17,8 @@ namespace tessella::device {
 using portable::ClassifyConfig;
 using portable::ScoreConfig;
 
-// Inside the lengths: does query i see key j, as far as documents, dense mask, block map, draft mask and the caller's
-// mask modification go?
+// True if documents, dense mask, block map, draft mask and the caller's mask modification let query i see key j. Both
+// are inside the lengths.
 template <ScoreConfig C>
 __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
                                            int32_t head_idx, int32_t i, int32_t j) {
@@ -46,15 +47,15 @@ __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, con
   return visible;
 }
 
-// Takes from `visible`, columns of a tile that rows lane / 4 and lane / 4 + 8 of a warp's 16 see, as columns_below()
-// has them, what the element masks hide.
+// Clears from `visible` the bits of keys that the element masks hide. `visible` holds columns of a tile as
+// columns_below() does, for rows lane / 4 and lane / 4 + 8 of a warp's 16.
 template <ScoreConfig C, int TileKv>
 __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
                                                  int32_t head_idx, int32_t first_q, int32_t first_kv,
                                                  uint32_t (&visible)[2]) {
   constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
   auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  ptx::forget(lane);  // what follows from it is found here, where it is rare, not once and kept
+  ptx::forget(lane);  // values derived from it are computed here, where it is rare, and hold no registers
   const auto sees = [&](int row, int32_t key) {
     return is_visible<C>(p, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1), min(key, s.len_kv - 1));
   };
@@ -70,18 +71,19 @@ __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& 
   }
 }
 
-// Classes of the key tiles of a tile of queries.
+// The classes of the key tiles of a query tile.
 __device__ __forceinline__ uint8_t* tile_classes(const portable::ForwardParams& p, int32_t batch_idx, int32_t head_idx,
                                                  int32_t tile_q_idx) {
   return p.tile_map + batch_idx * p.tile_map_batch_stride + head_idx * p.tile_map_head_stride +
          static_cast<int64_t>(tile_q_idx) * p.kv_tiles;
 }
-// Words of p.seen_keys of the tile with this class.
+// The words of p.seen_keys for the tile with this class.
 __device__ __forceinline__ uint32_t* seen_keys(const portable::ForwardParams& p, const uint8_t* tile_class) {
   return p.seen_keys + (tile_class - p.tile_map) * portable::kSeenWords;
 }
 
-// By a whole warp: p.seen_keys of the tile of `rows` queries from first_q on and the keys from first_kv on.
+// Writes p.seen_keys of the tile of `rows` queries from first_q on and the keys from first_kv on. A whole warp calls
+// it.
 template <ScoreConfig C, int TileKv>
 __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p, const BandedSequence<int64_t>& s,
                                                 int32_t batch_idx, int32_t head_idx, int32_t first_q, int32_t rows,
@@ -110,8 +112,8 @@ __device__ __forceinline__ void write_seen_keys(const portable::ForwardParams& p
   }
 }
 
-// A warp a tile of C.tile_q x C.tile_kv: writes its class into the tile map, if the band leaves any of it. Warps count
-// key tiles fastest, then query tiles, heads and batches that have a map of their own.
+// One warp for each tile of C.tile_q x C.tile_kv writes its class into the tile map, if the band does not hide the
+// tile. Warps count key tiles fastest, then query tiles, heads and batches that have a map of their own.
 template <ClassifyConfig C>
 __global__ void __launch_bounds__(portable::kClassifyWarps * 32, 4)
     classify_tiles(const __grid_constant__ portable::ForwardParams p) {
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32, 4)
   if (!seen.sees(tile_kv_idx)) return;
   int32_t pairs = 0, visible = 0;
   if constexpr (C.masks.block_map && num_masks(C.masks) == 1) {
-    // Once an entry of the map.
+    // Tests once for each entry of the map.
     const auto slot = static_cast<int32_t>(s.slot_kv) + first_kv;
     const int32_t first_row = p.block_map_q.quotient(first_q), first_column = p.block_map_kv.quotient(slot);
     const int32_t entry_rows = p.block_map_q.quotient(first_q + rows - 1) - first_row + 1;

@@ -1,4 +1,5 @@
-// Rotary position embedding of a row in memory, on its way to another: portable/rotary.hpp, a thread a few angles.
+// Rotary position embedding of a row on its way from memory to memory (portable/rotary.hpp). Each thread handles a few
+// angles.
 #pragma once
 
 #include "cuda/device/tile/piece.hpp"
@@ -18,7 +19,7 @@ __device__ __forceinline__ portable::Rotated<float> turned(const Angles& angles,
   float cos[1], sin[1];
   load_piece<E>(angles.cos, angles.cos_at + j, cos);
   load_piece<E>(angles.sin, angles.sin_at + j, sin);
-  // Not contracted, so that a CPU has the same bits.
+  // These operations are not contracted, so that a CPU computes the same bits.
   return {__fsub_rn(__fmul_rn(first, cos[0]), __fmul_rn(second, sin[0])),
           __fadd_rn(__fmul_rn(second, cos[0]), __fmul_rn(first, sin[0]))};
 }
@@ -66,8 +67,8 @@ __device__ __forceinline__ float rotated_at(const void* from, int64_t from_at, c
   return is_first ? pair.first : pair.second;
 }
 
-// N numbers from a column on, of which the first rotary_dim of the row are turned. More than two are a piece, and all
-// of them or none are.
+// Loads N values from a column on and rotates those among the row's first rotary_dim. More than two values are one
+// piece, whose values are all rotated or none.
 template <Element E, Element AngleElement, int N, bool kIsInterleaved>
 __device__ __forceinline__ void load_rotated(const void* from, int64_t from_at, const Angles& angles, int32_t column,
                                              int32_t rotary_dim, float (&values)[N]) {

@@ -30,11 +30,12 @@ template <ScoreConfig C>
 class Score {
  public:
   static constexpr bool kIsPlain = !C.softcap && !C.alibi && !C.bias && !C.score_mod;
-  // Scores stay products of q and k, and scale enters with the exponent of 2. ALiBi's penalty is then rounded once for
-  // a lane's first query and key, and counted from there.
+  // True if scores stay products of q and k and scale enters with the exponent of 2. ALiBi's penalty is then rounded
+  // once for a lane's first query and key, and counted from there.
   static constexpr bool kAreProducts =
       kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score_mod && C.element != Element::f32 && !C.batch_invariant);
-  // A softcap alone has a series for small scores, which serves all rows of a warp or none (softcap.hpp).
+  // A softcap without other modifications has a series for small scores, which all rows of a warp use or none
+  // (softcap.hpp).
   static constexpr bool kHasSeries =
       C.softcap && !C.alibi && !C.bias && !C.score_mod && C.element != Element::f32 && !C.batch_invariant;
 
@@ -43,27 +44,27 @@ class Score {
     if constexpr (C.alibi) {
       slope_ = static_cast<const float*>(
           p.alibi_slopes.data)[batch_idx * p.alibi_slopes.batch_stride + head_idx * p.alibi_slopes.stride];
-      // Times any distance it stays finite.
+      // This bound keeps the slope finite times any distance.
       if constexpr (kAreProducts) slope_ = fminf(fmaxf(slope_ / scale(), -0x1p96f), 0x1p96f);
     }
     if constexpr (C.bias) bias_ = batch_idx * p.bias.batch_stride + head_idx * p.bias.head_stride;
   }
 
-  // From what the softmax sees to natural scores and to exponents of 2.
+  // Factors from the softmax's scores to natural ones, and to exponents of 2.
   __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
-  // The softcap's series of a product, and the largest one that it serves.
+  // The softcap's series of a product, and the largest product for which it holds.
   __device__ float by_series(float s) const {
     const float square = s * s;
     const portable::SoftcapParams& softcap = p_.softcap;
     return s * __fmaf_rn(__fmaf_rn(square, softcap.series[2], softcap.series[1]), square, softcap.series[0]);
   }
   __device__ float end_of_series() const { return p_.softcap.end_of_series; }
-  // What ALiBi alone takes off a score, in exponents of 2, for each position between query and key.
+  // ALiBi's penalty in exponents of 2 for each position between query and key, without other modifications.
   __device__ float slope_log2() const { return slope_ * scale_log2(); }
 
-  // A query and a key, from which scores of some more are counted.
+  // A query and a key from which the positions of other scores are counted.
   struct Origin {
     int32_t query, key;
     float distance;   // from the query's position to the key, times the slope where scores are products
@@ -74,18 +75,18 @@ class Score {
     return {query, key, kAreProducts ? distance * slope_ : distance, static_cast<float>(query - key)};
   }
 
-  // q - k for a score modification, so many more than the origin's; below 2^23 exactly. An addition for all scores of a
-  // diagonal, where a conversion is two slow instructions.
+  // q - k for a score modification, `positions` more than the origin's; exact below 2^23. Scores of a diagonal share
+  // it, and an addition is cheaper than a conversion (two slow instructions).
   __device__ static float q_minus_k(const Origin& origin, int32_t positions) {
     return origin.q_minus_k + static_cast<float>(positions);
   }
 
-  // True if so many queries and keys from these on are the sequence's.
+  // True if these queries and keys all belong to the sequence.
   __device__ bool are_within(int32_t first_query, int32_t queries, int32_t first_key, int32_t keys) const {
     return (first_query <= sequence_.len_q - queries) & (first_key <= sequence_.len_kv - keys);
   }
 
-  // A query and a key of the sequence: the last ones where they lie past the lengths, unless AreWithin.
+  // A query and a key of the sequence. Positions past the lengths become the last ones, unless AreWithin.
   struct Position {
     int32_t query, key;
   };
@@ -95,9 +96,9 @@ class Score {
     return AreWithin ? at : Position{min(at.query, sequence_.len_q - 1), min(at.key, sequence_.len_kv - 1)};
   }
 
-  // The score of the query `row` and the key `column` behind the origin's, out of s = q . k with the sign of scale.
-  // Both may lie past the lengths unless AreWithin: then a modification's q - k is of_diagonal, q_minus_k()'s, one
-  // value for all scores of a diagonal.
+  // The score of the query `row` rows and the key `column` columns after the origin, from s = q . k with the sign of
+  // scale. Both may lie past the lengths unless AreWithin. With AreWithin a modification's q - k is of_diagonal, from
+  // q_minus_k(): one value for all scores of a diagonal.
   template <bool AreWithin = false>
   __device__ __forceinline__ float value(float s, const Origin& origin, int32_t row, int32_t column,
                                          float of_diagonal = 0) const {
@@ -111,12 +112,12 @@ class Score {
     return s;
   }
 
-  // The same before the caller's modification. tanh: of the softcap, or not written.
+  // The same before the caller's modification. tanh: output, that of the softcap; not written without one.
   template <bool AreWithin = false>
   __device__ __forceinline__ float unmodified(float s, const Origin& origin, int32_t row, int32_t column,
                                               float& tanh) const {
     if constexpr (kAreProducts) {
-      // Its size is that of slope times distance, its sign that of the slope.
+      // The penalty is the slope times the distance and has the sign of the slope.
       const float penalty = __fmaf_rn(slope_, static_cast<float>(row - column), origin.distance);
       return s - copysignf(penalty, slope_);
     }
@@ -136,19 +137,19 @@ class Score {
     return s;
   }
 
-  // value() in natural units, for a score of its own.
+  // value() in natural units, for code that uses a single score.
   __device__ float natural(float s, const Origin& origin, int32_t row, int32_t column) const {
     return scale() * value(s, origin, row, column);
   }
 
-  // What ALiBi's slope is multiplied by.
+  // The factor on ALiBi's slope.
   __device__ float distance(const Origin& origin, int32_t row, int32_t column) const {
     return fabsf(static_cast<float>(origin.query + row + sequence_.len_kv - sequence_.len_q - origin.key - column));
   }
 
  private:
-  // Its sign is in q already. Zero would make 0 * -inf of a hidden key: a very small number gives equal scores too. It
-  // also divides slopes.
+  // q already has the sign of scale. A scale of 0 becomes a very small number, because 0 times a hidden key's -inf is
+  // NaN; the scores are equal just the same. Slopes are divided by it too.
   __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
 
   const portable::ForwardParams& p_;

@@ -1,9 +1,9 @@
 // The running softmax of a 16 x 8n block of accumulators: rows g and g + 8 of each lane (ptx/mma.hpp).
 //
 // Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in base 2 with the output kept unscaled (FlashAttention-2,
-// arXiv 2307.08691, algorithm 1). The maximum that exponents are taken against may lag behind the true one by up to
-// kLag: every finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and a
-// lagging maximum spares the rescaling of the output in most tiles. (In batch_invariant calls it does not lag.)
+// arXiv 2307.08691, algorithm 1). The maximum that exponents subtract may be up to kLag below the true one. Every
+// finite choice gives the same quotient, 2^kLag is far from overflow in fp32 and in half precision, and most tiles then
+// need no rescaling of the output. (In batch_invariant calls it does not lag.)
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"
@@ -13,19 +13,19 @@ namespace tessella::device {
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-// A float wherever one is asked for. (NVRTC 12.1 knows no constant expression that is one.)
+// Converts to a float infinity. (NVRTC 12.1 has no constant expression for it.)
 struct Infinity {
   __device__ __forceinline__ operator float() const { return __int_as_float(0x7F800000); }
 };
 inline constexpr Infinity kInfinity;
 
-// Of two rows. max is in units of the scores that update_max() gets; -inf before the first visible key.
+// The state of two rows. max is in the units of the scores that update_max() gets; -inf before the first visible key.
 struct RowState {
   float max[2] = {-kInfinity, -kInfinity};
   float sum[2] = {0, 0};  // of this lane's columns alone until finish()
 };
 
-// The largest of a row's values over the four lanes that share it.
+// The largest value over the four lanes of a row.
 __device__ __forceinline__ float row_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
@@ -37,7 +37,7 @@ __device__ __forceinline__ float row_sum(float value) {
 
 inline constexpr float kLag = 8;  // in base 2: unnormalised probabilities stay below 2^8
 
-// Rows' maxima of the scores of MBlocks blocks, of this lane's columns alone.
+// Maxima of the rows of MBlocks blocks of scores, over this lane's columns only.
 template <int MBlocks, int Blocks>
 __device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], float (&lanes)[MBlocks][2]) {
 #pragma unroll
@@ -54,7 +54,8 @@ __device__ __forceinline__ void find_max(const float (&s)[MBlocks][Blocks][4], f
 
 inline constexpr float kLargeMax = 0x1p20f;  // in base 2
 
-// True, in all lanes alike, for a maximum so large that scale_log2 times it must not be rounded apart from its scores.
+// True, in all lanes alike, if some maximum is so large that scale_log2 times it must not be rounded separately from
+// its scores.
 template <int MBlocks>
 __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], float scale_log2) {
   bool mine = false;
@@ -66,12 +67,11 @@ __device__ __forceinline__ bool has_large_max(const RowState (&rows)[MBlocks], f
   return __any_sync(kAllLanes, mine);
 }
 
-// Takes the maxima of a tile's scores, as find_max() has them, into those of the rows. Where a maximum that was used
-// falls behind by more than lag, rescale(m, factor) is called for every block m that has a maximum, the output follows
-// by a factor for each of its two rows, and is_large becomes what has_large_max() says. Until then lanes only vote:
-// what they share of a row is wanted where it grows. SubtractsMax: is_large is true. BatchInvariant: so it is, and
-// maxima do not lag. Else a row beside it would decide when a row's maximum, behind by less than the lag, rises, and
-// whether it is taken for large.
+// Merges the maxima of a tile's scores, as find_max() computes them, into those of the rows. If a maximum falls behind
+// by more than lag, all of them rise, rescale(m, factor) is called for every block m that has a maximum, to multiply
+// the two rows of the output, and is_large becomes has_large_max(). Until then lanes only vote. SubtractsMax: is_large
+// is true. BatchInvariant: is_large is true and maxima do not lag; otherwise a neighbouring row would decide when a
+// row's maximum rises and whether it counts as large.
 template <bool BatchInvariant, bool SubtractsMax = BatchInvariant, int MBlocks, class Rescale>
 __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], RowState (&rows)[MBlocks],
                                            float scale_log2, float lag, bool& is_large, const Rescale& rescale) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       is_behind |= BatchInvariant ? lanes[m][r] > rows[m].max[r]
-                                  // True from -inf on, false for -inf twice.
+                                  // True if the maximum was -inf and is not now, false if it is -inf still.
                                   : (lanes[m][r] - rows[m].max[r]) * scale_log2 > lag;
     }
   }
@@ -102,7 +102,7 @@ __device__ __forceinline__ void update_max(const float (&lanes)[MBlocks][2], Row
   is_large = BatchInvariant || SubtractsMax || has_large_max(rows, scale_log2);
 }
 
-// For large maxima: scores less their maximum, which exponentiate() then takes as 0.
+// For large maxima: subtracts each row's maximum from its scores. exponentiate() then subtracts 0.
 template <int MBlocks, int Blocks>
 __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], const RowState (&rows)[MBlocks]) {
 #pragma unroll
@@ -118,13 +118,13 @@ __device__ __forceinline__ void subtract_max(float (&s)[MBlocks][Blocks][4], con
   }
 }
 
-// What exponents of a row are taken against, in base 2.
+// The exponents' offset of a row, in base 2.
 __device__ __forceinline__ float softmax_offset(float max, float scale_log2, bool is_large) {
   return is_large || max == -kInfinity ? 0.0f : max * scale_log2;
 }
 
-// Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)),
-// scale_log2 > 0, and sums them: all exponentials first, as each takes long and the next need not wait.
+// Turns the scores of block columns [from, until) into unnormalised probabilities 2^(scale_log2 (s - max)), scale_log2
+// > 0, and sums them. All exponentials come first: each takes long, and the next need not wait for it.
 template <int MBlocks, int Blocks>
 __device__ __forceinline__ void exponentiate(float (&s)[MBlocks][Blocks][4], RowState (&rows)[MBlocks],
                                              float scale_log2, bool is_large, int from, int until) {
@@ -161,7 +161,7 @@ struct RowResult {
 __device__ __forceinline__ RowResult finish(float max, float sum, float scale, bool has_sink, float sink) {
   const float natural_max = sum == 0 ? -kInfinity : max * scale;
   if (has_sink && sink > -kInfinity) {
-    // Exponents against the larger of both, so that neither overflows.
+    // The exponents subtract the larger of both, so that neither overflows.
     const float top = fmaxf(natural_max, sink);
     const float kept = sum == 0 ? 0.0f : ptx::exp2((natural_max - top) * kLog2e);
     const float total = sum * kept + ptx::exp2((sink - top) * kLog2e);

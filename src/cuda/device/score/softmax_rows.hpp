@@ -1,12 +1,11 @@
-// The softmax of softmax.hpp for a warp that has few others beside it: few instructions, and chains of exponentials and
-// of comparisons that do not wait for each other, for nothing else hides their latency.
+// The softmax of softmax.hpp for a multiprocessor with few warps. Nothing else hides latency there, so the code has few
+// instructions, and its exponentials and comparisons do not wait for each other.
 //
-// Maxima are found in a query tile's first key tile. After it a row keeps what its exponents are taken against as long
-// as the lanes' sums over a tile, which are wanted anyway, stay within 2^kLag: so does each probability then, and the
-// maximum lags behind by no more. A tile whose sums do not is computed again, with new maxima; maxima are found in the
-// tiles behind it too, until they grow no longer, and in batch_invariant calls in every tile. (One maximum for all, and
-// a second computation where it does not serve: FlashDecoding++, arXiv 2311.01282, section 3. Here each row has its
-// own.)
+// Maxima are found in a query tile's first key tile. A row then keeps its offset while each lane's sum over a tile,
+// which is computed anyway, stays within 2^kLag. Each probability is then within 2^kLag too, so the maximum lags by at
+// most kLag. If a sum exceeds it, the tile is computed again with new maxima, and the following tiles find maxima too,
+// until these stop growing. In batch_invariant calls every tile finds maxima. (FlashDecoding++, arXiv 2311.01282,
+// section 3, has one maximum for all rows and computes again if it fails. Here each row has its own.)
 #pragma once
 
 #include "cuda/device/score/softmax.hpp"
@@ -17,14 +16,14 @@ inline constexpr float kLargestSum = 256;  // 2^kLag
 inline constexpr float kSmallLag = 2;      // with which the sums of a lane's 32 columns are not too large yet
 
 struct WatchedRows : RowState {
-  float offset[2] = {0, 0};  // what exponents are taken against, in base 2
-  // Every row of the warp has a maximum, none is large and none has grown just now: exponents may be taken against them
-  // before the tile's own maxima are known.
+  float offset[2] = {0, 0};  // subtracted from exponents, in base 2
+  // Every row of the warp has a maximum, none is large and none has just grown. Exponents may then use these maxima
+  // before the tile's own are known.
   bool is_settled = false;
 };
 
-// The largest score of row r (0 or 1) over the lane's columns. Numbers that are not negative keep their order as
-// integers, of which Hopper compares three at a time; a lane whose columns are all negative, by their sign, says -inf.
+// The largest score of row r (0 or 1) over the lane's columns. Non-negative floats keep their order as integers, and
+// Hopper compares three integers at once. A lane whose columns all have a minus sign returns -inf.
 template <int Blocks>
 __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   int max = __vimax3_s32(__float_as_int(s[0][r * 2]), __float_as_int(s[0][r * 2 + 1]), __float_as_int(s[1][r * 2]));
@@ -37,8 +36,8 @@ __device__ __forceinline__ float lane_max(const float (&s)[Blocks][4], int r) {
   return __int_as_float(__vimax3_s32(max, other, __float_as_int(-kInfinity)));
 }
 
-// Raises the maxima to those of a tile. Where what was summed before must be multiplied, rescale(factor) is called; the
-// sums here are multiplied.
+// Raises the maxima to those of a tile. If a maximum rises, rescale(factor) is called to multiply the output so far;
+// the sums here are multiplied.
 template <int Blocks, class Rescale>
 __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                           const Rescale& rescale) {
@@ -63,18 +62,18 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
   rows.is_settled = __all_sync(kAllLanes, is_settled);
 }
 
-// The same for batch_invariant calls, in every tile: what becomes of a row is found from that row alone. Votes decide
-// what a warp computes, never what comes of it.
+// The same for batch_invariant calls, in every tile. A row's result depends on that row alone: votes decide what a warp
+// computes, never a value.
 template <int Blocks, class Rescale>
 __device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                                   const Rescale& rescale) {
-  // Of a lane whose scores are negative lane_max() says -inf, which does no harm where the maximum is not.
+  // lane_max() returns -inf for a lane of negative scores. That is correct if the row's maximum is not negative.
   float max[1][2] = {{lane_max(s[0], 0), lane_max(s[0], 1)}};
   if (!__all_sync(kAllLanes, fmaxf(max[0][0], rows.max[0]) >= 0 && fmaxf(max[0][1], rows.max[1]) >= 0)) {
     find_max(s, max);
   }
   RowState state[1] = {rows};
-  bool ignored = false;  // what it says of the warp
+  bool ignored = false;  // a vote of the whole warp, so it is not used
   update_max<true>(max, state, scale_log2, 0, ignored, [&](int, const float(&by)[2]) {
     const float factor[1][2] = {{by[0], by[1]}};
     rescale(factor);
@@ -96,19 +95,19 @@ __device__ __forceinline__ void raise_max_of_each(float (&s)[1][Blocks][4], Watc
   }
 }
 
-// The same with less to do, where no row of the warp has a maximum yet and the new ones are neither negative nor large;
-// elsewhere false, and nothing is changed.
+// A shorter version if no row of the warp has a maximum yet and the new ones are neither negative nor large. Otherwise
+// it returns false and changes nothing.
 template <int Blocks>
 __device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2) {
   if (!__all_sync(kAllLanes, rows.max[0] == -kInfinity && rows.max[1] == -kInfinity)) return false;
   float max[2];
-  bool is_usual = true;
+  bool is_moderate = true;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     max[r] = row_max(lane_max(s[0], r));
-    is_usual = is_usual && max[r] >= 0 && max[r] * scale_log2 <= kLargeMax;  // false for NaN
+    is_moderate = is_moderate && max[r] >= 0 && max[r] * scale_log2 <= kLargeMax;  // false for NaN
   }
-  if (!__all_sync(kAllLanes, is_usual)) return false;
+  if (!__all_sync(kAllLanes, is_moderate)) return false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     rows.max[r] = max[r];
@@ -118,8 +117,8 @@ __device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], Watche
   return true;
 }
 
-// Maxima of a tile's scores, and from them what exponents are taken against. rescale(factor): multiplies what was
-// summed before, of the output too.
+// Finds the maxima of a tile's scores and sets the exponents' offsets. rescale(factor) multiplies earlier sums and the
+// output.
 template <bool BatchInvariant, int Blocks, class Rescale>
 __device__ __forceinline__ void take_maxima(float (&s)[1][Blocks][4], WatchedRows& rows, float scale_log2,
                                             const Rescale& rescale) {
@@ -130,8 +129,8 @@ __device__ __forceinline__ void take_maxima(float (&s)[1][Blocks][4], WatchedRow
   }
 }
 
-// Unnormalised probabilities of blocks j and j + 1, 16 keys, which are added to sum; with j = 0 it begins.
-// exponent(score, r, column): of 2, for row r and the column counted from the lane's first.
+// Computes unnormalised probabilities of blocks j and j + 1, 16 keys, and adds them to sum; j = 0 starts the sum.
+// exponent(score, r, column): exponent of 2 for row r and a column counted from the lane's first.
 template <int Blocks, class Exponent>
 __device__ __forceinline__ void exponentiate_16(const float (&s)[Blocks][4], int j, const Exponent& exponent,
                                                 float (&probability)[2][4], float (&sum)[2]) {

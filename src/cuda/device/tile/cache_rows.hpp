@@ -9,14 +9,14 @@
 
 namespace tessella::device {
 
-// 16 rows. Most lie one behind the other and are all seen: a run, of which each lane knows the first. Of others lane i
-// knows where row i % 16 lies.
+// 16 rows of a cache. Most tiles are a run: rows at one stride, all visible, of which each lane knows the first. In
+// other tiles lane i knows the address of row i % 16.
 struct CacheTile {
   bool is_run;
-  int32_t page, row;  // row -1: nobody sees the key
+  int32_t page, row;  // row -1: no query sees the key
 };
 
-// What masks and ALiBi know of a query row.
+// The data of a query row that masks and ALiBi read.
 struct RowInfo {
   int32_t begin, end;  // keys that it sees, beside those of keep_first
   int32_t position;    // its own, counted in keys
@@ -24,7 +24,7 @@ struct RowInfo {
 };
 static_assert(sizeof(RowInfo) == portable::kRowInfoBytes);
 
-// What queries see of each other's keys, the sequence's last ones, from `begin` on: a word a query, a bit a key.
+// The draft mask: the sequence's last keys, from `begin` on; one word a query, one bit a key.
 struct Drafts {
   int32_t begin = 0x7FFFFFFF;
   const uint64_t* words = nullptr;
@@ -34,15 +34,15 @@ struct Drafts {
   }
 };
 
-// Whether a row sees a key.
+// True if a row sees a key.
 __device__ __forceinline__ bool sees(const RowInfo& row, int32_t key, int32_t keep_first, const Drafts& drafts) {
   return KeyRange{row.begin, row.end}.sees(key, keep_first) && !drafts.hide(row.position - drafts.begin, key);
 }
 
 class CacheRows {
  public:
-  // Of one sequence and KV head, for query rows whose first and last ones are these. Keys that none of them sees are
-  // never read. Strides count so many bytes, which hold so many elements.
+  // The rows of one sequence and KV head, for query rows from a first to a last one. Keys that none of them sees are
+  // never read. Strides count units of stride_bytes bytes, which hold stride_elements elements.
   __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
                                        int32_t head_kv, const RowInfo* rows, int32_t num_rows, const Drafts& drafts,
                                        int32_t stride_bytes, int32_t stride_elements)
@@ -61,7 +61,7 @@ class CacheRows {
         keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * stride_bytes),
         values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * stride_bytes) {}
 
-  // It is there a while before it is used: a page is looked up.
+  // Call it well before the rows are used: it reads the page table.
   __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
     constexpr int32_t kKeys = portable::kDecodeTile;
     const int32_t first = row_kv_ + first_key;
@@ -84,7 +84,7 @@ class CacheRows {
     return tile;
   }
 
-  // Copies the tile's rows of k or v, or of k one of `Portions` equal portions; those that nobody sees become zeros.
+  // Copies the tile's rows of k or v, or one of `Portions` equal portions of k. Rows that no query sees become zeros.
   template <class TileK, int Portions = 1>
   __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane, int portion = 0) const {
     load<TileK, portable::kDecodeTile / Portions>(to, keys_, p_.k, p_.head_dim_qk / stride_elements_, tile, lane,
@@ -94,13 +94,13 @@ class CacheRows {
   __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
     load<TileV>(to, values_, p_.v, p_.head_dim_v / stride_elements_, tile, lane);
   }
-  // Of lane i of 16 that of key i, of the others those of values. Scales of keys that nobody sees are not read.
+  // Lanes 0 to 15 copy the scales of keys, the others those of values. Scales of unseen keys are not read.
   __device__ __forceinline__ void load_scales(uint32_t to, const portable::DecodeParams& p, const CacheTile& tile,
                                               int lane) const {
     const portable::CacheScaleParams& of = lane < portable::kDecodeTile ? p.k_scale : p.v_scale;
     to += static_cast<uint32_t>(lane) * 4;
     if (of.data == nullptr) return ptx::store_word(to, __float_as_uint(1.0f));
-    // Packed rows have scales in blocks of all of them, or a few of each sequence.
+    // Packed rows have one block of scales for all of them, or a few blocks for each sequence.
     const int32_t batch_idx =
         p_.cu_seqlens_kv.data != nullptr && p_.page_table.data == nullptr ? batch_idx_ : tile.page;
     const int32_t row = tile.row + (tile.is_run ? lane % portable::kDecodeTile : 0);
@@ -110,7 +110,7 @@ class CacheRows {
   }
 
  private:
-  // Between what the first rows see and the last ones there may be keys that none sees.
+  // There may be keys that no row sees between those of the first row and those of the last one.
   __device__ __forceinline__ bool is_seen(int32_t key) const {
     bool is_seen = false;
 #pragma unroll 1
@@ -122,7 +122,7 @@ class CacheRows {
   template <class Tile, int Rows = portable::kDecodeTile>
   __device__ __forceinline__ void load(uint32_t to, const char* first, const portable::OperandParams& of,
                                        int32_t columns, const CacheTile& tile, int lane, int portion = 0) const {
-    // Lanes that copy a row side by side.
+    // The lanes that copy one row.
     constexpr int kLanes = 32 % Tile::kChunks == 0 ? Tile::kChunks : Tile::kPanelChunks;
     constexpr int kRowsAStep = 32 / kLanes;
     static_assert(Rows % kRowsAStep == 0);
@@ -130,7 +130,7 @@ class CacheRows {
     const int own_row = first_row + lane / kLanes, own_chunk = lane % kLanes;
     const char* source =
         first + (tile.page * of.batch_stride + tile.row * of.row_stride) * stride_bytes_ + own_chunk * 16;
-    // Panels of a long row are constants apart: no address but the first takes a register.
+    // The panels of a long row are a constant distance apart, so only the first address needs a register.
     constexpr bool kIsLong = Tile::kChunks > 64;
     const auto copy_panels = [=](int row, const char* row_source, bool is_seen) {
       const uint32_t target = to + Tile::offset(row, own_chunk);

@@ -1,5 +1,5 @@
-// What is left of a softmax over some keys, and how such states become one: of a block's warps, of a cluster's blocks,
-// of a unit's clusters. Always in order, so that bits do not depend on who is first.
+// The state of a softmax over some keys, and how states merge: those of a block's warps, of a cluster's blocks, and of
+// a unit's clusters. They merge in a fixed order, so that bits do not depend on which one ends first.
 #pragma once
 
 #include "cuda/device/ptx/barrier.hpp"
@@ -10,7 +10,7 @@
 
 namespace tessella::device {
 
-// A softmax that is not finished: o unscaled, relative to the maximum.
+// An unfinished softmax: o is unscaled and relative to the maximum.
 struct State {
   float max = -kInfinity, sum = 0;
   float o[4] = {0, 0, 0, 0};
@@ -34,7 +34,7 @@ struct DecodeStates : BlockDecode<C> {
     return x + __shfl_xor_sync(kAllLanes, x, 16);
   }
 
-  // Leaves the block's state in shared memory, where a thread finds four columns of a row side by side.
+  // Writes the block's state to shared memory, where a thread finds four columns of a row in one chunk.
   __device__ __forceinline__ void stage_state(const Rows& rows, const Sums& o) const {
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
@@ -64,7 +64,7 @@ struct DecodeStates : BlockDecode<C> {
     }
     __syncthreads();
   }
-  // Merges `count` states in order. sums_of(i): maximum and sum; load(i, o). So many at a time are on their way.
+  // Merges `count` states in order. sums_of(i): maximum and sum; load(i, o). It loads kAtOnce states at a time.
   template <class SumsOf, class Load>
   __device__ __forceinline__ State merged(int count, const SumsOf& sums_of, const Load& load) const {
     constexpr int kAtOnce = 8;
@@ -118,7 +118,7 @@ struct DecodeStates : BlockDecode<C> {
     });
   }
 
-  // Four columns of a row of out, and with the first of them the row's lse.
+  // Writes four columns of a row of out, and the row's lse beside the first of them.
   __device__ __forceinline__ void write(const DecodeWork& work, int quad, const State& state) const {
     const int row = quad / kQuads, column = quad % kQuads * 4;
     if (row >= work.num_rows || column >= p.forward.head_dim_v) return;
@@ -147,43 +147,43 @@ struct DecodeStates : BlockDecode<C> {
     }
   }
 
-  __device__ __forceinline__ float* partial(const DecodeWork& work, int part, int quad) const {
-    return p.partial + (int64_t{work.part.slot_of(part)} * p.rows * kQuads + quad) * 4;
+  __device__ __forceinline__ float* partial(const DecodeWork& work, int split_idx, int quad) const {
+    return p.partial + (int64_t{work.split.slot_of(split_idx)} * p.rows * kQuads + quad) * 4;
   }
-  __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int part, int row) const {
-    return p.partial_sums + (int64_t{work.part.slot_of(part)} * p.rows + row) * 2;
+  __device__ __forceinline__ float* partial_sums(const DecodeWork& work, int split_idx, int row) const {
+    return p.partial_sums + (int64_t{work.split.slot_of(split_idx)} * p.rows + row) * 2;
   }
 
-  // Leaves the state of a quad for the cluster that comes last.
+  // Writes the state of a quad to memory for the unit's last cluster.
   __device__ __forceinline__ void leave(const DecodeWork& work, int first, int quad, const State& state) const {
-    ptx::store_to_memory(partial(work, work.part.idx, quad), state.o);
+    ptx::store_to_memory(partial(work, work.split.idx, quad), state.o);
     if (quad != first && quad % kQuads != 0) return;
     const float sums[2] = {state.max, state.sum};  // of a row that several blocks have, each leaves the same
-    ptx::store_to_memory(partial_sums(work, work.part.idx, quad / kQuads), sums);
+    ptx::store_to_memory(partial_sums(work, work.split.idx, quad / kQuads), sums);
   }
-  // Whether all other clusters of the unit have left theirs.
+  // True if all other clusters of the unit have written theirs.
   __device__ __forceinline__ bool is_last(const DecodeWork& work) const {
     uint32_t* vote = reinterpret_cast<uint32_t*>(shared + kAt.barrier + 8);
     __syncthreads();
     if (thread == 0) {
       ptx::fence_memory();
-      *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.part.of) ? 1 : 0;
+      *vote = ptx::is_last_arrival(p.arrived + work.unit.idx * p.cluster + rank, work.split.of) ? 1 : 0;
       if (*vote != 0) ptx::fence_memory();
     }
     __syncthreads();
     return *vote != 0;
   }
-  __device__ __forceinline__ State state_of_parts(const DecodeWork& work, int quad) const {
-    const auto sums_of = [&](int part) {
+  __device__ __forceinline__ State state_of_splits(const DecodeWork& work, int quad) const {
+    const auto sums_of = [&](int split_idx) {
       float sums[2];
-      ptx::load_from_memory(sums, partial_sums(work, part, quad / kQuads));
+      ptx::load_from_memory(sums, partial_sums(work, split_idx, quad / kQuads));
       return make_float2(sums[0], sums[1]);
     };
-    return merged(work.part.of, sums_of,
-                  [&](int part, float(&of_part)[4]) { ptx::load_from_memory(of_part, partial(work, part, quad)); });
+    return merged(work.split.of, sums_of,
+                  [&](int split_idx, float(&o)[4]) { ptx::load_from_memory(o, partial(work, split_idx, quad)); });
   }
 
-  // Blocks of a cluster: each gets the others' states of its own slice of quads.
+  // Quads of a block's slice: each block of a cluster merges one slice from the states of all blocks.
   __device__ __forceinline__ int slice_quads() const { return p.slice.value; }
   __device__ __forceinline__ int num_quads() const { return p.rows * kQuads; }
   __device__ uint32_t received(int from, int i) const { return base + kAt.received + (from * slice_quads() + i) * 16; }
@@ -217,7 +217,7 @@ struct DecodeStates : BlockDecode<C> {
       of_block[2] = __uint_as_float(words.z), of_block[3] = __uint_as_float(words.w);
     });
   }
-  // The same from where all blocks have staged theirs: rows of v_in_k are so long that there is no memory to send to.
+  // The same, read from where all blocks have staged their states: rows of v_in_k are too long to send.
   __device__ __forceinline__ State staged_of_cluster(int quad) const {
     const int row = quad / kQuads;
     const auto at = [&](int from, const void* here) {

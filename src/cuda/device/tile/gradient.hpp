@@ -1,4 +1,4 @@
-// Rows of a gradient, from accumulators to memory. The layout of accumulators is that of ptx/mma.hpp.
+// Stores rows of a gradient from accumulators, which have the layout of ptx/mma.hpp.
 #pragma once
 
 #include "cuda/device/score/score.hpp"
@@ -9,7 +9,7 @@ namespace tessella::device {
 
 using portable::GradientParams;
 
-// Element `at` of a gradient becomes value, or what is there and value.
+// Stores `value` as element `at` of a gradient, or adds it to the element.
 template <Element E>
 __device__ __forceinline__ void store_gradient(void* data, int64_t at, float value, bool is_f32, bool accumulates) {
   if (E == Element::f32 || is_f32) {
@@ -22,8 +22,8 @@ __device__ __forceinline__ void store_gradient(void* data, int64_t at, float val
   }
 }
 
-// factor * c, 16 MBlocks rows of a gradient from `row` on and 8 Blocks columns from `column` on; rows from `end` on
-// and columns from head_dim on are not there. at_row(i): elements from data to row i.
+// Stores factor * c: 16 MBlocks rows of a gradient from `row` on, 8 Blocks columns from `column` on. Rows from `end` on
+// and columns from head_dim on do not exist. at_row(i): elements from data to row i.
 template <Element E, int MBlocks, int Blocks, class AtRow>
 __device__ __forceinline__ void store_gradients(const GradientParams& to, const float (&c)[MBlocks][Blocks][4],
                                                 float factor, int32_t row, int32_t end, int32_t column,

@@ -1,4 +1,4 @@
-// The key tiles that a tile of queries visits, in order, and what of them a warp sees.
+// The key tiles that a query tile visits, in order, and which of their keys a warp sees.
 #pragma once
 
 #include "cuda/device/schedule/sequence.hpp"
@@ -6,22 +6,22 @@
 
 namespace tessella::device {
 
-// Of a tile of scores, by the element masks alone.
+// Class of a tile of scores under the element masks alone.
 enum class TileClass : uint8_t { hidden = 0, partial = 1, full = 2 };
 
-// Tiles [0, kept) and [begin, end) hold the keys that rows [first, last] see; [full_begin, full_end) are seen whole by
-// each of them. kept <= begin.
+// Tiles [0, kept) (of keep_first) and [begin, end) hold the keys that rows [first, last] see; kept <= begin. All of
+// these rows see all keys of tiles [full_begin, full_end).
 struct KeyTiles {
   int32_t kept, begin, end, full_begin, full_end;
 
   __device__ bool sees(int32_t tile) const { return tile < end && (tile >= begin || tile < kept); }
   __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
-  // Tiles of these below `tile`.
+  // How many of these tiles come before `tile`.
   __device__ int32_t count_before(int32_t tile) const { return min(tile, kept) + max(0, min(tile, end) - begin); }
   __device__ bool all_are_full() const { return kept == 0 && full_begin <= begin && full_end >= end; }
 };
 
-// Keys [begin, end) that a row sees, beside those of keep_first.
+// Keys [begin, end) that a row sees in addition to those of keep_first.
 struct KeyRange {
   int32_t begin, end;
   __device__ bool sees(int32_t key, int32_t keep_first) const {
@@ -35,7 +35,7 @@ __device__ __forceinline__ KeyRange row_keys(const BandedSequence<Int>& sequence
   return {static_cast<int32_t>(sequence.band.begin(row, end)), static_cast<int32_t>(end)};
 }
 
-// For the ranges of the first and the last row of a run.
+// The tiles of a run of rows, from the key ranges of its first and last row.
 template <int TileKv>
 __device__ __forceinline__ KeyTiles key_tiles(KeyRange first, KeyRange last, int32_t keep_first) {
   const auto ceil = [](int32_t keys) { return (keys + TileKv - 1) / TileKv; };
@@ -48,24 +48,24 @@ __device__ __forceinline__ KeyTiles key_tiles(KeyRange first, KeyRange last, int
   return tiles;
 }
 
-// Of 32 tiles, a bit each: those that a block visits, and which of them element masks hide some of.
+// A bit for each of 32 tiles: the block visits it; element masks hide some of it.
 struct TileBits {
   uint32_t visible = 0, partial = 0;
 };
-// By a whole warp, of the tiles from `first` on.
+// The bits of the tiles from `first` on. A whole warp calls it.
 __device__ __forceinline__ TileBits tile_bits(const KeyTiles& tiles, const uint8_t* tile_map, int32_t first) {
   const int32_t mine = first + static_cast<int32_t>(threadIdx.x % 32);
   const auto kind = tiles.sees(mine) ? static_cast<TileClass>(tile_map[mine]) : TileClass::hidden;
   return {__ballot_sync(kAllLanes, kind != TileClass::hidden), __ballot_sync(kAllLanes, kind == TileClass::partial)};
 }
 
-// The tiles that a block visits, in order: those its rows see but those that the tile map, if there is one, calls
-// hidden. Every thread of a warp holds the classes of 32 tiles as bits, so that walking them waits for no load.
+// The tiles that a block visits, in order: those its rows see, except those that the tile map (if there is one) marks
+// hidden. Every thread of a warp holds the classes of 32 tiles as bits, so the loop over tiles waits for no load.
 template <bool HasMap>
 class VisitedTiles {
  public:
-  // The first tile at or after `tile` in [0, tiles.end), or tiles.end. With a map `tile` is 0 or the one after
-  // next()'s.
+  // The first tile at or after `tile` in [0, tiles.end), or tiles.end. With a map, `tile` is 0 or the successor of
+  // next()'s last result.
   __device__ __forceinline__ int32_t next(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
     if constexpr (!HasMap) {
       return tile >= tiles.kept && tile < tiles.begin ? tiles.begin : tile;
@@ -80,7 +80,7 @@ class VisitedTiles {
       return tiles.end;
     }
   }
-  // True if the tile map says that element masks hide some of a tile that next() gave.
+  // True if the tile map says that element masks hide some of the tile. next() must have returned the tile.
   __device__ bool is_partial(int32_t tile) const { return HasMap && (bits_.partial >> (tile - first_) & 1) != 0; }
 
  private:

@@ -39,7 +39,7 @@ struct Multiply {
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
     return {{words[0], words[1], words[2], words[3]}};
   }
-  // Probabilities of the step's two 16 x 8 blocks, in the layout of accumulators, already have the operand's layout.
+  // Two 16 x 8 blocks of probabilities, in the layout of accumulators, already have the layout of an operand.
   template <int Blocks>
   __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
     const auto& first = p[step * 2];
@@ -47,7 +47,7 @@ struct Multiply {
     return {
         {pack(first[0], first[1]), pack(first[2], first[3]), pack(second[0], second[1]), pack(second[2], second[3])}};
   }
-  // Where a lane begins in a tile of v, and the right operands of two 8-column blocks for the 16 keys from `key`.
+  // The lane's address in a tile of v, and the right operands of two 8-column blocks for the 16 keys from `key`.
   template <class Tile>
   __device__ static __forceinline__ uint32_t v_address(uint32_t tile, int lane) {
     return tile + Tile::offset(lane % 16, lane / 16);
@@ -61,27 +61,27 @@ struct Multiply {
 template <>
 struct Multiply<Element::f32> {
   static constexpr int kDepth = 8;
-  // Matrix instructions cut off what lies below the sum's last bit: long sums are made of short ones, added by the fp32
-  // unit, which rounds.
+  // Matrix instructions truncate below the sum's last bit. Long sums are therefore made of short ones, which the fp32
+  // unit adds with rounding.
   static constexpr bool kSumsApart = true;
   struct A {
     uint32_t high[4], low[4];
   };
-  // One that is a tf32 as it is, which elements of 8 and 4 bits are.
+  // A value that is exactly a tf32, as elements of 8 and 4 bits are.
   struct ExactA {
     uint32_t r[4];
   };
 
-  // The nearest tf32 and what remains, rounded to tf32 too on Hopper; else the matrix instruction cuts it, by up to
-  // 2^-23 of x. Scores are worth the rounding, for they become exponents; v is not. An infinity becomes NaN, and NaN
-  // stays.
+  // The nearest tf32 and the rest. On Hopper the rest is rounded to tf32; elsewhere the matrix instruction truncates
+  // it, by up to 2^-23 of x. Scores need the rounding because they become exponents; v does not. Infinity becomes NaN,
+  // and NaN stays.
   template <bool Rounds = true>
   __device__ static __forceinline__ void split(uint32_t word, uint32_t& high, uint32_t& low) {
     const float x = __uint_as_float(word), nearest = ptx::to_tf32(x);
     high = __float_as_uint(nearest);
     low = __float_as_uint(Rounds && ptx::kRoundsToTf32 ? ptx::to_tf32(x - nearest) : x - nearest);
   }
-  // Of q, split anew for each tile of keys: prepared, what remains is a tf32.
+  // Splits q for each key tile. q is prepared, so the rest is exactly a tf32.
   __device__ static __forceinline__ A split(const uint32_t (&words)[4]) {
     A a;
 #pragma unroll
@@ -110,7 +110,7 @@ struct Multiply<Element::f32> {
     ptx::mma_tf32(c, a.r, high[0], high[1]);
   }
   // Lane t of a row holds keys 2t and 2t + 1 of the block and gives them as keys t and t + 4 of the instruction;
-  // load_v reads the rows of v in the same order.
+  // load_v() reads the rows of v in the same order.
   template <int Blocks>
   __device__ static __forceinline__ A probs(const float (&p)[Blocks][4], int step) {
     const auto& block = p[step];
@@ -125,7 +125,7 @@ struct Multiply<Element::f32> {
   }
   template <class Tile>
   __device__ static __forceinline__ void load_v(uint32_t (&b)[4], uint32_t address, int key, int column) {
-    // The odd row of a pair: the next row, whose swizzle differs in its lowest bit where every row has its own.
+    // The odd row of a pair is the next row. Its swizzle differs in the lowest bit if every row has its own swizzle.
     constexpr uint32_t kSwizzle = Tile::kPanelChunks == 8 ? 16 : 0;
     constexpr uint32_t kRow = Tile::kPanelChunks * 16;
 #pragma unroll
@@ -157,8 +157,8 @@ __device__ __forceinline__ void add(float (&to)[MBlocks][Blocks][4], const float
   }
 }
 
-// Makes a word of q what products take. Scores are wanted for |scale|, so a negative one turns q's signs; fp32 is
-// rounded to 22 bits behind the point, two tf32 terms, but what has no such neighbour.
+// Prepares a word of q for the products. The products give scores for |scale|, so a negative scale flips q's sign. fp32
+// values are rounded to two tf32 terms (22 bits), except the largest number, infinity and NaN, which stay.
 template <Element E>
 __device__ __forceinline__ uint32_t prepared_q(uint32_t word, bool is_negative) {
   const uint32_t signs = !is_negative ? 0 : E == Element::f32 ? 0x80000000 : 0x80008000;
@@ -166,7 +166,7 @@ __device__ __forceinline__ uint32_t prepared_q(uint32_t word, bool is_negative) 
   const bool rounds = E == Element::f32 && (word & 0x7FFFFFFF) <= kLast;
   return (rounds ? (word + 1) & ~1u : word) ^ signs;
 }
-// The same of a tile for multiply_qk(). Then the block needs a barrier.
+// Prepares a tile of q for multiply_qk(). The block needs a barrier afterwards.
 template <Element E, class TileQ, int Threads>
 __device__ __forceinline__ void prepare_q(uint32_t tile_q, int thread, bool is_negative) {
   const auto prepared = [&](uint32_t word) { return prepared_q<E>(word, is_negative); };
@@ -178,8 +178,9 @@ __device__ __forceinline__ void prepare_q(uint32_t tile_q, int thread, bool is_n
   }
 }
 
-// s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile, q prepared. Operands of q are loaded a step
-// ahead, those of k by Ahead loads (fp32: neither). meanwhile() is called once, behind the first step's instructions.
+// s = q . k^T for 16 MBlocks rows from `row` and all keys of the tile, with q prepared. Operands of q are loaded one
+// step ahead, those of k `Ahead` loads ahead (fp32: neither). meanwhile() is called once, after the first step's
+// instructions.
 template <Element E, int Columns, class TileQ, class TileK, int Ahead = 1, int MBlocks, int Blocks, class Meanwhile>
 __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint32_t tile_q, uint32_t tile_k, int row,
                                             int lane, const Meanwhile& meanwhile) {
@@ -189,8 +190,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
   uint32_t k = tile_k + TileK::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   clear(s);
   if constexpr (Multiply<E>::kSumsApart) {
-    // A panel of columns at a time, not unrolled: its many instructions hide their loads, and unrolled they take all
-    // registers.
+    // fp32 multiplies one panel of columns at a time and is not unrolled: its many instructions hide the loads, and
+    // unrolled loads would fill the registers.
     constexpr int kApart = 4;
     static_assert(kSteps % kApart == 0 && TileQ::kPanelChunks == 8 && TileK::kPanelChunks == 8);
 #pragma unroll 1
@@ -257,7 +258,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[MBlocks][Blocks][4], uint
 }
 
 // o += p . v for all keys of the tile; p in the layout of accumulators. prepare(j) is called before block columns j and
-// j + 1 of p are read: what it does for a step runs beside the matrix instructions of the step before. Ahead: as above.
+// j + 1 of p are read, and runs beside the matrix instructions of the step before. Ahead: as above.
 template <Element E, class TileV, int Ahead = 1, int MBlocks, int Blocks, int BlocksV, class Prepare>
 __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], const float (&p)[MBlocks][Blocks][4],
                                             uint32_t tile_v, int lane, const Prepare& prepare) {
@@ -266,7 +267,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[MBlocks][BlocksV][4], con
   constexpr int kPairs = BlocksV / 2;
   const uint32_t v = Multiply<E>::template v_address<TileV>(tile_v, lane);
   if constexpr (Multiply<E>::kSumsApart) {
-    // The share of 16 keys to four blocks of columns at a time.
+    // Adds the products of 16 keys to four blocks of columns at a time.
     constexpr int kGroup = 16 / kDepth;
 #pragma unroll
     for (int group = 0; group < kSteps; group += kGroup) {

@@ -7,8 +7,8 @@
 
 namespace tessella::device {
 
-// How warps share a product of `rows` x `columns`: the cut that reads least of shared memory, of as many warps as there
-// are blocks of 16 x 16 for.
+// How warps divide a product of `rows` x `columns`: the grid that reads least shared memory. It uses at most one warp
+// for each 16 x 16 block.
 struct WarpGrid {
   int rows, columns;  // warps along each
 };
@@ -26,7 +26,7 @@ constexpr WarpGrid warp_grid(int rows, int columns, int warps) {
   return best.rows == 0 ? warp_grid(rows, columns, warps / 2) : best;
 }
 
-// One warp's part of a product of Rows x Columns, and its accumulators.
+// One warp's rows and columns of a product of Rows x Columns, and its accumulators.
 template <int Rows, int Columns, int Warps>
 struct WarpFragment {
   static constexpr WarpGrid kGrid = warp_grid(Rows, Columns, Warps);
@@ -39,7 +39,7 @@ struct WarpFragment {
   __device__ static int column(int warp) { return warp % kGrid.columns * kColumns; }
 };
 
-// Left operands of 16 rows and a step's depth, out of a tile of a (IsTransposed: of a^T, whose rows are the depth).
+// Left operands of 16 rows and one step of depth, from a tile of a (IsTransposed: of a^T, whose rows are the depth).
 template <Element E, class Tile, bool IsTransposed>
 struct LeftOperand {
   uint32_t address;  // of the lane's
@@ -53,7 +53,7 @@ struct LeftOperand {
       address = tile + Tile::offset(row + lane % 16, lane / 16);
     }
   }
-  // Of 16-row block m. row: as above.
+  // Loads the operand of 16-row block m. row: as above.
   __device__ __forceinline__ void load(uint32_t (&a)[4], int m, int step, int row, int lane) const {
     if constexpr (!IsTransposed) {
       ptx::load_matrices(a, Tile::advance(address, m * 16, step * 2));
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply_shared(float (&c)[MBlocks][Blocks][4], 
   static_assert(Blocks % 2 == 0 && (MBlocks & (MBlocks - 1)) == 0);
   const LeftOperand<E, TileA, IsTransposed> left(tile_a, row, lane);
   if constexpr (M::kSumsApart) {
-    // Sums of 16 rows of depth, which the fp32 unit adds.
+    // The fp32 unit adds sums over 16 rows of depth.
     constexpr int kGroup = 16 / M::kDepth;
 #pragma unroll 1
     for (int group = 0; group < kSteps; group += kGroup) {

@@ -1,4 +1,4 @@
-// What a block of queries leaves behind: rows of out and lse. The layout of accumulators is that of ptx/mma.hpp.
+// Writes the results of a block of queries: rows of out and lse. Accumulators have the layout of ptx/mma.hpp.
 #pragma once
 
 #include "cuda/device/schedule/schedule.hpp"
@@ -27,13 +27,14 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
   }
 }
 
-// Blocks `from` and from + 1 of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on; the
-// row begins at element `at`. In 16 bits, 8 bytes a lane, so that four lanes write 32 bytes of a row. All lanes of the
-// warp call it.
+// Writes blocks `from` and from + 1 of row r (0 or 1) of the lane's accumulators to the columns of out from `first` on;
+// the row begins at element `at`. Each lane writes 8 bytes of 16-bit elements, so four lanes write 32 bytes of a row.
+// All lanes of the warp call it.
 template <Element E, int BlocksV>
 __device__ __forceinline__ void store_quad(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                            int64_t at, int32_t first, int lane, bool is_there) {
-  // Of the blocks a pair of lanes has two words each: the even lane gets those of the first, the odd one the others.
+  // A pair of lanes holds two words of each block. The even lane takes those of the first block, the odd lane the
+  // others.
   const bool odd = lane % 2 != 0;
   uint32_t words[2];
 #pragma unroll
@@ -45,7 +46,7 @@ __device__ __forceinline__ void store_quad(const ForwardParams& p, const float (
       odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
 }
 
-// The same in pairs of columns, where out is fp32 or its rows do not begin at multiples of 16 bytes.
+// The same in pairs of columns, for fp32 and for rows of out that are not aligned to 16 bytes.
 template <Element E, int BlocksV>
 __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                             int64_t at, int32_t first, int lane, bool is_there) {
@@ -72,8 +73,8 @@ __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float 
   }
 }
 
-// Columns of out from `first` on of rows that begin at elements at[m][r], from accumulators' first BlocksV blocks,
-// which are lost. What is rare is in a loop, lest its code is a quarter of the kernel: pairs, and quads if
+// Writes columns of out from `first` on, of rows that begin at elements at[m][r], from the first BlocksV blocks of
+// accumulators, and destroys these. Rare cases are in a loop to keep the code small: pairs of columns, and quads if
 // QuadsAreRare.
 template <Element E, bool QuadsAreRare, int BlocksV, int MBlocks, int Blocks>
 __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
@@ -129,10 +130,10 @@ struct Output {
   // Row r (0 or 1) of block m, as the sequence's query.
   __device__ int32_t query(int m, int r) const { return first_row + m * 16 + r * 8 + lane / 4; }
 
-  // Writes the lse of the warp's rows. by: what is left to multiply out by, of rows 0 and 1 of each block.
+  // Writes the lse of the warp's rows. by: returns the factor on the output for rows 0 and 1 of each block.
   __device__ __forceinline__ void finish_rows(const RowState (&rows)[kMBlocks], float scale,
                                               float (&by)[kMBlocks][2]) const {
-    // The 2 kMBlocks rows of four lanes: lane i finishes row i % (2 kMBlocks), and the others take its factor.
+    // Four lanes share 2 kMBlocks rows: lane i finishes row i % (2 kMBlocks), and the others take its factor.
     constexpr int kRows = 2 * kMBlocks;
     const int mine = lane % kRows;
     float max = 0, sum = 0;
@@ -156,7 +157,7 @@ struct Output {
     }
   }
 
-  // out, from the accumulators, which are lost.
+  // Writes out from the accumulators, and destroys these.
   __device__ __forceinline__ void store(float (&o)[kMBlocks][kBlocksV][4]) const {
     int64_t at[kMBlocks][2];
     bool is_there[kMBlocks][2];

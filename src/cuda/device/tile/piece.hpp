@@ -1,4 +1,4 @@
-// Pieces of rows in memory, as a thread moves them: one element, or 16 bytes.
+// Pieces of rows in memory, as one thread moves them: one element, or 16 bytes.
 #pragma once
 
 #include "cuda/device/ptx/math.hpp"
@@ -8,7 +8,7 @@ namespace tessella::device {
 
 using portable::Element;
 
-// N elements, which are one element or begin at a multiple of 16 bytes and fill them.
+// Loads one element, or N elements that fill an aligned chunk of 16 bytes.
 template <Element E, int N>
 __device__ __forceinline__ void load_piece(const void* from, int64_t at, float (&values)[N]) {
   if constexpr (E == Element::f32 && N == 8) {  // beside states of 16 bits
@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_piece(const void* from, int64_t at, float (
   }
 }
 
-// Of elements of another type than those that the piece was loaded of it has 8 or 32 bytes, at a multiple of 8 or 16.
+// Stores such a piece. If E differs from the type it was loaded as, it has 8 or 32 bytes, aligned to 8 or 16.
 template <Element E, int N>
 __device__ __forceinline__ void store_piece(void* to, int64_t at, const float (&values)[N]) {
   if constexpr (E == Element::f32) {

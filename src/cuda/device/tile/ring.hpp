@@ -1,12 +1,11 @@
-// A ring of buffers between the warp that fills them and the warps that empty them, and where one of the two sides
-// stands in it.
+// A ring of buffers between a producer warp and consumer warps, and the position of one of the two sides in it.
 #pragma once
 
 #include "cuda/device/ptx/barrier.hpp"
 
 namespace tessella::device {
 
-// Its barriers lie at a shared address: `full` of each slot, then `empty` of each.
+// The barriers are in shared memory: `full` of each slot, then `empty` of each.
 template <int Slots>
 class Ring {
  public:
@@ -14,7 +13,7 @@ class Ring {
 
   __device__ explicit Ring(uint32_t barriers) : barriers_(barriers) {}
 
-  // By one thread, for all.
+  // One thread calls it for all.
   __device__ static void init(uint32_t barriers, uint32_t num_fillers, uint32_t num_emptiers) {
     for (int slot = 0; slot < Slots; ++slot) {
       ptx::init_barrier(barriers + slot * 8, num_fillers);
@@ -22,28 +21,28 @@ class Ring {
     }
   }
 
-  // The same of the ring whose barriers lie `index` rings further.
+  // The same position in the ring whose barriers are `index` rings further.
   __device__ Ring at(int index) const {
     Ring other = *this;
     other.barriers_ += index * kBytes;
     return other;
   }
 
-  // From the first slot's buffer to this one's, where each has `bytes`, an even number: the phase falls out.
+  // The offset of this slot's buffer from the first slot's. `bytes` is even, so the phase bit drops out of the product.
   __device__ uint32_t offset(uint32_t bytes) const { return Slots > 1 ? (at_ - kFirst) * bytes : 0; }
   __device__ uint32_t full() const { return barriers_ + offset(8); }
   __device__ void wait_full() const { ptx::wait(full(), parity()); }
   __device__ void arrive_full() const { ptx::arrive(full()); }
   __device__ void arrive_full_expecting(uint32_t bytes) const { ptx::arrive_expecting(full(), bytes); }
-  // True at once where the slot was never filled.
+  // Returns at once if the slot was never filled.
   __device__ void wait_empty() const { ptx::wait(empty(), parity() ^ 1); }
-  // Until what fills the slot now has been emptied.
+  // Waits until the slot's current content has been emptied.
   __device__ void wait_emptied() const { ptx::wait(empty(), parity()); }
   __device__ void arrive_empty() const { ptx::arrive(empty()); }
   __device__ void advance() {
     if ((++at_ & ~kPhase) == 0) at_ += kFirst;
   }
-  // Where it stood before the latest advance().
+  // The position before the latest advance().
   __device__ Ring previous() const {
     Ring other = *this;
     other.at_ -= (at_ & ~kPhase) == kFirst ? 1 + kFirst : 1;
@@ -51,8 +50,8 @@ class Ring {
   }
 
  private:
-  // The slot's phase, and below it the slot, counted to where the sum carries into the phase: few instructions, as
-  // warps that multiply have none to spare.
+  // The top bit is the slot's phase. The bits below count slots up to the carry into the phase, which takes few
+  // instructions: the multiplying warps have none to spare.
   static constexpr uint32_t kPhase = 1u << 31, kFirst = kPhase - Slots;
   __device__ uint32_t empty() const { return full() + Slots * 8; }
   __device__ uint32_t parity() const { return at_ >> 31; }

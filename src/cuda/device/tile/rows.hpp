@@ -1,15 +1,15 @@
-// Rows of one head of a tensor: one behind the other, or in the pages of a pool.
+// Rows of one head of a tensor: at one stride, or in the pages of a pool.
 #pragma once
 
 #include "cuda/device/schedule/sequence.hpp"
 
 namespace tessella::device {
 
-// A row of paged k and v: its page in the pool, and its position there.
+// A row of paged k or v: its page in the pool, and its index in the page.
 struct PagedRow {
   int32_t page, row;
 };
-// slot: row of the sequence, below seqlen_kv. What the table says is clamped to the pool.
+// slot: row of the sequence, below seqlen_kv. The page number from the table is clamped to the pool.
 __device__ __forceinline__ PagedRow paged_row(const portable::ForwardParams& p, int32_t batch_idx, int32_t slot) {
   const auto page_idx = p.page_size.quotient(slot);
   const auto* table = static_cast<const int32_t*>(p.page_table.data);
@@ -17,7 +17,7 @@ __device__ __forceinline__ PagedRow paged_row(const portable::ForwardParams& p, 
   return {clamp(page, 0, p.num_pages - 1), slot - page_idx * p.page_size.value};
 }
 
-// at(i): the address of row i of a sequence's own, in a head and from a column on; offset(i): in bytes from `first`.
+// at(i): the address of row i of the sequence, in a head and from a column on. offset(i): bytes from `first`.
 template <bool Paged>
 struct HeadRows;
 

@@ -18,7 +18,7 @@ struct Transposed {
   static constexpr int kProbWords = 2;  // of a lane, for 16 keys and 8 rows
 
   __device__ static __forceinline__ A left(const uint32_t (&words)[4]) { return Multiply<E>::split(words); }
-  // Probabilities of 16 keys, from where scores lie to where the right operand takes them, in shared memory.
+  // Stores probabilities of 16 keys from the layout of scores to shared memory, as the right operand reads them.
   __device__ static __forceinline__ void store_probs(uint32_t to, const float (&p)[4], int lane) {
     ptx::store_words(to + lane * 8, ptx::transpose(Multiply<E>::pack(p[0], p[1])),
                      ptx::transpose(Multiply<E>::pack(p[2], p[3])));
@@ -113,8 +113,8 @@ struct ValueOperand<E, Quantized::none, TileV> {
   using Type = typename Transposed<E>::template Values<TileV>;
 };
 
-// The right operands of query rows, prepared as multiply.hpp's prepare_q() does: from shared memory each time, or kept
-// in registers where they are few.
+// The right operands of query rows, prepared as multiply.hpp's prepare_q() does. They are read from shared memory each
+// time, or held in registers if they are few.
 template <Element E, class TileQ, int Blocks, int Steps>
 class QueryOperands {
  public:
@@ -128,15 +128,15 @@ class QueryOperands {
 #pragma unroll
       for (int n = 0; n < Blocks; ++n) {
 #pragma unroll
-        for (int step = 0; step < Steps; step += 2) load(kept_[n][step / 2], n, step);
+        for (int step = 0; step < Steps; step += 2) load(registers_[n][step / 2], n, step);
       }
     }
   }
-  // Of steps `step` (even) and the next of a panel: b0 and b1 of each.
+  // b0 and b1 of steps `step` (even) and step + 1 of a panel.
   __device__ __forceinline__ void get(uint32_t (&b)[4], int n, int panel, int step) const {
     if constexpr (kInRegisters) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = kept_[n][step / 2][i];
+      for (int i = 0; i < 4; ++i) b[i] = registers_[n][step / 2][i];
     } else {
       load(b, n, step, panel);
     }
@@ -147,20 +147,21 @@ class QueryOperands {
     ptx::load_matrices(b, TileQ::advance(address_, n * 8, step * 2) + panel * TileQ::kPanelBytes);
   }
   uint32_t address_;
-  uint32_t kept_[kInRegisters ? Blocks : 1][kInRegisters ? Steps / 2 : 1][4];
+  uint32_t registers_[kInRegisters ? Blocks : 1][kInRegisters ? Steps / 2 : 1][4];
 };
 
 // s = k . q^T of 16 keys.
 template <Element E, Quantized C, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
-  // fp32 a panel of q's columns at a time, not unrolled: its many instructions hide their loads. Beside 4 bits two, for
-  // a load of k has them. Long rows three panels, or one where o has more registers: loads of more would take them.
+  // fp32 multiplies one panel of q's columns at a time and is not unrolled, since its many instructions hide the loads.
+  // Caches of 4 bits take two panels, because one load of k covers both. Long rows take three, or one if o needs more
+  // registers.
   constexpr bool kIsLong = Steps > 32;
   constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : Multiply<E>::kSumsApart && C == Quantized::i4 ? 2 : 1;
   constexpr int kPanelSteps = Multiply<E>::kSumsApart || kIsLong ? Queries::kPanelSteps * kPanels : Steps;
   static_assert(Steps % kPanelSteps == 0);
   const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
-  // With few blocks even steps and odd ones have sums of their own: chains half as long. Those of fp32 are short.
+  // With few blocks, even and odd steps sum separately, which halves the dependent chains. fp32's chains are short.
   constexpr int kChains = Blocks <= 2 ? 2 : 1;
   float sums[kChains][Blocks][4];
   clear(sums);

@@ -1,4 +1,5 @@
-// How the warps of a block share tiles of q, k and v, each with rows of its own: forward_sm80 and the ladder's kernels.
+// How a block's warps divide tiles of q, k and v; each warp has its own rows. Used by forward_sm80 and the ladder's
+// kernels.
 #pragma once
 
 #include "cuda/device/schedule/schedule.hpp"
@@ -27,8 +28,8 @@ struct WarpTiles {
   static_assert(C.tile_kv % 16 == 0 && C.head_dim_v % 16 == 0 && C.head_dim_qk % 16 == 0,
                 "matrix loads take 16 rows or columns");
 
-  // Rows that belong to the sequence and to no query: out 0, lse -inf. The block of tile t takes tiles t, t + tiles_q,
-  // ...
+  // Writes out = 0 and lse = -inf for rows that belong to the sequence and to no query. The block of tile t takes tiles
+  // t, t + tiles_q, ...
   __device__ __forceinline__ static void write_rows_without_query(const portable::ForwardParams& p,
                                                                   const WorkTile& work, const Sequence& sequence) {
     const ZeroRows<kThreads> rows = {p,

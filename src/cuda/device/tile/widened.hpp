@@ -1,15 +1,15 @@
 // Keys and values of 8 or 4 bits as the left operands of decoding's two products (tile/transposed.hpp). Shared memory
-// holds them as they are stored; what a matrix load gives is widened to q's type in registers, which loses nothing.
+// holds them as they are stored. The words of a matrix load are widened to q's type in registers, without loss.
 //
 // A lane's word of a matrix load is two half words of H = 2 or 4 elements. Pair i is element i of the low half and
-// element i of the high one, and pairs 2 h and 2 h + 1 are what step h, or piece h, of the H / 2 in a chunk takes:
-//   k      the word is columns [2 H t, 2 H t + 2 H) of row g: pair i is columns 2 H t + i and 2 H t + i + H. A product
-//          does not care in which order columns come, and q's lie in the same one (query_words).
+// element i of the high one, and pairs 2 h and 2 h + 1 go to step h, or piece h, of the H / 2 in a chunk:
+//   k      the word is columns [2 H t, 2 H t + 2 H) of row g: pair i is columns 2 H t + i and 2 H t + i + H. The order
+//          of columns does not change a product, and q's columns have the same order (query_words).
 //   v      transposed, a half is columns [H g, H g + H) of key 2 t or 2 t + 1: pair i is column H g + i of both keys,
 //          and rows g and g + 8 of the operand are columns H g + 2 h and H g + 2 h + 1 (value_column).
 //
-// Beside fp32 all of them are tf32 without a second term. Steps are of 8 columns or keys, and there are no pairs:
-//   k      element i is column 2 H t + i, and elements 2 h and 2 h + 1 are what step h of the H in a chunk takes.
+// If q is fp32, they are tf32 without a second term. Steps are of 8 columns or keys, and there are no pairs:
+//   k      element i is column 2 H t + i, and elements 2 h and 2 h + 1 go to step h of the H in a chunk.
 //   v      columns as above. The load takes keys in such an order that a lane's two are t and t + 4, as p has them.
 #pragma once
 
@@ -24,11 +24,11 @@ using portable::Quantized;
 // Elements of half a word; 1 of 16 bits.
 constexpr int half_elements(Quantized c) { return c == Quantized::none ? 1 : c == Quantized::i4 ? 4 : 2; }
 
-// What a lane's word becomes: pairs, or floats.
+// Words that a lane's word becomes: pairs of 16 bits, or floats.
 constexpr int widened_words(Element e, Quantized c) { return half_elements(c) * (e == Element::f32 ? 2 : 1); }
 
-// Without Hopper's instruction: of the high byte of each half, a pair of f16. 2^-8 of its value, NaN but for the upper
-// bit of its exponent, is the byte's magnitude a bit further down.
+// Without Hopper's instruction: turns the high byte of each half into a pair of f16. The byte's magnitude shifted right
+// by one is the f16 of 2^-8 times its value; NaN also needs the exponent's top bit.
 __device__ __forceinline__ uint32_t float8_to_f16_by_bits(uint32_t word) {
   const uint32_t magnitude = word & 0x7F007F00;
   const uint32_t nan = (magnitude + 0x01000100) & 0x80008000;
@@ -121,7 +121,7 @@ struct WidenedOperand<Element::f32> {
   using Type = Multiply<Element::f32>::ExactA;
 };
 
-// Left operands of k's steps, two at a time, from `step` (even) on; words: of the matrix load that they are in.
+// Left operands of two steps of k, from `step` (even) on. words: the matrix load that holds them.
 template <Element E, Quantized C, class TileK>
 __device__ __forceinline__ void load_widened_keys(typename WidenedOperand<E>::Type (&left)[2], uint32_t (&words)[4],
                                                   uint32_t address, int step) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void load_widened_keys(typename WidenedOperand<E>::Ty
   }
 }
 
-// The left operand of 16 columns of 16 rows of v: those of value_column().
+// The left operand of 16 columns of 16 rows of v, in the column order of value_column().
 template <Element E, Quantized C, class TileV>
 struct WidenedValues {
   typename Multiply<E>::A a;
@@ -181,7 +181,7 @@ __device__ __forceinline__ int value_column(int piece, int lane, int i) {
   }
 }
 
-// The columns of a query row of chunk `chunk`, eight or of fp32 four, to where its products with such keys want them.
+// Stores the columns of chunk `chunk` of a query row (eight, or four of fp32) in the order of such keys' products.
 template <Element E, Quantized C, class TileQ>
 __device__ __forceinline__ void store_query_words(uint32_t tile, int row, int chunk, const uint32_t (&words)[4]) {
   if constexpr (C == Quantized::none) {

@@ -17,8 +17,8 @@ __device__ __forceinline__ int64_t row_offset(const Tensor& tensor, const WorkTi
          (sequence.row_q + row) * tensor.row_stride;
 }
 
-// Writes rows that need no product, by Threads threads of a block or a warp. Loops are not unrolled: it is rare, and
-// what is rare costs registers of warps beside it, and room in the instruction cache.
+// Writes rows that need no product, by Threads threads of a block or a warp. Its loops are not unrolled: the code is
+// rare, and unrolled it would take registers from the other warps and fill the instruction cache.
 template <int Threads>
 struct ZeroRows {
   const portable::ForwardParams& p;
@@ -27,7 +27,7 @@ struct ZeroRows {
   int32_t first_column, end_column;
   bool is_wide;  // out is fp32
 
-  // out 0 and this lse in rows [first, end) of the sequence.
+  // Writes out = 0 and this lse in rows [first, end) of the sequence.
   __device__ __forceinline__ void write(int32_t first, int32_t end, float lse) const {
     const auto thread = static_cast<int32_t>(threadIdx.x) % Threads;
 #pragma unroll 1
@@ -47,7 +47,7 @@ struct ZeroRows {
     }
   }
 
-  // Rows that belong to the sequence and to no query; the block of tile t takes tiles t, t + tiles_q, ...
+  // Writes rows that belong to the sequence and to no query. The block of tile t takes tiles t, t + tiles_q, ...
   __device__ __forceinline__ void write_without_query(int32_t tile_q) const {
     if (sequence.slots_q == sequence.len_q) return;
 #pragma unroll 1
@@ -56,7 +56,7 @@ struct ZeroRows {
     }
   }
 
-  // Queries of which none sees a key: the lse is that of a sink alone.
+  // Writes rows of queries that see no key. Their lse is that of the sink alone.
   __device__ __forceinline__ void write_without_keys(const portable::QueryRange<int32_t>& queries) const {
     const float lse =
         p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
