@@ -285,7 +285,7 @@ TEST_P(EmulatedMasks, OneAndAllTogether) {
     c.document = true;
     expect_right(c);
     c.document = false;
-    for (const int64_t block : {200, 16}) {  // whole items and tiles are hidden, or hardly one
+    for (const int64_t block : {200, 16}) {  // whole query tiles and key tiles are hidden, or hardly one
       c.block_map = "hqk";
       c.block_q = block;
       c.block_kv = block + 5;

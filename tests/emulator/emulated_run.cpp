@@ -28,13 +28,6 @@ cuda::DeviceInfo small_gpu(int num_sms = 3) {
   return device;
 }
 
-// On so small a GPU the driver finds two clusters' blocks.
-cuda::Concurrency concurrency_of(const cuda::Step& step, const core::Shape& bounds, const cuda::DeviceInfo& device) {
-  cuda::Concurrency at_once = cuda::concurrency(step, bounds, device);
-  if (step.cluster > 1) at_once.blocks = 2 * int64_t{step.cluster};
-  return at_once;
-}
-
 // What the sources in user.hpp read: slopes by head, and the sequences' lengths.
 struct SourceArrays {
   std::vector<int32_t> len_q, len_kv;
@@ -138,7 +131,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
     }
     if (gpu.hostile_schedule != 0) spoil(schedule, gpu.hostile_schedule);
     for (const cuda::Step& step : recipe.steps) {
-      const auto launch = step.launch(bounds, &p, concurrency_of(step, bounds, device), memory.workspace());
+      const auto launch = step.launch(bounds, &p, cuda::concurrency(step, bounds, device), memory.workspace());
       if (launch) run_step(step, *launch, seed);
     }
     spoiled.reset();

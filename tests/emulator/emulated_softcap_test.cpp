@@ -10,7 +10,8 @@
 namespace tessella::tests {
 namespace {
 
-// The series serves some tiles of an item, all or none; three warpgroups change their rows from item to item.
+// The series serves some key tiles of a query tile, all or none; three warpgroups change their rows from query tile to
+// query tile.
 TEST(EmulatedSm90, Softcaps) {
   for (const double softcap : {0.3, 6.0, 30.0}) {
     for (const double spread : {0.3, 2.0, 20.0}) {
@@ -39,7 +40,6 @@ TEST(EmulatedSm90, Softcaps) {
   }
 }
 
-// Two terms of the series, for queries that are scaled: no lse is asked for. In tiles for long rows sums are a product.
 TEST(EmulatedSm90, SoftcapsWithoutLse) {
   const auto one = [](Case c) {
     c.heads_q = c.batch = 1;
@@ -90,7 +90,7 @@ TEST(EmulatedSm90, SoftcapsWithoutLse) {
   }
 }
 
-// Rows that see no key or a few, keys that nobody sees and may hold anything, several items a block.
+// Rows that see no key or a few, keys that nobody sees and may hold anything, several query tiles a block.
 TEST(EmulatedSm90, SoftcapsWithoutLseOfSomeKeys) {
   for (const Case& of : {base(128, 128), base_of_long(128)}) {
     for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
@@ -114,7 +114,7 @@ TEST(EmulatedSm90, SoftcapsWithoutLseOfSomeKeys) {
   expect_right(c);
 }
 
-// A row that sees a NaN is NaN, others are not, where sums are a product too.
+// A row that sees a NaN is NaN, others are not.
 TEST(EmulatedSm90, NanUnderASoftcap) {
   for (Case c : {base(128, 128), base_of_long(128)}) {
     constexpr int64_t kAt = 150;

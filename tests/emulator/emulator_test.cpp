@@ -132,7 +132,7 @@ TEST(Emulator, ABlockThatEndsTooEarlyIsAnError) {
       launch(
           {4, 1, 1}, 32, 64, seed,
           [&] {
-            const unsigned block = device::ptx::block_in_cluster();
+            const unsigned block = block_in_cluster();
             EXPECT_EQ(block, blockIdx.x % 2);
             const uint32_t barrier = device::ptx::shared_address(device::ptx::dynamic_shared());
             if (threadIdx.x == 0) init_barrier(barrier, 1);
@@ -176,7 +176,7 @@ TEST(Emulator, AnOperandWrittenTooEarlyIsAnError) {
             products, operand, device::Operand(kData).at(0), true);
         device::ptx::commit_products();
       }
-      device::ptx::wait_products<1>();
+      device::ptx::wait_products<1>(products);
       operands[written][0] = 1;
       device::ptx::wait_products<0>(products);
     });

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks forward_sm90, backward_sm80 and decode in one way after the other, in a copy of the tree, and expects a test of the
+"""Breaks forward_sm90, backward_sm80, backward_sm90 and decode in one way after the other, in a copy of the tree, and expects a test of the
 emulator to fail.
 
 tests/emulator/mutations.py [--folder FOLDER] [NAME ...]
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[2]
 FORWARD, BACKWARD = "emulated_quick_test", "emulated_quick_backward_test"
+BACKWARD_SM90 = "emulated_backward_sm90_test"
 DECODE = "emulated_quick_decode_test"
 SECONDS = 300  # that a broken kernel may take
 
@@ -167,6 +168,54 @@ MUTATIONS = [
         "if (kKeepsQ && !kHoldsQ) meet();",
         "",
         "Dropout",
+    ),
+    Mutation(
+        "sm90_turns",
+        "block_backward_sm90.hpp",
+        "turns.wait_emptied();",
+        "",
+        "Turns",
+        BACKWARD_SM90,
+    ),
+    Mutation(
+        "sm90_meeting",
+        "backward_sm90.hpp",
+        "meet(); float dq",
+        "float dq",
+        "Turns",
+        BACKWARD_SM90,
+    ),
+    Mutation(
+        "sm90_d_scores_fence",
+        "backward_sm90.hpp",
+        "d_scores[step]); } ptx::fence_async();",
+        "d_scores[step]); }",
+        "Turns",
+        BACKWARD_SM90,
+    ),
+    Mutation(
+        "sm90_queries_wait",
+        "backward_sm90.hpp",
+        "queries.wait_full(); const QueryVisit visit = block.visit(queries); if (!visit.is_there()) break;",
+        "const QueryVisit visit = block.visit(queries); if (!visit.is_there()) break;",
+        "Turns",
+        BACKWARD_SM90,
+    ),
+    Mutation(
+        "sm90_idle_queries",
+        "backward_sm90.hpp",
+        "if (visit.has_idle) clear_idle_queries();",
+        "",
+        "Lengths",
+        BACKWARD_SM90,
+    ),
+    Mutation(
+        "sm90_unseen_keys",
+        "backward_sm90.hpp",
+        "wait_full(); clear_unseen_keys();",
+        "wait_full();",
+        "Lengths",
+        BACKWARD_SM90,
     ),
     Mutation(
         "lost_add",

@@ -160,10 +160,6 @@ CUresult load_function(CUfunction) {
   ++g_state.num_function_loads;
   return CUDA_SUCCESS;
 }
-CUresult active_clusters(int* clusters, CUfunction, const CUlaunchConfig*) {
-  *clusters = static_cast<int>(setting("FAKE_CUDA_CLUSTERS", 48));
-  return CUDA_SUCCESS;
-}
 CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**) {
   g_state.launched_on = device_of_context(t_current.back());
   g_state.config = *config;
@@ -235,7 +231,6 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, i
       {"cuKernelGetFunction", reinterpret_cast<void*>(MayFail<get_function>::call)},
       {"cuKernelSetAttribute", reinterpret_cast<void*>(MayFail<set_attribute>::call)},
       {"cuKernelGetParamInfo", reinterpret_cast<void*>(MayFail<param_info>::call)},
-      {"cuOccupancyMaxActiveClusters", reinterpret_cast<void*>(MayFail<active_clusters>::call)},
       {"cuFuncLoad", reinterpret_cast<void*>(MayFail<load_function>::call)},
       {"cuLaunchKernelEx", reinterpret_cast<void*>(MayFail<launch>::call)},
       {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(MayFail<encode_tensor_map>::call)},

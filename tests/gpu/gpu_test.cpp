@@ -297,7 +297,7 @@ TEST_P(Gpu, IsCapturedInAGraph) {
   }
 }
 
-// Long enough for pairs of blocks, and for tiles in an odd number.
+// Even and odd numbers of query tiles of wide rows.
 TEST_P(Gpu, ManyQueriesThatSeeTheSameKeys) {
   for (const int64_t seqlen_q : {1100, 1280}) {
     const Outcome outcome = run_case({.kernel = GetParam().name,
@@ -350,12 +350,10 @@ TEST_P(GpuRuns, CausalHaveTheSameBits) {
 TEST_P(GpuRuns, LongHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_right = 0}, 2048);
 }
-// There sums are a product.
 TEST_P(GpuRuns, LongSoftcapsHaveTheSameBits) {
   expect_same_bits(
       {.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_right = 0, .softcap = 30, .lse = false}, 2048);
 }
-// Those tiles first that all rows see whole.
 TEST_P(GpuRuns, WindowsHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 128, .head_dim_v = 128, .window_left = 300, .window_right = 0},
                    600);
@@ -363,11 +361,9 @@ TEST_P(GpuRuns, WindowsHaveTheSameBits) {
 TEST_P(GpuRuns, WideHaveTheSameBits) {
   expect_same_bits({.dtype = "f16", .head_dim_qk = 256, .head_dim_v = 256, .spread = 40});
 }
-// Two blocks load keys for each other.
-TEST_P(GpuRuns, PairsHaveTheSameBits) {
+TEST_P(GpuRuns, LongWideHaveTheSameBits) {
   expect_same_bits({.dtype = "bf16", .head_dim_qk = 256, .head_dim_v = 256}, 1270);
 }
-// Its warpgroups take no turns.
 TEST_P(GpuRuns, ModificationsHaveTheSameBits) {
   static_assert(kMoreKeys == 30, "the source says so too");
   const auto alibi = alibi_as("return score - arrays.f32(0)[h] * fabsf(q_minus_k + 30);");

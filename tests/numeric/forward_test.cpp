@@ -120,7 +120,7 @@ TEST_P(Softcaps, WithLse) {
   }
 }
 
-// bf16 has a series of its own where no lse is asked for; GPUs have forms of it for head dims and long rows.
+// GPUs have tiles of their own for head dims and long rows.
 TEST_P(Softcaps, WithoutLse) {
   struct Size {
     int64_t head_dim, max_seqlen;

@@ -1,4 +1,4 @@
-"""Derivatives by torch.func and of forward mode: what is not there is an error wherever it is taken, never zero."""
+"""Derivatives by torch.func and of forward mode: a derivative that does not exist is an error, never zero."""
 
 import pytest
 import tessella

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
+#include "cuda/device/schedule/key_tickets.hpp"
 #include "cuda/device/tile/gradient.hpp"
 
 namespace tessella::device {
@@ -30,33 +31,13 @@ struct BackwardSm80 : BlockBackward<C> {
 
   int32_t key_tile = 0;
 
-  // KV heads (of all sequences) are grouped in sections. In a section the first key tiles go first, because under a
-  // causal mask they meet the most queries.
   __device__ __forceinline__ void take_ticket() {
-    if (thread == 0) ptx::store_word(Block::s_word(0), atomicAdd(p.ticket, 1u));
-    __syncthreads();
-    const auto ticket = static_cast<int32_t>(ptx::load_word(Block::s_word(0)));
-    __syncthreads();
-    const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads;
-    const int32_t section = ticket / (width * p.kv_tiles), first_head = section * width;
-    const int32_t inside = ticket - first_head * p.kv_tiles, wide = min(width, heads - first_head);
-    key_tile = inside / wide;
-    const int32_t idx = first_head + inside - key_tile * wide;
-    batch_idx = idx / p.heads_kv;
-    head_kv = idx - batch_idx * p.heads_kv;
+    const KeyTicket ticket = take_key_ticket(p, Block::s_word(0));
+    batch_idx = ticket.batch_idx;
+    head_kv = ticket.head_kv;
+    key_tile = ticket.key_tile;
     sequence = device::sequence(p.forward, batch_idx);
     first_key = key_tile * C.tile_kv;
-  }
-
-  // True if each query tile belongs to one sequence, as in packed tensors whose sequences do not overlap. If sequences
-  // overlap, no result is right, and a block must not wait for a turn that never comes. Whole warps call it.
-  __device__ __forceinline__ bool sequences_are_apart() const {
-    const portable::TableParams& table = p.forward.cu_seqlens_q;
-    bool descends = false;
-    for (int32_t i = lane; table.data != nullptr && i < p.forward.batch; i += 32) {
-      descends |= entry(table, i + 1) < entry(table, i);
-    }
-    return !__any_sync(kAllLanes, descends);
   }
 
   // Writes zeros into K for keys that element masks hide from every query: dQ sums over keys, and 0 * NaN is NaN.
@@ -190,7 +171,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_sm80(const __grid_c
   if (block.first_key >= block.sequence.len_kv) return;
   const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
   const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;
-  const bool in_order = C.in_order && wants_dq && block.sequences_are_apart();
+  const bool in_order = C.in_order && wants_dq && sequences_are_apart(p);
   const bool takes_turns = in_order && block.thread == 0;
 
   typename Block::FragmentDK::Accumulators dk;

@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
     if (warp == 0) {
       block.load();
     } else if (warp == 1 && C.in_order) {
-      const bool takes_turns = p.backward.dq.tensor.data != nullptr && block.sequences_are_apart();
+      const bool takes_turns = p.backward.dq.tensor.data != nullptr && sequences_are_apart(p.backward);
       if (threadIdx.x % 32 == 0) block.keep_turns(takes_turns);
     }
   } else {

@@ -95,7 +95,6 @@ const char* take_all(const Functions& from, Driver& to) {
   TESSELLA_TAKE(cuKernelGetAttribute);
   TESSELLA_TAKE(cuKernelSetAttribute);
   TESSELLA_TAKE(cuLaunchKernelEx);
-  TESSELLA_TAKE(cuOccupancyMaxActiveClusters);
   TESSELLA_TAKE(cuTensorMapEncodeTiled);
 #undef TESSELLA_TAKE
   from.take(to.cuStreamGetId, "cuStreamGetId", 12000);

@@ -58,7 +58,6 @@ struct Driver {
   CUresult (*cuKernelGetAttribute)(int* value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device);
   CUresult (*cuKernelSetAttribute)(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device);
   CUresult (*cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction function, void** params, void** extra);
-  CUresult (*cuOccupancyMaxActiveClusters)(int* clusters, CUfunction function, const CUlaunchConfig* config);
   CUresult (*cuTensorMapEncodeTiled)(CUtensorMap* map, CUtensorMapDataType type, uint32_t rank, void* address,
                                      const uint64_t* sizes, const uint64_t* strides_bytes, const uint32_t* box,
                                      const uint32_t* element_strides, CUtensorMapInterleave interleave,

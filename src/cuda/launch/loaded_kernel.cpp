@@ -106,18 +106,6 @@ void LoadedKernel::launch(const Blocks& blocks, const void* params, size_t param
         "cuLaunchKernelEx");
 }
 
-int LoadedKernel::resident_clusters(unsigned cluster, unsigned threads) const {
-  const CurrentDevice current(device_id_);
-  const Driver& cu = required_driver();
-  CUfunction function = nullptr;
-  int clusters = 0;
-  check(cu.cuKernelGetFunction(&function, kernel_), "cuKernelGetFunction");
-  const Blocks blocks{.grid = {cluster, 1, 1}, .threads = threads, .cluster = cluster};
-  const LaunchConfig one(blocks, dynamic_shared_bytes_, nullptr);
-  check(cu.cuOccupancyMaxActiveClusters(&clusters, function, &one.config), "cuOccupancyMaxActiveClusters");
-  return clusters;
-}
-
 std::shared_ptr<const LoadedKernel> load(const Program& program, int device_id, int dynamic_shared_bytes) {
   using Key = std::tuple<Program, int, int>;
   static std::mutex& mutex = *new std::mutex;

@@ -36,9 +36,6 @@ class LoadedKernel {
   int device_id() const { return device_id_; }
   const Cubin& cubin() const { return *cubin_; }
 
-  // Clusters of blocks that are resident at once, where nothing else runs.
-  int resident_clusters(unsigned cluster, unsigned threads) const;
-
  private:
   std::shared_ptr<const Cubin> cubin_;
   int device_id_ = 0;

@@ -82,8 +82,7 @@ struct Recipe {
   std::vector<Step> schedule;
 };
 
-// The blocks that run at once on an otherwise idle GPU; a call may ask for fewer multiprocessors. Only the driver knows
-// how many clusters of blocks fit.
+// The blocks that run at once on an otherwise idle GPU; a call may ask for fewer multiprocessors.
 inline Concurrency concurrency(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
   const int asked = std::visit([](const auto& shape) { return shape.num_sms; }, bounds);
   const int num_sms = asked > 0 ? std::min(asked, device.num_sms) : device.num_sms;

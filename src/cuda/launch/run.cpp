@@ -30,12 +30,7 @@ const Step& without_spills(const Step& step, int arch) {
 }
 
 PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
-  PreparedStep prepared = {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
-  if (step.cluster > 1) {
-    const int clusters = prepared.kernel->resident_clusters(step.cluster, step.threads);
-    prepared.at_once.blocks = int64_t{clusters} * step.cluster;
-  }
-  return prepared;
+  return {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
 }
 
 // The origin of the step's kernel that takes longest to get.

@@ -74,12 +74,6 @@ __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   delay();
 }
 
-// The index of this block in its cluster.
-__device__ __forceinline__ uint32_t block_in_cluster() {
-  uint32_t block;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
-  return block;
-}
 // Returns when all threads of the cluster's blocks have arrived.
 __device__ __forceinline__ void sync_cluster() {
   delay();

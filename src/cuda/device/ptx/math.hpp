@@ -33,12 +33,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-// Multiplies both values of a pair of bf16 by a factor that bf16 can represent.
-__device__ __forceinline__ uint32_t multiply_bf16(uint32_t pair, float factor) {
-  uint32_t product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(pack_bf16(factor, factor)));
-  return product;
-}
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

@@ -8,15 +8,6 @@ __device__ __forceinline__ void keep_loads_in_place() { asm volatile("" ::: "mem
 
 // The compiler computes the value before what follows, and reads it after what comes before.
 __device__ __forceinline__ void keep_in_place(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-__device__ __forceinline__ void keep_in_place(float (&x)[2]) { asm volatile("" : "+f"(x[0]), "+f"(x[1])); }
-template <int Blocks>
-__device__ __forceinline__ void keep_in_place(uint32_t (&a)[Blocks][4]) {
-#pragma unroll
-  for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[j][i]));
-  }
-}
 template <int Blocks>
 __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 #pragma unroll

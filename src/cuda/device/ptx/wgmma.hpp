@@ -23,13 +23,6 @@ __device__ __forceinline__ void wait_products(float (&d)[Blocks][4]) {
   keep_in_place(d);
 }
 
-// The same, for registers that those groups read as A. Call it before writing them; the assembler knows this
-// dependence. Accumulators are read only after the wait above.
-template <int Pending>
-__device__ __forceinline__ void wait_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
-}
-
 // The axis of B along which elements are contiguous in shared memory: the summed one (k) or the columns (v).
 enum class Contiguous { summed, columns };
 

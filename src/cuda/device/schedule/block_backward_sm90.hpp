@@ -5,6 +5,7 @@
 #include "cuda/device/ptx/global.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
+#include "cuda/device/schedule/key_tickets.hpp"
 #include "cuda/device/schedule/query_tiles.hpp"
 #include "cuda/device/tile/ring.hpp"
 #include "portable/backward_sm90.hpp"
@@ -70,33 +71,13 @@ struct BlockBackwardSm90 {
     ptx::publish_barriers();
   }
 
-  // Blocks take key tiles in the order in which they start, so a block only waits for blocks that have started. KV
-  // heads (of all sequences) are grouped in sections. In a section the first key tiles go first, because under a causal
-  // mask they meet the most queries. All threads call it.
   __device__ __forceinline__ void take_ticket() {
-    if (threadIdx.x == 0) ptx::store_word(s_words(), atomicAdd(p.ticket, 1u));
-    __syncthreads();
-    const auto ticket = static_cast<int32_t>(ptx::load_word(s_words()));
-    __syncthreads();
-    const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads;
-    const int32_t section = ticket / (width * p.kv_tiles), first_head = section * width;
-    const int32_t inside = ticket - first_head * p.kv_tiles, wide = min(width, heads - first_head);
-    key_tile = inside / wide;
-    const int32_t idx = first_head + inside - key_tile * wide;
-    batch_idx = idx / p.heads_kv;
-    head_kv = idx - batch_idx * p.heads_kv;
+    const KeyTicket ticket = take_key_ticket(p, s_words());
+    batch_idx = ticket.batch_idx;
+    head_kv = ticket.head_kv;
+    key_tile = ticket.key_tile;
     sequence = device::sequence(p.forward, batch_idx);
     first_key = key_tile * kTileKv;
-  }
-  // True if each query tile belongs to one sequence, as in packed tensors whose sequences do not overlap. If sequences
-  // overlap, no result is right, and a block must not wait for a turn that never comes. Whole warps call it.
-  __device__ __forceinline__ bool sequences_are_apart() const {
-    const portable::TableParams& table = p.forward.cu_seqlens_q;
-    bool descends = false;
-    for (auto i = static_cast<int32_t>(threadIdx.x % 32); table.data != nullptr && i < p.forward.batch; i += 32) {
-      descends |= entry(table, i + 1) < entry(table, i);
-    }
-    return !__any_sync(kAllLanes, descends);
   }
   __device__ Head head(int32_t head_idx) const { return {p, sequence, batch_idx, head_idx}; }
   __device__ int64_t query_tile(const QueryVisit& visit) const { return head(visit.head_idx).first + visit.tile; }

@@ -197,7 +197,7 @@ struct BlockSm90 {
     ring.wait_empty();
     if (kHasMap && is_loader()) ptx::store_chunk(s_masks, {masks.x, masks.y, masks.z, masks.w});
     if constexpr (C.paged) {
-      // A box a lane; behind the last key that key's box again, lest bits depend on what lay there.
+      // Each lane copies a box. Behind the last key it copies that key's box again: bits must not depend on old pages.
       if (is_loader()) ring.arrive_full_expecting(bytes);
       __syncwarp();
       const auto row = static_cast<int32_t>(threadIdx.x % 32) * p.box_kv;

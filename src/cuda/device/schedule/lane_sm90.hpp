@@ -29,7 +29,7 @@ struct LaneSm90 {
     query_tiles.at(Block::kBounds).wait_full();
     return current().exists();
   }
-  // Where warpgroups skip tiles their rows are others in each query tile, lest one has always the most to do.
+  // Where warpgroups skip tiles, their rows rotate from query tile to query tile, so that all have as much to do.
   __device__ int next_row_group() const {
     return !kSkips ? row_group : row_group < kWarpgroups - 1 ? row_group + 1 : 0;
   }

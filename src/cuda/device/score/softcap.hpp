@@ -9,7 +9,7 @@
 
 namespace tessella::device {
 
-// The largest size of a lane's products in a block of scores; NaN, which any path keeps, counts for nothing.
+// The largest absolute value of a lane's products. It ignores NaN, which both paths keep.
 template <int Blocks>
 __device__ __forceinline__ float largest(const float (&s)[Blocks][4]) {
   float most[2] = {0, 0};  // two chains of comparisons, which do not wait for each other

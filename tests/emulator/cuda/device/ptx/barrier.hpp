@@ -13,7 +13,6 @@ inline void wait(uint32_t barrier, uint32_t parity) { emulator::wait(barrier, pa
 inline bool elect() { return threadIdx.x % 32 == 0; }
 inline void named_wait(int barrier, int threads) { emulator::named_barrier(barrier, threads, true); }
 inline void named_arrive(int barrier, int threads) { emulator::named_barrier(barrier, threads, false); }
-inline uint32_t block_in_cluster() { return emulator::block_in_cluster(); }
 inline void sync_cluster() { emulator::sync_cluster(); }
 template <int Registers>
 void give_registers() {}

@@ -16,9 +16,6 @@ inline float reciprocal(float x) { return 1 / x; }
 inline uint32_t pack_bf16(float low, float high) {
   return portable::to_bfloat16(low).bits | static_cast<uint32_t>(portable::to_bfloat16(high).bits) << 16;
 }
-inline uint32_t multiply_bf16(uint32_t pair, float factor) {
-  return pack_bf16(__uint_as_float(pair << 16) * factor, __uint_as_float(pair & 0xFFFF0000) * factor);
-}
 inline uint32_t pack_f16(float low, float high) {
   return portable::to_float16(low).bits | static_cast<uint32_t>(portable::to_float16(high).bits) << 16;
 }

@@ -7,9 +7,8 @@ namespace tessella::device::ptx {
 
 inline void keep_loads_in_place() {}
 inline void keep_in_place(float&) {}
-inline void keep_in_place(float (&)[2]) {}
-template <class T, int Blocks>
-void keep_in_place(T (&)[Blocks][4]) {}
+template <int Blocks>
+void keep_in_place(float (&)[Blocks][4]) {}
 inline void forget(int32_t&) {}
 inline void forget(const char*&) {}
 inline int lane_anew() { return static_cast<int>(threadIdx.x % 32); }

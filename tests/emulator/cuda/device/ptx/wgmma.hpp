@@ -28,12 +28,6 @@ void wait_products(float (&)[Blocks][4], int line = __builtin_LINE()) {
   emulator::wait_groups(emulator::Work::products, Pending);
 }
 
-template <int Pending>
-void wait_products(int line = __builtin_LINE()) {
-  emulator::as_warpgroup(line);
-  emulator::wait_groups(emulator::Work::products, Pending);
-}
-
 // A description of an operand as the matrix unit reads it (PTX, "matrix descriptor"): of the block's own memory.
 class Described {
  public:

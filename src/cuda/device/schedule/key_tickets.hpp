@@ -1,0 +1,42 @@
+// Which key tile a block of backward takes, in the order in which blocks start.
+#pragma once
+
+#include "cuda/device/ptx/shared.hpp"
+#include "cuda/device/schedule/sequence.hpp"
+#include "cuda/device/score/softmax.hpp"
+#include "portable/backward_params.hpp"
+
+namespace tessella::device {
+
+struct KeyTicket {
+  int32_t batch_idx, head_kv, key_tile;
+};
+
+// Blocks that start earlier get earlier tickets, so a block only waits for blocks that have started. KV heads (of all
+// sequences) are grouped in sections. In a section the first key tiles go first, because under a causal mask they meet
+// the most queries. All threads call it; s_word: a word of shared memory.
+__device__ __forceinline__ KeyTicket take_key_ticket(const portable::BackwardParams& p, uint32_t s_word) {
+  if (threadIdx.x == 0) ptx::store_word(s_word, atomicAdd(p.ticket, 1u));
+  __syncthreads();
+  const auto ticket = static_cast<int32_t>(ptx::load_word(s_word));
+  __syncthreads();
+  const int32_t heads = p.forward.batch * p.heads_kv, width = p.section_heads;
+  const int32_t section = ticket / (width * p.kv_tiles), first_head = section * width;
+  const int32_t inside = ticket - first_head * p.kv_tiles, wide = min(width, heads - first_head);
+  const int32_t key_tile = inside / wide, idx = first_head + inside - key_tile * wide;
+  const int32_t batch_idx = idx / p.heads_kv;
+  return {batch_idx, idx - batch_idx * p.heads_kv, key_tile};
+}
+
+// True if each query tile belongs to one sequence, as in packed tensors whose sequences do not overlap. If sequences
+// overlap, no result is right, and a block must not wait for a turn that never comes. Whole warps call it.
+__device__ __forceinline__ bool sequences_are_apart(const portable::BackwardParams& p) {
+  const portable::TableParams& table = p.forward.cu_seqlens_q;
+  bool descends = false;
+  for (auto i = static_cast<int32_t>(threadIdx.x % 32); table.data != nullptr && i < p.forward.batch; i += 32) {
+    descends |= entry(table, i + 1) < entry(table, i);
+  }
+  return !__any_sync(kAllLanes, descends);
+}
+
+}  // namespace tessella::device
