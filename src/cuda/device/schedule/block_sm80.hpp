@@ -213,7 +213,8 @@ struct BlockSm80 : WarpTiles<C> {
 
   // The tile after `tile`. Without a tile map it is the next one, except at the gap after the tiles of keep_first.
   __device__ int32_t after(Visited& visited, int32_t tile) const {
-    if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != query_tile.tiles.kept)) return tile + 1;
+    if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != query_tile.tiles.keep_first_end))
+      return tile + 1;
     return visited.next(query_tile.tiles, query_tile.tile_map, tile + 1);
   }
   __device__ const KeyTiles& warp_tiles() const { return query_tile.warp_tiles[thread / 32]; }

@@ -21,9 +21,10 @@ using portable::DecodeParams;
 
 using Sequence32 = BandedSequence<int32_t>;  // lengths and bounds are below portable::kLongestDecode
 
-// Rounds [0, kept), which hold the keys of keep_first, and [begin, end), counted in one line; kept <= begin <= end.
+// Rounds [0, keep_first_end), which hold the keys of keep_first, and [begin, end), counted in one line; keep_first_end
+// <= begin <= end.
 struct Rounds {
-  int32_t kept = 0, begin = 0, end = 0;
+  int32_t keep_first_end = 0, begin = 0, end = 0;
 
   Rounds() = default;
   // The rounds, of 2^log2_keys keys each, that hold keys of [keys.begin, keys.end) or keys below keep_first.
@@ -31,12 +32,14 @@ struct Rounds {
     const auto ceil = [=](int32_t count) { return (count + (1 << log2_keys) - 1) >> log2_keys; };
     begin = keys.begin >> log2_keys;
     end = max(ceil(keys.end), begin);
-    kept = min(ceil(min(keep_first, keys.end)), begin);
+    keep_first_end = min(ceil(min(keep_first, keys.end)), begin);
   }
-  __device__ int32_t count() const { return kept + end - begin; }
-  __device__ int32_t at(int32_t idx) const { return idx < kept ? idx : begin + idx - kept; }
+  __device__ int32_t count() const { return keep_first_end + end - begin; }
+  __device__ int32_t at(int32_t idx) const { return idx < keep_first_end ? idx : begin + idx - keep_first_end; }
   // How many of these rounds come before `round`.
-  __device__ int32_t count_before(int32_t round) const { return min(round, kept) + max(0, min(round, end) - begin); }
+  __device__ int32_t count_before(int32_t round) const {
+    return min(round, keep_first_end) + max(0, min(round, end) - begin);
+  }
 };
 
 // The keys and query rows of a cluster's work.
@@ -96,9 +99,10 @@ class DecodeWorks {
     split.slot_step = 1;
     if (p_.split_rounds > 0) {  // at multiples of split_rounds, whichever rounds are visited
       const int32_t size = p_.split_rounds;
-      const int32_t kept = ceil(rounds.kept, size), first = max(kept, rounds.begin / size);
-      split.of = max(kept + max(0, ceil(rounds.end, size) - first), 1);
-      const int32_t at = split.idx < kept ? split.idx : first + split.idx - kept;
+      const int32_t keep_first_end = ceil(rounds.keep_first_end, size),
+                    first = max(keep_first_end, rounds.begin / size);
+      split.of = max(keep_first_end + max(0, ceil(rounds.end, size) - first), 1);
+      const int32_t at = split.idx < keep_first_end ? split.idx : first + split.idx - keep_first_end;
       split.begin = rounds.count_before(at * size);
       split.end = rounds.count_before((at + 1) * size);
     } else if (p_.unit_clusters.value > 1) {

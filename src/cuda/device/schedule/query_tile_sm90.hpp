@@ -102,8 +102,8 @@ struct QueryTileSm90 {
 
  private:
   __device__ __forceinline__ WarpgroupTiles of_rows(const KeyTiles& of) const {
-    if (!kSkips) return {tiles.kept > 0 ? 0 : tiles.begin, tiles.end, of.full_begin, of.full_end, 0, 0};
-    const int32_t first = of.kept > 0 ? 0 : of.begin, num_tiles = tiles.count_before(tiles.end);
+    if (!kSkips) return {tiles.keep_first_end > 0 ? 0 : tiles.begin, tiles.end, of.full_begin, of.full_end, 0, 0};
+    const int32_t first = of.keep_first_end > 0 ? 0 : of.begin, num_tiles = tiles.count_before(tiles.end);
     if (first >= of.end) return {0, 0, 0, 0, 0, num_tiles};
     return {
         first, of.end, of.full_begin, of.full_end, tiles.count_before(first), num_tiles - tiles.count_before(of.end)};

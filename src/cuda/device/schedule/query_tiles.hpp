@@ -50,7 +50,7 @@ struct HeadTiles {
   }
   // The first key tile from `from` on that some query of the tile sees, or the end.
   __device__ int32_t next_key_tile(int32_t tile, const KeyTiles& seen, int32_t from) const {
-    if (!HasMap && from >= seen.kept && from < seen.begin) return seen.begin;
+    if (!HasMap && from >= seen.keep_first_end && from < seen.begin) return seen.begin;
     while (from < seen.end && (!seen.sees(from) || kind(tile, from) == TileClass::hidden)) ++from;
     return from;
   }

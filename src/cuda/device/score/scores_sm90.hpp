@@ -107,7 +107,7 @@ struct ScoresSm90 {
     if constexpr (!C.score.batch_invariant) {
       const int side = kHasSides ? side_of(at, tile) : 1;
       // By votes, so that the compiler knows that all lanes go the same way.
-      if (__all_sync(kAllLanes, rows.is_settled && side != 0)) {
+      if (__all_sync(kAllLanes, rows.may_reuse_max && side != 0)) {
         const bool serves = kHasSides ? exponentiate(at, s[0], tile, alibi_exponents(at, tile, side, scale_log2), sum)
                                       : exponentiate(at, s[0], tile, plain_exponents(scale_log2), sum);
         is_done = __all_sync(kAllLanes, serves);

@@ -19,7 +19,7 @@ struct WatchedRows : RowState {
   float offset[2] = {0, 0};  // subtracted from exponents, in base 2
   // Every row of the warp has a maximum, none is large and none has just grown. Exponents may then use these maxima
   // before the tile's own are known.
-  bool is_settled = false;
+  bool may_reuse_max = false;
 };
 
 // The largest score of row r (0 or 1) over the lane's columns. Non-negative floats keep their order as integers, and
@@ -58,8 +58,8 @@ __device__ __forceinline__ void raise_max(float (&s)[1][Blocks][4], WatchedRows&
   if (is_large) subtract_max(s, state);
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.offset[r] = softmax_offset(rows.max[r], scale_log2, is_large);
-  const bool is_settled = !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
-  rows.is_settled = __all_sync(kAllLanes, is_settled);
+  const bool may_reuse_max = !grows && !is_large && fminf(rows.max[0], rows.max[1]) > -kInfinity;
+  rows.may_reuse_max = __all_sync(kAllLanes, may_reuse_max);
 }
 
 // The same for batch_invariant calls, in every tile. A row's result depends on that row alone: votes decide what a warp
@@ -113,7 +113,7 @@ __device__ __forceinline__ bool begin_max(const float (&s)[1][Blocks][4], Watche
     rows.max[r] = max[r];
     rows.offset[r] = max[r] * scale_log2;
   }
-  rows.is_settled = true;
+  rows.may_reuse_max = true;
   return true;
 }
 

@@ -9,16 +9,18 @@ namespace tessella::device {
 // Class of a tile of scores under the element masks alone.
 enum class TileClass : uint8_t { hidden = 0, partial = 1, full = 2 };
 
-// Tiles [0, kept) (of keep_first) and [begin, end) hold the keys that rows [first, last] see; kept <= begin. All of
-// these rows see all keys of tiles [full_begin, full_end).
+// Tiles [0, keep_first_end) (of keep_first) and [begin, end) hold the keys that rows [first, last] see; keep_first_end
+// <= begin. All of these rows see all keys of tiles [full_begin, full_end).
 struct KeyTiles {
-  int32_t kept, begin, end, full_begin, full_end;
+  int32_t keep_first_end, begin, end, full_begin, full_end;
 
-  __device__ bool sees(int32_t tile) const { return tile < end && (tile >= begin || tile < kept); }
+  __device__ bool sees(int32_t tile) const { return tile < end && (tile >= begin || tile < keep_first_end); }
   __device__ bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
   // How many of these tiles come before `tile`.
-  __device__ int32_t count_before(int32_t tile) const { return min(tile, kept) + max(0, min(tile, end) - begin); }
-  __device__ bool all_are_full() const { return kept == 0 && full_begin <= begin && full_end >= end; }
+  __device__ int32_t count_before(int32_t tile) const {
+    return min(tile, keep_first_end) + max(0, min(tile, end) - begin);
+  }
+  __device__ bool all_are_full() const { return keep_first_end == 0 && full_begin <= begin && full_end >= end; }
 };
 
 // Keys [begin, end) that a row sees in addition to those of keep_first.
@@ -42,7 +44,7 @@ __device__ __forceinline__ KeyTiles key_tiles(KeyRange first, KeyRange last, int
   KeyTiles tiles;
   tiles.begin = first.begin / TileKv;
   tiles.end = ceil(last.end);
-  tiles.kept = min(ceil(min(keep_first, last.end)), tiles.begin);
+  tiles.keep_first_end = min(ceil(min(keep_first, last.end)), tiles.begin);
   tiles.full_begin = ceil(last.begin);
   tiles.full_end = first.end / TileKv;
   return tiles;
@@ -68,7 +70,7 @@ class VisitedTiles {
   // next()'s last result.
   __device__ __forceinline__ int32_t next(const KeyTiles& tiles, const uint8_t* tile_map, int32_t tile) {
     if constexpr (!HasMap) {
-      return tile >= tiles.kept && tile < tiles.begin ? tiles.begin : tile;
+      return tile >= tiles.keep_first_end && tile < tiles.begin ? tiles.begin : tile;
     } else {
       const uint32_t later = tile - first_ < 32 ? bits_.visible >> (tile - first_) : 0;
       if (later != 0) return tile + __ffs(static_cast<int>(later)) - 1;
