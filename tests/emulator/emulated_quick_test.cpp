@@ -90,6 +90,37 @@ TEST(EmulatedQuick, NegativeScale) {
   }
 }
 
+// Three warpgroups, each of which skips the key tiles of the others' rows, and four query tiles a block: what a
+// warpgroup's rows are rotates.
+Case of_three_warpgroups() {
+  Case c = small(64);
+  c.heads_q = 4;
+  c.seqlen_q = 570;
+  c.seqlen_kv = 700;
+  c.window_left = 90;
+  c.window_right = 0;
+  return c;
+}
+TEST(EmulatedQuick, SkippedTiles) {
+  for (const uint64_t seed : {1, 2, 3}) expect_right(of_three_warpgroups(), seed);
+}
+TEST(EmulatedQuick, SkippedTilesOfAMap) {
+  Case c = of_three_warpgroups();
+  c.document = true;
+  for (const uint64_t seed : {1, 2, 3}) expect_right(c, seed);
+}
+
+// Head dim 256: a tile of keys fewer than for either alone.
+TEST(EmulatedQuick, SoftcapAndDropout) {
+  for (const double spread : {0.5, 6.0}) {
+    Case c = small(256);
+    c.softcap = 30;
+    c.dropout = 0.3;
+    c.spread = spread;
+    expect_right(c);
+  }
+}
+
 // By its series, by tanh, and by both in one query tile.
 TEST(EmulatedQuick, Softcap) {
   for (const double spread : {0.5, 2.0, 40.0}) {
