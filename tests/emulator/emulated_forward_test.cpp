@@ -217,6 +217,17 @@ TEST(EmulatedSm90, ScoreMods) {
   }
 }
 
+TEST(EmulatedSm90, AlibiBesideAScoreMod) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const int32_t window_right : {-1, 0}) {
+      Case c = base(head_dim, head_dim);
+      c.alibi = "h";
+      c.window_right = window_right;
+      expect_right(c, 1, Sources::beside_alibi);
+    }
+  }
+}
+
 // Three warpgroups: the first tile of queries is the short one.
 TEST(EmulatedSm90, ShortTilesOfQueries) {
   for (const auto& [of, seqlen_q] : {std::pair{base(64, 64), 193},

@@ -30,9 +30,16 @@ cuda::DeviceInfo small_gpu(int num_sms = 3) {
 
 // What the sources in user.hpp read: slopes by head, and the sequences' lengths.
 struct SourceArrays {
+  std::vector<float> slopes;  // halved
   std::vector<int32_t> len_q, len_kv;
 
-  explicit SourceArrays(AttentionArguments& p) {
+  SourceArrays(AttentionArguments& p, Sources sources) {
+    if (sources == Sources::beside_alibi) {
+      const auto* whole = static_cast<const float*>(p.alibi_slopes.data);
+      slopes.assign(whole, whole + p.heads_q);
+      for (float& slope : slopes) slope /= 2;
+      p.alibi_slopes.data = slopes.data();
+    }
     for (int64_t batch_idx = 0; batch_idx < p.batch; ++batch_idx) {
       const core::Sequence sequence = core::sequence(p, batch_idx);
       len_q.push_back(static_cast<int32_t>(sequence.len_q));
@@ -45,10 +52,11 @@ struct SourceArrays {
   }
 };
 
-void set_sources(AttentionArguments& p) {
+void set_sources(AttentionArguments& p, Sources sources) {
   if (p.features.has(core::Feature::causal_top_left)) p.features |= core::Feature::mask_mod;
   if (p.features.has(core::Feature::alibi)) p.features |= core::Feature::score_mod;
-  p.features = p.features.without(core::Feature::causal_top_left | core::Feature::alibi);
+  p.features = p.features.without(core::Feature::causal_top_left);
+  if (sources == Sources::any) p.features = p.features.without(core::Feature::alibi);
 }
 
 // Memory as a plan wants it: state zero, scratch full of NaN.
@@ -94,8 +102,8 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
   std::optional<SourceArrays> arrays;
   if (sources != Sources::none) {
-    arrays.emplace(p);
-    set_sources(p);
+    arrays.emplace(p, sources);
+    set_sources(p, sources);
     core::derive_mask_shape(p);
   }
   p.num_splits = gpu.num_splits;

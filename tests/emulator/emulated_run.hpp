@@ -16,8 +16,9 @@ namespace tessella::tests {
 
 using MakeRecipe = cuda::Recipe (*)(const core::Shape& bounds, const cuda::DeviceInfo& device);
 
-// Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head.
-enum class Sources { none, any };
+// Whether those of user.hpp take the place of causal_top_left and of alibi, which must be a slope a head; beside_alibi:
+// of half of each slope, and ALiBi itself adds the other half.
+enum class Sources { none, any, beside_alibi };
 
 // Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
 // is wrong.
