@@ -101,6 +101,7 @@ Step dq_step(const BackwardSm90Config& c) {
   return {
       .program = program("backward_dq_sm90", of_rows, user_source()),
       .threads = 256,
+      .shared_bytes = portable::kBackwardTileQ * portable::gradient_row_bytes(c),
       .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                     const core::Workspace& workspace) -> std::optional<Launch> {
         const AttentionArguments& p = core::attention(call);

@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
   const Head head(p, s, at.batch_idx, at.head_idx);
   if (!C.in_order && p.dq.tensor.data != nullptr) {
     constexpr int kSums = C.tile_q * C.head_dim_qk;
-    float* sums = p.dq_sums + (head.first + at.tile) * kSums;
-    for (auto i = static_cast<int>(threadIdx.x); i < kSums; i += kBackwardRowThreads) sums[i] = 0;
+    auto* sums = reinterpret_cast<uint4*>(p.dq_sums + (head.first + at.tile) * kSums);
+    for (auto i = static_cast<int>(threadIdx.x); i < kSums / 4; i += kBackwardRowThreads) sums[i] = {0, 0, 0, 0};
   }
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
