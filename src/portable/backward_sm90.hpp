@@ -9,7 +9,6 @@ namespace tessella::portable {
 struct BackwardSm90Config {
   ScoreConfig score;
   int32_t head_dim = 0;  // of q, k and v, as compiled: the copy engine pads with zeros
-  bool in_order = true;  // key tiles add to dQ in their order
   bool operator==(const BackwardSm90Config&) const = default;
 };
 
@@ -17,7 +16,6 @@ template <class Visit>
 constexpr void fields(const BackwardSm90Config& c, const Visit& visit) {
   visit("score", c.score);
   visit("head_dim", c.head_dim);
-  visit("in_order", c.in_order);
 }
 
 inline constexpr int32_t kBackwardTileQ = 64, kBackwardTileKv = 128;

@@ -48,6 +48,12 @@ struct WarpgroupBackwardSm90 {
   const Block& block;
   const BackwardParams& p;
   int warpgroup, warp, lane;  // warp: of the warpgroup
+  // Narrow heads leave registers for the warpgroup's keys and values, as left operands: shared memory is the
+  // bottleneck.
+  static constexpr bool kHoldsKeys = C.head_dim <= 64;
+  static constexpr int kHeadSteps = C.head_dim / 16;
+  using Keys = uint32_t[kHoldsKeys ? kHeadSteps : 1][4];
+  Keys keys, values;
   typename Block::Queries queries;
   typename Block::Sums sums;
   float dk[1][kBlocks][4], dv[1][kBlocks][4];
@@ -109,15 +115,27 @@ struct WarpgroupBackwardSm90 {
                        [&](int row) { return load_backward_row(s_rows + row * 16).end > 0; });
   }
 
-  // Starts S^T or dP^T: 64 keys times 64 queries, K or V times the tile's q or d_out, summed over the head dim.
-  __device__ __forceinline__ void begin_scores(float (&s)[kQueryBlocks][4], uint32_t s_keys, uint32_t s_queries) const {
+  __device__ __forceinline__ void load_keys(Keys& to, uint32_t s_keys) const {
+    using Panel = Tile<kTileKv, 64, 2>;
+    const uint32_t s_row = s_keys + Panel::offset(warpgroup * kRows + warp * 16 + lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < kHeadSteps; ++step) ptx::load_matrices(to[step], Panel::advance(s_row, 0, step * 2));
+  }
+  // Starts S^T or dP^T: 64 keys times 64 queries, K or V times the tile's q or d_out, summed over the head dim. held:
+  // the keys with kHoldsKeys.
+  __device__ __forceinline__ void begin_scores(float (&s)[kQueryBlocks][4], const Keys& held, uint32_t s_keys,
+                                               uint32_t s_queries) const {
     using Mma = ptx::WarpgroupMma<kElement, kTileQ>;
     const Operand of_keys(s_keys + warpgroup * kRows * kRowBytes), of_queries(s_queries);
     ptx::fence_registers();
 #pragma unroll
-    for (int step = 0; step < C.head_dim / 16; ++step) {
-      Mma::with_shared(s, of_keys.at(step / 4 * kPanelK + step % 4 * 32),
-                       of_queries.at(step / 4 * kPanelQ + step % 4 * 32), step > 0);
+    for (int step = 0; step < kHeadSteps; ++step) {
+      const uint64_t right = of_queries.at(step / 4 * kPanelQ + step % 4 * 32);
+      if constexpr (kHoldsKeys) {
+        Mma::template with_registers<ptx::Contiguous::summed>(s, held[step], right, step > 0);
+      } else {
+        Mma::with_shared(s, of_keys.at(step / 4 * kPanelK + step % 4 * 32), right, step > 0);
+      }
     }
     ptx::commit_products();
   }
@@ -231,7 +249,6 @@ struct WarpgroupBackwardSm90 {
       ptx::store_chunk(to + j * kThreads * 16, {__float_as_uint(dq[j][0]), __float_as_uint(dq[j][1]),
                                                 __float_as_uint(dq[j][2]), __float_as_uint(dq[j][3])});
     }
-    ptx::fence_async();
     __syncwarp();
     if (ptx::elect()) sums.arrive_full();
     sums.advance();
@@ -271,6 +288,10 @@ struct WarpgroupBackwardSm90 {
   __device__ __forceinline__ void run() {
     typename Block::Keys(block.key_barriers()).wait_full();
     clear_unseen_keys();
+    if constexpr (kHoldsKeys) {
+      load_keys(keys, block.s_k());
+      load_keys(values, block.s_v());
+    }
     QueryVisit visit = take_queries();
     if (visit.is_there()) multiply(visit);
     meet();
@@ -280,13 +301,13 @@ struct WarpgroupBackwardSm90 {
   // All query tiles from `visit` on.
   __device__ __forceinline__ void multiply(QueryVisit visit) {
     Scores products;
-    begin_scores(products[0], block.s_k(), block.s_q(queries));
+    begin_scores(products[0], keys, block.s_k(), block.s_q(queries));
     ptx::wait_products<0>(products[0]);
 #pragma unroll 1
     for (int buffer = 0; visit.is_there(); buffer ^= 1) {
       Scores d_probs;
       uint32_t probs[kSteps][4], d_scores[kSteps][4];
-      begin_scores(d_probs[0], block.s_v(), block.s_d_out(queries));
+      begin_scores(d_probs[0], values, block.s_v(), block.s_d_out(queries));
       if constexpr (Gradients::kIsPlain) find_probs(visit, products, probs);
       ptx::wait_products<0>(d_probs[0]);
       if constexpr (!Gradients::kIsPlain) find_both(visit, products, d_probs, probs, d_scores);
@@ -303,7 +324,7 @@ struct WarpgroupBackwardSm90 {
       queries.advance();
       visit = take_queries();
       // Behind the last query tile the slot holds an old one, whose scores nobody reads.
-      begin_scores(products[0], block.s_k(), block.s_q(queries));
+      begin_scores(products[0], keys, block.s_k(), block.s_q(queries));
       ptx::wait_products<1>(dq);
       pass_dq(dq);
       ptx::wait_products<0>(products[0]);
@@ -366,7 +387,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
       block.load();
     } else if (warp <= portable::kBackwardAdders) {
       const bool wants_dq = p.backward.dq.tensor.data != nullptr;
-      const bool takes_turns = C.in_order && wants_dq && sequences_are_apart(p.backward);
+      const bool takes_turns = wants_dq && sequences_are_apart(p.backward);
       if (threadIdx.x % 32 == 0) block.add_dq(warp - 1, wants_dq, takes_turns);
     }
   } else {

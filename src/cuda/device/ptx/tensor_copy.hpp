@@ -46,8 +46,15 @@ __device__ __forceinline__ void store_box(const portable::TensorMap& map, uint32
                "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
                : "memory");
 }
-// Consecutive floats from shared memory: adds them to those in memory, or stores them. One thread calls it, after the
-// fence_async() of those who stored there. bytes: a multiple of 16.
+// Orders this thread's earlier stores to shared memory before later accesses by the copy engine and the matrix unit.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for other threads' stores to these bytes, which a barrier has made visible to this thread: PTX wants a proxy
+// fence anywhere between store and copy (memory consistency model, causality order). It costs the storing warps
+// nothing.
+__device__ __forceinline__ void fence_async(uint32_t, uint32_t) { fence_async(); }
+
+// Consecutive floats from shared memory: adds them to those in memory, or stores them. One thread calls it, after a
+// fence_async(). bytes: a multiple of 16.
 __device__ __forceinline__ void add_floats(float* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
                "r"(bytes)
@@ -61,8 +68,5 @@ __device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.com
 // Waits until the shared memory of all boxes that this thread stored has been read, or until they are in memory.
 __device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void wait_boxes_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-// Orders this thread's earlier stores to shared memory before later accesses by the copy engine and the matrix unit.
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace tessella::device::ptx

@@ -171,6 +171,7 @@ struct BlockBackwardSm90 {
       uint32_t now = portable::kHasSums;
       if (takes_turns) now = ptx::acquire(turn, ~portable::kHasSums, static_cast<uint32_t>(key_tile));
       sums.wait_full();
+      ptx::fence_async(s_dq(sums), kLayout.dq_bytes);
       if (wants_dq) {
         float* to = p.dq_sums + tile * (kTileQ * C.head_dim);
         if ((now & portable::kHasSums) != 0) {

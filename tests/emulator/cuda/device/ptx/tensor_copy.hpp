@@ -37,6 +37,7 @@ namespace tessella::device::ptx {
 
 inline void prefetch(const portable::TensorMap&) {}
 inline void fence_async() { emulator::fence_async(); }
+inline void fence_async(uint32_t address, uint32_t bytes) { emulator::fence_async(address, bytes); }
 
 inline void prefetch_box(const portable::TensorMap&, int32_t, int32_t, int32_t, int32_t) {}
 
