@@ -259,9 +259,8 @@ Case supported(Case c) {
   c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 7) / 8 * 8, 128);
   c.head_dim_v = std::min<int64_t>((c.head_dim_v + 7) / 8 * 8, 128);
   if (std::max(c.head_dim_qk, c.head_dim_v) > 64) {
-    c.softcap = c.dropout = 0;
-    c.alibi = c.bias = "";
-    std::erase(c.gradients, 'b');
+    c.alibi = "";
+    if (c.softcap != 0 || !c.bias.empty()) c.dropout = 0;
   }
   std::erase(c.gradients, 'a');
   if (c.gradients.empty()) c.gradients = "qkv";

@@ -57,6 +57,9 @@ TEST(EmulatedBackwardSm90, Lengths) {
 
 TEST(EmulatedBackwardSm90, Scores) {
   for (const char* scores : {"softcap=2", "dropout=0.3", "bias=bhqk", "scale=-0.1 sink=1"}) expect_right(scores);
+  for (const char* wide : {"softcap=2 bias=bhqk", "dropout=0.3"}) {
+    expect_right(std::string("head_dim_qk=128 head_dim_v=128 ") + wide);
+  }
 }
 
 TEST(EmulatedBackwardSm90, Half) { expect_right("dtype=f16 window_right=0"); }

@@ -335,6 +335,10 @@ void fence_async() {
   for (const auto& [offset, bytes] : stores) std::memcpy(g_async + offset, shared + offset, bytes);
   stores.clear();
 }
+void fence_async(uint32_t address, uint32_t bytes) {
+  const size_t offset = offset_of(address);
+  std::memcpy(g_async + offset, shared + offset, bytes);
+}
 void receive(uint32_t address, const void* from, size_t bytes) {
   if (g_cluster->has_ended(address)) throw std::logic_error("bytes for a block that has ended");
   std::memcpy(at(address, bytes), from, bytes);

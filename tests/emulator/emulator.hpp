@@ -72,6 +72,7 @@ void store(uint32_t address, const T& value) {
   store_bytes(address, &value, sizeof value);
 }
 void fence_async();
+void fence_async(uint32_t address, uint32_t bytes);  // of all threads' stores there
 // What another block of the cluster has sent lands, as a thread's store. Throws std::logic_error where that block has
 // ended.
 void receive(uint32_t address, const void* from, size_t bytes);

@@ -23,9 +23,7 @@ using portable::BackwardSm80Config;
 using portable::BackwardSm90Config;
 
 BackwardSm90Config config_of(const AttentionShape& p) {
-  return {.score = score_config(p),
-          .head_dim = std::max(p.head_dim_qk, p.head_dim_v) <= 64 ? 64 : 128,
-          .in_order = !p.in_any_order};
+  return {.score = score_config(p), .head_dim = std::max(p.head_dim_qk, p.head_dim_v) <= 64 ? 64 : 128};
 }
 
 // The tiles of the steps before and after, which are backward_sm80's.
@@ -35,8 +33,7 @@ BackwardSm80Config steps_config(const BackwardSm90Config& c) {
           .head_dim_v = c.head_dim,
           .tile_q = portable::kBackwardTileQ,
           .tile_kv = portable::kBackwardTileKv,
-          .num_warps = 8,
-          .in_order = c.in_order};
+          .num_warps = 8};
 }
 
 std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, const DeviceInfo& device) {
@@ -48,9 +45,10 @@ std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, con
                    " and ", p.head_dim_v);
   }
   const portable::ScoreConfig& score = c.score;
-  if (c.head_dim > 64 && (score.softcap || score.alibi || score.bias || score.dropout || score.score_mod)) {
-    return message("takes softcap, ALiBi, bias, dropout and score_mod with head dims to 64, not ", p.head_dim_qk,
-                   " and ", p.head_dim_v, ": wider rows leave no registers for them");
+  const bool has_changes = score.softcap || score.bias;
+  if (c.head_dim > 64 && (score.alibi || score.score_mod || (score.dropout && has_changes))) {
+    return message("takes ALiBi, score_mod, and dropout beside softcap or bias with head dims to 64, not ",
+                   p.head_dim_qk, " and ", p.head_dim_v, ": wider rows leave no registers for them");
   }
   return backward_ineligible(p, steps_config(c), device);
 }
@@ -101,6 +99,7 @@ Step dq_step(const BackwardSm90Config& c) {
   return {
       .program = program("backward_dq_sm90", of_rows, user_source()),
       .threads = 256,
+      .shared_bytes = portable::kBackwardTileQ * portable::gradient_row_bytes(c),
       .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                     const core::Workspace& workspace) -> std::optional<Launch> {
         const AttentionArguments& p = core::attention(call);
@@ -127,8 +126,7 @@ Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) 
   Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, true)},
                 .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::kBackwardTileKv,
                                        ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim, ", ",
-                                       portable::layout(c).stages, " stages, dQ's sums in ",
-                                       c.in_order ? "order, " : "any order, ", portable::layout(c).bytes,
+                                       portable::layout(c).stages, " stages, ", portable::layout(c).bytes,
                                        " bytes of shared memory"),
                 .steps = steps_before(steps, user)};
   recipe.steps.push_back(main_step(c, user));

@@ -109,8 +109,11 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
 
 // Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
 // ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
+// Blocks a multiprocessor: loads of many rows at once hide the latency of memory. f32 needs more registers.
+constexpr int row_blocks(Element e) { return e == Element::f32 ? 2 : 6; }
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.element))
+    backward_rows(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
   const RowTile at(p);
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
@@ -121,13 +124,14 @@ __global__ void __launch_bounds__(kBackwardRowThreads, 2) backward_rows(const __
   const Head head(p, s, at.batch_idx, at.head_idx);
   if (!C.in_order && p.dq.tensor.data != nullptr) {
     constexpr int kSums = C.tile_q * C.head_dim_qk;
-    float* sums = p.dq_sums + (head.first + at.tile) * kSums;
-    for (auto i = static_cast<int>(threadIdx.x); i < kSums; i += kBackwardRowThreads) sums[i] = 0;
+    auto* sums = reinterpret_cast<uint4*>(p.dq_sums + (head.first + at.tile) * kSums);
+    for (auto i = static_cast<int>(threadIdx.x); i < kSums / 4; i += kBackwardRowThreads) sums[i] = {0, 0, 0, 0};
   }
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
   QueryTile tile = {0x7FFFFFFF, 0x7FFFFFFF, 0, 0};
   constexpr int kRowsAtOnce = kBackwardRowThreads / 8;
+#pragma unroll 1
   for (int i = warp * 4 + lane / 8; i < C.tile_q; i += kRowsAtOnce) {
     const bool is_query = first + i < s.len_q;
     const int32_t query = min(first + i, s.len_q - 1);

@@ -48,7 +48,14 @@ struct WarpgroupBackwardSm90 {
   const Block& block;
   const BackwardParams& p;
   int warpgroup, warp, lane;  // warp: of the warpgroup
-  typename Block::Queries queries, turns;
+  // Narrow heads leave registers for the warpgroup's keys and values, as left operands: shared memory is the
+  // bottleneck.
+  static constexpr bool kHoldsKeys = C.head_dim <= 64;
+  static constexpr int kHeadSteps = C.head_dim / 16;
+  using Keys = uint32_t[kHoldsKeys ? kHeadSteps : 1][4];
+  Keys keys, values;
+  typename Block::Queries queries;
+  typename Block::Sums sums;
   float dk[1][kBlocks][4], dv[1][kBlocks][4];
 
   __device__ __forceinline__ explicit WarpgroupBackwardSm90(const Block& of)
@@ -58,7 +65,7 @@ struct WarpgroupBackwardSm90 {
         warp(static_cast<int>(threadIdx.x / 32 % 4)),
         lane(static_cast<int>(threadIdx.x % 32)),
         queries(of.query_barriers()),
-        turns(of.turn_barriers()) {
+        sums(of.sum_barriers()) {
     clear(dk[0]);
     clear(dv[0]);
   }
@@ -108,15 +115,27 @@ struct WarpgroupBackwardSm90 {
                        [&](int row) { return load_backward_row(s_rows + row * 16).end > 0; });
   }
 
-  // Starts S^T or dP^T: 64 keys times 64 queries, K or V times the tile's q or d_out, summed over the head dim.
-  __device__ __forceinline__ void begin_scores(float (&s)[kQueryBlocks][4], uint32_t s_keys, uint32_t s_queries) const {
+  __device__ __forceinline__ void load_keys(Keys& to, uint32_t s_keys) const {
+    using Panel = Tile<kTileKv, 64, 2>;
+    const uint32_t s_row = s_keys + Panel::offset(warpgroup * kRows + warp * 16 + lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < kHeadSteps; ++step) ptx::load_matrices(to[step], Panel::advance(s_row, 0, step * 2));
+  }
+  // Starts S^T or dP^T: 64 keys times 64 queries, K or V times the tile's q or d_out, summed over the head dim. held:
+  // the keys with kHoldsKeys.
+  __device__ __forceinline__ void begin_scores(float (&s)[kQueryBlocks][4], const Keys& held, uint32_t s_keys,
+                                               uint32_t s_queries) const {
     using Mma = ptx::WarpgroupMma<kElement, kTileQ>;
     const Operand of_keys(s_keys + warpgroup * kRows * kRowBytes), of_queries(s_queries);
     ptx::fence_registers();
 #pragma unroll
-    for (int step = 0; step < C.head_dim / 16; ++step) {
-      Mma::with_shared(s, of_keys.at(step / 4 * kPanelK + step % 4 * 32),
-                       of_queries.at(step / 4 * kPanelQ + step % 4 * 32), step > 0);
+    for (int step = 0; step < kHeadSteps; ++step) {
+      const uint64_t right = of_queries.at(step / 4 * kPanelQ + step % 4 * 32);
+      if constexpr (kHoldsKeys) {
+        Mma::template with_registers<ptx::Contiguous::summed>(s, held[step], right, step > 0);
+      } else {
+        Mma::with_shared(s, of_keys.at(step / 4 * kPanelK + step % 4 * 32), right, step > 0);
+      }
     }
     ptx::commit_products();
   }
@@ -146,26 +165,67 @@ struct WarpgroupBackwardSm90 {
     ptx::commit_products();
   }
 
-  // Computes P^T and dS^T as left operands of the sums over queries.
-  template <bool IsMasked>
-  __device__ __forceinline__ void find_gradients(const Scores& products, const Scores& d_probs, const QueryVisit& visit,
-                                                 uint32_t (&probs)[kSteps][4], uint32_t (&d_scores)[kSteps][4]) const {
-    const Gradients of = {p,
-                          block.sequence,
-                          block.batch_idx,
-                          visit.head_idx,
-                          visit.tile * kTileQ,
-                          block.first_key + warpgroup * kRows + warp * 16,
-                          block.s_rows(queries),
-                          visit.has_elements,
-                          lane};
+  __device__ __forceinline__ Gradients gradients(const QueryVisit& visit) const {
+    return {p,
+            block.sequence,
+            block.batch_idx,
+            visit.head_idx,
+            visit.tile * kTileQ,
+            block.first_key + warpgroup * kRows + warp * 16,
+            block.s_rows(queries),
+            visit.has_elements,
+            lane};
+  }
+  // Computes P^T in place of the products, which have q's sign, and as a left operand.
+  __device__ __forceinline__ void find_probs(const QueryVisit& visit, Scores& products,
+                                             uint32_t (&probs)[kSteps][4]) const {
+    const float scale = copysignf(Score<C.score>(p.forward, block.sequence, 0, 0).scale(), p.forward.scale);
+    if (visit.is_full) {
+      gradients(visit).template exponentiate<false>(products, scale);
+    } else {
+      gradients(visit).template exponentiate<true>(products, scale);
+    }
+    pack(products[0], probs);
+  }
+  // Computes dS^T in place of dP^T, and as a left operand.
+  __device__ __forceinline__ void find_d_scores(const QueryVisit& visit, const Scores& probs, Scores& d_probs,
+                                                uint32_t (&d_scores)[kSteps][4]) const {
+    if (visit.is_full) {
+      gradients(visit).template multiply<false>(probs, d_probs);
+    } else {
+      gradients(visit).template multiply<true>(probs, d_probs);
+    }
+    pack(d_probs[0], d_scores);
+  }
+  // Both at once, of scores with features.
+  __device__ __forceinline__ void find_both(const QueryVisit& visit, Scores& products, const Scores& d_probs,
+                                            uint32_t (&probs)[kSteps][4], uint32_t (&d_scores)[kSteps][4]) const {
+    if (p.forward.scale < 0) {
+#pragma unroll
+      for (int j = 0; j < kQueryBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) products[0][j][i] = -products[0][j][i];
+      }
+    }
     const typename Gradients::Gradient gradient(p, block.sequence, block.batch_idx, visit.head_idx);
-    of.template for_each_pair<IsMasked>(
-        products, d_probs, gradient,
-        [&](int, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
-          probs[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.prob, second.prob);
-          d_scores[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.d_product, second.d_product);
-        });
+    const auto use = [&](int, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
+      probs[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.prob, second.prob);
+      d_scores[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.d_product, second.d_product);
+    };
+    if (visit.is_full) {
+      gradients(visit).template for_each_pair<false>(products, d_probs, gradient, use);
+    } else {
+      gradients(visit).template for_each_pair<true>(products, d_probs, gradient, use);
+    }
+  }
+  __device__ __forceinline__ static void pack(const float (&scores)[kQueryBlocks][4], uint32_t (&left)[kSteps][4]) {
+#pragma unroll
+    for (int j = 0; j < kQueryBlocks; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        left[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(scores[j][r * 2], scores[j][r * 2 + 1]);
+      }
+    }
   }
   // Stores dS^T to the warpgroup's 64 columns of dS.
   __device__ __forceinline__ void store_d_scores(const uint32_t (&d_scores)[kSteps][4], uint32_t s_d_scores) const {
@@ -179,100 +239,131 @@ struct WarpgroupBackwardSm90 {
     ptx::fence_async();
   }
 
-  // Adds to dQ's sums of the tile, or stores the first ones.
-  __device__ __forceinline__ void add_dq(const float (&dq)[kColumnsDQ / 8][4], const QueryVisit& visit,
-                                         bool begins) const {
+  // Leaves the warpgroup's columns of dQ to the warps that add it.
+  __device__ __forceinline__ void pass_dq(const float (&dq)[kColumnsDQ / 8][4]) {
+    sums.wait_empty();
     const int thread = (warp * 2 + warpgroup) * 32 + lane;  // of eight warps, two side by side
-    float* to = p.dq_sums + block.query_tile(visit) * (kTileQ * C.head_dim) + thread;
+    const uint32_t to = block.s_dq(sums) + thread * 16;
 #pragma unroll
     for (int j = 0; j < kColumnsDQ / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float* at = to + (j * 4 + i) * kThreads;
-        if (begins) {
-          ptx::store_to_memory(at, dq[j][i]);
-        } else {
-          ptx::add_to_memory(at, dq[j][i]);
-        }
-      }
+      ptx::store_chunk(to + j * kThreads * 16, {__float_as_uint(dq[j][0]), __float_as_uint(dq[j][1]),
+                                                __float_as_uint(dq[j][2]), __float_as_uint(dq[j][3])});
     }
+    __syncwarp();
+    if (ptx::elect()) sums.arrive_full();
+    sums.advance();
   }
 
-  __device__ __forceinline__ void store(const portable::GradientParams& to, const float (&sums)[1][kBlocks][4],
-                                        float factor, int32_t head_dim) const {
+  // Stores factor * sums as rows of a gradient, by way of shared memory, where K, V and the queries were.
+  __device__ __forceinline__ void store(const GradientParams& to, const float (&sums)[1][kBlocks][4], float factor,
+                                        int32_t head_dim) const {
     if (to.tensor.data == nullptr) return;
-    const int64_t head = block.batch_idx * to.tensor.batch_stride + block.head_kv * to.tensor.head_stride;
-    store_gradients<kElement>(to, sums, factor, block.first_key + warpgroup * kRows + warp * 16, block.sequence.len_kv,
-                              0, head_dim, lane,
-                              [&](int32_t key) { return head + (block.sequence.row_kv + key) * to.tensor.row_stride; });
+    constexpr int kWarpRows = 16, kStride = portable::gradient_row_bytes(C);
+    static_assert(8 * kWarpRows * kStride <= Block::kLayout.d_scores_at);
+    const uint32_t s_rows = block.s_k() + (warpgroup * 4 + warp) * kWarpRows * kStride;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        ptx::store_words(s_rows + (lane / 4 + r * 8) * kStride + (j * 8 + lane % 4 * 2) * 4,
+                         __float_as_uint(factor * sums[0][j][r * 2]), __float_as_uint(factor * sums[0][j][r * 2 + 1]));
+      }
+    }
+    __syncwarp();
+    const auto [batch_idx, head_kv, first_row, rows] = block.key_rows();
+    store_gradient_rows<kElement, C.head_dim, kWarpRows, kStride>(
+        to, s_rows, batch_idx * to.tensor.batch_stride + head_kv * to.tensor.head_stride, first_row,
+        warpgroup * kRows + warp * kWarpRows, rows, head_dim, lane);
+    __syncwarp();
+  }
+
+  // Waits for the next query tile.
+  __device__ __forceinline__ QueryVisit take_queries() const {
+    queries.wait_full();
+    const QueryVisit visit = block.visit(queries);
+    if (visit.is_there() && visit.has_idle) clear_idle_queries();
+    return visit;
   }
 
   __device__ __forceinline__ void run() {
-    const bool wants_dq = p.dq.tensor.data != nullptr;
     typename Block::Keys(block.key_barriers()).wait_full();
     clear_unseen_keys();
-#pragma unroll 1
-    for (int buffer = 0;; buffer ^= 1) {
-      queries.wait_full();
-      const QueryVisit visit = block.visit(queries);
-      if (!visit.is_there()) break;
-      if (visit.has_idle) clear_idle_queries();
-      Scores products, d_probs;
-      begin_scores(products[0], block.s_k(), block.s_q(queries));
-      begin_scores(d_probs[0], block.s_v(), block.s_d_out(queries));
-      ptx::wait_products<0>(products[0]);
-      ptx::wait_products<0>(d_probs[0]);
-      if (p.forward.scale < 0) {
-#pragma unroll
-        for (int j = 0; j < kQueryBlocks; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) products[0][j][i] = -products[0][j][i];
-        }
-      }
-      uint32_t probs[kSteps][4], d_scores[kSteps][4];
-      if (visit.is_full) {
-        find_gradients<false>(products, d_probs, visit, probs, d_scores);
-      } else {
-        find_gradients<true>(products, d_probs, visit, probs, d_scores);
-      }
-      begin_sums(dv[0], probs, block.s_d_out(queries));
-      store_d_scores(d_scores, block.s_d_scores(buffer));
-      begin_sums(dk[0], d_scores, block.s_q(queries));
-      meet();
-      float dq[kColumnsDQ / 8][4];
-      begin_dq(dq, block.s_d_scores(buffer));
-      ptx::wait_products<0>(dq);
-      ptx::wait_products<0>(dk[0]);
-      ptx::wait_products<0>(dv[0]);
-      release(queries);
-      queries.advance();
-      if constexpr (C.in_order) {
-        turns.wait_full();
-        if (wants_dq) add_dq(dq, visit, ptx::load_word(block.s_has_sums(turns)) == 0);
-        ptx::fence_memory();
-        release(turns);
-        turns.advance();
-      } else {
-        if (wants_dq) add_dq(dq, visit, false);
-      }
+    if constexpr (kHoldsKeys) {
+      load_keys(keys, block.s_k());
+      load_keys(values, block.s_v());
     }
+    QueryVisit visit = take_queries();
+    if (visit.is_there()) multiply(visit);
+    meet();
     store(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
     store(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
   }
+  // All query tiles from `visit` on.
+  __device__ __forceinline__ void multiply(QueryVisit visit) {
+    Scores products;
+    begin_scores(products[0], keys, block.s_k(), block.s_q(queries));
+    ptx::wait_products<0>(products[0]);
+#pragma unroll 1
+    for (int buffer = 0; visit.is_there(); buffer ^= 1) {
+      Scores d_probs;
+      uint32_t probs[kSteps][4], d_scores[kSteps][4];
+      begin_scores(d_probs[0], values, block.s_v(), block.s_d_out(queries));
+      if constexpr (Gradients::kIsPlain) find_probs(visit, products, probs);
+      ptx::wait_products<0>(d_probs[0]);
+      if constexpr (!Gradients::kIsPlain) find_both(visit, products, d_probs, probs, d_scores);
+      begin_sums(dv[0], probs, block.s_d_out(queries));
+      if constexpr (Gradients::kIsPlain) find_d_scores(visit, products, d_probs, d_scores);
+      begin_sums(dk[0], d_scores, block.s_q(queries));
+      store_d_scores(d_scores, block.s_d_scores(buffer));
+      meet();
+      float dq[kColumnsDQ / 8][4];
+      begin_dq(dq, block.s_d_scores(buffer));
+      ptx::wait_products<1>(dv[0]);
+      ptx::wait_products<1>(dk[0]);
+      release(queries);
+      queries.advance();
+      visit = take_queries();
+      // Behind the last query tile the slot holds an old one, whose scores nobody reads.
+      begin_scores(products[0], keys, block.s_k(), block.s_q(queries));
+      ptx::wait_products<1>(dq);
+      pass_dq(dq);
+      ptx::wait_products<0>(products[0]);
+    }
+  }
 };
 
-// The layout of dQ's accumulators in the query tile: eight warps, two side by side.
-template <int HeadDim>
-struct FragmentDQSm90 {
-  static constexpr int kThreads = 256, kMBlocks = 1, kBlocks = HeadDim / 16;
-  __device__ static bool has(int) { return true; }
-  __device__ static int row(int warp) { return warp / 2 * 16; }
-  __device__ static int column(int warp) { return warp % 2 * (HeadDim / 2); }
-};
+// Writes dQ of a query tile: scale times its sums, which are stored in the layout of the accumulators of eight warps,
+// two side by side, or 0 if no key was seen.
 template <BackwardSm90Config C>
 __global__ void __launch_bounds__(256) backward_dq_sm90(const __grid_constant__ BackwardParams p) {
   using Block = BlockBackwardSm90<C>;
-  store_dq<C.score.element, typename Block::Head, Block::kTileQ, C.head_dim, FragmentDQSm90<C.head_dim>>(p);
+  const RowTile at(p);
+  if (at.batch_idx == p.forward.batch) return;
+  const BandedSequence<int64_t> s = sequence(p.forward, at.batch_idx);
+  const int32_t first = at.tile * Block::kTileQ;
+  if (first >= s.len_q) return;
+  const int64_t tile = typename Block::Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
+  const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const bool has_sums = (p.turns[tile] & portable::kHasSums) != 0;
+  const float* from = p.dq_sums + tile * (Block::kTileQ * C.head_dim) + thread * 4;
+  constexpr int kStride = portable::gradient_row_bytes(C);
+  const uint32_t s_rows = ptx::shared_address(ptx::dynamic_shared());
+#pragma unroll
+  for (int j = 0; j < C.head_dim / 16; ++j) {
+    float dq[4] = {};
+    if (has_sums) load_piece<Element::f32>(from, j * 1024, dq);
+    const int row = warp / 2 * 16 + lane / 4, column = warp % 2 * (C.head_dim / 2) + j * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      ptx::store_words(s_rows + (row + r * 8) * kStride + column * 4, __float_as_uint(p.forward.scale * dq[r * 2]),
+                       __float_as_uint(p.forward.scale * dq[r * 2 + 1]));
+    }
+  }
+  __syncthreads();
+  store_gradient_rows<C.score.element, C.head_dim, 8, kStride>(
+      p.dq, s_rows + warp * 8 * kStride,
+      at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride, s.row_q, first + warp * 8,
+      s.len_q, p.forward.head_dim_qk, lane);
 }
 
 template <BackwardSm90Config C>
@@ -294,9 +385,10 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
     const int warp = static_cast<int>(threadIdx.x / 32);
     if (warp == 0) {
       block.load();
-    } else if (warp == 1 && C.in_order) {
-      const bool takes_turns = p.backward.dq.tensor.data != nullptr && sequences_are_apart(p.backward);
-      if (threadIdx.x % 32 == 0) block.keep_turns(takes_turns);
+    } else if (warp <= portable::kBackwardAdders) {
+      const bool wants_dq = p.backward.dq.tensor.data != nullptr;
+      const bool takes_turns = wants_dq && sequences_are_apart(p.backward);
+      if (threadIdx.x % 32 == 0) block.add_dq(warp - 1, wants_dq, takes_turns);
     }
   } else {
     ptx::take_registers<Block::kMultiplyRegisters>();

@@ -21,6 +21,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const portable::TensorMap&
       : "memory");
 }
 
+// Consecutive bytes, a multiple of 16 at an address that is one, to shared memory. The barrier gets them.
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // Brings the box to the L2 cache.
 __device__ __forceinline__ void prefetch_box(const portable::TensorMap& map, int32_t column, int32_t row, int32_t head,
                                              int32_t batch) {
@@ -39,11 +46,27 @@ __device__ __forceinline__ void store_box(const portable::TensorMap& map, uint32
                "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
                : "memory");
 }
-__device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until the shared memory of all boxes that this thread stored has been read.
-__device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
 // Orders this thread's earlier stores to shared memory before later accesses by the copy engine and the matrix unit.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for other threads' stores to these bytes, which a barrier has made visible to this thread: PTX wants a proxy
+// fence anywhere between store and copy (memory consistency model, causality order). It costs the storing warps
+// nothing.
+__device__ __forceinline__ void fence_async(uint32_t, uint32_t) { fence_async(); }
+
+// Consecutive floats from shared memory: adds them to those in memory, or stores them. One thread calls it, after a
+// fence_async(). bytes: a multiple of 16.
+__device__ __forceinline__ void add_floats(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void store_floats(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until the shared memory of all boxes that this thread stored has been read, or until they are in memory.
+__device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_boxes_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace tessella::device::ptx

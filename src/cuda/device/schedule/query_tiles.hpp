@@ -36,10 +36,13 @@ struct HeadTiles {
   int64_t first;  // tile
 
   __device__ HeadTiles(const BackwardParams& params, const Sequence& sequence, int32_t batch, int32_t head)
+      : HeadTiles(params, batch, head, first_tile<TileQ>(params, sequence, batch)) {}
+  // first_of_sequence: from first_tile().
+  __device__ HeadTiles(const BackwardParams& params, int32_t batch, int32_t head, int32_t first_of_sequence)
       : p(params),
         batch_idx(batch),
         head_idx(head),
-        first(static_cast<int64_t>(head) * params.tiles_of_head + first_tile<TileQ>(params, sequence, batch)) {}
+        first(static_cast<int64_t>(head) * params.tiles_of_head + first_of_sequence) {}
 
   __device__ KeyTiles keys(int32_t tile) const {
     return key_tiles<TileKv>(p.tiles[first + tile], p.forward.keep_first);
@@ -81,12 +84,15 @@ class VisitedQueryTiles {
   __device__ VisitedQueryTiles(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t key_tile,
                                int32_t first_head, uint32_t s_words)
       : p_(p),
-        sequence_(sequence),
+        first_tile_(first_tile<TileQ>(p, sequence, batch_idx)),
+        tiles_((sequence.len_q + TileQ - 1) / TileQ),
         batch_idx_(batch_idx),
         key_tile_(key_tile),
         first_head_(first_head),
         s_words_(s_words),
         lane_(static_cast<int32_t>(threadIdx.x % 32)) {}
+
+  __device__ Head of_head(int32_t head_idx) const { return {p_, batch_idx_, head_idx, first_tile_}; }
 
   // The whole warp calls it, as next().
   __device__ void begin() const {
@@ -149,16 +155,15 @@ class VisitedQueryTiles {
                      {static_cast<uint32_t>(head), static_cast<uint32_t>(tile), rest, 0});
   }
 
-  __device__ int32_t tiles() const { return (sequence_.len_q + TileQ - 1) / TileQ; }
-  __device__ int32_t top() const { return (tiles() + 31) / 32 * 32 - 32; }
+  __device__ int32_t top() const { return (tiles_ + 31) / 32 * 32 - 32; }
 
   // Tests tiles from `base` on, one a lane, and returns a bit for each visited one.
   __device__ uint32_t find_tiles(int32_t head_idx, int32_t base) const {
-    const Head head(p_, sequence_, batch_idx_, head_idx);
+    const Head head = of_head(head_idx);
     const int32_t mine = base + lane_;
     bool is_full = false, has_idle = false;
     TileClass kind = TileClass::hidden;
-    if (mine < tiles()) {
+    if (mine < tiles_) {
       const QueryTile tile = p_.tiles[head.first + mine];
       const KeyTiles keys = key_tiles<TileKv>(tile, p_.forward.keep_first);
       if (keys.sees(key_tile_)) kind = head.kind(mine, key_tile_);
@@ -180,7 +185,7 @@ class VisitedQueryTiles {
   }
 
   const BackwardParams& p_;
-  const Sequence& sequence_;
+  int32_t first_tile_, tiles_;  // of the sequence
   int32_t batch_idx_, key_tile_, first_head_;
   uint32_t s_words_;
   int32_t lane_;

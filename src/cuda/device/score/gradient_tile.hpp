@@ -20,11 +20,19 @@ __device__ __forceinline__ BackwardRow load_backward_row(uint32_t s_row) {
           static_cast<int32_t>(words.w)};
 }
 
+// The same without begin and end.
+__device__ __forceinline__ BackwardRow load_plain_row(uint32_t s_row) {
+  const uint2 words = ptx::load_words(s_row);
+  return {__uint_as_float(words.x), __uint_as_float(words.y), 0, 0};
+}
+
 template <ScoreConfig C, int MBlocks, int Blocks>
 struct GradientTile {
   using Gradient = ScoreGradient<C>;
   using Scores = float[MBlocks][Blocks][4];
   static constexpr bool kHasMap = C.mask == MaskLevel::bits;
+  // Scores are products of q and k, and gradients of probabilities are products too.
+  static constexpr bool kIsPlain = device::Score<C>::kIsPlain && !C.dropout;
   static constexpr bool kLoadsElements = C.bias || C.score_mod || kHasMap;
 
   const BackwardParams& p;
@@ -78,7 +86,46 @@ struct GradientTile {
     }
   }
 
+  // The two halves of for_each_pair() where kIsPlain, the second one's numbers ready later: products, with the sign of
+  // scale or without, become probabilities; d_probs become gradients of scale q . k.
+  template <bool IsMasked>
+  __device__ __forceinline__ void exponentiate(Scores& products, float scale) const {
+    static_assert(kIsPlain);
+    for_each_score<IsMasked>([&](int m, int j, int n, const BackwardRow& row, bool is_visible) {
+      // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
+      const float exponent = __fmaf_rn(products[m][j][n], scale, -row.lse);
+      products[m][j][n] = is_visible ? ptx::exp2(exponent * kLog2e) : 0.0f;
+    });
+  }
+  template <bool IsMasked>
+  __device__ __forceinline__ void multiply(const Scores& probs, Scores& d_probs) const {
+    static_assert(kIsPlain);
+    for_each_score<IsMasked>([&](int m, int j, int n, const BackwardRow& row, bool is_visible) {
+      d_probs[m][j][n] = is_visible ? probs[m][j][n] * (d_probs[m][j][n] - row.delta) : 0.0f;
+    });
+  }
+
  private:
+  // Calls use(m, j, n, row, is_visible) for each of the lane's scores.
+  template <bool IsMasked, class Use>
+  __device__ __forceinline__ void for_each_score(const Use& use) const {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int down = j * 8 + lane % 4 * 2 + c;
+        const BackwardRow row = IsMasked ? load_backward_row(s_rows + down * 16) : load_plain_row(s_rows + down * 16);
+#pragma unroll
+        for (int m = 0; m < MBlocks; ++m) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            use(m, j, r * 2 + c, row, !IsMasked || is_visible(row, query + down, key + lane / 4 + m * 16 + r * 8));
+          }
+        }
+      }
+    }
+  }
+
   // Dropout's bits for 16 queries and 16 keys.
   template <bool AnyKey>
   struct TileDropout {

@@ -58,4 +58,37 @@ __device__ __forceinline__ void store_gradients(const GradientParams& to, const 
   }
 }
 
+// Stores a warp's rows of a gradient from shared memory, where they are floats: row i, kStride bytes apart, is row
+// first_row + row + i of the gradient's head at `head`, unless row + i >= end.
+template <Element E, int HeadDim, int Rows, int Stride>
+__device__ __forceinline__ void store_gradient_rows(const GradientParams& to, uint32_t s_rows, int64_t head,
+                                                    int32_t first_row, int32_t row, int32_t end, int32_t head_dim,
+                                                    int lane) {
+  static_assert(E != Element::f32);
+  constexpr int kColumns = 4, kPieces = HeadDim / kColumns;
+  const bool has_vectors = !to.is_f32 && !to.accumulates && head_dim % kColumns == 0 &&
+                           (head | to.tensor.row_stride) % kColumns == 0 &&
+                           reinterpret_cast<uintptr_t>(to.tensor.data) % (kColumns * 2) == 0;
+#pragma unroll 4
+  for (int piece = lane; piece < Rows * kPieces; piece += 32) {
+    const int i = piece / kPieces, column = piece % kPieces * kColumns;
+    if (row + i >= end || column >= head_dim) continue;
+    const uint4 words = ptx::load_chunk(s_rows + i * Stride + column * 4);
+    const int64_t at = head + (first_row + row + i) * to.tensor.row_stride + column;
+    const float values[kColumns] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                                    __uint_as_float(words.w)};
+    if (has_vectors) {
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(to.tensor.data) + at) = {
+          Multiply<E>::pack(values[0], values[1]), Multiply<E>::pack(values[2], values[3])};
+      continue;
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      if (column + n < head_dim) {
+        store_gradient<E>(to.tensor.data, at + n, values[n], to.is_f32 != 0, to.accumulates != 0);
+      }
+    }
+  }
+}
+
 }  // namespace tessella::device

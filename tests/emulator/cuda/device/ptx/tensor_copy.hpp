@@ -1,6 +1,11 @@
 // Stands in for src/cuda/device/ptx/tensor_copy.hpp: the copy engine, whose copies land some time later.
 #pragma once
 
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "emulator.hpp"
@@ -32,6 +37,7 @@ namespace tessella::device::ptx {
 
 inline void prefetch(const portable::TensorMap&) {}
 inline void fence_async() { emulator::fence_async(); }
+inline void fence_async(uint32_t address, uint32_t bytes) { emulator::fence_async(address, bytes); }
 
 inline void prefetch_box(const portable::TensorMap&, int32_t, int32_t, int32_t, int32_t) {}
 
@@ -53,8 +59,57 @@ inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t col
       },
       emulator::box_chunks(from, t.box_rows));
 }
+// Of each thread: floats that have been read and are not in memory yet.
+inline std::map<std::pair<unsigned, unsigned>, std::vector<std::function<void()>>>& floats_under_way() {
+  static std::map<std::pair<unsigned, unsigned>, std::vector<std::function<void()>>> all;
+  return all;
+}
+template <class Put>
+void send_floats(float* to, uint32_t from, uint32_t bytes, const Put& put) {
+  std::vector<uint32_t> chunks;
+  for (uint32_t at = 0; at < bytes; at += emulator::kChunk) chunks.push_back(from + at);
+  auto* under_way = &floats_under_way()[{emulator::block_idx().x, emulator::thread_idx().x}];
+  emulator::begin(
+      emulator::Work::boxes,
+      [=] {
+        std::vector<float> values(bytes / sizeof(float));
+        for (size_t i = 0; i < values.size(); ++i) {
+          values[i] = emulator::load<float>(from + static_cast<uint32_t>(i * sizeof(float)));
+        }
+        auto done = std::make_shared<bool>(false);
+        const auto once = [=] {
+          for (size_t i = 0; !*done && i < values.size(); ++i) put(to[i], values[i]);
+          *done = true;
+        };
+        under_way->push_back(once);
+        emulator::later(once);
+      },
+      chunks);
+}
+inline void add_floats(float* to, uint32_t from, uint32_t bytes) {
+  send_floats(to, from, bytes, [](float& sum, float value) { sum += value; });
+}
+inline void store_floats(float* to, uint32_t from, uint32_t bytes) {
+  send_floats(to, from, bytes, [](float& there, float value) { there = value; });
+}
 inline void commit_boxes() { emulator::commit(emulator::Work::boxes); }
 inline void wait_boxes() { emulator::wait_groups(emulator::Work::boxes, 0); }
+inline void wait_boxes_written() {
+  wait_boxes();
+  for (const auto& put : std::exchange(floats_under_way()[{emulator::block_idx().x, emulator::thread_idx().x}], {})) {
+    put();
+  }
+}
+
+inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  for (uint32_t at = 0; at < bytes; at += emulator::kChunk) emulator::check_async_write(to + at);
+  emulator::later([=] {
+    for (uint32_t at = 0; at < bytes; at += emulator::kChunk) {
+      emulator::write_async(to + at, static_cast<const std::byte*>(from) + at);
+    }
+    emulator::complete_bytes(barrier, bytes);
+  });
+}
 
 inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barrier, int32_t column, int32_t row,
                      int32_t head, int32_t batch) {
