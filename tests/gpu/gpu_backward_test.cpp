@@ -130,6 +130,13 @@ TEST_P(GpuBackwardRuns, BiasesHaveTheSameBits) { expect_same_bits(64, "bias=hk")
 TEST_P(GpuBackwardRuns, SlopesHaveTheSameBits) { expect_same_bits(128, "alibi=h"); }
 TEST_P(GpuBackwardRuns, DocumentsHaveTheSameBits) { expect_same_bits(64, "document=1"); }
 TEST_P(GpuBackwardRuns, HalvesHaveTheSameBits) { expect_same_bits(128, "dtype=f16 softcap=20 scale=-0.1"); }
+TEST_P(GpuBackwardRuns, NarrowDropoutHasTheSameBits) { expect_same_bits(64, "dropout=0.2 window_right=0"); }
+TEST_P(GpuBackwardRuns, CappedBiasesHaveTheSameBits) { expect_same_bits(128, "softcap=20 bias=hk"); }
+TEST_P(GpuBackwardRuns, ChunksHaveTheSameBits) { expect_same_bits(128, "chunk=200"); }
+TEST_P(GpuBackwardRuns, FirstKeysHaveTheSameBits) {
+  expect_same_bits(64, "window_left=100 window_right=0 keep_first=5");
+}
+TEST_P(GpuBackwardRuns, WindowsHaveTheSameBits) { expect_same_bits(80, "dtype=f16 window_left=150 window_right=30"); }
 TEST_P(GpuBackwardRuns, FloatsHaveTheSameBits) { expect_same_bits(64, "dtype=f32 window_left=200"); }
 TEST_P(GpuBackwardRuns, SinksHaveTheSameBits) {
   expect_same_bits(96, "sink=1 d_lse=1 seqlens_q=1 seqlens_kv=1 leftpad_kv=1");

@@ -5,18 +5,18 @@
 // another, of all query heads of the group:
 //
 //   warp 0            loads k, v once; q, d_out and the tile's rows     ring of query tiles
-//   warp 1            keeps the block's turns at dQ
-//   each warpgroup    64 keys:
-//     s^T = k q^T, dp^T = v d_out^T                                     matrix unit
-//     p = e^(s - lse), ds = p (dp - delta) cap'(s)                      registers, transposed as the scores are
-//     dv += p^T d_out, dk += ds^T q                                     p and ds from registers
+//   warps 1, 2        add dq to its sums in memory, in the order of key tiles
+//   each warpgroup    64 keys; s^T = k q^T of the tile is there:
+//     begin dp^T = v d_out^T; p = e^(s - lse)                           transposed as the scores are
+//     begin dv += p^T d_out; ds = p (dp - delta)                        p from registers
+//     begin dk += ds^T q                                                ds from registers
 //     ds to shared memory, where both warpgroups meet
-//     dq = ds k, half of its columns each, added in memory              in the order of key tiles (in_order) or in any
+//     begin dq = ds k, half of its columns each
+//     begin s^T of the next tile; dq to shared memory                   ring of dq
 //   dk, dv to memory
 //
-// The steps before and after it are those of backward_sm80 (backward_rows.hpp): the data of query rows, dQ from its
-// sums, and gradients of one number a head. dQ's sums are stored as in backward_sm80: in the layout of the accumulators
-// of eight warps.
+// The steps before it, and gradients of one number a head, are those of backward_sm80 (backward_rows.hpp). dQ's sums
+// are stored in the layout of the accumulators of eight warps.
 #pragma once
 
 #include "cuda/device/backward_rows.hpp"
