@@ -29,9 +29,11 @@ struct RowTile {
 __device__ __forceinline__ void zero_unused(const GradientParams& to, int32_t batch_idx, int32_t head_idx,
                                             int32_t begin, int32_t end, int32_t head_dim, int32_t tile, int32_t tiles) {
   if (to.tensor.data == nullptr || to.accumulates) return;
+#pragma unroll 1
   for (int32_t row = begin + tile; row < end; row += tiles) {
     const int64_t at =
         batch_idx * to.tensor.batch_stride + head_idx * to.tensor.head_stride + row * to.tensor.row_stride;
+#pragma unroll 1
     for (auto c = static_cast<int32_t>(threadIdx.x); c < head_dim; c += kBackwardRowThreads) {
       if (to.is_f32) {
         static_cast<float*>(to.tensor.data)[at + c] = 0;
@@ -110,7 +112,7 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
 // Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
 // ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
 // Blocks a multiprocessor: loads of many rows at once hide the latency of memory. f32 needs more registers.
-constexpr int row_blocks(Element e) { return e == Element::f32 ? 2 : 6; }
+constexpr int row_blocks(Element e) { return e == Element::f32 ? 2 : 4; }
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.element))
     backward_rows(const __grid_constant__ BackwardParams p) {
