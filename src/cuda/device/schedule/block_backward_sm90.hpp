@@ -24,7 +24,7 @@ struct BlockBackwardSm90 {
   static constexpr int kLoadRegisters = 24, kMultiplyRegisters = 240;
   static constexpr int kRowBytes = 128;  // of a panel of 64 columns
   static constexpr portable::BackwardSm90Layout kLayout = portable::layout(C);
-  using Visited = VisitedQueryTiles<kTileQ, kTileKv, C.score.mask == MaskLevel::bits>;
+  using Visited = VisitedQueryTiles<kTileQ, kTileKv, C.score.mask == MaskLevel::bits, VisitOrder::by_tile>;
   static_assert(Visited::kWords <= portable::kBackwardWords);
   using Head = typename Visited::Head;
   using Keys = Ring<1>;

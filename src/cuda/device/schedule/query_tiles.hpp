@@ -70,11 +70,15 @@ struct QueryVisit {
   __device__ bool is_there() const { return head_idx >= 0; }
 };
 
-// The query tiles that see some key of a tile, from the last to the first, head by head of a group. Blocks of a head
-// start in the order of their keys, so in this order they reach each query tile one after the other and seldom wait.
-// One warp finds the visits, 32 tiles at a time, for the whole block, and leaves them in shared memory to save
-// registers.
-template <int TileQ, int TileKv, bool HasMap>
+// In which order a block visits the query tiles of a group's heads, from the last tile to the first: head by head, or
+// at each tile all heads. Under a causal mask later keys meet fewer tiles: head by head their blocks wait at each head
+// for those of earlier keys.
+enum class VisitOrder { by_head, by_tile };
+
+// The query tiles that see some key of a tile. Blocks of a head start in the order of their keys, so from the last tile
+// to the first they reach each one after the other and seldom wait. One warp finds the visits, 32 tiles at a time, for
+// the whole block, and leaves them in shared memory to save registers.
+template <int TileQ, int TileKv, bool HasMap, VisitOrder Order = VisitOrder::by_head>
 class VisitedQueryTiles {
  public:
   using Head = HeadTiles<TileQ, TileKv, HasMap>;
@@ -107,13 +111,13 @@ class VisitedQueryTiles {
 
   // Writes the next visit into a slot.
   __device__ void next(int slot) const {
-    int32_t head = get(kHead), base = get(kBase);
+    int32_t head = kByTile ? first_head_ : get(kHead), base = get(kBase);
     auto visible = static_cast<uint32_t>(get(kVisible));
     __syncwarp();
     while (base >= 0 && visible == 0) {
       base -= 32;
       if (base < 0) {
-        if (++head == first_head_ + p_.forward.group.value) break;
+        if (kByTile || ++head == first_head_ + p_.forward.group.value) break;
         base = top();
       }
       visible = find_tiles(head, base);
@@ -126,9 +130,10 @@ class VisitedQueryTiles {
         visible &= ~(1u << bit);
         const auto has = [&](int word) { return static_cast<uint32_t>(get(word)) >> bit & 1; };
         const uint32_t flags = has(kFull) | has(kIdle) << 1 | has(kPartial) << 2;
-        store_visit(slot, head, base + bit, static_cast<uint32_t>(get(kNextKeyTiles + bit)) << 3 | flags);
+        const TileOfHead at = tile_of_head(head, base + bit);
+        store_visit(slot, at.head_idx, at.tile, static_cast<uint32_t>(get(kNextKeyTiles + bit)) << 3 | flags);
       }
-      set(kHead, head);
+      if (!kByTile) set(kHead, head);
       set(kBase, base);
       set(kVisible, static_cast<int32_t>(visible));
     }
@@ -155,12 +160,26 @@ class VisitedQueryTiles {
                      {static_cast<uint32_t>(head), static_cast<uint32_t>(tile), rest, 0});
   }
 
-  __device__ int32_t top() const { return (tiles_ + 31) / 32 * 32 - 32; }
+  static constexpr bool kByTile = Order == VisitOrder::by_tile;
+  // The idx-th tile of a head, or by tile the idx-th of all heads.
+  struct TileOfHead {
+    int32_t head_idx, tile;
+  };
+  __device__ TileOfHead tile_of_head(int32_t head_idx, int32_t idx) const {
+    if (!kByTile) return {head_idx, idx};
+    const int32_t tile = p_.forward.group.quotient(idx);
+    return {first_head_ + idx - tile * p_.forward.group.value, tile};
+  }
+  __device__ int32_t top() const {
+    const int32_t count = kByTile ? tiles_ * p_.forward.group.value : tiles_;
+    return (count + 31) / 32 * 32 - 32;
+  }
 
   // Tests tiles from `base` on, one a lane, and returns a bit for each visited one.
   __device__ uint32_t find_tiles(int32_t head_idx, int32_t base) const {
-    const Head head = of_head(head_idx);
-    const int32_t mine = base + lane_;
+    const TileOfHead at = tile_of_head(head_idx, base + lane_);
+    const Head head = of_head(at.head_idx);
+    const int32_t mine = at.tile;
     bool is_full = false, has_idle = false;
     TileClass kind = TileClass::hidden;
     if (mine < tiles_) {
