@@ -111,10 +111,13 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
 
 // Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
 // ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
-// Blocks a multiprocessor: loads of many rows at once hide the latency of memory. f32 needs more registers.
-constexpr int row_blocks(Element e) { return e == Element::f32 ? 2 : 4; }
+// Blocks a multiprocessor: loads of many rows at once hide the latency of memory. f32 and element masks need more
+// registers than four leave.
+constexpr int row_blocks(Element element, portable::MaskLevel mask) {
+  return element == Element::f32 || mask == portable::MaskLevel::bits ? 2 : 4;
+}
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.element))
+__global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.element, C.score.mask))
     backward_rows(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
   const RowTile at(p);
