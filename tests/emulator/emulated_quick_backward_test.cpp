@@ -1,5 +1,5 @@
 // What goes wrong in backward_sm80 first: a test each for its turns at dQ, its barriers and what it clears, in seconds.
-// Each names what it catches in mutations.py.
+// Each names what it catches in mutations*.py.
 #include <gtest/gtest.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // What goes wrong in decode first: a test each for its merges, its waits and its schedule, in seconds. Each names what
-// it catches in mutations.py.
+// it catches in mutations*.py.
 #include <gtest/gtest.h>
 
 #include "emulated_decode_case.hpp"

@@ -1,5 +1,5 @@
 // What goes wrong in forward_sm90 first: a test each for its waits, its fences and what it computes, in seconds. Each
-// names what it catches in mutations.py.
+// names what it catches in mutations*.py.
 #include <gtest/gtest.h>
 
 #include "emulated_case.hpp"

@@ -283,17 +283,22 @@ TEST(KernelMatrixBackwardSm90, CompilesWithoutSpillsOrWaits) {
                                  Feature::alibi,
                                  Feature::bias,
                                  Feature::dropout,
+                                 Feature::score_mod,
                                  Feature::bias | Feature::dropout | Feature::alibi,
                                  Feature::softcap | Feature::bias};
-  const core::Features narrow_alone[] = {Feature::alibi, Feature::bias | Feature::dropout | Feature::alibi};
+  const core::Features narrow_alone = Feature::alibi | Feature::score_mod;
   for (const int64_t head_dim : {64, 128}) {
     for (const core::Features features : sets) {
-      if (head_dim > 64 && std::ranges::find(narrow_alone, features) != std::end(narrow_alone)) continue;
+      if (head_dim > 64 && features.has_any(narrow_alone)) continue;
       AttentionArguments p = sm90_problem(head_dim, head_dim, 4096, DType::bf16);
       for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {
         p.operands[name] = p.operands[core::Name::q];
       }
       p.features = features;
+      if (features.has(Feature::score_mod)) {
+        p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
+        p.score_mod_gradient = "return d_score;";
+      }
       for (const bool is_f32 : {false, true}) {
         if (is_f32 && !features.has(Feature::bias)) continue;
         p.bias_dtype = is_f32 ? DType::f32 : DType::bf16;

@@ -45,8 +45,7 @@ std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, con
                    " and ", p.head_dim_v);
   }
   const portable::ScoreConfig& score = c.score;
-  const bool has_changes = score.softcap || score.bias;
-  if (c.head_dim > 64 && (score.alibi || score.score_mod || (score.dropout && has_changes))) {
+  if (c.head_dim > 64 && (score.alibi || score.score_mod || (score.dropout && (score.softcap || score.bias)))) {
     return message("takes ALiBi, score_mod, and dropout beside softcap or bias with head dims to 64, not ",
                    p.head_dim_qk, " and ", p.head_dim_v, ": wider rows leave no registers for them");
   }

@@ -109,13 +109,14 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
   return sum;
 }
 
-// Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
-// ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
 // Blocks a multiprocessor: loads of many rows at once hide the latency of memory. f32 and element masks need more
 // registers than four leave.
 constexpr int row_blocks(Element element, portable::MaskLevel mask) {
   return element == Element::f32 || mask == portable::MaskLevel::bits ? 2 : 4;
 }
+
+// Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
+// ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
 template <BackwardSm80Config C>
 __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.element, C.score.mask))
     backward_rows(const __grid_constant__ BackwardParams p) {
@@ -184,35 +185,33 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
           : static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.forward.keep_first), 0));
 }
 
-// Writes dQ of a query tile: scale times its sums, which are stored in the layout of the accumulators of Fragment's
-// warps, or 0 if no key was seen. Needs as many threads as those warps have.
-template <Element E, class Head, int TileQ, int HeadDim, class Fragment>
-__device__ __forceinline__ void store_dq(const BackwardParams& p) {
+// Writes dQ of a query tile: scale times its sums, which are stored in the layout of the accumulators, or 0 if no key
+// was seen.
+template <BackwardSm80Config C>
+__global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_constant__ BackwardParams p) {
+  using Block = BlockBackward<C>;
+  using Fragment = typename Block::FragmentDQ;
   const RowTile at(p);
   if (at.batch_idx == p.forward.batch) return;
   const BandedSequence<int64_t> s = sequence(p.forward, at.batch_idx);
-  const int32_t first = at.tile * TileQ;
+  const int32_t first = at.tile * C.tile_q;
   if (first >= s.len_q) return;
-  const int64_t tile = Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
+  const int64_t tile = typename Block::Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
   const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   if (!Fragment::has(warp)) return;
   const bool has_sums = (p.turns[tile] & portable::kHasSums) != 0;
-  const float* from = p.dq_sums + tile * (TileQ * HeadDim) + thread;
+  const float* from = p.dq_sums + tile * (C.tile_q * C.head_dim_qk) + thread;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
 #pragma unroll 4
   for (int block = 0; block < Fragment::kMBlocks * Fragment::kBlocks; ++block) {
     float dq[1][1][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) dq[0][0][i] = has_sums ? from[(block * 4 + i) * Fragment::kThreads] : 0.0f;
-    store_gradients<E>(p.dq, dq, p.forward.scale, first + Fragment::row(warp) + block / Fragment::kBlocks * 16, s.len_q,
-                       Fragment::column(warp) + block % Fragment::kBlocks * 8, p.forward.head_dim_qk, thread % 32,
-                       [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
+    store_gradients<C.score.element>(
+        p.dq, dq, p.forward.scale, first + Fragment::row(warp) + block / Fragment::kBlocks * 16, s.len_q,
+        Fragment::column(warp) + block % Fragment::kBlocks * 8, p.forward.head_dim_qk, thread % 32,
+        [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
   }
-}
-template <BackwardSm80Config C>
-__global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_constant__ BackwardParams p) {
-  using Block = BlockBackward<C>;
-  store_dq<C.score.element, typename Block::Head, C.tile_q, C.head_dim_qk, typename Block::FragmentDQ>(p);
 }
 
 // Sums over all threads. Thread 0 gets the result.

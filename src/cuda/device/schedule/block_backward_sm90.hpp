@@ -154,8 +154,9 @@ struct BlockBackwardSm90 {
     }
   }
 
-  // Adds dQ to its sums in memory: of every query tile whose visit comes to the adder's slot of the rings. In order it
-  // waits for the block's turn at the tile before, and passes the turn on behind. One lane of a warp calls it.
+  // Adds dQ to its sums in memory: of every query tile whose visit comes to the adder's slot of the rings. Before it
+  // waits for the block's turn at the tile, and behind it passes the turn on (takes_turns). One lane of a warp calls
+  // it.
   __device__ __forceinline__ void add_dq(int adder, bool wants_dq, bool takes_turns) const {
     Queries queries(query_barriers());
     Sums sums(sum_barriers());

@@ -3,6 +3,7 @@
 
 #include "cuda/device/score/score.hpp"
 #include "cuda/device/tile/multiply.hpp"
+#include "cuda/device/tile/piece.hpp"
 #include "portable/backward_params.hpp"
 
 namespace tessella::device {
@@ -58,8 +59,8 @@ __device__ __forceinline__ void store_gradients(const GradientParams& to, const 
   }
 }
 
-// Stores a warp's rows of a gradient from shared memory, where they are floats: row i, kStride bytes apart, is row
-// first_row + row + i of the gradient's head at `head`, unless row + i >= end.
+// Stores a warp's rows of a gradient from shared memory, where they are floats: row i, Stride bytes behind the one
+// before, is row first_row + row + i of the gradient's head at `head`, unless row + i >= end.
 template <Element E, int HeadDim, int Rows, int Stride>
 __device__ __forceinline__ void store_gradient_rows(const GradientParams& to, uint32_t s_rows, int64_t head,
                                                     int32_t first_row, int32_t row, int32_t end, int32_t head_dim,
@@ -78,8 +79,7 @@ __device__ __forceinline__ void store_gradient_rows(const GradientParams& to, ui
     const float values[kColumns] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
                                     __uint_as_float(words.w)};
     if (has_vectors) {
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(to.tensor.data) + at) = {
-          Multiply<E>::pack(values[0], values[1]), Multiply<E>::pack(values[2], values[3])};
+      store_piece<E>(to.tensor.data, at, values);
       continue;
     }
 #pragma unroll

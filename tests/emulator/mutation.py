@@ -1,0 +1,18 @@
+"""A mutation: one defect in a kernel, and the test of the emulator that finds it."""
+
+from typing import NamedTuple
+
+FORWARD, BACKWARD = "emulated_quick_test", "emulated_quick_backward_test"
+BACKWARD_SM90 = "emulated_backward_sm90_test"
+DECODE = "emulated_quick_decode_test"
+
+
+class Mutation(NamedTuple):
+    """A break. found: stands in the file once, whatever the white space between its words. test: of target, that fails."""
+
+    name: str
+    file: str
+    found: str
+    instead: str
+    test: str
+    target: str = FORWARD
