@@ -77,7 +77,7 @@ constexpr KernelRow kBackwardSm90 = {
     .architectures = "sm_90a",
     .unavailable = backward_sm90_unavailable,
     .dtypes = kHalves,
-    .max_head_dim = 128,
+    .max_head_dim = 256,
     .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures | core::kElementMasks |
                                              core::Feature::mask_mod | core::Feature::d_alibi_slopes),
     .recipe = backward_sm90_recipe,

@@ -256,9 +256,9 @@ Case supported(Case c) {
   if (c.dtype != "f16") c.dtype = "bf16";
   c.document = false;
   c.dense = c.block_map = "";
-  c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 7) / 8 * 8, 128);
-  c.head_dim_v = std::min<int64_t>((c.head_dim_v + 7) / 8 * 8, 128);
-  if (std::max(c.head_dim_qk, c.head_dim_v) > 64) {
+  c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 7) / 8 * 8, 256);
+  c.head_dim_v = std::min<int64_t>((c.head_dim_v + 7) / 8 * 8, 256);
+  if (const int64_t wider = std::max(c.head_dim_qk, c.head_dim_v); wider > 64 && wider <= 128) {
     c.alibi = "";
     if (c.softcap != 0 || !c.bias.empty()) c.dropout = 0;
   }

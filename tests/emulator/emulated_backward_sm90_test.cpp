@@ -18,7 +18,8 @@ constexpr const char* kSizes =
     "dtype=bf16 heads_q=2 heads_kv=1 seqlen_q=150 seqlen_kv=500 head_dim_qk=64 head_dim_v=64 seed=1";
 
 void expect_right(const std::string& features, int num_schedules = 1) {
-  const Case c = with_feature(kSizes, features);
+  Case c = with_feature(kSizes, features);
+  std::erase(c.gradients, 'a');  // it has no gradient of slopes
   std::vector<std::byte> first;
   for (int seed = 1; seed <= num_schedules; ++seed) {
     BackwardCall call(c);
@@ -59,6 +60,36 @@ TEST(EmulatedBackwardSm90, Scores) {
   for (const char* scores : {"softcap=2", "dropout=0.3", "bias=bhqk", "scale=-0.1 sink=1"}) expect_right(scores);
   for (const char* wide : {"softcap=2 bias=bhqk", "dropout=0.3"}) {
     expect_right(std::string("head_dim_qk=128 head_dim_v=128 ") + wide);
+  }
+}
+
+// Head dims above 128: kernels of dK and dV and of dQ.
+TEST(EmulatedBackwardSm90, WideHeadDims) {
+  for (const char* dims : {"head_dim_qk=256 head_dim_v=256", "head_dim_qk=192 head_dim_v=128",
+                           "head_dim_qk=136 head_dim_v=192", "head_dim_qk=40 head_dim_v=200"}) {
+    expect_right(std::string(dims) + " window_right=0", 2);
+  }
+}
+
+TEST(EmulatedBackwardSm90, WideBands) {
+  for (const char* band :
+       {"", "window_left=60 window_right=0", "window_right=0 seqlen_kv=100", "window_left=30 window_right=0 keep_first=5",
+        "chunk=70", "causal_top_left=1", "prefix=1", "seqlen_q=10", "seqlen_kv=1", "seqlen_q=0"}) {
+    expect_right(std::string("head_dim_qk=192 head_dim_v=128 ") + band);
+  }
+}
+
+TEST(EmulatedBackwardSm90, WideLengths) {
+  for (const char* lengths :
+       {"batch=3 packed_q=1 packed_kv=1", "batch=3 packed_q=1 packed_kv=1 window_right=0",
+        "batch=3 seqlens_q=1 seqlens_kv=1 masked_nan=1", "batch=2 leftpad_kv=1 masked_nan=1 window_right=0"}) {
+    expect_right(std::string("head_dim_qk=192 head_dim_v=128 ") + lengths, 2);
+  }
+}
+
+TEST(EmulatedBackwardSm90, WideScores) {
+  for (const char* scores : {"softcap=2", "dropout=0.3 window_right=0", "bias=bhqk", "scale=-0.1 sink=1", "alibi=h"}) {
+    expect_right(std::string("head_dim_qk=256 head_dim_v=256 ") + scores);
   }
 }
 

@@ -22,17 +22,22 @@ using core::Name;
 using portable::BackwardSm80Config;
 using portable::BackwardSm90Config;
 
+int32_t padded(int64_t head_dim) { return head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256; }
+
 BackwardSm90Config config_of(const AttentionShape& p) {
-  return {.score = score_config(p), .head_dim = std::max(p.head_dim_qk, p.head_dim_v) <= 64 ? 64 : 128};
+  BackwardSm90Config c{
+      .score = score_config(p), .head_dim_qk = padded(p.head_dim_qk), .head_dim_v = padded(p.head_dim_v)};
+  if (std::max(p.head_dim_qk, p.head_dim_v) <= 64) c.head_dim_qk = c.head_dim_v = 64;
+  return c;
 }
 
 // The tiles of the steps before and after, which are backward_sm80's.
 BackwardSm80Config steps_config(const BackwardSm90Config& c) {
   return {.score = c.score,
-          .head_dim_qk = c.head_dim,
-          .head_dim_v = c.head_dim,
+          .head_dim_qk = c.head_dim_qk,
+          .head_dim_v = c.head_dim_v,
           .tile_q = portable::kBackwardTileQ,
-          .tile_kv = portable::kBackwardTileKv,
+          .tile_kv = portable::backward_tile_kv(c),
           .num_warps = 8};
 }
 
@@ -45,15 +50,15 @@ std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, con
                    " and ", p.head_dim_v);
   }
   const portable::ScoreConfig& score = c.score;
-  if (c.head_dim > 64 && (score.alibi || score.score_mod || (score.dropout && (score.softcap || score.bias)))) {
+  if (c.head_dim_qk > 64 && !is_wide(c) && (score.alibi || score.score_mod || (score.dropout && (score.softcap || score.bias)))) {
     return message("takes ALiBi, score_mod, and dropout beside softcap or bias with head dims to 64, not ",
                    p.head_dim_qk, " and ", p.head_dim_v, ": wider rows leave no registers for them");
   }
   return backward_ineligible(p, steps_config(c), device);
 }
 
-Program program(const char* kernel, const BackwardSm90Config& c, const std::string& user) {
-  return {.header = "cuda/device/backward_sm90.hpp",
+Program program(const char* file, const char* kernel, const BackwardSm90Config& c, const std::string& user) {
+  return {.header = message("cuda/device/", file),
           .expression = expression(kernel, "BackwardSm90Config", c),
           .user_source = user,
           .arch_specific = true};
@@ -61,52 +66,79 @@ Program program(const char* kernel, const BackwardSm90Config& c, const std::stri
 
 portable::BackwardSm90Params params_of(const AttentionArguments& p, const BackwardSm90Config& c,
                                        const core::Workspace& workspace, const Concurrency& at_once) {
+  const int32_t tile_kv = portable::backward_tile_kv(c);
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
   // Without a query nothing reads their maps, which want memory all the same.
   const bool has_queries = batch_q * rows_q > 0;
   const core::Operand &q = has_queries ? p.q() : p.k(), &d_out = has_queries ? p.tensors[Name::d_out] : p.v();
   return {.q = tensor_map(q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kBackwardTileQ),
-          .k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, portable::kBackwardTileKv),
-          .v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, portable::kBackwardTileKv),
+          .k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, tile_kv),
+          .v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, tile_kv),
           .d_out = tensor_map(d_out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kBackwardTileQ),
           .backward = backward_params(p, steps_config(c), workspace, at_once)};
 }
 
-// A block a key tile.
-Step main_step(const BackwardSm90Config& c, const std::string& user) {
-  return {.program = program("backward_sm90", c, user),
+// A kernel with BackwardSm90Params. blocks: of a call, 0 where it has none of the step.
+Step tile_step(const char* file, const char* kernel, const BackwardSm90Config& c, const std::string& user,
+               int32_t shared_bytes, int64_t (*blocks)(const AttentionArguments&, const BackwardSm90Config&)) {
+  return {.program = program(file, kernel, c, user),
           .threads = portable::kBackwardSm90Threads,
-          .shared_bytes = portable::layout(c).bytes,
-          .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                        const core::Workspace& workspace) -> std::optional<Launch> {
+          .shared_bytes = shared_bytes,
+          .launch = [c, blocks](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                                const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& p = core::attention(call);
-            const auto wants = [&](Name name) { return p.tensors[name].data != nullptr; };
-            const int64_t tiles = (p.seqlen_kv + portable::kBackwardTileKv - 1) / portable::kBackwardTileKv;
-            const int64_t blocks = p.batch * p.heads_kv * tiles;
-            if (blocks == 0 || !(wants(Name::dq) || wants(Name::dk) || wants(Name::dv))) {
-              return std::nullopt;
-            }
-            return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params_of(p, c, workspace, at_once))};
+            const int64_t count = blocks(p, c);
+            if (count == 0) return std::nullopt;
+            return Launch{{static_cast<unsigned>(count), 1, 1}, Parameters(params_of(p, c, workspace, at_once))};
           }};
 }
+bool wants(const AttentionArguments& p, Name name) { return p.tensors[name].data != nullptr; }
+int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+// A block a key tile.
+int64_t key_blocks(const AttentionArguments& p, const BackwardSm90Config& c) {
+  return p.batch * p.heads_kv * ceil_div(p.seqlen_kv, portable::backward_tile_kv(c));
+}
 
-// A block a query tile.
-Step dq_step(const BackwardSm90Config& c) {
+// The kernel of narrow heads, for all gradients.
+Step main_step(const BackwardSm90Config& c, const std::string& user) {
+  return tile_step("backward_sm90.hpp", "backward_sm90", c, user, portable::layout(c).bytes,
+                   [](const AttentionArguments& p, const BackwardSm90Config& of) {
+                     return wants(p, Name::dq) || wants(p, Name::dk) || wants(p, Name::dv) ? key_blocks(p, of) : 0;
+                   });
+}
+// A block a query tile, behind it.
+Step store_dq_step(const BackwardSm90Config& c) {
   BackwardSm90Config of_rows = c;
   of_rows.score = {.element = c.score.element, .mask = c.score.mask};
   return {
-      .program = program("backward_dq_sm90", of_rows, user_source()),
+      .program = program("backward_sm90.hpp", "store_dq_sm90", of_rows, user_source()),
       .threads = 256,
-      .shared_bytes = portable::kBackwardTileQ * portable::gradient_row_bytes(c),
+      .shared_bytes = portable::kBackwardTileQ * portable::gradient_row_bytes(c.head_dim_qk),
       .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                     const core::Workspace& workspace) -> std::optional<Launch> {
         const AttentionArguments& p = core::attention(call);
         const BackwardSm80Config steps = steps_config(c);
-        const int64_t blocks = p.tensors[Name::dq].data != nullptr ? backward_row_blocks(p, steps) : 0;
+        const int64_t blocks = wants(p, Name::dq) ? backward_row_blocks(p, steps) : 0;
         if (blocks == 0) return std::nullopt;
         return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(backward_params(p, steps, workspace, at_once))};
       }};
+}
+
+// The two kernels of wide heads.
+Step dkv_step(const BackwardSm90Config& c, const std::string& user) {
+  return tile_step("backward_dkv_sm90.hpp", "backward_dkv_sm90", c, user, portable::layout(c).bytes,
+                   [](const AttentionArguments& p, const BackwardSm90Config& of) {
+                     return wants(p, Name::dk) || wants(p, Name::dv) ? key_blocks(p, of) : 0;
+                   });
+}
+Step dq_step(const BackwardSm90Config& c, const std::string& user) {
+  return tile_step("backward_dq_sm90.hpp", "backward_dq_sm90", c, user, portable::dq_layout(c).bytes,
+                   [](const AttentionArguments& p, const BackwardSm90Config&) {
+                     return wants(p, Name::dq)
+                                ? p.batch * p.heads_q * ceil_div(p.seqlen_q, 2 * portable::kBackwardTileQ)
+                                : 0;
+                   });
 }
 
 }  // namespace
@@ -122,22 +154,25 @@ Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) 
   if (std::string reason = ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
   const BackwardSm80Config steps = steps_config(c);
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
-  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, true)},
-                .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::kBackwardTileKv,
-                                       ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim, ", ",
+  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, !is_wide(c))},
+                .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::backward_tile_kv(c),
+                                       ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim_qk, " and ",
+                                       c.head_dim_v, is_wide(c) ? ", dQ by a kernel of its own, " : ", ",
                                        portable::layout(c).stages, " stages, ", portable::layout(c).bytes,
                                        " bytes of shared memory"),
                 .steps = steps_before(steps, user)};
-  recipe.steps.push_back(main_step(c, user));
-  if (bounds.operands[Name::dq].dtype != core::DType::none) recipe.steps.push_back(dq_step(c));
+  const bool wants_dq = bounds.operands[Name::dq].dtype != core::DType::none;
+  recipe.steps.push_back(is_wide(c) ? dkv_step(c, user) : main_step(c, user));
+  if (wants_dq) recipe.steps.push_back(is_wide(c) ? dq_step(c, user) : store_dq_step(c));
   for (Step& step : steps_behind(bounds, steps, user)) recipe.steps.push_back(std::move(step));
   return recipe;
 }
 
 core::Cost backward_sm90_cost(const core::Arguments& call, const DeviceInfo&) {
   const AttentionArguments& arguments = core::attention(call);
-  const BackwardSm80Config steps = steps_config(config_of(arguments));
-  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, true)));
+  const BackwardSm90Config c = config_of(arguments);
+  const BackwardSm80Config steps = steps_config(c);
+  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, !is_wide(c))));
 }
 
 }  // namespace tessella::cuda

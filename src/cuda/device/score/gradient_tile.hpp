@@ -26,6 +26,17 @@ __device__ __forceinline__ BackwardRow load_plain_row(uint32_t s_row) {
   return {__uint_as_float(words.x), __uint_as_float(words.y), 0, 0};
 }
 
+// True if the query, whose row is of_row, sees the key. Both may lie outside the sequence. has_elements: element masks
+// hide some of the tile.
+template <ScoreConfig C>
+__device__ __forceinline__ bool is_visible(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx,
+                                           int32_t head_idx, const BackwardRow& of_row, bool has_elements,
+                                           int32_t query, int32_t key) {
+  const bool in_band = KeyRange{of_row.begin, of_row.end}.sees(key, p.forward.keep_first) && key >= 0;
+  if constexpr (C.mask != MaskLevel::bits) return in_band;
+  return in_band && (!has_elements || is_visible<C>(p.forward, sequence, batch_idx, head_idx, query, key));
+}
+
 template <ScoreConfig C, int MBlocks, int Blocks>
 struct GradientTile {
   using Gradient = ScoreGradient<C>;
@@ -140,10 +151,7 @@ struct GradientTile {
   };
 
   __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
-    const bool in_band = KeyRange{of_row.begin, of_row.end}.sees(at_key, p.forward.keep_first) && at_key >= 0;
-    if constexpr (!kHasMap) return in_band;
-    return in_band &&
-           (!has_elements || device::is_visible<C>(p.forward, sequence, batch_idx, head_idx, at_query, at_key));
+    return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
   }
 };
 

@@ -1,0 +1,179 @@
+// dQ of head dims above 128 on Hopper: FlashAttention-3's backward (arXiv 2407.08608, algorithm 3), by queries instead
+// of keys. It computes scores once more than backward_dkv_sm90.hpp alone would, and in return nothing is added in
+// memory.
+//
+// A block owns 128 queries of a head, whose q and d_out stay in shared memory, and takes one key tile of 64 keys after
+// another:
+//
+//   warp 0            loads q, d_out and their rows once; k and v      rings of k and v
+//   each warpgroup    64 queries; s = q k^T of the tile is there:
+//     begin dp = d_out v^T; p = e^(s - lse)
+//     ds = p (dp - delta); begin dq += ds k                            ds from registers
+//     begin s of the next tile
+//   dq to memory
+#pragma once
+
+#include "cuda/device/schedule/block_dq_sm90.hpp"
+#include "cuda/device/score/gradient_rows.hpp"
+#include "cuda/device/tile/key_warpgroup.hpp"
+
+namespace tessella::device {
+
+// A warpgroup that multiplies.
+template <BackwardSm90Config C>
+struct WarpgroupDqSm90 {
+  using Block = BlockDqSm90<C>;
+  using Visit = typename Block::Visit;
+  static constexpr Element kElement = C.score.element;
+  static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kHeadDim = C.head_dim_qk;
+  static constexpr int kMeeting = 1, kThreads = 256;  // a named barrier of both warpgroups
+  using Gradients = GradientRows<C.score, kTileKv / 8>;
+  using Scores = typename Gradients::Scores;
+
+  const Block& block;
+  const BackwardParams& p;
+  int warpgroup, warp, lane;  // warp: of the warpgroup
+  typename Block::Keys k;
+  typename Block::Values v;
+  float dq[kHeadDim / 8][4];
+
+  __device__ __forceinline__ explicit WarpgroupDqSm90(const Block& of)
+      : block(of),
+        p(of.p),
+        warpgroup(static_cast<int>(__shfl_sync(kAllLanes, threadIdx.x / 128, 0)) - 1),
+        warp(static_cast<int>(threadIdx.x / 32 % 4)),
+        lane(static_cast<int>(threadIdx.x % 32)),
+        k(of.key_barriers()),
+        v(of.value_barriers()) {
+    clear(dq);
+  }
+
+  template <class Ring>
+  __device__ __forceinline__ static void release(const Ring& ring) {
+    __syncwarp();
+    if (ptx::elect()) ring.arrive_empty();
+  }
+
+  // Returns when both warpgroups are here.
+  __device__ __forceinline__ static void meet() { ptx::named_wait(kMeeting, kThreads); }
+  // Waits for the next key tile. Keys that no query of the sequence sees become zeros.
+  __device__ __forceinline__ Visit take_keys() const {
+    k.wait_full();
+    const Visit visit = block.visit(k);
+    if (visit.is_there() && visit.has_unseen) {
+      const KeyRange seen = block.seen_keys();
+      const int32_t first_key = visit.tile * kTileKv;
+      clear_rows<kTileKv, kHeadDim, kThreads>(
+          static_cast<int>(threadIdx.x - 128), [&](int row) { return seen.sees(first_key + row, p.forward.keep_first); }, block.s_k(k));
+      ptx::fence_async();
+      meet();
+    }
+    return visit;
+  }
+  // S of the current key tile.
+  __device__ __forceinline__ void begin_products(Scores& products) const {
+    begin_scores<kElement, C.head_dim_qk, kTileKv>(products, block.s_q(warpgroup), kTileQ, block.s_k(k));
+  }
+  // dP of it.
+  __device__ __forceinline__ void begin_d_probs(Scores& d_probs) const {
+    v.wait_full();
+    begin_scores<kElement, C.head_dim_v, kTileKv>(d_probs, block.s_d_out(warpgroup), kTileQ, block.s_v(v));
+  }
+  __device__ __forceinline__ Gradients gradients(const Visit& visit) const {
+    return {p,
+            block.sequence,
+            block.batch_idx,
+            block.head_idx,
+            block.first_query + warpgroup * kTileQ + warp * 16,
+            visit.tile * kTileKv,
+            block.s_rows(warpgroup) + warp * 16 * 16,
+            (visit.masked >> warpgroup & 1) != 0,
+            lane};
+  }
+
+  __device__ __forceinline__ void run() {
+    typename Block::Queries(block.query_barriers()).wait_full();
+    const Visit visit = take_keys();
+    if (visit.is_there()) multiply(visit);
+    meet();
+    store();
+  }
+  // All key tiles from `visit` on.
+  __device__ __forceinline__ void multiply(Visit visit) {
+    Scores products;
+    begin_products(products);
+    ptx::wait_products<0>(products);
+#pragma unroll 1
+    while (visit.is_there()) {
+      const bool is_full = (visit.full >> warpgroup & 1) != 0;
+      const Gradients of = gradients(visit);
+      Scores d_probs;
+      typename Gradients::Left d_scores;
+      begin_d_probs(d_probs);
+      if constexpr (Gradients::kIsPlain) of.find_probs(is_full, products);
+      ptx::wait_products<0>(d_probs);
+      release(v);
+      v.advance();
+      if constexpr (Gradients::kIsPlain) {
+        of.find_d_scores(is_full, products, d_probs, d_scores);
+      } else {
+        of.find_d_scores_of_products(is_full, products, d_probs, d_scores);
+      }
+      begin_sums<kElement, kHeadDim>(dq, d_scores, block.s_k(k));
+      const auto done = k;
+      k.advance();
+      visit = take_keys();
+      // Behind the last key tile the slot holds an old one, whose scores nobody reads.
+      begin_products(products);
+      ptx::wait_products<1>(dq);
+      release(done);
+      ptx::wait_products<0>(products);
+    }
+  }
+
+  // By way of shared memory, where everything else was.
+  __device__ __forceinline__ void store() const {
+    constexpr int kWarpRows = 16, kStride = portable::gradient_row_bytes(kHeadDim);
+    static_assert(8 * kWarpRows * kStride <= Block::kLayout.rows_at);
+    const uint32_t s_rows = block.shared + (warpgroup * 4 + warp) * kWarpRows * kStride;
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        ptx::store_words(s_rows + (lane / 4 + r * 8) * kStride + (j * 8 + lane % 4 * 2) * 4,
+                         __float_as_uint(p.forward.scale * dq[j][r * 2]),
+                         __float_as_uint(p.forward.scale * dq[j][r * 2 + 1]));
+      }
+    }
+    __syncwarp();
+    store_gradient_rows<kElement, kHeadDim, kWarpRows, kStride>(
+        p.dq, s_rows, block.batch_idx * p.dq.tensor.batch_stride + block.head_idx * p.dq.tensor.head_stride,
+        block.sequence.row_q, block.first_query + warpgroup * kTileQ + warp * kWarpRows, block.sequence.len_q,
+        p.forward.head_dim_qk, lane);
+  }
+};
+
+template <BackwardSm90Config C>
+__global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
+    backward_dq_sm90(const __grid_constant__ BackwardSm90Params p) {
+  using Block = BlockDqSm90<C>;
+  const Block block(p, ptx::shared_address(ptx::dynamic_shared()));
+  if (!block.exists()) return;
+  if (threadIdx.x == 0) {
+    ptx::prefetch(p.q);
+    ptx::prefetch(p.k);
+    ptx::prefetch(p.v);
+    ptx::prefetch(p.d_out);
+    block.init_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    ptx::give_registers<Block::kLoadRegisters>();
+    if (threadIdx.x < 32) block.load();
+  } else {
+    ptx::take_registers<Block::kMultiplyRegisters>();
+    WarpgroupDqSm90<C>(block).run();
+  }
+}
+
+}  // namespace tessella::device
