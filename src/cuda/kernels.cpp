@@ -78,8 +78,7 @@ constexpr KernelRow kBackwardSm90 = {
     .unavailable = backward_sm90_unavailable,
     .dtypes = kHalves,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures | core::kElementMasks |
-                                             core::Feature::mask_mod | core::Feature::d_alibi_slopes),
+    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures),
     .recipe = backward_sm90_recipe,
     .cost = backward_sm90_cost};
 constexpr KernelRow kBackwardSm80 = {

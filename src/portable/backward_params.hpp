@@ -17,6 +17,7 @@ struct BackwardSm80Config {
   int32_t stages = 1;        // tiles of q and d_out in shared memory
   bool vector_loads = true;  // rows of q, k, v and d_out start at multiples of 16 bytes and hold whole 16-byte chunks
   bool in_order = true;      // key tiles add to dQ in their order
+  int32_t slope_tile_q = 0;  // queries of each sum of ALiBi's slopes; 0: a sum is of a key tile
   bool operator==(const BackwardSm80Config&) const = default;
 };
 
@@ -31,6 +32,7 @@ constexpr void fields(const BackwardSm80Config& c, const Visit& visit) {
   visit("stages", c.stages);
   visit("vector_loads", c.vector_loads);
   visit("in_order", c.in_order);
+  visit("slope_tile_q", c.slope_tile_q);
 }
 
 // The data of a query that later steps read. Idle rows, which belong to no query or have an LSE of -inf, are 0, 0, 0,
@@ -104,10 +106,11 @@ struct BackwardParams {
   QueryTile* tiles;   // [tile]
   uint32_t* turns;    // [tile]: the key tile that adds to its dQ next; kHasSums once the sums hold something
   float* dq_sums;     // [tile][accumulator][thread], not yet times scale
-  float* slope_sums;  // [batch * heads_q][kv_tiles]
+  float* slope_sums;  // [batch * heads_q][slope_tiles]
   uint32_t* ticket;   // blocks that have begun
   int32_t tiles_of_head;
-  int32_t kv_tiles;       // of the longest sequence
+  int32_t kv_tiles;       // of the longest sequence, as slope_tiles
+  int32_t slope_tiles;
   int32_t section_heads;  // KV heads whose key tiles run side by side
   int32_t heads_kv;
   int32_t rows_are_aligned;  // rows of out and d_out are aligned to 16 bytes and are whole pieces of 16 bytes

@@ -254,16 +254,8 @@ Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_vi
 Case supported(Case c) {
   if (c.kernel != "cuda.backward_sm90") return c;
   if (c.dtype != "f16") c.dtype = "bf16";
-  c.document = false;
-  c.dense = c.block_map = "";
   c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 7) / 8 * 8, 256);
   c.head_dim_v = std::min<int64_t>((c.head_dim_v + 7) / 8 * 8, 256);
-  if (const int64_t wider = std::max(c.head_dim_qk, c.head_dim_v); wider > 64 && wider <= 128) {
-    c.alibi = "";
-    if (c.softcap != 0 || !c.bias.empty()) c.dropout = 0;
-  }
-  std::erase(c.gradients, 'a');
-  if (c.gradients.empty()) c.gradients = "qkv";
   c.shift = c.shift / 8 * 8;
   if (c.layout == "sliced" || c.layout == "qkv") c.layout = "bshd";
   return c;

@@ -106,8 +106,8 @@ Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_v
 Case random_mla_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
                      int num_configurations = kDecodeConfigurations);
 
-// The case without what its kernel does not support: cuda.backward_sm90 has no element masks, gradients of slopes, and
-// rows that begin between multiples of 16 bytes.
+// The case without what its kernel does not support: cuda.backward_sm90 has no rows that begin between multiples of 16
+// bytes.
 Case supported(Case c);
 // The same of backward.
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);

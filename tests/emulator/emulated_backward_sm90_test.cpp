@@ -18,8 +18,7 @@ constexpr const char* kSizes =
     "dtype=bf16 heads_q=2 heads_kv=1 seqlen_q=150 seqlen_kv=500 head_dim_qk=64 head_dim_v=64 seed=1";
 
 void expect_right(const std::string& features, int num_schedules = 1) {
-  Case c = with_feature(kSizes, features);
-  std::erase(c.gradients, 'a');  // it has no gradient of slopes
+  const Case c = with_feature(kSizes, features);
   std::vector<std::byte> first;
   for (int seed = 1; seed <= num_schedules; ++seed) {
     BackwardCall call(c);
@@ -90,6 +89,25 @@ TEST(EmulatedBackwardSm90, WideLengths) {
 TEST(EmulatedBackwardSm90, WideScores) {
   for (const char* scores : {"softcap=2", "dropout=0.3 window_right=0", "bias=bhqk", "scale=-0.1 sink=1", "alibi=h"}) {
     expect_right(std::string("head_dim_qk=256 head_dim_v=256 ") + scores);
+  }
+}
+
+// Masks of elements, where keys that no query sees hold NaN, with dQ beside the other gradients and apart.
+TEST(EmulatedBackwardSm90, Masks) {
+  for (const char* dims : {"head_dim_qk=64 head_dim_v=64 ", "head_dim_qk=192 head_dim_v=128 "}) {
+    for (const char* mask : {"document=1 masked_nan=1", "dense=bhqk", "dense=k masked_nan=1 window_right=0",
+                             "block_map=hqk batch=2 leftpad_kv=1"}) {
+      expect_right(std::string(dims) + mask, 2);
+    }
+  }
+}
+
+// Features that leave no registers for dQ beside dK and dV.
+TEST(EmulatedBackwardSm90, Apart) {
+  for (const char* features :
+       {"alibi=h", "alibi=bh batch=2 packed_q=1 packed_kv=1", "head_dim_qk=128 head_dim_v=128 alibi=h gradients=a",
+        "head_dim_qk=96 head_dim_v=128 softcap=2 dropout=0.3", "head_dim_qk=128 head_dim_v=128 bias=bhqk dense=qk"}) {
+    expect_right(features, 2);
   }
 }
 

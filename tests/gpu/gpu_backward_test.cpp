@@ -69,7 +69,6 @@ TEST_P(GpuBackward, AScoreModMayBeSoftcap) {
 }
 
 TEST_P(GpuBackward, AMaskModMayBeCausal) {
-  if (GetParam().name == "cuda.backward_sm90") GTEST_SKIP() << "has no mask_mod";
   for (const char* features : {"", "dropout=0.3", "sink=1 bias=hk"}) {
     Case c = base(std::string("window_right=0 ") + features);
     expect_same_meaning(c, [](tessella_forward_args&, tessella_attention_options& options) {

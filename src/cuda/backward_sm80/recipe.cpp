@@ -33,6 +33,11 @@ int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
   return rows / c.tile_q + p.batch + 1;
 }
 
+// Sums of ALiBi's slopes for a head.
+int64_t slope_tiles(const AttentionShape& p, const BackwardSm80Config& c) {
+  return c.slope_tile_q > 0 ? ceil_div(p.seqlen_q, c.slope_tile_q) : ceil_div(p.seqlen_kv, c.tile_kv);
+}
+
 // The scratch memory that the steps pass data through: its sections, in order.
 struct Scratch {
   int64_t bytes = 0;
@@ -49,7 +54,7 @@ struct Scratch {
     tiles = take(all_tiles, sizeof(portable::QueryTile));
     turns = take(all_tiles, sizeof(uint32_t));
     const bool wants_slopes = p.features.has(Feature::d_alibi_slopes);
-    slope_sums = take(wants_slopes ? p.batch * p.heads_q * ceil_div(p.seqlen_kv, c.tile_kv) : 0, sizeof(float));
+    slope_sums = take(wants_slopes ? p.batch * p.heads_q * slope_tiles(p, c) : 0, sizeof(float));
     ticket = take(1, sizeof(uint32_t));
     map = take(of_masks.bytes(), 1);
     seen = take(of_masks.seen_bytes(), 1);
@@ -118,6 +123,7 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   params.ticket = reinterpret_cast<uint32_t*>(at(scratch.ticket));
   params.tiles_of_head = narrow(tiles_of_head(p, c));
   params.kv_tiles = narrow(ceil_div(p.seqlen_kv, c.tile_kv));
+  params.slope_tiles = narrow(slope_tiles(p, c));
   params.section_heads = narrow(section_heads(p, params.kv_tiles, at_once));
   params.heads_kv = narrow(p.heads_kv);
   params.rows_are_aligned =

@@ -25,9 +25,15 @@ using portable::BackwardSm90Config;
 int32_t padded(int64_t head_dim) { return head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256; }
 
 BackwardSm90Config config_of(const AttentionShape& p) {
-  BackwardSm90Config c{
-      .score = score_config(p), .head_dim_qk = padded(p.head_dim_qk), .head_dim_v = padded(p.head_dim_v)};
-  if (std::max(p.head_dim_qk, p.head_dim_v) <= 64) c.head_dim_qk = c.head_dim_v = 64;
+  const portable::ScoreConfig score = score_config(p);
+  const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
+  BackwardSm90Config c{.score = score, .head_dim_qk = padded(p.head_dim_qk), .head_dim_v = padded(p.head_dim_v)};
+  if (head_dim <= 64) c.head_dim_qk = c.head_dim_v = 64;
+  // One kernel of all gradients has no registers left for these.
+  const bool has_map = score.mask == portable::MaskLevel::bits;
+  const bool has_many = score.alibi || score.score_mod || (score.dropout && (score.softcap || score.bias)) ||
+                        (has_map && (score.softcap || score.bias || score.dropout));
+  c.apart = head_dim > 128 || (head_dim > 64 && has_many) || p.features.has(core::Feature::d_alibi_slopes);
   return c;
 }
 
@@ -38,7 +44,8 @@ BackwardSm80Config steps_config(const BackwardSm90Config& c) {
           .head_dim_v = c.head_dim_v,
           .tile_q = portable::kBackwardTileQ,
           .tile_kv = portable::backward_tile_kv(c),
-          .num_warps = 8};
+          .num_warps = 8,
+          .slope_tile_q = c.apart ? portable::kBackwardDqTileQ : 0};
 }
 
 std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, const DeviceInfo& device) {
@@ -48,11 +55,6 @@ std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, con
     return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
                    " bytes; q, k, v and d_out are aligned to ", alignment, " bytes, head dims are ", p.head_dim_qk,
                    " and ", p.head_dim_v);
-  }
-  const portable::ScoreConfig& score = c.score;
-  if (c.head_dim_qk > 64 && !is_wide(c) && (score.alibi || score.score_mod || (score.dropout && (score.softcap || score.bias)))) {
-    return message("takes ALiBi, score_mod, and dropout beside softcap or bias with head dims to 64, not ",
-                   p.head_dim_qk, " and ", p.head_dim_v, ": wider rows leave no registers for them");
   }
   return backward_ineligible(p, steps_config(c), device);
 }
@@ -100,7 +102,7 @@ int64_t key_blocks(const AttentionArguments& p, const BackwardSm90Config& c) {
   return p.batch * p.heads_kv * ceil_div(p.seqlen_kv, portable::backward_tile_kv(c));
 }
 
-// The kernel of narrow heads, for all gradients.
+// The kernel of all gradients.
 Step main_step(const BackwardSm90Config& c, const std::string& user) {
   return tile_step("backward_sm90.hpp", "backward_sm90", c, user, portable::layout(c).bytes,
                    [](const AttentionArguments& p, const BackwardSm90Config& of) {
@@ -125,7 +127,7 @@ Step store_dq_step(const BackwardSm90Config& c) {
       }};
 }
 
-// The two kernels of wide heads.
+// The two kernels where dQ is apart.
 Step dkv_step(const BackwardSm90Config& c, const std::string& user) {
   return tile_step("backward_dkv_sm90.hpp", "backward_dkv_sm90", c, user, portable::layout(c).bytes,
                    [](const AttentionArguments& p, const BackwardSm90Config& of) {
@@ -135,8 +137,8 @@ Step dkv_step(const BackwardSm90Config& c, const std::string& user) {
 Step dq_step(const BackwardSm90Config& c, const std::string& user) {
   return tile_step("backward_dq_sm90.hpp", "backward_dq_sm90", c, user, portable::dq_layout(c).bytes,
                    [](const AttentionArguments& p, const BackwardSm90Config&) {
-                     return wants(p, Name::dq)
-                                ? p.batch * p.heads_q * ceil_div(p.seqlen_q, 2 * portable::kBackwardTileQ)
+                     return wants(p, Name::dq) || p.d_alibi_slopes.data != nullptr
+                                ? p.batch * p.heads_q * ceil_div(p.seqlen_q, portable::kBackwardDqTileQ)
                                 : 0;
                    });
 }
@@ -154,16 +156,20 @@ Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) 
   if (std::string reason = ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
   const BackwardSm80Config steps = steps_config(c);
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
-  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, !is_wide(c))},
+  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, !c.apart)},
                 .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::backward_tile_kv(c),
                                        ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim_qk, " and ",
-                                       c.head_dim_v, is_wide(c) ? ", dQ by a kernel of its own, " : ", ",
+                                       c.head_dim_v, c.apart ? ", dQ by a kernel of its own, " : ", ",
                                        portable::layout(c).stages, " stages, ", portable::layout(c).bytes,
                                        " bytes of shared memory"),
                 .steps = steps_before(steps, user)};
   const bool wants_dq = bounds.operands[Name::dq].dtype != core::DType::none;
-  recipe.steps.push_back(is_wide(c) ? dkv_step(c, user) : main_step(c, user));
-  if (wants_dq) recipe.steps.push_back(is_wide(c) ? dq_step(c, user) : store_dq_step(c));
+  recipe.steps.push_back(c.apart ? dkv_step(c, user) : main_step(c, user));
+  if (c.apart && (wants_dq || bounds.features.has(core::Feature::d_alibi_slopes))) {
+    recipe.steps.push_back(dq_step(c, user));
+  } else if (!c.apart && wants_dq) {
+    recipe.steps.push_back(store_dq_step(c));
+  }
   for (Step& step : steps_behind(bounds, steps, user)) recipe.steps.push_back(std::move(step));
   return recipe;
 }
@@ -172,7 +178,7 @@ core::Cost backward_sm90_cost(const core::Arguments& call, const DeviceInfo&) {
   const AttentionArguments& arguments = core::attention(call);
   const BackwardSm90Config c = config_of(arguments);
   const BackwardSm80Config steps = steps_config(c);
-  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, !is_wide(c))));
+  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, !c.apart)));
 }
 
 }  // namespace tessella::cuda

@@ -1,5 +1,6 @@
-// dK and dV of head dims above 128 on Hopper: FlashAttention-3's backward (arXiv 2407.08608, algorithm 3) without dQ,
-// which backward_dq_sm90.hpp computes. With wide rows a block's registers hold dK and dV of 64 keys and no more.
+// dK and dV on Hopper: FlashAttention-3's backward (arXiv 2407.08608, algorithm 3) without dQ, which
+// backward_dq_sm90.hpp computes. For head dims above 128, where a block's registers hold dK and dV of 64 keys and no
+// more, and for features that need the registers of dQ.
 //
 // A block owns 64 keys of a KV head, whose K and V stay in shared memory, and takes one query tile of 64 rows after
 // another, of all query heads of the group. Scores are transposed:
@@ -121,7 +122,9 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
     queries.wait_full();
     const QueryVisit visit = block.visit(queries);
     if (visit.is_there() && visit.has_idle) {
-      clear_rows<kTileQ, kHeadDim, 128>(warp * 32 + lane, [&](int row) { return Base::is_active(row); }, s_summed());
+      const uint32_t s_rows = block.s_rows(queries);
+      clear_rows<kTileQ, kHeadDim, kIsDV ? 128 : 256, 128>([&](int row) { return is_active(s_rows, row); },
+                                                           s_summed());
       ptx::fence_async();
       Base::meet();
     }
@@ -176,13 +179,13 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
   block.take_ticket();
   if (block.first_key >= block.sequence.len_kv) return;
   if (threadIdx.x < 128) {
-    ptx::give_registers<Block::kLoadRegisters>();
+    ptx::give_registers<Block::kRegisters.load>();
     if (threadIdx.x < 32) block.load(1);
   } else if (threadIdx.x < 256) {
-    ptx::take_registers<Block::kMultiplyRegisters>();
+    ptx::take_registers<Block::kRegisters.multiply>();
     WarpgroupDkvSm90<C, Result::dv>(block).run();
   } else {
-    ptx::take_registers<Block::kMultiplyRegisters>();
+    ptx::take_registers<Block::kRegisters.multiply>();
     WarpgroupDkvSm90<C, Result::dk>(block).run();
   }
 }

@@ -1,6 +1,5 @@
-// dQ of head dims above 128 on Hopper: FlashAttention-3's backward (arXiv 2407.08608, algorithm 3), by queries instead
-// of keys. It computes scores once more than backward_dkv_sm90.hpp alone would, and in return nothing is added in
-// memory.
+// dQ on Hopper, beside backward_dkv_sm90.hpp: FlashAttention-3's backward (arXiv 2407.08608, algorithm 3) by queries
+// instead of keys. Scores are computed twice, and in return nothing is added in memory.
 //
 // A block owns 128 queries of a head, whose q and d_out stay in shared memory, and takes one key tile of 64 keys after
 // another:
@@ -36,6 +35,7 @@ struct WarpgroupDqSm90 {
   typename Block::Keys k;
   typename Block::Values v;
   float dq[kHeadDim / 8][4];
+  float slope = 0;  // the thread's part of the gradient of ALiBi's slope
 
   __device__ __forceinline__ explicit WarpgroupDqSm90(const Block& of)
       : block(of),
@@ -56,15 +56,13 @@ struct WarpgroupDqSm90 {
 
   // Returns when both warpgroups are here.
   __device__ __forceinline__ static void meet() { ptx::named_wait(kMeeting, kThreads); }
-  // Waits for the next key tile. Keys that no query of the sequence sees become zeros.
+  // Waits for the next key tile. Keys that no query sees become zeros: dQ sums over keys.
   __device__ __forceinline__ Visit take_keys() const {
     k.wait_full();
     const Visit visit = block.visit(k);
-    if (visit.is_there() && visit.has_unseen) {
-      const KeyRange seen = block.seen_keys();
-      const int32_t first_key = visit.tile * kTileKv;
-      clear_rows<kTileKv, kHeadDim, kThreads>(
-          static_cast<int>(threadIdx.x - 128), [&](int row) { return seen.sees(first_key + row, p.forward.keep_first); }, block.s_k(k));
+    if (visit.is_there() && (visit.seen[0] & visit.seen[1]) != ~0u) {
+      clear_rows<kTileKv, kHeadDim, 128, kThreads>(
+          [&](int row) { return ((row < 32 ? visit.seen[0] : visit.seen[1]) >> row % 32 & 1) != 0; }, block.s_k(k));
       ptx::fence_async();
       meet();
     }
@@ -87,7 +85,7 @@ struct WarpgroupDqSm90 {
             block.first_query + warpgroup * kTileQ + warp * 16,
             visit.tile * kTileKv,
             block.s_rows(warpgroup) + warp * 16 * 16,
-            (visit.masked >> warpgroup & 1) != 0,
+            (visit.flags >> 2 >> warpgroup & 1) != 0,
             lane};
   }
 
@@ -96,7 +94,10 @@ struct WarpgroupDqSm90 {
     const Visit visit = take_keys();
     if (visit.is_there()) multiply(visit);
     meet();
-    store();
+    if (p.dq.tensor.data != nullptr) store();
+    if constexpr (C.score.alibi) {
+      if (p.d_alibi_slopes.data != nullptr) store_slope();
+    }
   }
   // All key tiles from `visit` on.
   __device__ __forceinline__ void multiply(Visit visit) {
@@ -105,7 +106,7 @@ struct WarpgroupDqSm90 {
     ptx::wait_products<0>(products);
 #pragma unroll 1
     while (visit.is_there()) {
-      const bool is_full = (visit.full >> warpgroup & 1) != 0;
+      const bool is_full = (visit.flags >> warpgroup & 1) != 0;
       const Gradients of = gradients(visit);
       Scores d_probs;
       typename Gradients::Left d_scores;
@@ -117,7 +118,7 @@ struct WarpgroupDqSm90 {
       if constexpr (Gradients::kIsPlain) {
         of.find_d_scores(is_full, products, d_probs, d_scores);
       } else {
-        of.find_d_scores_of_products(is_full, products, d_probs, d_scores);
+        of.find_d_scores_of_products(is_full, products, d_probs, d_scores, slope);
       }
       begin_sums<kElement, kHeadDim>(dq, d_scores, block.s_k(k));
       const auto done = k;
@@ -151,6 +152,19 @@ struct WarpgroupDqSm90 {
         block.sequence.row_q, block.first_query + warpgroup * kTileQ + warp * kWarpRows, block.sequence.len_q,
         p.forward.head_dim_qk, lane);
   }
+  // The block's sum for its head, added over the threads in order.
+  __device__ __forceinline__ void store_slope() {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) slope += __shfl_xor_sync(kAllLanes, slope, lanes);
+    const uint32_t s_sums = block.s_visits();
+    if (lane == 0) ptx::store_word(s_sums + (warpgroup * 4 + warp) * 4, __float_as_uint(slope));
+    meet();
+    if (threadIdx.x != 128) return;
+    float sum = 0;
+    for (int i = 0; i < Block::kWarps; ++i) sum += __uint_as_float(ptx::load_word(s_sums + i * 4));
+    const int64_t head = static_cast<int64_t>(block.batch_idx) * p.forward.heads_q.value + block.head_idx;
+    p.slope_sums[head * p.slope_tiles + block.first_query / portable::kBackwardDqTileQ] = sum;
+  }
 };
 
 template <BackwardSm90Config C>
@@ -168,10 +182,10 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    ptx::give_registers<Block::kLoadRegisters>();
+    ptx::give_registers<Block::kRegisters.load>();
     if (threadIdx.x < 32) block.load();
   } else {
-    ptx::take_registers<Block::kMultiplyRegisters>();
+    ptx::take_registers<Block::kRegisters.multiply>();
     WarpgroupDqSm90<C>(block).run();
   }
 }

@@ -261,11 +261,13 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
     }
     return sum;
   });
-  // Sum over key tiles.
+  // Sum over key tiles, or query tiles.
   sum_up(p.d_alibi_slopes, [&](const Sequence& s, int32_t b) {
-    const float* sums = p.slope_sums + (static_cast<int64_t>(b) * p.forward.heads_q.value + head_idx) * p.kv_tiles;
+    const float* sums = p.slope_sums + (static_cast<int64_t>(b) * p.forward.heads_q.value + head_idx) * p.slope_tiles;
+    constexpr int32_t kTile = C.slope_tile_q > 0 ? C.slope_tile_q : C.tile_kv;
+    const int32_t length = C.slope_tile_q > 0 ? s.len_q : s.len_kv;
     double sum = 0;
-    for (int32_t i = thread; i * C.tile_kv < s.len_kv; i += kBackwardRowThreads) sum += static_cast<double>(sums[i]);
+    for (int32_t i = thread; i * kTile < length; i += kBackwardRowThreads) sum += static_cast<double>(sums[i]);
     return sum;
   });
 }

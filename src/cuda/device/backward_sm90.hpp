@@ -34,7 +34,7 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
   using Base::meet, Base::release, Base::gradients;
   using typename Base::Block, typename Base::Gradients, typename Base::Scores, typename Base::Left;
   static constexpr int kHeadDim = C.head_dim_qk, kHeadSteps = kHeadDim / 16;
-  static_assert(C.head_dim_v == kHeadDim && kHeadDim <= 128);
+  static_assert(!C.apart && C.head_dim_v == kHeadDim && kHeadDim <= 128);
   static constexpr int kColumnsDQ = kHeadDim / 2;  // of a warpgroup
   static constexpr int kPanelK = kTileKv * kRowBytes, kPanelQ = kTileQ * kRowBytes;
   // Narrow heads leave registers for the warpgroup's keys and values, as left operands: shared memory is the
@@ -51,23 +51,22 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
     clear(dv);
   }
 
-  // Writes zeros for rows that take no part, in two tiles.
-  template <int Rows, class IsActive>
-  __device__ __forceinline__ void clear_both(uint32_t first, uint32_t second, const IsActive& is_active) const {
-    clear_rows<Rows, kHeadDim, kThreads>(static_cast<int>(threadIdx.x - 128), is_active, first, second);
+  // Keys that no query sees become zeros: dQ sums over keys.
+  __device__ __forceinline__ void clear_unseen_keys() const {
+    const uint4 seen = ptx::load_chunk(block.s_seen());
+    if ((seen.x & seen.y & seen.z & seen.w) == ~0u) return;
+    const uint32_t s_seen = block.s_seen();
+    clear_rows<kTileKv, kHeadDim, 128, kThreads>(
+        [&](int row) { return (ptx::load_word(s_seen + row / 32 * 4) >> row % 32 & 1) != 0; }, block.s_k());
     ptx::fence_async();
     meet();
   }
-  // Keys that no query of the sequence sees.
-  __device__ __forceinline__ void clear_unseen_keys() const {
-    const KeyRange first = row_keys(block.sequence, 0), last = row_keys(block.sequence, block.sequence.len_q - 1);
-    if (block.first_key >= first.begin && block.first_key + kTileKv <= last.end) return;
-    const KeyRange seen = {first.begin, last.end};
-    clear_both<kTileKv>(block.s_k(), block.s_v(),
-                        [&](int row) { return seen.sees(block.first_key + row, p.forward.keep_first); });
-  }
   __device__ __forceinline__ void clear_idle_queries() const {
-    clear_both<kTileQ>(block.s_q(queries), block.s_d_out(queries), [&](int row) { return Base::is_active(row); });
+    const uint32_t s_rows = block.s_rows(queries);
+    clear_rows<kTileQ, kHeadDim, 128, kThreads>([&](int row) { return is_active(s_rows, row); }, block.s_q(queries),
+                                                block.s_d_out(queries));
+    ptx::fence_async();
+    meet();
   }
 
   __device__ __forceinline__ void load_keys(Keys& to, uint32_t s_keys) const {
@@ -240,7 +239,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
   block.take_ticket();
   if (block.first_key >= block.sequence.len_kv) return;
   if (threadIdx.x < 128) {
-    ptx::give_registers<Block::kLoadRegisters>();
+    ptx::give_registers<Block::kRegisters.load>();
     const int warp = static_cast<int>(threadIdx.x / 32);
     if (warp == 0) {
       block.load(portable::kBackwardAdders);
@@ -250,7 +249,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
       if (threadIdx.x % 32 == 0) block.add_dq(warp - 1, wants_dq, takes_turns);
     }
   } else {
-    ptx::take_registers<Block::kMultiplyRegisters>();
+    ptx::take_registers<Block::kRegisters.multiply>();
     WarpgroupBackwardSm90<C> warpgroup(block);
     warpgroup.run();
   }

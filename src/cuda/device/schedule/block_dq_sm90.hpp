@@ -8,11 +8,12 @@ namespace tessella::device {
 template <BackwardSm90Config C>
 struct BlockDqSm90 {
   static constexpr int kTileQ = portable::kBackwardTileQ;  // of a warpgroup
-  static constexpr int kWarpgroups = 2, kTileKv = portable::backward_tile_kv(C);
+  static constexpr int kWarpgroups = portable::kBackwardDqTileQ / kTileQ, kTileKv = portable::backward_tile_kv(C);
   static constexpr int kWarps = 8;  // that multiply
-  static constexpr int kLoadRegisters = 24, kMultiplyRegisters = 240;
+  static constexpr portable::BackwardRegisters kRegisters = portable::registers(C);
+  static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;
   static constexpr portable::BackwardDqLayout kLayout = portable::dq_layout(C);
-  using Head = HeadTiles<kTileQ, kTileKv, C.score.mask == MaskLevel::bits>;
+  using Head = HeadTiles<kTileQ, kTileKv, kHasMap>;
   using Queries = Ring<1>;
   // A slot of keys holds a visit too.
   using Keys = Ring<kLayout.k_slots>;
@@ -49,9 +50,8 @@ struct BlockDqSm90 {
   __device__ uint32_t s_rows(int warpgroup) const { return shared + kLayout.rows_at + warpgroup * kLayout.rows_bytes; }
   __device__ uint32_t s_k(const Keys& at) const { return shared + kLayout.k_at + at.offset(kLayout.k_bytes); }
   __device__ uint32_t s_v(const Values& at) const { return shared + kLayout.v_at + at.offset(kLayout.v_bytes); }
-  __device__ uint32_t s_visit(const Keys& at) const {
-    return shared + kLayout.visits_at + at.offset(portable::kVisitBytes);
-  }
+  __device__ uint32_t s_visits() const { return shared + kLayout.visits_at; }
+  __device__ uint32_t s_visit(const Keys& at) const { return s_visits() + at.offset(portable::kVisitBytes); }
 
   __device__ __forceinline__ void init_barriers() const {
     Queries::init(query_barriers(), 1, 1);
@@ -62,19 +62,14 @@ struct BlockDqSm90 {
 
   // A key tile that some of the block's queries see.
   struct Visit {
-    int32_t tile;     // -1: there is none left
-    uint32_t full;    // bit w: each query of warpgroup w sees each of its keys
-    uint32_t masked;  // bit w: element masks hide some
-    bool has_unseen;  // no query of the sequence sees some of its keys
+    int32_t tile;      // -1: there is none left
+    uint32_t flags;    // bit w: each query of warpgroup w sees each of its keys; bit 2 + w: element masks hide some, or all
+    uint32_t seen[2];  // a bit for each of its keys: some query sees it
     __device__ bool is_there() const { return tile >= 0; }
   };
   __device__ Visit visit(const Keys& at) const {
     const uint4 words = ptx::load_chunk(s_visit(at));
-    return {static_cast<int32_t>(words.x), words.y, words.z, words.w != 0};
-  }
-  // Keys that some query of the sequence sees.
-  __device__ KeyRange seen_keys() const {
-    return {row_keys(sequence, 0).begin, row_keys(sequence, sequence.len_q - 1).end};
+    return {static_cast<int32_t>(words.x), words.y, {words.z, words.w}};
   }
 
   // The block's queries, of both warpgroups. A whole warp calls it.
@@ -107,7 +102,7 @@ struct BlockDqSm90 {
     const int32_t batch_kv = batch_of_keys(p.forward, batch_idx);
     KeyTiles keys{};
     if (lane < kWarpgroups && mine * kTileQ < sequence.len_q) keys = head.keys(mine);
-    const KeyRange seen = seen_keys();
+    const KeyRange by_band = seen_by_band(sequence);
     Keys k(key_barriers());
     Values v(value_barriers());
 #pragma unroll 1
@@ -119,12 +114,21 @@ struct BlockDqSm90 {
       if (tile == kNone) break;
       const TileClass kind = own == tile ? head.kind(mine, tile) : TileClass::hidden;
       const uint32_t full = __ballot_sync(kAllLanes, kind == TileClass::full && keys.is_full(tile));
-      const uint32_t masked = __ballot_sync(kAllLanes, kind == TileClass::partial);
+      const uint32_t masked = __ballot_sync(kAllLanes, kind != TileClass::full) & 3;
       const int32_t first_key = tile * kTileKv;
-      const bool has_unseen = first_key < seen.begin || first_key + kTileKv > seen.end;
+      uint32_t seen[2];
+      if constexpr (kHasMap) {
+        uint4 own = {0, 0, 0, 0};
+        if (kind != TileClass::hidden) own = head.seen(mine, tile);
+        seen[0] = __reduce_or_sync(kAllLanes, own.x);
+        seen[1] = __reduce_or_sync(kAllLanes, own.y);
+      } else {
+        seen[0] = seen_bits(by_band, first_key, p.forward.keep_first);
+        seen[1] = seen_bits(by_band, first_key + 32, p.forward.keep_first);
+      }
       k.wait_empty();
       if (lane == 0) {
-        ptx::store_chunk(s_visit(k), {static_cast<uint32_t>(tile), full, masked, has_unseen ? 1u : 0u});
+        ptx::store_chunk(s_visit(k), {static_cast<uint32_t>(tile), full | masked << 2, seen[0], seen[1]});
         k.arrive_full_expecting(kLayout.k_bytes);
         copy_panels<C.head_dim_qk>(s_k(k), params.k, k.full(), kTileKv, sequence.row_kv + first_key, head_kv, batch_kv);
       }

@@ -29,15 +29,26 @@ __device__ __forceinline__ void copy_panels(uint32_t to, const portable::TensorM
   }
 }
 
+// Keys that some query of the sequence sees by the band alone.
+template <class Int>
+__device__ __forceinline__ KeyRange seen_by_band(const BandedSequence<Int>& sequence) {
+  return {row_keys(sequence, 0).begin, row_keys(sequence, sequence.len_q - 1).end};
+}
+// A bit for each of 32 keys from first_key on: whether it is in the range. A whole warp calls it.
+__device__ __forceinline__ uint32_t seen_bits(const KeyRange& range, int32_t first_key, int32_t keep_first) {
+  return __ballot_sync(kAllLanes, range.sees(first_key + static_cast<int32_t>(threadIdx.x % 32), keep_first));
+}
+
 template <BackwardSm90Config C>
 struct KeyBlockSm90 {
   static constexpr BackwardSm90Config kConfig = C;
   static constexpr int kTileQ = portable::kBackwardTileQ, kTileKv = portable::backward_tile_kv(C);
   static constexpr int kWarps = 8;  // that multiply
-  static constexpr int kLoadRegisters = 24, kMultiplyRegisters = 240;
+  static constexpr portable::BackwardRegisters kRegisters = portable::registers(C);
   static constexpr int kRowBytes = kPanelRowBytes;
   static constexpr portable::BackwardSm90Layout kLayout = portable::layout(C);
-  using Visited = VisitedQueryTiles<kTileQ, kTileKv, C.score.mask == MaskLevel::bits, VisitOrder::by_tile>;
+  static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;
+  using Visited = VisitedQueryTiles<kTileQ, kTileKv, kHasMap, VisitOrder::by_tile>;
   static_assert(Visited::kWords <= portable::kBackwardWords);
   using Head = typename Visited::Head;
   using Keys = Ring<1>;
@@ -71,6 +82,7 @@ struct KeyBlockSm90 {
   }
   __device__ uint32_t s_words() const { return shared + kLayout.words_at; }
   __device__ uint32_t s_key_rows() const { return shared + kLayout.key_rows_at; }
+  __device__ uint32_t s_seen() const { return shared + kLayout.seen_at; }
 
   __device__ __forceinline__ void take_ticket() {
     const KeyTicket ticket = take_key_ticket(p, s_words());
@@ -102,11 +114,40 @@ struct KeyBlockSm90 {
             (rest & 4) != 0};
   }
 
+  // Bits of the tile's keys that some query of the sequence sees, of any head of the group. A whole warp calls it.
+  __device__ __forceinline__ uint4 seen_keys() const {
+    uint32_t words[4];
+    if constexpr (kHasMap) {
+      const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+      const int32_t group = p.forward.group.value, tiles = (sequence.len_q + kTileQ - 1) / kTileQ;
+      uint4 seen = {0, 0, 0, 0};
+#pragma unroll 1
+      for (int32_t i = lane; i < group * tiles; i += 32) {
+        const int32_t of = i / tiles, tile = i - of * tiles;
+        const Head head(p, sequence, batch_idx, head_kv * group + of);
+        if (!head.keys(tile).sees(key_tile) || head.kind(tile, key_tile) == TileClass::hidden) continue;
+        const uint4 own = head.seen(tile, key_tile);
+        seen = {seen.x | own.x, seen.y | own.y, seen.z | own.z, seen.w | own.w};
+      }
+      words[0] = __reduce_or_sync(kAllLanes, seen.x);
+      words[1] = __reduce_or_sync(kAllLanes, seen.y);
+      words[2] = __reduce_or_sync(kAllLanes, seen.z);
+      words[3] = __reduce_or_sync(kAllLanes, seen.w);
+    } else {
+      const KeyRange seen = seen_by_band(sequence);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) words[word] = seen_bits(seen, first_key + word * 32, p.forward.keep_first);
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+
   // Warp 0 loads keys and values once, then each query tile that sees some of the keys, and ends with `ends` empty
   // visits.
   __device__ __forceinline__ void load(int ends) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const uint4 seen = C.apart ? uint4{} : seen_keys();  // dK and dV do not sum over keys
     if (lane == 0) {
+      ptx::store_chunk(s_seen(), {seen.x, seen.y, seen.z, seen.w});
       ptx::store_chunk(s_key_rows(), {static_cast<uint32_t>(batch_idx), static_cast<uint32_t>(head_kv),
                                       static_cast<uint32_t>(sequence.row_kv + first_key),
                                       static_cast<uint32_t>(sequence.len_kv - first_key)});

@@ -51,6 +51,11 @@ struct HeadTiles {
     if (!HasMap) return TileClass::full;
     return static_cast<TileClass>(tile_classes(p.forward, batch_idx, head_idx, tile)[key_tile]);
   }
+  // A bit for each key of a key tile that is not hidden: whether some query of the tile sees it. With a map.
+  __device__ uint4 seen(int32_t tile, int32_t key_tile) const {
+    return *reinterpret_cast<const uint4*>(
+        seen_keys(p.forward, tile_classes(p.forward, batch_idx, head_idx, tile) + key_tile));
+  }
   // The first key tile from `from` on that some query of the tile sees, or the end.
   __device__ int32_t next_key_tile(int32_t tile, const KeyTiles& seen, int32_t from) const {
     if (!HasMap && from >= seen.keep_first_end && from < seen.begin) return seen.begin;

@@ -39,14 +39,14 @@ struct GradientRows {
     });
     pack<C.element>(d_probs, d_scores);
   }
-  // The same from the products, of scores with features.
+  // The same from the products, of scores with features. slope: sums up the gradient of ALiBi's slope.
   __device__ __forceinline__ void find_d_scores_of_products(bool is_full, Scores& products, const Scores& d_probs,
-                                                            Left& d_scores) const {
+                                                            Left& d_scores, float& slope) const {
     if (p.forward.scale < 0) negate(products);
     if (is_full) {
-      find_pairs<false>(products, d_probs, d_scores);
+      find_pairs<false>(products, d_probs, d_scores, slope);
     } else {
-      find_pairs<true>(products, d_probs, d_scores);
+      find_pairs<true>(products, d_probs, d_scores, slope);
     }
   }
 
@@ -67,6 +67,7 @@ struct GradientRows {
       for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) use(j, n, rows[n / 2], is_visible_at(n / 2, j * 8 + lane % 4 * 2 + n % 2));
+        if (C.mask == MaskLevel::bits) ptx::keep_loads_in_place();
       }
     };
     if (is_full) {
@@ -77,7 +78,8 @@ struct GradientRows {
   }
 
   template <bool IsMasked>
-  __device__ __forceinline__ void find_pairs(const Scores& products, const Scores& d_probs, Left& d_scores) const {
+  __device__ __forceinline__ void find_pairs(const Scores& products, const Scores& d_probs, Left& d_scores,
+                                             float& slope) const {
     const Gradient gradient(p, sequence, batch_idx, head_idx);
     const typename Gradient::Origin origin = gradient.origin(query + lane / 4, key + lane % 4 * 2);
     const BackwardRow rows[2] = {row(0), row(1)};
@@ -99,8 +101,10 @@ struct GradientRows {
           if (IsMasked && !is_visible(rows[r], origin.query + down, origin.key + right)) continue;
           bool keeps = true;
           if constexpr (C.dropout) keeps = (random.word[word] >> c * 16 & 0xFFFF) >= p.forward.dropout_threshold;
-          of[c] = gradient.of(products[j][r * 2 + c], d_probs[j][r * 2 + c], rows[r], keeps, origin, down, right)
-                      .d_product;
+          const ScoreGradients gradients =
+              gradient.of(products[j][r * 2 + c], d_probs[j][r * 2 + c], rows[r], keeps, origin, down, right);
+          of[c] = gradients.d_product;
+          if constexpr (C.alibi) slope -= gradients.d_unmodified * gradient.distance(origin, down, right);
         }
         d_scores[j / 2][j % 2 * 2 + r] = Multiply<C.element>::pack(of[0], of[1]);
       }

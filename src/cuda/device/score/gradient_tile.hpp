@@ -132,6 +132,7 @@ struct GradientTile {
           for (int r = 0; r < 2; ++r) {
             use(m, j, r * 2 + c, row, !IsMasked || is_visible(row, query + down, key + lane / 4 + m * 16 + r * 8));
           }
+          if (kHasMap) ptx::keep_loads_in_place();
         }
       }
     }

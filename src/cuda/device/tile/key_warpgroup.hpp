@@ -10,11 +10,11 @@
 
 namespace tessella::device {
 
-// Writes zeros in rows that take no part, of tiles in panels: their memory may hold NaN, and 0 * NaN is NaN. Threads
-// threads call it; behind it they fence_async() and meet.
-template <int Rows, int Columns, int Threads, class IsActive, class... Tiles>
-__device__ __forceinline__ void clear_rows(int thread, const IsActive& is_active, Tiles... s_tiles) {
-  for (int i = thread; i < Rows * 8; i += Threads) {
+// Writes zeros in rows that take no part, of tiles in panels: their memory may hold NaN, and 0 * NaN is NaN. The Threads
+// threads from First on call it; behind it they fence_async() and meet.
+template <int Rows, int Columns, int First, int Threads, class IsActive, class... Tiles>
+__device__ __forceinline__ void clear_rows(const IsActive& is_active, Tiles... s_tiles) {
+  for (auto i = static_cast<int>(threadIdx.x - First); i < Rows * 8; i += Threads) {
     if (is_active(i / 8)) continue;
 #pragma unroll
     for (int panel = 0; panel < Columns / kPanelColumns; ++panel) {
@@ -62,6 +62,11 @@ __device__ __forceinline__ void begin_sums(float (&sums)[HeadDim / 8][4], const 
   ptx::commit_products();
 }
 
+// True of a query that sees a key.
+__device__ __forceinline__ bool is_active(uint32_t s_rows, int query) {
+  return load_backward_row(s_rows + query * 16).end > 0;
+}
+
 template <class BlockType>
 struct KeyWarpgroup {
   using Block = BlockType;
@@ -97,9 +102,6 @@ struct KeyWarpgroup {
   __device__ __forceinline__ static void release(const Ring& ring) {
     __syncwarp();
     if (ptx::elect()) ring.arrive_empty();
-  }
-  __device__ __forceinline__ bool is_active(int query) const {
-    return load_backward_row(block.s_rows(queries) + query * 16).end > 0;
   }
 
   __device__ __forceinline__ Gradients gradients(const QueryVisit& visit) const {
