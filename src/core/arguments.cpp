@@ -100,10 +100,10 @@ void derive_shape(CopyPagesArguments& a) {
 }
 
 namespace {
-AttentionShape shape_of(const AttentionArguments& a) { return a; }
-MergeShape shape_of(const MergeArguments& a) { return a; }
-AppendShape shape_of(const AppendArguments& a) { return a; }
-CopyPagesShape shape_of(const CopyPagesArguments& a) { return a; }
+AttentionShape shape_of(const AttentionShape& a) { return a; }
+MergeShape shape_of(const MergeShape& a) { return a; }
+AppendShape shape_of(const AppendShape& a) { return a; }
+CopyPagesShape shape_of(const CopyPagesShape& a) { return a; }
 }  // namespace
 
 Shape shape(const Arguments& arguments) {

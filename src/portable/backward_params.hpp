@@ -109,7 +109,7 @@ struct BackwardParams {
   float* slope_sums;  // [batch * heads_q][slope_tiles]
   uint32_t* ticket;   // blocks that have begun
   int32_t tiles_of_head;
-  int32_t kv_tiles;       // of the longest sequence, as slope_tiles
+  int32_t kv_tiles;  // of the longest sequence, as slope_tiles
   int32_t slope_tiles;
   int32_t section_heads;  // KV heads whose key tiles run side by side
   int32_t heads_kv;

@@ -28,8 +28,8 @@ inline constexpr int32_t kBackwardDqTileQ = 2 * kBackwardTileQ;  // of the kerne
 
 inline constexpr int32_t kBackwardSm90Threads = 384;  // a warpgroup that loads, two that multiply
 
-// Registers of a thread that loads and of one that multiplies: 65536 for all. The loading warp finds its tiles by a tile
-// map in more than 24; wide accumulators leave no more.
+// Registers of a thread that loads and of one that multiplies: 65536 for all. The loading warp finds its tiles by a
+// tile map in more than 24; wide accumulators leave no more.
 struct BackwardRegisters {
   int32_t load, multiply;
 };
@@ -49,7 +49,8 @@ struct BackwardSm90Params {
 // that some query sees | barriers.
 struct BackwardSm90Layout {
   int32_t k_bytes, v_bytes, q_bytes, d_out_bytes, rows_bytes, dq_bytes, stages;
-  int32_t v_at, q_at, d_out_at, scores_at, dq_at, rows_at, visits_at, words_at, key_rows_at, seen_at, barriers_at, bytes;
+  int32_t v_at, q_at, d_out_at, scores_at, dq_at, rows_at, visits_at, words_at, key_rows_at, seen_at, barriers_at,
+      bytes;
 };
 inline constexpr int32_t kVisitBytes = 16;
 inline constexpr int32_t kBackwardAdders = 2;  // warps that add dQ to its sums in memory, of every other query tile

@@ -71,9 +71,9 @@ TEST(EmulatedBackwardSm90, WideHeadDims) {
 }
 
 TEST(EmulatedBackwardSm90, WideBands) {
-  for (const char* band :
-       {"", "window_left=60 window_right=0", "window_right=0 seqlen_kv=100", "window_left=30 window_right=0 keep_first=5",
-        "chunk=70", "causal_top_left=1", "prefix=1", "seqlen_q=10", "seqlen_kv=1", "seqlen_q=0"}) {
+  for (const char* band : {"", "window_left=60 window_right=0", "window_right=0 seqlen_kv=100",
+                           "window_left=30 window_right=0 keep_first=5", "chunk=70", "causal_top_left=1", "prefix=1",
+                           "seqlen_q=10", "seqlen_kv=1", "seqlen_q=0"}) {
     expect_right(std::string("head_dim_qk=192 head_dim_v=128 ") + band);
   }
 }

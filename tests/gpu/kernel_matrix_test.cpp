@@ -305,8 +305,8 @@ TEST(KernelMatrixBackwardSm90, CompilesWithoutSpillsOrWaits) {
       for (const bool is_f32 : {false, true}) {
         if (is_f32 && !features.has(Feature::bias)) continue;
         p.bias_dtype = is_f32 ? DType::f32 : DType::bf16;
-        const bool is_tight = dims.qk > 128 || (dims.qk > 64 && features.has_any(core::kElementMasks));
-        expect_lean(store, p, "backward", backward_sm90_recipe, is_tight && !features.empty() ? 48 : 0);
+        const bool is_tight = dims.qk > 64 && !features.empty();
+        expect_lean(store, p, "backward", backward_sm90_recipe, is_tight ? 48 : 0);
       }
     }
   }

@@ -25,15 +25,12 @@ using portable::BackwardSm90Config;
 int32_t padded(int64_t head_dim) { return head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256; }
 
 BackwardSm90Config config_of(const AttentionShape& p) {
-  const portable::ScoreConfig score = score_config(p);
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
-  BackwardSm90Config c{.score = score, .head_dim_qk = padded(p.head_dim_qk), .head_dim_v = padded(p.head_dim_v)};
+  BackwardSm90Config c{
+      .score = score_config(p), .head_dim_qk = padded(p.head_dim_qk), .head_dim_v = padded(p.head_dim_v)};
   if (head_dim <= 64) c.head_dim_qk = c.head_dim_v = 64;
-  // One kernel of all gradients has no registers left for these.
-  const bool has_map = score.mask == portable::MaskLevel::bits;
-  const bool has_many = score.alibi || score.score_mod || (score.dropout && (score.softcap || score.bias)) ||
-                        (has_map && (score.softcap || score.bias || score.dropout));
-  c.apart = head_dim > 128 || (head_dim > 64 && has_many) || p.features.has(core::Feature::d_alibi_slopes);
+  // Of ALiBi's slopes a head's block keeps a sum: that of dQ.
+  c.apart = head_dim > 128 || p.features.has(core::Feature::d_alibi_slopes);
   return c;
 }
 
@@ -156,13 +153,13 @@ Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) 
   if (std::string reason = ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
   const BackwardSm80Config steps = steps_config(c);
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
-  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, !c.apart)},
-                .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::backward_tile_kv(c),
-                                       ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim_qk, " and ",
-                                       c.head_dim_v, c.apart ? ", dQ by a kernel of its own, " : ", ",
-                                       portable::layout(c).stages, " stages, ", portable::layout(c).bytes,
-                                       " bytes of shared memory"),
-                .steps = steps_before(steps, user)};
+  Recipe recipe{
+      .workspace = {.scratch_bytes = backward_bytes(bounds, steps, !c.apart)},
+      .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::backward_tile_kv(c),
+                             ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim_qk, " and ",
+                             c.head_dim_v, c.apart ? ", dQ by a kernel of its own, " : ", ", portable::layout(c).stages,
+                             " stages, ", portable::layout(c).bytes, " bytes of shared memory"),
+      .steps = steps_before(steps, user)};
   const bool wants_dq = bounds.operands[Name::dq].dtype != core::DType::none;
   recipe.steps.push_back(c.apart ? dkv_step(c, user) : main_step(c, user));
   if (c.apart && (wants_dq || bounds.features.has(core::Feature::d_alibi_slopes))) {

@@ -11,7 +11,6 @@ namespace tessella::cuda {
 namespace {
 
 using core::AttentionShape;
-using core::DType;
 using core::Feature;
 using core::Name;
 using portable::DecodeConfig;

@@ -45,8 +45,8 @@ enum class Result { dv, dk };
 template <BackwardSm90Config C, Result R>
 struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
   using Base = KeyWarpgroup<BlockDkvSm90<C>>;
-  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kQueryBlocks;
   using Base::block, Base::p, Base::warp, Base::lane, Base::queries, Base::release;
+  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kQueryBlocks;
   using typename Base::Block, typename Base::Gradients, typename Base::Scores, typename Base::Left;
   static constexpr bool kIsDV = R == Result::dv;
   // The dims of the scores' sum and of the result.
@@ -98,10 +98,12 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
   __device__ __forceinline__ void find_left(const QueryVisit& visit, Scores& products, Left& left) {
     const Gradients gradients = Base::gradients(visit);
     Left unused;
+    uint32_t visible = ~0u;
+    if (Gradients::kIsPlain && !visit.is_full) visible = gradients.find_visible();
     if constexpr (kIsDV) {
       pass(products);
       if constexpr (Gradients::kIsPlain) {
-        gradients.find_probs(visit.is_full, products, left);
+        gradients.find_probs(visible, products, left);
       } else {
         gradients.find_both(visit.is_full, products, products, left, unused);
       }
@@ -109,8 +111,8 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
       Scores of_scores;
       take(of_scores);
       if constexpr (Gradients::kIsPlain) {
-        gradients.find_probs(visit.is_full, of_scores, unused);
-        gradients.find_d_scores(visit.is_full, of_scores, products, left);
+        gradients.find_probs(visible, of_scores, unused);
+        gradients.find_d_scores(visible, of_scores, products, left);
       } else {
         gradients.find_both(visit.is_full, of_scores, products, unused, left);
       }
@@ -123,8 +125,7 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
     const QueryVisit visit = block.visit(queries);
     if (visit.is_there() && visit.has_idle) {
       const uint32_t s_rows = block.s_rows(queries);
-      clear_rows<kTileQ, kHeadDim, kIsDV ? 128 : 256, 128>([&](int row) { return is_active(s_rows, row); },
-                                                           s_summed());
+      clear_rows<kTileQ, kHeadDim, kIsDV ? 128 : 256, 128>([&](int row) { return is_active(s_rows, row); }, s_summed());
       ptx::fence_async();
       Base::meet();
     }

@@ -110,13 +110,15 @@ struct WarpgroupDqSm90 {
       const Gradients of = gradients(visit);
       Scores d_probs;
       typename Gradients::Left d_scores;
+      uint32_t visible = ~0u;
+      if (Gradients::kIsPlain && !is_full) visible = of.find_visible();
       begin_d_probs(d_probs);
-      if constexpr (Gradients::kIsPlain) of.find_probs(is_full, products);
+      if constexpr (Gradients::kIsPlain) of.find_probs(visible, products);
       ptx::wait_products<0>(d_probs);
       release(v);
       v.advance();
       if constexpr (Gradients::kIsPlain) {
-        of.find_d_scores(is_full, products, d_probs, d_scores);
+        of.find_d_scores(visible, products, d_probs, d_scores);
       } else {
         of.find_d_scores_of_products(is_full, products, d_probs, d_scores, slope);
       }

@@ -147,7 +147,8 @@ struct BackwardSm80 : BlockBackward<C> {
     if (thread != 0) return;
     float sum = 0;
     for (int i = 0; i < C.num_warps; ++i) sum += __uint_as_float(ptx::load_word(Block::s_word(1 + i)));
-    p.slope_sums[(static_cast<int64_t>(batch_idx) * p.forward.heads_q.value + head_idx) * p.slope_tiles + key_tile] = sum;
+    p.slope_sums[(static_cast<int64_t>(batch_idx) * p.forward.heads_q.value + head_idx) * p.slope_tiles + key_tile] =
+        sum;
   }
 
   template <class Fragment>

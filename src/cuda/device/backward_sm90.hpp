@@ -29,8 +29,8 @@ namespace tessella::device {
 template <BackwardSm90Config C>
 struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
   using Base = KeyWarpgroup<BlockBackwardSm90<C>>;
-  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kRowBytes, Base::kRows, Base::kQueryBlocks, Base::kThreads;
   using Base::block, Base::p, Base::warpgroup, Base::warp, Base::lane, Base::queries;
+  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kRowBytes, Base::kRows, Base::kQueryBlocks, Base::kThreads;
   using Base::meet, Base::release, Base::gradients;
   using typename Base::Block, typename Base::Gradients, typename Base::Scores, typename Base::Left;
   static constexpr int kHeadDim = C.head_dim_qk, kHeadSteps = kHeadDim / 16;
@@ -162,14 +162,16 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
     for (int buffer = 0; visit.is_there(); buffer ^= 1) {
       Scores d_probs;
       Left probs, d_scores;
+      uint32_t visible = ~0u;
+      if (Gradients::kIsPlain && !visit.is_full) visible = gradients(visit).find_visible();
       begin_products(d_probs, values, block.s_v(), block.s_d_out(queries));
-      if constexpr (Gradients::kIsPlain) gradients(visit).find_probs(visit.is_full, products, probs);
+      if constexpr (Gradients::kIsPlain) gradients(visit).find_probs(visible, products, probs);
       ptx::wait_products<0>(d_probs[0]);
       if constexpr (!Gradients::kIsPlain) {
         gradients(visit).find_both(visit.is_full, products, d_probs, probs, d_scores);
       }
       begin_sums<kElement, kHeadDim>(dv, probs, block.s_d_out(queries));
-      if constexpr (Gradients::kIsPlain) gradients(visit).find_d_scores(visit.is_full, products, d_probs, d_scores);
+      if constexpr (Gradients::kIsPlain) gradients(visit).find_d_scores(visible, products, d_probs, d_scores);
       begin_sums<kElement, kHeadDim>(dk, d_scores, block.s_q(queries));
       store_d_scores(d_scores, block.s_d_scores(buffer));
       meet();

@@ -19,6 +19,7 @@ __device__ __forceinline__ void keep_in_place(float (&d)[Blocks][4]) {
 
 // The compiler forgets what it knows about the value.
 __device__ __forceinline__ void forget(int32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void forget(const char*& x) { asm volatile("" : "+l"(x)); }
 // threadIdx.x % 32 from a special register. The assembler cannot derive it from threadIdx.x, so no earlier result stays
 // in a register.

@@ -11,8 +11,8 @@ template <BackwardSm90Config C>
 struct BlockBackwardSm90 : KeyBlockSm90<C> {
   using Base = KeyBlockSm90<C>;
   using Base::Base, Base::kLayout, Base::kTileQ, Base::kTileKv, Base::kWarps;
-  using Base::p, Base::shared, Base::sequence, Base::batch_idx, Base::key_tile;
   using Base::key_barriers, Base::query_barriers, Base::visit;
+  using Base::p, Base::shared, Base::sequence, Base::batch_idx, Base::key_tile;
   using typename Base::Head, typename Base::Keys, typename Base::Queries;
   // A second ring over query tiles, of dQ.
   using Sums = Ring<portable::kBackwardAdders>;

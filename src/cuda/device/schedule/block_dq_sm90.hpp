@@ -30,8 +30,8 @@ struct BlockDqSm90 {
       : params(of), p(of.backward), shared(address) {
     const portable::ForwardParams& f = p.forward;
     const int32_t tiles = (f.seqlen_q + kWarpgroups * kTileQ - 1) / (kWarpgroups * kTileQ);
-    const HeadTile at = head_tile(static_cast<int32_t>(blockIdx.x), f.batch * f.heads_q.value,
-                                  p.section_heads * f.group.value, tiles);
+    const HeadTile at =
+        head_tile(static_cast<int32_t>(blockIdx.x), f.batch * f.heads_q.value, p.section_heads * f.group.value, tiles);
     batch_idx = f.heads_q.quotient(at.head);
     head_idx = at.head - batch_idx * f.heads_q.value;
     first_query = (tiles - 1 - at.tile) * kWarpgroups * kTileQ;
@@ -62,8 +62,9 @@ struct BlockDqSm90 {
 
   // A key tile that some of the block's queries see.
   struct Visit {
-    int32_t tile;      // -1: there is none left
-    uint32_t flags;    // bit w: each query of warpgroup w sees each of its keys; bit 2 + w: element masks hide some, or all
+    int32_t tile;  // -1: there is none left
+    uint32_t
+        flags;  // bit w: each query of warpgroup w sees each of its keys; bit 2 + w: element masks hide some, or all
     uint32_t seen[2];  // a bit for each of its keys: some query sees it
     __device__ bool is_there() const { return tile >= 0; }
   };

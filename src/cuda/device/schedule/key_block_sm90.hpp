@@ -1,5 +1,5 @@
-// What a block of backward_sm90 with a key tile of its own has: shared memory, the ring of query tiles and the warp that
-// fills it.
+// What a block of backward_sm90 with a key tile of its own has: shared memory, the ring of query tiles and the warp
+// that fills it.
 #pragma once
 
 #include "cuda/device/ptx/shared.hpp"

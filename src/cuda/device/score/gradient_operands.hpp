@@ -35,24 +35,19 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   using Left = uint32_t[Blocks / 2][4];
   static constexpr Element kElement = C.element;
 
-  // Computes P^T in place of the products, which have q's sign, and as a left operand. Where kIsPlain.
-  __device__ __forceinline__ void find_probs(bool is_full, Scores& products, Left& probs) const {
+  // Computes P^T in place of the products, which have q's sign, and as a left operand. Where kIsPlain. visible: from
+  // find_visible(), or all bits.
+  __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products, Left& probs) const {
     const float scale = copysignf(Score<C>(p.forward, this->sequence, 0, 0).scale(), p.forward.scale);
-    if (is_full) {
-      Tile::template exponentiate<false>(products, scale);
-    } else {
-      Tile::template exponentiate<true>(products, scale);
-    }
+    Tile::exponentiate(products, scale);
+    Tile::hide(products, visible);
     pack<kElement>(products[0], probs);
   }
   // Computes dS^T in place of dP^T, and as a left operand. Where kIsPlain.
-  __device__ __forceinline__ void find_d_scores(bool is_full, const Scores& probs, Scores& d_probs,
+  __device__ __forceinline__ void find_d_scores(uint32_t visible, const Scores& probs, Scores& d_probs,
                                                 Left& d_scores) const {
-    if (is_full) {
-      Tile::template multiply<false>(probs, d_probs);
-    } else {
-      Tile::template multiply<true>(probs, d_probs);
-    }
+    Tile::multiply(probs, d_probs);
+    Tile::hide(d_probs, visible);
     pack<kElement>(d_probs[0], d_scores);
   }
   // Both at once, of scores with features. Products have q's sign.

@@ -20,23 +20,50 @@ struct GradientRows {
   bool has_elements;   // element masks hide some
   int lane;
 
-  // Computes P in place of the products, which have q's sign. Where kIsPlain.
-  __device__ __forceinline__ void find_probs(bool is_full, Scores& products) const {
+  // A bit for each of the lane's scores: whether it is visible.
+  __device__ __forceinline__ uint32_t find_visible() const {
+    static_assert(Blocks * 4 <= 32);
+    const BackwardRow rows[2] = {row(0), row(1)};
+    uint32_t visible = 0;
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int r = n / 2, column = j * 8 + lane % 4 * 2 + n % 2;
+        if (is_visible(rows[r], query + lane / 4 + r * 8, key + column)) visible |= 1u << (j * 4 + n);
+      }
+      if (C.mask == MaskLevel::bits) ptx::keep_loads_in_place();
+    }
+    ptx::forget(visible);  // a word, not 32 predicates
+    return visible;
+  }
+  // Computes P in place of the products, which have q's sign. Where kIsPlain. visible: from find_visible(), or all
+  // bits.
+  __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products) const {
     static_assert(kIsPlain);
     const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale);
-    for_each_score(is_full, [&](int j, int n, const BackwardRow& row, bool is_visible) {
-      // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
-      const float exponent = __fmaf_rn(products[j][n], scale, -row.lse);
-      products[j][n] = is_visible ? ptx::exp2(exponent * kLog2e) : 0.0f;
-    });
+    const float lse[2] = {row(0).lse, row(1).lse};
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
+        products[j][n] = ptx::exp2(__fmaf_rn(products[j][n], scale, -lse[n / 2]) * kLog2e);
+      }
+    }
+    hide(products, visible);
   }
   // Computes dS in place of dP, and as a left operand. Where kIsPlain.
-  __device__ __forceinline__ void find_d_scores(bool is_full, const Scores& probs, Scores& d_probs,
+  __device__ __forceinline__ void find_d_scores(uint32_t visible, const Scores& probs, Scores& d_probs,
                                                 Left& d_scores) const {
     static_assert(kIsPlain);
-    for_each_score(is_full, [&](int j, int n, const BackwardRow& row, bool is_visible) {
-      d_probs[j][n] = is_visible ? probs[j][n] * (d_probs[j][n] - row.delta) : 0.0f;
-    });
+    const float delta[2] = {row(0).delta, row(1).delta};
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) d_probs[j][n] = probs[j][n] * (d_probs[j][n] - delta[n / 2]);
+    }
+    hide(d_probs, visible);
     pack<C.element>(d_probs, d_scores);
   }
   // The same from the products, of scores with features. slope: sums up the gradient of ALiBi's slope.
@@ -58,22 +85,12 @@ struct GradientRows {
     return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
   }
 
-  // Calls use(j, n, row, is_visible) for each of the lane's scores.
-  template <class Use>
-  __device__ __forceinline__ void for_each_score(bool is_full, const Use& use) const {
-    const BackwardRow rows[2] = {row(0), row(1)};
-    const auto of_all = [&](const auto& is_visible_at) {
+  __device__ __forceinline__ static void hide(Scores& scores, uint32_t visible) {
+    if (visible == ~0u) return;
 #pragma unroll
-      for (int j = 0; j < Blocks; ++j) {
+    for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
-        for (int n = 0; n < 4; ++n) use(j, n, rows[n / 2], is_visible_at(n / 2, j * 8 + lane % 4 * 2 + n % 2));
-        if (C.mask == MaskLevel::bits) ptx::keep_loads_in_place();
-      }
-    };
-    if (is_full) {
-      of_all([](int, int) { return true; });
-    } else {
-      of_all([&](int r, int column) { return is_visible(rows[r], query + lane / 4 + r * 8, key + column); });
+      for (int n = 0; n < 4; ++n) scores[j][n] = (visible >> (j * 4 + n) & 1) != 0 ? scores[j][n] : 0.0f;
     }
   }
 

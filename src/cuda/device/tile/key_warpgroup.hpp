@@ -10,8 +10,8 @@
 
 namespace tessella::device {
 
-// Writes zeros in rows that take no part, of tiles in panels: their memory may hold NaN, and 0 * NaN is NaN. The Threads
-// threads from First on call it; behind it they fence_async() and meet.
+// Writes zeros in rows that take no part, of tiles in panels: their memory may hold NaN, and 0 * NaN is NaN. The
+// Threads threads from First on call it; behind it they fence_async() and meet.
 template <int Rows, int Columns, int First, int Threads, class IsActive, class... Tiles>
 __device__ __forceinline__ void clear_rows(const IsActive& is_active, Tiles... s_tiles) {
   for (auto i = static_cast<int>(threadIdx.x - First); i < Rows * 8; i += Threads) {
@@ -73,10 +73,10 @@ struct KeyWarpgroup {
   static constexpr BackwardSm90Config C = Block::kConfig;
   static constexpr Element kElement = C.score.element;
   static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kRowBytes = Block::kRowBytes;
-  static constexpr int kRows = 64;                // of keys, of a warpgroup
-  static constexpr int kQueryBlocks = kTileQ / 8; // of scores
-  static constexpr int kThreads = 256;            // of both warpgroups
-  static constexpr int kMeeting = 1;              // the first of the named barriers
+  static constexpr int kRows = 64;                 // of keys, of a warpgroup
+  static constexpr int kQueryBlocks = kTileQ / 8;  // of scores
+  static constexpr int kThreads = 256;             // of both warpgroups
+  static constexpr int kMeeting = 1;               // the first of the named barriers
   using Gradients = GradientOperands<C.score, kQueryBlocks>;
   using Scores = typename Gradients::Scores;
   using Left = typename Gradients::Left;

@@ -10,6 +10,7 @@ inline void keep_in_place(float&) {}
 template <int Blocks>
 void keep_in_place(float (&)[Blocks][4]) {}
 inline void forget(int32_t&) {}
+inline void forget(uint32_t&) {}
 inline void forget(const char*&) {}
 inline int lane_anew() { return static_cast<int>(threadIdx.x % 32); }
 
