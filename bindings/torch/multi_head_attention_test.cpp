@@ -38,9 +38,9 @@ List outcome(const Forward& forward, const List& inputs, const List& weights) {
 void expect_matches(const List& got, const List& plain, const List& exact, const std::string& what) {
   expect(got.size() == plain.size() && got.size() == exact.size(), what.c_str());
   for (size_t i = 0; i < got.size(); ++i) {
-    const double unit = plain[i].scalar_type() == at::kBFloat16 ? std::ldexp(1, -8) : std::ldexp(1, -24);
-    const double tolerance =
-        2 * largest(plain[i].to(at::kDouble) - exact[i]) + 8 * unit * std::max(1.0, largest(exact[i]));
+    // In fp32 what counts is the sums of gradients, of hundreds of terms; in bf16 how results are rounded.
+    const double unit = plain[i].scalar_type() == at::kBFloat16 ? 8 * std::ldexp(1, -8) : 32 * std::ldexp(1, -24);
+    const double tolerance = 2 * largest(plain[i].to(at::kDouble) - exact[i]) + unit * std::max(1.0, largest(exact[i]));
     expect(got[i].scalar_type() == plain[i].scalar_type() && got[i].sizes() == exact[i].sizes() &&
                largest(got[i].to(at::kDouble) - exact[i]) <= tolerance,
            (what + ", tensor " + std::to_string(i)).c_str());

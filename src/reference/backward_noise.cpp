@@ -108,8 +108,11 @@ class QueryNoise {
   const Sequence& s_;
 };
 
-// The error bound of an output whose standard error is `error`.
+// The error bound of an output whose standard error is `error`. Squares of errors of a value as small as kTiny vanish:
+// its relative error is that of an exponent of a thousand.
 double of_output(double error, double value, DType dtype) {
+  constexpr double kTiny = 0x1p-450;
+  if (std::abs(value) < kTiny) error = std::max(error, 1000 * unit_roundoff(DType::f64) * std::abs(value));
   return 2 * error + unit_roundoff(dtype) * std::abs(value) + underflow_unit(dtype);
 }
 

@@ -8,6 +8,8 @@
 namespace tessella::reference {
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 bool same_kind(double got, double expected) {
   if (std::isnan(expected) || std::isnan(got)) return std::isnan(expected) && std::isnan(got);
   if (std::isinf(expected) || std::isinf(got)) return got == expected;
@@ -18,10 +20,12 @@ bool same_kind(double got, double expected) {
 
 void Comparison::add(const Index& index, double got, double expected, double plain, double noise) {
   if (misplaced_) return;  // the first misplaced element is the worst there is
-  // A value beyond the dtype's largest number, or one that rounds to it, becomes infinity in the plain computation too.
-  constexpr double kNearLargestF16 = 0x1p14;
+  // A value beyond the dtype's largest number, or one that rounds to it, becomes infinity in the plain computation too,
+  // or f16's largest number, if the two are rounded to either side of the end of its range.
+  constexpr double kNearLargestF16 = 0x1p14, kLargestF16 = 65504;
   const bool is_large = std::isfinite(expected) && std::abs(expected) > kNearLargestF16;
-  const bool overflows = is_large && std::isinf(plain) && got == plain;
+  const bool overflows =
+      is_large && ((std::isinf(plain) && got == plain) || (std::abs(plain) == kLargestF16 && got == plain * kInfinity));
   misplaced_ = !same_kind(got, expected) && !overflows;
   Element element{index, got, expected, 0, std::isfinite(noise) ? noise : 0};
   if (misplaced_) {

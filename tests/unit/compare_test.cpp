@@ -31,6 +31,8 @@ TEST(Compare, AnOverflowIsThePlainComputationsToo) {
   EXPECT_FALSE(one(kInfinity, -116544, -kInfinity).passed());
   EXPECT_FALSE(one(-kInfinity, -116544, -116544).passed());
   EXPECT_FALSE(one(-kInfinity, 3, 3).passed());
+  EXPECT_TRUE(one(-kInfinity, -65520, -65504).passed());  // the end of f16's range: both sides are right
+  EXPECT_FALSE(one(kInfinity, -65520, -65504).passed());
 }
 
 TEST(Compare, NothingPasses) { EXPECT_TRUE(Comparison(2).passed()); }
