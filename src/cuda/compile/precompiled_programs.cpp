@@ -4,6 +4,7 @@
 
 #include "cuda/append/recipe.hpp"
 #include "cuda/backward_sm80/recipe.hpp"
+#include "cuda/backward_sm90/recipe.hpp"
 #include "cuda/copy_pages/recipe.hpp"
 #include "cuda/decode/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
@@ -15,10 +16,11 @@ namespace tessella::cuda {
 
 std::vector<PrecompiledProgram> precompiled_programs() {
   std::vector<PrecompiledProgram> programs;
-  const auto add = [&](const char* kernel, const Recipe& recipe, const Target& target) {
+  const auto add = [&](const char* kernel, const Recipe& recipe, Target target) {
     std::vector<Step> steps = recipe.steps;
     steps.insert(steps.end(), recipe.schedule.begin(), recipe.schedule.end());
     for (const Step& step : steps) {
+      target.arch_specific = step.program.arch_specific;
       const auto same = std::ranges::find(programs, step.program, &PrecompiledProgram::program);
       if (same == programs.end()) {
         programs.push_back({kernel, step.program, {target}});
@@ -51,7 +53,7 @@ std::vector<PrecompiledProgram> precompiled_programs() {
         backward.operands[name] = {dtype, 16};
       }
       add("cuda.backward_sm80", backward_sm80_recipe(backward, ampere), {.arch = 80});
-      add("cuda.backward_sm80", backward_sm80_recipe(backward, hopper), {.arch = 90});
+      add("cuda.backward_sm90", backward_sm90_recipe(backward, hopper), {.arch = 90});
       if (head_dim <= 128) {  // a token at a time, up to 8 heads on one
         plain.seqlen_q = 1;
         plain.seqlen_kv = 8192;
@@ -65,7 +67,7 @@ std::vector<PrecompiledProgram> precompiled_programs() {
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;
-        add("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90, .arch_specific = true});
+        add("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90});
       }
     }
     core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};
