@@ -28,8 +28,8 @@ inline constexpr int32_t kBackwardDqTileQ = 2 * kBackwardTileQ;  // of the kerne
 
 inline constexpr int32_t kBackwardSm90Threads = 384;  // a warpgroup that loads, two that multiply
 
-// Registers of a thread that loads and of one that multiplies: 65536 for all. The loading warp finds its tiles by a
-// tile map in more than 24; wide accumulators leave no more.
+// Registers of a thread that loads and of one that multiplies; a multiprocessor has 65536. The loading warp wants more
+// than 24 to find its tiles by a tile map and where dQ is apart, and gets them where accumulators are narrow enough.
 struct BackwardRegisters {
   int32_t load, multiply;
 };

@@ -41,9 +41,10 @@ inline std::vector<std::string> backward_features() {
           "d_lse=1 sink=1 dropout=0.2 window_right=0"};
 }
 
-// A case of these sizes with a feature, and all the gradients that it has.
+// A case of these sizes with a feature, and all the gradients that it has unless it names some.
 inline Case with_feature(const std::string& sizes, const std::string& feature) {
   Case c = parse(sizes + " " + feature);
+  if (feature.find("gradients=") != std::string::npos) return c;
   c.gradients = "qkv";
   if (!c.bias.empty()) c.gradients += 'b';
   if (c.sink) c.gradients += 's';

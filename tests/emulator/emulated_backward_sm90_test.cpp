@@ -76,7 +76,7 @@ TEST(EmulatedBackwardSm90, WideHeadDims) {
 TEST(EmulatedBackwardSm90, WideBands) {
   for (const char* band : {"", "window_left=60 window_right=0", "window_right=0 seqlen_kv=100",
                            "window_left=30 window_right=0 keep_first=5", "chunk=70", "causal_top_left=1", "prefix=1",
-                           "seqlen_q=10", "seqlen_kv=1", "seqlen_q=0"}) {
+                           "seqlen_q=10", "seqlen_kv=1", "seqlen_kv=0", "seqlen_q=0"}) {
     expect_right(std::string(kWide) + band);
   }
 }
@@ -90,7 +90,8 @@ TEST(EmulatedBackwardSm90, WideLengths) {
 }
 
 TEST(EmulatedBackwardSm90, WideScores) {
-  for (const char* scores : {"softcap=2", "dropout=0.3 window_right=0", "bias=bhqk", "scale=-0.1 sink=1", "alibi=h"}) {
+  for (const char* scores : {"softcap=2", "dropout=0.3 window_right=0", "bias=bhqk", "scale=-0.1 sink=1", "alibi=h",
+                             "gradients=q", "gradients=v gradients_f32=1"}) {
     expect_right(kWide + std::string("head_dim_qk=256 head_dim_v=256 ") + scores);
   }
 }
@@ -98,7 +99,7 @@ TEST(EmulatedBackwardSm90, WideScores) {
 // Masks of elements, where keys that no query sees hold NaN, with dQ beside the other gradients and apart.
 TEST(EmulatedBackwardSm90, Masks) {
   for (const char* dims : {"", kWide}) {
-    for (const char* mask : {"document=1 masked_nan=1", "dense=bhqk", "dense=k masked_nan=1 window_right=0",
+    for (const char* mask : {"document=1 masked_nan=1", "dense=bhqk", "dense=k masked_nan=1 window_right=0", "dense=hk",
                              "block_map=hqk batch=2 leftpad_kv=1"}) {
       expect_right(std::string(dims) + mask);
     }

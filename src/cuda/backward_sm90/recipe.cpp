@@ -68,12 +68,14 @@ portable::BackwardSm90Params params_of(const AttentionArguments& p, const Backwa
   const int32_t tile_kv = portable::backward_tile_kv(c);
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
-  // Without a query nothing reads their maps, which want memory all the same.
-  const bool has_queries = batch_q * rows_q > 0;
-  const core::Operand &q = has_queries ? p.q() : p.k(), &d_out = has_queries ? p.tensors[Name::d_out] : p.v();
+  // Without queries or keys nothing reads their maps, which want memory all the same.
+  const bool has_queries = batch_q * rows_q > 0, has_keys = batch_kv * rows_kv > 0;
+  const core::Operand &of_q = p.q(), &of_d_out = p.tensors[Name::d_out];
+  const core::Operand &q = has_queries ? of_q : p.k(), &d_out = has_queries ? of_d_out : p.v();
+  const core::Operand &k = has_keys ? p.k() : of_q, &v = has_keys ? p.v() : of_d_out;
   return {.q = tensor_map(q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kBackwardTileQ),
-          .k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, tile_kv),
-          .v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, tile_kv),
+          .k = tensor_map(k, {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, tile_kv),
+          .v = tensor_map(v, {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, tile_kv),
           .d_out = tensor_map(d_out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kBackwardTileQ),
           .backward = backward_params(p, steps_config(c), workspace, at_once)};
 }
@@ -153,13 +155,14 @@ Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) 
   if (std::string reason = ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
   const BackwardSm80Config steps = steps_config(c);
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
-  Recipe recipe{
-      .workspace = {.scratch_bytes = backward_bytes(bounds, steps, !c.apart)},
-      .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::backward_tile_kv(c),
-                             ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim_qk, " and ",
-                             c.head_dim_v, c.apart ? ", dQ by a kernel of its own, " : ", ", portable::layout(c).stages,
-                             " stages, ", portable::layout(c).bytes, " bytes of shared memory"),
-      .steps = steps_before(steps, user)};
+  Recipe recipe{.workspace = {.scratch_bytes = backward_bytes(bounds, steps, !c.apart)},
+                .description = message("tiles ", portable::kBackwardTileQ, " x ", portable::backward_tile_kv(c),
+                                       ", 2 warpgroups that multiply, head dims as compiled ", c.head_dim_qk, " and ",
+                                       c.head_dim_v, c.apart ? ", dQ by a kernel of its own, " : ", ",
+                                       portable::layout(c).stages, " stages, ",
+                                       std::max(portable::layout(c).bytes, c.apart ? portable::dq_layout(c).bytes : 0),
+                                       " bytes of shared memory"),
+                .steps = steps_before(steps, user)};
   const bool wants_dq = bounds.operands[Name::dq].dtype != core::DType::none;
   recipe.steps.push_back(c.apart ? dkv_step(c, user) : main_step(c, user));
   if (c.apart && (wants_dq || bounds.features.has(core::Feature::d_alibi_slopes))) {
@@ -175,7 +178,8 @@ core::Cost backward_sm90_cost(const core::Arguments& call, const DeviceInfo&) {
   const AttentionArguments& arguments = core::attention(call);
   const BackwardSm90Config c = config_of(arguments);
   const BackwardSm80Config steps = steps_config(c);
-  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, !c.apart)));
+  return backward_cost(arguments, steps, static_cast<double>(backward_bytes(arguments, steps, !c.apart)),
+                       c.apart ? portable::kBackwardDqTileQ : 0);
 }
 
 }  // namespace tessella::cuda

@@ -1,6 +1,6 @@
 // dK and dV on Hopper: FlashAttention-3's backward (arXiv 2407.08608, algorithm 3) without dQ, which
 // backward_dq_sm90.hpp computes. For head dims above 128, where a block's registers hold dK and dV of 64 keys and no
-// more, and for features that need the registers of dQ.
+// more, and for gradients of ALiBi's slopes, which a block of dQ sums for its head.
 //
 // A block owns 64 keys of a KV head, whose K and V stay in shared memory, and takes one query tile of 64 rows after
 // another, of all query heads of the group. Scores are transposed:
@@ -45,7 +45,7 @@ enum class Result { dv, dk };
 template <BackwardSm90Config C, Result R>
 struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
   using Base = KeyWarpgroup<BlockDkvSm90<C>>;
-  using Base::block, Base::p, Base::warp, Base::lane, Base::queries, Base::release;
+  using Base::block, Base::p, Base::warp, Base::lane, Base::queries;
   using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kQueryBlocks;
   using typename Base::Block, typename Base::Gradients, typename Base::Scores, typename Base::Left;
   static constexpr bool kIsDV = R == Result::dv;
@@ -98,10 +98,10 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
   __device__ __forceinline__ void find_left(const QueryVisit& visit, Scores& products, Left& left) {
     const Gradients gradients = Base::gradients(visit);
     Left unused;
+    if constexpr (kIsDV) pass(products);
     uint32_t visible = ~0u;
     if (Gradients::kIsPlain && !visit.is_full) visible = gradients.find_visible();
     if constexpr (kIsDV) {
-      pass(products);
       if constexpr (Gradients::kIsPlain) {
         gradients.find_probs(visible, products, left);
       } else {

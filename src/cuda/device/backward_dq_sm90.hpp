@@ -14,7 +14,7 @@
 
 #include "cuda/device/schedule/block_dq_sm90.hpp"
 #include "cuda/device/score/gradient_rows.hpp"
-#include "cuda/device/tile/key_warpgroup.hpp"
+#include "cuda/device/tile/panel_products.hpp"
 
 namespace tessella::device {
 
@@ -46,12 +46,6 @@ struct WarpgroupDqSm90 {
         k(of.key_barriers()),
         v(of.value_barriers()) {
     clear(dq);
-  }
-
-  template <class Ring>
-  __device__ __forceinline__ static void release(const Ring& ring) {
-    __syncwarp();
-    if (ptx::elect()) ring.arrive_empty();
   }
 
   // Returns when both warpgroups are here.
@@ -136,28 +130,18 @@ struct WarpgroupDqSm90 {
 
   // By way of shared memory, where everything else was.
   __device__ __forceinline__ void store() const {
-    constexpr int kWarpRows = 16, kStride = portable::gradient_row_bytes(kHeadDim);
-    static_assert(8 * kWarpRows * kStride <= Block::kLayout.rows_at);
-    const uint32_t s_rows = block.shared + (warpgroup * 4 + warp) * kWarpRows * kStride;
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        ptx::store_words(s_rows + (lane / 4 + r * 8) * kStride + (j * 8 + lane % 4 * 2) * 4,
-                         __float_as_uint(p.forward.scale * dq[j][r * 2]),
-                         __float_as_uint(p.forward.scale * dq[j][r * 2 + 1]));
-      }
-    }
-    __syncwarp();
-    store_gradient_rows<kElement, kHeadDim, kWarpRows, kStride>(
-        p.dq, s_rows, block.batch_idx * p.dq.tensor.batch_stride + block.head_idx * p.dq.tensor.head_stride,
-        block.sequence.row_q, block.first_query + warpgroup * kTileQ + warp * kWarpRows, block.sequence.len_q,
-        p.forward.head_dim_qk, lane);
+    constexpr int kWarpBytes = kWarpRows * portable::gradient_row_bytes(kHeadDim);
+    static_assert(8 * kWarpBytes <= Block::kLayout.rows_at);
+    store_sums<kElement, kHeadDim>(
+        p.dq, dq, p.forward.scale, block.shared + (warpgroup * 4 + warp) * kWarpBytes,
+        block.batch_idx * p.dq.tensor.batch_stride + block.head_idx * p.dq.tensor.head_stride, block.sequence.row_q,
+        block.first_query + warpgroup * kTileQ + warp * kWarpRows, block.sequence.len_q, p.forward.head_dim_qk, lane);
   }
   // The block's sum for its head, added over the threads in order.
   __device__ __forceinline__ void store_slope() {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) slope += __shfl_xor_sync(kAllLanes, slope, lanes);
+    static_assert(Block::kWarps * 4 <= Block::kLayout.k_slots * portable::kVisitBytes);
     const uint32_t s_sums = block.s_visits();
     if (lane == 0) ptx::store_word(s_sums + (warpgroup * 4 + warp) * 4, __float_as_uint(slope));
     meet();

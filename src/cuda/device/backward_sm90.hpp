@@ -30,8 +30,8 @@ template <BackwardSm90Config C>
 struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
   using Base = KeyWarpgroup<BlockBackwardSm90<C>>;
   using Base::block, Base::p, Base::warpgroup, Base::warp, Base::lane, Base::queries;
-  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kRowBytes, Base::kRows, Base::kQueryBlocks, Base::kThreads;
-  using Base::meet, Base::release, Base::gradients;
+  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kRowBytes, Base::kRows, Base::kThreads;
+  using Base::meet, Base::gradients;
   using typename Base::Block, typename Base::Gradients, typename Base::Scores, typename Base::Left;
   static constexpr int kHeadDim = C.head_dim_qk, kHeadSteps = kHeadDim / 16;
   static_assert(!C.apart && C.head_dim_v == kHeadDim && kHeadDim <= 128);

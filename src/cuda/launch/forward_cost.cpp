@@ -116,9 +116,19 @@ core::Cost flash_1_cost(const AttentionArguments& p, const ForwardTiles& c) {
   return {.score_passes = h.slices, .bytes_moved = h.heads * bytes, .extra_bytes = flash_1_bytes(p, c)};
 }
 
-core::Cost backward_cost(const AttentionArguments& p, const portable::BackwardSm80Config& c, double extra_bytes) {
+core::Cost backward_cost(const AttentionArguments& p, const portable::BackwardSm80Config& c, double extra_bytes,
+                         int32_t tile_q_of_dq) {
   const Head h(p, c);
   const GradientRows rows(p);
+  if (tile_q_of_dq > 0) {
+    const double of_query = h.q_bytes + rows.d_out + kRowBytes, of_key = h.k_bytes + h.v_bytes;
+    const double by_keys = h.visits_rows * of_query + h.len_kv * rows.of_keys(of_key + rows.dk + rows.dv);
+    const double by_queries = h.len_q * (of_query + rows.dq) + h.visits_rows * c.tile_kv / tile_q_of_dq * of_key;
+    const bool wants_both = rows.dq > 0 && rows.dk + rows.dv > 0;
+    const double bytes =
+        h.len_q * rows.first_step + (rows.dk + rows.dv > 0 ? by_keys : 0) + (rows.dq > 0 ? by_queries : 0);
+    return {.score_passes = wants_both ? 2.0 : 1.0, .bytes_moved = h.heads * bytes, .extra_bytes = extra_bytes};
+  }
   const double sums = rows.dq > 0 ? c.head_dim_qk * 4.0 : 0;
   // A visit adds to the sums; the first one only writes them, and they are read once more for dQ.
   const double bytes = h.len_q * rows.first_step + h.visits_rows * (h.q_bytes + rows.d_out + kRowBytes + 2 * sums) +

@@ -12,9 +12,9 @@ core::Cost forward_cost(const core::AttentionArguments& arguments, const Forward
 core::Cost standard_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 core::Cost flash_1_cost(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
 
-// extra_bytes: scratch.
+// extra_bytes: scratch. tile_q_of_dq: of a kernel of dQ alone; 0: key tiles add to dQ's sums.
 core::Cost backward_cost(const core::AttentionArguments& arguments, const portable::BackwardSm80Config& config,
-                         double extra_bytes);
+                         double extra_bytes, int32_t tile_q_of_dq = 0);
 core::Cost standard_backward_cost(const core::AttentionArguments& arguments, const portable::BackwardSm80Config& config,
                                   double extra_bytes);
 

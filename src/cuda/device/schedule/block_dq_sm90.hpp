@@ -62,9 +62,9 @@ struct BlockDqSm90 {
 
   // A key tile that some of the block's queries see.
   struct Visit {
-    int32_t tile;  // -1: there is none left
-    uint32_t
-        flags;  // bit w: each query of warpgroup w sees each of its keys; bit 2 + w: element masks hide some, or all
+    int32_t tile;      // -1: there is none left
+    uint32_t flags;    // bit w: each query of warpgroup w sees each of its keys; bit 2 + w: element masks hide some, or
+                       // it sees none
     uint32_t seen[2];  // a bit for each of its keys: some query sees it
     __device__ bool is_there() const { return tile >= 0; }
   };
@@ -106,10 +106,11 @@ struct BlockDqSm90 {
     const KeyRange by_band = seen_by_band(sequence);
     Keys k(key_barriers());
     Values v(value_barriers());
+    int32_t own = -1;  // the next tile of the lane's warpgroup
 #pragma unroll 1
     for (int32_t tile = 0;; ++tile, k.advance(), v.advance()) {
       constexpr int32_t kNone = 0x7FFFFFFF;
-      int32_t own = keys.end > 0 ? head.next_key_tile(mine, keys, tile) : kNone;
+      if (own < tile) own = keys.end > 0 ? head.next_key_tile(mine, keys, tile) : kNone;
       if (own >= keys.end) own = kNone;
       tile = min(__shfl_sync(kAllLanes, own, 0), __shfl_sync(kAllLanes, own, 1));
       if (tile == kNone) break;

@@ -145,7 +145,7 @@ struct KeyBlockSm90 {
   // visits.
   __device__ __forceinline__ void load(int ends) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const uint4 seen = C.apart ? uint4{} : seen_keys();  // dK and dV do not sum over keys
+    const uint4 seen = C.apart ? uint4{} : seen_keys();  // only dQ sums over keys
     if (lane == 0) {
       ptx::store_chunk(s_seen(), {seen.x, seen.y, seen.z, seen.w});
       ptx::store_chunk(s_key_rows(), {static_cast<uint32_t>(batch_idx), static_cast<uint32_t>(head_kv),
