@@ -38,8 +38,8 @@ __device__ __forceinline__ void clear(float (&d)[Blocks][4]) {
   }
 }
 
-// Starts products of 64 rows on the left and all Columns rows on the right, summed over the head dim. Both are in panels,
-// of left_rows and Columns rows: K and q, V and d_out, or the other way round.
+// Starts products of 64 rows on the left and all Columns rows on the right, summed over the head dim. Both are in
+// panels, of left_rows and Columns rows: K and q, V and d_out, or the other way round.
 template <Element E, int HeadDim, int Columns>
 __device__ __forceinline__ void begin_scores(float (&s)[Columns / 8][4], uint32_t s_left, int left_rows,
                                              uint32_t s_right) {
