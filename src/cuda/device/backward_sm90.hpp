@@ -232,10 +232,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
   using Block = BlockBackwardSm90<C>;
   Block block(p, ptx::shared_address(ptx::dynamic_shared()));
   if (threadIdx.x == 0) {
-    ptx::prefetch(p.q);
-    ptx::prefetch(p.k);
-    ptx::prefetch(p.v);
-    ptx::prefetch(p.d_out);
+    prefetch_maps(p);
     block.init_barriers();
   }
   block.take_ticket();

@@ -19,6 +19,13 @@ using portable::MaskLevel;
 // Columns of a box of a tensor, 128 bytes: a panel.
 inline constexpr int kPanelColumns = 64, kPanelRowBytes = 128;
 
+__device__ __forceinline__ void prefetch_maps(const BackwardSm90Params& p) {
+  ptx::prefetch(p.q);
+  ptx::prefetch(p.k);
+  ptx::prefetch(p.v);
+  ptx::prefetch(p.d_out);
+}
+
 // Copies `rows` rows from `row` on, panel by panel.
 template <int Columns>
 __device__ __forceinline__ void copy_panels(uint32_t to, const portable::TensorMap& map, uint32_t barrier, int32_t rows,

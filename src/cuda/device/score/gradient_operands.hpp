@@ -27,34 +27,82 @@ __device__ __forceinline__ void negate(float (&scores)[Blocks][4]) {
   }
 }
 
+// load_backward_row() without begin and end.
+__device__ __forceinline__ BackwardRow load_plain_row(uint32_t s_row) {
+  const uint2 words = ptx::load_words(s_row);
+  return {__uint_as_float(words.x), __uint_as_float(words.y), 0, 0};
+}
+
+// Bits of a lane's scores, at most 32, in the order of accumulators.
+__device__ constexpr uint32_t score_bit(int j, int n) { return 1u << (j * 4 + n); }
+
+// Writes zeros for scores whose bit is not set.
+template <int Blocks>
+__device__ __forceinline__ void hide(float (&scores)[Blocks][4], uint32_t visible) {
+  static_assert(Blocks * 4 <= 32);
+  if (visible == ~0u) return;
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) scores[j][n] = (visible & score_bit(j, n)) != 0 ? scores[j][n] : 0.0f;
+  }
+}
+
 template <ScoreConfig C, int Blocks>
 struct GradientOperands : GradientTile<C, 1, Blocks> {
   using Tile = GradientTile<C, 1, Blocks>;
-  using Tile::p;
+  using Tile::p, Tile::sequence, Tile::query, Tile::key, Tile::s_rows, Tile::lane;
   using typename Tile::Gradient, typename Tile::Scores;
   using Left = uint32_t[Blocks / 2][4];
   static constexpr Element kElement = C.element;
 
-  // Computes P^T in place of the products, which have q's sign, and as a left operand. Where kIsPlain. visible: from
-  // find_visible(), or all bits.
+  // A bit for each of the lane's scores: whether it is visible.
+  __device__ __forceinline__ uint32_t find_visible() const {
+    uint32_t visible = 0;
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int down = j * 8 + lane % 4 * 2 + c;
+        const BackwardRow row = load_backward_row(s_rows + down * 16);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (Tile::is_visible(row, query + down, key + lane / 4 + r * 8)) visible |= score_bit(j, r * 2 + c);
+        }
+      }
+      ptx::keep_loads_in_place();  // of all rows at once would fill all registers
+    }
+    ptx::forget(visible);  // a word, not 32 predicates
+    return visible;
+  }
+
+  // The two halves of find_both() where kIsPlain, the second one's numbers ready later. visible: from find_visible(),
+  // or all bits. Computes P^T in place of the products, which have q's sign, and as a left operand.
   __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products, Left& probs) const {
-    const float scale = copysignf(Score<C>(p.forward, this->sequence, 0, 0).scale(), p.forward.scale);
-    Tile::exponentiate(products, scale);
-    Tile::hide(products, visible);
+    static_assert(Tile::kIsPlain);
+    const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale);
+    for_each_score([&](int j, int n, const BackwardRow& row) {
+      // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
+      products[0][j][n] = ptx::exp2(__fmaf_rn(products[0][j][n], scale, -row.lse) * kLog2e);
+    });
+    hide(products[0], visible);
     pack<kElement>(products[0], probs);
   }
-  // Computes dS^T in place of dP^T, and as a left operand. Where kIsPlain.
+  // Computes dS^T in place of dP^T, and as a left operand.
   __device__ __forceinline__ void find_d_scores(uint32_t visible, const Scores& probs, Scores& d_probs,
                                                 Left& d_scores) const {
-    Tile::multiply(probs, d_probs);
-    Tile::hide(d_probs, visible);
+    static_assert(Tile::kIsPlain);
+    for_each_score([&](int j, int n, const BackwardRow& row) {
+      d_probs[0][j][n] = probs[0][j][n] * (d_probs[0][j][n] - row.delta);
+    });
+    hide(d_probs[0], visible);
     pack<kElement>(d_probs[0], d_scores);
   }
   // Both at once, of scores with features. Products have q's sign.
   __device__ __forceinline__ void find_both(bool is_full, Scores& products, const Scores& d_probs, Left& probs,
                                             Left& d_scores) const {
     if (p.forward.scale < 0) negate(products[0]);
-    const Gradient gradient(p, this->sequence, this->batch_idx, this->head_idx);
+    const Gradient gradient(p, sequence, Tile::batch_idx, Tile::head_idx);
     const auto use = [&](int, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
       probs[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.prob, second.prob);
       d_scores[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.d_product, second.d_product);
@@ -63,6 +111,21 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
       Tile::template for_each_pair<false>(products, d_probs, gradient, use);
     } else {
       Tile::template for_each_pair<true>(products, d_probs, gradient, use);
+    }
+  }
+
+ private:
+  // Calls use(j, n, row) for each of the lane's scores.
+  template <class Use>
+  __device__ __forceinline__ void for_each_score(const Use& use) const {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const BackwardRow row = load_plain_row(s_rows + (j * 8 + lane % 4 * 2 + c) * 16);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) use(j, r * 2 + c, row);
+      }
     }
   }
 };

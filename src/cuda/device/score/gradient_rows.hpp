@@ -22,7 +22,6 @@ struct GradientRows {
 
   // A bit for each of the lane's scores: whether it is visible.
   __device__ __forceinline__ uint32_t find_visible() const {
-    static_assert(Blocks * 4 <= 32);
     const BackwardRow rows[2] = {row(0), row(1)};
     uint32_t visible = 0;
 #pragma unroll
@@ -30,7 +29,7 @@ struct GradientRows {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int r = n / 2, column = j * 8 + lane % 4 * 2 + n % 2;
-        if (is_visible(rows[r], query + lane / 4 + r * 8, key + column)) visible |= 1u << (j * 4 + n);
+        if (is_visible(rows[r], query + lane / 4 + r * 8, key + column)) visible |= score_bit(j, n);
       }
       if (C.mask == MaskLevel::bits) ptx::keep_loads_in_place();
     }
@@ -83,15 +82,6 @@ struct GradientRows {
   }
   __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
     return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
-  }
-
-  __device__ __forceinline__ static void hide(Scores& scores, uint32_t visible) {
-    if (visible == ~0u) return;
-#pragma unroll
-    for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) scores[j][n] = (visible >> (j * 4 + n) & 1) != 0 ? scores[j][n] : 0.0f;
-    }
   }
 
   template <bool IsMasked>

@@ -20,12 +20,6 @@ __device__ __forceinline__ BackwardRow load_backward_row(uint32_t s_row) {
           static_cast<int32_t>(words.w)};
 }
 
-// The same without begin and end.
-__device__ __forceinline__ BackwardRow load_plain_row(uint32_t s_row) {
-  const uint2 words = ptx::load_words(s_row);
-  return {__uint_as_float(words.x), __uint_as_float(words.y), 0, 0};
-}
-
 // True if the query, whose row is of_row, sees the key. Both may lie outside the sequence. has_elements: element masks
 // hide some of the tile.
 template <ScoreConfig C>
@@ -97,80 +91,11 @@ struct GradientTile {
     }
   }
 
-  // A bit for each of the lane's scores, of at most 32: whether it is visible.
-  __device__ __forceinline__ uint32_t find_visible() const {
-    uint32_t visible = 0;
-#pragma unroll
-    for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int down = j * 8 + lane % 4 * 2 + c;
-        const BackwardRow row = load_backward_row(s_rows + down * 16);
-#pragma unroll
-        for (int m = 0; m < MBlocks; ++m) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            if (is_visible(row, query + down, key + lane / 4 + m * 16 + r * 8)) visible |= bit(m, j, r * 2 + c);
-          }
-        }
-      }
-      ptx::keep_loads_in_place();  // of all rows at once would fill all registers
-    }
-    ptx::forget(visible);  // a word, not 32 predicates
-    return visible;
-  }
-
-  // The two halves of for_each_pair() where kIsPlain, the second one's numbers ready later: products, with the sign of
-  // scale or without, become probabilities; d_probs become gradients of scale q . k. hide() what is not visible.
-  __device__ __forceinline__ void exponentiate(Scores& products, float scale) const {
-    static_assert(kIsPlain);
-    for_each_score([&](int m, int j, int n, const BackwardRow& row) {
-      // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
-      products[m][j][n] = ptx::exp2(__fmaf_rn(products[m][j][n], scale, -row.lse) * kLog2e);
-    });
-  }
-  __device__ __forceinline__ void multiply(const Scores& probs, Scores& d_probs) const {
-    static_assert(kIsPlain);
-    for_each_score([&](int m, int j, int n, const BackwardRow& row) {
-      d_probs[m][j][n] = probs[m][j][n] * (d_probs[m][j][n] - row.delta);
-    });
-  }
-  // Writes zeros for scores that are not visible, by find_visible().
-  __device__ __forceinline__ static void hide(Scores& scores, uint32_t visible) {
-    if (visible == ~0u) return;
-#pragma unroll
-    for (int m = 0; m < MBlocks; ++m) {
-#pragma unroll
-      for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) scores[m][j][n] = (visible & bit(m, j, n)) != 0 ? scores[m][j][n] : 0.0f;
-      }
-    }
+  __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
+    return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
   }
 
  private:
-  __device__ static constexpr uint32_t bit(int m, int j, int n) {
-    static_assert(MBlocks * Blocks * 4 <= 32);
-    return 1u << ((m * Blocks + j) * 4 + n);
-  }
-
-  // Calls use(m, j, n, row) for each of the lane's scores.
-  template <class Use>
-  __device__ __forceinline__ void for_each_score(const Use& use) const {
-#pragma unroll
-    for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const BackwardRow row = load_plain_row(s_rows + (j * 8 + lane % 4 * 2 + c) * 16);
-#pragma unroll
-        for (int m = 0; m < MBlocks; ++m) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) use(m, j, r * 2 + c, row);
-        }
-      }
-    }
-  }
-
   // Dropout's bits for 16 queries and 16 keys.
   template <bool AnyKey>
   struct TileDropout {
@@ -183,10 +108,6 @@ struct GradientTile {
       }
     }
   };
-
-  __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
-    return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
-  }
 };
 
 }  // namespace tessella::device
