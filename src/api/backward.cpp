@@ -44,9 +44,11 @@ class GradientReader {
     for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv},
                                         {"cache_batch_idx", Feature::cache_batch_idx},
                                         {"draft_mask", Feature::draft_mask},
-                                        {"schedule", Feature::schedule},
                                         {"scales", Feature::scales}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
+    }
+    if (a_.features.has(Feature::schedule) && !a_.features.has_any(core::kMappedMasks)) {
+      unsupported(message(function_, ": schedule is given, and calls whose keys are split have no gradients"));
     }
     a_.score_mod_gradient = options_.score_mod_gradient == nullptr ? "" : options_.score_mod_gradient;
     for (const auto& [name, of] : {std::pair{"k", &a_.k()}, {"v", &a_.v()}}) {

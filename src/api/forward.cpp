@@ -40,7 +40,7 @@ AttentionShape bounds(const AttentionShape& shape, const tessella_attention_opti
 reference::CheckReport check(const AttentionArguments& arguments, int64_t num_rows, uint64_t seed) {
   core::AttentionShape on_cpu = static_cast<const core::AttentionShape&>(arguments);
   on_cpu.device = {};
-  on_cpu.features = on_cpu.features.without(core::kDecodeFeatures);  // they say how, not what
+  on_cpu.features = on_cpu.features.without(core::kMadeBefore);
   on_cpu.num_splits = 0;
   if (const std::string reason = core::ineligible(reference::oracle(arguments.operation), on_cpu); !reason.empty()) {
     core::unsupported(message("check: the reference ", reason));

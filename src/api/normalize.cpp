@@ -504,20 +504,21 @@ class Normalizer {
     }
   }
 
-  // Reads the schedule of a decode call; runs write its counters.
+  // Reads the schedule: the map of a mask, or where keys are split, whose counters runs write.
   void schedule() {
     p_.cache_is_settled = options_.cache_settled != 0;
     if (args_.schedule == nullptr) return;
     p_.features |= Feature::schedule;
-    if (p_.batch_invariant) {
+    const bool is_map = p_.features.has_any(core::kMappedMasks);
+    if (p_.batch_invariant && !is_map) {
       invalid(message(function_, ": schedule is given, expected it absent beside batch_invariant, which splits keys ",
                       "at multiples of a constant"));
     }
-    if (p_.num_splits != 0) {
+    if (p_.num_splits != 0 && !is_map) {
       invalid(message(function_, ": num_splits is ", p_.num_splits,
                       ", expected 0 beside schedule, which says where keys are split"));
     }
-    const bool is_written = memory_ == Memory::written || memory_ == Memory::scheduled;
+    const bool is_written = memory_ == Memory::scheduled || (memory_ == Memory::written && !is_map);
     if (is_written && (args_.schedule->flags & TESSELLA_READ_ONLY) != 0) {
       invalid(message(function_, ": schedule is read-only, expected memory that may be written"));
     }

@@ -40,10 +40,12 @@ void end_if_cancelled(const core::Arguments& arguments, const char* function) {
 // The call has a schedule as large as the plan's kernel reads and writes.
 void check_schedule(const Plan& plan, const core::Arguments& arguments, const char* function) {
   if (plan.schedule_bytes == 0) return;
+  const auto needed = plan.kernel->schedule_needed;
+  const int64_t expected = needed == nullptr ? plan.schedule_bytes : needed(arguments);
   const int64_t got = core::attention(arguments).schedule_bytes;
-  if (got >= plan.schedule_bytes) return;
-  invalid(message(function, ": schedule has ", got, " bytes, expected at least ", plan.schedule_bytes,
-                  ", what the plan's kernel reads"));
+  if (got >= expected) return;
+  invalid(
+      message(function, ": schedule has ", got, " bytes, expected at least ", expected, ", what the kernel reads"));
 }
 
 void run_kernel(const Plan& plan, const core::Arguments& arguments, core::Workspace workspace, void* stream,

@@ -37,7 +37,7 @@ enum class Feature : uint32_t {
   d_alibi_slopes = 1u << 27,
   cache_batch_idx = 1u << 28,
   draft_mask = 1u << 29,
-  schedule = 1u << 30,   // of a decode call, made before on the GPU
+  schedule = 1u << 30,   // made before on the GPU: where keys are split, or the map of a mask
   kv_scales = 1u << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
 };
 
@@ -110,8 +110,12 @@ inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 // Known to the API, and of no kernel but perhaps the reference yet.
 inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
 
-// Features of decoding only.
-inline constexpr Features kDecodeFeatures = Feature::schedule;
+// What was made before a call: it says how the call is computed, not what.
+inline constexpr Features kMadeBefore = Feature::schedule;
+
+// Masks whose map a schedule may be; without any of them it says where keys are split.
+inline constexpr Features kMappedMasks =
+    Feature::document | Feature::dense_mask | Feature::block_map | Feature::mask_mod;
 
 // Features of k and v stored in 8 or 4 bits. A kernel names them together with the dtypes that it takes.
 inline constexpr Features kQuantizedFeatures = Feature::kv_scales;
@@ -122,10 +126,10 @@ inline constexpr Features kGradientFeatures =
 
 // Features of calls that have no gradients.
 inline constexpr Features kForwardOnlyFeatures =
-    Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kDecodeFeatures | kQuantizedFeatures;
+    Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kMadeBefore | kQuantizedFeatures;
 
 constexpr Features forward_features() {
-  return all_features().without(kGradientFeatures | kDecodeFeatures | kQuantizedFeatures);
+  return all_features().without(kGradientFeatures | kMadeBefore | kQuantizedFeatures);
 }
 
 // Masks that are not intervals: which elements of the band are seen.

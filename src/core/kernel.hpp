@@ -63,6 +63,8 @@ struct Kernel {
   std::shared_ptr<const void> (*prepare)(const Shape&) = nullptr;
   // Bytes of the schedule that runs of plans of this shape may follow, and what queues the making of it. Null: none.
   int64_t (*schedule_bytes)(const Shape&) = nullptr;
+  // Bytes of it that a run reads. Null: all.
+  int64_t (*schedule_needed)(const Arguments&) = nullptr;
   void (*schedule)(const Arguments&, const Plan&, void* stream) = nullptr;
   // stream: of the device; ignored on the CPU.
   void (*run)(const Arguments&, const Plan&, Workspace, void* stream) = nullptr;

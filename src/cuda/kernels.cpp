@@ -13,6 +13,7 @@
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
+#include "cuda/launch/classify.hpp"
 #include "cuda/launch/run.hpp"
 #include "cuda/merge/recipe.hpp"
 
@@ -30,6 +31,10 @@ constexpr core::Features kDecodeFeatures =
     core::forward_features().without(core::kFutureFeatures | core::kElementMasks | core::kModFeatures |
                                      core::Feature::bias | core::Feature::dropout) |
     core::Feature::schedule | core::Feature::draft_mask;
+
+constexpr core::Features kForwardFeatures = core::forward_features().without(core::kFutureFeatures);
+constexpr core::Features kBackwardFeatures =
+    core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures);
 
 constexpr KernelRow kDecode = {.name = "cuda.decode",
                                .summary = "Flash-Decoding: few queries, keys split over blocks, one launch",
@@ -60,6 +65,8 @@ constexpr KernelRow kForwardSm90 = {
     .unavailable = forward_sm90_unavailable,
     .dtypes = kHalves,
     .max_head_dim = 256,
+    .features = kForwardFeatures | core::Feature::schedule,
+    .schedule_needed = mask_map_bytes,
     .recipe = forward_sm90_recipe,
     .cost = forward_sm90_cost};
 constexpr KernelRow kForwardSm80 = {
@@ -68,6 +75,8 @@ constexpr KernelRow kForwardSm80 = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 512,
+    .features = kForwardFeatures | core::Feature::schedule,
+    .schedule_needed = mask_map_bytes,
     .recipe = forward_sm80_recipe,
     .cost = forward_sm80_cost};
 constexpr KernelRow kBackwardSm90 = {
@@ -78,7 +87,8 @@ constexpr KernelRow kBackwardSm90 = {
     .unavailable = backward_sm90_unavailable,
     .dtypes = kHalves,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures),
+    .features = kBackwardFeatures | core::Feature::schedule,
+    .schedule_needed = mask_map_bytes,
     .recipe = backward_sm90_recipe,
     .cost = backward_sm90_cost};
 constexpr KernelRow kBackwardSm80 = {
@@ -88,7 +98,8 @@ constexpr KernelRow kBackwardSm80 = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures),
+    .features = kBackwardFeatures | core::Feature::schedule,
+    .schedule_needed = mask_map_bytes,
     .recipe = backward_sm80_recipe,
     .cost = backward_sm80_cost};
 constexpr KernelRow kMerge = {.name = "cuda.merge",
@@ -130,7 +141,7 @@ constexpr KernelRow kStandardBackward = {
     .architectures = "sm_80+",
     .dtypes = kFloats,
     .max_head_dim = 256,
-    .features = core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures),
+    .features = kBackwardFeatures,
     .automatic = 0,
     .recipe = standard_backward_recipe,
     .cost = standard_backward_cost};

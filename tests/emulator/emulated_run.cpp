@@ -152,17 +152,20 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
 
 }  // namespace
 
-std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources);
+std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources,
+                       const Gpu& gpu) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources,
+             gpu);
 }
 
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed,
-             Sources::none, gpu);
+  return run_recipe(call, recipe, max_seqlen, seed, Sources::none, gpu);
 }
 
-std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources);
+std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources,
+                         const Gpu& gpu) {
+  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources,
+             gpu);
 }
 
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Sources sources) {

@@ -20,11 +20,8 @@ using MakeRecipe = cuda::Recipe (*)(const core::Shape& bounds, const cuda::Devic
 // of half of each slope, and ALiBi itself adds the other half.
 enum class Sources { none, any, beside_alibi };
 
-// Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
-// is wrong.
-std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,
-                       Sources sources = Sources::none);
-// Decoding, on a GPU of so many multiprocessors, by which keys are split; or in so many splits, or by a schedule.
+// A GPU of so many multiprocessors, by which decoding splits keys; or in so many splits, or by a schedule, which may be
+// the map of a mask too.
 struct Gpu {
   int num_sms = 3;
   int num_splits = 0;
@@ -36,11 +33,15 @@ struct Gpu {
   // Of the seqlens_kv that a schedule was made of, which have changed since; 0: those of the call.
   uint64_t stale_schedule = 0;
 };
+// Over a call, whose results nobody checks, as a plan for sequences of max_seqlen queries and keys runs it. "" or what
+// is wrong.
+std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,
+                       Sources sources = Sources::none, const Gpu& gpu = {});
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu);
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Sources sources = Sources::none);
 std::string run_sm80(Call& call, uint64_t seed);
 std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed,
-                         Sources sources = Sources::none);
+                         Sources sources = Sources::none, const Gpu& gpu = {});
 
 // The same with results that are checked. `results`, if wanted, every byte of out and lse.
 std::string run_sm90(const Case& c, uint64_t seed, std::vector<std::byte>* results = nullptr,

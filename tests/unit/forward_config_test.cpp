@@ -109,7 +109,7 @@ TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
             "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
             ".dense_mask = false, .block_map = false, .draft_mask = false, .mask_mod = true, .softcap = false, "
             ".alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
-            ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64}>");
+            ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64, .has_map = false}>");
 }
 
 TEST(ForwardSm80Config, AScoreModAloneMayHaveLongerTiles) {

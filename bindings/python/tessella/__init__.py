@@ -26,6 +26,7 @@ from ._errors import (
 from ._kernels import Kernel, build_kernels, info, kernels
 from ._library import version
 from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
+from ._mask_map import mask_map
 from ._merge import merge
 from ._options import Options
 from ._paged_cache import PagedCache
@@ -71,6 +72,7 @@ __all__ = [
     "info",
     "keep_first",
     "kernels",
+    "mask_map",
     "merge",
     "plan",
     "prefix",

@@ -60,8 +60,8 @@ def attention_backward(
         accumulate: given arrays to which the gradients are added, in fp32 and rounded once: a collection of names as
             ("dk", "dv"), or True = all that are given.
         layout, stream: as for `attention`, of d_out, dq, dk and dv too.
-        options: those of the forward call. Dropout needs its seed. page_table, cache_batch_idx, draft_mask, schedule
-            and scales have no gradients.
+        options: those of the forward call. Dropout needs its seed. page_table, cache_batch_idx, draft_mask and
+            scales have no gradients, nor has a call whose keys are split by a schedule.
 
     Returns:
         A tuple of those asked for, in the order of the arguments, of the kind and on the device of q.

@@ -12,7 +12,7 @@ from . import _declarations as d
 from ._arrays import dtype_of
 from ._cancel import pointer_of
 from ._errors import InvalidArgument
-from ._mask import mask_of
+from ._mask import Mask, mask_of
 from ._scalars import INT32, UINT64, integer, real, string, switch
 
 MAX_MOD_ARGS = 8
@@ -39,6 +39,9 @@ class Fields(Protocol):
 
 def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
     """Writes what `options` say, tessella.Options by name; None means absent."""
+    mask = options.get("mask")
+    if options.get("schedule") is not None and isinstance(mask, Mask) and "schedule" in mask.arrays:
+        raise InvalidArgument("schedule is given beside a mask that has a map, expected one of the two")
     for name, value in options.items():
         setter = _SETTERS.get(name)
         if setter is None:

@@ -35,6 +35,8 @@ class Mask:
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
+        if "schedule" in self.arrays or "schedule" in other.arrays:
+            raise InvalidArgument("Mask: a mask that has a map is joined, expected mask_map() of the joined mask")
         for field, part in _PARTS.items():
             numbers_differ = (
                 field in self.numbers and other.numbers.get(field, self.numbers[field]) != self.numbers[field]

@@ -46,8 +46,9 @@ class Options(TypedDict, total=False):
         draft_mask[b, i, j]; what it sees of the keys before them is for the other masks to say. Beside cu_seqlens_q its
         axes are those of the longest sequence, as of bias.
     schedule: GPU, what `Plan.schedule` or `tessella.torch.decode_schedule` returned: how the keys of ragged sequences
-        are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. `plan` and `explain`
-        take True for one that is yet to be made.
+        are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. Beside a dense mask,
+        a block map, documents or a mask_mod it is the map of the mask instead, which `mask_map` makes. `plan` and
+        `explain` take True for one that is yet to be made.
     q_scale, k_scale, v_scale, out_scale: (batch or page, ceil(rows / scale_block), heads) float32, each axis 1 or full;
         what values of 8 and 4 bits are multiplied by, and out divided by. k_scale and v_scale are for k and v of 8 or 4
         bits; no kernel takes q_scale and out_scale yet.

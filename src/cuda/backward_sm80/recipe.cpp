@@ -208,6 +208,7 @@ std::string backward_ineligible(const AttentionShape& p, const BackwardSm80Confi
     return message("takes d_out of q's dtype, and it is ", core::name(p.operands[Name::d_out].dtype));
   }
   if (std::string lacking = lacks(p, shared_bytes(c), device); !lacking.empty()) return lacking;
+  if (std::string reason = no_mask_map(p); !reason.empty()) return reason;
   if (std::string reason = too_large(p, c); !reason.empty()) return reason;
   if (p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) > kMaxBlocks) {
     return message("batch * heads_kv * seqlen_kv makes more than ", kMaxBlocks, " tiles");
@@ -215,17 +216,13 @@ std::string backward_ineligible(const AttentionShape& p, const BackwardSm80Confi
   return "";
 }
 
-std::vector<Step> steps_before(const BackwardSm80Config& c, const std::string& user) {
-  std::vector<Step> steps;
-  if (c.score.mask == portable::MaskLevel::bits) {
-    steps.push_back(classify_step(
-        c, user,
-        [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
-            const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; }));
-  }
-  steps.push_back(
+void add_steps_before(Recipe& recipe, const AttentionShape& bounds, const BackwardSm80Config& c,
+                      const std::string& user) {
+  add_mask_passes(recipe, bounds, c, user,
+                  [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
+                      const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; });
+  recipe.steps.push_back(
       row_step("backward_rows", c, portable::kBackwardRowThreads, portable::kBackwardRowBytes, backward_row_blocks));
-  return steps;
 }
 
 std::vector<Step> steps_behind(const AttentionShape& bounds, const BackwardSm80Config& c, const std::string& user) {
@@ -251,8 +248,8 @@ Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) 
                              c.num_warps == 1 ? " warp" : " warps", ", head dims as compiled ", c.head_dim_qk, " and ",
                              c.head_dim_v, ", ", c.stages, c.stages == 1 ? " stage, " : " stages, ",
                              c.vector_loads ? "16-byte" : "scalar", " loads, dQ's sums in ",
-                             c.in_order ? "order, " : "any order, ", shared_bytes(c), " bytes of shared memory"),
-      .steps = steps_before(c, user)};
+                             c.in_order ? "order, " : "any order, ", shared_bytes(c), " bytes of shared memory")};
+  add_steps_before(recipe, bounds, c, user);
   recipe.steps.push_back(tile_step("backward_sm80.hpp", "backward_sm80", c, user, key_blocks));
   if (bounds.operands[Name::dq].dtype != core::DType::none) {
     recipe.steps.push_back(row_step("backward_dq", c, c.num_warps * 32, 0, dq_blocks));

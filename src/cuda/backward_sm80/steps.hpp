@@ -30,8 +30,9 @@ using BackwardParameters = Parameters (*)(const core::AttentionArguments& call,
 Step backward_step(const Program& program, const portable::BackwardSm80Config& config, int threads, int shared_bytes,
                    BackwardBlocks blocks, BackwardParameters parameters);
 
-// Classes of tiles, and what each query brings along.
-std::vector<Step> steps_before(const portable::BackwardSm80Config& config, const std::string& user_source);
+// Classes of tiles, and what each query brings along; the schedule, if the call has one.
+void add_steps_before(Recipe& recipe, const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
+                      const std::string& user_source);
 // Gradients of sinks, slopes and bias.
 std::vector<Step> steps_behind(const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,
                                const std::string& user_source);

@@ -161,8 +161,8 @@ Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) 
                                        c.head_dim_v, c.apart ? ", dQ by a kernel of its own, " : ", ",
                                        portable::layout(c).stages, " stages, ",
                                        std::max(portable::layout(c).bytes, c.apart ? portable::dq_layout(c).bytes : 0),
-                                       " bytes of shared memory"),
-                .steps = steps_before(steps, user)};
+                                       " bytes of shared memory")};
+  add_steps_before(recipe, bounds, steps, user);
   const bool wants_dq = bounds.operands[Name::dq].dtype != core::DType::none;
   recipe.steps.push_back(c.apart ? dkv_step(c, user) : main_step(c, user));
   if (c.apart && (wants_dq || bounds.features.has(core::Feature::d_alibi_slopes))) {

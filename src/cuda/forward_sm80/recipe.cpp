@@ -48,18 +48,17 @@ Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const auto config = forward_sm80_config(bounds, device);
   if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty())
     return {.ineligible = lacking};
+  if (std::string reason = no_mask_map(bounds); !reason.empty()) return {.ineligible = reason};
   if (std::string reason = too_large(bounds, config); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   const auto longer = for_small_source(config, device.arch);
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},
                 .description = description(bounds, config, longer)};
-  if (config.score.mask == portable::MaskLevel::bits) {
-    recipe.steps.push_back(classify_step(config, user,
-                                         [config](const AttentionArguments& arguments, const TileMap& map,
-                                                  const core::Workspace& workspace, const Concurrency& at_once) {
-                                           return forward_params(arguments, config, map, workspace.scratch, at_once);
-                                         }));
-  }
+  add_mask_passes(recipe, bounds, config, user,
+                  [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+                           const Concurrency& at_once) {
+                    return forward_params(arguments, config, map, workspace.scratch, at_once);
+                  });
   Step step = forward_step(config, user);
   if (longer) {
     auto shorter = std::make_shared<const Step>(std::move(step));

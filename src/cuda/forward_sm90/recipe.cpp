@@ -45,6 +45,7 @@ std::string ineligible(const core::AttentionShape& p, const ForwardSm90Config& c
     return message("the pass over a mask's tiles leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
                    device.num_sms);
   }
+  if (std::string reason = no_mask_map(p); !reason.empty()) return reason;
   return too_large(p, config);
 }
 
@@ -101,14 +102,12 @@ Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config)};
-  if (config.score.mask == MaskLevel::bits) {
-    recipe.steps.push_back(classify_step(
-        config, user,
-        [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-                 const Concurrency& at_once) {
-          return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
-        }));
-  }
+  add_mask_passes(
+      recipe, bounds, config, user,
+      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+               const Concurrency& at_once) {
+        return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
+      });
   recipe.steps.push_back(forward_step(config, user));
   return recipe;
 }

@@ -66,8 +66,8 @@ Recipe standard_backward_recipe(const core::Shape& shape, const DeviceInfo& devi
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
   Recipe recipe{.workspace = {.scratch_bytes = static_cast<int64_t>(all_bytes(bounds, c))},
                 .description = message("tiles ", c.tile_q, " x ", c.tile_kv, ", ", c.num_warps,
-                                       c.num_warps == 1 ? " warp" : " warps"),
-                .steps = steps_before(c, user)};
+                                       c.num_warps == 1 ? " warp" : " warps")};
+  add_steps_before(recipe, bounds, c, user);
   recipe.steps.push_back(
       step_of("standard_d_scores", c, user, [](const AttentionArguments& p, const BackwardSm80Config& config) {
         const bool wants_some =

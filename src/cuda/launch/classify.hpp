@@ -1,5 +1,5 @@
-// The step before a kernel whose masks are no interval: it writes the classes of the call's tiles
-// (device/score/mask.hpp).
+// The passes over masks that are no interval (device/score/classify.hpp): the step before a kernel that finds the classes
+// of its tiles, and the schedule of such a call, the map of its mask.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,19 @@
 
 namespace tessella::cuda {
 
-// tiles: of the kernel. params: what the kernel is given, of the call's map.
-Step classify_step(const ForwardTiles& tiles, const std::string& user_source,
-                   std::function<portable::ForwardParams(const core::AttentionArguments& arguments, const TileMap& map,
-                                                         const core::Workspace& workspace, const Concurrency& at_once)>
-                       params);
+// What a kernel is given, of the call's tile map.
+using ForwardParamsOf = std::function<portable::ForwardParams(const core::AttentionArguments& arguments,
+                                                              const TileMap& map, const core::Workspace& workspace,
+                                                              const Concurrency& at_once)>;
+
+// Adds the passes of a kernel with these tiles to its recipe, if the call has such masks.
+void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
+                     const std::string& user_source, ForwardParamsOf params);
+
+// Why a call with a schedule that is no map of a mask is not eligible, or "".
+std::string no_mask_map(const core::AttentionShape& shape);
+
+// Bytes of the map of the call's mask, which is its schedule.
+int64_t mask_map_bytes(const core::Arguments& call);
 
 }  // namespace tessella::cuda

@@ -114,6 +114,7 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.tile_map = static_cast<uint8_t*>(map_data);
   params.tile_map_batch_stride = map.batch_stride();
   params.tile_map_head_stride = map.head_stride();
+  if (tiles.score.mask == portable::MaskLevel::bits) params.mask_map = static_cast<uint32_t*>(p.schedule);
   params.window_left = p.window_left;
   params.window_right = p.window_right;
   params.chunk = p.chunk;

@@ -26,6 +26,7 @@ struct KernelRow {
   bool serves_few = false;
   bool splits_keys = false;
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
+  int64_t (*schedule_needed)(const core::Arguments& arguments) = nullptr;  // as core::Kernel has it
   Recipe (*recipe)(const core::Shape& bounds, const DeviceInfo& device) = nullptr;
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
 };
@@ -66,6 +67,7 @@ core::Kernel kernel() {
       .describe = [](const core::Shape& s, int) { return describe(recipe<row>(s), device_info(core::device(s).id)); },
       .prepare = [](const core::Shape& s) { return prepare(recipe<row>(s), s, device_info(core::device(s).id)); },
       .schedule_bytes = [](const core::Shape& shape) { return recipe<row>(shape).schedule_bytes; },
+      .schedule_needed = row.schedule_needed,
       .schedule = make_schedule,
       .run = [](const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace,
                 void* stream) { run(arguments, plan, workspace, stream); }};

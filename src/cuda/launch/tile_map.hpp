@@ -1,4 +1,4 @@
-// The classes of a call's tiles (device/score/mask.hpp), for masks that are not an interval: how many maps there are
+// The classes of a call's tiles (device/score/classify.hpp), for masks that are not an interval: how many maps there are
 // and which map each batch and head uses.
 #pragma once
 
@@ -6,7 +6,6 @@
 
 #include "core/arguments.hpp"
 #include "cuda/launch/forward_tiles.hpp"
-#include "portable/classify.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::cuda {
@@ -20,10 +19,6 @@ struct TileMap {
   int64_t maps() const { return batches * heads; }
   int64_t bytes() const { return maps() * tiles_q * kv_tiles; }  // one a tile
   int64_t seen_bytes() const { return bytes() * portable::kSeenWords * static_cast<int64_t>(sizeof(uint32_t)); }
-  // Blocks of classify_tiles' grid.
-  unsigned classify_blocks() const {
-    return static_cast<unsigned>((bytes() + portable::kClassifyWarps - 1) / portable::kClassifyWarps);
-  }
   int64_t head_stride() const { return heads > 1 ? tiles_q * kv_tiles : 0; }
   int64_t batch_stride() const { return batches > 1 ? heads * tiles_q * kv_tiles : 0; }
 };

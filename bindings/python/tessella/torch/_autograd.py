@@ -15,7 +15,7 @@ import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-fou
 from .._backward_call import BITS, GRADIENTS
 from .._errors import InvalidArgument, Unsupported
 from . import _operator
-from ._schema import OF_INFERENCE
+from ._schema import MAPPED_MASKS, OF_INFERENCE
 
 _forward_ad: Any = torch.autograd.forward_ad
 _torch_c: Any = torch._C
@@ -140,6 +140,10 @@ def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any
         raise Unsupported(
             f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on cuda, "
             f"{_WITHOUT}, or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
+        )
+    if named.get("schedule") is not None and not any(named.get(name) is not None for name in MAPPED_MASKS):
+        raise Unsupported(
+            f"forward: a tensor requires grad, and calls whose keys are split by a schedule have no gradients, {_WITHOUT}"
         )
     for name, value in named.items():
         if name in OF_INFERENCE:

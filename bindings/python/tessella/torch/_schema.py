@@ -93,8 +93,9 @@ OF_INFERENCE = {
     "page_table": "keys in pages",
     "cache_batch_idx": "keys in slots of a cache",
     "draft_mask": "drafts",
-    "schedule": "calls with a schedule",
 }
+# Masks of which a schedule is the map; beside others it says where keys are split.
+MAPPED_MASKS = ("dense_mask", "block_map", "document_ids_q", "mask_mod")
 
 
 # What the bytes of k and v may be -> as an argument says it.

@@ -1,0 +1,64 @@
+"""mask_map: what kernels of a GPU need to know of a mask's tiles, found once for many calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._arrays import require_array
+from ._errors import InvalidArgument
+from ._kinds import kind_of
+from ._mask import Mask, mask_of
+from ._plan import plan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
+
+# Parts of a mask that are read element by element.
+_MAPPED = ("dense_mask", "block_map", "document_ids_q")
+
+
+def mask_map(
+    q: Any, k: Any, v: Any, mask: Mask | str, *, layout: str = "bshd", stream: Any = None, **options: Unpack[Options]
+) -> Mask:
+    """The mask with a map of the tiles that it hides: once a step, for every layer and for its gradients.
+
+    A call with a dense mask, a block map, documents or a mask_mod on a GPU first reads the mask, to skip the tiles that
+    it hides. Given what mask_map returns in the mask's place, calls read the map instead. Any head dim, dtype and
+    kernel may, of the same batch, lengths and heads; a mask without a head axis serves any number of heads.
+
+    >>> mask = tessella.mask_map(q, k, v, tessella.dense(padding) & tessella.causal())
+    >>> for layer in layers:
+    ...     out = tessella.torch.attention(*layer.qkv(x), mask=mask)
+
+    Args:
+        q, k, v: those of a call to come; what they hold is not read.
+        mask, layout, stream, options: of the calls to come: lengths, padding and mask_mod are in the map.
+
+    Returns:
+        A mask for these calls. Its map is on the device of q; memory that the mask is made of must not change. On CPUs,
+        where there is nothing to be made, the mask itself.
+
+    Raises:
+        InvalidArgument: the mask has no part that is read element by element; it has a map already; else as
+            `attention`.
+    """
+    given = mask_of(mask)
+    require_array("q", q)
+    if "schedule" in given.arrays:
+        raise InvalidArgument("mask_map: mask has a map, expected one without")
+    if not options.get("mask_mod") and not any(part in given.arrays for part in _MAPPED):
+        raise InvalidArgument(
+            f"mask_map: mask is {given!r}, expected a dense mask, a block map or documents in it, or mask_mod: other "
+            "masks need no map"
+        )
+    if not kind_of(q).is_on_gpu(q):
+        return given
+    q, k, v = (array.detach() if hasattr(array, "detach") else array for array in (q, k, v))
+    options = {**options, "mask": given}
+    made = plan(q, k, v, layout=layout, **{**options, "schedule": True})
+    mapped = Mask()
+    mapped.numbers = dict(given.numbers)
+    mapped.arrays = {**given.arrays, "schedule": made.schedule(q, k, v, stream=stream, **options)}
+    return mapped
