@@ -44,8 +44,7 @@ void check_schedule(const Plan& plan, const core::Arguments& arguments, const ch
   const int64_t expected = needed == nullptr ? plan.schedule_bytes : needed(arguments);
   const int64_t got = core::attention(arguments).schedule_bytes;
   if (got >= expected) return;
-  invalid(
-      message(function, ": schedule has ", got, " bytes, expected at least ", expected, ", what the kernel reads"));
+  invalid(message(function, ": schedule has ", got, " bytes, expected at least ", expected, ", what the kernel reads"));
 }
 
 void run_kernel(const Plan& plan, const core::Arguments& arguments, core::Workspace workspace, void* stream,

@@ -6,7 +6,7 @@
 
 namespace tessella::portable {
 
-inline constexpr int32_t kClassifyWarps = 8;  // of a block, which reads a tile
+inline constexpr int32_t kClassifyWarps = 4;                                // of a block, which reads a tile
 inline constexpr int32_t kClassifyBytes = kClassifyWarps * kSeenWords * 8;  // of shared memory: the keys of each warp
 
 // The map of a mask: for each batch and head of its own, each 64 queries and each 32 keys two words, what some query

@@ -46,7 +46,7 @@ Case case_of(const std::string& fields) {
 
 // What is to be found of a tile.
 struct Expected {
-  bool sees = false;    // by the band
+  bool sees = false;  // by the band
   bool is_seen = false;
   bool is_partial = false;
   uint32_t seen[4] = {};
@@ -103,14 +103,15 @@ void expect_classes(const std::string& fields, bool has_map) {
     const int64_t map_idx = idx / tiles.kv_tiles / tiles.tiles_q, batch = map_idx / tiles.heads;
     const core::Sequence s = core::sequence(p, batch);
     const auto [first_q, end_q] = portable::tile_queries<int64_t>(s.len_q, config.tile_q, q);
-    const Expected expected = brute_force(p, s, map_idx % tiles.heads, first_q, end_q, kv * config.tile_kv,
-                                          (kv + 1) * config.tile_kv);
+    const Expected expected =
+        brute_force(p, s, map_idx % tiles.heads, first_q, end_q, kv * config.tile_kv, (kv + 1) * config.tile_kv);
     if (!expected.sees) continue;  // nobody reads its class
     const uint8_t found = !expected.is_seen ? 0 : expected.is_partial ? 1 : 2;
     ++count[found];
     ASSERT_EQ(classes[idx], found) << label << ", query tile " << q << ", key tile " << kv << " of map " << map_idx;
     for (int word = 0; expected.is_seen && word < 4; ++word) {
-      ASSERT_EQ(seen_keys[idx * 4 + word], expected.seen[word]) << label << ", tile " << q << ", " << kv << ", " << word;
+      ASSERT_EQ(seen_keys[idx * 4 + word], expected.seen[word])
+          << label << ", tile " << q << ", " << kv << ", " << word;
     }
   }
   EXPECT_GT(count[0] + count[1] + count[2], 0) << label;

@@ -218,9 +218,10 @@ std::string backward_ineligible(const AttentionShape& p, const BackwardSm80Confi
 
 void add_steps_before(Recipe& recipe, const AttentionShape& bounds, const BackwardSm80Config& c,
                       const std::string& user) {
-  add_mask_passes(recipe, bounds, c, user,
-                  [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
-                      const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; });
+  add_mask_passes(
+      recipe, bounds, c, user,
+      [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
+          const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; });
   recipe.steps.push_back(
       row_step("backward_rows", c, portable::kBackwardRowThreads, portable::kBackwardRowBytes, backward_row_blocks));
 }

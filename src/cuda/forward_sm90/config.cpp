@@ -27,11 +27,10 @@ enum Need : uint32_t {
   kBiasOrDropout = 1u << 2,   // at least one
   kBiasF32 = 1u << 3,
   kSeveralMasks = 1u << 4,
-  kOneMask = 1u << 5,
-  kAlibiOrMod = 1u << 6,  // ALiBi or a score modification
-  kSoftcap = 1u << 7,
-  kFewKeys = 1u << 8,   // or a call whose tiles no length may choose
-  kLongRows = 1u << 9,  // in a call that computes nothing beside the softmax
+  kAlibiOrMod = 1u << 5,  // ALiBi or a score modification
+  kSoftcap = 1u << 6,
+  kFewKeys = 1u << 7,   // or a call whose tiles no length may choose
+  kLongRows = 1u << 8,  // in a call that computes nothing beside the softmax
 };
 
 uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
@@ -54,7 +53,6 @@ uint32_t needs(const ForwardSm90Config& c, const AttentionShape& p) {
   add(kBiasOrDropout, has_heavy);
   add(kBiasF32, score.bias_is_f32);
   add(kSeveralMasks, masks > 1);
-  add(kOneMask, masks == 1);
   add(kAlibiOrMod, has_alibi_or_mod);
   add(kSoftcap, score.softcap);
   add(kFewKeys, p.seqlen_kv <= kFew || score.batch_invariant);
@@ -77,7 +75,7 @@ constexpr Row kRows[] = {
     {256, 256, kBiasAndDropout, 128, 64},                            // registers
     {64, 64, kBiasOrDropout, 192, 80},                               // registers
     {64, 64, kSeveralMasks, 128, 128},                               // registers
-    {64, 64, kOneMask | kAlibiOrMod | kSoftcap, 192, 112},           // registers
+    {64, 64, kAlibiOrMod | kSoftcap, 192, 112},                      // registers
     {64, 64, 0, 192, 128},                                           // a bit for each of a lane's keys
     {96, 96, kBiasOrDropout, 192, 80},                               // registers
     {96, 96, kSeveralMasks, 128, 96},                                // registers

@@ -33,7 +33,7 @@ Step pass(const char* kernel, const ClassifyConfig& config, const ForwardTiles& 
   return {.program = {.header = "cuda/device/score/classify.hpp",
                       .expression = expression(kernel, "ClassifyConfig", config),
                       .user_source = user_source},
-          .threads = portable::kClassifyWarps * 32,
+          .threads = config.has_map ? 32u : portable::kClassifyWarps * 32u,
           .shared_bytes = portable::kClassifyBytes,
           .launch = [tiles, params = std::move(params)](const core::Shape&, const core::Arguments& call,
                                                         const Concurrency& at_once,
@@ -57,11 +57,10 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
     const ForwardTiles of_map = map_tiles(tiles);
     const ClassifyConfig making = portable::classify_config(tiles.score, of_map.tile_q, of_map.tile_kv);
     recipe.schedule_bytes = bytes_of_map(largest_tile_map(bounds, of_map), bounds);
-    recipe.schedule.push_back(pass("map_mask", making, of_map, user_source,
-                                   [of_map](const AttentionArguments& arguments, const TileMap& map,
-                                            const core::Workspace&, const Concurrency& at_once) {
-                                     return forward_params(arguments, of_map, map, nullptr, at_once);
-                                   }));
+    recipe.schedule.push_back(pass(
+        "map_mask", making, of_map, user_source,
+        [of_map](const AttentionArguments& arguments, const TileMap& map, const core::Workspace&,
+                 const Concurrency& at_once) { return forward_params(arguments, of_map, map, nullptr, at_once); }));
     config.masks = {.mask = portable::MaskLevel::bits};
     config.has_map = true;
   }

@@ -1,5 +1,5 @@
-// The passes over masks that are no interval (device/score/classify.hpp): the step before a kernel that finds the classes
-// of its tiles, and the schedule of such a call, the map of its mask.
+// The passes over masks that are no interval (device/score/classify.hpp): the step before a kernel that finds the
+// classes of its tiles, and the schedule of such a call, the map of its mask.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,9 @@
 namespace tessella::cuda {
 
 // What a kernel is given, of the call's tile map.
-using ForwardParamsOf = std::function<portable::ForwardParams(const core::AttentionArguments& arguments,
-                                                              const TileMap& map, const core::Workspace& workspace,
-                                                              const Concurrency& at_once)>;
+using ForwardParamsOf =
+    std::function<portable::ForwardParams(const core::AttentionArguments& arguments, const TileMap& map,
+                                          const core::Workspace& workspace, const Concurrency& at_once)>;
 
 // Adds the passes of a kernel with these tiles to its recipe, if the call has such masks.
 void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,

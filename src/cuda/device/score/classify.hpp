@@ -2,7 +2,8 @@
 // (score/mask.hpp), map_mask the map of a mask, of which classify_tiles finds them without reading the mask again.
 //
 // Both compute for each key of a tile whether some query sees it, band included, and whether element masks hide it from
-// some query to which the band shows it. A block does so for a tile; its warps share the rows, and a lane has four keys.
+// some query to which the band shows it. A block does so for a tile; its warps share the rows, and a lane has four
+// keys.
 #pragma once
 
 #include "cuda/device/ptx/shared.hpp"
@@ -30,63 +31,14 @@ struct KeyBits {
   }
 };
 
-inline constexpr int kKeysOfLane = 4;
-inline constexpr uint32_t kAllKeysOfLane = (1u << kKeysOfLane) - 1;
-inline constexpr int kLanesOfWord = 32 / kKeysOfLane;
-inline constexpr int kRowsOfTurn = 8;   // that a warp reads in turn with others
+inline constexpr int kLanesOfWord = 32 / kKeysAtOnce;
+inline constexpr int kRowsOfTurn = 16;  // that a warp reads in turn with others
 
 // A tile of rows [first_q, first_q + rows) and keys [first_kv, first_kv + keys). batch_idx and head_idx: of its map.
 struct MaskTile {
   BandedSequence<int64_t> s;
   int32_t batch_idx, head_idx, first_q, rows, first_kv, keys;
   bool is_in_band;  // the band shows every key of the tile to every row
-};
-
-// Bit i is set if byte i is not 0.
-__device__ __forceinline__ uint32_t nonzero_bytes(uint32_t bytes) {
-  const uint32_t high = ((bytes & 0x7F7F7F7F) + 0x7F7F7F7F | bytes) & 0x80808080;  // each byte's highest bit
-  return (high >> 7) * 0x01020408 >> 24;
-}
-
-// The lane's four keys of a dense mask that is the only element mask.
-class DenseRows {
- public:
-  __device__ __forceinline__ DenseRows(const portable::ForwardParams& p, const MaskTile& of, int32_t lane_key)
-      : mask_(p.dense_mask), keys_(of.keys - lane_key) {
-    row_ = static_cast<const uint8_t*>(mask_.data) + of.batch_idx * mask_.batch_stride +
-           of.head_idx * mask_.head_stride + of.first_q * mask_.q_stride +
-           (of.s.slot_kv + of.first_kv + lane_key) * mask_.kv_stride;
-    const auto at = reinterpret_cast<uint64_t>(row_) | static_cast<uint64_t>(mask_.q_stride);
-    is_word_ = mask_.kv_stride == 1 && at % kKeysOfLane == 0 && keys_ >= kKeysOfLane;
-  }
-  // Which of the keys the mask shows to kRowsOfTurn rows of the tile from `first` on, `last` in place of those behind it.
-  // Loads wait side by side.
-  __device__ __forceinline__ void read(int32_t first, int32_t last, uint32_t (&visible)[kRowsOfTurn]) const {
-    const auto row = [&](int i) { return row_ + min(first + i, last) * mask_.q_stride; };
-    if (is_word_) {
-#pragma unroll
-      for (int i = 0; i < kRowsOfTurn; ++i) {
-        if (i == 0 || mask_.q_stride != 0) visible[i] = *reinterpret_cast<const uint32_t*>(row(i));
-      }
-#pragma unroll
-      for (int i = 0; i < kRowsOfTurn; ++i) visible[i] = mask_.q_stride == 0 && i > 0 ? visible[0] : nonzero_bytes(visible[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRowsOfTurn; ++i) {
-        visible[i] = 0;
-#pragma unroll
-        for (int key = 0; key < kKeysOfLane; ++key) {
-          if (key < keys_ && row(i)[key * mask_.kv_stride] != 0) visible[i] |= 1u << key;
-        }
-      }
-    }
-  }
-
- private:
-  const portable::ScoreOperandParams& mask_;
-  const uint8_t* row_;
-  int32_t keys_;  // from the lane's first one on
-  bool is_word_;
 };
 
 // True if element masks may show row i other keys than row i - 1.
@@ -117,7 +69,7 @@ class BandRows {
     const KeyRange keys = {__shfl_sync(kAllLanes, own_.begin, row), __shfl_sync(kAllLanes, own_.end, row)};
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < kKeysOfLane; ++i) {
+    for (int i = 0; i < kKeysAtOnce; ++i) {
       if (i < keys_ && keys.sees(first_key_ + i, keep_first_)) bits |= 1u << i;
     }
     return bits;
@@ -128,47 +80,59 @@ class BandRows {
   int32_t first_key_, keys_, keep_first_;
 };
 
-// Which of the lane's keys of a tile element masks show to query i.
+// What the warp's rows of a tile say of the lane's four keys, of a dense mask alone in whole words, and of at least
+// kRowsOfTurn rows. Loads wait side by side; a row in two turns does no harm.
 template <ScoreConfig C>
-__device__ __forceinline__ uint32_t visible_by_elements(const portable::ForwardParams& p, const MaskTile& of,
-                                                        int32_t lane_key, int32_t i) {
-  uint32_t visible = 0;
+__device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, const MaskTile& of,
+                                              const ElementRows<C>& elements) {
+  const auto warp = static_cast<int32_t>(threadIdx.x / 32), lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int32_t lane_key = lane * kKeysAtOnce;
+  const bool is_here = lane_key < of.keys;
+  KeyBits bits;
+  uint32_t some = 0, all = ~0u;  // as nonzero_bytes() has them
+  for (int32_t turn = warp * kRowsOfTurn; turn < of.rows; turn += portable::kClassifyWarps * kRowsOfTurn) {
+    const int32_t first = min(turn, of.rows - kRowsOfTurn);
+    const uint8_t* row = elements.dense_row(of.first_q + first) + of.first_kv + lane_key;
+    uint32_t words[kRowsOfTurn];
 #pragma unroll
-  for (int key = 0; key < kKeysOfLane; ++key) {
-    const int32_t j = of.first_kv + min(lane_key + key, of.keys - 1);
-    if (is_visible<C>(p, of.s, of.batch_idx, of.head_idx, i, j)) visible |= 1u << key;
+    for (int i = 0; i < kRowsOfTurn; ++i) {
+      words[i] = is_here ? *reinterpret_cast<const uint32_t*>(row) : 0;
+      row += p.dense_mask.q_stride;
+    }
+    if (of.is_in_band) {
+#pragma unroll
+      for (int i = 0; i < kRowsOfTurn; ++i) {
+        some |= nonzero_bytes(words[i]);
+        all &= nonzero_bytes(words[i]);
+      }
+      if (p.dense_mask.q_stride == 0) break;
+    } else {
+      const BandRows band(p, of, lane_key, first, first + kRowsOfTurn - 1);
+#pragma unroll
+      for (int i = 0; i < kRowsOfTurn; ++i) bits.add(bits_of_bytes(nonzero_bytes(words[i])), band.visible(i));
+    }
   }
-  return visible;
+  if (of.is_in_band && is_here) bits.add({bits_of_bytes(some), bits_of_bytes(all & 0x80808080) | ~kAllAtOnce});
+  return bits;
 }
 
-// What the warp's rows of a tile say of the lane's four keys.
+// The same of any masks.
 template <ScoreConfig C>
-__device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, const MaskTile& of) {
+__device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, const MaskTile& of,
+                                             const ElementRows<C>& elements) {
   const auto warp = static_cast<int32_t>(threadIdx.x / 32), lane = static_cast<int32_t>(threadIdx.x % 32);
-  const int32_t lane_key = lane * kKeysOfLane;
-  const uint32_t all_keys = lane_key < of.keys ? kAllKeysOfLane : 0;  // of a tile in the band, which is whole
+  const int32_t lane_key = lane * kKeysAtOnce;
+  const uint32_t all_keys = lane_key < of.keys ? kAllAtOnce : 0;  // of a tile in the band, which is whole
   KeyBits bits;
   for (int32_t first = warp * kRowsOfTurn; first < of.rows; first += portable::kClassifyWarps * kRowsOfTurn) {
     const int32_t last = min(first + kRowsOfTurn, of.rows) - 1;
     const BandRows band(p, of, lane_key, first, last);
-    if constexpr (C.dense_mask && num_masks(C) == 1) {
-      uint32_t visible[kRowsOfTurn];
-      DenseRows(p, of, lane_key).read(first, last, visible);
-      if (of.is_in_band) {
-#pragma unroll
-        for (int i = 0; i < kRowsOfTurn; ++i) bits.add(visible[i], all_keys);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kRowsOfTurn; ++i) bits.add(visible[i], band.visible(i));
-      }
-    } else {
-      uint32_t visible = 0;
+    uint32_t visible = 0;
 #pragma unroll 1
-      for (int32_t row = first; row <= last; ++row) {
-        const int32_t i = of.first_q + row;
-        if (row == first || differs_from_last<C>(p, of, i)) visible = visible_by_elements<C>(p, of, lane_key, i);
-        bits.add(visible, of.is_in_band ? all_keys : band.visible(row - first));
-      }
+    for (int32_t row = first; row <= last; ++row) {
+      const int32_t i = of.first_q + row;
+      if (row == first || differs_from_last<C>(p, of, i)) visible = elements.visible(i, of.first_kv + lane_key);
+      bits.add(visible, of.is_in_band ? all_keys : band.visible(row - first));
     }
   }
   return bits;
@@ -179,10 +143,17 @@ __device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, c
 template <ScoreConfig C>
 __device__ __forceinline__ KeyBits find_key_bits(const portable::ForwardParams& p, const MaskTile& of) {
   const auto warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  KeyBits mine = read_rows<C>(p, of);
-  const uint32_t first_bit = lane % kLanesOfWord * kKeysOfLane;
-  mine.seen = (mine.seen & kAllKeysOfLane) << first_bit;
-  uint32_t hidden = (~mine.shown & kAllKeysOfLane) << first_bit;
+  const ElementRows<C> elements(p, of.s, of.batch_idx, of.head_idx, of.first_kv, of.keys);
+  constexpr bool kIsDense = C.dense_mask && num_masks(C) == 1;
+  KeyBits mine;
+  if (kIsDense && elements.is_whole() && of.keys % kKeysAtOnce == 0 && of.rows >= kRowsOfTurn) {
+    mine = read_words<C>(p, of, elements);
+  } else {
+    mine = read_rows<C>(p, of, elements);
+  }
+  const uint32_t first_bit = lane % kLanesOfWord * kKeysAtOnce;
+  mine.seen = (mine.seen & kAllAtOnce) << first_bit;
+  uint32_t hidden = (~mine.shown & kAllAtOnce) << first_bit;
 #pragma unroll
   for (int with = 1; with < kLanesOfWord; with *= 2) {
     mine.seen |= __shfl_xor_sync(kAllLanes, mine.seen, with);
@@ -207,7 +178,7 @@ __device__ __forceinline__ KeyBits* map_entry(const portable::ForwardParams& p, 
   return reinterpret_cast<KeyBits*>(p.mask_map) + (map_idx * runs + run) * words + word;
 }
 
-// The same by the map of the mask: of all queries of the 64 that some row of the tile is among. Each warp finds all.
+// The same by the map of the mask: of all queries of the 64 that some row of the tile is among. By one warp.
 __device__ __forceinline__ KeyBits key_bits_of_map(const portable::ForwardParams& p, const MaskTile& of,
                                                    int64_t map_idx) {
   const auto word = static_cast<int32_t>(threadIdx.x % portable::kSeenWords);

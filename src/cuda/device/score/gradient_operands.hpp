@@ -56,7 +56,7 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   using Left = uint32_t[Blocks / 2][4];
   static constexpr Element kElement = C.element;
 
-  // A bit for each of the lane's scores: whether it is visible.
+  // A bit for each of the lane's scores: whether it is visible. A whole warp calls it.
   __device__ __forceinline__ uint32_t find_visible() const {
     uint32_t visible = 0;
 #pragma unroll
@@ -67,10 +67,13 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
         const BackwardRow row = load_backward_row(s_rows + down * 16);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          if (Tile::is_visible(row, query + down, key + lane / 4 + r * 8)) visible |= score_bit(j, r * 2 + c);
+          if (Tile::is_in_band(row, key + lane / 4 + r * 8)) visible |= score_bit(j, r * 2 + c);
         }
       }
       ptx::keep_loads_in_place();  // of all rows at once would fill all registers
+    }
+    if constexpr (Tile::kHasMap) {
+      if (Tile::has_elements) visible &= find_elements();
     }
     ptx::forget(visible);  // a word, not 32 predicates
     return visible;
@@ -115,6 +118,43 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   }
 
  private:
+  // The bits of scores that element masks show. Each lane finds the keys of two queries.
+  __device__ __forceinline__ uint32_t find_elements() const {
+    static_assert(Blocks == 8, "two queries a lane");
+    const ElementRows<C> elements(p.forward, sequence, Tile::batch_idx, Tile::head_idx, key, kKeys);
+    const uint32_t keys = elements.is_whole() ? keys_of_queries<true>(elements) : keys_of_queries<false>(elements);
+    uint32_t visible = 0;
+#pragma unroll
+    for (int j = 0; j < Blocks / 2; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const uint32_t own = __shfl_sync(kAllLanes, keys, j * 8 + lane % 4 * 2 + c) >> lane / 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if ((own >> r * 8 & 1) != 0) visible |= score_bit(j, r * 2 + c);
+          if ((own >> (16 + r * 8) & 1) != 0) visible |= score_bit(j + Blocks / 2, r * 2 + c);
+        }
+      }
+    }
+    return visible;
+  }
+
+  static constexpr int kKeys = 16;
+  // Of query `lane`, and above them of query lane + 32.
+  template <bool IsWhole>
+  __device__ __forceinline__ uint32_t keys_of_queries(const ElementRows<C>& elements) const {
+    uint32_t keys = 0;
+#pragma unroll(IsWhole ? 2 : 1)
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i = min(query + lane + half * 32, sequence.len_q - 1);
+#pragma unroll(IsWhole ? 4 : 1)
+      for (int at = 0; at < kKeys; at += kKeysAtOnce) {
+        keys |= elements.template visible<IsWhole>(i, key + at) << (half * kKeys + at);
+      }
+    }
+    return keys;
+  }
+
   // Calls use(j, n, row) for each of the lane's scores.
   template <class Use>
   __device__ __forceinline__ void for_each_score(const Use& use) const {

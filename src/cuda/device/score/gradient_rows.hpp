@@ -1,6 +1,7 @@
 // Gradients of a warp's scores S = Q K^T: 16 queries times 8 Blocks keys, in the layout of accumulators (ptx/mma.hpp).
 #pragma once
 
+#include "cuda/device/score/band_mask.hpp"
 #include "cuda/device/score/gradient_operands.hpp"
 
 namespace tessella::device {
@@ -20,18 +21,22 @@ struct GradientRows {
   bool has_elements;   // element masks hide some
   int lane;
 
-  // A bit for each of the lane's scores: whether it is visible.
+  // A bit for each of the lane's scores: whether it is visible. A whole warp calls it.
   __device__ __forceinline__ uint32_t find_visible() const {
-    const BackwardRow rows[2] = {row(0), row(1)};
+    uint32_t columns[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const BackwardRow of = row(r);
+      columns[r] = columns_in<Blocks * 8>({of.begin, of.end}, key, p.forward.keep_first, lane);
+    }
+    if constexpr (C.mask == MaskLevel::bits) {
+      if (has_elements) hide_by_elements<C, Blocks * 8>(p.forward, sequence, batch_idx, head_idx, query, key, columns);
+    }
     uint32_t visible = 0;
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int r = n / 2, column = j * 8 + lane % 4 * 2 + n % 2;
-        if (is_visible(rows[r], query + lane / 4 + r * 8, key + column)) visible |= score_bit(j, n);
-      }
-      if (C.mask == MaskLevel::bits) ptx::keep_loads_in_place();
+      for (int r = 0; r < 2; ++r) visible |= (columns[r] >> j * 2 & 3) << (j * 4 + r * 2);
     }
     ptx::forget(visible);  // a word, not 32 predicates
     return visible;

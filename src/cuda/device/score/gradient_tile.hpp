@@ -20,15 +20,20 @@ __device__ __forceinline__ BackwardRow load_backward_row(uint32_t s_row) {
           static_cast<int32_t>(words.w)};
 }
 
+// True if the band shows the key to the query whose row is of_row. Both may lie outside the sequence.
+__device__ __forceinline__ bool is_in_band(const BackwardParams& p, const BackwardRow& of_row, int32_t key) {
+  return KeyRange{of_row.begin, of_row.end}.sees(key, p.forward.keep_first) && key >= 0;
+}
+
 // True if the query, whose row is of_row, sees the key. Both may lie outside the sequence. has_elements: element masks
 // hide some of the tile.
 template <ScoreConfig C>
 __device__ __forceinline__ bool is_visible(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx,
                                            int32_t head_idx, const BackwardRow& of_row, bool has_elements,
                                            int32_t query, int32_t key) {
-  const bool in_band = KeyRange{of_row.begin, of_row.end}.sees(key, p.forward.keep_first) && key >= 0;
-  if constexpr (C.mask != MaskLevel::bits) return in_band;
-  return in_band && (!has_elements || is_visible<C>(p.forward, sequence, batch_idx, head_idx, query, key));
+  if constexpr (C.mask != MaskLevel::bits) return is_in_band(p, of_row, key);
+  return is_in_band(p, of_row, key) &&
+         (!has_elements || is_visible<C>(p.forward, sequence, batch_idx, head_idx, query, key));
 }
 
 template <ScoreConfig C, int MBlocks, int Blocks>
@@ -91,6 +96,9 @@ struct GradientTile {
     }
   }
 
+  __device__ __forceinline__ bool is_in_band(const BackwardRow& of_row, int32_t at_key) const {
+    return device::is_in_band(p, of_row, at_key);
+  }
   __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
     return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
   }
