@@ -209,7 +209,7 @@ class Attend(CliTest):
                 done = subprocess.run([TESSELLA, "attend", *files, "--out", out], capture_output=True, text=True,
                                       preexec_fn=limit, restore_signals=restores)
                 self.assertEqual(done.returncode, 2)
-                self.assertRegex(done.stderr, f"{name}: .*File too large")
+                self.assertRegex(done.stderr, f"{name}: cannot write: .*File too large")
                 self.assertEqual(out.read_bytes(), b"as it was")
                 self.assertEqual(sorted(p.name for p in self.folder.iterdir() if name in p.name), [name])
             out.chmod(0o600)

@@ -74,7 +74,9 @@ class EntryStream {
     }
     size_ = left_ = stat.size;
     file_.reset(zip_fopen_index(archive, idx, 0));
-    if (!file_) throw InputError(fmt::format("{}: {}", source, zip_strerror(archive)));
+    if (!file_) {
+      throw InputError(fmt::format("{}: {}, expected a stored or deflated entry", source, zip_strerror(archive)));
+    }
   }
 
   uint64_t size() const { return size_; }
@@ -170,7 +172,9 @@ void write_npz(const std::string& path, std::span<const Array> arrays) {
     }
     zip_set_file_compression(archive.get(), static_cast<zip_uint64_t>(idx), ZIP_CM_STORE, 0);
   }
-  if (zip_close(archive.get()) != 0) throw InputError(fmt::format("{}: {}", path, zip_strerror(archive.get())));
+  if (zip_close(archive.get()) != 0) {
+    throw InputError(fmt::format("{}: cannot write: {}", path, zip_strerror(archive.get())));
+  }
   archive.release();  // closed
 }
 
