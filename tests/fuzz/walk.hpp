@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "files/array.hpp"
+#include "files/conversion.hpp"
 #include "files/input_error.hpp"
+#include "files/listed_array.hpp"
 
 namespace tessella::fuzz {
 
@@ -26,6 +27,18 @@ int run(Read read) {
   } catch (const cli::InputError&) {  // the one way out that readers have
   }
   return 0;
+}
+
+// One array may be wrong and the next one right.
+inline void walk(const cli::ListedArray& listed) {
+  run([&] {
+    const cli::Array array = listed.read();
+    walk(array);
+    walk(cli::with_contiguous_rows(array));
+    for (const tessella_dtype dtype : {TESSELLA_BOOL, TESSELLA_I32, TESSELLA_F32, TESSELLA_BF16}) {
+      run([&] { walk(cli::converted(array, dtype)); });
+    }
+  });
 }
 
 }  // namespace tessella::fuzz

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "files/array_file.hpp"
+#include "files/conversion.hpp"
 #include "files/input_error.hpp"
+#include "options/value_string.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -34,18 +36,6 @@ std::vector<std::pair<std::string, std::string>> written(const BackwardFiles& fi
     if (!path->empty()) given.emplace_back(option, *path);
   }
   return given;
-}
-
-Array read_gradient(const AttendInputs& inputs, const std::string& file) {
-  Array array = read_one_array(file);
-  if (inputs.dtype != TESSELLA_DTYPE_DEFAULT && array.tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
-    resolve_dtype(array, inputs.dtype);
-  }
-  if (array.tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
-    throw InputError(fmt::format("{}: the gradient has elements of type {}, expected f64, f32, bf16 or f16",
-                                 array.source, array.file_type));
-  }
-  return array;
 }
 
 }  // namespace
@@ -94,9 +84,15 @@ void BackwardFiles::check_is_none(const std::string& input) const {
 std::vector<Array> BackwardFiles::prepare(const AttendInputs& inputs, Call& call) const {
   const tessella_backward_args none = TESSELLA_BACKWARD_ARGS_INIT;
   call.backward = none;
-  Array& from = call.set(&tessella_backward_args::d_out, read_gradient(inputs, d_out));
+  const tessella_dtype of_q = call.args.q->dtype;
+  const tessella_dtype of_out = call.options.out_dtype == TESSELLA_DTYPE_DEFAULT ? of_q : call.options.out_dtype;
+  Array& from = call.set(&tessella_backward_args::d_out,
+                         with_contiguous_rows(read_as("--backward", d_out, call, {of_out, of_q})));
   swap_layout(inputs.layout, from.tensor);
-  if (!d_lse.empty()) call.set(&tessella_backward_args::d_lse, read_gradient(inputs, d_lse));
+  if (!d_lse.empty()) {
+    const tessella_dtype widest = of_q == TESSELLA_F64 ? TESSELLA_F64 : TESSELLA_F32;
+    call.set(&tessella_backward_args::d_lse, read_as("--d-lse", d_lse, call, {TESSELLA_F32, widest}));
+  }
   const bool has_own = !dq.empty() || !dk.empty() || !dv.empty();
   std::vector<Array> arrays;
   for (const Output& output : kOutputs) {

@@ -9,6 +9,7 @@
 
 #include "files/array_file.hpp"
 #include "files/array_names.hpp"
+#include "files/conversion.hpp"
 #include "files/input_error.hpp"
 #include "report/progress.hpp"
 
@@ -24,15 +25,20 @@ constexpr std::array<std::string_view, 9> kUsualNames[] = {
     {"v", "value", "values", "value_states", "value_layer", "v_proj", "value_proj", "to_v", "xv"},
 };
 
-using Operands = std::array<Array*, 3>;  // null where not found
+using Operands = std::array<ListedArray*, 3>;  // null where not found
 
-Operands find_given(const std::vector<std::string>& names, std::vector<Array>& arrays) {
+Operands find_given(const std::vector<std::string>& names, std::vector<ListedArray>& arrays) {
   Operands found{};
-  for (Array& array : arrays) {
+  for (ListedArray& array : arrays) {
+    const ListedArray* namesake = nullptr;
     for (size_t i = 0; i < 3; ++i) {
-      if (found[i] != nullptr || array.name != names[i]) continue;
-      found[i] = &array;
-      break;
+      if (array.name != names[i]) continue;
+      namesake = std::exchange(found[i], found[i] == nullptr ? &array : found[i]);
+      if (namesake == nullptr) break;
+    }
+    if (namesake != nullptr) {
+      throw InputError(
+          fmt::format("--names: {} and {} have one name, expected one array of it", namesake->source, array.source));
     }
   }
   const auto missing = std::count(found.begin(), found.end(), nullptr);
@@ -44,17 +50,17 @@ Operands find_given(const std::vector<std::string>& names, std::vector<Array>& a
 
 // By common names; arrays that have no names of their own fill the rest in their order. Names that say nothing are
 // never taken by their order: safetensors sorts by name, and k would run as q.
-Operands find_usual(std::vector<Array>& arrays) {
+Operands find_usual(std::vector<ListedArray>& arrays) {
   Operands found{};
   for (size_t i = 0; i < 3; ++i) found[i] = find_named(arrays, kUsualNames[i]);
   const auto missing = std::count(found.begin(), found.end(), nullptr);
   if (missing == 0) return found;
-  std::vector<Array*> others;
-  for (Array& array : arrays) {
+  std::vector<ListedArray*> others;
+  for (ListedArray& array : arrays) {
     if (std::find(found.begin(), found.end(), &array) == found.end()) others.push_back(&array);
   }
   const bool have_order =
-      std::none_of(others.begin(), others.end(), [](const Array* array) { return has_own_name(*array); });
+      std::none_of(others.begin(), others.end(), [](const ListedArray* array) { return has_own_name(*array); });
   if (!have_order || std::ssize(others) != missing) {
     throw InputError(
         fmt::format("got {} arrays ({}), expected q, k and v: arrays of these or common names (query, q_proj, xq), "
@@ -67,10 +73,10 @@ Operands find_usual(std::vector<Array>& arrays) {
   return found;
 }
 
-std::array<Array, 3> assign(const AttendInputs& inputs, std::vector<Array> arrays) {
+std::array<ListedArray, 3> assign(const AttendInputs& inputs, std::vector<ListedArray> arrays) {
   const Operands found = inputs.names.empty() ? find_usual(arrays) : find_given(inputs.names, arrays);
-  std::vector<Array> unused;
-  for (Array& array : arrays) {
+  std::vector<ListedArray> unused;
+  for (ListedArray& array : arrays) {
     if (std::find(found.begin(), found.end(), &array) == found.end()) unused.push_back(std::move(array));
   }
   if (!unused.empty()) note(fmt::format("not used: {}", names_of(unused)));
@@ -85,22 +91,27 @@ void check_operand(const char* name, const Array& array) {
     throw InputError(fmt::format("{}: {} has elements of type {} without --kv-dtype, expected it to say what they are",
                                  array.source, name, array.file_type));
   }
-  if (tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
-    const bool raw = array.element_bytes == 2;
+  const bool is_quantized = tensor.dtype == TESSELLA_I8 || tensor.dtype == TESSELLA_I4 ||
+                            tensor.dtype == TESSELLA_F8E4M3FN || tensor.dtype == TESSELLA_F8E5M2;
+  if (!is_float(tensor.dtype) && (!is_quantized || name == std::string_view("q"))) {
+    const bool is_raw = tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 2;
     throw InputError(fmt::format("{}: {} has elements of type {}, expected f64, f32, bf16 or f16{}", array.source, name,
-                                 array.file_type, raw ? "; raw bf16 wants --dtype bf16" : ""));
+                                 array.file_type, is_raw ? "; raw bf16 wants --dtype bf16" : ""));
   }
   if (tensor.ndim < 2 || tensor.ndim > 4) {
     throw InputError(fmt::format("{}: {} has shape {}, expected 2 to 4 axes (batch, seqlen, heads, head_dim)",
                                  array.source, name, shape_string(tensor)));
   }
-  const int last = tensor.ndim - 1;
-  if (tensor.strides[last] != 1 && tensor.shape[last] > 1) {
-    throw InputError(
-        fmt::format("{}: {} is in Fortran order: its head_dim has stride {}, expected 1; save "
-                    "numpy.ascontiguousarray of it",
-                    array.source, name, tensor.strides[last]));
+}
+
+// Says what raw elements are, and refuses what cannot be the operand. Looks at no element.
+void settle(const AttendInputs& inputs, const char* name, Array& array) {
+  if (name != std::string_view("q") && inputs.kv_dtype != TESSELLA_DTYPE_DEFAULT) {
+    resolve_cache_dtype(array, inputs.kv_dtype);
+  } else if (inputs.dtype != TESSELLA_DTYPE_DEFAULT) {
+    resolve_dtype(array, inputs.dtype);
   }
+  check_operand(name, array);
 }
 
 }  // namespace
@@ -113,23 +124,20 @@ void swap_layout(Layout layout, tessella_tensor& tensor) {
 }
 
 void read_inputs(const AttendInputs& inputs, Call& call) {
-  std::vector<Array> arrays;
+  std::vector<ListedArray> arrays;
   for (const std::string& file : inputs.files) {
-    for (Array& array : read_array_file(file)) arrays.push_back(std::move(array));
+    for (ListedArray& array : list_array_file(file)) arrays.push_back(std::move(array));
   }
-  std::array<Array, 3> operands = assign(inputs, std::move(arrays));
+  const std::array<ListedArray, 3> operands = assign(inputs, std::move(arrays));
   constexpr Call::Member kMembers[] = {&tessella_forward_args::q, &tessella_forward_args::k, &tessella_forward_args::v};
   for (size_t i = 0; i < 3; ++i) {
-    const bool is_cache = i > 0 && inputs.kv_dtype != TESSELLA_DTYPE_DEFAULT;
-    if (is_cache) {
-      resolve_cache_dtype(operands[i], inputs.kv_dtype);
-    } else if (inputs.dtype != TESSELLA_DTYPE_DEFAULT) {
-      resolve_dtype(operands[i], inputs.dtype);
-    }
-    check_operand(kOperands[i], operands[i]);
-    swap_layout(inputs.layout, operands[i].tensor);
-    call.set(kMembers[i], std::move(operands[i]));
+    const auto check = [&](Array described) { settle(inputs, kOperands[i], described); };
+    Array array = with_contiguous_rows(operands[i].read(check));
+    settle(inputs, kOperands[i], array);
+    swap_layout(inputs.layout, array.tensor);
+    call.set(kMembers[i], std::move(array));
   }
+  call.raw_dtype = inputs.dtype;
 }
 
 Array allocate_like(const std::string& name, Layout layout, const tessella_tensor& like, tessella_dtype dtype) {

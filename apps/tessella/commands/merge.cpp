@@ -12,6 +12,7 @@
 #include "device/placement.hpp"
 #include "files/array_file.hpp"
 #include "files/array_names.hpp"
+#include "files/conversion.hpp"
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/number_string.hpp"
@@ -84,20 +85,26 @@ Parsed parse(const Settings& settings) {
 
 FileState read_state(const Parsed& parsed, const std::string& file) {
   constexpr std::string_view kOut[] = {"out", "output"}, kLse[] = {"lse", "softmax_lse", "logsumexp"};
-  std::vector<Array> arrays = read_array_file(file);
-  Array* const out = find_named(arrays, kOut);
-  Array* const lse = find_named(arrays, kLse);
+  std::vector<ListedArray> arrays = list_array_file(file);
+  ListedArray* const out = find_named(arrays, kOut);
+  ListedArray* const lse = find_named(arrays, kLse);
   if (out == nullptr || lse == nullptr) {
     throw InputError(fmt::format("{}: has {}, expected arrays out and lse", file, names_of(arrays)));
   }
-  if (parsed.dtype != TESSELLA_DTYPE_DEFAULT) resolve_dtype(*out, parsed.dtype);
-  for (const Array* array : {out, lse}) {
-    if (array->tensor.dtype != TESSELLA_DTYPE_DEFAULT) continue;
-    throw InputError(fmt::format("{}: has elements of type {}, expected f64, f32, bf16 or f16{}", array->source,
-                                 array->file_type, array->element_bytes == 2 ? "; raw bf16 wants --dtype bf16" : ""));
-  }
-  swap_layout(parsed.layout, out->tensor);
-  return {std::move(*out), std::move(*lse)};
+  const auto settle = [&](Array& array) {
+    if (parsed.dtype != TESSELLA_DTYPE_DEFAULT) resolve_dtype(array, parsed.dtype);
+    if (is_float(array.tensor.dtype)) return;
+    const bool is_raw = array.tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 2;
+    throw InputError(fmt::format("{}: has elements of type {}, expected f64, f32, bf16 or f16{}", array.source,
+                                 array.file_type, is_raw ? "; raw bf16 wants --dtype bf16" : ""));
+  };
+  Array out_array = with_contiguous_rows(out->read([&](Array described) { settle(described); }));
+  settle(out_array);
+  swap_layout(parsed.layout, out_array.tensor);
+  const bool keeps_f64 = out_array.tensor.dtype == TESSELLA_F64;
+  Array lse_array = lse->read([](const Array& described) { check_convertible(described, TESSELLA_F32); });
+  if (lse_array.tensor.dtype != TESSELLA_F64 || !keeps_f64) lse_array = converted(lse_array, TESSELLA_F32);
+  return {std::move(out_array), std::move(lse_array)};
 }
 
 // The C structs, and the memory behind them.

@@ -4,23 +4,15 @@
 #include <fmt/ranges.h>
 #include <sys/mman.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "files/input_error.hpp"
 
 namespace tessella::cli {
 namespace {
-
-// Pages straight from the kernel: zero without being written, so a view that nobody fills costs nothing.
-std::shared_ptr<void> allocate(int64_t bytes) {
-  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw MemoryError(fmt::format("cannot allocate {} bytes", bytes));
-  ::madvise(data, size, MADV_HUGEPAGE);
-  return {data, [size](void* memory) { ::munmap(memory, size); }};
-}
 
 void set_shape(tessella_tensor& tensor, std::span<const int64_t> shape, bool column_major) {
   tensor.ndim = static_cast<int32_t>(shape.size());
@@ -33,7 +25,20 @@ void set_shape(tessella_tensor& tensor, std::span<const int64_t> shape, bool col
   }
 }
 
+// From the other byte order.
+void swap_bytes(std::byte* elements, int64_t count, int64_t size) {
+  for (int64_t i = 0; i < count; ++i, elements += size) std::reverse(elements, elements + size);
+}
+
 }  // namespace
+
+std::shared_ptr<void> allocate(int64_t bytes) {
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw MemoryError(fmt::format("cannot allocate {} bytes", bytes));
+  ::madvise(data, size, MADV_HUGEPAGE);
+  return {data, [size](void* memory) { ::munmap(memory, size); }};
+}
 
 int64_t checked_num_elements(const std::string& source, std::span<const int64_t> shape, int64_t element_bytes) {
   if (shape.size() > 8)
@@ -59,24 +64,38 @@ int64_t num_elements(const tessella_tensor& tensor) {
   return size;
 }
 
-Array make_array(std::string source, std::string name, std::string file_type, const ElementType* type,
-                 int64_t element_bytes, std::span<const int64_t> shape, bool column_major,
-                 std::span<const std::byte> bytes, std::shared_ptr<const void> storage) {
-  Array array{std::move(source), std::move(name), std::move(file_type), element_bytes, {}, std::move(storage)};
-  array.tensor.dtype = type ? type->dtype : TESSELLA_DTYPE_DEFAULT;
+Array described_array(std::string source, std::string name, const StoredType& type, std::span<const int64_t> shape,
+                      bool column_major) {
+  const ElementType* element = find_element_type(type.dtype);
+  const int64_t bytes = element ? element->bytes : type.bytes;
+  checked_num_elements(source, shape, std::max(bytes, type.bytes));
+  Array array{std::move(source), std::move(name), type.name, bytes, {}, nullptr};
+  array.tensor.dtype = type.dtype;
   array.tensor.device_type = TESSELLA_CPU;
   set_shape(array.tensor, shape, column_major);
-  const std::byte* data = bytes.data();
-  const bool aligned = reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(element_bytes) == 0;
-  if (!aligned) {
-    auto copy = allocate(static_cast<int64_t>(bytes.size()));
-    std::memcpy(copy.get(), data, bytes.size());
+  return array;
+}
+
+void set_elements(Array& array, const StoredType& type, SharedBytes elements) {
+  const int64_t count = num_elements(array.tensor);
+  const std::byte* data = elements.bytes.data();
+  const bool is_aligned = reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(type.bytes) == 0;
+  if (!is_aligned || type.is_big_endian) {
+    auto copy = allocate(count * type.bytes);
+    if (!elements.bytes.empty()) std::memcpy(copy.get(), data, elements.bytes.size());
+    if (type.is_big_endian) swap_bytes(static_cast<std::byte*>(copy.get()), count, type.bytes);
     data = static_cast<const std::byte*>(copy.get());
-    array.storage = copy;
+    elements.storage = std::move(copy);
+  }
+  if (type.widen != nullptr) {
+    auto wide = allocate(count * array.element_bytes);
+    type.widen(array.source, data, count, wide.get());
+    data = static_cast<const std::byte*>(wide.get());
+    elements.storage = std::move(wide);
   }
   array.tensor.data = const_cast<std::byte*>(data);
   array.tensor.flags = TESSELLA_READ_ONLY;
-  return array;
+  array.storage = std::move(elements.storage);
 }
 
 Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int64_t> shape) {
@@ -89,68 +108,6 @@ Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int
   array.tensor.device_type = TESSELLA_CPU;
   set_shape(array.tensor, shape, false);
   return array;
-}
-
-Array array_of_numbers(std::string name, tessella_dtype dtype, std::span<const double> numbers) {
-  const int64_t shape[] = {static_cast<int64_t>(numbers.size())};
-  Array doubles = allocate_array(std::move(name), TESSELLA_F64, shape);
-  if (!numbers.empty()) std::memcpy(doubles.tensor.data, numbers.data(), numbers.size_bytes());
-  return converted(doubles, dtype);
-}
-
-void resolve_dtype(Array& array, tessella_dtype dtype) {
-  const ElementType& type = *find_element_type(dtype);
-  if (array.tensor.dtype == dtype) return;
-  if (array.tensor.dtype != TESSELLA_DTYPE_DEFAULT || array.element_bytes != type.bytes) {
-    throw InputError(fmt::format("{}: elements are {} ({} bytes), --dtype says {} ({} bytes)", array.source,
-                                 array.file_type, array.element_bytes, type.name, type.bytes));
-  }
-  array.tensor.dtype = dtype;
-}
-
-void resolve_cache_dtype(Array& array, tessella_dtype dtype) {
-  tessella_tensor& tensor = array.tensor;
-  if (tensor.dtype == dtype) return;
-  const bool is_raw = tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 1;
-  if (tensor.dtype != TESSELLA_U8 && !is_raw) {
-    throw InputError(fmt::format("{}: elements are {} ({} bytes), expected bytes, which --kv-dtype {} names",
-                                 array.source, array.file_type, array.element_bytes, dtype_name(dtype)));
-  }
-  tensor.dtype = dtype;
-  if (dtype != TESSELLA_I4 || tensor.ndim == 0) return;
-  const int last = tensor.ndim - 1;  // two elements a byte
-  for (int axis = 0; axis < last; ++axis) tensor.strides[axis] *= 2;
-  tensor.shape[last] *= 2;
-}
-
-Array converted(const Array& array, tessella_dtype dtype) {
-  if (array.tensor.dtype == dtype) return array;
-  if (array.tensor.dtype == TESSELLA_DTYPE_DEFAULT) {
-    throw InputError(fmt::format("{}: elements are {}, expected {}", array.source, array.file_type, dtype_name(dtype)));
-  }
-  const std::span shape(array.tensor.shape, static_cast<size_t>(array.tensor.ndim));
-  Array result = allocate_array(array.name, dtype, shape);
-  result.source = array.source;
-  result.file = array.file;
-  const bool to_integer = dtype == TESSELLA_I32 || dtype == TESSELLA_I64;
-  const double limit = dtype == TESSELLA_I32 ? 0x1p31 : 0x1p63;
-  for (int64_t i = 0; i < num_elements(array.tensor); ++i) {
-    const double value = load_element(array.tensor.data, array.tensor.dtype, element_index(array.tensor, i));
-    if (!to_integer) {
-      if (std::isfinite(value) && !std::isfinite(static_cast<float>(value))) {
-        throw InputError(fmt::format("{}: element {} is {}, beyond the largest f32", array.source, i, value));
-      }
-      store_element(result.tensor.data, dtype, i, static_cast<float>(value));
-      continue;
-    }
-    if (!(value >= -limit && value < limit) || value != std::floor(value)) {
-      throw InputError(fmt::format("{}: element {} is {}, expected a whole number that fits {}", array.source, i, value,
-                                   dtype_name(dtype)));
-    }
-    if (dtype == TESSELLA_I32) static_cast<int32_t*>(result.tensor.data)[i] = static_cast<int32_t>(value);
-    if (dtype == TESSELLA_I64) static_cast<int64_t*>(result.tensor.data)[i] = static_cast<int64_t>(value);
-  }
-  return result;
 }
 
 std::string shape_string(const tessella_tensor& tensor) {

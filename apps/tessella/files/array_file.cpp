@@ -4,13 +4,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
+#include "files/array_names.hpp"
+#include "files/foreign_format.hpp"
 #include "files/input_error.hpp"
 #include "files/mapped_file.hpp"
 #include "files/npy.hpp"
@@ -25,16 +31,22 @@ bool starts_with(std::span<const std::byte> bytes, std::string_view magic) {
   return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
 }
 
-// Of an archive some arrays go unused; this one does not.
-Array usable(Array array) {
-  if (array.element_bytes == 0) {
-    throw InputError(
-        fmt::format("{}: elements are {}, expected such as <f4, <f2 or |V2", array.source, array.file_type));
-  }
-  return array;
-}
-
 std::string extension_of(const std::string& path) { return std::filesystem::path(path).extension().string(); }
+
+// The signal of a file too large would end the program before what was begun is removed; ignored, it is an error of
+// the write.
+class IgnoredFileSizeSignal {
+ public:
+  IgnoredFileSizeSignal() : before_(std::signal(SIGXFSZ, SIG_IGN)) {}
+  ~IgnoredFileSizeSignal() {
+    if (before_ != SIG_ERR) std::signal(SIGXFSZ, before_);
+  }
+  IgnoredFileSizeSignal(const IgnoredFileSizeSignal&) = delete;
+  IgnoredFileSizeSignal& operator=(const IgnoredFileSizeSignal&) = delete;
+
+ private:
+  void (*before_)(int);
+};
 
 // A file is whole or as it was: it is written beside its path and renamed.
 void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
@@ -56,28 +68,44 @@ void write_bytes(const std::string& path, std::span<const std::byte> bytes) {
   throw InputError(fmt::format("{}: cannot write: {}", path, std::strerror(problem)));
 }
 
-std::vector<Array> read_any(const std::string& path) {
-  const MappedFile file = map_file(path);
+std::vector<ListedArray> list_any(const std::string& path) {
+  const SharedBytes file = map_file(path);
+  if (file.bytes.empty()) throw InputError(fmt::format("{}: is empty, expected .npy, .npz or .safetensors", path));
   const std::string extension = extension_of(path);
-  if (starts_with(file.bytes, "\x93NUMPY") || extension == ".npy") {
-    std::vector<Array> arrays;
-    arrays.push_back(usable(read_npy(path, "", file.bytes, file.storage)));
-    return arrays;
-  }
-  if (starts_with(file.bytes, "PK") || extension == ".npz") return read_npz(path, file.bytes);
-  if (extension == ".safetensors") return read_safetensors(path, file.bytes, file.storage);
+  if (starts_with(file.bytes, kNpyMagic)) return {list_npy(path, file)};
+  if (is_safetensors(file.bytes)) return list_safetensors(path, file);
+  refuse_foreign_format(path, file.bytes);
+  if (starts_with(file.bytes, "PK") || extension == ".npz") return list_npz(path, file);
+  if (extension == ".npy") return {list_npy(path, file)};
+  if (extension == ".safetensors") return list_safetensors(path, file);
   throw InputError(fmt::format("{}: extension is '{}', expected .npy, .npz or .safetensors", path, extension));
+}
+
+// Which of several arrays with one name is meant, nobody knows: the first stands for them, and cannot be read.
+void join_namesakes(std::vector<ListedArray>& arrays) {
+  std::unordered_map<std::string, size_t> counts;
+  for (const ListedArray& array : arrays) ++counts[array.name];
+  if (counts.size() == arrays.size()) return;
+  std::unordered_set<std::string> seen;
+  std::erase_if(arrays, [&](const ListedArray& array) { return !seen.insert(array.name).second; });
+  for (ListedArray& array : arrays) {
+    const size_t count = counts[array.name];
+    if (count == 1) continue;
+    array.load = [count](const ListedArray& listed, const ArrayCheck&) -> Array {
+      throw InputError(fmt::format("{}: the file has {} arrays of this name, expected one", listed.source, count));
+    };
+  }
 }
 
 }  // namespace
 
-std::vector<Array> read_array_file(const std::string& path) {
-  std::vector<Array> arrays = read_any(path);
-  for (Array& array : arrays) array.file = path;
+std::vector<ListedArray> list_array_file(const std::string& path) {
+  std::vector<ListedArray> arrays = list_any(path);
+  join_namesakes(arrays);
   return arrays;
 }
 
-Array read_one_array(const std::string& where) {
+Array read_one_array(const std::string& where, const ArrayCheck& check) {
   std::string path = where;
   std::string name;
   const size_t colon = where.rfind(':');
@@ -85,19 +113,17 @@ Array read_one_array(const std::string& where) {
     path = where.substr(0, colon);
     name = where.substr(colon + 1);
   }
-  std::vector<Array> arrays = read_array_file(path);
-  std::string names;
-  for (Array& array : arrays) {
-    if (!name.empty() && array.name == name) return usable(std::move(array));
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", shown_name(array.name));
+  const std::vector<ListedArray> arrays = list_array_file(path);
+  if (!name.empty()) {
+    const auto found = std::ranges::find(arrays, name, &ListedArray::name);
+    if (found != arrays.end()) return found->read(check);
+    throw InputError(fmt::format("{}: no array is called '{}'; it has {}", path, shown_name(name), names_of(arrays)));
   }
-  if (!name.empty())
-    throw InputError(fmt::format("{}: no array is called '{}'; it has {}", path, shown_name(name), names));
   if (arrays.size() != 1) {
-    throw InputError(
-        fmt::format("{}: has {} arrays, say which: {}:NAME, NAME out of {}", path, arrays.size(), path, names));
+    throw InputError(fmt::format("{}: has {} arrays, say which: {}:NAME, NAME out of {}", path, arrays.size(), path,
+                                 names_of(arrays)));
   }
-  return usable(std::move(arrays.front()));
+  return arrays.front().read(check);
 }
 
 void check_writable(const std::string& path, size_t num_arrays) {
@@ -125,6 +151,7 @@ void check_writable(const std::string& path, size_t num_arrays) {
 
 void write_array_file(const std::string& path, std::span<const Array> arrays) {
   check_writable(path, arrays.size());
+  const IgnoredFileSizeSignal ignored;
   const std::string extension = extension_of(path);
   if (extension == ".npy") return write_bytes(path, to_npy(arrays.front()));
   if (extension == ".npz") return write_npz(path, arrays);

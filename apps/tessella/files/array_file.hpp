@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "files/array.hpp"
+#include "files/listed_array.hpp"
 
 namespace tessella::cli {
 
-// Every array of a .npy, .npz or .safetensors file.
-std::vector<Array> read_array_file(const std::string& path);
+// Every array of a .npy, .npz or .safetensors file, by their names. Of several with one name none can be read.
+std::vector<ListedArray> list_array_file(const std::string& path);
 
 // The one array of "FILE", or the one called NAME of "FILE:NAME".
-Array read_one_array(const std::string& where);
+Array read_one_array(const std::string& where, const ArrayCheck& check = {});
 
 // Throws what can be known before anything is computed: an unknown extension, more than the one array that "out.npy"
 // takes, a folder that is not there, no permission. Touches nothing.

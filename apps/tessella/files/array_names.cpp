@@ -25,9 +25,9 @@ bool is_one_of(std::string_view name, std::span<const std::string_view> words) {
 }
 
 template <typename Matches>
-Array* find_only(std::span<Array> arrays, std::string_view what, const Matches& matches) {
-  Array* found = nullptr;
-  for (Array& array : arrays) {
+ListedArray* find_only(std::span<ListedArray> arrays, std::string_view what, const Matches& matches) {
+  ListedArray* found = nullptr;
+  for (ListedArray& array : arrays) {
     if (!matches(array)) continue;
     if (found != nullptr) {
       throw InputError(fmt::format("{} and {} may both be {}, expected one; the files have {}", found->source,
@@ -40,25 +40,27 @@ Array* find_only(std::span<Array> arrays, std::string_view what, const Matches& 
 
 }  // namespace
 
-std::string names_of(std::span<const Array> arrays) {
+std::string names_of(std::span<const ListedArray> arrays) {
+  constexpr size_t kMost = 20;
   std::string names;
-  for (const Array& array : arrays) {
+  for (const ListedArray& array : arrays.first(std::min(arrays.size(), kMost))) {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", array.name.empty() ? array.source : shown_name(array.name));
   }
+  if (arrays.size() > kMost) names += fmt::format(" and {} others", arrays.size() - kMost);
   return names;
 }
 
-bool has_own_name(const Array& array) {
+bool has_own_name(const ListedArray& array) {
   constexpr std::string_view kMadeUp = "arr_";
   const std::string_view name = array.name;
   if (!name.starts_with(kMadeUp)) return !name.empty();
   return name.find_first_not_of("0123456789", kMadeUp.size()) != std::string_view::npos;
 }
 
-Array* find_named(std::span<Array> arrays, std::span<const std::string_view> words) {
-  Array* exact = find_only(arrays, words[0], [&](const Array& array) { return array.name == words[0]; });
+ListedArray* find_named(std::span<ListedArray> arrays, std::span<const std::string_view> words) {
+  ListedArray* exact = find_only(arrays, words[0], [&](const ListedArray& array) { return array.name == words[0]; });
   if (exact != nullptr) return exact;
-  return find_only(arrays, words[0], [&](const Array& array) { return is_one_of(array.name, words); });
+  return find_only(arrays, words[0], [&](const ListedArray& array) { return is_one_of(array.name, words); });
 }
 
 }  // namespace tessella::cli

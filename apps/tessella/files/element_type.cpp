@@ -53,6 +53,14 @@ double half_to_double(uint16_t bits) {
   return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
 }
 
+double float8_e4m3fn_to_double(uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  const double sign = bits & 0x80 ? -1 : 1;
+  if ((bits & 0x7F) == 0x7F) return std::nan("");
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(mantissa + 8, exponent - 10));
+}
+
 uint16_t float_to_half(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
@@ -81,8 +89,8 @@ const ElementType* find_element_type(tessella_dtype dtype) {
 const ElementType* find_element_type_by_name(std::string_view name) {
   return find_where([&](const ElementType& type) { return type.name == name; });
 }
-const ElementType* find_element_type_by_numpy(std::string_view descr) {
-  return find_where([&](const ElementType& type) { return type.numpy[1] != 'V' && type.numpy == descr; });
+const ElementType* find_element_type_by_numpy(std::string_view kind) {
+  return find_where([&](const ElementType& type) { return !kind.starts_with('V') && type.numpy + 1 == kind; });
 }
 const ElementType* find_element_type_by_safetensors(std::string_view name) {
   return find_where([&](const ElementType& type) { return type.safetensors == name; });
@@ -101,19 +109,38 @@ std::string dtype_name(tessella_dtype dtype) {
   return type ? type->name : fmt::format("dtype {}", dtype);
 }
 
-double load_element(const void* data, tessella_dtype dtype, int64_t idx) {
+bool is_float(tessella_dtype dtype) {
+  return dtype == TESSELLA_F64 || dtype == TESSELLA_F32 || dtype == TESSELLA_BF16 || dtype == TESSELLA_F16;
+}
+
+void load_elements(const void* data, tessella_dtype dtype, int64_t first, int64_t stride, int64_t count,
+                   double* values) {
+  const auto fill = [&]<typename T>(T, auto decode) {
+    for (int64_t i = 0; i < count; ++i) values[i] = static_cast<double>(decode(load<T>(data, first + i * stride)));
+  };
+  const auto as_is = [](auto value) { return value; };
+  const auto bfloat16 = [](uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); };
+  const auto float8_e5m2 = [](uint8_t bits) { return half_to_double(static_cast<uint16_t>(bits << 8)); };
   switch (dtype) {
-    case TESSELLA_F64: return load<double>(data, idx);
-    case TESSELLA_F32: return load<float>(data, idx);
-    case TESSELLA_BF16: return std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(data, idx)) << 16);
-    case TESSELLA_F16: return half_to_double(load<uint16_t>(data, idx));
-    case TESSELLA_BOOL: return load<uint8_t>(data, idx) != 0;
-    case TESSELLA_I32: return load<int32_t>(data, idx);
-    case TESSELLA_I64: return static_cast<double>(load<int64_t>(data, idx));
-    case TESSELLA_U8: return load<uint8_t>(data, idx);
-    case TESSELLA_I8: return load<int8_t>(data, idx);
+    case TESSELLA_F64: return fill(double{}, as_is);
+    case TESSELLA_F32: return fill(float{}, as_is);
+    case TESSELLA_BF16: return fill(uint16_t{}, bfloat16);
+    case TESSELLA_F16: return fill(uint16_t{}, half_to_double);
+    case TESSELLA_BOOL: return fill(uint8_t{}, [](uint8_t value) { return value != 0; });
+    case TESSELLA_I32: return fill(int32_t{}, as_is);
+    case TESSELLA_I64: return fill(int64_t{}, as_is);
+    case TESSELLA_U8: return fill(uint8_t{}, as_is);
+    case TESSELLA_I8: return fill(int8_t{}, as_is);
+    case TESSELLA_F8E4M3FN: return fill(uint8_t{}, float8_e4m3fn_to_double);
+    case TESSELLA_F8E5M2: return fill(uint8_t{}, float8_e5m2);
     default: throw InputError(fmt::format("cannot read elements of dtype {}", dtype));
   }
+}
+
+double load_element(const void* data, tessella_dtype dtype, int64_t idx) {
+  double value = 0;
+  load_elements(data, dtype, idx, 1, 1, &value);
+  return value;
 }
 
 void store_element(void* data, tessella_dtype dtype, int64_t idx, float value) {

@@ -20,13 +20,18 @@ struct ElementType {
 // Null if no element type has that name.
 const ElementType* find_element_type(tessella_dtype dtype);
 const ElementType* find_element_type_by_name(std::string_view name);
-const ElementType* find_element_type_by_numpy(std::string_view descr);
+const ElementType* find_element_type_by_numpy(std::string_view kind);  // descr without its byte order
 const ElementType* find_element_type_by_safetensors(std::string_view name);
 
 // The type called `name`; an InputError that lists the names otherwise.
 const ElementType& element_type_named(std::string_view name);
 std::string dtype_name(tessella_dtype dtype);
 
+bool is_float(tessella_dtype dtype);  // f64, f32, bf16 or f16
+
+// Elements first, first + stride, ... as doubles.
+void load_elements(const void* data, tessella_dtype dtype, int64_t first, int64_t stride, int64_t count,
+                   double* values);
 // One element as a double, and a float stored as one element (rounded to nearest even).
 double load_element(const void* data, tessella_dtype dtype, int64_t idx);
 void store_element(void* data, tessella_dtype dtype, int64_t idx, float value);

@@ -35,12 +35,13 @@ class Descriptor {
 
 }  // namespace
 
-MappedFile map_file(const std::string& path) {
+SharedBytes map_file(const std::string& path) {
   const Descriptor file(path);
   if (file.get() < 0) fail(path, "cannot open");
   struct stat status = {};
   if (::fstat(file.get(), &status) != 0) fail(path, "cannot stat");
-  if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: is no regular file", path));
+  if (S_ISDIR(status.st_mode)) throw InputError(fmt::format("{}: is a folder, expected a file", path));
+  if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: is no regular file, which can be mapped", path));
   const auto size = static_cast<size_t>(status.st_size);
   if (size == 0) return {};  // nothing to map; the readers say what is missing
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);

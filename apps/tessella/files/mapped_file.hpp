@@ -1,18 +1,12 @@
 // A whole file, mapped read-only.
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <span>
 #include <string>
+
+#include "files/shared_bytes.hpp"
 
 namespace tessella::cli {
 
-struct MappedFile {
-  std::span<const std::byte> bytes;
-  std::shared_ptr<const void> storage;  // unmaps
-};
-
-MappedFile map_file(const std::string& path);
+SharedBytes map_file(const std::string& path);
 
 }  // namespace tessella::cli

@@ -3,19 +3,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cctype>
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <optional>
 #include <string_view>
 
+#include "files/conversion.hpp"
 #include "files/input_error.hpp"
-#include "files/printable.hpp"
 
 namespace tessella::cli {
 namespace {
-
-constexpr std::string_view kMagic = "\x93NUMPY";
 
 struct Header {
   std::optional<std::string> descr;
@@ -77,6 +75,10 @@ class HeaderParser {
   std::string record() {
     int depth = 0;
     for (size_t i = 0; i < string_.size(); ++i) {
+      if (string_[i] == '\'' || string_[i] == '"') {  // a name may have brackets
+        i = string_.find(string_[i], i + 1);
+        if (i == std::string_view::npos) break;
+      }
       if (string_[i] == '[') ++depth;
       if (string_[i] != ']' || --depth > 0) continue;
       const std::string fields(string_.substr(0, i + 1));
@@ -104,6 +106,7 @@ class HeaderParser {
       if (error != std::errc()) fail(near(), "an extent of 63 bits");
       string_.remove_prefix(static_cast<size_t>(end - string_.data()));
       values.push_back(value);
+      if (string_.starts_with('L')) string_.remove_prefix(1);  // as Python 2 wrote it
       if (!accept(',') && peek() != ')') fail(near(), "',' or ')'");
     }
     return values;
@@ -122,69 +125,76 @@ class HeaderParser {
   std::string_view string_;
 };
 
-// Bytes of one element, from the number at the end of descr: raw types are told apart by nothing else. 0 where numpy
-// has such elements and nothing here can use them: objects, records, other byte orders.
-int64_t element_bytes(const std::string& source, std::string_view descr) {
-  if (descr.starts_with('[')) return 0;
-  int64_t bytes = 0;
-  const bool plain = descr.size() >= 2 && std::string_view("<>|=").find(descr[0]) != std::string_view::npos &&
-                     std::isalpha(static_cast<unsigned char>(descr[1])) != 0;
-  if (plain && descr.size() >= 3) std::from_chars(descr.data() + 2, descr.data() + descr.size(), bytes);
-  if (plain && (descr[1] == 'O' || (descr[0] == '>' && bytes > 1))) return 0;
-  if (plain && descr[1] == 'U') bytes *= 4;  // characters
-  if (!plain || bytes <= 0 || bytes > 1 << 20) {
-    throw InputError(fmt::format("{}: .npy element type is '{}', expected one such as <f4, <f2 or |V2", source, descr));
+// The header's string. `size` is what there is of the file, `taken` how much of it this takes.
+std::string take_header(const std::string& source, uint64_t size, const TakeBytes& take, uint64_t& taken) {
+  const auto take_string = [&](uint64_t count) {
+    const SharedBytes bytes = take(count);
+    taken += count;
+    return std::string(reinterpret_cast<const char*>(bytes.bytes.data()), bytes.bytes.size());
+  };
+  const auto fail_short = [&] {
+    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, size));
+  };
+  const std::string magic = take_string(std::min<uint64_t>(size, 8));
+  if (size == 0) throw InputError(fmt::format("{}: is empty, expected a .npy file", source));
+  if (!magic.starts_with(kNpyMagic)) {
+    throw InputError(fmt::format("{}: no .npy file: the magic \\x93NUMPY is missing", source));
   }
-  return bytes;
+  if (size < 8) fail_short();
+  const int version = static_cast<unsigned char>(magic[6]);
+  if (version < 1 || version > 3) {
+    throw InputError(fmt::format("{}: .npy version is {}, expected 1, 2 or 3", source, version));
+  }
+  const uint64_t length_bytes = version == 1 ? 2 : 4;
+  if (size - taken < length_bytes) fail_short();
+  uint64_t length = 0;
+  const std::string digits = take_string(length_bytes);
+  for (size_t i = 0; i < digits.size(); ++i) length |= uint64_t{static_cast<unsigned char>(digits[i])} << (8 * i);
+  if (length > size - taken) {
+    throw InputError(fmt::format("{}: truncated: header of {} bytes, {} are left", source, length, size - taken));
+  }
+  constexpr uint64_t kMost = 1 << 20;  // numpy itself takes 10,000
+  if (length > kMost)
+    throw InputError(fmt::format("{}: header of {} bytes, expected at most {}", source, length, kMost));
+  return take_string(length);
 }
 
 }  // namespace
 
-Array read_npy(const std::string& source, const std::string& name, std::span<const std::byte> bytes,
-               std::shared_ptr<const void> storage) {
-  const std::string_view string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!string.starts_with(kMagic))
-    throw InputError(fmt::format("{}: no .npy file: the magic \\x93NUMPY is missing", source));
-  if (string.size() < 10)
-    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, string.size()));
-  const int version = static_cast<unsigned char>(string[6]);
-  if (version < 1 || version > 3) {
-    throw InputError(fmt::format("{}: .npy version is {}, expected 1, 2 or 3", source, version));
-  }
-  const size_t length_bytes = version == 1 ? 2 : 4;
-  const size_t start = 8 + length_bytes;
-  if (string.size() < start)
-    throw InputError(fmt::format("{}: truncated: {} bytes, expected a header", source, string.size()));
-  size_t length = 0;
-  for (size_t i = 0; i < length_bytes; ++i) length |= size_t{static_cast<unsigned char>(string[8 + i])} << (8 * i);
-  if (length > string.size() - start) {
-    throw InputError(
-        fmt::format("{}: truncated: header of {} bytes, {} are left", source, length, string.size() - start));
-  }
-
-  const Header header = HeaderParser(source, string.substr(start, length)).parse();
+Array read_npy(const ListedArray& listed, uint64_t size, const TakeBytes& take, const ArrayCheck& check) {
+  const std::string& source = listed.source;
+  uint64_t taken = 0;
+  const std::string string = take_header(source, size, take, taken);
+  const Header header = HeaderParser(source, string).parse();
   if (!header.descr || !header.fortran_order || !header.shape) {
     throw InputError(fmt::format("{}: .npy header lacks '{}'", source,
                                  !header.descr   ? "descr"
                                  : !header.shape ? "shape"
                                                  : "fortran_order"));
   }
-  const std::string& descr = *header.descr;
-  const int64_t size = element_bytes(source, descr);
-  if (size == 0) {
-    Array unread{source, name, shown_name(descr) + (descr[0] == '>' ? " (big-endian)" : ""), 0, {}, std::move(storage)};
-    unread.tensor.ndim = 1;  // no elements
-    return unread;
-  }
-  const int64_t expected = checked_num_elements(source, *header.shape, size) * size;
-  const auto data = bytes.subspan(start + length);
-  if (static_cast<int64_t>(data.size()) != expected) {
+  const StoredType type = stored_type_of_numpy(*header.descr);
+  Array array = described_array(source, listed.name, type, *header.shape, *header.fortran_order);
+  admit(array, check);
+  const auto expected = static_cast<uint64_t>(num_elements(array.tensor) * type.bytes);
+  if (size - taken != expected) {
     throw InputError(fmt::format("{}: {}: {} bytes of data, shape ({}) of {} needs {}", source,
-                                 static_cast<int64_t>(data.size()) < expected ? "truncated" : "bytes after the array",
-                                 data.size(), fmt::join(*header.shape, ", "), descr, expected));
+                                 size - taken < expected ? "truncated" : "bytes after the array", size - taken,
+                                 fmt::join(*header.shape, ", "), type.name, expected));
   }
-  return make_array(source, name, descr, find_element_type_by_numpy(descr), size, *header.shape, *header.fortran_order,
-                    data, std::move(storage));
+  set_elements(array, type, take(expected));
+  return array;
+}
+
+ListedArray list_npy(const std::string& path, SharedBytes file) {
+  return {path, "", path, [file = std::move(file)](const ListedArray& listed, const ArrayCheck& check) {
+            SharedBytes left = file;
+            const auto take = [&](uint64_t count) {
+              const SharedBytes next{left.bytes.first(count), left.storage};
+              left.bytes = left.bytes.subspan(count);
+              return next;
+            };
+            return read_npy(listed, file.bytes.size(), take, check);
+          }};
 }
 
 std::vector<std::byte> to_npy(const Array& array) {
@@ -207,11 +217,7 @@ std::vector<std::byte> to_npy(const Array& array) {
                          static_cast<char>(header.size() >> 8)};
   std::memcpy(file.data(), prefix, sizeof prefix);
   std::memcpy(file.data() + sizeof prefix, header.data(), header.size());
-  std::byte* out = file.data() + sizeof prefix + header.size();
-  for (int64_t i = 0; i < size; ++i) {
-    const auto* element = static_cast<const std::byte*>(tensor.data) + element_index(tensor, i) * type.bytes;
-    std::memcpy(out + i * type.bytes, element, static_cast<size_t>(type.bytes));
-  }
+  copy_row_major(array, file.data() + sizeof prefix + header.size());
   return file;
 }
 

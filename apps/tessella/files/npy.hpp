@@ -3,19 +3,25 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
-#include <span>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "files/array.hpp"
+#include "files/listed_array.hpp"
 
 namespace tessella::cli {
 
-// Zero copy where the elements are aligned. Elements of no fixed use here (objects, records, big-endian) are not read:
-// the array then has element_bytes 0 and no data. `source` names the file in messages.
-Array read_npy(const std::string& source, const std::string& name, std::span<const std::byte> bytes,
-               std::shared_ptr<const void> storage);
+inline constexpr const char* kNpyMagic = "\x93NUMPY";
+
+// Takes the next `count` bytes of what is read; no more than it has.
+using TakeBytes = std::function<SharedBytes(uint64_t count)>;
+
+// The array out of a .npy file, or an archive's entry, of `size` bytes. The header is checked before elements are
+// taken, once and all of them.
+Array read_npy(const ListedArray& listed, uint64_t size, const TakeBytes& take, const ArrayCheck& check);
+
+// The one array of a file; without a copy where its elements are as the library takes them.
+ListedArray list_npy(const std::string& path, SharedBytes file);
 
 // A version 1 file of the array in row-major order. bf16 becomes raw |V2: numpy has no name for it.
 std::vector<std::byte> to_npy(const Array& array);

@@ -3,19 +3,19 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "files/array.hpp"
+#include "files/listed_array.hpp"
 
 namespace tessella::cli {
 
-// In the header's order, zero copy where the elements are aligned. A tensor of a type that the library lacks is
-// listed without a dtype.
-std::vector<Array> read_safetensors(const std::string& source, std::span<const std::byte> bytes,
-                                    const std::shared_ptr<const void>& storage);
+// Whether the bytes begin as such a file: a length within them, and a JSON object.
+bool is_safetensors(std::span<const std::byte> bytes);
+
+// In the header's order; read without a copy where the elements are as the library takes them.
+std::vector<ListedArray> list_safetensors(const std::string& path, const SharedBytes& file);
 
 std::vector<std::byte> to_safetensors(std::span<const Array> arrays);
 

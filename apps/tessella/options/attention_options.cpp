@@ -23,7 +23,7 @@ using Options = tessella_attention_options;
 
 struct TensorTarget {
   Call::Member member;
-  tessella_dtype dtype;  // of numbers on the command line, and what a file is converted to; DEFAULT: as it is
+  tessella_dtype dtype;  // of read_values()
 };
 // One of some words, which stand for 0, 1, 2 of the option.
 struct WordTarget {
@@ -74,7 +74,7 @@ const Row kRows[] = {
     {"cu-seqlens-kv", TensorTarget{&Args::cu_seqlens_kv, TESSELLA_I32}, "the same for k and v"},
     {"document-ids-q", TensorTarget{&Args::document_ids_q, TESSELLA_I32}, "where they differ from the keys'"},
     {"document-ids-kv", TensorTarget{&Args::document_ids_kv, TESSELLA_I32}, "a key is visible iff the ids are equal"},
-    {"draft-mask", TensorTarget{&Args::draft_mask, TESSELLA_DTYPE_DEFAULT},
+    {"draft-mask", TensorTarget{&Args::draft_mask, TESSELLA_BOOL},
      "what queries see of the last keys, which are theirs: bool (batch or 1, seqlen_q, seqlen_q)"},
     {"out-dtype", DtypeTarget{&Options::out_dtype}, "that of q, or f32"},
     {"kernel", &Options::kernel, "a name of `tessella kernels` [automatic]"},
@@ -112,7 +112,8 @@ struct ValueName {
   std::string operator()(FlagTarget) const { return ""; }
   std::string operator()(DtypeTarget) const { return "DTYPE"; }
   std::string operator()(TensorTarget target) const {
-    return target.dtype == TESSELLA_DTYPE_DEFAULT ? "FILE[:NAME]" : "NUMBERS|FILE[:NAME]";
+    const bool takes_numbers = target.dtype == TESSELLA_F32 || target.dtype == TESSELLA_I32;
+    return takes_numbers ? "NUMBERS|FILE[:NAME]" : "FILE[:NAME]";
   }
 };
 
@@ -147,7 +148,7 @@ struct Apply {
   }
   void operator()(FlagTarget target) const { call.options.*target.member = 1; }
   void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(string).dtype; }
-  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, string, target.dtype)); }
+  void operator()(TensorTarget target) const { call.set(target.member, read_values(what, string, target.dtype, call)); }
 };
 
 }  // namespace

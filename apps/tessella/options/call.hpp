@@ -17,10 +17,11 @@ namespace tessella::cli {
 struct Call {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
-  std::optional<tessella_backward_args> backward;  // its gradients; `forward` is left to Tagged
-  std::deque<Array> arrays;                        // addresses stay
-  std::deque<std::string> strings;                 // what options' strings point at
-  std::deque<tessella_tensor> gpu_tensors;         // once placed on a GPU, what args points at
+  std::optional<tessella_backward_args> backward;     // its gradients; `forward` is left to Tagged
+  tessella_dtype raw_dtype = TESSELLA_DTYPE_DEFAULT;  // of raw elements in files; DEFAULT: not said
+  std::deque<Array> arrays;                           // addresses stay
+  std::deque<std::string> strings;                    // what options' strings point at
+  std::deque<tessella_tensor> gpu_tensors;            // once placed on a GPU, what args points at
   std::deque<GpuMemory> gpu_memories;
 
   Call() = default;

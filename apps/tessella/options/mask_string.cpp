@@ -49,7 +49,7 @@ void window(const std::string& what, const std::string& value, Call& call) {
 
 // One length stands for every sequence.
 void prefix(const std::string& what, const std::string& value, Call& call) {
-  Array lengths = read_values(what, value, TESSELLA_I32);
+  Array lengths = read_values(what, value, TESSELLA_I32, call);
   if (lengths.tensor.ndim == 1 && lengths.tensor.shape[0] == 1) {
     const int64_t shape[] = {call.args.cu_seqlens_q ? call.args.cu_seqlens_q->shape[0] - 1 : batch_of(call)};
     Array repeated = allocate_array(lengths.name, TESSELLA_I32, shape);
@@ -62,7 +62,7 @@ void prefix(const std::string& what, const std::string& value, Call& call) {
 
 // One row of ids stands for every sequence.
 void document(const std::string& what, const std::string& value, Call& call) {
-  Array ids = read_values(what, value, TESSELLA_I32);
+  Array ids = read_values(what, value, TESSELLA_I32, call);
   if (ids.tensor.ndim == 1 && !call.args.cu_seqlens_q) {
     ids.tensor.ndim = 2;
     ids.tensor.shape[1] = ids.tensor.shape[0];
@@ -75,7 +75,7 @@ void document(const std::string& what, const std::string& value, Call& call) {
 }
 
 void dense(const std::string& what, const std::string& value, Call& call) {
-  set_tensor_once(what, &tessella_forward_args::dense_mask, call, read_values(what, value, TESSELLA_DTYPE_DEFAULT));
+  set_tensor_once(what, &tessella_forward_args::dense_mask, call, read_values(what, value, TESSELLA_BOOL, call));
 }
 
 void block_map(const std::string& what, const std::string& value, Call& call) {
@@ -84,7 +84,7 @@ void block_map(const std::string& what, const std::string& value, Call& call) {
     throw InputError(fmt::format("{} is '{}', expected block_map:FILE,TILE_Q,TILE_KV", what, value));
   call.options.block_map_q = parse_integer(what, parts[1]);
   call.options.block_map_kv = parse_integer(what, parts[2]);
-  set_tensor_once(what, &tessella_forward_args::block_map, call, read_values(what, parts[0], TESSELLA_DTYPE_DEFAULT));
+  set_tensor_once(what, &tessella_forward_args::block_map, call, read_values(what, parts[0], TESSELLA_BOOL, call));
 }
 
 constexpr Part kParts[] = {
