@@ -23,8 +23,6 @@ const ElementType* find_element_type_by_name(std::string_view name);
 const ElementType* find_element_type_by_numpy(std::string_view descr);
 const ElementType* find_element_type_by_safetensors(std::string_view name);
 
-// The type called `name`; an InputError that lists the names otherwise.
-const ElementType& element_type_named(std::string_view name);
 std::string dtype_name(tessella_dtype dtype);
 
 // One element as a double, and a float stored as one element (rounded to nearest even).
