@@ -9,20 +9,25 @@
 namespace tessella::cli {
 namespace {
 
-constexpr std::string_view kFunctions[] = {"forward",        "backward",        "merge",         "append",
-                                           "copy_pages",     "plan_make",       "plan_run",      "plan_initialize",
+constexpr std::string_view kFunctions[] = {"forward",        "backward",        "merge",          "append",
+                                           "copy_pages",     "plan_make",       "plan_run",       "plan_initialize",
                                            "plan_workspace", "kernel_describe", "kernel_refusal", "kernel_cost_of",
                                            "check",          "kernels build"};
 
 // What has another name on the command line.
-constexpr std::array<std::string_view, 2> kNames[] = {
-    {"window_left", "--mask window"},       {"window_right", "--mask window"},
-    {"chunk", "--mask chunk"},              {"keep_first", "--mask keep_first"},
-    {"prefix_lengths", "--mask prefix"},    {"document_ids_q", "--mask document"},
-    {"document_ids_kv", "--mask document"}, {"dense_mask", "--mask dense"},
-    {"block_map", "--mask block_map"},      {"block_map_q", "--mask block_map"},
-    {"block_map_kv", "--mask block_map"},   {"causal_top_left", "--mask causal_top_left"},
-    {"archs", "--arch"}};
+constexpr std::array<std::string_view, 2> kNames[] = {{"window_left", "--mask window"},
+                                                      {"window_right", "--mask window"},
+                                                      {"chunk", "--mask chunk"},
+                                                      {"keep_first", "--mask keep_first"},
+                                                      {"prefix_lengths", "--mask prefix"},
+                                                      {"document_ids_q", "--mask document"},
+                                                      {"document_ids_kv", "--mask document"},
+                                                      {"dense_mask", "--mask dense"},
+                                                      {"block_map", "--mask block_map"},
+                                                      {"block_map_q", "--mask block_map"},
+                                                      {"block_map_kv", "--mask block_map"},
+                                                      {"causal_top_left", "--mask causal_top_left"},
+                                                      {"archs", "--arch"}};
 
 bool is_of_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
@@ -43,8 +48,8 @@ void replace(std::string& string, std::string_view from, std::string_view to) {
 std::string in_options(const Error& error, std::string_view layout) {
   std::string_view message = error.what();
   const size_t colon = message.find(": ");
-  const bool has_function = colon != message.npos && std::ranges::find(kFunctions, message.substr(0, colon)) !=
-                                                         std::end(kFunctions);
+  const bool has_function =
+      colon != message.npos && std::ranges::find(kFunctions, message.substr(0, colon)) != std::end(kFunctions);
   if (has_function) message.remove_prefix(colon + 2);
   const ErrorCode code = error.code();
   if (code != ErrorCode::invalid_argument && code != ErrorCode::unsupported) return std::string(message);
@@ -61,8 +66,10 @@ std::string in_options(const Error& error, std::string_view layout) {
     begin += word.size();
   }
   const bool is_swapped = layout == "bhsd";
-  replace(said, "is the memory (batch, heads, seqlen, head_dim)?", is_swapped ? "is it --layout bshd?" : "is it --layout bhsd?");
-  if (is_swapped && said.find("layout batch, seqlen") != said.npos) said += "; --layout bhsd was swapped to this order first";
+  replace(said, "is the memory (batch, heads, seqlen, head_dim)?",
+          is_swapped ? "is it --layout bshd?" : "is it --layout bhsd?");
+  if (is_swapped && said.find("layout batch, seqlen") != said.npos)
+    said += "; --layout bhsd was swapped to this order first";
   return said;
 }
 

@@ -9,8 +9,9 @@
 
 namespace tessella::cli {
 
-// Without the C function that failed, and of wrong arguments with the options in their place: "forward: seqlens_kv[0] is
-// 9, expected ..." becomes "--seqlens-kv[0] is 9, expected ...". layout: of --layout, which the sentence may ask about.
+// Without the C function that failed, and of wrong arguments with the options in their place: "forward: seqlens_kv[0]
+// is 9, expected ..." becomes "--seqlens-kv[0] is 9, expected ...". layout: of --layout, which the sentence may ask
+// about.
 std::string in_options(const Error& error, std::string_view layout = "bshd");
 
 // What run() returns; errors of the library are said in options.
