@@ -337,8 +337,8 @@ AppendArguments read(const tessella_append_args* args, const tessella_append_opt
   const tessella_append_args given = grow(args, defaults, function, "args");
   const AppendArguments arguments = AppendNormalizer(given, options, function, memory).run();
   core::validate(arguments, function);
-  const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
-                             (options.check_device_values != 0 || core::environment_check_device_values());
+  const bool is_asked = core::environment_check_device_values() || options.check_device_values != 0;
+  const bool checks_values = is_asked && arguments.device.type != core::DeviceType::cpu;
   if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
   return arguments;
 }

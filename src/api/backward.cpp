@@ -179,8 +179,8 @@ AttentionArguments read(const tessella_backward_args* args, const tessella_atten
       normalize(forward, options, function, memory == Memory::written ? Memory::read : memory);
   GradientReader(given, forward, options, function, memory, arguments).run();
   core::validate(arguments, function);
-  const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
-                             (options.check_device_values != 0 || core::environment_check_device_values());
+  const bool is_asked = core::environment_check_device_values() || options.check_device_values != 0;
+  const bool checks_values = is_asked && arguments.device.type != core::DeviceType::cpu;
   if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
   return arguments;
 }

@@ -21,8 +21,8 @@ using core::message;
 AttentionArguments read(const tessella_forward_args* args, const tessella_attention_options& options,
                         const char* function, void* stream, Memory memory) {
   const AttentionArguments arguments = normalize(grown(args, function), options, function, memory);
-  const bool checks_values = arguments.device.type != core::DeviceType::cpu &&
-                             (options.check_device_values != 0 || core::environment_check_device_values());
+  const bool is_asked = core::environment_check_device_values() || options.check_device_values != 0;
+  const bool checks_values = is_asked && arguments.device.type != core::DeviceType::cpu;
   core::validate(arguments, function);
   if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
   return arguments;

@@ -73,8 +73,9 @@ class Normalizer {
     const TensorAxes v = reader_.attention("v", args_.v, packed_kv, p_.v());
     for (const auto& [label, operand] : {std::pair{"q", &p_.q()}, std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
       if (!core::is_float(operand->dtype) && !core::is_quantized(operand->dtype)) {
-        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype),
-                        ", expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"));
+        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ",
+                        operand == &p_.q() ? "f64, f32, bf16 or f16"
+                                           : message(name(p_.q().dtype), " = q.dtype, or f8e4m3fn, i8 or i4")));
       }
     }
     p_.batch = q.batch;
@@ -101,7 +102,13 @@ class Normalizer {
     if (in_slots) slots(k);
     if (v.rows != k.rows) reader_.mismatch("v", *args_.v, 4, 1, v.rows, k.rows, "the rows of k");
     if (v.heads != k.heads) reader_.mismatch("v", *args_.v, 4, 2, v.heads, k.heads, "the heads of k");
-    if (q.heads < 1 || k.heads < 1 || q.heads % k.heads != 0) {
+    for (const auto& [label, heads] : {std::pair{"q", q.heads}, std::pair{"k", k.heads}}) {
+      if (heads < 1) {
+        invalid(message(function_, ": ", label, " has ", heads,
+                        " heads, expected at least 1 (layout batch, seqlen, heads, head_dim)"));
+      }
+    }
+    if (q.heads % k.heads != 0) {
       invalid(message(function_, ": q has ", q.heads, " heads and k has ", k.heads,
                       ", expected heads of q to be a multiple of heads of k (layout batch, seqlen, heads, head_dim",
                       reader_.swap_hint(q, k), ")"));

@@ -66,17 +66,17 @@ PlanCache& plan_cache() {
 
 }  // namespace
 
-Plan make_plan(const Shape& shape, std::string_view forced, const char* function) {
+Plan make_plan(const Shape& shape, core::ForcedKernel forced, const char* function) {
   Plan plan = core::choose(shape, kernel_tables(), forced, function);
   if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan.shape);
   return plan;
 }
 
-std::shared_ptr<const Plan> cached_plan(const Shape& shape, std::string_view forced, const char* function) {
+std::shared_ptr<const Plan> cached_plan(const Shape& shape, core::ForcedKernel forced, const char* function) {
   const Shape key = cache_key(shape);
-  if (std::shared_ptr<const Plan> plan = plan_cache().find(key, forced)) return plan;
+  if (std::shared_ptr<const Plan> plan = plan_cache().find(key, forced.name)) return plan;
   auto plan = std::make_shared<const Plan>(make_plan(key, forced, function));
-  plan_cache().insert(plan, std::string(forced));
+  plan_cache().insert(plan, std::string(forced.name));
   return plan;
 }
 

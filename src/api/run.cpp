@@ -17,16 +17,16 @@ using core::invalid;
 using core::message;
 using core::Plan;
 
-std::string_view forced_kernel(const char* kernel, core::Operation operation) {
-  if (kernel != nullptr) return kernel;
-  const std::string_view name = core::environment_kernel();
-  if (name.empty()) return "";
+core::ForcedKernel forced_kernel(const char* kernel, core::Operation operation) {
+  if (kernel != nullptr) return {kernel};
+  const core::ForcedKernel named{core::environment_kernel(), core::kKernelVariable};
+  if (!named.is_given()) return {};
   for (const core::KernelTable& table : kernel_tables()) {
     for (const core::Kernel& entry : table) {
-      if (entry.name == name) return entry.operation == operation ? name : "";
+      if (entry.name == named.name) return entry.operation == operation ? named : core::ForcedKernel();
     }
   }
-  return name;  // of no kernel: choose() says so
+  return named;  // of no kernel: choose() says so
 }
 
 namespace {

@@ -1,15 +1,14 @@
 // Running a plan of any operation.
 #pragma once
 
-#include <string_view>
-
+#include "core/choose.hpp"
 #include "core/plan.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
 
-// The name that the options force, or the environment where it names a kernel of this operation or none at all, or "".
-std::string_view forced_kernel(const char* kernel, core::Operation operation);
+// The kernel that the options force, or the environment where it names one of this operation or none at all.
+core::ForcedKernel forced_kernel(const char* kernel, core::Operation operation);
 
 // workspace: null: from the allocator, or the library's own. Throws Error(invalid_argument) naming `function` for one
 // that is too small, not aligned, overlaps a tensor of the call or is in use by another run; Error(cancelled).

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <sstream>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/fields.hpp"
@@ -51,11 +53,14 @@ std::string shown_fields(const S& shape) {
   return string.str();
 }
 
-std::string explain(const Plan& plan, std::string_view forced) {
+std::string explain(const Plan& plan, ForcedKernel forced) {
   std::string string = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
   string += message("\nfeatures: ", names(features(plan.shape)), "\n");
   string += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
-                    forced.empty() ? "" : ", named by the caller", "\n");
+                    !forced.is_given()           ? ""
+                    : forced.variable == nullptr ? ", named by the caller"
+                                                 : message(", named by ", forced.variable),
+                    "\n");
   if (plan.kernel->device == DeviceType::cpu) string += message("threads: at most ", plan.num_threads, "\n");
   if (plan.kernel->describe != nullptr) string += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
   string += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
@@ -126,14 +131,102 @@ std::string ineligible_mixture(const Kernel&, const S&) {
   return "";
 }
 
-// The tensor whose device is the call's device.
-const char* first_tensor(Operation operation) {
+// The tensor whose device and dtype are the call's.
+struct FirstTensor {
+  const char* is_on;
+  const char* name;
+};
+FirstTensor first_tensor(Operation operation) {
   switch (operation) {
-    case Operation::merge: return "outs are on ";
-    case Operation::append: return "caches are on ";
-    case Operation::copy_pages: return "pools are on ";
-    default: return "q is on ";
+    case Operation::merge: return {"outs are on ", "outs[0]"};
+    case Operation::append: return {"caches are on ", "k_new"};
+    case Operation::copy_pages: return {"pools are on ", "pools[0]"};
+    default: return {"q is on ", "q"};
   }
+}
+
+// Kernels that a call of this shape may have, whether or not they are eligible.
+template <typename Visit>
+void visit_kernels(const Shape& shape, std::span<const KernelTable> tables, Visit visit) {
+  for (const KernelTable& table : tables) {
+    for (const Kernel& kernel : table) {
+      if (kernel.device == device(shape).type && kernel.operation == operation(shape)) visit(kernel);
+    }
+  }
+}
+
+// "f64, f32 or bf16", of bits per DType.
+std::string names_of_dtypes(uint32_t dtypes) {
+  std::string string;
+  for (auto value = static_cast<int32_t>(DType::f64); value <= static_cast<int32_t>(kLastDType); ++value) {
+    const auto dtype = static_cast<DType>(value);
+    if ((dtypes & dtype_bit(dtype)) == 0) continue;
+    dtypes &= ~dtype_bit(dtype);
+    string += message(string.empty() ? "" : dtypes == 0 ? " or " : ", ", name(dtype));
+  }
+  return string;
+}
+
+// Why no kernel at all would do, where one sentence says it, or "": dtypes and features that none has.
+std::string common_reason(const Shape& shape, std::span<const KernelTable> tables) {
+  const DType dtype = core::dtype(shape);
+  const std::string where = message("no ", name(operation(shape)), " kernel on ",
+                                    device(shape).type == DeviceType::cpu ? "the CPU" : "a GPU");
+  uint32_t dtypes = 0, cache_dtypes = 0;
+  Features supported;
+  visit_kernels(shape, tables, [&](const Kernel& kernel) {
+    dtypes |= kernel.dtypes;
+    if ((kernel.dtypes & dtype_bit(dtype)) == 0) return;
+    cache_dtypes |= kernel.cache_dtypes;
+    supported |= kernel.features;
+  });
+  if (dtypes == 0) return "";
+  if ((dtypes & dtype_bit(dtype)) == 0) {
+    return message(first_tensor(operation(shape)).name, ".dtype is ", name(dtype), ", and ", where,
+                   " computes it, expected ", names_of_dtypes(dtypes));
+  }
+  if (const auto* attention = std::get_if<AttentionShape>(&shape)) {
+    for (const Name operand : {Name::k, Name::v}) {
+      const DType own = attention->operands[operand].dtype;
+      if (own == dtype || (cache_dtypes & dtype_bit(own)) != 0) continue;
+      return message(name(operand), ".dtype is ", name(own), " beside q.dtype ", name(dtype), ", and ", where,
+                     " computes that, expected ", names_of_dtypes(dtype_bit(dtype) | cache_dtypes));
+    }
+  }
+  const Features missing = features(shape).without(supported);
+  return missing.empty() ? "" : message(where, " supports ", names(missing));
+}
+
+[[noreturn]] void fail_forced(const Plan& plan, const Shape& shape, std::span<const KernelTable> tables,
+                              ForcedKernel forced, const char* function) {
+  const char* named_by = forced.variable == nullptr ? "kernel" : forced.variable;
+  if (!plan.ineligible.empty()) {
+    unsupported(message(function, ": ", named_by, " is ", forced.name,
+                        ", which cannot run this call: ", plan.ineligible[0].reason));
+  }
+  std::string known;
+  visit_kernels(shape, tables, [&](const Kernel& kernel) { known += message(known.empty() ? "" : ", ", kernel.name); });
+  invalid(message(function, ": ", named_by, " is \"", forced.name, "\", expected one of ", known));
+}
+
+// Kernels with the same reason stand together.
+[[noreturn]] void fail(const Plan& plan, const Shape& shape, std::span<const KernelTable> tables,
+                       const char* function) {
+  if (const std::string reason = common_reason(shape, tables); !reason.empty()) {
+    unsupported(message(function, ": ", reason));
+  }
+  std::string string = message(function, ": no kernel computes this call");
+  std::vector<std::string_view> said;
+  for (const IneligibleKernel& first : plan.ineligible) {
+    if (std::ranges::find(said, first.reason) != said.end()) continue;
+    said.push_back(first.reason);
+    std::string kernels;
+    for (const IneligibleKernel& other : plan.ineligible) {
+      if (other.reason == first.reason) kernels += message(kernels.empty() ? "" : ", ", other.kernel);
+    }
+    string += message("; ", kernels, ": ", first.reason);
+  }
+  unsupported(string);
 }
 
 // Threads a call asks for.
@@ -147,7 +240,7 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation), location(device));
+    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation).is_on, location(device));
   }
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
@@ -165,16 +258,16 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
   return kernel.ineligible == nullptr ? std::string() : kernel.ineligible(shape);
 }
 
-Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string_view forced, const char* function) {
+Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function) {
   Plan plan;
   const uint32_t dtype = dtype_bit(core::dtype(shape));
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
-      if (forced.empty() ? !is_for_this : kernel.name != forced) continue;
-      if (forced.empty() && kernel.automatic == 0) continue;  // the ladder is there to be named, not to be chosen
+      if (forced.is_given() ? kernel.name != forced.name : !is_for_this) continue;
+      if (!forced.is_given() && kernel.automatic == 0) continue;  // the ladder is there to be named, not to be chosen
       std::string reason = ineligible(kernel, shape);
-      if (reason.empty() && forced.empty() && (kernel.automatic & dtype) == 0) {
+      if (reason.empty() && !forced.is_given() && (kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       }
       if (!reason.empty()) {
@@ -191,12 +284,8 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string
       return plan;
     }
   }
-  if (!forced.empty() && plan.ineligible.empty()) {
-    invalid(message(function, ": kernel is \"", forced, "\", expected a name that `tessella kernels` lists"));
-  }
-  std::string string = message(function, ": no kernel computes this call");
-  for (const IneligibleKernel& other : plan.ineligible) string += message("; ", other.kernel, ": ", other.reason);
-  unsupported(string);
+  if (forced.is_given()) fail_forced(plan, shape, tables, forced, function);
+  fail(plan, shape, tables, function);
 }
 
 namespace {

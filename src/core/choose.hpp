@@ -13,10 +13,17 @@ namespace tessella::core {
 // Why the kernel would not run calls of this shape, or "".
 std::string ineligible(const Kernel& kernel, const Shape& shape);
 
-// Walks the tables, best first, and passes over kernels of other operations and devices. A non-empty `forced` names the
-// kernel that must run. Throws Error(unsupported) with every reason when none is left, Error(invalid_argument) for an
-// unknown name.
-Plan choose(const Shape& shape, std::span<const KernelTable> tables, std::string_view forced, const char* function);
+// The kernel that must run, "" = any, and what names it: the option or a variable of the environment.
+struct ForcedKernel {
+  std::string_view name = {};
+  const char* variable = nullptr;  // null: the option
+
+  bool is_given() const { return !name.empty(); }
+};
+
+// Walks the tables, best first, and passes over kernels of other operations and devices. Throws Error(unsupported) with
+// every reason when none is left, Error(invalid_argument) for an unknown name.
+Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function);
 
 // Throws Error(invalid_argument) naming `function` if a call of this shape is not one that the plan was made for.
 void check_fits(const Plan& plan, const Shape& shape, const char* function);

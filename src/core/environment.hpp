@@ -13,12 +13,14 @@
 namespace tessella::core {
 
 // Name of the kernel that every call of its operation must use that names none; "" = automatic.
+inline constexpr const char* kKernelVariable = "TESSELLA_KERNEL";
 inline std::string_view environment_kernel() {
-  const char* value = std::getenv("TESSELLA_KERNEL");
+  const char* value = std::getenv(kKernelVariable);
   return value == nullptr ? std::string_view() : std::string_view(value);
 }
 
-// Whether every call checks the values of tables that live on a GPU, as option check_device_values does for one.
+// Whether every call checks the values of tables that live on a GPU, as option check_device_values does for one. Calls
+// on the CPU ask too, so that a value that means nothing is an error on every machine.
 inline bool environment_check_device_values() {
   const char* value = std::getenv("TESSELLA_CHECK_DEVICE_VALUES");
   const std::string_view string = value == nullptr ? "" : value;

@@ -217,7 +217,7 @@ const ExpectedError kErrors[] = {
     {"max_seqlen_new", kPlain, [](AppendCall& c) { c.options().max_seqlen_new = 2; }, kInvalid,
      "append: max_seqlen_new is 2, expected 0 or at least 3, the rows of k_new"},
     {"another_operation", kPlain, [](AppendCall& c) { c.options().kernel = "reference.merge"; }, TESSELLA_UNSUPPORTED,
-     "append: no kernel computes this call; reference.merge: computes merge, not append"},
+     "append: kernel is reference.merge, which cannot run this call: computes merge, not append"},
 };
 
 TEST(AppendErrors, SayWhatWasGivenAndExpected) {

@@ -143,7 +143,7 @@ const ExpectedError kErrors[] = {
     // Options.
     {"num_threads", [](SmallBackward& c) { c.options.num_threads = -1; }, kInvalid, "backward: num_threads is -1"},
     {"kernel_of_forward", [](SmallBackward& c) { c.options.kernel = "reference.attention"; }, kUnsupported,
-     "backward: no kernel computes this call; reference.attention: computes forward, not backward"},
+     "backward: kernel is reference.attention, which cannot run this call: computes forward, not backward"},
     {"unknown_kernel", [](SmallBackward& c) { c.options.kernel = "nobody"; }, kInvalid,
      "backward: kernel is \"nobody\""},
 };

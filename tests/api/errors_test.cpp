@@ -102,12 +102,23 @@ const ExpectedError kErrors[] = {
      [](SmallCall& c) {
        c.args.k = ts::view(c.k.data(), ts::i64, {kBatch, kSeqlenKv, 1, kDim});
      },
-     kInvalid, "k.dtype is i64, expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"},
+     kInvalid, "k.dtype is i64, expected f32 = q.dtype, or f8e4m3fn, i8 or i4"},
     {"q_dtype",
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::i32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
      },
-     kInvalid, "q.dtype is i32, expected f64, f32, bf16, f16, f8e4m3fn, f8e5m2, i8 or i4"},
+     kInvalid, "q.dtype is i32, expected f64, f32, bf16 or f16"},
+    {"no_heads_q",
+     [](SmallCall& c) {
+       c.args.q = ts::view(c.q.data(), ts::f32, {kBatch, kSeqlenQ, 0, kDim});
+     },
+     kInvalid, "forward: q has 0 heads, expected at least 1 (layout batch, seqlen, heads, head_dim)"},
+    {"no_heads_kv",
+     [](SmallCall& c) {
+       c.args.k = ts::view(c.k.data(), ts::f32, {kBatch, kSeqlenKv, 0, kDim});
+       c.args.v = ts::view(c.v.data(), ts::f32, {kBatch, kSeqlenKv, 0, kDim});
+     },
+     kInvalid, "forward: k has 0 heads, expected at least 1 (layout batch, seqlen, heads, head_dim)"},
     {"option_out_dtype", [](SmallCall& c) { c.options.out_dtype = ts::bf16; }, kInvalid,
      "out_dtype is bf16, expected f32 = q.dtype"},
     {"option_out_dtype_unknown", [](SmallCall& c) { c.options.out_dtype = static_cast<ts::DType>(13); }, kInvalid,
@@ -263,7 +274,7 @@ const ExpectedError kErrors[] = {
      },
      kInvalid, "cache_batch_idx is given, expected it absent beside cu_seqlens_kv"},
     {"schedule_on_the_cpu", [](SmallCall& c) { c.args.schedule = ints(0, 4); }, kUnsupported,
-     "does not support schedule"},
+     "forward: no forward kernel on the CPU supports schedule"},
     {"schedule_dtype", [](SmallCall& c) { c.args.schedule = ts::view(g_floats, ts::f32, {4}); }, kInvalid,
      "forward: schedule.dtype is f32, expected i32"},
     {"schedule_axes",

@@ -89,7 +89,8 @@ const ExpectedError kErrors[] = {
     {"max_seqlen", [](MergeCall& c) { c.options().max_seqlen = 4; }, kInvalid,
      "merge: max_seqlen is 4, expected 0 or at least 5, the rows of outs"},
     {"kernel_of_another_operation", [](MergeCall& c) { c.options().kernel = "reference.attention"; },
-     TESSELLA_UNSUPPORTED, "merge: no kernel computes this call; reference.attention: computes forward, not merge"},
+     TESSELLA_UNSUPPORTED,
+     "merge: kernel is reference.attention, which cannot run this call: computes forward, not merge"},
     {"unknown_kernel", [](MergeCall& c) { c.options().kernel = "nobody"; }, kInvalid, "merge: kernel is \"nobody\""},
 };
 

@@ -50,17 +50,59 @@ TEST(Plan, AForcedKernelRunsOrFailsWithItsReason) {
     FAIL();
   } catch (const ts::Error& error) {
     EXPECT_EQ(error.code(), ts::ErrorCode::unsupported);
-    EXPECT_NE(std::string(error.what()).find("reference.flash_2: does not compute f64"), std::string::npos)
-        << error.what();
+    EXPECT_STREQ(error.what(),
+                 "plan_make: kernel is reference.flash_2, which cannot run this call: does not compute f64");
   }
+}
+
+// The message of a call that fails, "" of one that does not.
+std::string error_of(const auto& call) {
+  try {
+    call();
+    return "";
+  } catch (const ts::Error& error) {
+    return error.what();
+  }
+}
+
+TEST(Plan, AKernelOfAnotherNameIsAskedForByTheNamesThatThereAre) {
+  Tensors t(8);
+  const std::string message = error_of([&] { ts::plan_forward(t.args, {.kernel = "nope"}); });
+  EXPECT_EQ(message.find("plan_make: kernel is \"nope\", expected one of cpu."), 0u) << message;
+  EXPECT_NE(message.find("reference.attention"), std::string::npos) << message;
+  EXPECT_EQ(message.find("cpu.backward"), std::string::npos) << message;
 }
 
 TEST(Plan, TheEnvironmentForcesAKernel) {
   Tensors t(8);
   setenv("TESSELLA_KERNEL", "reference.attention", 1);
   EXPECT_EQ(ts::plan_forward(t.args).kernel(), "reference.attention");
+  EXPECT_NE(ts::plan_forward(t.args).explain().find("named by TESSELLA_KERNEL"), std::string::npos);
+  Tensors wide(8, ts::f64);
+  setenv("TESSELLA_KERNEL", "reference.flash_2", 1);
+  EXPECT_EQ(error_of([&] { ts::forward(wide.args); }),
+            "forward: TESSELLA_KERNEL is reference.flash_2, which cannot run this call: does not compute f64");
+  setenv("TESSELLA_KERNEL", "nope", 1);
+  const std::string message = error_of([&] { ts::forward(t.args); });
+  EXPECT_EQ(message.find("forward: TESSELLA_KERNEL is \"nope\", expected one of cpu."), 0u) << message;
+  EXPECT_EQ(error_of([&] { ts::forward(t.args, {.kernel = "reference.attention"}); }), "");
   unsetenv("TESSELLA_KERNEL");
   EXPECT_NE(ts::plan_forward(t.args).kernel(), "reference.attention");
+}
+
+// On the CPU too, which has no values to check.
+TEST(Plan, TheEnvironmentsSwitchIsOneOfTwoValues) {
+  constexpr const char* kVariable = "TESSELLA_CHECK_DEVICE_VALUES";
+  Tensors t(8);
+  for (const char* value : {"", "0", "1"}) {
+    setenv(kVariable, value, 1);
+    EXPECT_EQ(error_of([&] { ts::forward(t.args); }), "") << value;
+  }
+  for (const char* value : {"2", "yes", " 1"}) {
+    setenv(kVariable, value, 1);
+    EXPECT_EQ(error_of([&] { ts::forward(t.args); }), std::string(kVariable) + " is '" + value + "', expected 0 or 1");
+  }
+  unsetenv(kVariable);
 }
 
 TEST(Plan, OfTheCpuFollowsNoSchedule) {
@@ -80,7 +122,7 @@ TEST(Plan, OfTheCpuFollowsNoSchedule) {
   expect([&] { plan.make_schedule(t.args); },
          "plan_schedule: the plan's kernel, " + plan.kernel() + ", follows no schedule, expected a plan made with one");
   expect([&] { plan.run(t.args); }, "plan_run: schedule is given, and the plan was made without it");
-  expect([&] { ts::plan_forward(t.args); }, "does not support schedule");
+  expect([&] { ts::plan_forward(t.args); }, "plan_make: no forward kernel on the CPU supports schedule");
   size_t bytes = 1;
   EXPECT_EQ(tessella_plan_schedule_size(nullptr, &bytes), TESSELLA_INVALID_ARGUMENT);
   EXPECT_STREQ(tessella_last_error(), "plan_schedule_size: plan is NULL, expected a pointer");

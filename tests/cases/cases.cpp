@@ -1,6 +1,8 @@
 #include "cases/cases.hpp"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <sstream>
 #include <stdexcept>
 #include <type_traits>
@@ -74,11 +76,17 @@ void fields(AnyCase& c, Visit visit) {
   visit("seed", c.seed);
 }
 
+// Numbers with as many digits as it takes to read them back: a dropout of 0.9999999 is not 1.
 template <typename T>
 std::string string_of(const T& value) {
-  std::ostringstream line;
-  line << value;
-  return line.str();
+  if constexpr (std::is_same_v<T, double>) {
+    std::array<char, 32> digits{};
+    return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+  } else {
+    std::ostringstream line;
+    line << value;
+    return line.str();
+  }
 }
 
 template <typename T>

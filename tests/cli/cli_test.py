@@ -12,6 +12,7 @@ import resource
 import struct
 import subprocess
 import sys
+import time
 import unittest
 import zipfile
 
@@ -46,7 +47,17 @@ class Attend(CliTest):
         file = self.write("x.npz", npz({"c": npy(self.v), "a": npy(self.q), "b": npy(self.k), "d": npy(self.q)}))
         run("attend", file, "--names", "a,b,c", "--out", self.folder / "out.npy")
         self.check_out(self.folder / "out.npy")
-        self.expect_error("attend", file, "--names", "a,b,x", saying="1 of the 3 are not there; the files have c, a, b, d")
+        for names, saying in (
+            ("a,b,x", "--names has 'x', which is not there; the files have c, a, b, d"),
+            ("a,a,a", "--names has 'a' 3 times, and 1 is there, expected an array of its own for each of q, k and v"),
+            ("a,b", "--names is 'a,b', expected three: Q,K,V"),
+        ):
+            self.expect_error("attend", file, "--names", names, saying=saying)
+        again = self.write("y.npz", npz({"a": npy(self.k)}))
+        self.expect_error("attend", file, again, "--names", "a,b,c", saying="--names has 'a', which ")
+        same = [self.write(f"{i}.npz", npz({"x": npy(data)})) for i, data in enumerate((self.q, self.k, self.v))]
+        run("attend", *same, "--names", "x,x,x", "--out", self.folder / "out.npy")
+        self.check_out(self.folder / "out.npy")
         self.expect_error("attend", file, saying="got 4 arrays (c, a, b, d), expected q, k and v: arrays of these")
 
     def write_safetensors(self, **arrays):
@@ -101,6 +112,22 @@ class Attend(CliTest):
             self.check_out(self.folder / "out.npy")
         self.expect_error("attend", *files[2], *files[0], saying="got 6 arrays (")
 
+    def test_files_named_after_another_operand_are_not_taken_by_position(self):
+        def named(*names):
+            return [self.write(name, npy(x)) for name, x in zip(names, (self.q, self.k, self.v))]
+
+        saying = "k.npy is given where q is expected, and its name says k, expected the files in the order q, k, v"
+        for names in (("k.npy", "q.npy", "v.npy"), ("a_k.npy", "a_q.npy", "a_v.npy"), ("k.npy", "b.npy", "v.npy")):
+            self.expect_error("attend", *named(*names), saying=saying)
+        self.expect_error("attend", *named("key-0.npy", "Query-0.npy", "value-0.npy"), saying="its name says k")
+        self.expect_error("attend", *named("q.npy", "v.npy", "k.npy"), saying="v.npy is given where k is expected")
+        packed = [self.write(f"{n}.npz", npz({"arr_0": npy(x)})) for n, x in zip("kqv", (self.q, self.k, self.v))]
+        self.expect_error("attend", *packed, saying="k.npz is given where q is expected")
+        for names in (("q_of_k.npy", "kv.npy", "x.npy"), ("l0.q.npy", "l0.k.npy", "l0.v.npy"), ("1.npy", "2.npy", "v.npy"), ("key_a.npy", "key_b.npy", "key_c.npy")):
+            run("attend", *named(*names), "--out", self.folder / "out.npy")
+            self.check_out(self.folder / "out.npy")
+        run("attend", *[self.folder / "k.npy"] * 3)  # nothing that could be swapped
+
     def test_safetensors_unaligned(self):
         size = len(self.q)
         header = {"__metadata__": {"a": "b"}, **{n: entry(i * size, (i + 1) * size) for i, n in enumerate("qkv")}}
@@ -115,7 +142,22 @@ class Attend(CliTest):
             return b"".join(x[(s * 2 + h) * 16 : (s * 2 + h) * 16 + 16] for h in range(2) for s in range(8))
 
         files = [self.write(f"{n}.npy", npy(swapped(x), (1, 2, 8, 4))) for n, x in zip("qkv", (self.q, self.k, self.v))]
-        run("attend", *files, "--layout", "bhsd", "--out", self.folder / "out.npy")
+        done = run("attend", *files, "--layout", "bhsd", "--out", self.folder / "out.npy")
+        document = json.loads(run("attend", *files, "--layout", "bhsd", "--json").stdout)
+        for name in ("q", "k", "v", "out"):
+            self.assertRegex(done.stdout, rf"(?m)^{name} +\(1, 2, 8, 4\) f32")
+            self.assertEqual(document[name]["shape"], [1, 2, 8, 4])
+        wide, tall, low = (
+            self.write(f"{name}.npy", npy(bytes(4 * math.prod(shape)), shape))
+            for name, shape in (("wide", (1, 3, 8, 4)), ("tall", (1, 4, 10, 4)), ("low", (1, 2, 4, 4)))
+        )
+        for arguments, saying in (
+            ((wide, *files[1:], "--layout", "bhsd"), "q has 3 heads and k has 2, expected heads of q to be a multiple of heads "
+             "of k (layout batch, seqlen, heads, head_dim; with axes 1 and 2 swapped they would fit: is it --layout bshd?); "
+             "--layout bhsd was swapped to this order first"),
+            ((tall, low, low), "; with axes 1 and 2 swapped they would fit: is it --layout bhsd?)\n"),
+        ):
+            self.expect_error("attend", *arguments, saying=saying)
         header, data = read_npy(self.folder / "out.npy")
         self.assertEqual(header["shape"], (1, 2, 8, 4))
         expected = expected_attention(self.q, self.k, self.v)
@@ -303,7 +345,7 @@ class Attend(CliTest):
         cache = [self.write(f"cache_{n}.npy", npy(floats(9) + x, (2, *SHAPE[1:]))) for n, x in zip("kv", (self.k, self.v))]
         run("attend", q, *cache, "--cache-batch-idx", 1, "--check=0", "--out", self.folder / "o.npy")
         self.check_out(self.folder / "o.npy")
-        self.expect_error("attend", q, *cache, "--cache-batch-idx", 2, saying="cache_batch_idx[0] is 2, expected 0 to 1")
+        self.expect_error("attend", q, *cache, "--cache-batch-idx", 2, saying="tessella: --cache-batch-idx[0] is 2, expected 0 to 1")
         outs = []
         tree = self.write("tree.npy", npy(bytes(j <= i for i in range(8) for j in range(8)), (8, 8), "|b1"))
         for mask in (("--draft-mask", tree), ("--mask", "causal")):
@@ -330,24 +372,34 @@ class Attend(CliTest):
             (["--seqlens-kv", "1.5"], "expected a whole number that fits i32"),
             (["--layout", "sbhd"], "--layout is 'sbhd'"),
             (["--kernel", "nosuch"], "nosuch"),
-            (["--dtype", "f8"], "dtype is 'f8', expected one of f64"),
-            (["--no-such"], "--no-such"),
+            (["--dtype", "f8"], "--dtype is 'f8', expected one of f64, f32, bf16, f16, bool"),
+            (["--no-such"], "'--no-such' is not taken, expected what `tessella attend --help` shows"),
+            (["--scale"], "--scale has no value, expected one behind it"),
+            (["--scale", "1", "--scale", "1"], "--scale is given twice, expected once"),
+            (["--check", "5"], "FILE is '5', and no such file is there; rows are given as --check=5"),
+            (["--scale", "1e400"], "--scale is 1e400, expected a number that float32 can hold"),
+            (["--softcap", "1e-46"], "--softcap is 1e-46, expected a number that float32 can hold"),
+            (["--sink", "1e400"], "--sink is 1e400, expected a number that float64 can hold"),
+            (["--q-scale", "2"], "tessella: no forward kernel on the CPU supports --q-scale/--out-scale/amax\n"),
+            (["--num-sms", "3"], "tessella: --num-sms is for GPUs, and q is on the CPU\n"),
+            (["--dropout", "1"], "tessella: --dropout is 1, expected a probability in [0, 1)\n"),
+            (["--mask", "dense:" + str(SAMPLE) + ":q"], "tessella: --mask dense has shape (1, 347, 12, 32), expected one that"),
             (["--keep", "return true;"], "--keep"),
-            (["--mask-mod", "return true;"], "option mask_mod is for GPUs"),
-            (["--score-mod", "return score;"], "option score_mod is for GPUs"),
+            (["--mask-mod", "return true;"], "tessella: --mask-mod is for GPUs"),
+            (["--score-mod", "return score;"], "tessella: --score-mod is for GPUs"),
             (["--deterministic", "yes"], "--deterministic is 'yes', expected automatic, required or not-needed"),
-            (["--query-class", "few"], "query_class is few, expected automatic unless batch_invariant is set"),
+            (["--query-class", "few"], "tessella: --query-class is few, expected automatic unless --batch-invariant is set"),
             (["--batch-invariant", "--query-class", "few", "--kernel", "cpu.forward_baseline"],
-             "is for many queries, and query_class is few"),
+             "--kernel is cpu.forward_baseline, which cannot run this call: is for many queries, and --query-class is few"),
             (["--first-query", "3"], "does not support slice"),
-            (["--first-head", "3", "--whole-heads-q", "14"], "whole_heads_q is 14, expected 15"),
-            (["--scale-block", "64"], "scale_block is 64, expected 0 without q_scale"),
-            (["--k-scale", "2", "--scale-block", "64"], "k_scale is given and k.dtype is f32, expected a dtype of 8 or 4 bits"),
-            (["--k-scale", "2,3"], "k_scale has shape (2), expected one that broadcasts to (1, 1, 12)"),
-            (["--out-dtype", "f8e4m3fn"], "does not write out.dtype f8e4m3fn beside q.dtype f32"),
+            (["--first-head", "3", "--whole-heads-q", "14"], "--whole-heads-q is 14, expected 15"),
+            (["--scale-block", "64"], "--scale-block is 64, expected 0 without --q-scale"),
+            (["--k-scale", "2", "--scale-block", "64"], "--k-scale is given and k.dtype is f32, expected a dtype of 8 or 4 bits"),
+            (["--k-scale", "2,3"], "--k-scale has shape (2), expected one that broadcasts to (1, 1, 12)"),
+            (["--out-dtype", "f8e4m3fn"], "--out-dtype is 'f8e4m3fn', expected f64, f32, bf16 or f16"),
             (["--check=x"], "--check is 'x'"),
             (["--scale", "nan"], "--scale is nan, expected a finite number"),
-            (["--softcap", "1e99"], "--softcap is 1e99, expected a finite number"),
+            (["--softcap", "1e99"], "--softcap is 1e99, expected a number that float32 can hold"),
             (["--seqlens-kv", "abc"], "--seqlens-kv: abc: cannot open"),
             (["--mask", "prefix:"], "--mask prefix is '', expected numbers 1,2,3 or FILE[:NAME]"),
             (["--mask", "document:x"], "--mask document: x: cannot open"),
@@ -359,7 +411,22 @@ class Attend(CliTest):
         for threads in ("abc", "0", "2x", "99999999999"):
             saying = f"TESSELLA_NUM_THREADS is '{threads}', expected a number of at least 1"
             self.expect_error("attend", SAMPLE, saying=saying, TESSELLA_NUM_THREADS=threads)
+            self.expect_error("info", saying=saying, TESSELLA_NUM_THREADS=threads)
+            self.expect_error("bench", "--seqlen", "32,64", saying=saying, TESSELLA_NUM_THREADS=threads)
         run("attend", SAMPLE, TESSELLA_NUM_THREADS="")
+        for values in ("2", "yes"):
+            saying = f"TESSELLA_CHECK_DEVICE_VALUES is '{values}', expected 0 or 1"
+            self.expect_error("attend", SAMPLE, saying=saying, TESSELLA_CHECK_DEVICE_VALUES=values)
+        saying = 'tessella: TESSELLA_KERNEL is "nope", expected one of cpu.'
+        self.expect_error("attend", SAMPLE, saying=saying, TESSELLA_KERNEL="nope")
+        self.expect_error("bench", "--seqlen", "32,64", saying=saying, TESSELLA_KERNEL="nope")
+        self.expect_error("attend", SAMPLE, "--kernel", "nope", saying='tessella: --kernel is "nope", expected one of cpu.')
+        wrong = {"TESSELLA_KERNEL": "cuda.decode"}
+        if "cuda.decode" in run("kernels").stdout:
+            self.expect_error("attend", SAMPLE, saying="TESSELLA_KERNEL is cuda.decode, which cannot run this call", **wrong)
+            self.expect_error("kernels", "build", saying="/dev/null/x: Not a directory (TESSELLA_CACHE_DIR)",
+                              TESSELLA_CACHE_DIR="/dev/null/x")
+            self.assertIn("TESSELLA_NVRTC is '/nope', expected the path of NVRTC version", run("info", TESSELLA_NVRTC="/nope").stdout)
 
     def test_json(self):
         result = json.loads(run("attend", SAMPLE, "--check", "--explain", "--json").stdout)
@@ -403,7 +470,9 @@ class Others(CliTest):
             self.assertIn(name, about)
 
     def test_kernels_build(self):
-        self.expect_error("kernels", "build", "--arch", "sm_70", saying="sm_80 or later")
+        self.expect_error("kernels", "build", "--arch", "sm_70", saying="tessella: --arch has 'sm_70', expected sm_80 or later")
+        self.expect_error("kernels", "--why", "--dtype", "f32", "build", saying="--why is given before build, which has no such option")
+        self.expect_error("kernels", "--kernel", "cuda.decode", "build", saying="--kernel is given before build, expected behind it")
         self.expect_error("kernels", "build", "--arch", "", saying="expected a value")
         self.expect_error("kernels", "build", "--kernel", "nonsense", saying="expected one of")
         self.assertIn("Compile GPU kernels", run("kernels", "build", "--help").stdout)
@@ -473,7 +542,11 @@ class Others(CliTest):
             (["--preset", "x"], "expected one of paper, gpt2, llama"),
             (["--seqlen", "16:8"], "--seqlen is 8, expected 16"),
             (["--seqlen", "0"], "--seqlen is 0"),
-            (["--dtype", "x"], "dtype is 'x'"),
+            (["--dtype", "x"], "--dtype is 'x', expected f64, f32, bf16 or f16"),
+            (["--dtype", "i8"], "expected f64, f32, bf16 or f16; caches of 8 and 4 bits are timed by `tessella bench decode --kv-dtype`"),
+            (["--json", "decode"], "--json is given before decode, expected behind it"),
+            (["--seqlen", "128", "--mask", "causal", "decode"], "--seqlen is given before decode, expected behind it"),
+            (["--mask", "causal", "decode"], "--mask is given before decode, which has no such option"),
             (["--budget", "0"], "--budget is 0"),
             (["--json", "--csv"], "expected one"),
             (["--baseline", "nosuch"], "nosuch"),
@@ -549,6 +622,13 @@ class Others(CliTest):
             rows = json.loads(run("bench", *with_small, "--budget", 0.01, "--kernel", "reference.flash_2", "--json").stdout)
             self.assertEqual([row["seqlen"] for row in rows["results"]], [32])
 
+    def test_bench_times_no_baseline_of_what_no_kernel_computes(self):
+        # The baseline would compute it, in minutes.
+        begin = time.monotonic()
+        done = run("bench", "--head-dim", 9999, "--seqlen", 2048, "--mask", "none", "--batch", 1, "--heads", 8, "--budget", 30, expect=2)
+        self.assertIn("not run at bf16, head_dim 9999, none, seqlen 2048: no kernel computes this call; ", done.stderr)
+        self.assertLess(time.monotonic() - begin, 20)
+
     def test_bench_goes_on_after_a_configuration_that_fails(self):
         configuration = ["--dtype", "f32,bf16,f64", "--seqlen", 32, "--head-dim", 16, "--heads", 2, "--batch", 1, "--mask", "none"]
         done = run("bench", *configuration, "--budget", 0.01, "--kernel", "reference.flash_2,reference.attention", "--json", expect=2)
@@ -603,6 +683,8 @@ class Others(CliTest):
             self.assertIn(f"  {option} ", printed)
         self.assertIn("  --heads N/M ", run("bench", "--help").stdout)
         self.assertRegex(run("--version").stdout, r"^\d+\.\d+\.\d+\n$")
+        self.expect_error("--json", "info", saying="the first word is '--json', expected one of attend, merge, bench")
+        self.expect_error("info", "kernels", saying="'kernels' is not taken, expected what `tessella info --help` shows")
         self.expect_error(saying="command is missing, expected one of attend, merge, bench")
         self.expect_error("nosuch", saying="command is 'nosuch', expected one of attend, merge, bench")
 

@@ -62,6 +62,14 @@ class Merge(CliTest):
         self.assertIn("num_states=2", document["explain"])
         self.assertTrue(document["kernel"].startswith("cpu.merge_"))
 
+    def test_shapes_are_those_of_the_layout(self):
+        files = [self.write(f"s{i}.npz", npz({"out": npy(self.q, (1, 2, 8, 4)), "lse": npy(self.q[:64], (1, 2, 8))})) for i in range(2)]
+        done = run("merge", *files, "--layout", "bhsd")
+        for name in ("state", "out"):
+            self.assertRegex(done.stdout, rf"(?m)^{name} +\(1, 2, 8, 4\) f32")
+        document = json.loads(run("merge", *files, "--layout", "bhsd", "--json").stdout)
+        self.assertEqual([array["shape"] for array in (*document["states"], document["out"])], [[1, 2, 8, 4]] * 3)
+
     def test_out_dtype(self):
         run("merge", *self.files, "--out-dtype", "f16", "--out", self.folder / "out.npy", "--check")
         self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "<f2")
@@ -72,16 +80,20 @@ class Merge(CliTest):
         twice = self.write("twice.npz", npz({n: npy(self.q) for n in ("Out", "output", "lse")}))
         self.expect_error("merge", twice, saying="twice.npz:output may both be out, expected one; the files have Out, output, lse")
         qkv = self.write("qkv.npz", npz({n: npy(x) for n, x in zip("qkv", (self.q, self.k, self.v))}))
+        (self.folder / "link.npz").symlink_to(self.files[0])
+        for again in (self.files[0], self.folder / "link.npz"):
+            self.expect_error("merge", self.files[0], again, "--check", saying="are the same file, expected states of disjoint sets of keys")
+        self.expect_error("merge", *self.files, "--check", "5", saying="rows are given as --check=5")
         self.expect_error("merge", qkv, saying="qkv.npz: has q, k, v, expected arrays out and lse")
         self.expect_error("merge", *self.files, "--out", self.files[0], saying="--out is")
         self.expect_error("merge", *self.files, "--layout", "sbhd", saying="--layout is 'sbhd', expected bshd or bhsd")
         self.expect_error("merge", *self.files, "--dtype", "bf16", saying="--dtype says bf16 (2 bytes)")
         self.expect_error("merge", "none.npz", "--num-threads", "x", saying="--num-threads is 'x', expected a whole number")
         self.expect_error("merge", *self.files, "--kernel", "cpu.forward_baseline", saying="computes forward, not merge")
-        self.expect_error("merge", *self.files, "--kernel", "nobody", saying='plan_make: kernel is "nobody"')
+        self.expect_error("merge", *self.files, "--kernel", "nobody", saying='tessella: --kernel is "nobody", expected one of cpu.')
         other = self.write("c.npz", npz({"out": npy(self.q, (1, 8, 4, 2)), "lse": npy(self.q[:64], (1, 2, 8))}))
         self.expect_error(
-            "merge", self.files[0], other, saying="plan_make: outs[1].shape[2] is 4, expected 2 = the heads of outs[0]"
+            "merge", self.files[0], other, saying="tessella: outs[1].shape[2] is 4, expected 2 = the heads of outs[0]"
         )
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every link between the documents leads somewhere, every page that a source names exists, and kernel pages stay short.
+"""Every link between the documents leads somewhere, every page that a source names exists, kernel pages stay short, and
+the tables of the environment have every variable that is read.
 
 usage: check.py [ROOT]     exit status 1 when one does not
 """
@@ -12,6 +13,8 @@ MOST_WORDS = 2000  # of a kernel page: it says what is; what was tried is in doc
 LINK = re.compile(r"\]\(([^()\s]*)\)")
 CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 NAMED_PAGE = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md")
+READS = re.compile(r'(?:getenv|environment_path|environ\.get)\("(\w+)"|[Vv](?:ariable|ARIABLE) = "(\w+)"')
+READERS = ("src/", "bindings/python/tessella/", "include/")
 SOURCES = {".h", ".hpp", ".cpp", ".py", ".sh", ".txt", ".toml", ".md", ""}
 
 
@@ -65,9 +68,23 @@ def problems(root):
                 yield f"{name} names {page}, which is not there"
 
 
+def unlisted_variables(root, files):
+    """Variables of the environment that are read and that a table lacks: all in SECURITY.md, Tessella's own in README.md."""
+    read = set()
+    for name in files:
+        if name.startswith(READERS) and name.endswith((".cpp", ".hpp", ".h", ".py")):
+            found = READS.findall((root / name).read_text(encoding="utf-8"))
+            read.update(of_call or of_constant for of_call, of_constant in found)
+    for page in ("README.md", "SECURITY.md"):
+        rows = "\n".join(line for line in (root / page).read_text(encoding="utf-8").splitlines() if line.startswith("|"))
+        for variable in sorted(read):
+            if f"`{variable}`" not in rows and (page == "SECURITY.md" or variable.startswith("TESSELLA_")):
+                yield f"{page} lacks {variable} in its table of the environment"
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    found = list(problems(root))
+    found = [*problems(root), *unlisted_variables(root, tracked(root))]
     print("\n".join(found) or "docs: every link leads somewhere")
     return 1 if found else 0
 

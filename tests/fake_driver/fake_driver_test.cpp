@@ -206,10 +206,10 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
         {.batch = 2, .heads_q = 3, .heads_kv = 3, .seqlen_q = 5, .seqlen_kv = 2, .head_dim_qk = 40, .head_dim_v = 40},
         tessella::core::DType::f32);
     p.device.id = 1;
-    const std::string reason = error_of(ErrorCode::unsupported, [&] { choose(p, tables, "", "toy"); });
+    const std::string reason = error_of(ErrorCode::unsupported, [&] { choose(p, tables, {}, "toy"); });
     EXPECT_NE(reason.find("cuda.toy: sees one key"), std::string::npos) << reason;
     p.seqlen_kv = 1;
-    tessella::core::Plan plan = choose(p, tables, "", "toy");
+    tessella::core::Plan plan = choose(p, tables, {}, "toy");
     EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
     plan.prepared = plan.kernel->prepare(plan.shape);
     FakeDriver& fake = *fake_driver();

@@ -88,8 +88,9 @@ TEST_F(GpuApi, KernelsOfTheCpuArePassedOver) {
   const tessella_forward_args args = twin.args(call.args(), true);
   tessella_attention_options options = call.options();
   options.kernel = "cpu.forward_baseline";
-  expect_error(args, options,
-               "forward: no kernel computes this call; cpu.forward_baseline: runs on cpu tensors, and q is on cuda:0");
+  expect_error(
+      args, options,
+      "forward: kernel is cpu.forward_baseline, which cannot run this call: runs on cpu tensors, and q is on cuda:0");
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);

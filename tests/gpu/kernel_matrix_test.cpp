@@ -125,9 +125,20 @@ AttentionArguments problem(const Row& row) {
 // What is compiled of a step in the end: nothing takes its place.
 const Step& last(const Step& step) { return step.if_spilled == nullptr ? step : last(*step.if_spilled); }
 
+// Features by their names, so that a set without one of its own is told from others.
+std::string words(core::Features features) {
+  std::string all;
+  for (const core::FeatureName& entry : core::kFeatureNames) {
+    if (features.has(entry.feature)) all += (all.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  return all.empty() ? "no features" : all;
+}
+
 std::string words(const AttentionArguments& p, const char* features, const Recipe& recipe) {
   return std::string(core::name(p.dtype())) + " " + std::to_string(p.head_dim_qk) + "/" + std::to_string(p.head_dim_v) +
-         " " + features + ", " + recipe.description;
+         " " + features + " (" + words(p.features) +
+         (p.features.has(Feature::bias) ? std::string(", bias in ") + core::name(p.bias_dtype) : "") + "), " +
+         recipe.description;
 }
 
 // What is wrong with a row's kernels, or "".
@@ -178,7 +189,7 @@ void expect_lean(CubinStore& store, const AttentionArguments& p, const char* nam
                  Recipe (*recipe_of)(const core::Shape&, const DeviceInfo&) = forward_sm90_recipe,
                  int most_spilled = 0) {
   const Recipe recipe = recipe_of(p, typical_device(90));
-  EXPECT_EQ(recipe.ineligible, "");
+  EXPECT_EQ(recipe.ineligible, "") << words(p, name, recipe);
   for (const Step& step : recipe.steps) {
     const bool has_warpgroups = step.program.arch_specific;
     const auto cubin = store.get(step.program, {.arch = 90, .arch_specific = has_warpgroups});
@@ -360,11 +371,12 @@ TEST(LadderKernels, Compile) {
     const int arch = kArchs[row.arch_idx];
     for (const Recipe& recipe : {standard_recipe(p, typical_device(arch)), flash_1_recipe(p, typical_device(arch)),
                                  standard_backward_recipe(backward(p), typical_device(arch))}) {
-      ASSERT_EQ(recipe.ineligible, "");
+      const std::string what = words(p, kFeatureSets[row.set_idx].name, recipe) + ", sm_" + std::to_string(arch) + "\n";
+      ASSERT_EQ(recipe.ineligible, "") << what;
       for (const Step& step : recipe.steps) {
         const auto cubin = store.get(step.program, {.arch = arch});
-        EXPECT_GT(cubin->resources.registers, 0) << cubin->log;
-        EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << cubin->log;
+        EXPECT_GT(cubin->resources.registers, 0) << what << cubin->log;
+        EXPECT_EQ(cubin->log.find("warning"), std::string::npos) << what << cubin->log;
       }
     }
   }
@@ -375,8 +387,10 @@ void expect_small(CubinStore& store, const Recipe& recipe, int arch) {
   for (const Step& step : recipe.steps) {
     const auto cubin = store.get(step.program, {.arch = arch});
     const Resources& takes = cubin->resources;
-    EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << cubin->log;
-    EXPECT_LE(takes.registers * static_cast<int>(step.threads) * step.blocks_per_sm, 65536) << cubin->log;
+    const std::string what =
+        recipe.description + ", sm_" + std::to_string(arch) + ": " + step.program.expression + "\n";
+    EXPECT_EQ(takes.spill_store_bytes + takes.spill_load_bytes + takes.stack_bytes, 0) << what << cubin->log;
+    EXPECT_LE(takes.registers * static_cast<int>(step.threads) * step.blocks_per_sm, 65536) << what << cubin->log;
   }
 }
 

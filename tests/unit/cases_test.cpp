@@ -18,6 +18,16 @@ TEST(Cases, SurviveTheirLine) {
   }
 }
 
+TEST(Cases, NumbersSurviveToTheLastDigit) {
+  const Case c{.bias_mean = -1e-17, .scale = 0.1, .softcap = 1.0 / 3, .dropout = 0.9999999, .spread = 1e300, .mean = 7};
+  const Case again = parse(to_string(c));
+  EXPECT_EQ(to_string(Case{.dropout = 0.9999999}), "dropout=0.9999999");
+  for (double Case::*member :
+       {&Case::bias_mean, &Case::scale, &Case::softcap, &Case::dropout, &Case::spread, &Case::mean}) {
+    EXPECT_EQ(again.*member, c.*member);
+  }
+}
+
 TEST(Cases, DefaultsAreLeftOut) {
   EXPECT_EQ(to_string(Case{}), "");
   EXPECT_EQ(to_string(Case{.seqlen_q = 5, .window_right = 0}), "seqlen_q=5 window_right=0");

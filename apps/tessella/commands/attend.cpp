@@ -14,8 +14,10 @@
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/attention_options.hpp"
+#include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
+#include "options/option_words.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/results.hpp"
@@ -88,8 +90,9 @@ void settle(Settings& settings) {
   if (settings.layout != "bshd" && settings.layout != "bhsd") {
     throw InputError(fmt::format("--layout is '{}', expected bshd or bhsd", settings.layout));
   }
+  expect_no_rows_behind_check(settings.check, settings.inputs.files);
   settings.inputs.layout = settings.layout == "bhsd" ? Layout::bhsd : Layout::bshd;
-  if (!settings.dtype.empty()) settings.inputs.dtype = element_type_named(settings.dtype).dtype;
+  if (!settings.dtype.empty()) settings.inputs.dtype = parse_dtype("--dtype", settings.dtype);
   if (!settings.kv_dtype.empty()) {
     const CacheType& type = cache_type_named(settings.kv_dtype);
     if (!type.is_quantized) {
@@ -124,7 +127,8 @@ int attend(Settings settings) {
   settle(settings);
   Call call;
   read_inputs(settings.inputs, call);
-  const Array q = call.arrays[0], k = call.arrays[1], v = call.arrays[2];
+  Array q = call.arrays[0], k = call.arrays[1], v = call.arrays[2];
+  for (Array* array : {&q, &k, &v}) swap_layout(settings.inputs.layout, array->tensor);  // as the files have them
   settings.options.apply(call);
   const bool wants_backward = settings.backward.is_wanted();
   std::vector<Array> gradients;
@@ -177,7 +181,7 @@ int attend(Settings settings) {
           printable(array->source));
     }
     print(settings, forward);
-    put("out     {} {}  {}{}\n", shape_string(*call.args.out), dtype_name(out.tensor.dtype), summary_string(out),
+    put("out     {} {}  {}{}\n", shape_string(out.tensor), dtype_name(out.tensor.dtype), summary_string(out),
         settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (forward.check) print_check(*forward.check, "fp32 softmax");
     if (backward) {
@@ -227,7 +231,9 @@ void add_attend(CLI::App& app, Run& run) {
   command->add_flag("--json", settings->json, "results as JSON");
   settings->backward.add_to(*command);
   settings->options.add_to(*command);
-  command->callback([&run, settings] { run = [settings] { return attend(*settings); }; });
+  command->callback([&run, settings] {
+    run = [settings] { return run_in_layout(settings->layout, [&] { return attend(*settings); }); };
+  });
 }
 
 }  // namespace tessella::cli

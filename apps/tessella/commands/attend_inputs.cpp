@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -27,25 +29,61 @@ constexpr std::array<std::string_view, 9> kUsualNames[] = {
 
 using Operands = std::array<ListedArray*, 3>;  // null where not found
 
+// As often as --names has a name the files have it: then its arrays are taken in their order.
 Operands find_given(const std::vector<std::string>& names, std::vector<ListedArray>& arrays) {
   Operands found{};
-  for (ListedArray& array : arrays) {
-    const ListedArray* namesake = nullptr;
-    for (size_t i = 0; i < 3; ++i) {
-      if (array.name != names[i]) continue;
-      namesake = std::exchange(found[i], found[i] == nullptr ? &array : found[i]);
-      if (namesake == nullptr) break;
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<ListedArray*> named;
+    for (ListedArray& array : arrays) {
+      if (array.name == names[i]) named.push_back(&array);
     }
-    if (namesake != nullptr) {
+    if (named.empty()) {
       throw InputError(
-          fmt::format("--names: {} and {} have one name, expected one array of it", namesake->source, array.source));
+          fmt::format("--names has '{}', which is not there; the files have {}", names[i], names_of(arrays)));
     }
-  }
-  const auto missing = std::count(found.begin(), found.end(), nullptr);
-  if (missing > 0) {
-    throw InputError(fmt::format("--names: {} of the 3 are not there; the files have {}", missing, names_of(arrays)));
+    const auto times = std::count(names.begin(), names.end(), names[i]);
+    if (std::ssize(named) < times) {
+      throw InputError(
+          fmt::format("--names has '{}' {} times, and {} is there, expected an array of its own for each of "
+                      "q, k and v",
+                      names[i], times, named.size()));
+    }
+    if (std::ssize(named) > times) {
+      throw InputError(fmt::format("--names has '{}', which {} and {} are called, expected one", names[i],
+                                   named[0]->source, named[1]->source));
+    }
+    found[i] =
+        named[static_cast<size_t>(std::count(names.begin(), names.begin() + static_cast<ptrdiff_t>(i), names[i]))];
   }
   return found;
+}
+
+// The operand that the name of an array's file says, as layer0_k.npy does: of whose usual names alone it has one; none
+// where it says several or nothing.
+std::optional<size_t> operand_of_file(const ListedArray& array) {
+  const std::string stem = std::filesystem::path(array.file).stem();
+  std::optional<size_t> said;
+  for (size_t i = 0; i < 3; ++i) {
+    if (!has_word(stem, kUsualNames[i])) continue;
+    if (said) return std::nullopt;
+    said = i;
+  }
+  return said;
+}
+
+// Arrays that are taken by position, as a shell orders them: k.npy before q.npy. Of key_a, key_b, key_c no name says
+// anything.
+void check_order(const Operands& found) {
+  const auto said = [&](size_t i) {
+    return has_own_name(*found[i]) ? std::optional<size_t>() : operand_of_file(*found[i]);
+  };
+  for (size_t i = 0; i < 3; ++i) {
+    const std::optional<size_t> other = said(i);
+    if (!other || *other == i || said(*other) == other) continue;
+    throw InputError(
+        fmt::format("{} is given where {} is expected, and its name says {}, expected the files in the order q, k, v",
+                    found[i]->file, kOperands[i], kOperands[*other]));
+  }
 }
 
 // By common names; arrays that have no names of their own fill the rest in their order. Names that say nothing are
@@ -70,6 +108,7 @@ Operands find_usual(std::vector<ListedArray>& arrays) {
   for (size_t i = 0, next = 0; i < 3; ++i) {
     if (found[i] == nullptr) found[i] = others[next++];
   }
+  check_order(found);
   return found;
 }
 

@@ -7,6 +7,7 @@
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
+#include "options/dtype_string.hpp"
 #include "options/mask_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
@@ -73,16 +74,28 @@ const Preset<Settings> kPresets[] = {
       {&Settings::batch, "--batch", "1"}}},
 };
 
+tessella_dtype dtype_of_problem(const std::string& name) {
+  const ElementType* type = find_element_type_by_name(name);
+  if (name == "i4" || (type != nullptr && type->bytes == 1)) {
+    throw InputError(
+        fmt::format("--dtype is '{}', expected f64, f32, bf16 or f16; caches of 8 and 4 bits are timed by "
+                    "`tessella bench decode --kv-dtype`",
+                    name));
+  }
+  return parse_float_dtype("--dtype", name);
+}
+
 std::vector<RandomCase> list_problems(const Settings& settings) {
   constexpr int64_t kTokens = 16384;
   constexpr int64_t kHidden = 2048;
   constexpr int64_t kMost = 1 << 20;
   std::vector<RandomCase> problems;
-  for (const std::string& dtype : split(settings.dtype, ',')) {
+  for (const std::string& name : split(settings.dtype, ',')) {
+    const tessella_dtype dtype = dtype_of_problem(name);
     for (const int64_t head_dim : parse_sizes("--head-dim", settings.head_dim)) {
       for (const std::string& mask : split_masks(settings.mask)) {
         for (const int64_t seqlen : parse_sizes("--seqlen", settings.seqlen)) {
-          RandomCase problem{.dtype = element_type_named(dtype).dtype,
+          RandomCase problem{.dtype = dtype,
                              .seqlen_q = seqlen,
                              .seqlen_kv = seqlen,
                              .head_dim = head_dim,
@@ -155,6 +168,12 @@ Table make_table(const std::string& baseline) {
           {}};
 }
 
+// The baseline's option is named.
+std::string of_baseline(const std::string& why) {
+  constexpr std::string_view kKernel = "--kernel ";
+  return why.starts_with(kKernel) ? "--baseline " + why.substr(kKernel.size()) : why;
+}
+
 // Everything measured for one problem: each kernel, over the same baseline. False where a kernel failed.
 bool bench_problem(const Settings& settings, const RandomCase& problem, double budget, int64_t check_rows,
                    Table& table) {
@@ -165,23 +184,28 @@ bool bench_problem(const Settings& settings, const RandomCase& problem, double b
   };
   const std::string where = fmt::format("{}, head_dim {}, {}, seqlen {}", dtype_name(problem.dtype), problem.head_dim,
                                         problem.mask, problem.seqlen_q);
-  std::optional<BenchResult> baseline;
-  if (settings.baseline != "none") {
-    baseline = run(settings.baseline);
-    if (!baseline) note(fmt::format("no baseline at {}: {}", where, missing.why));
-  }
+  std::vector<BenchResult> results;
   for (const std::string& kernel : split(settings.kernels, ',')) {
     const std::optional<BenchResult> result = run(kernel);
     if (!result) {
       note(fmt::format("not run at {}: {}", where, missing.why));
       ran = ran && !missing.failed;
-      continue;
+    } else {
+      results.push_back(*result);
     }
-    Json row = describe(problem, *result);
+  }
+  // Last: it may take minutes, for nothing where no kernel computes the problem.
+  std::optional<BenchResult> baseline;
+  if (settings.baseline != "none" && !results.empty()) {
+    baseline = run(settings.baseline);
+    if (!baseline) note(fmt::format("no baseline at {}: {}", where, of_baseline(missing.why)));
+  }
+  for (const BenchResult& result : results) {
+    Json row = describe(problem, result);
     if (baseline) {
       row["baseline"] = baseline->kernel;
       row["baseline_seconds_per_head"] = baseline->seconds_per_head;
-      row["speedup"] = baseline->seconds_per_head / result->seconds_per_head;
+      row["speedup"] = baseline->seconds_per_head / result.seconds_per_head;
     }
     table.rows.push_back(row);
   }
@@ -257,7 +281,7 @@ void add_bench(CLI::App& app, Run& run) {
   command->get_option("--kernel")->description("list of names of `tessella kernels` [automatic]");
   add_bench_decode(*command, run);
   command->callback([&run, settings, command] {
-    if (command->got_subcommand("decode")) return;
+    if (command->got_subcommand("decode")) return expect_no_options_before(*command, "decode");
     run = [settings, command] {
       apply_preset<Settings>(*command, kPresets, *settings);
       const bool on_gpu = settings->options.placement().gpu.has_value();

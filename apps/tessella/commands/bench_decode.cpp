@@ -8,6 +8,7 @@
 #include "commands/decode_configuration.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
+#include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
 #include "options/preset.hpp"
@@ -86,12 +87,11 @@ std::vector<int64_t> parse_pages(const std::string& string) {
 }
 
 tessella_dtype q_dtype_named(const std::string& name) {
-  const tessella_dtype dtype = element_type_named(name).dtype;
-  if (cache_type_of(dtype).is_quantized) {
+  if (name == "i4" || name == "i8" || name == "f8e4m3fn") {
     throw InputError(
         fmt::format("--dtype is '{}', expected some of f64, f32, bf16, f16; caches have --kv-dtype", name));
   }
-  return dtype;
+  return parse_float_dtype("--dtype", name);
 }
 
 // A cache of a type and its scales; of a type that is not quantised, one without.

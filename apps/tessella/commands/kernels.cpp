@@ -7,6 +7,7 @@
 #include "commands/kernel_list.hpp"
 #include "commands/random_case.hpp"
 #include "files/input_error.hpp"
+#include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
 #include "report/machine.hpp"
@@ -121,7 +122,7 @@ int print_matrix(const Settings& settings) {
 int print_why(const Settings& settings) {
   const TableFormat format = settings.format();
   RandomCase random_case;
-  random_case.dtype = element_type_named(settings.dtype).dtype;
+  random_case.dtype = parse_dtype("--dtype", settings.dtype);
   parse_heads("--heads", settings.heads, random_case.heads_q, random_case.heads_kv);
   random_case.batch = parse_integer_between("--batch", settings.batch, 1, 1 << 30);
   random_case.seqlen_q = random_case.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 0, 1 << 30);
@@ -178,7 +179,7 @@ void add_kernels(CLI::App& app, Run& run) {
   settings->options.add_without_mask_to(*command);
   add_kernels_build(*command, run);
   command->callback([command, &run, settings] {
-    if (command->got_subcommand("build")) return;
+    if (command->got_subcommand("build")) return expect_no_options_before(*command, "build");
     if (!settings->why) expect_no_problem(*command);
     run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
   });

@@ -9,6 +9,7 @@
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "files/input_error.hpp"
+#include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
 #include "report/machine.hpp"
@@ -47,7 +48,7 @@ struct Settings {
 
 RandomCase problem_of(const Settings& settings) {
   RandomCase problem;
-  problem.dtype = element_type_named(settings.dtype).dtype;
+  problem.dtype = parse_float_dtype("--dtype", settings.dtype);
   parse_heads("--heads", settings.heads, problem.heads_q, problem.heads_kv);
   problem.batch = parse_integer_between("--batch", settings.batch, 1, 1 << 20);
   problem.seqlen_q = problem.seqlen_kv = parse_integer_between("--seqlen", settings.seqlen, 1, 1 << 30);

@@ -15,8 +15,10 @@
 #include "files/conversion.hpp"
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
+#include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
+#include "options/option_words.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
 #include "report/progress.hpp"
@@ -65,6 +67,17 @@ struct Parsed {
   int64_t check_rows = 0;
 };
 
+// One state twice would count its keys twice.
+void expect_different(const std::vector<std::string>& files) {
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!is_same_file(files[j], files[i])) continue;
+      throw InputError(
+          fmt::format("{} and {} are the same file, expected states of disjoint sets of keys", files[j], files[i]));
+    }
+  }
+}
+
 // Everything that can be wrong with an option is said before anything large is read or computed.
 Parsed parse(const Settings& settings) {
   Parsed parsed{.placement = parse_placement(settings.device),
@@ -75,11 +88,13 @@ Parsed parse(const Settings& settings) {
   if (settings.layout != "bshd" && settings.layout != "bhsd") {
     throw InputError(fmt::format("--layout is '{}', expected bshd or bhsd", settings.layout));
   }
-  if (!settings.dtype.empty()) parsed.dtype = element_type_named(settings.dtype).dtype;
-  if (!settings.out_dtype.empty()) parsed.out_dtype = element_type_named(settings.out_dtype).dtype;
+  if (!settings.dtype.empty()) parsed.dtype = parse_dtype("--dtype", settings.dtype);
+  if (!settings.out_dtype.empty()) parsed.out_dtype = parse_float_dtype("--out-dtype", settings.out_dtype);
   if (!settings.check.empty()) parsed.check_rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
   settings.results.check_writable();
   for (const std::string& file : settings.files) settings.results.check_is_none(file);
+  expect_no_rows_behind_check(settings.check, settings.files);
+  expect_different(settings.files);
   return parsed;
 }
 
@@ -164,6 +179,11 @@ struct MergeCall {
   }
 };
 
+Array as_filed(const Parsed& parsed, Array array) {
+  swap_layout(parsed.layout, array.tensor);
+  return array;
+}
+
 int merge(const Settings& settings) {
   const Parsed parsed = parse(settings);
   const Placement& placement = parsed.placement;
@@ -183,7 +203,8 @@ int merge(const Settings& settings) {
   const std::string kernel = tessella_plan_kernel(plan.get());
   if (settings.json) {
     Json document = about_run("merge");
-    for (const FileState& state : call.states) document["states"].push_back(describe_array(state.out));
+    for (const FileState& state : call.states)
+      document["states"].push_back(describe_array(as_filed(parsed, state.out)));
     document["out"] = describe_array(call.out);
     document["out"]["from"] = settings.results.out.empty() ? Json() : Json(settings.results.out);
     document["kernel"] = kernel;
@@ -193,12 +214,12 @@ int merge(const Settings& settings) {
     put("{}\n", json_string(document));
   } else {
     for (const FileState& state : call.states) {
-      put("state   {} {}  {}\n", shape_string(state.out.tensor), dtype_name(state.out.tensor.dtype),
+      put("state   {} {}  {}\n", shape_string(as_filed(parsed, state.out).tensor), dtype_name(state.out.tensor.dtype),
           printable(state.out.source));
     }
     put("kernel  {}, {} (first call)\n", kernel, seconds_string(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
-    put("out     {} {}  {}{}\n", shape_string(call.out_tensor), dtype_name(call.out.tensor.dtype),
+    put("out     {} {}  {}{}\n", shape_string(call.out.tensor), dtype_name(call.out.tensor.dtype),
         summary_string(call.out), settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
     if (report) print_check(*report, "fp32 merge");
   }
@@ -229,10 +250,13 @@ void add_merge(CLI::App& app, Run& run) {
   add("--num-sms", settings->num_sms, "N", "GPU: multiprocessors [0 = all]");
   add("--device", settings->device, "cpu|cuda[:N]", "where the call runs");
   command->add_flag("--check{256}", settings->check,
-                    "compare rows with the float64 reference; --check=0 all of them [256]");
+                    "compare rows with these states merged in float64; --check=0 all of them [256]; whether the "
+                    "sets of keys are disjoint is yours to know");
   command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
   command->add_flag("--json", settings->json, "results as JSON");
-  command->callback([&run, settings] { run = [settings] { return merge(*settings); }; });
+  command->callback([&run, settings] {
+    run = [settings] { return run_in_layout(settings->layout, [&] { return merge(*settings); }); };
+  });
 }
 
 }  // namespace tessella::cli

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "files/input_error.hpp"
+#include "options/option_words.hpp"
 #include "tessella/error.hpp"
 
 namespace tessella::cli {
@@ -15,14 +16,15 @@ struct NotMeasured {
 };
 
 // What make() returns, or its empty value with the reason where the library cannot compute it or fails, or memory would
-// not do. Throws InputError for what holds of every configuration.
+// not do. Throws InputError for what holds of every configuration, such as a wrong variable of the environment.
 template <typename Make>
 auto attempt(NotMeasured& missing, Make&& make) -> decltype(make()) {
   missing = {};
   try {
     return make();
   } catch (const Error& error) {
-    missing = {error.what(), true};
+    missing = {in_options(error), true};
+    if (missing.why.starts_with("TESSELLA_")) throw InputError(missing.why);
   } catch (const MemoryError& error) {
     missing = {error.what(), true};
   } catch (const std::bad_alloc&) {

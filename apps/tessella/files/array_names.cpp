@@ -57,6 +57,19 @@ bool has_own_name(const ListedArray& array) {
   return name.find_first_not_of("0123456789", kMadeUp.size()) != std::string_view::npos;
 }
 
+bool has_word(std::string_view name, std::span<const std::string_view> words) {
+  const auto is_of_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  return std::any_of(words.begin(), words.end(), [&](std::string_view word) {
+    for (size_t begin = 0; begin + word.size() <= name.size(); ++begin) {
+      const size_t end = begin + word.size();
+      const bool is_whole =
+          (begin == 0 || !is_of_word(name[begin - 1])) && (end == name.size() || !is_of_word(name[end]));
+      if (is_whole && equal_without_case(name.substr(begin, word.size()), word)) return true;
+    }
+    return false;
+  });
+}
+
 ListedArray* find_named(std::span<ListedArray> arrays, std::span<const std::string_view> words) {
   ListedArray* exact = find_only(arrays, words[0], [&](const ListedArray& array) { return array.name == words[0]; });
   if (exact != nullptr) return exact;

@@ -96,13 +96,6 @@ const ElementType* find_element_type_by_safetensors(std::string_view name) {
   return find_where([&](const ElementType& type) { return type.safetensors == name; });
 }
 
-const ElementType& element_type_named(std::string_view name) {
-  if (const ElementType* type = find_element_type_by_name(name)) return *type;
-  std::string names;
-  for (const ElementType& type : kElementTypes) names += fmt::format("{}{}", names.empty() ? "" : ", ", type.name);
-  throw InputError(fmt::format("dtype is '{}', expected one of {}", name, names));
-}
-
 std::string dtype_name(tessella_dtype dtype) {
   const ElementType* type = find_element_type(dtype);
   if (dtype == TESSELLA_I4) return "i4";  // two a byte, which files call u8

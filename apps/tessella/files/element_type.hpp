@@ -23,8 +23,6 @@ const ElementType* find_element_type_by_name(std::string_view name);
 const ElementType* find_element_type_by_numpy(std::string_view kind);  // descr without its byte order
 const ElementType* find_element_type_by_safetensors(std::string_view name);
 
-// The type called `name`; an InputError that lists the names otherwise.
-const ElementType& element_type_named(std::string_view name);
 std::string dtype_name(tessella_dtype dtype);
 
 bool is_float(tessella_dtype dtype);  // f64, f32, bf16 or f16

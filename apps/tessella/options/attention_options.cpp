@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <utility>
 #include <variant>
 
 #include "files/input_error.hpp"
+#include "options/dtype_string.hpp"
 #include "options/mask_string.hpp"
 #include "options/number_string.hpp"
 #include "options/option_help.hpp"
@@ -57,10 +57,11 @@ const Row kRows[] = {
     {"alibi-slopes", TensorTarget{&Args::alibi_slopes, TESSELLA_F32},
      "slope per head: adds -slope * distance to the scores"},
     {"sink", TensorTarget{&Args::sink, TESSELLA_F32}, "logit per head that joins the sum and no value"},
-    {"q-scale", TensorTarget{&Args::q_scale, TESSELLA_F32}, "factors on q: (batch, blocks of rows, heads)"},
-    {"k-scale", TensorTarget{&Args::k_scale, TESSELLA_F32}, "the same on k"},
+    {"q-scale", TensorTarget{&Args::q_scale, TESSELLA_F32},
+     "factors on q: (batch, blocks of rows, heads); no kernel takes them yet"},
+    {"k-scale", TensorTarget{&Args::k_scale, TESSELLA_F32}, "the same on k, of 8 or 4 bits"},
     {"v-scale", TensorTarget{&Args::v_scale, TESSELLA_F32}, "the same on v"},
-    {"out-scale", TensorTarget{&Args::out_scale, TESSELLA_F32}, "out is divided by it"},
+    {"out-scale", TensorTarget{&Args::out_scale, TESSELLA_F32}, "out is divided by it; no kernel takes it yet"},
     {"scale-block", &Options::scale_block, "rows that have one entry of a scale [0 = all]"},
     {"seqlens-q", TensorTarget{&Args::seqlens_q, TESSELLA_I32}, "valid length of q per sequence"},
     {"seqlens-kv", TensorTarget{&Args::seqlens_kv, TESSELLA_I32}, "valid length of k and v per sequence"},
@@ -124,11 +125,7 @@ struct Apply {
   const std::string what;
   const std::string& string;
 
-  void operator()(float Options::*member) const {
-    const auto value = static_cast<float>(parse_number(what, string));
-    if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, string));
-    call.options.*member = value;
-  }
+  void operator()(float Options::*member) const { call.options.*member = parse_float(what, string); }
   void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, string); }
   void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, string); }
   void operator()(int32_t Options::*member) const {
@@ -147,11 +144,15 @@ struct Apply {
     call.options.*target.member = static_cast<int32_t>(word - target.words.begin());
   }
   void operator()(FlagTarget target) const { call.options.*target.member = 1; }
-  void operator()(DtypeTarget target) const { call.options.*target.member = element_type_named(string).dtype; }
+  void operator()(DtypeTarget target) const { call.options.*target.member = parse_float_dtype(what, string); }
   void operator()(TensorTarget target) const { call.set(target.member, read_values(what, string, target.dtype, call)); }
 };
 
 }  // namespace
+
+bool is_attention_option(std::string_view name) {
+  return std::ranges::any_of(kRows, [&](const Row& row) { return row.name == name; });
+}
 
 void AttentionOptionValues::add_without_mask_to(CLI::App& app) {
   show_value(app.add_option("--device", device_, "where the call runs"), "cpu|cuda[:N]", device_);

@@ -4,12 +4,16 @@
 #include <CLI/CLI.hpp>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/placement.hpp"
 #include "options/call.hpp"
 
 namespace tessella::cli {
+
+// Whether --NAME is one of them.
+bool is_attention_option(std::string_view name);
 
 class AttentionOptionValues {
  public:

@@ -34,9 +34,23 @@ std::string with_unit(double value, const Unit (&units)[N], int digits) {
 double parse_number(const std::string& what, std::string_view string) {
   double value = 0;
   const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
-  if (string.empty() || error != std::errc() || end != string.data() + string.size()) {
+  if (string.empty() || error == std::errc::invalid_argument || end != string.data() + string.size()) {
     throw InputError(fmt::format("{} is '{}', expected a number", what, string));
   }
+  if (error == std::errc::result_out_of_range) {
+    throw InputError(fmt::format("{} is {}, expected a number that float64 can hold", what, string));
+  }
+  return value;
+}
+
+float parse_float(const std::string& what, std::string_view string) {
+  float value = 0;
+  const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
+  if (end == string.data() + string.size() && error == std::errc::result_out_of_range) {
+    throw InputError(fmt::format("{} is {}, expected a number that float32 can hold", what, string));
+  }
+  parse_number(what, string);
+  if (!std::isfinite(value)) throw InputError(fmt::format("{} is {}, expected a finite number", what, string));
   return value;
 }
 

@@ -11,6 +11,7 @@ namespace tessella::cli {
 // InputError "<what> is '<string>', expected ..." if the whole string is no such number. Signed integers take k, m and
 // g for 2^10, 2^20 and 2^30.
 double parse_number(const std::string& what, std::string_view string);
+float parse_float(const std::string& what, std::string_view string);  // finite, and 0 only where 0 is written
 int64_t parse_integer(const std::string& what, std::string_view string);
 int64_t parse_integer_between(const std::string& what, std::string_view string, int64_t low, int64_t high);
 

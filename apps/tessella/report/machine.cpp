@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "files/input_error.hpp"
 #include "options/number_string.hpp"
 #include "tessella/tessella.h"
 
@@ -25,7 +26,9 @@ std::string processor() {
 
 Json library_info() {
   Json info = Json::object();
-  for (const std::string& line : split(tessella_info(), '\n')) {
+  const std::string lines = tessella_info();
+  if (lines.empty()) throw InputError(tessella_last_error());  // a variable of the environment
+  for (const std::string& line : split(lines, '\n')) {
     const size_t colon = line.find(": ");
     if (colon != std::string::npos) info[line.substr(0, colon)] = line.substr(colon + 2);
   }

@@ -25,8 +25,8 @@ DTYPES = {
     "bf16": d.BF16,
     "float16": d.F16,
     "f16": d.F16,
-    "bool": d.BOOL,
     "bool_": d.BOOL,
+    "bool": d.BOOL,
     "int32": d.I32,
     "i32": d.I32,
     "int64": d.I64,
@@ -42,7 +42,24 @@ DTYPES = {
     "float8_e5m2": d.F8E5M2,
     "f8e5m2": d.F8E5M2,
 }
-_KNOWN = "which is none of f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn and f8e5m2"
+# What may be of which dtype, of what is not only held against other arguments.
+EXPECTED = {
+    "q": "f64, f32, bf16 or f16",
+    "k": "that of q, or f8e4m3fn, i8 or i4",
+    "v": "that of k",
+    "out": "that of q, or f32",
+    "lse": "f32",
+    "bias": "f32, or that of q",
+    "outs": "f64, f32, bf16 or f16",
+    "lses": "f32",
+    "k_new": "f64, f32, bf16 or f16",
+    "v_new": "f64, f32, bf16 or f16",
+    "dtype": "float64, float32, bfloat16, float16, float8_e4m3fn, int8 or int4",
+    "kv_dtype": "int4, int8 or float8_e4m3fn",
+    "out_dtype": "that of q, or float32",
+    "gradient_dtype": "that of the inputs, or float32",
+}
+_KNOWN = "one of f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn and f8e5m2"
 
 # data, dtype, ndim, device_type, device_id, shape and strides for each ndim, flags; the rest of the struct is zero.
 _LAYOUTS = [struct.Struct(f"Piiii{n}q{64 - 8 * n}x{n}q{64 - 8 * n}xQ24x") for n in range(9)]
@@ -81,8 +98,17 @@ def dtype_of(name: str, dtype: Any) -> int:
         spelled = getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
         code = DTYPES.get(str(spelled).rpartition(".")[2])
     if code is None or getattr(dtype, "byteorder", "=") == ">":
-        raise Unsupported(f"{name} has dtype {dtype}, {_KNOWN}")
+        raise Unsupported(_no_dtype(name, dtype, code))
     return code
+
+
+def _no_dtype(name: str, dtype: Any, code: int | None) -> str:
+    """What to say of a dtype that is none of Tessella's, or in another byte order."""
+    if code is not None:
+        return f"{name}.dtype is {dtype}, expected the byte order of this machine, as astype({dtype.newbyteorder('=')})"
+    if name.endswith("dtype"):
+        return f"{name} is {dtype if not isinstance(dtype, str) else repr(dtype)}, expected {EXPECTED.get(name, _KNOWN)}"
+    return f"{name}.dtype is {dtype}, expected {EXPECTED.get(name.partition('[')[0], _KNOWN)}"
 
 
 def require_array(name: str, array: Any) -> None:
@@ -221,16 +247,19 @@ class Slot:
         if problem:
             raise InvalidArgument(f"{self.name} {problem}")
         try:
-            capsule = self._capsule(array, stream)
+            capsule = self._capsule(kind_of(array).exported(array), stream)
             versioned = _is_valid(capsule, b"dltensor_versioned")
             managed = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
-        except Exception as error:  # its library's own: a tensor requires grad, a dtype; or what came is no capsule
+        except Exception as error:  # its library's own: a dtype; or what came is no capsule
             raise InvalidArgument(f"{self.name} cannot be viewed: {error}") from error
         self.capsules.append(capsule)
         tensor = self.tensor
         status = library.tessella_from_dlpack(managed, versioned, self.pointer)
         if status != d.OK:
-            raise failure(status, f" ({self.name})")
+            said = failure(status, f" ({self.name})")
+            if hasattr(array, "dtype"):
+                dtype_of(self.name, array.dtype)  # names it as the array's library does
+            raise said
         self.shape = tuple(tensor.shape[: tensor.ndim])
         if 0 in self.shape:
             tensor.strides[tensor.ndim - 1] = 1

@@ -231,8 +231,11 @@ class Call:
     def require(self, status: int, message: str | None = None) -> None:
         """Raises unless the status is OK; a sentence that counts swapped axes says so."""
         if status != d.OK:
-            is_confusing = self.is_swapped and status == d.INVALID_ARGUMENT
-            raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", message)
+            is_invalid = status == d.INVALID_ARGUMENT
+            context = "; layout 'bhsd' was swapped to this order first" if is_invalid and self.is_swapped else ""
+            if is_invalid and d.U8 in (self.slots["k"].tensor.dtype, self.slots["v"].tensor.dtype):
+                context += "; kv_dtype says what bytes of uint8 are"
+            raise failure(status, context, message)
 
     def clear(self) -> None:
         """Lets go of the caller's memory and goes back to the defaults."""

@@ -12,6 +12,7 @@ from . import _declarations as d
 from ._arrays import dtype_of
 from ._cancel import pointer_of
 from ._errors import InvalidArgument
+from ._foreign import no_option
 from ._mask import Mask, mask_of
 from ._scalars import INT32, UINT64, integer, real, string, switch
 
@@ -45,7 +46,7 @@ def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         setter = _SETTERS.get(name)
         if setter is None:
-            raise TypeError(f"{name!r} is no option, expected one of {', '.join(_SETTERS)}")
+            raise TypeError(no_option(name, _SETTERS))
         if value is not None:
             setter(fields, name, value)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import _declarations as d
-from ._library import library, require
+from ._library import failure, library, require
 from ._scalars import string
 
 
@@ -57,7 +57,10 @@ def _described(kernel_idx: int) -> Kernel:
 
 def info() -> str:
     """Machine, instruction sets, threads and devices as lines "name: value"."""
-    return str(library.tessella_info().decode())
+    lines = str(library.tessella_info().decode())
+    if not lines:  # a variable of the environment that means nothing
+        raise failure(d.INVALID_ARGUMENT)
+    return lines
 
 
 def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, int, str], None] | None = None) -> None:

@@ -9,20 +9,24 @@ from typing import Any
 import numpy
 
 from . import _declarations as d
-from ._errors import InvalidArgument, OutOfMemory
+from ._errors import InvalidArgument, OutOfMemory, Unsupported
 
 _CUDA_DEVICES = (d.CUDA, 13)  # 13: managed memory
+# Those too that no output has in the end: an output like a wrong input is made, and C says what is wrong.
 _NAMES = {
     d.F64: "float64",
     d.F32: "float32",
     d.BF16: "bfloat16",
     d.F16: "float16",
+    d.BOOL: "bool",
     d.I32: "int32",
+    d.I64: "int64",
     d.I8: "int8",
     d.U8: "uint8",
     d.F8E4M3FN: "float8_e4m3fn",
+    d.F8E5M2: "float8_e5m2",
 }
-_OF_ML_DTYPES = (d.BF16, d.F8E4M3FN)  # which NumPy lacks
+_OF_ML_DTYPES = (d.BF16, d.F8E4M3FN, d.F8E5M2)  # which NumPy lacks
 
 
 class Kind:
@@ -43,6 +47,10 @@ class Kind:
         """Why its memory does not say what it is, or ""."""
         return ""
 
+    def exported(self, array: Any) -> Any:
+        """The array as its __dlpack__ gives it."""
+        return array
+
     def require_writable(self, name: str) -> None:
         """Raises unless arrays of this kind may be outputs."""
 
@@ -52,10 +60,9 @@ class Kind:
             raise InvalidArgument(
                 f"{name} is absent, expected one: on a GPU torch's and cupy's are made, and q is {type(like).__name__}"
             )
-        if code not in self.dtypes:
-            self.dtypes[code] = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), _NAMES[code]))
+        dtype = self.dtypes[code] if code in self.dtypes else _of_ml_dtypes(name, code)
         try:
-            return numpy.empty(shape, self.dtypes[code])
+            return numpy.empty(shape, dtype)
         except (MemoryError, ValueError) as error:  # the second: more bytes than it can count
             raise OutOfMemory(f"{name} has shape {shape}: {error}") from error
 
@@ -76,6 +83,36 @@ class Kind:
         return 0
 
 
+def _of_ml_dtypes(name: str, code: int) -> Any:
+    """A dtype that NumPy has from another package."""
+    if code not in _OF_ML_DTYPES:
+        raise _no_such(name, code, "arrays of NumPy")
+    failed = None
+    try:
+        dtype = Kind.dtypes[code] = numpy.dtype(getattr(importlib.import_module("ml_dtypes"), _NAMES[code]))
+        return dtype
+    except (ImportError, AttributeError) as error:  # the second: an old one
+        failed = error
+    raise Unsupported(
+        f"{name} would be of {_NAMES[code]}, which NumPy has from ml_dtypes: `pip install ml_dtypes` ({failed})"
+    ) from failed
+
+
+def _no_such(name: str, code: int, arrays: str) -> Unsupported:
+    return Unsupported(f"{name} would be of {_NAMES.get(code, 'int4')}, which {arrays} are not")
+
+
+def layout_problem(tensor: Any, strided: Any) -> str:
+    """Why a tensor of torch is no array of strides, or ""; strided: torch.strided."""
+    if tensor.is_nested:
+        return "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets() of a jagged one"
+    if tensor.layout is not strided:
+        return f"has layout {tensor.layout}, expected to_dense() of it"
+    if tensor.is_quantized:
+        return "is quantised by torch, expected dequantize() of it"
+    return ""
+
+
 class _Torch(Kind):
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
@@ -86,6 +123,14 @@ class _Torch(Kind):
         return bool(array.is_cuda)
 
     def problem(self, array: Any) -> str:
+        problem = layout_problem(array, self.torch.strided)
+        if problem:
+            return problem
+        if array.requires_grad and self.torch.is_grad_enabled():
+            return (
+                "requires grad, and this function records no gradient, expected tessella.torch, a call under "
+                "torch.no_grad() or detach() of it"
+            )
         if array.is_meta:
             return "is on meta, expected a tensor with memory"
         if array.is_neg():
@@ -94,7 +139,12 @@ class _Torch(Kind):
             return "has a tangent, and there is no derivative yet, expected detach() of it"
         return ""
 
+    def exported(self, array: Any) -> Any:
+        return array.detach() if array.requires_grad else array
+
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        if code not in self.dtypes:
+            raise _no_such(name, code, "tensors of this torch")
         return like.new_empty(size=shape, dtype=self.dtypes[code])  # a tuple without `size=` costs half as much again
 
     def copied(self, values: Any, like: Any) -> Any:
@@ -123,7 +173,9 @@ class _Cupy(Kind):
         self.cupy: Any = sys.modules["cupy"]
 
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
-        if code == d.F8E4M3FN:
+        if code not in _NAMES:
+            raise _no_such(name, code, "arrays of cupy")
+        if code in (d.F8E4M3FN, d.F8E5M2):
             raise InvalidArgument(
                 f"{name} is absent, expected one: cupy has no float8, and an array of uint8 may hold it"
             )

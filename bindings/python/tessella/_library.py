@@ -27,14 +27,15 @@ def _path() -> str:
     )
 
 
-def _opened(name: str) -> ctypes.CDLL:
+def _opened(path: str) -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL(name)
+        library = ctypes.CDLL(path)
         for name, (result, arguments) in d.FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise ImportError(f"{name} could not be used: {error}") from error
+        by = f", which {_VARIABLE} names," if os.environ.get(_VARIABLE) == path else ""
+        raise ImportError(f"{path}{by} could not be used: {error}") from error
     return library
 
 
@@ -52,6 +53,8 @@ def failure(status: int, context: str = "", message: str | None = None) -> Error
     """The exception for a status, with its message, the calling thread's last, and what there is to add to it."""
     message = last_error() if message is None else message
     message = message.replace("`pip install nvidia-cuda-nvrtc`", "`pip install 'tessella[cuda]'`")
+    other = "bshd" if "layout 'bhsd'" in context else "bhsd"
+    message = message.replace("is the memory (batch, heads, seqlen, head_dim)?", f"is it layout='{other}'?")
     error = BY_STATUS.get(status, Error)(message + context)
     error._is_of_library = True
     return error

@@ -32,9 +32,10 @@ class Mask:
         self.numbers: dict[str, int] = {}  # fields of tessella_attention_options that are set
         self.arrays: dict[str, Any] = {}  # fields of tessella_forward_args that are set
 
-    def __and__(self, other: Mask) -> Mask:
-        if not isinstance(other, Mask):
-            return NotImplemented
+    __array_ufunc__ = None  # of an array & a mask NumPy asks the mask
+
+    def __and__(self, other: Mask | str) -> Mask:
+        other = _joined(other)
         if "schedule" in self.arrays or "schedule" in other.arrays:
             raise InvalidArgument("Mask: a mask that has a map is joined, expected mask_map() of the joined mask")
         for field, part in _PARTS.items():
@@ -50,6 +51,9 @@ class Mask:
             if field in self.numbers and field in other.numbers:
                 joined.numbers[field] = min(self.numbers[field], other.numbers[field])
         return joined
+
+    def __rand__(self, other: Mask | str) -> Mask:
+        return _joined(other) & self
 
     def __repr__(self) -> str:
         parts = [f"{field}={value}" for field, value in self.numbers.items()]
@@ -126,6 +130,16 @@ def block_map(visible: Any, block_q: int, block_kv: int) -> Mask:
 
 
 _NAMED = {"none": Mask(), "causal": causal(), "causal_top_left": causal_top_left()}
+
+
+def _joined(other: Any) -> Mask:
+    """What stands on a side of &."""
+    if isinstance(other, (Mask, str)):
+        return mask_of(other)
+    raise TypeError(
+        f"Mask: & joins it with {type(other).__name__}, expected a tessella.Mask or the name of one; tessella.dense() "
+        "makes one of an array"
+    )
 
 
 def mask_of(given: Mask | str) -> Mask:

@@ -11,7 +11,7 @@ import numpy
 
 from . import _declarations as d
 from ._append import append
-from ._arrays import dtype_of, require_array
+from ._arrays import EXPECTED, dtype_of, require_array
 from ._call import is_swapped
 from ._copy_pages import copy_pages
 from ._errors import Error, InvalidArgument, Unsupported, name_function
@@ -93,9 +93,7 @@ class PagedCache:
             dim_v = dim if head_dim_v is None else integer("head_dim_v", head_dim_v, (1, INT32[1]))
             code = dtype_of("dtype", dtype)
             if code not in _DTYPES and code not in _QUANTIZED:
-                raise Unsupported(
-                    f"dtype is {dtype}, expected float64, float32, bfloat16, float16, float8_e4m3fn, int8 or int4"
-                )
+                raise Unsupported(f"dtype is {dtype}, expected {EXPECTED['dtype']}")
             if code == d.I4:  # two a byte
                 for name, size in (("head_dim", dim), ("head_dim_v", dim_v)):
                     if size % 2:

@@ -1,5 +1,7 @@
 """What is taken as an array: NumPy's in every memory layout, and all that speak DLPack or the array interface."""
 
+import re
+
 import comparison
 import ml_dtypes
 import numpy as np
@@ -232,8 +234,37 @@ def test_torch_strides_and_gradients():
     np.testing.assert_array_equal(out.numpy(), OUT)
     out = tessella.attention(*bhsd, mask="causal", layout="bhsd")
     np.testing.assert_array_equal(out.transpose(1, 2).numpy(), OUT)
-    with pytest.raises(tessella.InvalidArgument, match="q cannot be viewed: .*require"):
-        tessella.attention(q.clone().requires_grad_(), k, v)
+    trained = q.clone().requires_grad_()
+    with pytest.raises(
+        tessella.InvalidArgument, match="^forward: q requires grad, and this function records no gradient"
+    ):
+        tessella.attention(trained, k, v)
+    for no_gradients in (torch.no_grad, torch.inference_mode):
+        with no_gradients():
+            out, lse = tessella.attention(trained, k, v, mask="causal", return_lse=True)
+            np.testing.assert_array_equal(out.numpy(), OUT)
+            assert not out.requires_grad and tessella.check(trained, k, v, out, lse=lse, mask="causal").passed
+            assert len(tessella.attention_backward(trained, k, v, out, lse, out, mask="causal")) == 3
+            written = torch.zeros_like(out).requires_grad_()
+            tessella.attention(trained, k, v, mask="causal", out=written)
+            np.testing.assert_array_equal(written.detach().numpy(), OUT)
+
+
+def test_tensors_of_torch_that_are_no_arrays():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(t) for t in (Q, K, V))
+    nested = torch.nested.nested_tensor([q[0], q[1]], layout=torch.jagged)
+    for tensor, message in (
+        (nested, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets() of a jagged one"),
+        (q.to_sparse(), "has layout torch.sparse_coo, expected to_dense() of it"),
+        (q.to_mkldnn(), "has layout torch._mkldnn, expected to_dense() of it"),
+    ):
+        with pytest.raises(tessella.InvalidArgument, match=f"^forward: q {re.escape(message)}$"):
+            tessella.attention(tensor, k, v)
+    for dtype in (torch.complex64, torch.uint16):
+        message = f"forward: q.dtype is {dtype}, expected f64, f32, bf16 or f16"
+        with pytest.raises(tessella.Unsupported, match=f"^{re.escape(message)}$"):
+            tessella.attention(q.to(dtype), k, v)
 
 
 class OwnMemory:

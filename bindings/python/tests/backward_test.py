@@ -301,7 +301,7 @@ def test_torchs_tensors():
         ({"accumulate": "dq"}, TypeError, "backward: accumulate is 'dq', expected True, False or names of gradients"),
         ({"dq": 3}, tessella.InvalidArgument, "backward: dq is int, expected an array with __dlpack__"),
         ({"layout": "sbhd"}, tessella.InvalidArgument, "backward: layout is 'sbhd', expected 'bshd' or 'bhsd'"),
-        ({"sead": 1}, TypeError, "backward: 'sead' is no option, expected one of"),
+        ({"sead": 1}, TypeError, "backward: 'sead' is no option, expected 'seed' or another of mask, "),
     ],
 )
 def test_errors(change, error, sentence):

@@ -36,9 +36,15 @@ def test_classes(error, builtin):
     assert str(error("message")) == "message"
 
 
-KNOWN = "which is none of f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn and f8e5m2"
-
 INVALID = [
+    ({"q": Q.astype(np.int64)}, "forward: q.dtype is i64, expected f64, f32, bf16 or f16"),
+    ({"q": Q.astype(bool)}, "forward: q.dtype is bool, expected f64, f32, bf16 or f16"),
+    ({"k": K.astype(np.int64)}, "forward: k.dtype is i64, expected f32 = q.dtype, or f8e4m3fn, i8 or i4"),
+    (
+        {"v": K.astype(np.uint8)},
+        "forward: v.dtype is u8, expected f32 = q.dtype, or f8e4m3fn, i8 or i4; kv_dtype says what bytes of uint8 are",
+    ),
+    ({"q": Q[:, :, :0]}, "forward: q has 0 heads, expected at least 1 (layout batch, seqlen, heads, head_dim)"),
     (
         {"k": np.ones((2, 5, 2, 6), F32)},
         "forward: k.shape[3] is 6, expected 8 = q.shape[-1] (layout batch, seqlen, heads, head_dim)",
@@ -55,14 +61,13 @@ INVALID = [
     (
         {"q": np.ones((2, 4, 10, 8), F32), "k": np.ones((2, 2, 4, 8), F32), "v": np.ones((2, 2, 4, 8), F32)},
         "forward: q has 10 heads and k has 4, expected heads of q to be a multiple of heads of k (layout batch, "
-        "seqlen, heads, head_dim; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, "
-        "head_dim)?)",
+        "seqlen, heads, head_dim; with axes 1 and 2 swapped they would fit: is it layout='bhsd'?)",
     ),
     (
         {"layout": "bhsd"},
         "forward: q has 3 heads and k has 5, expected heads of q to be a multiple of heads of k (layout batch, seqlen, "
-        "heads, head_dim; with axes 1 and 2 swapped they would fit: is the memory (batch, heads, seqlen, head_dim)?); "
-        "layout 'bhsd' was swapped to this order first",
+        "heads, head_dim; with axes 1 and 2 swapped they would fit: is it layout='bshd'?); layout 'bhsd' was "
+        "swapped to this order first",
     ),
     ({"q": np.ones(8, F32)}, None),
     ({"q": F32(1)}, "forward: q.ndim is 0, expected 1 to 8"),
@@ -114,12 +119,16 @@ def test_invalid(options, message):
 UNSUPPORTED = [
     (
         {"q": Q.astype(complex)},
-        "forward: q has dtype complex128, " + KNOWN,
+        "forward: q.dtype is complex128, expected f64, f32, bf16 or f16",
     ),
-    ({"q": Q.astype(">f4")}, "forward: q has dtype >f4, " + KNOWN),
     (
-        {"out_dtype": "float8"},
-        "forward: out_dtype has dtype float8, " + KNOWN,
+        {"q": Q.astype(">f4")},
+        "forward: q.dtype is >f4, expected the byte order of this machine, as astype(float32)",
+    ),
+    ({"out_dtype": "float8"}, "forward: out_dtype is 'float8', expected that of q, or float32"),
+    (
+        {"q": Q.astype(np.int8)},
+        "forward: q.dtype is i8, and no forward kernel on the CPU computes it, expected f64, f32, bf16 or f16",
     ),
     ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
     ({"score_mod": "return 2 * score;"}, "forward: option score_mod is for GPUs, and q is on the CPU"),
@@ -131,14 +140,18 @@ UNSUPPORTED = [
     ("options", "reason"),
     [
         ({"num_splits": 3}, "takes no number of splits, and num_splits is 3"),
-        ({"schedule": np.zeros(8, np.int32)}, "does not support schedule"),
+        (
+            {"batch_invariant": True, "query_class": "few", "num_splits": 1, "first_query": 1},
+            "is for many queries, and",
+        ),
     ],
     ids=str,
 )
 def test_each_kernel_of_the_cpu_says_why_it_does_not_decode(options, reason):
-    message = f"^forward: no kernel computes this call; .*cpu.forward_baseline: {re.escape(reason)}"
-    with pytest.raises(tessella.Unsupported, match=message):
+    message = f"^forward: no kernel computes this call; .*cpu.forward_baseline[^:;]*: {re.escape(reason)}"
+    with pytest.raises(tessella.Unsupported, match=message) as caught:
         tessella.attention(Q, Q, Q, **options)
+    assert str(caught.value).count(reason) == 1  # kernels of one reason stand together
     assert reason in tessella.refusals(Q, Q, Q, **options)["cpu.forward_baseline"]
 
 
@@ -156,12 +169,21 @@ def test_unsupported(options, message):
 
 
 def test_no_kernel_reads_keys_of_another_dtype_yet():
-    with pytest.raises(tessella.Unsupported, match=r"does not compute v\.dtype f64 beside q\.dtype f32"):
+    with pytest.raises(tessella.Unsupported, match=r"^forward: v\.dtype is f64 beside q\.dtype f32, and no forward"):
         tessella.attention(Q, K, K.astype(np.float64))
 
 
 WRONG_TYPES = [
-    ({"maks": "causal"}, "forward: 'maks' is no option, expected one of mask, scale, "),
+    ({"maks": "causal"}, "forward: 'maks' is no option, expected 'mask' or another of mask, scale, "),
+    ({"colour": 3}, "forward: 'colour' is no option, expected one of mask, scale, "),
+    ({"causal": True}, "forward: 'causal' is no option, expected mask='causal'"),
+    ({"softmax_scale": 1.0}, "forward: 'softmax_scale' is no option, expected scale"),
+    (
+        {"attn_mask": None},
+        "forward: 'attn_mask' is no option, expected mask=tessella.dense(attn_mask) where it is bool",
+    ),
+    ({"is_causal": True}, "forward: 'is_causal' is no option, expected mask='causal', or 'causal_top_left'"),
+    ({"cu_seqlens_k": 1}, "forward: 'cu_seqlens_k' is no option, expected cu_seqlens_kv"),
     (
         {"mask": np.ones((3, 5), bool)},
         "forward: mask is ndarray, expected a string or a tessella.Mask; tessella.dense() makes",
@@ -221,8 +243,15 @@ def test_mask_parts_twice():
             mask & other
     assert (tessella.chunk(4) & tessella.chunk(4)).numbers == {"chunk": 4}
     assert repr(tessella.window(3, 0) & tessella.dense(ids)) == "Mask(window_left=3, window_right=0, dense_mask)"
-    with pytest.raises(TypeError):
-        tessella.chunk(4) & "causal"
+    for joined in (tessella.window(3, -1) & "causal", "causal" & tessella.window(3, -1)):
+        assert joined.numbers == {"window_left": 3, "window_right": 0}
+    with pytest.raises(tessella.InvalidArgument, match="^mask is 'casual', expected 'none', 'causal', "):
+        tessella.chunk(4) & "casual"
+    for other, name in ((None, "NoneType"), (ids, "ndarray"), (3, "int")):
+        message = f"^Mask: & joins it with {name}, expected a tessella.Mask or the name of one; tessella.dense"
+        for join in (lambda other=other: tessella.chunk(4) & other, lambda other=other: other & tessella.chunk(4)):
+            with pytest.raises(TypeError, match=message):
+                join()
 
 
 @pytest.mark.parametrize(
@@ -364,3 +393,46 @@ def test_plans_run_only_what_they_were_made_for():
             plan.run(Q, K, K, **changed)
     with pytest.raises(tessella.InvalidArgument, match="^plan_workspace: q is int, expected an array"):
         plan.workspace(3)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, bool, np.uint8, np.int8, np.uint16, object, "U3"])
+def test_every_function_says_which_dtype_it_got(dtype):
+    q = Q.astype(dtype)
+    lse = np.zeros((2, 4, 3), F32)
+    lengths = np.array([3, 3], I32)
+    for call, name in (
+        (lambda: tessella.attention(q, q, q), "q"),
+        (lambda: tessella.attention(q, q, q, return_lse=True), "q"),
+        (lambda: tessella.attention_backward(q, q, q, q, lse, q), "q"),
+        (lambda: tessella.plan(q, q, q), "q"),
+        (lambda: tessella.check(q, q, q, q.copy()), "q"),
+        (lambda: tessella.merge([(q, lse)]), r"outs\[0\]"),
+        (lambda: tessella.append(q, q, q.copy(), q.copy(), lengths), "k_new"),
+    ):
+        with pytest.raises(
+            tessella.Error, match=rf"^\w+: (the reference does not|{name}\.dtype is .*, expected f64, f32)"
+        ):
+            call()
+
+
+def test_gradients_and_results_of_dtypes_that_there_are_not():
+    out, lse = tessella.attention(Q, K, K, return_lse=True)
+    for dtype in ("int64", "bool", "uint8"):
+        with pytest.raises(tessella.InvalidArgument, match=r"^backward: dq\.dtype is "):
+            tessella.attention_backward(Q, K, K, out, lse, out, gradient_dtype=dtype)
+        with pytest.raises(tessella.InvalidArgument, match=r"^merge: out\.dtype is "):
+            tessella.merge([(out, lse)], out_dtype=dtype)
+    with pytest.raises(tessella.Unsupported, match="^merge: out would be of int4, which arrays of NumPy are not$"):
+        tessella.merge([(out, lse)], out_dtype="int4")
+
+
+def test_names_of_other_libraries_lead_to_ours():
+    from tessella import _fields, _foreign
+
+    for name, place in _foreign._PLACES.items():
+        assert name not in _fields._SETTERS
+        words = set(re.findall(r"\w+", place))
+        arguments = {"q", "k", "v", "lse", "layout", "return_lse", "rotary", "nothing"}
+        assert words & (set(_fields._SETTERS) | arguments), name
+        with pytest.raises(TypeError, match=f"^forward: '{name}' is no option, expected {re.escape(place)}$"):
+            tessella.attention(Q, K, K, **{name: None})

@@ -162,7 +162,7 @@ def test_kernels_by_name():
         (
             lambda s: (s, {"kernel": "reference.attention"}),
             tessella.Unsupported,
-            "merge: no kernel computes this call; reference.attention: computes forward, not merge",
+            "merge: kernel is reference.attention, which cannot run this call: computes forward, not merge",
         ),
     ],
 )

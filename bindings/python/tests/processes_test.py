@@ -173,4 +173,57 @@ def test_no_library(variable, said):
 def test_wrong_library():
     result = python("import tessella", TESSELLA_LIBRARY=__file__)
     assert result.returncode == 1
-    assert f"ImportError: {__file__} could not be used: " in result.stderr.strip().splitlines()[-1]
+    said = f"ImportError: {__file__}, which TESSELLA_LIBRARY names, could not be used: "
+    assert said in result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("TESSELLA_KERNEL", "nope", 'forward: TESSELLA_KERNEL is "nope", expected one of cpu.'),
+        ("TESSELLA_NUM_THREADS", "0", "TESSELLA_NUM_THREADS is '0', expected a number of at least 1"),
+        ("TESSELLA_CHECK_DEVICE_VALUES", "2", "TESSELLA_CHECK_DEVICE_VALUES is '2', expected 0 or 1"),
+    ],
+)
+def test_wrong_environment(variable, value, said):
+    program = "import numpy, tessella; q = numpy.ones((1, 4, 1, 8), numpy.float32); tessella.attention(q, q, q)"
+    result = python(program, **{"TESSELLA_LIBRARY": _library.path, variable: value})
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == 1 and last.startswith(f"tessella._errors.InvalidArgument: {said}"), result.stderr
+    if variable == "TESSELLA_NUM_THREADS":
+        result = python(
+            "import tessella; print(tessella.info())", **{"TESSELLA_LIBRARY": _library.path, variable: value}
+        )
+        assert result.returncode == 1 and said in result.stderr.strip().splitlines()[-1], result.stderr
+
+
+def test_without_ml_dtypes():
+    """What NumPy lacks is asked for where it is wanted, and nowhere else."""
+    program = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy, tessella
+q = numpy.ones((1, 4, 1, 8), numpy.float32)
+out, lse = tessella.attention(q, q, q, return_lse=True)
+for call, said in (
+    (lambda: tessella.PagedCache(2, 2, 1, 8, dtype="float8_e4m3fn"), "PagedCache: k would be of float8_e4m3fn"),
+    (lambda: tessella.PagedCache(2, 2, 1, 8, dtype="bfloat16"), "PagedCache: k would be of bfloat16"),
+    (lambda: tessella.merge([(out, lse)], out_dtype="bfloat16"), "merge: out would be of bfloat16"),
+    (lambda: tessella.attention_backward(q, q, q, out, lse, out, gradient_dtype="bf16"), "backward: dq would be of bf"),
+):
+    try:
+        call()
+    except tessella.Unsupported as error:
+        assert str(error).startswith(said), error
+        assert ", which NumPy has from ml_dtypes: `pip install ml_dtypes`" in str(error), error
+    else:
+        raise AssertionError(said)
+for dtype in (numpy.int64, bool):
+    try:
+        tessella.attention(q.astype(dtype), q, q)
+    except tessella.InvalidArgument as error:
+        assert str(error).startswith("forward: q.dtype is "), error
+tessella.PagedCache(2, 2, 1, 8, dtype="int8")
+"""
+    result = python(program, TESSELLA_LIBRARY=_library.path)
+    assert result.returncode == 0, result.stderr

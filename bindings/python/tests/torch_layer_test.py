@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 import tessella.torch  # noqa: E402
 from tessella.torch import MultiHeadAttention  # noqa: E402
 
-UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float64: 2**-40}
+# float32: gradients of biases sum thousands of rows, in another order than torch does.
+UNIT = {torch.float32: 2**-22, torch.bfloat16: 2**-8, torch.float64: 2**-40}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 

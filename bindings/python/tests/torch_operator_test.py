@@ -400,7 +400,7 @@ WRONG = [
         "lse has the negative bit, expected memory that holds its own numbers",
     ),
     ({"layout": "sbhd"}, tessella.InvalidArgument, "layout is 'sbhd', expected 'bshd' or 'bhsd'"),
-    ({"sead": 3}, TypeError, "'sead' is no option, expected one of mask, scale, "),
+    ({"sead": 3}, TypeError, "'sead' is no option, expected 'seed' or another of mask, scale, "),
     ({"return_lse": "no"}, TypeError, "return_lse is 'no', expected True or False"),
     ({"scale": math.nan}, tessella.InvalidArgument, "scale is nan, expected a number"),
     ({"dropout": 1.5}, tessella.InvalidArgument, "dropout is 1.5, expected a probability in [0, 1)"),
@@ -412,7 +412,11 @@ WRONG = [
         "lse is on meta, expected cpu = the device of q",
     ),
     ({"kernel": "a\0"}, tessella.InvalidArgument, "kernel has a zero byte, where C would cut it off"),
-    ({"k": torch.ones(1, dtype=torch.complex64)}, tessella.Unsupported, "k has dtype torch.complex64, which is none "),
+    (
+        {"k": torch.ones(1, dtype=torch.complex64)},
+        tessella.Unsupported,
+        "k.dtype is torch.complex64, expected that of q, or ",
+    ),
     ({"k": torch.ones((1,) * 9)}, tessella.InvalidArgument, "k has 9 axes, expected at most 8"),
     (
         {"score_mod": "return score;", "mod_args": [torch.eye(13).to_sparse()]},
@@ -469,3 +473,29 @@ def test_what_a_handler_raises_ends_a_call(ended_by_a_handler):
     assert (tessella.torch.attention(few, few, few) == 0).all()
     with pytest.raises(TypeError, match=r"^forward: cancel is no option of the operator, expected it in tessella\."):
         tessella.torch.attention(few, few, few, cancel=tessella.Cancel())
+
+
+def test_layouts_that_are_no_arrays_are_named(qkv):
+    """Every operator, and where a gradient would be wanted; torch itself would find no kernel."""
+    q, k, v = qkv
+    two = [q[0], q[1]]
+    jagged, packed = (torch.nested.nested_tensor(two, layout=layout) for layout in (torch.jagged, torch.strided))
+    lse = torch.zeros(2, 4, 9, device=q.device)
+    lengths = torch.tensor([9, 9], dtype=torch.int32, device=q.device)
+    for tensor, problem in (
+        (jagged, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets() of a jagged one"),
+        (packed, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets() of a jagged one"),
+        (q.to_sparse(), "has layout torch.sparse_coo, expected to_dense() of it"),
+    ):
+        for call, name in (
+            (lambda tensor=tensor: tessella.torch.attention(tensor, k, v), "forward: q"),
+            (lambda tensor=tensor: tessella.torch.attention(q, k, tensor), "forward: v"),
+            (lambda tensor=tensor: tessella.torch.attention(q, k, v, return_lse=True, bias=tensor), "forward: bias"),
+            (lambda tensor=tensor: tessella.torch.attention(q.clone().requires_grad_(), tensor, v), "forward: k"),
+            (lambda tensor=tensor: tessella.torch.attention(q, tensor, v, out=torch.empty_like(q)), "forward: k"),
+            (lambda tensor=tensor: tessella.torch.merge([(q, lse), (tensor, lse)]), "merge: outs[1]"),
+            (lambda tensor=tensor: tessella.torch.append(q, q, tensor, tensor, lengths), "append: k"),
+            (lambda tensor=tensor: tessella.torch.copy_pages([tensor], lengths[None]), "copy_pages: pools[0]"),
+        ):
+            with pytest.raises(tessella.Unsupported, match=f"^{re.escape(f'{name} {problem}')}$"):
+                call()

@@ -67,8 +67,8 @@ std::shared_ptr<const Cubin> CubinStore::make(const Program& program, const Targ
     const int driver_major = driver_version() / 1000;
     const CompilerVersion newest{driver_major == 0 ? INT_MAX : driver_major, INT_MAX};
     if (std::optional<Cubin> cubin = disk_.read_any(key, newest)) return timed(std::move(*cubin));
-    throw core::Error(core::ErrorCode::compile, core::message(program.expression, " is not in the cache for ",
-                                                              target.name(), "; ", nvrtc_problem()));
+    throw core::Error(core::ErrorCode::compile,
+                      core::message(nvrtc_problem(), "; wanted for ", target.name(), ": ", program.expression));
   }
   if (std::optional<Cubin> cubin = disk_.read(key, compiler_->version())) return timed(std::move(*cubin));
   const DiskCache::Claim claim(disk_, key);

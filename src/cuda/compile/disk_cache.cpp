@@ -72,6 +72,12 @@ std::string DiskCache::reading_problem() const {
 }
 
 std::string DiskCache::problem() const {
+  const std::string problem = own_problem();
+  const bool is_chosen = !problem.empty() && folder_ == core::environment_path("TESSELLA_CACHE_DIR");
+  return is_chosen ? message(problem, " (TESSELLA_CACHE_DIR)") : problem;
+}
+
+std::string DiskCache::own_problem() const {
   if (!folder_.empty()) {
     std::error_code error;
     fs::create_directories(fs::path(folder_).parent_path(), error);

@@ -44,6 +44,7 @@ class DiskCache {
   };
 
  private:
+  std::string own_problem() const;  // without the variable that names the folder
   std::string reading_problem() const;
   std::string path_of(const Hash128& key, CompilerVersion compiler) const;
 

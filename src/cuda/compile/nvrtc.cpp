@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/once.hpp"
@@ -62,10 +63,18 @@ Search search() {
       tried += message("; ", error.what());
     }
   }
-  result.problem = message(
-      "NVRTC, which compiles kernels, was not found, expected version ", kOldestMajor,
-      driver_major > kOldestMajor ? message(" to ", driver_major) : std::string(driver_major == 0 ? " or newer" : ""),
-      ": `pip install nvidia-cuda-nvrtc`, or set TESSELLA_NVRTC to its path", tried);
+  const std::string expected = message(
+      "version ", kOldestMajor,
+      driver_major > kOldestMajor ? message(" to ", driver_major) : std::string(driver_major == 0 ? " or newer" : ""));
+  if (const std::string chosen = core::environment_path("TESSELLA_NVRTC"); !chosen.empty()) {
+    result.problem = message("TESSELLA_NVRTC is '", chosen, "', expected the path of NVRTC ", expected,
+                             ", which compiles kernels, or no variable and "
+                             "`pip install nvidia-cuda-nvrtc`",
+                             tried);
+    return result;
+  }
+  result.problem = message("NVRTC, which compiles kernels, was not found, expected ", expected,
+                           ": `pip install nvidia-cuda-nvrtc`, or set TESSELLA_NVRTC to its path", tried);
   return result;
 }
 

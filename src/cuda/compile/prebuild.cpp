@@ -30,7 +30,7 @@ std::vector<Target> parse_targets(const std::string& list) {
     const std::string string = list.substr(begin, end - begin);
     const std::optional<Target> target = parse_target(string);
     if (!target || target->arch < 80) {
-      core::invalid(message("kernels build: arch is '", string, "', expected sm_80 or later, as in \"sm_80,sm_90\""));
+      core::invalid(message("kernels build: archs has '", string, "', expected sm_80 or later, as in \"sm_80,sm_90\""));
     }
     targets.push_back(*target);
     begin = end + 1;

@@ -14,7 +14,7 @@ from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import cache_code
 from .._scalars import INT32, integer, string, switch
 from ._schema import CACHE_DTYPES
-from ._tensor import TensorSlot, require_one_device, run_call
+from ._tensor import TensorSlot, refuse_other_layouts, require_one_device, run_call
 
 _APPEND = (
     "(Tensor? k_new, Tensor? v_new, Tensor(a!)? k, Tensor(b!)? v, Tensor seqlens_kv, *, Tensor? page_table=None, "
@@ -242,3 +242,4 @@ for _name, _schema, _run, _fake in (
     for _device in ("CPU", "CUDA"):
         _definitions.impl(_name, _run, _device)
     _torch_library.register_fake(f"tessella::{_name}", _fake, lib=_definitions)
+    refuse_other_layouts(_definitions, _name, _name)

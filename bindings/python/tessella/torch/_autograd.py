@@ -16,6 +16,7 @@ from .._backward_call import BITS, GRADIENTS
 from .._errors import InvalidArgument, Unsupported
 from . import _operator
 from ._schema import MAPPED_MASKS, OF_INFERENCE
+from ._tensor import require_strided
 
 _forward_ad: Any = torch.autograd.forward_ad
 _torch_c: Any = torch._C
@@ -120,14 +121,15 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
 
 def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
     """out and lse with gradients."""
-    _require_gradients(q, v, named)
+    _require_gradients(q, k, v, named)
     arrays = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
     scalars = {name: value for name, value in named.items() if name not in arrays}
     return _apply(_Attention, keys, tuple(arrays), scalars, q, k, v, *arrays.values())
 
 
-def _require_gradients(q: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
+def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
     """Raises at once for what has no gradients, before the forward runs."""
+    require_strided("forward", {"q": q, "k": k, "v": v})
     if q.device.type == "cuda" and named.get("out_dtype") is torch.float32 and q.dtype is not torch.float32:
         raise Unsupported(
             f"forward: a tensor requires grad, and on cuda an out of float32 beside {q.dtype} has no gradients, "

@@ -16,7 +16,7 @@ from .._call import is_swapped, lse_shape
 from .._errors import Error, InvalidArgument, name_function
 from .._merge import MergeCall
 from .._scalars import INT32, integer, string
-from ._tensor import TensorSlot, require_one_device, run_call
+from ._tensor import TensorSlot, refuse_other_layouts, require_one_device, run_call
 
 _SCHEMA = (
     "(Tensor[] outs, Tensor[] lses, *, str layout='bshd', ScalarType? out_dtype=None, str? kernel_name=None, "
@@ -169,4 +169,5 @@ _definitions.define("merge" + _SCHEMA)
 for _device in ("CPU", "CUDA"):
     _definitions.impl("merge", _run, _device)
 _torch_library.register_fake("tessella::merge", _fake, lib=_definitions)
+refuse_other_layouts(_definitions, "merge", "merge")
 _torch_library.register_autograd("tessella::merge", _backward, setup_context=_save, lib=_definitions)

@@ -14,7 +14,7 @@ from .._backward_call import BITS, GRADIENTS
 from .._call import is_swapped, lse_shape, out_shape
 from .._library import library
 from ._schema import BACKWARD_SCHEMA, SCHEMA
-from ._tensor import TensorBackwardCall, TensorCall, require_one_device
+from ._tensor import TensorBackwardCall, TensorCall, refuse_other_layouts, require_one_device
 
 DEFAULT_GRADIENTS = d.DQ | d.DK | d.DV
 
@@ -175,3 +175,5 @@ for _kernel, _shapes, _schema in (
     for _device in ("CPU", "CUDA"):
         definitions.impl(_kernel.__name__, _kernel, _device)
     _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=definitions)
+    _function = "backward" if _kernel is attention_backward else "forward"
+    refuse_other_layouts(definitions, _kernel.__name__, _function)

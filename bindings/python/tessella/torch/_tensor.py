@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import functools
+import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -13,8 +15,9 @@ from .. import _declarations as d
 from .._arrays import Slot, dtype_of
 from .._backward_call import BackwardCall
 from .._call import INITIAL, Call, is_swapped, lse_shape, out_shape
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, Unsupported
 from .._fields import cache_code
+from .._kinds import layout_problem
 from .._library import failure
 from ._schema import OPTIONS, TENSORS
 
@@ -44,6 +47,44 @@ def require_one_device(function: str | None, arguments: Mapping[str, Any]) -> No
         if tensor.device != tensors[first].device:
             said = f"{name} is on {tensor.device}, expected {tensors[first].device} = the device of {first}"
             raise InvalidArgument(said if function is None else f"{function}: {said}")
+
+
+# Keys of tensors whose memory is no array of strides.
+_OTHER_KEYS = (
+    "AutogradNestedTensor",
+    *(kind + device for kind in ("Sparse", "SparseCsr", "Mkldnn", "Quantized") for device in ("CPU", "CUDA")),
+    *("NestedTensorCPU", "NestedTensorCUDA"),
+)
+
+
+def refuse_other_layouts(definitions: Any, operator: str, function: str) -> None:
+    """Has an operator say what is wrong with nested, sparse and quantised tensors, where torch would find no kernel."""
+    names = [argument.name for argument in getattr(torch.ops.tessella, operator).default._schema.arguments]
+
+    def refuse(*operands: Any, **named: Any) -> NoReturn:
+        require_strided(function, {**dict(zip(names, operands)), **named})
+        raise Unsupported(f"{function}: a tensor has a layout that is not known here, expected dense ones")
+
+    def refuse_jagged(_mode: Any, _operator: Any, _types: Any, operands: Any = (), named: Any = None) -> NoReturn:
+        refuse(*operands, **(named or {}))
+
+    for key in _OTHER_KEYS:
+        with contextlib.suppress(RuntimeError):  # one that this torch has not
+            definitions.impl(operator, refuse, key)
+    register: Any = getattr(torch.library, "register_torch_dispatch", None)  # torch 2.5
+    if register is not None:
+        jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor").NestedTensor
+        register(f"tessella::{operator}", jagged, refuse_jagged, lib=definitions)
+
+
+def require_strided(function: str, arguments: Mapping[str, Any]) -> None:
+    """Raises for the first tensor that is no array of strides."""
+    for name, argument in arguments.items():
+        for idx, tensor in enumerate(argument if isinstance(argument, (list, tuple)) else (argument,)):
+            problem = layout_problem(tensor, torch.strided) if isinstance(tensor, torch.Tensor) else ""
+            if problem:
+                of_list = f"[{idx}]" if isinstance(argument, (list, tuple)) else ""
+                raise Unsupported(f"{function}: {name}{of_list} {problem}")
 
 
 class TensorSlot(Slot):
