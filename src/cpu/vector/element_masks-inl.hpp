@@ -1,0 +1,309 @@
+// What the element masks (document, dense, draft, block map) show, as words: bit n of a row's word is key n of 64.
+//
+// Words of a query tile's rows hide scores, and words of all rows say of which class a tile is (cpu/tile_map.hpp).
+// Bytes and ids are read along a row, where they lie together; rows that read the same share their words.
+#if defined(TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
+#undef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
+#endif
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "core/sequence.hpp"
+#include "cpu/query_tile.hpp"
+#include "cpu/tile_map.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Bits of lanes, the first one's lowest.
+template <class D>
+HWY_INLINE uint64_t bits_of(D d, hn::Mask<D> mask) {
+  uint8_t bytes[8] = {};
+  hn::StoreMaskBits(d, mask, bytes);
+  uint64_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+}
+
+// A bit for each of 64 bytes that is not 0.
+HWY_INLINE uint64_t bits_of_bytes(const uint8_t* bytes) {
+  uint64_t bits = 0;
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 64; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, bytes + i, sizeof eight);
+    constexpr uint64_t kLow = 0x7F7F7F7F7F7F7F7F;
+    const uint64_t high = (((eight & kLow) + kLow) | eight) & ~kLow;  // the high bit of each byte that is not 0
+    bits |= (high >> 7) * 0x0102040810204080 >> 56 << i;
+  }
+#else
+  const hn::CappedTag<uint8_t, 64> d;
+  for (int i = 0; i < 64; i += static_cast<int>(hn::Lanes(d))) {
+    bits |= bits_of(d, hn::Ne(hn::LoadU(d, bytes + i), hn::Zero(d))) << i;
+  }
+#endif
+  return bits;
+}
+
+// A bit for each of 64 ids that is `id`.
+HWY_INLINE uint64_t bits_of_ids(const int32_t* ids, int32_t id) {
+  uint64_t bits = 0;
+  const hn::CappedTag<int32_t, 64> d;
+  for (int i = 0; i < 64; i += static_cast<int>(hn::Lanes(d))) {
+    bits |= bits_of(d, hn::Eq(hn::LoadU(d, ids + i), hn::Set(d, id))) << i;
+  }
+  return bits;
+}
+
+// words[n] &= bits(64 elements from 64 n), of num_keys elements at `from`, `stride` apart. Elements past them are not
+// read.
+template <typename T, typename Bits>
+HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t num_keys, uint64_t* words, Bits&& bits) {
+  T together[64] = {};
+  if (stride == 0) {
+    for (T& element : together) element = *from;
+    const uint64_t same = num_keys > 0 ? bits(together) : 0;
+    for (int64_t key = 0; key < num_keys; key += 64) *words++ &= same;
+    return;
+  }
+  for (int64_t key = 0; key < num_keys; key += 64, ++words) {
+    const int64_t count = num_keys - key < 64 ? num_keys - key : 64;
+    if (stride == 1 && count == 64) {
+      *words &= bits(from + key);
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i) together[i] = from[(key + i) * stride];
+    *words &= bits(together);
+  }
+}
+
+// words &= entries of `block_kv` keys each, the first of which has `skipped` keys before.
+HWY_INLINE void and_blocks(const std::byte* entry, int64_t stride, int64_t block_kv, int64_t skipped, int64_t num_keys,
+                           uint64_t* words) {
+  for (int64_t key = 0; key < num_keys; entry += stride, skipped = 0) {
+    const int64_t left = key + block_kv - skipped;
+    const int64_t end = left < num_keys ? left : num_keys;
+    if (*entry != std::byte{0}) {
+      key = end;
+      continue;
+    }
+    while (key < end) {
+      const int64_t stop = (key | 63) + 1 < end ? (key | 63) + 1 : end;
+      words[key >> 6] &= ~(low_bits(stop - key) << (key & 63));
+      key = stop;
+    }
+  }
+}
+
+// What the words of a row follow from, besides the keys: equal for rows that see the same.
+struct RowMasks {
+  int64_t dense = 0;     // elements before the row's first
+  int64_t blocks = 0;    // likewise
+  int64_t draft = 0;     // the query
+  int32_t document = 0;  // its id
+  bool operator==(const RowMasks&) const = default;
+};
+
+inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
+  const int64_t query = query_tile.query[row], head = query_tile.head[row];
+  RowMasks of;
+  if (p.features.has(core::Feature::dense_mask)) of.dense = p.dense_mask.index(s.batch_idx, head, query, 0);
+  if (p.features.has(core::Feature::block_map)) of.blocks = p.block_map.index(s.batch_idx, head, query / p.block_q, 0);
+  if (p.features.has(core::Feature::draft_mask)) of.draft = query;
+  if (p.features.has(core::Feature::document)) of.document = p.document_q.at(s.batch_idx, s.row_q + query);
+  return of;
+}
+
+// Words of keys [key_begin, key_begin + num_keys) for one row.
+inline void words_of_row(const core::AttentionArguments& p, const core::Sequence& s, const RowMasks& of,
+                         int64_t key_begin, int64_t num_keys, uint64_t* words) {
+  const int64_t slot = s.slot_kv + key_begin;
+  for (int64_t key = 0; key < num_keys; key += 64) words[key / 64] = low_bits(num_keys - key);
+  const auto are_set = [](const uint8_t* bytes) HWY_ATTR { return bits_of_bytes(bytes); };
+  const auto bytes = [](const core::ScoreOperand& mask, int64_t idx) {
+    return reinterpret_cast<const uint8_t*>(mask.data) + idx;
+  };
+  if (p.features.has(core::Feature::document)) {
+    const core::Table<int32_t>& ids = p.document_kv;
+    and_elements(ids.data + s.batch_idx * ids.batch_stride + (s.row_kv + key_begin) * ids.stride, ids.stride, num_keys,
+                 words, [&](const int32_t* of_keys) HWY_ATTR { return bits_of_ids(of_keys, of.document); });
+  }
+  if (p.features.has(core::Feature::dense_mask)) {
+    const int64_t stride = p.dense_mask.kv_stride;
+    and_elements(bytes(p.dense_mask, of.dense + slot * stride), stride, num_keys, words, are_set);
+  }
+  if (p.features.has(core::Feature::block_map)) {
+    const int64_t stride = p.block_map.kv_stride;
+    const int64_t first = of.blocks + slot / p.block_kv * stride;
+    if (p.block_kv == 1) {
+      and_elements(bytes(p.block_map, first), stride, num_keys, words, are_set);
+    } else {
+      and_blocks(p.block_map.data + first, stride, p.block_kv, slot % p.block_kv, num_keys, words);
+    }
+  }
+  if (!p.features.has(core::Feature::draft_mask)) return;
+  const int64_t first_draft = core::first_draft(s);
+  int64_t key = key_begin < first_draft ? first_draft - key_begin : 0;
+  for (; key < num_keys; ++key) {
+    if (!core::draft_visible(p, s, of.draft, key_begin + key)) words[key >> 6] &= ~(uint64_t{1} << (key & 63));
+  }
+}
+
+// words[row] of at most 64 keys, for `lanes` rows.
+inline void words_of_rows(const QueryTile& query_tile, int lanes, int64_t key_begin, int num_keys, uint64_t* words) {
+  RowMasks last;
+  for (int row = 0; row < lanes; ++row) {
+    const RowMasks of = masks_of_row(query_tile, row);
+    if (row > 0 && of == last) {
+      words[row] = words[row - 1];
+      continue;
+    }
+    words_of_row(*query_tile.arguments, *query_tile.sequence, of, key_begin, num_keys, words + row);
+    last = of;
+  }
+}
+
+// The class of at most 64 keys.
+inline TileClass classify_tile(const QueryTile& query_tile, int64_t key_begin, int num_keys) {
+  if (!query_tile.arguments->features.has_any(core::kElementMasks)) return TileClass::full;
+  uint64_t words[kMaxQueryTileRows];
+  words_of_rows(query_tile, query_tile.num_rows, key_begin, num_keys, words);
+  uint64_t any = 0, all = ~uint64_t{0};
+  for (int row = 0; row < query_tile.num_rows; ++row) {
+    any |= words[row];
+    all &= words[row];
+  }
+  return any == 0 ? TileClass::hidden : all == low_bits(num_keys) ? TileClass::full : TileClass::partial;
+}
+
+// -inf where an element mask hides one of at most 64 keys.
+template <typename Real>
+void apply_element_masks(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  constexpr int kBits = 8 * sizeof(Real);  // of a row's word that a lane holds
+  using Word = hwy::MakeUnsigned<Real>;
+  alignas(64) uint64_t words[kMaxQueryTileRows];
+  alignas(64) Word of_lanes[kMaxQueryTileRows];
+  words_of_rows(query_tile, lanes, key_begin, num_keys, words);
+  const Tag<Real> d;
+  const hn::RebindToUnsigned<Tag<Real>> du;
+  const Vec<Real> hidden = hn::Set(d, -std::numeric_limits<Real>::infinity());
+  for (int first = 0; first < num_keys; first += kBits) {
+    for (int row = 0; row < lanes; ++row) of_lanes[row] = static_cast<Word>(words[row] >> first);
+    const int count = num_keys - first < kBits ? num_keys - first : kBits;
+    for (int row = 0; row < lanes; row += kLanes<Real>) {
+      const auto word = hn::Load(du, of_lanes + row);
+      Real* score = scores + first * lanes + row;
+      for (int key = 0; key < count; ++key, score += lanes) {
+        const Mask<Real> is_seen = hn::RebindMask(d, hn::TestBit(word, hn::Set(du, Word{1} << key)));
+        hn::Store(hn::IfThenElse(is_seen, hn::Load(d, score), hidden), d, score);
+      }
+    }
+  }
+}
+
+// Keys of a strip, whose words are on the stack.
+inline constexpr int64_t kStripWords = 64;
+
+// What a query tile sees of some words of keys, by all of its rows together.
+struct StripWords {
+  uint64_t any[kStripWords];   // the element masks show it to some row
+  uint64_t all[kStripWords];   // to all rows
+  uint64_t seen[kStripWords];  // and the band does to one to which the element masks do
+};
+
+// Bits of [begin, end) and of [0, keep) in the word of keys from `key`.
+inline uint64_t band_bits(int64_t begin, int64_t end, int64_t keep, int64_t key) {
+  const uint64_t below = low_bits(end - key);
+  return (below & ~low_bits(begin - key)) | low_bits(keep - key);
+}
+
+inline void add_row(const MapRow& of, int row, int64_t key_begin, int64_t num_keys, bool is_banded,
+                    const uint64_t* words, bool is_new, StripWords& strip) {
+  const QueryTile& query_tile = of.query_tile;
+  const int64_t num_words = (num_keys + 63) / 64;
+  if (is_new) {
+    for (int64_t n = 0; n < num_words; ++n) {
+      strip.any[n] |= words[n];
+      strip.all[n] &= words[n];
+    }
+  }
+  if (!is_banded) return;
+  const int64_t end = query_tile.end[row];
+  const int64_t keep = query_tile.keep_end < end ? query_tile.keep_end : end;
+  for (int64_t n = 0; n < num_words; ++n) {
+    strip.seen[n] |= words[n] & band_bits(query_tile.begin[row], end, keep, key_begin + 64 * n);
+  }
+}
+
+// The classes of the tiles of keys [key_begin, key_begin + num_keys), at most kStripWords words.
+inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys) {
+  const QueryTile& query_tile = of.query_tile;
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
+  // Where the band shows all, or where it is not looked at, seen is any.
+  const bool is_banded =
+      of.by_query && (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end);
+  const int64_t num_words = (num_keys + 63) / 64;
+  StripWords strip;
+  uint64_t words[kStripWords];
+  for (int64_t n = 0; n < num_words; ++n) {
+    strip.any[n] = strip.seen[n] = 0;
+    strip.all[n] = ~uint64_t{0};
+  }
+  // Head by head where heads differ, so that neighbours often read the same; else one head's rows.
+  const int group = static_cast<int>(p.group());
+  const int heads = of.by_head && group < query_tile.num_rows ? group : 1;
+  RowMasks last;
+  bool is_first = true;
+  for (int head = 0; head < heads; ++head) {
+    for (int row = head; row < query_tile.num_rows; row += heads) {
+      if (!of.by_head && row > 0 && query_tile.query[row] == query_tile.query[row - 1]) continue;
+      const RowMasks masks = masks_of_row(query_tile, row);
+      const bool is_new = is_first || masks != last;
+      if (is_new) words_of_row(p, s, masks, key_begin, num_keys, words);
+      last = masks;
+      is_first = false;
+      add_row(of, row, key_begin, num_keys, is_banded, words, is_new, strip);
+    }
+  }
+  for (int64_t n = 0; n < num_words; ++n) {
+    of.store(key_begin / 64 + n, strip.any[n], strip.all[n], is_banded ? strip.seen[n] : strip.any[n],
+             low_bits(num_keys - 64 * n));
+  }
+}
+
+// Classifies the tiles of a query tile with all keys that its band reaches; others stay hidden.
+inline void classify_tiles(MapRow& of) {
+  const QueryTile& query_tile = of.query_tile;
+  const auto classify = [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += 64 * kStripWords) {
+      classify_strip(of, begin, end - begin < 64 * kStripWords ? end - begin : 64 * kStripWords);
+    }
+  };
+  const int64_t len_kv = query_tile.sequence->len_kv;
+  if (!of.by_query) return classify(0, len_kv);
+  const auto rounded_up = [len_kv](int64_t key) {
+    return (key + 63) / 64 * 64 < len_kv ? (key + 63) / 64 * 64 : len_kv;
+  };
+  const int64_t keep_end = rounded_up(query_tile.keep_end);
+  const int64_t begin = query_tile.keys_begin / 64 * 64;
+  classify(0, keep_end);
+  classify(begin > keep_end ? begin : keep_end, rounded_up(query_tile.keys_end));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
