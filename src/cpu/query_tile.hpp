@@ -104,7 +104,7 @@ inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
   return {arguments.seed, arguments.offset, portable::Dropout::threshold_of(arguments.dropout)};
 }
 
-// Everything but q.k, scale and the band: with any of these the score chain runs on every key tile of a query tile.
+// Everything but q.k, scale and the band: with any of these there are tiles of scores that go through the score chain.
 inline constexpr core::Features kScoreFeatures =
     core::kElementMasks | core::Feature::bias | core::Feature::alibi | core::Feature::softcap;
 

@@ -451,7 +451,7 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
   const VectorKernel<float>& vector = vector_kernel<float>(InstructionSet::avx512);
   if (needs_score_chain(p)) call.block.chain = vector.score_chain;
   if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
-  call.map.classify(p, plan.num_threads, vector.classify_tiles);
+  call.map.classify(p, runs_alone(p) ? 1 : plan.num_threads, vector.classify_tiles);
   call.packed = base + TileMap::bytes(p, kAmxMap);
   call.progress = reinterpret_cast<Progress*>(call.packed + l.packed_bytes);
   call.workers = call.packed + l.packed_bytes + l.progress_bytes;

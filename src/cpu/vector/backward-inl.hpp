@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cpu/vector/backward_vector.hpp"
+#include "cpu/vector/classify-inl.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/score-inl.hpp"

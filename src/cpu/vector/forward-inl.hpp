@@ -19,6 +19,7 @@
 
 #include "core/cancel.hpp"
 #include "cpu/vector/chunk-inl.hpp"
+#include "cpu/vector/classify-inl.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/forward_vector.hpp"
