@@ -7,6 +7,7 @@
 #define TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -66,21 +67,14 @@ HWY_INLINE uint64_t bits_of_ids(const int32_t* ids, int32_t id) {
 // read.
 template <typename T, typename Bits>
 HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t num_keys, uint64_t* words, Bits&& bits) {
+  const int64_t whole = stride == 1 ? num_keys / 64 : 0;
+  for (int64_t n = 0; n < whole; ++n) words[n] &= bits(from + 64 * n);
   T together[64] = {};
-  if (stride == 0) {
-    for (T& element : together) element = *from;
-    const uint64_t same = num_keys > 0 ? bits(together) : 0;
-    for (int64_t key = 0; key < num_keys; key += 64) *words++ &= same;
-    return;
-  }
-  for (int64_t key = 0; key < num_keys; key += 64, ++words) {
-    const int64_t count = num_keys - key < 64 ? num_keys - key : 64;
-    if (stride == 1 && count == 64) {
-      *words &= bits(from + key);
-      continue;
-    }
-    for (int64_t i = 0; i < count; ++i) together[i] = from[(key + i) * stride];
-    *words &= bits(together);
+  if (stride == 0 && num_keys > 0) std::fill_n(together, 64, *from);
+  for (int64_t n = whole; 64 * n < num_keys; ++n) {
+    const int64_t count = num_keys - 64 * n < 64 ? num_keys - 64 * n : 64;
+    for (int64_t i = 0; stride != 0 && i < count; ++i) together[i] = from[(64 * n + i) * stride];
+    words[n] &= bits(together);  // bits past num_keys are 0 already
   }
 }
 
@@ -127,7 +121,8 @@ inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
 inline void words_of_row(const core::AttentionArguments& p, const core::Sequence& s, const RowMasks& of,
                          int64_t key_begin, int64_t num_keys, uint64_t* words) {
   const int64_t slot = s.slot_kv + key_begin;
-  for (int64_t key = 0; key < num_keys; key += 64) words[key / 64] = low_bits(num_keys - key);
+  std::fill_n(words, num_keys / 64, ~uint64_t{0});
+  if (num_keys % 64 != 0) words[num_keys / 64] = low_bits(num_keys % 64);
   const auto are_set = [](const uint8_t* bytes) HWY_ATTR { return bits_of_bytes(bytes); };
   const auto bytes = [](const core::ScoreOperand& mask, int64_t idx) {
     return reinterpret_cast<const uint8_t*>(mask.data) + idx;
