@@ -154,7 +154,7 @@ def spoiled(n, h, d):
         np.broadcast_to(np.arange(-(-s // 100)) < s // 200, (1, 1, -(-s // 100), -(-s // 100)))
     )
     padded = tessella.dense(padding(lengths, s))
-    ids_kv = np.repeat(1 - half.astype(np.int32), 4, 0)
+    ids_q, ids_kv = np.zeros((4, s), np.int32), np.repeat(1 - half.astype(np.int32), 4, 0)
     cases = [
         ("seqlens_kv", shape, in_use, {"seqlens_kv": lengths}),
         ("leftpad_kv", shape, at_end, {"leftpad_kv": (s - lengths).astype(np.int32)}),
@@ -162,7 +162,8 @@ def spoiled(n, h, d):
         ("padding & causal", shape, in_use, {"mask": padded & tessella.causal()}),
         ("dense columns", shape, half, {"mask": tessella.dense(columns)}),
         ("dense columns (1, 1, 1, s)", shape, half, {"mask": tessella.dense(columns[:, :, :1])}),
-        ("document", shape, half, {"mask": tessella.document(np.zeros((4, s), np.int32), ids_kv)}),
+        ("document", shape, half, {"mask": tessella.document(ids_q, ids_kv)}),
+        ("document, GQA", Shape(1, s, s, 8, 1, 16), half, {"mask": tessella.document(ids_q[:1], ids_kv[:1])}),
         ("block_map 1 x 1", shape, half, {"mask": tessella.block_map(columns, 1, 1)}),
         ("block_map 100", shape, np.arange(s)[None] < s // 200 * 100, {"mask": tessella.block_map(blocks, 100, 100)}),
         ("16 queries", shape._replace(seqlen_q=16), half, {"mask": tessella.dense(columns[:, :, :16])}),
