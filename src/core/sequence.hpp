@@ -77,7 +77,11 @@ inline bool visible(const AttentionArguments& p, const Sequence& s, int64_t head
   return s.band.visible(i, j) && (p.features.has_any(kElementMasks) ? element_visible(p, s, head, i, j) : true);
 }
 
-// Whether some query of the sequence sees key j, by any of the heads that read this KV head.
+// Whether the band shows key j to some query of the sequence.
+bool band_sees(const Sequence& s, int64_t j);
+
+// Whether some query of the sequence sees key j, by any of the heads that read this KV head. With element masks it may
+// have to try them all.
 bool seen_by_any_query(const AttentionArguments& p, const Sequence& s, int64_t kv_head, int64_t j);
 
 }  // namespace tessella::core

@@ -168,6 +168,7 @@ BackwardShared<Real>::BackwardShared(const AttentionShape& p, const BackwardTili
   memory.take(p.heads_kv * rows, slope);
   if (dq_count > 0) memory.take(dq_count, dq);
   memory.take(1, is_over);
+  bytes += TileMap::bytes(p, tiling.map());
 }
 
 template <typename Real>
@@ -200,9 +201,9 @@ bool is_over(const AttentionArguments& p, const BackwardShared<Real>& shared) {
 }
 
 template <typename Real>
-bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const AttentionArguments& p,
+bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t expected, const AttentionArguments& p,
                    const BackwardShared<Real>& shared) {
-  for (int spins = 0; turn.load(std::memory_order_acquire) != before; ++spins) {
+  for (int spins = 0; turn.load(std::memory_order_acquire) != expected; ++spins) {
     if (is_over(p, shared)) return false;
     if (spins < 256) {
       pause();
@@ -232,9 +233,11 @@ void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& 
                   core::Workspace workspace) {
   auto* base = static_cast<std::byte*>(workspace.scratch);
   const int threads = runs_alone(p) ? 1 : plan.num_threads;
-  const BackwardShared<Real> shared(p, kernel.tiling(p), base);
+  BackwardShared<Real> shared(p, kernel.tiling(p), base);
   new (shared.is_over) std::atomic<int32_t>(0);
   base += shared.bytes;
+  shared.map = TileMap(p, shared.tiling.map(), base - TileMap::bytes(p, shared.tiling.map()));
+  shared.map.classify(p, threads, kernel.classify_tiles);
   const int64_t thread_bytes = kernel.scratch_bytes(p);
   for (int64_t i = 0; i < p.heads_kv * shared.query_tiles; ++i) new (shared.turn + i) std::atomic<int32_t>(0);
   zero_unused_rows(p);

@@ -19,6 +19,7 @@
 #include "core/plan.hpp"
 #include "core/sequence.hpp"
 #include "cpu/query_tile.hpp"
+#include "cpu/tile_map.hpp"
 
 namespace tessella::cpu {
 
@@ -28,6 +29,9 @@ struct BackwardTiling {
   int64_t query_tile_rows;
   int64_t qk_stride;      // of a row of dQ's sums
   bool pads_query_tiles;  // dQ's sums have whole query tiles
+  int tile_keys;          // that are computed together
+
+  MapTiling map() const { return {static_cast<int>(query_tile_rows), tile_keys}; }
 };
 
 // Blocks of keys over all sequences, the first block of each sequence first: under a causal mask it has the most
@@ -42,13 +46,14 @@ struct KeyBlock {
 template <typename Real>
 struct BackwardShared {
   KeyBlock* blocks = nullptr;               // [most blocks]
-  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][query tiles] blocks that have added to its dQ
+  std::atomic<int32_t>* turn = nullptr;     // [heads_kv][query tiles] the last block that has added to its dQ, plus one
   Real* delta = nullptr;                    // [heads_kv][rows] dO . out - dLSE
   Real* slope = nullptr;                    // [heads_kv][rows] sum of dS times ALiBi's distance
   Real* dq = nullptr;                       // sums of dQ, not yet times scale; only where it is wanted:
                                             // [heads_kv][rows][qk_stride], or query tiles as the kernel lays them
   std::atomic<int32_t>* is_over = nullptr;  // not 0 once the caller's flag was seen set
   BackwardTiling tiling;
+  TileMap map;
   int64_t rows = 0;
   int64_t query_tiles = 0;
   int64_t dq_count = 0;
@@ -80,35 +85,25 @@ struct QueryTileRows {
   void begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out);
 };
 
-// The blocks of keys that a query tile visits, in order: those of keep_first and those of its band.
-struct BlocksOfQueryTile {
-  int32_t keep_end;  // blocks [0, keep_end)
-  int32_t begin;     // and blocks [begin, end)
-  int32_t end;
-  BlocksOfQueryTile(const QueryTile& query_tile, int64_t block_keys) {
-    const auto blocks = [&](int32_t keys) { return static_cast<int32_t>((keys + block_keys - 1) / block_keys); };
-    keep_end = blocks(query_tile.keep_end);
-    const auto first = static_cast<int32_t>(query_tile.keys_begin / block_keys);
-    begin = first > keep_end ? first : keep_end;
-    end = blocks(query_tile.keys_end);
+// A block's turn at a query tile: the number of the block that has it just before, plus one; 0 if there is none. Blocks
+// that the query tile does not see have no turn.
+inline int32_t turn_of(int32_t block, const QueryTile& query_tile, int64_t block_keys) {
+  const auto keep_end = static_cast<int32_t>((query_tile.keep_end + block_keys - 1) / block_keys);
+  const auto band_begin = static_cast<int32_t>(query_tile.keys_begin / block_keys);
+  for (; block > 0; --block) {
+    if (block <= band_begin && block > keep_end) block = keep_end;  // none is seen in between
+    if (block > 0 && !query_tile.hides((block - 1) * block_keys, block * block_keys)) break;
   }
-  bool has(int32_t block) const { return block < keep_end || (block >= begin && block < end); }
-  // How many of them come before this one.
-  int32_t before(int32_t block) const { return block < keep_end ? block : keep_end + block - begin; }
-};
-
-// True if no row of the query tile sees a key of [begin, end).
-inline bool hides_keys(const QueryTile& query_tile, int64_t begin, int64_t end) {
-  return begin >= query_tile.keep_end && (begin >= query_tile.keys_end || end <= query_tile.keys_begin);
+  return std::max(block, 0);
 }
 
 // True once the caller's flag was seen set. Stays so, as blocks wait for one another.
 template <typename Real>
 bool is_over(const core::AttentionArguments& p, const BackwardShared<Real>& shared);
 
-// Waits until all earlier blocks have added to a query tile. Returns false if the call was cancelled or failed.
+// Waits until the block before has added to a query tile. Returns false if the call was cancelled or failed.
 template <typename Real>
-bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t before, const core::AttentionArguments& p,
+bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t expected, const core::AttentionArguments& p,
                    const BackwardShared<Real>& shared);
 
 // The gradients that blocks of keys have to do with.
@@ -155,20 +150,21 @@ bool walk_query_tiles(const BlockWork<Real>& block, const BackwardShared<Real>& 
   const int64_t first_query_tile = block.kv_head * shared.query_tiles + shared.first_query_tile(p, block.s);
   QueryTileRows<Real> of;
   for (int64_t row = 0, n = 0; row < rows; row += shared.tiling.query_tile_rows, ++n) {
+    if (shared.map.hides(block.s, block.kv_head, n, block.key_begin, block.key_end)) continue;
     const int num_rows = static_cast<int>(std::min(rows - row, shared.tiling.query_tile_rows));
     of.lanes = (num_rows + lanes - 1) / lanes * lanes;
     fill_query_tile(of.query_tile, p, block.s, block.kv_head, row, num_rows, of.lanes);
-    const BlocksOfQueryTile blocks(of.query_tile, shared.tiling.block_keys);
-    if (!blocks.has(block.idx)) continue;
+    of.query_tile.classes = shared.map.classes(block.s, block.kv_head, n);
+    of.query_tile.tile_keys = shared.map.tile_keys();
+    if (of.query_tile.hides(block.key_begin, block.key_end)) continue;
     if (is_over(p, shared)) return false;
     compute(of, shared.delta + first_row + row);
     if (!block.wants.dq && !block.wants.slopes) continue;
     std::atomic<int32_t>& turn = shared.turn[first_query_tile + n];
-    const int32_t before = blocks.before(block.idx);
-    if (!wait_for_turn(turn, before, p, shared)) return false;
+    if (!wait_for_turn(turn, turn_of(block.idx, of.query_tile, shared.tiling.block_keys), p, shared)) return false;
     if (block.wants.dq) add_dq(of, shared.tiling.pads_query_tiles ? first_query_tile + n : first_row + row);
     for (int r = 0; block.wants.slopes && r < num_rows; ++r) shared.slope[first_row + row + r] += of.slope[r];
-    turn.store(before + 1, std::memory_order_release);
+    turn.store(block.idx + 1, std::memory_order_release);
   }
   return true;
 }
@@ -198,6 +194,7 @@ template <typename Real>
 struct BackwardKernel {
   BackwardTiling (*tiling)(const core::AttentionShape& shape) = nullptr;
   int64_t (*scratch_bytes)(const core::AttentionShape& shape) = nullptr;  // of one thread
+  ClassifyTiles classify_tiles = nullptr;
   // delta of rows [begin, end) of a KV head of a sequence.
   void (*begin_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
                      int64_t begin, int64_t end, const BackwardShared<Real>& shared) = nullptr;

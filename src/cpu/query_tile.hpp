@@ -20,6 +20,9 @@ namespace tessella::cpu {
 
 inline constexpr int kMaxQueryTileRows = 64;
 
+// Which keys of a tile the element masks show to the rows of a query tile: none, some, or all to all rows.
+enum class TileClass : uint8_t { hidden, partial, full };
+
 struct QueryTile {
   const core::AttentionArguments* arguments = nullptr;
   const core::Sequence* sequence = nullptr;
@@ -34,6 +37,26 @@ struct QueryTile {
   int32_t keep_end = 0;
   int32_t full_begin = 0;  // every row sees every key of [full_begin, full_end) as far as the band goes
   int32_t full_end = 0;
+  // Of tiles of tile_keys keys (cpu/tile_map.hpp), as far as its band goes; null: all are full, or nobody knows.
+  const TileClass* classes = nullptr;
+  int tile_keys = 0;
+
+  // The class of keys [key_begin, key_end), whatever the band shows of them. They hold a key below keys_end.
+  TileClass class_of(int64_t key_begin, int64_t key_end) const {
+    if (classes == nullptr) return TileClass::full;
+    const int64_t last = ((key_end < keys_end ? key_end : keys_end) - 1) / tile_keys;
+    int64_t tile = key_begin / tile_keys;
+    const TileClass first = classes[tile];
+    while (++tile <= last) {
+      if (classes[tile] != first) return TileClass::partial;
+    }
+    return first;
+  }
+  // True if no row sees one of these keys.
+  bool hides(int64_t key_begin, int64_t key_end) const {
+    if (key_begin >= keep_end && (key_begin >= keys_end || key_end <= keys_begin)) return true;
+    return class_of(key_begin, key_end) == TileClass::hidden;
+  }
 };
 
 // The keys of all rows together: they are in query order, and the band is monotone.
@@ -54,6 +77,7 @@ inline void fill_query_tile(QueryTile& query_tile, const core::AttentionArgument
   query_tile.sequence = &sequence;
   query_tile.kv_head = kv_head;
   query_tile.num_rows = num_rows;
+  query_tile.classes = nullptr;
   for (int r = 0; r < lanes; ++r) {
     const int64_t row = row_begin + std::min(r, num_rows - 1);
     const int64_t query = row / group;
@@ -66,10 +90,11 @@ inline void fill_query_tile(QueryTile& query_tile, const core::AttentionArgument
 }
 
 // Turns raw products q.k of keys [key_begin, key_begin + num_keys) into what softmax sees: scale, softcap, bias and
-// ALiBi, unless scores are products, then -inf where the band or an element mask hides the key.
-// scores: [num_keys][lanes]. Masked products may be NaN.
+// ALiBi, unless scores are products, then -inf where the band hides the key, or an element mask if they are to be
+// applied. scores: [num_keys][lanes]. Masked products may be NaN.
 template <typename Real>
-using ScoreChain = void (*)(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys);
+using ScoreChain = void (*)(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys,
+                            bool applies_element_masks);
 
 // Zeroes what dropout takes of probabilities [num_keys][lanes]. The rest is scaled where rows end.
 template <typename Real>
@@ -79,7 +104,7 @@ inline portable::Dropout dropout_of(const core::AttentionArguments& arguments) {
   return {arguments.seed, arguments.offset, portable::Dropout::threshold_of(arguments.dropout)};
 }
 
-// Everything but q.k, scale and the band: with any of these the score chain runs on every key tile of a query tile.
+// Everything but q.k, scale and the band: with any of these there are tiles of scores that go through the score chain.
 inline constexpr core::Features kScoreFeatures =
     core::kElementMasks | core::Feature::bias | core::Feature::alibi | core::Feature::softcap;
 

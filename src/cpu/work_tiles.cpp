@@ -16,14 +16,16 @@ namespace {
 constexpr int64_t kWorkTilesPerThread = 8;  // enough for a causal triangle to level out
 
 // About the number of visible scores of rows [row_begin, row_end), plus a constant for loading and storing a row.
-int64_t estimate_cost(const core::AttentionArguments& p, const core::Sequence& s, int64_t row_begin, int64_t row_end) {
+int64_t estimate_cost(const core::AttentionArguments& p, const core::Sequence& s, const TileMap& map, int64_t row_begin,
+                      int64_t row_end) {
   constexpr int64_t kRowCost = 16;
   const int64_t rows = std::min(row_end, s.len_q * p.group()) - row_begin;
   if (rows <= 0) return 0;
   const int64_t first = row_begin / p.group();
   const int64_t last = (row_begin + rows - 1) / p.group();
   const auto keys = [&](int64_t i) { return s.band.end(i) - s.band.begin(i); };
-  return rows * ((keys(first) + keys(last)) / 2 + kRowCost);
+  const int64_t in_band = rows * (keys(first) + keys(last)) / 2;
+  return std::min(in_band, map.num_scores(s, row_begin, row_begin + rows)) + rows * kRowCost;
 }
 
 }  // namespace
@@ -46,8 +48,9 @@ int64_t WorkTiles::scratch_bytes(const core::AttentionShape& shape, int query_ti
   return blocks * static_cast<int64_t>(sizeof(Block));
 }
 
-WorkTiles::WorkTiles(const core::AttentionArguments& arguments, int64_t rows_per_work_tile, void* scratch)
-    : arguments_(&arguments), heads_kv_(arguments.heads_kv), blocks_(static_cast<Block*>(scratch)) {
+WorkTiles::WorkTiles(const core::AttentionArguments& arguments, const TileMap& map, int64_t rows_per_work_tile,
+                     void* scratch)
+    : arguments_(&arguments), map_(&map), heads_kv_(arguments.heads_kv), blocks_(static_cast<Block*>(scratch)) {
   const int64_t group = arguments.group();
   if (arguments.cu_seqlens_q) {
     add_rows(-1, arguments.cu_seqlens_q.at(0, arguments.batch) * group, arguments.total_q * group, rows_per_work_tile);
@@ -67,7 +70,7 @@ void WorkTiles::add_rows(int64_t batch_idx, int64_t row_begin, int64_t row_end, 
   if (batch_idx >= 0) sequence = core::sequence(*arguments_, batch_idx);
   for (int64_t row = row_begin; row < row_end; row += rows_per_work_tile) {
     const int64_t end = std::min(row + rows_per_work_tile, row_end);
-    const int64_t cost = batch_idx < 0 ? 0 : estimate_cost(*arguments_, sequence, row, end);
+    const int64_t cost = batch_idx < 0 ? 0 : estimate_cost(*arguments_, sequence, *map_, row, end);
     new (blocks_ + num_blocks_++) Block{row, cost, static_cast<int32_t>(batch_idx), static_cast<int32_t>(end - row)};
   }
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/arguments.hpp"
+#include "cpu/tile_map.hpp"
 
 namespace tessella::cpu {
 
@@ -31,8 +32,8 @@ class WorkTiles {
   // Memory for the list; a bound for all work tile sizes of at least query_tile_rows.
   static int64_t scratch_bytes(const core::AttentionShape& shape, int query_tile_rows);
 
-  // scratch: aligned for int64_t; must outlive this.
-  WorkTiles(const core::AttentionArguments& arguments, int64_t rows_per_work_tile, void* scratch);
+  // map: of query tiles whose multiples work tiles are. scratch: aligned for int64_t; must outlive this.
+  WorkTiles(const core::AttentionArguments& arguments, const TileMap& map, int64_t rows_per_work_tile, void* scratch);
 
   int64_t size() const { return num_blocks_ * heads_kv_; }
   WorkTile operator[](int64_t idx) const;
@@ -47,6 +48,7 @@ class WorkTiles {
   void add_rows(int64_t batch_idx, int64_t row_begin, int64_t row_end, int64_t rows_per_work_tile);
 
   const core::AttentionArguments* arguments_;
+  const TileMap* map_;
   int64_t heads_kv_ = 0;
   int64_t num_blocks_ = 0;
   Block* blocks_ = nullptr;

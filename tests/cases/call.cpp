@@ -35,7 +35,8 @@ Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   if (c_.cache_batch_idx) make_slots(random);
   make_operands(random);
   make_masks(random);
-  if (c_.masked_nan && (args_.dense_mask != nullptr || args_.draft_mask != nullptr)) spoil_keys_of_no_query();
+  const bool has_element_masks = c_.document || !c_.dense.empty() || !c_.block_map.empty() || !c_.draft_mask.empty();
+  if (c_.masked_nan && has_element_masks) spoil_keys_of_no_query();
   make_scores(random);
   make_options();
 }
@@ -62,19 +63,24 @@ int64_t Call::key_end(int64_t b) const {
   return c_.seqlens_kv ? lengths_.used_kv[static_cast<size_t>(b)] : slots_kv(b);
 }
 
+int64_t Call::queries(int64_t b) const { return c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b); }
+
+portable::Band Call::band(int64_t b) const {
+  return {.seqlen_q = queries(b),
+          .seqlen_kv = key_end(b) - key_begin(b),
+          .window_left = c_.window_left,
+          .window_right = c_.window_right,
+          .chunk = c_.chunk,
+          .keep_first = c_.keep_first,
+          .causal_top_left = c_.causal_top_left};
+}
+
 bool Call::hidden_from_all(int64_t b, int64_t slot) const {
   if (slot < key_begin(b) || slot >= key_end(b)) return true;
   if (!c_.masked_nan || c_.prefix) return false;
-  const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
-  const portable::Band band{.seqlen_q = queries,
-                            .seqlen_kv = key_end(b) - key_begin(b),
-                            .window_left = c_.window_left,
-                            .window_right = c_.window_right,
-                            .chunk = c_.chunk,
-                            .keep_first = c_.keep_first,
-                            .causal_top_left = c_.causal_top_left};
-  for (int64_t i = 0; i < queries; ++i) {
-    if (band.visible(i, slot - key_begin(b))) return false;
+  const portable::Band of_sequence = band(b);
+  for (int64_t i = 0; i < queries(b); ++i) {
+    if (of_sequence.visible(i, slot - key_begin(b))) return false;
   }
   return true;
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cases/cases.hpp"
 #include "cases/gpu_twin.hpp"
 #include "cases/random.hpp"
+#include "portable/band.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::tests {
@@ -90,6 +92,8 @@ class Call {
   Row row_kv(int64_t b, int64_t slot) const;
   int64_t key_begin(int64_t b) const;  // the first valid key
   int64_t key_end(int64_t b) const;
+  int64_t queries(int64_t b) const;
+  portable::Band band(int64_t b) const;  // without prefix lengths
   bool hidden_from_all(int64_t b, int64_t slot) const;
 
   void make_lengths(Random& random);
@@ -97,6 +101,7 @@ class Call {
   void make_keys(Random& random);
   void make_scales(View& rows, View& scales, double step, Random& random);
   void make_masks(Random& random);
+  std::optional<bool> of_region(int64_t b, int64_t h, int64_t i, int64_t j) const;
   void spoil_keys_of_no_query();
   void make_scores(Random& random);
   void make_options();

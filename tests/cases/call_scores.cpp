@@ -2,13 +2,16 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cases/call.hpp"
 #include "cases/tensor_elements.hpp"
 #include "cases/tensor_places.hpp"
+#include "portable/band.hpp"
 
 namespace tessella::tests {
 
@@ -30,28 +33,52 @@ const tessella_tensor* Call::score_tensor(int32_t dtype, const std::string& axes
   for (int64_t b = 0; b < t.shape[0]; ++b) {
     for (int64_t h = 0; h < t.shape[1]; ++h) {
       for (int64_t i = 0; i < t.shape[2]; ++i) {
-        for (int64_t j = 0; j < t.shape[3]; ++j) set(t, at++, value(b, i, j));
+        for (int64_t j = 0; j < t.shape[3]; ++j) {
+          if constexpr (std::is_invocable_v<Value, int64_t, int64_t, int64_t, int64_t>) {
+            set(t, at++, value(b, h, i, j));
+          } else {
+            set(t, at++, value(b, i, j));
+          }
+        }
       }
     }
   }
   return own(t);
 }
 
+// What element (i, j) of a mask is, if it lies in a region that is hidden or shown whole.
+std::optional<bool> Call::of_region(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  if (c_.mask_region == 0) return std::nullopt;
+  auto state = c_.seed;
+  for (const int64_t idx : {b, h, i / c_.mask_region, j / c_.mask_region}) {
+    state = Random(state + static_cast<uint64_t>(idx)).bits();
+  }
+  const double drawn = Random(state).uniform();
+  if (drawn < 0.6) return false;
+  return drawn < 0.8 ? std::optional(true) : std::nullopt;
+}
+
 void Call::make_masks(Random& random) {
   if (!c_.dense.empty()) {
     args_.dense_mask = score_tensor(TESSELLA_BOOL, c_.dense, c_.seqlen_q, c_.seqlen_kv,
-                                    [&](int64_t, int64_t i, int64_t) { return i % 11 == 5 ? 0 : random.chance(0.7); });
+                                    [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+                                      const bool drawn = i % 11 != 5 && random.chance(0.7);
+                                      return of_region(b, h, i, j).value_or(drawn);
+                                    });
   }
   if (!c_.block_map.empty()) {
     const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-    args_.block_map =
-        score_tensor(TESSELLA_BOOL, c_.block_map, tiles(c_.seqlen_q, c_.block_q), tiles(c_.seqlen_kv, c_.block_kv),
-                     [&](int64_t, int64_t, int64_t) { return random.chance(0.6); });
+    args_.block_map = score_tensor(TESSELLA_BOOL, c_.block_map, tiles(c_.seqlen_q, c_.block_q),
+                                   tiles(c_.seqlen_kv, c_.block_kv), [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+                                     const bool drawn = random.chance(0.6);
+                                     return of_region(b, h, i * c_.block_q, j * c_.block_kv).value_or(drawn);
+                                   });
   }
   if (c_.document) {
     const auto ids = [&](std::vector<int32_t>& values, bool packed, int64_t rows) {
       values.resize(static_cast<size_t>(packed ? rows : c_.batch * rows));
-      for (int32_t& value : values) value = static_cast<int32_t>(random.below(3));
+      const int64_t documents = c_.mask_region > 0 ? 1 + rows / c_.mask_region : 3;
+      for (int32_t& value : values) value = static_cast<int32_t>(random.below(documents));
       if (c_.seed % 3 != 0) std::sort(values.begin(), values.end());
       return packed ? own(TESSELLA_TENSOR1(values.data(), TESSELLA_I32, rows))
                     : own(TESSELLA_TENSOR2(values.data(), TESSELLA_I32, c_.batch, rows));
@@ -76,7 +103,7 @@ void Call::make_masks(Random& random) {
   }
 }
 
-// NaN where a dense mask and a draft mask hide a key from every query, too.
+// NaN in keys of a sequence that all masks together hide from every query, by all heads of a KV head.
 void Call::spoil_keys_of_no_query() {
   const auto is_set = [](const tessella_tensor* mask, const auto&... idx) {
     if (mask == nullptr) return true;
@@ -85,29 +112,44 @@ void Call::spoil_keys_of_no_query() {
     ((at += idx % mask->shape[axis] * mask->strides[axis], ++axis), ...);
     return static_cast<const uint8_t*>(mask->data)[at] != 0;
   };
+  const auto document = [](const std::vector<int32_t>& ids, bool packed, int64_t b, int64_t first, int64_t rows,
+                           int64_t at) { return ids[static_cast<size_t>(packed ? first + at : b * rows + at)]; };
+  const auto sees = [&](int64_t b, int64_t h, int64_t i, int64_t slot) {
+    const int64_t draft = slot - (key_end(b) - queries(b));
+    if (!is_set(args_.dense_mask, b, h, i, slot)) return false;
+    if (draft >= 0 && draft < queries(b) && !is_set(args_.draft_mask, b, i, draft)) return false;
+    if (c_.document && document(documents_q_, c_.packed_q, b, first_q(b), c_.seqlen_q, i) !=
+                           document(documents_kv_, c_.packed_kv, b, row_kv(b, 0).row, c_.seqlen_kv, slot)) {
+      return false;
+    }
+    return is_set(args_.block_map, b, h, i / std::max<int64_t>(c_.block_q, 1),
+                  slot / std::max<int64_t>(c_.block_kv, 1));
+  };
   for (int64_t b = 0; b < c_.batch; ++b) {
-    const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
-    for (int64_t slot = key_begin(b); slot < key_end(b); ++slot) {  // others hold NaN, and their pages may be nowhere
-      bool is_seen = false;
-      for (int64_t h = 0; h < c_.heads_q; ++h) {
-        for (int64_t i = 0; i < queries; ++i) {
-          const int64_t draft = slot - (key_end(b) - queries);
-          is_seen = is_seen || (is_set(args_.dense_mask, b, h, i, slot) &&
-                                (draft < 0 || draft >= queries || is_set(args_.draft_mask, b, i, draft)));
-        }
-      }
-      if (is_seen) continue;
+    portable::Band of_sequence = band(b);
+    if (args_.prefix_lengths != nullptr) {
+      of_sequence.prefix = static_cast<const int32_t*>(args_.prefix_lengths->data)[b];
+    }
+    for (int64_t slot = key_begin(b); slot < key_end(b); ++slot) {
+      if (hidden_from_all(b, slot)) continue;  // these hold NaN, and their pages may be nowhere
       const auto [batch_idx, row] = row_kv(b, slot);
-      for (const tessella_tensor* t : {&k_.tensor, &v_.tensor}) {
-        for (int64_t head = 0; head < c_.heads_kv; ++head) {
+      for (int64_t head = 0; head < c_.heads_kv; ++head) {
+        const int64_t group = c_.heads_q / c_.heads_kv;
+        bool is_seen = false;
+        for (int64_t h = head * group; h < (head + 1) * group; ++h) {
+          for (int64_t i = 0; i < queries(b) && !is_seen; ++i) {
+            is_seen = of_sequence.visible(i, slot - key_begin(b)) && sees(b, h, i, slot);
+          }
+        }
+        if (is_seen) continue;
+        for (const tessella_tensor* t : {&k_.tensor, &v_.tensor}) {
           const int64_t dim = t->shape[t->ndim - 1];
           for (int64_t c = 0; c < dim; ++c) set(*t, element(*t, batch_idx, row, head) + c, std::nan(""));
         }
-      }
-      if (options_.scale_block != 1) continue;  // other keys have the same
-      for (const tessella_tensor* t : {args_.k_scale, args_.v_scale}) {
-        for (int64_t head = 0; head < c_.heads_kv; ++head)
+        if (options_.scale_block != 1) continue;  // other keys have the same
+        for (const tessella_tensor* t : {args_.k_scale, args_.v_scale}) {
           set(*t, scale_element(*t, batch_idx, row, head), std::nan(""));
+        }
       }
     }
   }

@@ -49,6 +49,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("block_q", c.block_q);
   visit("block_kv", c.block_kv);
   visit("draft_mask", c.draft_mask);
+  visit("mask_region", c.mask_region);
   visit("bias", c.bias);
   visit("bias_f32", c.bias_f32);
   visit("bias_mean", c.bias_mean);
@@ -198,6 +199,28 @@ void random_masks(Random& random, Case& c) {
   }
 }
 
+// Masks with regions larger than tiles, and NaN in keys that no query sees.
+void random_regions(Random& random, Case& c) {
+  c.mask_region = random.one_of({int64_t{16}, int64_t{48}, int64_t{64}, int64_t{100}, int64_t{200}});
+  c.masked_nan = random.chance(0.5);
+  c.batch = random.in(1, 2);
+  c.heads_kv = random.in(1, 2);
+  c.heads_q = c.heads_kv * random.in(1, 3);
+  c.seqlen_q = random.chance(0.2) ? random.in(1, 20) : random.in(20, 300);
+  c.seqlen_kv = random.chance(0.3) ? c.seqlen_q : random.in(64, 700);
+  c.head_dim_qk = random.in(1, 20);
+  c.head_dim_v = random.in(1, 20);
+  limit_work(random, c);
+  const double kind = random.uniform();
+  if (kind < 0.55) c.dense = random_axes(random);
+  if (kind > 0.4 && kind < 0.8) {
+    c.block_map = random_axes(random);
+    c.block_q = random.chance(0.3) ? 1 : random.in(1, 150);
+    c.block_kv = random.chance(0.3) ? 1 : random.in(1, 150);
+  }
+  c.document = kind > 0.75;
+}
+
 void random_scores(Random& random, Case& c) {
   if (random.chance(0.15)) {
     c.bias = random_axes(random);
@@ -251,6 +274,7 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   }
   if ((!c.bias.empty() || c.sink) && random.chance(0.3)) c.bias_mean = 400 * random.uniform() - 200;
   if (random.chance(0.12)) c.draft_mask = random.chance(0.7) ? "b" : "1";
+  if (kernel.starts_with("cpu.") && random.chance(0.15)) random_regions(random, c);
   if (!c.packed_kv && c.page_size == 0) c.cache_batch_idx = random.chance(0.15);
   return c;
 }

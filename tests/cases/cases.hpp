@@ -55,6 +55,9 @@ struct Case {
   int64_t block_q = 1;
   int64_t block_kv = 1;
   std::string draft_mask;  // "b": of each sequence, "1": one for all
+  // Squares of so many elements of a dense mask or block map are hidden or shown whole, or drawn as without; documents
+  // are about so long.
+  int64_t mask_region = 0;
   // Scores.
   std::string bias;
   bool bias_f32 = true;  // false: in the dtype of q

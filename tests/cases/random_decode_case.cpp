@@ -99,6 +99,20 @@ void draw_masks(Random& random, Case& c) {
   c.causal_top_left = random.chance(0.04);
 }
 
+// Of kernels that take every mask without being compiled for it.
+void draw_element_masks(Random& random, Case& c) {
+  c.mask_region = random.one_of({int64_t{0}, int64_t{64}, int64_t{300}, int64_t{600}});
+  static constexpr const char* kAxes[] = {"bhqk", "bqk", "hk", "bk", "k"};
+  const double kind = random.uniform();
+  if (kind < 0.5) c.dense = random.one_of(kAxes);
+  if (kind > 0.4 && kind < 0.8) {
+    c.block_map = random.one_of(kAxes);
+    c.block_q = random.in(1, 4);
+    c.block_kv = random.chance(0.3) ? 1 : random.in(1, 400);
+  }
+  c.document = kind > 0.75;
+}
+
 }  // namespace
 
 Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view dtypes, int num_configurations) {
@@ -138,6 +152,7 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
       kernel.starts_with("cpu.decode") && c.seqlen_q * (c.heads_q / c.heads_kv) > 12;  // unless named so
   c.batch_invariant = is_few || (config.batch_invariant && kernel != "cuda.decode_unified_max");
   c.few = c.batch_invariant && (splits || kernel.starts_with("cpu.decode"));
+  if (kernel.starts_with("cpu.") && random.chance(0.3)) draw_element_masks(random, c);
   if (!c.batch_invariant && random.chance(0.6)) c.num_splits = splits ? random.in(1, 20) : 1;
   // As many queries as keys are another kernel's, where nothing asks for splits.
   if (splits && !c.few && c.seqlen_q > 8 && c.seqlen_kv < 4 * c.seqlen_q)

@@ -54,6 +54,21 @@ TEST(Cases, RandomOnesReachEveryFeature) {
   }
 }
 
+TEST(Cases, RandomOnesOfCpusReachMasksOfRegions) {
+  std::string lines;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    for (const Case& c :
+         {random_case(seed, "cpu.forward_avx2", "f32"), random_decode_case(seed, "cpu.decode_avx2", "f32")}) {
+      if (c.mask_region > 0) lines += " " + to_string(c) + " ";
+    }
+  }
+  for (const char* field : {"dense=bhqk ", "dense=k ", "block_map=hk ", "block_q=1", "document", "packed_q",
+                            "packed_kv", "seqlens_kv", "leftpad_kv", "page_size", "keep_first", "prefix", "chunk",
+                            "window_left", "bias", "draft_mask", "masked_nan"}) {
+    EXPECT_NE(lines.find(std::string(" ") + field), std::string::npos) << field;
+  }
+}
+
 TEST(Cases, RandomDecodingReachesEveryFeature) {
   std::string lines;
   for (uint64_t seed = 0; seed < 3000; ++seed) {

@@ -52,7 +52,7 @@ int64_t block_keys(const AttentionShape& p) {
 }
 
 BackwardTiling tiling(const AttentionShape& p) {
-  return {block_keys(p), kQueryTile, round_up(p.head_dim_qk, kStepDims), true};
+  return {block_keys(p), kQueryTile, round_up(p.head_dim_qk, kStepDims), true, kKeys};
 }
 
 // Scratch of one thread. Steps and panels are 32 dims; "pairs" are two tiles of kTileElements.
@@ -135,7 +135,7 @@ class Products {
 
 // K, V and K^T of the block. Rows of K that hold NaN or infinity and that no query sees become zero in K^T, since
 // 0 * NaN is NaN; P and dS of a hidden key are 0 whatever its products are.
-void pack_block(const BlockWork<float>& block, const AmxScratch& scratch) {
+void pack_block(const BlockWork<float>& block, const TileMap& map, const AmxScratch& scratch) {
   const AttentionArguments& p = block.p;
   for (int64_t key = block.key_begin, tile = 0; key < block.key_end; key += kKeys, ++tile) {
     const int num_keys = static_cast<int>(std::min<int64_t>(kKeys, block.key_end - key));
@@ -151,7 +151,7 @@ void pack_block(const BlockWork<float>& block, const AmxScratch& scratch) {
     uint32_t keys = lanes32(num_keys);
     if (pack_v_block(row(p.k(), 0), p.k().row_stride, keys, p.head_dim_qk, transposed, kPairElements)) continue;
     for (int i = 0; i < num_keys; ++i) {
-      if (!core::seen_by_any_query(p, block.s, block.kv_head, key + i)) keys &= ~(uint32_t{1} << i);
+      if (!map.is_seen(p, block.s, block.kv_head, key + i)) keys &= ~(uint32_t{1} << i);
     }
     pack_v_block(row(p.k(), 0), p.k().row_stride, keys, p.head_dim_qk, transposed, kPairElements);
   }
@@ -218,7 +218,7 @@ class Block {
         key_tiles_(static_cast<int>(ceil_div(work.num_keys(), kKeys))) {}
 
   void run() {
-    pack_block(work_, scratch_);
+    pack_block(work_, shared_.map, scratch_);
     std::memset(scratch_.dk, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.steps * kQuadFloats));
     std::memset(scratch_.dv, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.panels * kQuadFloats));
     const bool is_whole = walk_query_tiles(
@@ -242,7 +242,7 @@ class Block {
     for (int tile = 0; tile < key_tiles_; ++tile) {
       const int64_t key = work_.key_begin + tile * kKeys;
       const int64_t end = std::min(key + kKeys, work_.key_end);
-      if (hides_keys(of.query_tile, key, end)) continue;
+      if (of.query_tile.hides(key, end)) continue;
       compute_tile(of, tile, key, static_cast<int>(end - key));
       seen_[num_seen_++] = tile;
     }
@@ -371,7 +371,7 @@ namespace {
 
 BackwardKernel<float> kernel() {
   const BackwardKernel<float>& vector = vector_backward<float>(InstructionSet::avx512).kernel;
-  return {&tiling, &scratch_bytes, vector.begin_rows, &run_block, &end_rows, vector.run_bias};
+  return {&tiling, &scratch_bytes, vector.classify_tiles, vector.begin_rows, &run_block, &end_rows, vector.run_bias};
 }
 
 std::string unavailable(core::Device) {

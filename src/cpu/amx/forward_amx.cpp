@@ -35,6 +35,7 @@
 #include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/query_tile.hpp"
+#include "cpu/tile_map.hpp"
 #include "cpu/vector/forward_vector.hpp"
 #include "cpu/work_tiles.hpp"
 
@@ -59,6 +60,7 @@ constexpr int64_t kQueryTileBytes = int64_t{512} << 10;  // of query tiles that 
 constexpr int64_t kMaxWavePairs = 4096;                  // bounds the memory of their progress
 constexpr int kPackUnits = 2;                            // a task of packing
 constexpr int kMaxQueryTiles = 16;
+constexpr MapTiling kAmxMap = {kRows, kBlockKeys};
 constexpr int kLiveQueryTiles = 4;  // in the pipeline at once if every query tile has one block: S, P, P.V, finish
 
 // Sizes that follow from the call's bounds.
@@ -118,6 +120,7 @@ struct alignas(64) Progress {
 struct Call {
   const core::AttentionArguments& p;
   const Layout layout;
+  const TileMap map;
   BlockContext block;
   std::byte* packed = nullptr;
   Progress* progress = nullptr;  // one a pair of the wave
@@ -182,8 +185,7 @@ void pack_block(const Call& call, const core::Sequence& s, int64_t kv_head, int6
   uint32_t keys = lanes32(num_keys);
   if (pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride)) return;
   for (int i = 0; i < num_keys; ++i) {
-    if (!is_finite(v_rows[i], p.head_dim_v) && !core::seen_by_any_query(p, s, kv_head, key + i))
-      keys &= ~(uint32_t{1} << i);
+    if (!is_finite(v_rows[i], p.head_dim_v) && !call.map.is_seen(p, s, kv_head, key + i)) keys &= ~(uint32_t{1} << i);
   }
   pack_v_block(v_rows[0], v_rows.stride(), keys, p.head_dim_v, v, panel_stride);
 }
@@ -204,6 +206,7 @@ void pack_units(const Call& call, int64_t pair, int64_t slot, int64_t unit_begin
       const int64_t key = unit * layout.unit_keys + block * kBlockKeys;
       if (key >= seen_end) return;
       if (key + kBlockKeys <= seen_begin && key >= call.p.keep_first) continue;
+      if (!call.map.is_reached(s, kv_head, key / kBlockKeys)) continue;
       pack_block(call, s, kv_head, key, k + block * layout.qk_steps * kPairElements, v + block * kPairElements,
                  blocks * kPairElements);
     }
@@ -288,13 +291,20 @@ class WorkTileRun {
     const int64_t keep = ceil_div(query_tile.keep_end, kBlockKeys);
     const int64_t begin = std::max<int64_t>(keep, query_tile.keys_begin / kBlockKeys);
     const int64_t end = std::max(begin, ceil_div(query_tile.keys_end, kBlockKeys));
-    const int64_t last = (begin < end ? end : keep) - 1;
+    const int64_t last = work.last_block;
+    // Blocks [from, to) as far as they are in the unit, and runs of those that element masks do not hide.
     const auto push = [&](int64_t unit, int64_t from, int64_t to) {
       from = std::max<int64_t>(from - unit * blocks, 0);
       to = std::min<int64_t>(to - unit * blocks, blocks);
-      if (from >= to) return;
-      pipeline.push(work, call_.k_tiles(slot_) + unit * l.k_unit, call_.v_tiles(slot_) + unit * l.v_unit,
-                    unit * l.unit_keys, static_cast<int>(from), static_cast<int>(to), unit * blocks + to == last + 1);
+      const auto is_hidden = [&](int64_t block) { return hides_block(query_tile, unit * blocks + block); };
+      for (int64_t stop; from < to; from = stop) {
+        stop = from + 1;
+        if (is_hidden(from)) continue;
+        while (stop < to && !is_hidden(stop)) ++stop;
+        pipeline.push(work, call_.k_tiles(slot_) + unit * l.k_unit, call_.v_tiles(slot_) + unit * l.v_unit,
+                      unit * l.unit_keys, static_cast<int>(from), static_cast<int>(stop),
+                      unit * blocks + stop == last + 1);
+      }
     };
     for (int64_t unit = unit_begin; unit < std::min(unit_end, last / blocks + 1); ++unit) {
       if (begin == keep) {
@@ -304,6 +314,10 @@ class WorkTileRun {
         push(unit, begin, end);
       }
     }
+  }
+
+  static bool hides_block(const QueryTile& query_tile, int64_t block) {
+    return query_tile.hides(block * kBlockKeys, (block + 1) * kBlockKeys);
   }
 
   QueryTileWork& query_tile_work(int i) const {
@@ -323,6 +337,11 @@ class WorkTileRun {
     const int num_rows = static_cast<int>(std::min<int64_t>(kRows, row_end_ - work.row_begin));
     fill_query_tile(work.query_tile, p, sequence_, kv_head_, work.row_begin, num_rows, kRows);
     if (work.query_tile.keys_begin >= work.query_tile.keys_end && work.query_tile.keep_end <= 0) return false;
+    work.query_tile.classes = call_.map.classes(sequence_, kv_head_, work.row_begin / kRows);
+    work.query_tile.tile_keys = kBlockKeys;
+    work.last_block = ceil_div(work.query_tile.keys_end, kBlockKeys) - 1;
+    while (work.last_block >= 0 && hides_block(work.query_tile, work.last_block)) --work.last_block;
+    if (work.last_block < 0) return false;
     const uint16_t* rows[kRows];
     for (int r = 0; r < kRows; ++r) {
       rows[r] =
@@ -425,13 +444,15 @@ void work_on_pair(const Call& call, int64_t pair, int64_t slot, int worker) {
 
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const core::AttentionArguments& p = core::attention(arguments);
-  Call call{p, Layout(p, plan.num_threads), {}};
+  auto* base = static_cast<std::byte*>(workspace.scratch);
+  Call call{p, Layout(p, plan.num_threads), TileMap(p, kAmxMap, base), {}};
   const Layout& l = call.layout;
   call.block = {l.qk_steps, l.v_panels, exponent_scale<float>(p), nullptr, nullptr};
   const VectorKernel<float>& vector = vector_kernel<float>(InstructionSet::avx512);
   if (needs_score_chain(p)) call.block.chain = vector.score_chain;
   if (p.features.has(core::Feature::dropout)) call.block.dropout = vector.dropout_chain;
-  call.packed = static_cast<std::byte*>(workspace.scratch);
+  call.map.classify(p, runs_alone(p) ? 1 : plan.num_threads, vector.classify_tiles);
+  call.packed = base + TileMap::bytes(p, kAmxMap);
   call.progress = reinterpret_cast<Progress*>(call.packed + l.packed_bytes);
   call.workers = call.packed + l.packed_bytes + l.progress_bytes;
 
@@ -464,7 +485,8 @@ std::string unavailable(core::Device) {
 
 core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
   const Layout l(core::attention(shape), num_threads);
-  return {.scratch_bytes = l.packed_bytes + l.progress_bytes + num_threads * l.worker_bytes};
+  return {.scratch_bytes = TileMap::bytes(core::attention(shape), kAmxMap) + l.packed_bytes + l.progress_bytes +
+                           num_threads * l.worker_bytes};
 }
 
 std::string describe(const core::Shape& shape, int num_threads) {

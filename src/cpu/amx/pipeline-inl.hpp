@@ -37,9 +37,10 @@ struct QueryTileWork {
   QueryTile query_tile;
   SoftmaxState softmax;
   int64_t row_begin = 0;
-  uint16_t* q = nullptr;  // B tiles
-  float* o = nullptr;     // C tiles
-  bool o_live = false;    // o holds something
+  int64_t last_block = -1;  // of 32 keys, that some row sees
+  uint16_t* q = nullptr;    // B tiles
+  float* o = nullptr;       // C tiles
+  bool o_live = false;      // o holds something
 };
 
 // Tile memory of a worker.
@@ -246,7 +247,9 @@ class Pipeline {
       // Past the last key there is no bias or mask to read; the band hides what the chain left out.
       const int64_t left = work.query_tile.keys_end - job_.key_begin;
       const int64_t keys = left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys;
-      context_.chain(work.query_tile, kRows, job_.scores, job_.key_begin, static_cast<int>(keys));
+      const bool is_partial =
+          keys > 0 && work.query_tile.class_of(job_.key_begin, job_.key_begin + keys) == TileClass::partial;
+      context_.chain(work.query_tile, kRows, job_.scores, job_.key_begin, static_cast<int>(keys), is_partial);
       if (keys < kBlockKeys) hide_outside_band(work.query_tile, job_.scores, job_.key_begin);
     } else if (is_special(work.query_tile, job_.key_begin)) {
       hide_outside_band(work.query_tile, job_.scores, job_.key_begin);

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cpu/vector/backward_vector.hpp"
+#include "cpu/vector/classify-inl.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/score-inl.hpp"
@@ -66,15 +67,15 @@ bool is_finite(const Real* row, int64_t count) {
 
 // Rows of k or v, and zero rows up to a multiple of kScoreKeys. 0 * NaN is NaN: rows that no query may see are zero.
 template <typename Real>
-void load_block(const core::AttentionArguments& p, const core::Sequence& s, Name name, int64_t kv_head,
-                int64_t key_begin, int num_keys, int64_t dim, Real* to, int64_t stride) {
+void load_block(const core::AttentionArguments& p, const core::Sequence& s, const TileMap& map, Name name,
+                int64_t kv_head, int64_t key_begin, int num_keys, int64_t dim, Real* to, int64_t stride) {
   const core::Operand& operand = p.tensors[name];
   with_elements<Real>(operand.dtype, [&]<typename T>(const T*) HWY_ATTR {
     for (int key = 0; key < num_keys; ++key) {
       const std::byte* from = operand.row(s.batch_idx, s.row_kv + key_begin + key, kv_head);
       Real* row = to + key * stride;
       load_row(reinterpret_cast<const T*>(from), static_cast<int>(dim), row, stride);
-      if (is_finite(row, stride) || core::seen_by_any_query(p, s, kv_head, key_begin + key)) continue;
+      if (is_finite(row, stride) || map.is_seen(p, s, kv_head, key_begin + key)) continue;
       std::memset(row, 0, sizeof(Real) * static_cast<size_t>(stride));
     }
   });
@@ -131,10 +132,10 @@ void add_slopes(QueryTileRows<Real>& of, const Real* d_scores, int64_t key_begin
 }
 
 // Turns products into P times dropout's factors, and dP into dS after softcap, for keys [key_begin, key_begin +
-// num_keys).
+// num_keys), which the element masks show as their class says.
 template <typename Real>
 void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin,
-                          int num_keys) {
+                          int num_keys, TileClass tile_class) {
   const QueryTile& query_tile = of.query_tile;
   const core::AttentionArguments& p = *query_tile.arguments;
   const int lanes = of.lanes;
@@ -143,8 +144,8 @@ void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real
   Real* d_scores = tile.d_scores;
   const size_t tile_bytes = sizeof(Real) * static_cast<size_t>(num_keys * lanes);
   if (p.features.has(core::Feature::softcap)) std::memcpy(tile.products, probs, tile_bytes);
-  if (needs_score_chain(p)) {
-    score_chain(query_tile, lanes, probs, key_begin, num_keys);
+  if (!scores_are_products(p) || tile_class == TileClass::partial) {
+    score_chain(query_tile, lanes, probs, key_begin, num_keys, tile_class == TileClass::partial);
   } else if (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end) {
     apply_band(query_tile, lanes, probs, key_begin, num_keys);
   }
@@ -194,7 +195,7 @@ void apply_softcap_derivative(const core::AttentionArguments& p, int lanes, int 
 
 template <typename Real>
 void differentiate_tile(QueryTileRows<Real>& of, const BackwardTile<Real>& tile, int64_t key_begin, int num_keys) {
-  differentiate_scores(of, tile, key_begin, num_keys);
+  differentiate_scores(of, tile, key_begin, num_keys, of.query_tile.class_of(key_begin, key_begin + num_keys));
   const core::AttentionArguments& p = *of.query_tile.arguments;
   if (p.features.has(core::Feature::d_alibi_slopes)) add_slopes(of, tile.d_scores, key_begin, num_keys);
   apply_softcap_derivative(p, of.lanes, num_keys, tile);
@@ -231,7 +232,7 @@ void compute_query_tile(QueryTileRows<Real>& of, const Real* delta, const BlockW
   if (wants.dq) std::memset(scratch.dq, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.qk_stride));
   for (int64_t begin = block.key_begin; begin < block.key_end; begin += kTileKeys) {
     const int64_t end = block.key_end < begin + kTileKeys ? block.key_end : begin + kTileKeys;
-    if (hides_keys(of.query_tile, begin, end)) continue;
+    if (of.query_tile.hides(begin, end)) continue;
     const int num_keys = static_cast<int>(end - begin);
     const int64_t at = begin - block.key_begin;
     const Real* k = scratch.k + at * scratch.qk_stride;
@@ -256,9 +257,10 @@ void compute_block(const BlockWork<Real>& block, const BackwardShared<Real>& sha
                    const BackwardScratch<Real>& scratch) {
   const core::AttentionArguments& p = block.p;
   const int num_keys = block.num_keys();
-  load_block(p, block.s, Name::k, block.kv_head, block.key_begin, num_keys, p.head_dim_qk, scratch.k,
+  load_block(p, block.s, shared.map, Name::k, block.kv_head, block.key_begin, num_keys, p.head_dim_qk, scratch.k,
              scratch.qk_stride);
-  load_block(p, block.s, Name::v, block.kv_head, block.key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
+  load_block(p, block.s, shared.map, Name::v, block.kv_head, block.key_begin, num_keys, p.head_dim_v, scratch.v,
+             scratch.v_stride);
   std::memset(scratch.dk, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.qk_stride));
   std::memset(scratch.dv, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.v_stride));
   const bool is_whole = walk_query_tiles(
@@ -341,6 +343,7 @@ inline void fill_head_query_tile(QueryTile& query_tile, const core::AttentionArg
   query_tile.sequence = &s;
   query_tile.kv_head = head / p.group();
   query_tile.num_rows = num_rows;
+  query_tile.classes = nullptr;  // the map's query tiles have other rows
   for (int r = 0; r < lanes; ++r) {
     const int64_t i = query + (r < num_rows ? r : num_rows - 1);
     query_tile.query[r] = static_cast<int32_t>(i);
@@ -366,15 +369,19 @@ void add_bias_tile(const core::AttentionArguments& p, const core::Sequence& s, i
   const int num_rows = static_cast<int>(rest < kQueryTileRows ? rest : kQueryTileRows);
   of.lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   fill_head_query_tile(of.query_tile, p, s, head, query, num_rows, of.lanes);
-  if (hides_keys(of.query_tile, key_begin, key_end)) return;
+  if (of.query_tile.hides(key_begin, key_end)) return;
+  const TileClass tile_class = classify_tile(of.query_tile, key_begin, num_keys);
+  if (tile_class == TileClass::hidden) return;
   alignas(64) Real delta[kQueryTileRows] = {};
   const int64_t first = of.query_tile.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
   for (int r = 0; r < num_rows; ++r) delta[r] = shared.delta[first + (query + r) * p.group()];
   load_queries(of, delta, scratch);
-  load_block(p, s, Name::k, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k, scratch.qk_stride);
-  load_block(p, s, Name::v, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v, scratch.v_stride);
+  load_block(p, s, shared.map, Name::k, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k,
+             scratch.qk_stride);
+  load_block(p, s, shared.map, Name::v, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v,
+             scratch.v_stride);
   multiply_tile(of, scratch.k, scratch.v, num_keys, scratch);
-  differentiate_scores(of, scratch.tile, key_begin, num_keys);
+  differentiate_scores(of, scratch.tile, key_begin, num_keys, tile_class);
   for (int key = 0; key < num_keys; ++key) {
     const int64_t column = to.kv_stride == 0 ? 0 : s.slot_kv + key_begin + key - slot;
     for (int r = 0; r < num_rows; ++r) {
@@ -425,8 +432,8 @@ void run_bias(const core::AttentionArguments& p, int64_t b, int64_t head, int64_
 
 template <typename Real>
 inline constexpr VectorBackward<Real> kVectorBackward = {
-    .kernel = {&vector_tiling<Real>, &vector_scratch_bytes<Real>, &begin_rows<Real>, &run_block<Real>, &end_rows<Real>,
-               &run_bias<Real>},
+    .kernel = {&vector_tiling<Real>, &vector_scratch_bytes<Real>, &classify_tiles, &begin_rows<Real>, &run_block<Real>,
+               &end_rows<Real>, &run_bias<Real>},
     .differentiate_tile = &differentiate_tile<Real>,
     .store_gradient = &store_gradient<Real>,
 };

@@ -32,7 +32,7 @@ int64_t block_keys(const AttentionShape& p) {
 
 template <typename Real>
 BackwardTiling vector_tiling(const AttentionShape& p) {
-  return {block_keys<Real>(p), kQueryTileRows, round_up(p.head_dim_qk, 16), false};
+  return {block_keys<Real>(p), kQueryTileRows, round_up(p.head_dim_qk, 16), false, kTileKeys};
 }
 
 template <typename Real>

@@ -33,13 +33,13 @@ HWY_INLINE void prefetch_row(const core::Operand& operand, const T* row, int dim
   for (int i = 0; i < dim; i += kLine) hwy::Prefetch(ahead + i);
 }
 
-// K rows [key_begin, key_end) to scratch, followed by zero rows up to a multiple of kScoreKeys.
+// K rows [key_begin, key_end) to the row-th of scratch, followed by zero rows up to a multiple of kScoreKeys.
 template <typename T, typename Real>
 void load_keys(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
-               int64_t key_end, const VectorScratch<Real>& scratch) {
+               int64_t key_end, int64_t row, const VectorScratch<Real>& scratch) {
   const int dim = static_cast<int>(p.head_dim_qk);
   const Tag<Real> d;
-  Real* to = scratch.k;
+  Real* to = scratch.k + row * scratch.k_stride;
   for (int64_t key = key_begin; key < key_end; ++key, to += scratch.k_stride) {
     const T* from = reinterpret_cast<const T*>(p.row_of(p.k(), s.batch_idx, s.row_kv + key, kv_head));
     prefetch_row(p.k(), from, dim);
@@ -52,14 +52,15 @@ void load_keys(const core::AttentionArguments& p, const core::Sequence& s, int64
 }
 
 // One V row to panels: column c of the panel W wide that starts at column C goes to [C * chunk_keys + row * W + c - C].
-// Returns the larger of `largest` and the row's magnitudes as integers; infinities and NaN are the largest.
+// False if it holds infinities or NaN.
 template <typename T, typename Real>
-HWY_INLINE IntVec<Real> load_value_row(const T* from, int dim, int64_t row, const VectorScratch<Real>& scratch,
-                                       IntVec<Real> largest) {
+HWY_INLINE bool load_value_row(const T* from, int dim, int64_t row, const VectorScratch<Real>& scratch) {
   constexpr int kWidth = kValueVectors * kLanes<Real>;
   const Tag<Real> d;
   const IntTag<Real> di;
   const IntVec<Real> magnitude = hn::Set(di, std::numeric_limits<hn::TFromD<IntTag<Real>>>::max());
+  const IntVec<Real> infinity = hn::BitCast(di, hn::Set(d, std::numeric_limits<Real>::infinity()));
+  IntVec<Real> largest = hn::Zero(di);  // of the magnitudes as integers: infinities and NaN are larger than all numbers
   const int stride = static_cast<int>(scratch.o_stride);
   for (int panel = 0; panel < stride; panel += kWidth) {
     const int width = stride - panel < kWidth ? stride - panel : kWidth;
@@ -75,32 +76,21 @@ HWY_INLINE IntVec<Real> load_value_row(const T* from, int dim, int64_t row, cons
       hn::Store(value, d, to + (i - panel));
     }
   }
-  return largest;
+  return hn::AllTrue(di, hn::Lt(largest, infinity));
 }
 
-// V rows [key_begin, key_end) to panels.
+// V rows [key_begin, key_end) to panels, the first to their row-th. 0 * NaN is NaN: values that no query may see must
+// not meet even a zero probability.
 template <typename T, typename Real>
-void load_values(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key_begin,
-                 int64_t key_end, const VectorScratch<Real>& scratch) {
-  const IntTag<Real> di;
-  const IntVec<Real> infinity = hn::BitCast(di, hn::Set(Tag<Real>(), std::numeric_limits<Real>::infinity()));
+void load_values(const core::AttentionArguments& p, const core::Sequence& s, const TileMap& map, int64_t kv_head,
+                 int64_t key_begin, int64_t key_end, int64_t row, const VectorScratch<Real>& scratch) {
+  static constexpr T kZeros[kMaxHeadDim] = {};
   const int dim = static_cast<int>(p.head_dim_v);
-  IntVec<Real> largest = hn::Zero(di);
-  for (int64_t key = key_begin; key < key_end; ++key) {
+  for (int64_t key = key_begin; key < key_end; ++key, ++row) {
     const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
     prefetch_row(p.v(), from, dim);
-    largest = load_value_row(from, dim, key - key_begin, scratch, largest);
-  }
-  if (hn::AllTrue(di, hn::Lt(largest, infinity))) return;
-
-  // 0 * NaN is NaN: values that no query may see must not meet even a zero probability.
-  const T zeros[kMaxHeadDim] = {};
-  for (int64_t key = key_begin; key < key_end; ++key) {
-    const T* from = reinterpret_cast<const T*>(p.row_of(p.v(), s.batch_idx, s.row_kv + key, kv_head));
-    bool finite = true;
-    for (int i = 0; i < dim; ++i) finite = finite && to_real<Real>(from[i]) * 0 == 0;
-    if (finite || core::seen_by_any_query(p, s, kv_head, key)) continue;
-    load_value_row(zeros, dim, key - key_begin, scratch, largest);
+    const bool is_finite = load_value_row(from, dim, row, scratch);
+    if (HWY_UNLIKELY(!is_finite) && !map.is_seen(p, s, kv_head, key)) load_value_row(kZeros, dim, row, scratch);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 
 #include "core/cancel.hpp"
@@ -46,12 +47,16 @@ void attend_query_tile(const Piece<T, Real>& of, int64_t head, int query_tile_id
                      layout.q_stride, num_rows, static_cast<int>(of.p.head_dim_qk), scratch.scores);
   });
   if (kIsScaled<T>) scale_scores(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.key_scales);
-  if (state.needs_chain) {
-    through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile, of.call.vector->score_chain);
+  if (!state.are_products) {
+    through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile,
+                  [&](const QueryTile& query_tile, int lanes, Real* tile, int64_t key_begin, int num_keys) {
+                    of.call.vector->score_chain(query_tile, lanes, tile, key_begin, num_keys, false);
+                  });
     hide_outside(scratch.scores, num_rows, run.first, run.end, run.scores_begin(), run.scores_end());
   } else {
     hide_by_band(state.query_tile, scratch.scores, run.begin, run.first, run.end, run.scores_begin(), run.scores_end());
   }
+  if (run.words != nullptr) hide_by_words(scratch.scores, num_rows, run.words + first_row * kRunWords);
   const SoftmaxRows<Real> rows{sums.origin() + first_row, sums.offset() + first_row, sums.sum() + first_row,
                                sums.o() + first_row * layout.o_stride, layout.o_stride};
   if (!soften(state, rows, scratch.scores, run.scores_begin(), run.scores_end())) return;
@@ -72,22 +77,21 @@ void attend_query_tile(const Piece<T, Real>& of, int64_t head, int query_tile_id
   }
 }
 
-// Computes the run of `key` for all heads. next: the first key of the next run, or kNone. keys: which half of
-// scratch.keys holds the rows of this run's first head. Returns the half that holds those of the next run.
+// Computes a run for all heads. next: the next one, if there is one. keys: which half of scratch.keys holds the rows of
+// this run's first head. Returns the half that holds those of the next run.
 template <typename T, typename Real>
-int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, RowSums<Real> sums) {
-  Run run = run_of(of.seen, key);
+int attend_run(const Piece<T, Real>& of, Run run, const Run* next, int keys, RowSums<Real> sums) {
   const int64_t num_heads = of.piece.num_heads;
   for (int64_t head = 0; head < num_heads; ++head, keys = 1 - keys) {
     const int64_t kv_head = of.piece.kv_head + head;
     const void** own_keys = of.scratch.keys + keys * (kRunKeys + kMostAhead);
     const void** next_keys = of.scratch.keys + (1 - keys) * (kRunKeys + kMostAhead);
-    find_run(of, of.p.v(), run, kv_head, of.scratch.values);
+    find_run(of, of.p.v(), run, head, of.scratch.values);
     std::copy_n(of.scratch.values + run.first, kMostAhead, own_keys + run.scores_end());
     const bool is_last = head + 1 == num_heads;
-    if (!is_last || next != SeenKeys::kNone) {
-      const Run behind = is_last ? run_of(of.seen, next) : run;
-      find_run(of, of.p.k(), behind, is_last ? of.piece.kv_head : kv_head + 1, next_keys);
+    if (!is_last || next != nullptr) {
+      const Run& behind = is_last ? *next : run;
+      find_run(of, of.p.k(), behind, is_last ? 0 : head + 1, next_keys);
       std::copy_n(next_keys + behind.first, kMostAhead, of.scratch.values + run.end);
     }
     if constexpr (kIsScaled<T>) {
@@ -96,6 +100,8 @@ int attend_run(const Piece<T, Real>& of, int64_t key, int64_t next, int keys, Ro
       run.has_whole_keys = !multiply_by_unit<T>(of.scratch.key_scales);
       run.has_whole_values = !multiply_by_unit<T>(of.scratch.value_scales);
     }
+    uint64_t any[kRunWords];
+    if (!any_of_rows(of, run, head, any)) continue;
     for (int query_tile = 0; query_tile < of.num_query_tiles; ++query_tile)
       attend_query_tile(of, head, query_tile, run, own_keys, sums);
   }
@@ -107,22 +113,33 @@ template <typename T, typename Real>
 bool attend_piece(Piece<T, Real>& of, Stack<Real>& stack) {
   const int64_t split_keys = of.call.split_keys;
   const int64_t end = of.piece.end_split * split_keys;
-  const auto next_key = [&](int64_t key) {
-    const int64_t next = of.seen.next(key);
-    return next < end ? next : SeenKeys::kNone;
+  uint64_t* words = of.scratch.words;
+  const int64_t half_words = of.scratch.layout.rows * kRunWords;
+  int half = 0;  // of words, for the next run
+  // The run of the first visible key from this one on; its words go into the half that is free.
+  const auto find_next = [&](int64_t key) HWY_ATTR -> std::optional<Run> {
+    for (;; key = (key / kRunKeys + 1) * kRunKeys) {
+      key = of.seen.next(key);
+      if (key >= end) return std::nullopt;
+      if (words == nullptr) return run_of(of.seen, key, nullptr);
+      if (!find_words(of, key, words + half * half_words)) continue;
+      const Run run = run_of(of.seen, key, words + half * half_words);
+      half = 1 - half;
+      return run;
+    }
   };
-  int64_t key = next_key(of.piece.first_split * split_keys);
-  if (key != SeenKeys::kNone) find_run(of, of.p.k(), run_of(of.seen, key), of.piece.kv_head, of.scratch.keys);
+  std::optional<Run> run = find_next(of.piece.first_split * split_keys);
+  if (run) find_run(of, of.p.k(), *run, 0, of.scratch.keys);
   int keys = 0;
-  while (key != SeenKeys::kNone) {
-    const int64_t split = key / split_keys;
+  while (run) {
+    const int64_t split = run->begin / split_keys;
     const RowSums<Real> sums = stack.push(split, 0);
     clear_sums(sums, stack.num_rows, of.scratch.layout.o_stride);
-    while (key < (split + 1) * split_keys) {
+    while (run && run->begin < (split + 1) * split_keys) {
       if (core::is_cancelled(of.p.cancel)) return false;
-      const int64_t next = next_key((key / kRunKeys + 1) * kRunKeys);
-      keys = attend_run(of, key, next, keys, sums);
-      key = next;
+      const std::optional<Run> next = find_next(run->begin + kRunKeys);
+      keys = attend_run(of, *run, next ? &*next : nullptr, keys, sums);
+      run = next;
     }
   }
   stack.close();

@@ -12,6 +12,7 @@
 #include "core/sequence.hpp"
 #include "cpu/vector/decode_tiles-inl.hpp"
 #include "cpu/vector/decode_vector.hpp"
+#include "cpu/vector/element_masks-inl.hpp"
 #include "cpu/vector/pairs-inl.hpp"
 #include "hwy/highway.h"
 
@@ -34,23 +35,59 @@ struct Piece {
   int ahead = 0;            // rows that are fetched before they are wanted
 };
 
-// Keys of a run that some row sees, counted from the run's first: all lie in [first, end).
+// Keys of a run that some row sees by its band, counted from the run's first: all lie in [first, end).
 struct Run {
   int64_t begin = 0;
   int first = 0;
   int end = 0;
-  bool has_whole_keys = false;  // the scales are not in kUnit, and elements are read whole
+  const uint64_t* words = nullptr;  // [row][kRunWords] of all heads: what element masks show; null: all
+  bool has_whole_keys = false;      // the scales are not in kUnit, and elements are read whole
   bool has_whole_values = false;
   int scores_begin() const { return first / kScores * kScores; }
   int scores_end() const { return (end + kScores - 1) / kScores * kScores; }
 };
 
-inline Run run_of(const SeenKeys& seen, int64_t key) {
+inline Run run_of(const SeenKeys& seen, int64_t key, const uint64_t* words) {
   const int64_t begin = key / kRunKeys * kRunKeys;
   const int64_t stop = begin + kRunKeys;
   const bool sees_band = std::max(seen.begin, seen.keep_end) < std::min(stop, seen.end);
   const int64_t end = sees_band ? std::min(stop, seen.end) : std::min(stop, seen.keep_end);
-  return {begin, static_cast<int>(key - begin), static_cast<int>(end - begin)};
+  return {begin, static_cast<int>(key - begin), static_cast<int>(end - begin), words};
+}
+
+// Finds what the element masks show of the run of `key`, to rows of all heads. False if they hide it from all.
+template <typename T, typename Real>
+bool find_words(const Piece<T, Real>& of, int64_t key, uint64_t* words) {
+  const Run run = run_of(of.seen, key, words);
+  const int end = run.end;
+  uint64_t any = 0;
+  for (int64_t n = 0; n < of.piece.num_heads * of.num_query_tiles; ++n) {
+    const QueryTile& query_tile = of.scratch.query_tiles[n].query_tile;
+    RowMasks last;
+    for (int row = 0; row < query_tile.num_rows; ++row, words += kRunWords) {
+      const RowMasks masks = masks_of_row(query_tile, row);
+      if (row > 0 && masks == last) {
+        std::copy_n(words - kRunWords, kRunWords, words);
+        continue;
+      }
+      last = masks;
+      std::fill_n(words, kRunWords, 0);
+      words_of_row(of.p, of.s, masks, run.begin, end, words);
+      for (int word = 0; word < kRunWords; ++word) any |= words[word] & ~low_bits(run.first - 64 * word);
+    }
+  }
+  return any != 0;
+}
+
+// Keys that the element masks show to some row of the head-th head.
+template <typename T, typename Real>
+bool any_of_rows(const Piece<T, Real>& of, const Run& run, int64_t head, uint64_t (&any)[kRunWords]) {
+  std::fill_n(any, kRunWords, run.words == nullptr ? ~uint64_t{0} : 0);
+  const int64_t first = head * of.num_rows;
+  for (int64_t row = first; run.words != nullptr && row < first + of.num_rows; ++row) {
+    for (int word = 0; word < kRunWords; ++word) any[word] |= run.words[row * kRunWords + word];
+  }
+  return std::any_of(any, any + kRunWords, [](uint64_t word) { return word != 0; });
 }
 
 // Finds the addresses of rows [key_begin, key_end) of one head of K or V.
@@ -65,18 +102,25 @@ inline void find_rows(const core::AttentionArguments& p, const core::Operand& t,
   }
 }
 
-// Finds the addresses of a run's rows. Keys that no row sees get the address of zeros; their memory is never read.
+// Finds the addresses of a run's rows, of the head-th head. Keys that no row sees get the address of zeros; their
+// memory is never read.
 template <typename T, typename Real>
-void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, const void** rows) {
+void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t head, const void** rows) {
   const SeenKeys& seen = of.seen;
   std::fill(rows + run.scores_begin(), rows + run.scores_end() + kMostAhead, of.scratch.zeros);
   const auto find = [&](int64_t begin, int64_t end) {
     begin = std::max(begin, run.begin);
     end = std::min(end, run.begin + kRunKeys);
-    if (begin < end) find_rows(of.p, t, of.s, kv_head, begin, end, rows + (begin - run.begin));
+    if (begin < end) find_rows(of.p, t, of.s, of.piece.kv_head + head, begin, end, rows + (begin - run.begin));
   };
   find(0, seen.keep_end);
   find(std::max(seen.begin, seen.keep_end), seen.end);
+  if (run.words == nullptr) return;
+  uint64_t any[kRunWords];
+  any_of_rows(of, run, head, any);
+  for (int key = run.first; key < run.end; ++key) {
+    if ((any[key / 64] >> (key % 64) & 1) == 0) rows[key] = of.scratch.zeros;
+  }
 }
 
 // Loads the scales of keys [first, end) of a run; zeros for keys that no row sees.

@@ -69,6 +69,28 @@ void hide_by_band(const QueryTile& query_tile, Real* scores, int64_t key_begin, 
   }
 }
 
+// Hides keys whose bit in their row's words is 0.
+template <typename Real>
+void hide_by_words(Real* scores, int num_rows, const uint64_t* words) {
+  const Tag<Real> d;
+  const hn::RebindToUnsigned<Tag<Real>> du;
+  constexpr int kBits = 8 * sizeof(Real);
+  using Word = hwy::MakeUnsigned<Real>;
+  const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
+  alignas(64) Word bits[kLanes<Real>];
+  for (int row = 0; row < num_rows; ++row, scores += kRunKeys, words += kRunWords) {
+    for (int key = 0; key < kRunKeys; key += kBits) {
+      const auto word = static_cast<Word>(words[key / 64] >> (key % 64));
+      if (word == static_cast<Word>(~Word{0})) continue;
+      for (int i = 0; i < kBits; i += kLanes<Real>) {
+        for (int lane = 0; lane < kLanes<Real>; ++lane) bits[lane] = Word{1} << (i + lane);
+        const Mask<Real> is_seen = hn::RebindMask(d, hn::TestBit(hn::Set(du, word), hn::Load(du, bits)));
+        hn::Store(hn::IfThenElse(is_seen, hn::Load(d, scores + key + i), hidden), d, scores + key + i);
+      }
+    }
+  }
+}
+
 // The query tile's keys [first, stop) through `chain`, which takes [key][row].
 template <typename Real, typename Chain>
 void through_tiles(const QueryTileState<Real>& state, Real* scores, int64_t key_begin, int first, int stop, Real* tile,

@@ -70,6 +70,7 @@ DecodeScratch<Real>::DecodeScratch(const core::AttentionShape& p, std::byte* bas
   memory.take(layout.o_stride, row);
   memory.take(2 * (kRunKeys + kMostAhead), keys);
   memory.take(kRunKeys + kMostAhead, values);
+  if (p.features.has_any(core::kElementMasks)) memory.take(2 * layout.rows * kRunWords, words);
   memory.take(kRunKeys, key_scales);
   memory.take(kRunKeys, value_scales);
   memory.take(std::max(layout.q_stride, layout.o_stride) * static_cast<int64_t>(sizeof(Real)), zeros);

@@ -25,6 +25,7 @@ inline constexpr int64_t kFewHeads = 4;  // KV heads of all sequences
 // too.
 inline constexpr int64_t kManyKeys = 3584;
 inline constexpr int kMostAhead = 64;  // rows that are fetched ahead
+inline constexpr int kRunWords = kRunKeys / 64;
 
 // Softmax state of a unit's rows, head by head, after some keys, and their sums of values: see QueryTileState.
 template <typename Real>
@@ -59,6 +60,7 @@ struct DecodeScratch {
   Real* row = nullptr;            // of o, in the order of its columns
   const void** keys = nullptr;    // [2][kRunKeys + kMostAhead]: rows of K, of this run and head and the next
   const void** values = nullptr;  // [kRunKeys + kMostAhead]
+  uint64_t* words = nullptr;      // [2][rows][kRunWords]: what element masks show, of this run and the next
   Real* key_scales = nullptr;     // [kRunKeys], of scores
   Real* value_scales = nullptr;   // [kRunKeys], of probabilities
   std::byte* zeros = nullptr;     // a row of K or V

@@ -19,6 +19,7 @@
 
 #include "core/cancel.hpp"
 #include "cpu/vector/chunk-inl.hpp"
+#include "cpu/vector/classify-inl.hpp"
 #include "cpu/vector/convert-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/forward_vector.hpp"
@@ -35,10 +36,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows [row_begin, row_begin + num_rows) ready to start: bands, Q^T, empty softmax state.
 template <typename T, typename Real>
-void begin_query_tile(const core::AttentionArguments& p, const core::Sequence& s, const WorkTile& work_tile,
-                      int64_t row_begin, int num_rows, const VectorScratch<Real>& scratch, QueryTileState<Real>& state,
-                      Real* q, Real* o) {
+void begin_query_tile(const core::AttentionArguments& p, const core::Sequence& s, const TileMap& map,
+                      const WorkTile& work_tile, int64_t row_begin, int num_rows, const VectorScratch<Real>& scratch,
+                      QueryTileState<Real>& state, Real* q, Real* o) {
   begin_state(p, s, work_tile.kv_head, row_begin, num_rows, state);
+  state.query_tile.classes = map.classes(s, work_tile.kv_head, row_begin / kQueryTileRows);
+  state.query_tile.tile_keys = kTileKeys;
   const T* rows[kQueryTileRows] = {};
   for (int r = 0; r < state.lanes; ++r) {
     rows[r] = reinterpret_cast<const T*>(
@@ -165,8 +168,9 @@ void attend_tile(QueryTileState<Real>& state, const Real* q, Real* o, const Vect
   for (int row = 0; row < lanes; ++row) tile_max[row] = kMinusInfinity<Real>;
   multiply_scores(scratch.k + chunk_key * scratch.k_stride, scratch.k_stride, q, lanes, static_cast<int>(p.head_dim_qk),
                   num_keys, scratch.tile, tile_max);
-  if (state.needs_chain) {
-    score_chain(query_tile, lanes, scratch.tile, key_begin, num_keys);
+  const bool applies_element_masks = query_tile.class_of(key_begin, key_end) == TileClass::partial;
+  if (!state.are_products || applies_element_masks) {
+    score_chain(query_tile, lanes, scratch.tile, key_begin, num_keys, applies_element_masks);
     find_max(scratch.tile, lanes, num_keys, tile_max);
   } else if (key_begin < query_tile.full_begin || key_end > query_tile.full_end) {
     apply_band(query_tile, lanes, scratch.tile, key_begin, num_keys);
@@ -189,6 +193,7 @@ void attend_chunk(QueryTileState<Real>& state, const Real* q, Real* o, const Vec
   const int64_t stop = chunk_end < query_tile.keys_end ? chunk_end : query_tile.keys_end;
   for (int64_t begin = chunk_begin; begin < stop; begin += kTileKeys) {
     const int64_t end = stop < begin + kTileKeys ? stop : begin + kTileKeys;
+    if (query_tile.hides(begin, end)) continue;
     int64_t first = begin;
     if (begin >= query_tile.keep_end && query_tile.keys_begin > begin) {
       first = query_tile.keys_begin / kScoreKeys * kScoreKeys;  // hidden keys before it would add exact zeros
@@ -198,15 +203,32 @@ void attend_chunk(QueryTileState<Real>& state, const Real* q, Real* o, const Vec
   }
 }
 
+// Converts keys [begin, end) of a chunk that begins at chunk_begin, as far as some query tile sees them.
+template <typename T, typename Real>
+void load_chunk(const core::AttentionArguments& p, const core::Sequence& s, const TileMap& map, int64_t kv_head,
+                int64_t begin, int64_t end, int num_query_tiles, const VectorScratch<Real>& scratch) {
+  const auto load = [&](int64_t from, int64_t to) HWY_ATTR {
+    load_keys<T>(p, s, kv_head, from, to, from - begin, scratch);
+    load_values<T>(p, s, map, kv_head, from, to, from - begin, scratch);
+  };
+  if (!map.exists()) return load(begin, end);
+  for (int64_t from = begin; from < end; from += kTileKeys) {
+    const int64_t to = end < from + kTileKeys ? end : from + kTileKeys;
+    int n = 0;
+    while (n < num_query_tiles && scratch.query_tiles[n].query_tile.hides(from, to)) ++n;
+    if (n < num_query_tiles) load(from, to);
+  }
+}
+
 // False: the call was cancelled meanwhile, and nothing was stored.
 template <typename T, typename Real>
-bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const WorkTile& work_tile, int64_t num_rows,
-              const VectorScratch<Real>& scratch) {
+bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const TileMap& map, const WorkTile& work_tile,
+              int64_t num_rows, const VectorScratch<Real>& scratch) {
   const int num_query_tiles = static_cast<int>((num_rows + kQueryTileRows - 1) / kQueryTileRows);
   const int64_t o_query_tile = kQueryTileRows * scratch.o_stride;
   for (int n = 0; n < num_query_tiles; ++n) {
     const int64_t rest = num_rows - n * kQueryTileRows;
-    begin_query_tile<T>(p, s, work_tile, work_tile.row_begin + n * kQueryTileRows,
+    begin_query_tile<T>(p, s, map, work_tile, work_tile.row_begin + n * kQueryTileRows,
                         rest < kQueryTileRows ? static_cast<int>(rest) : kQueryTileRows, scratch,
                         scratch.query_tiles[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_query_tile);
   }
@@ -216,8 +238,7 @@ bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const 
   for (int64_t begin = keep_end > 0 ? 0 : keys_begin; begin < keys_end;) {
     if (begin >= keep_end && begin < keys_begin) begin = keys_begin;
     const int64_t end = keys_end < begin + scratch.chunk_keys ? keys_end : begin + scratch.chunk_keys;
-    load_keys<T>(p, s, work_tile.kv_head, begin, end, scratch);
-    load_values<T>(p, s, work_tile.kv_head, begin, end, scratch);
+    load_chunk<T>(p, s, map, work_tile.kv_head, begin, end, num_query_tiles, scratch);
     for (int n = 0; n < num_query_tiles; ++n) {
       if (core::is_cancelled(p.cancel)) return false;
       attend_chunk(scratch.query_tiles[n], scratch.q + n * scratch.q_stride, scratch.o + n * o_query_tile, scratch,
@@ -231,7 +252,8 @@ bool run_rows(const core::AttentionArguments& p, const core::Sequence& s, const 
 }
 
 template <typename Real>
-void run_work_tile(const core::AttentionArguments& p, const WorkTile& work_tile, const VectorScratch<Real>& scratch) {
+void run_work_tile(const core::AttentionArguments& p, const TileMap& map, const WorkTile& work_tile,
+                   const VectorScratch<Real>& scratch) {
   const int64_t row_end = work_tile.row_begin + work_tile.num_rows;
   if (work_tile.batch_idx < 0) return fill_hidden_rows(p, work_tile, work_tile.row_begin, row_end);
   const core::Sequence s = core::sequence(p, work_tile.batch_idx);
@@ -241,7 +263,7 @@ void run_work_tile(const core::AttentionArguments& p, const WorkTile& work_tile,
   bool is_done = true;
   if (num_rows > 0) {
     is_done = with_elements<Real>(
-        p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, work_tile, num_rows, scratch); });
+        p.dtype(), [&]<typename T>(const T*) HWY_ATTR { return run_rows<T>(p, s, map, work_tile, num_rows, scratch); });
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   // Compilers insert it themselves, but not after a call that took vectors. If upper halves stay in use, later code
@@ -253,8 +275,8 @@ void run_work_tile(const core::AttentionArguments& p, const WorkTile& work_tile,
 }
 
 template <typename Real>
-inline constexpr VectorKernel<Real> kVectorKernel = {&run_work_tile<Real>, &score_chain<Real>, &dropout_chain<Real>,
-                                                     &merge_rows<Real>};
+inline constexpr VectorKernel<Real> kVectorKernel = {&run_work_tile<Real>, &classify_tiles, &score_chain<Real>,
+                                                     &dropout_chain<Real>, &merge_rows<Real>};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu

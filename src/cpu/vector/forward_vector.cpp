@@ -70,7 +70,9 @@ VectorScratch<Real>::VectorScratch(const core::AttentionShape& p, std::byte* bas
 template <typename Real>
 core::WorkspaceSize vector_workspace(const core::AttentionShape& shape, int num_threads) {
   const int64_t list = round_up(WorkTiles::scratch_bytes(shape, kQueryTileRows), kLineBytes);
-  return {.state_bytes = 0, .scratch_bytes = list + num_threads * VectorScratch<Real>(shape, nullptr).bytes};
+  return {.state_bytes = 0,
+          .scratch_bytes =
+              TileMap::bytes(shape, kVectorMap) + list + num_threads * VectorScratch<Real>(shape, nullptr).bytes};
 }
 
 template <typename Real>
@@ -78,12 +80,15 @@ void run_vector(const VectorKernel<Real>& kernel, const core::AttentionArguments
                 core::Workspace workspace) {
   const int threads = runs_alone(arguments) ? 1 : plan.num_threads;
   auto* base = static_cast<std::byte*>(workspace.scratch);
+  const TileMap map(arguments, kVectorMap, base);
+  map.classify(arguments, threads, kernel.classify_tiles);
+  base += TileMap::bytes(arguments, kVectorMap);
   const WorkTiles work_tiles(
-      arguments, work_tile_rows(arguments, threads, kQueryTileRows, most_query_tiles<Real>(arguments)), base);
+      arguments, map, work_tile_rows(arguments, threads, kQueryTileRows, most_query_tiles<Real>(arguments)), base);
   base += round_up(WorkTiles::scratch_bytes(arguments, kQueryTileRows), kLineBytes);
   const int64_t thread_bytes = VectorScratch<Real>(arguments, nullptr).bytes;
   parallel_for(work_tiles.size(), threads, arguments.cancel, [&](int64_t idx, int worker) {
-    kernel.run_work_tile(arguments, work_tiles[idx], VectorScratch<Real>(arguments, base + worker * thread_bytes));
+    kernel.run_work_tile(arguments, map, work_tiles[idx], VectorScratch<Real>(arguments, base + worker * thread_bytes));
   });
 }
 

@@ -12,6 +12,7 @@
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
 #include "cpu/query_tile.hpp"
+#include "cpu/tile_map.hpp"
 #include "cpu/vector/merge_vector.hpp"
 #include "cpu/work_tiles.hpp"
 
@@ -20,6 +21,7 @@ namespace tessella::cpu {
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kQueryTileRows = 48;  // a multiple of three vectors of every instruction set
 inline constexpr int kTileKeys = 64;
+inline constexpr MapTiling kVectorMap = {kQueryTileRows, kTileKeys};
 
 // A query tile and its softmax state: probabilities are 2^(scale_log2 (score - origin) - offset).
 template <typename Real>
@@ -29,11 +31,11 @@ struct QueryTileState {
   alignas(64) Real origin[kQueryTileRows];  // else 0
   alignas(64) Real offset[kQueryTileRows];  // else 0; -inf while a row has seen nothing
   alignas(64) Real sum[kQueryTileRows];
-  int lanes = 0;  // rows rounded up to whole vectors: the row stride of the query tile's tiles
-  bool needs_chain = false;
-  Real scale_log2 = 1;    // of the scores that softmax sees
-  Real offset_limit = 0;  // offsets are below it in size
-  double natural = 1;     // natural units in one of base 2
+  int lanes = 0;              // rows rounded up to whole vectors: the row stride of the query tile's tiles
+  bool are_products = false;  // scores are, as they come
+  Real scale_log2 = 1;        // of the scores that softmax sees
+  Real offset_limit = 0;      // offsets are below it in size
+  double natural = 1;         // natural units in one of base 2
 };
 
 // Scratch of one thread. Sizes in Reals; head dims padded to 16.
@@ -56,8 +58,9 @@ struct VectorScratch {
 
 template <typename Real>
 struct VectorKernel {
-  void (*run_work_tile)(const core::AttentionArguments& arguments, const WorkTile& work_tile,
+  void (*run_work_tile)(const core::AttentionArguments& arguments, const TileMap& map, const WorkTile& work_tile,
                         const VectorScratch<Real>& scratch) = nullptr;
+  ClassifyTiles classify_tiles = nullptr;
   ScoreChain<Real> score_chain = nullptr;
   DropoutChain<Real> dropout_chain = nullptr;
   MergeRows<Real> merge_rows = nullptr;

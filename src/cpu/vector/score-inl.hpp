@@ -8,13 +8,13 @@
 #endif
 
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "cpu/exp2.hpp"
 #include "cpu/query_tile.hpp"
 #include "cpu/vector/convert-inl.hpp"
+#include "cpu/vector/element_masks-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
 #include "portable/dropout.hpp"
@@ -157,84 +157,8 @@ void apply_values(const QueryTile& query_tile, int lanes, Real* scores, int64_t 
 }
 
 template <typename Real>
-void apply_documents(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *query_tile.arguments;
-  const core::Sequence& s = *query_tile.sequence;
-  const Tag<Real> d;
-  const IntTag<Real> di;
-  alignas(64) int32_t document[kMaxQueryTileRows];
-  for (int r = 0; r < lanes; ++r) document[r] = p.document_q.at(s.batch_idx, s.row_q + query_tile.query[r]);
-  const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
-  for (int key = 0; key < num_keys; ++key) {
-    const IntVec<Real> of_key = hn::Set(di, p.document_kv.at(s.batch_idx, s.row_kv + key_begin + key));
-    for (int row = 0; row < lanes; row += kLanes<Real>) {
-      Real* score = scores + key * lanes + row;
-      const Mask<Real> same = hn::RebindMask(d, hn::Eq(load_ints<Real>(document + row), of_key));
-      hn::Store(hn::IfThenElse(same, hn::Load(d, score), hidden), d, score);
-    }
-  }
-}
-
-// True if none of eight bytes is 0 (Warren, Hacker's Delight, 6-1).
-inline bool has_no_zero(const std::byte* bytes) {
-  uint64_t word;
-  std::memcpy(&word, bytes, sizeof word);
-  return ((word - 0x0101010101010101) & ~word & 0x8080808080808080) == 0;
-}
-
-template <typename Real>
-void apply_dense_mask(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::ScoreOperand& mask = query_tile.arguments->dense_mask;
-  const int64_t slot = query_tile.sequence->slot_kv + key_begin;
-  for (int r = 0; r < lanes; ++r) {
-    const std::byte* row =
-        mask.data + mask.index(query_tile.sequence->batch_idx, query_tile.head[r], query_tile.query[r], slot);
-    for (int key = 0; key < num_keys;) {
-      if (mask.kv_stride == 1 && key + 8 <= num_keys && has_no_zero(row + key)) {
-        key += 8;
-        continue;
-      }
-      for (const int end = num_keys < key + 8 ? num_keys : key + 8; key < end; ++key) {
-        if (row[key * mask.kv_stride] == std::byte{0}) scores[key * lanes + r] = kMinusInfinity<Real>;
-      }
-    }
-  }
-}
-
-template <typename Real>
-void apply_draft_mask(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *query_tile.arguments;
-  const core::Sequence& s = *query_tile.sequence;
-  const int64_t before = core::first_draft(s) - key_begin;
-  for (int key = before > 0 ? static_cast<int>(before < num_keys ? before : num_keys) : 0; key < num_keys; ++key) {
-    for (int r = 0; r < lanes; ++r) {
-      if (!core::draft_visible(p, s, query_tile.query[r], key_begin + key))
-        scores[key * lanes + r] = kMinusInfinity<Real>;
-    }
-  }
-}
-
-template <typename Real>
-void apply_block_map(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::AttentionArguments& p = *query_tile.arguments;
-  const int64_t slot = query_tile.sequence->slot_kv + key_begin;
-  for (int key = 0; key < num_keys;) {
-    const int64_t block = (slot + key) / p.block_kv;
-    const int stop =
-        static_cast<int>(num_keys < (block + 1) * p.block_kv - slot ? num_keys : (block + 1) * p.block_kv - slot);
-    for (int r = 0; r < lanes; ++r) {
-      const int64_t idx =
-          p.block_map.index(query_tile.sequence->batch_idx, query_tile.head[r], query_tile.query[r] / p.block_q, block);
-      if (p.block_map.data[idx] != std::byte{0}) continue;
-      for (int hidden = key; hidden < stop; ++hidden) scores[hidden * lanes + r] = kMinusInfinity<Real>;
-    }
-    key = stop;
-  }
-}
-
-template <typename Real>
-void score_chain(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
-  const core::Features features = query_tile.arguments->features;
+void score_chain(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys,
+                 bool applies_element_masks) {
   for (int key = 0; !scores_are_products(*query_tile.arguments) && key < num_keys; key += kChainKeys) {
     const int count = num_keys - key < kChainKeys ? num_keys - key : kChainKeys;
     apply_values(query_tile, lanes, scores + key * lanes, key_begin + key, count);
@@ -242,10 +166,10 @@ void score_chain(const QueryTile& query_tile, int lanes, Real* scores, int64_t k
   if (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end) {
     apply_band(query_tile, lanes, scores, key_begin, num_keys);
   }
-  if (features.has(core::Feature::document)) apply_documents(query_tile, lanes, scores, key_begin, num_keys);
-  if (features.has(core::Feature::dense_mask)) apply_dense_mask(query_tile, lanes, scores, key_begin, num_keys);
-  if (features.has(core::Feature::draft_mask)) apply_draft_mask(query_tile, lanes, scores, key_begin, num_keys);
-  if (features.has(core::Feature::block_map)) apply_block_map(query_tile, lanes, scores, key_begin, num_keys);
+  for (int key = 0; applies_element_masks && key < num_keys; key += kChainKeys) {
+    const int count = num_keys - key < kChainKeys ? num_keys - key : kChainKeys;
+    apply_element_masks(query_tile, lanes, scores + key * lanes, key_begin + key, count);
+  }
 }
 
 // Random words of keys {2c, 2c+1} (low) and {2c+8, 2c+9} (high) of one 16-key block for up to kMaxQueryTileRows rows,

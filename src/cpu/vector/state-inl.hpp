@@ -27,7 +27,7 @@ void begin_state(const core::AttentionArguments& p, const core::Sequence& s, int
   const int lanes = (num_rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
   state.lanes = lanes;
   const bool are_products = scores_are_products(p);
-  state.needs_chain = needs_score_chain(p);
+  state.are_products = are_products;
   state.scale_log2 = exponent_scale<Real>(p);
   constexpr Real kExact = 2 / std::numeric_limits<Real>::epsilon();  // 2^24 or 2^53: whole numbers below it are exact
   // Products have been rounded at their size already.

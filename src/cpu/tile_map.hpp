@@ -1,0 +1,110 @@
+// The tile map of a call with element masks (document, dense, draft, block map): what each query tile sees of each tile
+// of keys, and which keys no query sees. Made at the start of a run, before any key is read.
+//
+// A sequence has one map, or one for each KV head if heads differ. Sequences share one where neither masks nor lengths
+// differ, and query tiles do where no mask has a query axis: what broadcasts is read once. Tiles count from the
+// sequence's first row and key, as those of the kernels do.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/arguments.hpp"
+#include "core/sequence.hpp"
+#include "cpu/query_tile.hpp"
+
+namespace tessella::cpu {
+
+// The low `count` bits.
+inline uint64_t low_bits(int64_t count) {
+  return count >= 64 ? ~uint64_t{0} : count <= 0 ? 0 : (uint64_t{1} << count) - 1;
+}
+
+// A query tile's row of a map while it is made.
+struct MapRow {
+  QueryTile query_tile;
+  int tile_keys = 0;
+  bool by_query = false;  // else the row is of all queries, whatever their bands
+  bool by_head = false;
+  TileClass* classes = nullptr;             // hidden before
+  std::atomic<uint64_t>* seen = nullptr;    // bits of keys, 64 a word
+  std::atomic<uint8_t>* reached = nullptr;  // by tiles of keys
+  int32_t num_tiles = 0;                    // that are not hidden
+
+  // Sets the classes of a word of keys: bits of those that the element masks show to any row, to all rows, and that
+  // the band shows as well to a row to which they do; valid: those that are keys.
+  void store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys, uint64_t valid);
+};
+using ClassifyTiles = void (*)(MapRow& row);
+
+// Rows of a kernel's query tiles, and keys of its tiles: 32 or 64.
+struct MapTiling {
+  int rows = 0;
+  int keys = 0;
+};
+
+class TileMap {
+ public:
+  TileMap() = default;
+  TileMap(const core::AttentionArguments& arguments, const MapTiling& tiling, std::byte* memory);
+  // A bound for all calls of this shape.
+  static int64_t bytes(const core::AttentionShape& bounds, const MapTiling& tiling);
+
+  void classify(const core::AttentionArguments& arguments, int num_threads, ClassifyTiles of_kernel) const;
+
+  // False without element masks.
+  bool exists() const { return heads_ > 0; }
+  int tile_keys() const { return tiling_.keys; }
+  // Whether the element masks hide keys [key_begin, key_end) from a query tile.
+  bool hides(const core::Sequence& s, int64_t kv_head, int64_t query_tile, int64_t key_begin, int64_t key_end) const {
+    if (!exists()) return false;
+    const TileClass* of = classes(s, kv_head, query_tile);
+    int64_t tile = key_begin / tiling_.keys;
+    while (tile * tiling_.keys < key_end && of[tile] == TileClass::hidden) ++tile;
+    return tile * tiling_.keys >= key_end;
+  }
+  // Of a query tile; null without element masks.
+  const TileClass* classes(const core::Sequence& s, int64_t kv_head, int64_t query_tile) const {
+    return exists() ? classes_ + row(s, kv_head, query_tile) * key_tiles_ : nullptr;
+  }
+  // About the number of scores that packed rows [row_begin, row_end) have in tiles that are not hidden, of a KV head.
+  int64_t num_scores(const core::Sequence& s, int64_t row_begin, int64_t row_end) const;
+  // Whether the tile of keys is not hidden from some query tile.
+  bool is_reached(const core::Sequence& s, int64_t kv_head, int64_t key_tile) const {
+    return !exists() || reached_[map(s, kv_head) * key_tiles_ + key_tile].load(std::memory_order_relaxed) != 0;
+  }
+  // Whether some query of the sequence sees the key, by any head of the KV head.
+  bool is_seen(const core::AttentionArguments& arguments, const core::Sequence& s, int64_t kv_head, int64_t key) const;
+
+ private:
+  // Of all maps.
+  TileMap(const core::AttentionShape& shape, const MapTiling& tiling, bool by_batch, bool by_head, bool by_query);
+  int64_t take(std::byte* memory);
+  int64_t map(const core::Sequence& s, int64_t kv_head) const {
+    return (by_head_ ? kv_head : 0) * batches_ + (by_batch_ ? s.batch_idx : 0);
+  }
+  int64_t row(const core::Sequence& s, int64_t kv_head, int64_t query_tile) const {
+    if (!by_query_) return map(s, kv_head);
+    const int64_t first_row = by_batch_ ? (s.row_q + s.batch_idx * sequence_queries_) * group_ : 0;
+    const int64_t first = by_batch_ ? first_row / tiling_.rows + s.batch_idx : 0;  // each has one that is not full
+    return (by_head_ ? kv_head : 0) * query_tiles_ + first + query_tile;
+  }
+
+  MapTiling tiling_;
+  bool by_batch_ = false, by_head_ = false, by_query_ = false;
+  int64_t heads_ = 0;           // that have maps of their own; 0: there is no map
+  int64_t batches_ = 0;         // likewise
+  int64_t query_tiles_ = 0;     // of all batches
+  int64_t sequence_tiles_ = 0;  // query tiles of the longest sequence
+  int64_t key_tiles_ = 0;       // of the longest sequence
+  int64_t key_words_ = 0;
+  int64_t sequence_queries_ = 0;  // rows of q between sequences; packed: 0
+  int64_t group_ = 1;
+  TileClass* classes_ = nullptr;             // [heads][query tiles][key tiles]
+  int32_t* num_tiles_ = nullptr;             // [heads][query tiles]
+  std::atomic<uint64_t>* seen_ = nullptr;    // [heads][batches][key words]
+  std::atomic<uint8_t>* reached_ = nullptr;  // [heads][batches][key tiles]
+};
+
+}  // namespace tessella::cpu

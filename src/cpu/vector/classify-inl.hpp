@@ -1,0 +1,117 @@
+// Makes the row of a tile map (cpu/tile_map.hpp) of a query tile: the class of each tile of keys, and the keys that are
+// seen.
+#if defined(TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
+#undef TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
+#endif
+
+#include <cstdint>
+
+#include "core/sequence.hpp"
+#include "cpu/query_tile.hpp"
+#include "cpu/tile_map.hpp"
+#include "cpu/vector/element_masks-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+
+// A strip of keys is classified at a time: so much of a row is read before the next row. Where it was half of a row of
+// 8 KB, reading took more than twice as long.
+inline constexpr int64_t kStripWords = 256;
+
+// The words of all rows of a query tile together.
+struct StripWords {
+  uint64_t any[kStripWords];   // keys that the element masks show to some row
+  uint64_t all[kStripWords];   // to all rows
+  uint64_t seen[kStripWords];  // to some row to which the band shows them, too
+};
+
+// Bits of [begin, end) and of [0, keep) in the word of keys from `key`.
+inline uint64_t band_bits(int64_t begin, int64_t end, int64_t keep, int64_t key) {
+  const uint64_t below = low_bits(end - key);
+  return (below & ~low_bits(begin - key)) | low_bits(keep - key);
+}
+
+inline void add_row(const MapRow& of, int row, int64_t key_begin, int64_t num_keys, bool is_banded,
+                    const uint64_t* words, bool is_new, StripWords& strip) {
+  const QueryTile& query_tile = of.query_tile;
+  const int64_t num_words = (num_keys + 63) / 64;
+  if (is_new) {
+    for (int64_t n = 0; n < num_words; ++n) {
+      strip.any[n] |= words[n];
+      strip.all[n] &= words[n];
+    }
+  }
+  if (!is_banded) return;
+  const int64_t end = query_tile.end[row];
+  const int64_t keep = query_tile.keep_end < end ? query_tile.keep_end : end;
+  for (int64_t n = 0; n < num_words; ++n) {
+    strip.seen[n] |= words[n] & band_bits(query_tile.begin[row], end, keep, key_begin + 64 * n);
+  }
+}
+
+// The classes of the tiles of keys [key_begin, key_begin + num_keys), at most kStripWords words.
+inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys) {
+  const QueryTile& query_tile = of.query_tile;
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
+  // Where the band shows all, or where it is not looked at, seen is any.
+  const bool is_banded =
+      of.by_query && (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end);
+  const int64_t num_words = (num_keys + 63) / 64;
+  StripWords strip;
+  uint64_t words[kStripWords];
+  for (int64_t n = 0; n < num_words; ++n) {
+    strip.any[n] = strip.seen[n] = 0;
+    strip.all[n] = ~uint64_t{0};
+  }
+  // Head by head where heads differ, so that neighbours often read the same; else one head's rows.
+  const int group = static_cast<int>(p.group());
+  const int heads = of.by_head && group < query_tile.num_rows ? group : 1;
+  RowMasks last;
+  bool is_first = true;
+  for (int head = 0; head < heads; ++head) {
+    for (int row = head; row < query_tile.num_rows; row += heads) {
+      if (!of.by_head && row > 0 && query_tile.query[row] == query_tile.query[row - 1]) continue;
+      const RowMasks masks = masks_of_row(query_tile, row);
+      const bool is_new = is_first || masks != last;
+      if (is_new) words_of_row(p, s, masks, key_begin, num_keys, words);
+      last = masks;
+      is_first = false;
+      add_row(of, row, key_begin, num_keys, is_banded, words, is_new, strip);
+    }
+  }
+  for (int64_t n = 0; n < num_words; ++n) {
+    of.store(key_begin / 64 + n, strip.any[n], strip.all[n], is_banded ? strip.seen[n] : strip.any[n],
+             low_bits(num_keys - 64 * n));
+  }
+}
+
+// Classifies the tiles of a query tile with all keys that its band reaches; others stay hidden.
+inline void classify_tiles(MapRow& of) {
+  const QueryTile& query_tile = of.query_tile;
+  const auto classify = [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += 64 * kStripWords) {
+      classify_strip(of, begin, end - begin < 64 * kStripWords ? end - begin : 64 * kStripWords);
+    }
+  };
+  const int64_t len_kv = query_tile.sequence->len_kv;
+  if (!of.by_query) return classify(0, len_kv);
+  const auto rounded_up = [len_kv](int64_t key) {
+    return (key + 63) / 64 * 64 < len_kv ? (key + 63) / 64 * 64 : len_kv;
+  };
+  const int64_t keep_end = rounded_up(query_tile.keep_end);
+  const int64_t begin = query_tile.keys_begin / 64 * 64;
+  classify(0, keep_end);
+  classify(begin > keep_end ? begin : keep_end, rounded_up(query_tile.keys_end));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP

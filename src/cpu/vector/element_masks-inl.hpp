@@ -1,0 +1,214 @@
+// What the element masks (document, dense, draft, block map) show, as words: bit n of a row's word is key n of 64.
+// Bytes and ids are read along a row, where they lie together, and rows that read the same share their words.
+#if defined(TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
+#undef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
+#else
+#define TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "core/sequence.hpp"
+#include "cpu/query_tile.hpp"
+#include "cpu/tile_map.hpp"
+#include "cpu/vector/exp2-inl.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessella::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Bits of lanes, the first one's lowest.
+template <class D>
+HWY_INLINE uint64_t bits_of(D d, hn::Mask<D> mask) {
+  uint8_t bytes[8] = {};
+  hn::StoreMaskBits(d, mask, bytes);
+  uint64_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+}
+
+// A bit for each of 64 bytes that is not 0.
+HWY_INLINE uint64_t bits_of_bytes(const uint8_t* bytes) {
+  uint64_t bits = 0;
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 64; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, bytes + i, sizeof eight);
+    constexpr uint64_t kLow = 0x7F7F7F7F7F7F7F7F;
+    const uint64_t high = (((eight & kLow) + kLow) | eight) & ~kLow;  // the high bit of each byte that is not 0
+    bits |= (high >> 7) * 0x0102040810204080 >> 56 << i;
+  }
+#else
+  const hn::CappedTag<uint8_t, 64> d;
+  for (int i = 0; i < 64; i += static_cast<int>(hn::Lanes(d))) {
+    bits |= bits_of(d, hn::Ne(hn::LoadU(d, bytes + i), hn::Zero(d))) << i;
+  }
+#endif
+  return bits;
+}
+
+// A bit for each of 64 ids that is `id`.
+HWY_INLINE uint64_t bits_of_ids(const int32_t* ids, int32_t id) {
+  uint64_t bits = 0;
+  const hn::CappedTag<int32_t, 64> d;
+  for (int i = 0; i < 64; i += static_cast<int>(hn::Lanes(d))) {
+    bits |= bits_of(d, hn::Eq(hn::LoadU(d, ids + i), hn::Set(d, id))) << i;
+  }
+  return bits;
+}
+
+// words[n] &= bits(64 elements from 64 n), of num_keys elements at `from`, `stride` apart. Elements past them are not
+// read.
+template <typename T, typename Bits>
+HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t num_keys, uint64_t* words, Bits&& bits) {
+  const int64_t whole = stride == 1 ? num_keys / 64 : 0;
+  for (int64_t n = 0; n < whole; ++n) words[n] &= bits(from + 64 * n);
+  T together[64] = {};
+  if (stride == 0 && num_keys > 0) std::fill_n(together, 64, *from);
+  for (int64_t n = whole; 64 * n < num_keys; ++n) {
+    const int64_t count = num_keys - 64 * n < 64 ? num_keys - 64 * n : 64;
+    for (int64_t i = 0; stride != 0 && i < count; ++i) together[i] = from[(64 * n + i) * stride];
+    words[n] &= bits(together);  // bits past num_keys are 0 already
+  }
+}
+
+// words &= entries of `block_kv` keys each, the first of which has `skipped` keys before.
+HWY_INLINE void and_blocks(const std::byte* entry, int64_t stride, int64_t block_kv, int64_t skipped, int64_t num_keys,
+                           uint64_t* words) {
+  for (int64_t key = 0; key < num_keys; entry += stride, skipped = 0) {
+    const int64_t left = key + block_kv - skipped;
+    const int64_t end = left < num_keys ? left : num_keys;
+    if (*entry != std::byte{0}) {
+      key = end;
+      continue;
+    }
+    while (key < end) {
+      const int64_t stop = (key / 64 + 1) * 64 < end ? (key / 64 + 1) * 64 : end;
+      words[key / 64] &= ~(low_bits(stop - key) << (key % 64));
+      key = stop;
+    }
+  }
+}
+
+// What the words of a row follow from, besides the keys: equal for rows that see the same.
+struct RowMasks {
+  int64_t dense = 0;     // elements before the row's first
+  int64_t blocks = 0;    // likewise
+  int64_t draft = 0;     // the query
+  int32_t document = 0;  // its id
+  bool operator==(const RowMasks&) const = default;
+};
+
+inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
+  const int64_t query = query_tile.query[row], head = query_tile.head[row];
+  RowMasks of;
+  if (p.features.has(core::Feature::dense_mask)) of.dense = p.dense_mask.index(s.batch_idx, head, query, 0);
+  if (p.features.has(core::Feature::block_map)) of.blocks = p.block_map.index(s.batch_idx, head, query / p.block_q, 0);
+  if (p.features.has(core::Feature::draft_mask)) of.draft = query;
+  if (p.features.has(core::Feature::document)) of.document = p.document_q.at(s.batch_idx, s.row_q + query);
+  return of;
+}
+
+// Words of keys [key_begin, key_begin + num_keys) for one row.
+inline void words_of_row(const core::AttentionArguments& p, const core::Sequence& s, const RowMasks& of,
+                         int64_t key_begin, int64_t num_keys, uint64_t* words) {
+  const int64_t slot = s.slot_kv + key_begin;
+  std::fill_n(words, num_keys / 64, ~uint64_t{0});
+  if (num_keys % 64 != 0) words[num_keys / 64] = low_bits(num_keys % 64);
+  const auto are_set = [](const uint8_t* bytes) HWY_ATTR { return bits_of_bytes(bytes); };
+  const auto bytes = [](const core::ScoreOperand& mask, int64_t idx) {
+    return reinterpret_cast<const uint8_t*>(mask.data) + idx;
+  };
+  if (p.features.has(core::Feature::document)) {
+    const core::Table<int32_t>& ids = p.document_kv;
+    and_elements(ids.data + s.batch_idx * ids.batch_stride + (s.row_kv + key_begin) * ids.stride, ids.stride, num_keys,
+                 words, [&](const int32_t* of_keys) HWY_ATTR { return bits_of_ids(of_keys, of.document); });
+  }
+  if (p.features.has(core::Feature::dense_mask)) {
+    const int64_t stride = p.dense_mask.kv_stride;
+    and_elements(bytes(p.dense_mask, of.dense + slot * stride), stride, num_keys, words, are_set);
+  }
+  if (p.features.has(core::Feature::block_map)) {
+    const int64_t stride = p.block_map.kv_stride;
+    const int64_t first = of.blocks + slot / p.block_kv * stride;
+    if (p.block_kv == 1) {
+      and_elements(bytes(p.block_map, first), stride, num_keys, words, are_set);
+    } else {
+      and_blocks(p.block_map.data + first, stride, p.block_kv, slot % p.block_kv, num_keys, words);
+    }
+  }
+  if (!p.features.has(core::Feature::draft_mask)) return;
+  int64_t key = core::first_draft(s) > key_begin ? core::first_draft(s) - key_begin : 0;
+  for (; key < num_keys && key % 64 != 0; ++key) {
+    if (!core::draft_visible(p, s, of.draft, key_begin + key)) words[key / 64] &= ~(uint64_t{1} << (key % 64));
+  }
+  if (key >= num_keys) return;
+  const int64_t idx = p.draft_mask.index(s.batch_idx, 0, of.draft, key_begin + key - core::first_draft(s));
+  and_elements(bytes(p.draft_mask, idx), p.draft_mask.kv_stride, num_keys - key, words + key / 64, are_set);
+}
+
+// words[row] of at most 64 keys, for `lanes` rows.
+inline void words_of_rows(const QueryTile& query_tile, int lanes, int64_t key_begin, int num_keys, uint64_t* words) {
+  RowMasks last;
+  for (int row = 0; row < lanes; ++row) {
+    const RowMasks of = masks_of_row(query_tile, row);
+    if (row > 0 && of == last) {
+      words[row] = words[row - 1];
+      continue;
+    }
+    words_of_row(*query_tile.arguments, *query_tile.sequence, of, key_begin, num_keys, words + row);
+    last = of;
+  }
+}
+
+// The class of at most 64 keys.
+inline TileClass classify_tile(const QueryTile& query_tile, int64_t key_begin, int num_keys) {
+  if (!query_tile.arguments->features.has_any(core::kElementMasks)) return TileClass::full;
+  uint64_t words[kMaxQueryTileRows];
+  words_of_rows(query_tile, query_tile.num_rows, key_begin, num_keys, words);
+  uint64_t any = 0, all = ~uint64_t{0};
+  for (int row = 0; row < query_tile.num_rows; ++row) {
+    any |= words[row];
+    all &= words[row];
+  }
+  return any == 0 ? TileClass::hidden : all == low_bits(num_keys) ? TileClass::full : TileClass::partial;
+}
+
+// -inf where an element mask hides one of at most 64 keys.
+template <typename Real>
+void apply_element_masks(const QueryTile& query_tile, int lanes, Real* scores, int64_t key_begin, int num_keys) {
+  constexpr int kBits = 8 * sizeof(Real);  // of a row's word that a lane holds
+  using Word = hwy::MakeUnsigned<Real>;
+  alignas(64) uint64_t words[kMaxQueryTileRows];
+  alignas(64) Word of_lanes[kMaxQueryTileRows];
+  words_of_rows(query_tile, lanes, key_begin, num_keys, words);
+  const Tag<Real> d;
+  const hn::RebindToUnsigned<Tag<Real>> du;
+  const Vec<Real> hidden = hn::Set(d, -std::numeric_limits<Real>::infinity());
+  for (int first = 0; first < num_keys; first += kBits) {
+    for (int row = 0; row < lanes; ++row) of_lanes[row] = static_cast<Word>(words[row] >> first);
+    const int count = num_keys - first < kBits ? num_keys - first : kBits;
+    for (int row = 0; row < lanes; row += kLanes<Real>) {
+      const auto word = hn::Load(du, of_lanes + row);
+      Real* score = scores + first * lanes + row;
+      for (int key = 0; key < count; ++key, score += lanes) {
+        const Mask<Real> is_seen = hn::RebindMask(d, hn::TestBit(word, hn::Set(du, Word{1} << key)));
+        hn::Store(hn::IfThenElse(is_seen, hn::Load(d, score), hidden), d, score);
+      }
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessella::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
